@@ -1,0 +1,1 @@
+"""Data that steers duat: prompt sets and policies. No code."""

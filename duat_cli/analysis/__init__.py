@@ -1,0 +1,1 @@
+"""One question about a captured model a file."""

@@ -1,0 +1,1 @@
+"""The bundled demo checkpoint and adapter (data made by scripts/train_demo.py)."""

@@ -1,0 +1,30 @@
+"""What can go wrong, and the exit code each kind of it has.
+
+Every message is one line: what, where, expected, got, and the next step.
+"""
+
+from __future__ import annotations
+
+EXIT_SOUND = 0
+EXIT_FINDINGS = 1
+EXIT_UNDECIDED = 2
+EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
+
+
+class DuatError(Exception):
+    """An error the user can act on; its text is one line. Exit code 2: duat could not tell."""
+
+    exit_code = EXIT_UNDECIDED
+
+
+class InputError(DuatError):
+    """An option, a prompt or an output path that cannot be used."""
+
+
+class CheckpointError(DuatError):
+    """A checkpoint that cannot be read, or whose files contradict each other."""
+
+
+class UnsupportedModelError(DuatError):
+    """A model whose DUAT form duat cannot prove; the text says which part and why."""

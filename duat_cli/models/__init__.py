@@ -1,0 +1,1 @@
+"""Everything that touches transformers, safetensors, accelerate and peft."""
