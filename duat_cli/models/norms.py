@@ -1,0 +1,93 @@
+"""Norms as affine maps: which modules are norms, and what each becomes once its scale is frozen.
+
+Recognition is by behaviour, not by name. A norm is a module for which a gain g, a bias β and a projection P
+(identity, or removal of the mean) exist such that y_j = s_j (P x_j)∘g + β for every token j of a real input.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from duat_cli.models.arrays import relative_error, resolution
+
+
+@dataclass(frozen=True)
+class NormForm:
+    """What of a norm does not depend on the input."""
+
+    centered: bool  # P removes the mean (LayerNorm) or is the identity (RMSNorm)
+    gain: Tensor  # broadcasts to (..., D); known up to a common factor, which the token scales absorb
+    bias: Tensor  # broadcasts to (..., D)
+
+    def project(self, x: Tensor) -> Tensor:
+        """(P x) ∘ g."""
+        if self.centered:
+            x = x - x.mean(dim=-1, keepdim=True)
+        return x * self.gain
+
+
+@dataclass(frozen=True)
+class FrozenNorm:
+    """z ↦ s ∘ (P z) ∘ g + β with the scale s of one input."""
+
+    form: NormForm
+    scale: Tensor  # (..., 1)
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return (self.form.project(z) * self.scale + self.form.bias).to(z.dtype)
+
+
+def freeze(form: NormForm, x: Tensor, y: Tensor) -> FrozenNorm:
+    """The norm held at input `x`, whose output was `y`: s_j by least squares over the token's D values."""
+    projected = form.project(x)
+    target = y - form.bias
+    square = projected.square().sum(dim=-1, keepdim=True)
+    scale = (projected * target).sum(dim=-1, keepdim=True) / square.clamp_min(torch.finfo(square.dtype).tiny)
+    return FrozenNorm(form, scale)
+
+
+def recognise(module: nn.Module, x: Tensor, y: Tensor) -> NormForm | None:
+    """The form of `module` if it is a norm over its last axis, else None.
+
+    x, y: a real input and output, both (..., D).
+    """
+    if x.shape != y.shape or x.shape[-1] < 2 or not x.is_floating_point():
+        return None
+    u = _mean_free(x)
+    try:
+        bias = module(torch.zeros_like(x))
+        at_u, at_4u, shifted = module(4 * u) - bias, module(16 * u) - bias, module(4 * u + 4) - bias
+    except Exception:  # a module that takes more than one tensor is no norm
+        return None
+    tolerance = 1e-3 + 10 * resolution(x.dtype)
+    if not bool(at_u.abs().max() > 0) or relative_error(at_4u, at_u) > tolerance:
+        return None  # not invariant to the scale of its input: not a norm
+    centered = relative_error(shifted, at_u) <= tolerance
+    form = NormForm(centered, _per_feature(at_u / u), _per_feature(bias))
+    frozen = freeze(form, x, y)
+    return form if relative_error(frozen(x), y) <= 100 * resolution(x.dtype) else None
+
+
+def _mean_free(x: Tensor) -> Tensor:
+    """A vector without zeros and without a mean, repeated to the shape of `x`."""
+    width = x.shape[-1]
+    u = torch.ones(width, dtype=x.dtype, device=x.device)
+    u[1::2] = -1.0
+    if width % 2:
+        u[-1] = -2.0 if width > 2 and u[-1] > 0 and u.sum() > 0 else 1.0
+        u[0] += -u.sum()
+        if u[0] == 0:
+            u[0], u[1] = 0.5, u[1] - 0.5
+    return u.expand(x.shape).clone()
+
+
+def _per_feature(values: Tensor) -> Tensor:
+    """Drop every leading axis along which nothing changes, so that another token count fits."""
+    for axis in range(values.ndim - 1):
+        first = values.narrow(axis, 0, 1)
+        if torch.equal(values, first.expand_as(values)):
+            values = first
+    return values.clone()

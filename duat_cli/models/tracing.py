@@ -1,0 +1,102 @@
+"""One short run of a model, written down: which modules ran, in what order, on which tensors.
+
+Discovery reads structure off this trace. Every tensor is kept alive until the trace is dropped, so that equal
+storage means the same tensor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from duat_cli.models.attention import AttentionCall, SoftmaxInterception, interface_installed, probing
+
+
+@dataclass(frozen=True)
+class Event:
+    """One call of one module."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Any
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The floating-point tensors among the arguments."""
+        return [v for v in (*self.args, *self.kwargs.values()) if isinstance(v, Tensor) and v.is_floating_point()]
+
+    @property
+    def result(self) -> Tensor | None:
+        """The output tensor: the output itself, or the first of a tuple."""
+        if isinstance(self.output, Tensor):
+            return self.output
+        if isinstance(self.output, (tuple, list)) and self.output and isinstance(self.output[0], Tensor):
+            return self.output[0]
+        return None
+
+
+@dataclass
+class Trace:
+    """Module calls in the order in which they ended, and the attention calls among them."""
+
+    events: list[Event] = field(default_factory=list)
+    attention: list[AttentionCall] = field(default_factory=list)
+
+    def calls(self, module: nn.Module) -> list[Event]:
+        return [event for event in self.events if event.module is module]
+
+    def called(self) -> set[nn.Module]:
+        return {event.module for event in self.events}
+
+
+class _Listener:
+    """Attention probe that only listens."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+
+    def captured(self, call: AttentionCall) -> None:
+        self._trace.attention.append(call)
+
+    def replacement(self, module: nn.Module, value: Tensor) -> Tensor | None:
+        return None
+
+
+def trace(model: Any, forward: Callable[[], Any]) -> Trace:
+    """Run `forward` once and write down every module call of `model` and every attention call."""
+    written = Trace()
+    stack: list[nn.Module] = []
+    with contextlib.ExitStack() as context:
+        context.enter_context(interface_installed(model))
+        context.enter_context(probing(_Listener(written)))
+        context.enter_context(torch.no_grad())
+        context.enter_context(_events(model, written, stack))
+        context.enter_context(SoftmaxInterception(lambda: stack[-1]))
+        forward()
+    return written
+
+
+@contextlib.contextmanager
+def _events(model: nn.Module, written: Trace, stack: list[nn.Module]) -> Iterator[None]:
+    def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+        stack.append(module)
+
+    def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        stack.pop()
+        written.events.append(Event(module, args, kwargs, output))
+
+    handles = []
+    for module in model.modules():
+        handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+        handles.append(module.register_forward_hook(leave, with_kwargs=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
