@@ -20,6 +20,13 @@ def relative_error(got: Tensor, expected: Tensor) -> float:
     return difference / size
 
 
+def random_like(x: Tensor, seed: int = 20240511) -> Tensor:
+    """Gaussian noise of the shape and size of `x`, the same on every device and in every run."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(x.shape, generator=generator).to(x)
+    return noise * x.square().mean().sqrt().clamp_min(1e-3)
+
+
 def same_storage(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors are views of one memory."""
     return a.device == b.device and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -26,6 +27,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 
 from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.arrays import relative_error, resolution
 
 # Dispatch inside transformers goes by substring: the name must hold neither "sdpa" nor "flash".
 INTERFACE_NAME = "duat_capture"
@@ -102,6 +104,7 @@ class Probe(Protocol):
 class _Active:
     probe: Probe | None = None
     row_budget: int = 1 << 28  # bytes of H kept whole; above it rows are recomputed
+    plain: weakref.WeakSet[nn.Module] = field(default_factory=weakref.WeakSet)  # modules whose output is H V
     inside_interface: bool = False  # the softmax of the model's own eager function is not to be intercepted
 
 
@@ -173,17 +176,36 @@ def _captured_call(
         output, weights = eager(module, query, key, value, mask, **kwargs)
         if weights is None:
             raise UnsupportedModelError(f"{type(module).__name__}'s eager attention returns no weights")
+        weights = _effective(module, weights, value, output)
         return AttentionCall(module, "attention interface", StoredRows(weights[0]), value, output)
 
     def weights_of(rows: slice) -> Tensor:
         part = mask if mask is None or mask.shape[-2] == 1 else mask[..., rows, :]
-        weights = eager(module, query[:, :, rows], key, value, part, **kwargs)[1]
+        output, weights = eager(module, query[:, :, rows], key, value, part, **kwargs)
         assert weights is not None
-        return weights[0]
+        return _effective(module, weights, value, output)[0]
 
     step = max(1, (_active.row_budget // 4) // row_bytes)
     source = RecomputedRows(weights_of, heads, tokens, step)
     return AttentionCall(module, "attention interface", source, value, apply_rows(source, value))
+
+
+def _effective(module: nn.Module, weights: Tensor, value: Tensor, output: Tensor) -> Tensor:
+    """H as the output shows it: some models scale a head's row behind the softmax (sinks outside it).
+
+    weights (1, heads, n, N), output (1, n, heads, d). Modules whose output once was plain H V are not asked again;
+    the certificate of the block's replay holds for them as for all.
+    """
+    if module in _active.plain:
+        return weights
+    heads, kv_heads = weights.shape[1], value.shape[1]
+    mixed = weights.to(value.dtype) @ value.repeat_interleave(heads // kv_heads, 1)  # (1, heads, n, d)
+    seen = output.transpose(1, 2)
+    if relative_error(mixed, seen) <= 100 * resolution(seen.dtype):
+        _active.plain.add(module)
+        return weights
+    square = mixed.square().sum(dim=-1, keepdim=True).clamp_min(torch.finfo(mixed.dtype).tiny)
+    return weights * ((mixed * seen).sum(dim=-1, keepdim=True) / square)
 
 
 def _register() -> None:

@@ -51,6 +51,23 @@ class HiddenSlot:
 
 
 @dataclass(frozen=True)
+class ValueSource:
+    """Where V can be read: the columns of a linear layer's output that the attention function gets as values."""
+
+    linear: nn.Module
+    columns: Tensor  # (kv_heads, d), indices into the layer's output features
+    norm: nn.Module | None  # the norm between the block's input and the layer
+
+
+@dataclass(frozen=True)
+class OutputSource:
+    """Where O can be read: the linear layer that takes the concatenated heads."""
+
+    linear: nn.Module
+    norm: nn.Module | None  # a norm on the branch, behind the layer (sandwich)
+
+
+@dataclass(frozen=True)
 class BlockParts:
     """The instrumented modules of one block; discovery fills this in."""
 
@@ -64,6 +81,8 @@ class BlockParts:
     unit_biases: dict[nn.Module, Tensor] = field(default_factory=dict)  # the last linear's bias, part of the unit's output
     first_linears: dict[nn.Module, nn.Module] = field(default_factory=dict)  # unit -> its first linear layer
     idle: dict[nn.Module, int] = field(default_factory=dict)  # modules replay may skip -> their output width
+    value_source: ValueSource | None = None
+    output_source: OutputSource | None = None
     batched: bool = False  # whether several items may share one replay
 
 
@@ -84,8 +103,7 @@ class UnitCall:
 class Recording:
     """What one call of a block did, by module and call order."""
 
-    norms: dict[nn.Module, list[tuple[Tensor, Tensor]]] = field(default_factory=lambda: defaultdict(list))
-    frozen: dict[tuple[nn.Module, int], FrozenNorm] = field(default_factory=dict)
+    norms: dict[nn.Module, list[FrozenNorm]] = field(default_factory=lambda: defaultdict(list))
     units: list[UnitCall] = field(default_factory=list)
     linears: dict[nn.Module, Tensor] = field(default_factory=dict)  # first linear -> its output
     attention: list[AttentionCall] = field(default_factory=list)
@@ -197,6 +215,11 @@ def _stack(singles: list[Replay]) -> Replay:
     return Replay(output, cat("values"), cat("mixed"), cat("unit_inputs"), points)
 
 
+def zero_given(run: BlockRun, items: int) -> list[Tensor]:
+    """A zero output for every unit call, for that many items."""
+    return [u.output.new_zeros(items, *u.output.shape) for u in run.units]
+
+
 def hidden_of(output: Any, like: Tensor) -> Tensor:
     """The hidden states in what a block returned: the first tensor of the input's shape."""
     candidates = [output] if isinstance(output, Tensor) else list(output.values() if isinstance(output, dict) else output)
@@ -221,6 +244,7 @@ class Rig:
         self._by_module = {b.module: b for b in blocks}
         self._originals: dict[nn.Module, Callable[..., Any]] = {}
         self._recording: Recording | None = None
+        self._block: BlockParts | None = None
         self._run: BlockRun | None = None
         self._plan: _Plan | None = None
         self._on_block: Callable[[BlockRun], None] | None = None
@@ -262,7 +286,7 @@ class Rig:
         if plan.stop_at_values:
             raise ReplayStopped
         if plan.attention is not None and not plan.add_attention:
-            mixed = plan.attention
+            mixed = plan.attention.clone()
         else:
             mixed = apply_rows(call.rows, value)
             if plan.attention is not None:
@@ -314,12 +338,10 @@ class Rig:
         self._originals.clear()
 
     def _block_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
-        parts = self._by_module[module]
-
         def forward(*args: Any, **kwargs: Any) -> Any:
             if self._on_block is None:
                 return original(*args, **kwargs)
-            self._recording = recording = Recording()
+            self._recording, self._block = recording, parts = Recording(), self._by_module[module]
             output = original(*args, **kwargs)
             self._recording = None
             index, self._calls = self._calls, self._calls + 1
@@ -334,21 +356,13 @@ class Rig:
             if self._plan is not None and self._run is not None:
                 if self._plan.attention_calls:
                     self._plan.result.points.append((module, self._plan.by_item(x)))
-                return self._frozen(module, self._plan.next_call(module))(x)
+                return self._run.recording.norms[module][self._plan.next_call(module)](x)
             y = original(x, *args, **kwargs)
-            if self._recording is not None:
-                self._recording.norms[module].append((x, y))
+            if self._recording is not None and self._block is not None:
+                self._recording.norms[module].append(freeze(self._block.norms[module], x, y))
             return y
 
         return forward
-
-    def _frozen(self, module: nn.Module, call: int) -> FrozenNorm:
-        assert self._run is not None
-        recording = self._run.recording
-        if (module, call) not in recording.frozen:
-            x, y = recording.norms[module][call]
-            recording.frozen[module, call] = freeze(self._run.parts.norms[module], x, y)
-        return recording.frozen[module, call]
 
     def _unit_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -361,13 +375,14 @@ class Rig:
                 assert self._run is not None
                 call, given = self._run.units[plan.unit_calls], plan.given[plan.unit_calls]
                 plan.unit_calls += 1
-                return call.returning(given.flatten(0, 1))
+                # A copy, because some blocks add the residual to it in place.
+                return call.returning(given.flatten(0, 1).clone())
             output = original(*args, **kwargs)
             if self._recording is not None and x is not None:
                 plain = isinstance(output, Tensor)
-                self._recording.units.append(
-                    UnitCall(module, x, output if plain else output[0], None if plain else tuple(output[1:]))
-                )
+                # A copy, because some blocks add the residual to it in place.
+                tensor = (output if plain else output[0]).clone()
+                self._recording.units.append(UnitCall(module, x, tensor, None if plain else tuple(output[1:])))
             return output
 
         return forward
@@ -375,10 +390,10 @@ class Rig:
     def _idle_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
             x = first_tensor(args, kwargs)
-            if self._plan is None or self._run is None or x is None:
+            if self._plan is None or self._run is None or x is None or module not in self._run.parts.idle:
                 return original(*args, **kwargs)
             width = self._run.parts.idle[module]
-            return x.new_zeros(1).expand(*x.shape[:-1], width)
+            return x.new_zeros(*x.shape[:-1], width)
 
         return forward
 

@@ -8,7 +8,8 @@ the residual stream must pass through it. What stays unproved is refused with th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import inspect
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,14 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import relative_error, resolution, same_storage
+from duat_cli.models.arrays import random_like, relative_error, resolution, same_storage
 from duat_cli.models.attention import CapturePath
 from duat_cli.models.norms import NormForm, recognise
-from duat_cli.models.rig import BlockParts, BlockRun, HiddenSlot, Rig, hidden_of
+from duat_cli.models.proof import ProvedBlock, Verdict, examine
+from duat_cli.models.rig import BlockParts, HiddenSlot, Rig, hidden_of
+from duat_cli.models.sources import output_source, value_source
 from duat_cli.models.tracing import Event, Trace, trace
 
 DISCOVERY_TOKENS = 11  # short, odd, and unlike a count of heads or experts
 SEED = 20240511
+MAX_OPENINGS = 8
 
 
 @dataclass(frozen=True)
@@ -31,15 +35,20 @@ class ModelStructure:
     """What discovery found and proved."""
 
     stack: Any  # the module to run: the base model without its head, or the encoder of an encoder-decoder
-    blocks: tuple[BlockParts, ...]  # one a distinct block module
+    blocks: tuple[ProvedBlock, ...]  # one a distinct block module
     calls: tuple[nn.Module, ...]  # block modules in call order; a shared module stands here more than once
     path: CapturePath
     hidden_size: int
     uncovered: tuple[str, ...]  # parts of the model that the DUAT form leaves out
 
-    def parts(self, call: int) -> BlockParts:
-        """The parts of the block of that call."""
-        return next(b for b in self.blocks if b.module is self.calls[call])
+    def block(self, call: int) -> ProvedBlock:
+        """The block of that call."""
+        return next(b for b in self.blocks if b.parts.module is self.calls[call])
+
+    def rig(self, row_budget: int | None = None) -> Rig:
+        """The instruments for a run of `stack`."""
+        interface = self.path == "attention interface"
+        return Rig(self.stack, [b.parts for b in self.blocks], interface=interface, row_budget=row_budget)
 
 
 def run_stack(stack: Any, input_ids: Tensor) -> Any:
@@ -48,11 +57,22 @@ def run_stack(stack: Any, input_ids: Tensor) -> Any:
 
 
 def _cache_off(stack: Any) -> dict[str, Any]:
-    return {"use_cache": False} if hasattr(stack.config, "use_cache") else {}
+    """A cache would grow with every replay."""
+    return {"use_cache": False} if "use_cache" in inspect.signature(stack.forward).parameters else {}
 
 
 def discover(model: Any) -> ModelStructure:
     """Find and prove the structure of `model`; UnsupportedModelError names what could not be proved."""
+    try:
+        return _discover(model)
+    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, NotImplementedError) as fault:
+        first_line = (str(fault).splitlines() or [""])[0]
+        raise UnsupportedModelError(
+            f"{type(model).__name__}: its own code could not be replayed: {type(fault).__name__}: {first_line}"
+        ) from fault
+
+
+def _discover(model: Any) -> ModelStructure:
     stack, uncovered = _stack_of(model)
     ids = _probe_ids(stack)
     written = trace(stack, lambda: run_stack(stack, ids))
@@ -66,13 +86,12 @@ def discover(model: Any) -> ModelStructure:
     modules = list(dict.fromkeys(event.module for event in calls))
     names = {module: name for name, module in stack.named_modules()}
     first_call = {event.module: event for event in reversed(calls)}
-    blocks = tuple(
-        _proved(stack, _parts(first_call[module], names[module], written, callers), written, ids)
-        for module in modules
-    )
+    parts = [_parts(first_call[module], names[module], written, callers) for module in modules]
+    blocks = tuple(_proved(stack, parts, written, ids))
     paths = {call.path for call in written.attention}
     path: CapturePath = "softmax interception" if "softmax interception" in paths else "attention interface"
-    width = blocks[0].hidden.get(calls[0].args, calls[0].kwargs).shape[-1]
+    width = parts[0].hidden.get(calls[0].args, calls[0].kwargs).shape[-1]
+    uncovered = (*uncovered, *_mixing_notes(parts, written))
     return ModelStructure(stack, blocks, tuple(e.module for e in calls), path, width, uncovered)
 
 
@@ -85,7 +104,7 @@ def _stack_of(model: Any) -> tuple[Any, tuple[str, ...]]:
 
 def _probe_ids(stack: Any) -> Tensor:
     """Random token ids that are no special ones."""
-    rows = stack.get_input_embeddings().weight.shape[0]
+    rows = stack.config.get_text_config().vocab_size
     generator = torch.Generator().manual_seed(SEED)
     low = min(10, rows - 1)
     ids = torch.randint(low, rows, (1, DISCOVERY_TOKENS), generator=generator)
@@ -106,10 +125,6 @@ def _block_calls(stack: nn.Module, written: Trace, callers: set[nn.Module]) -> l
         raise UnsupportedModelError(f"attention runs in several stacks: {', '.join(sorted(map(str, homes)))}")
     elements = set(lists[str(homes.pop())])
     calls = [event for event in written.events if event.module in elements]
-    for position, event in enumerate(calls):
-        if not any(c in callers for c in event.module.modules()):
-            kinds = ", ".join(sorted({type(c).__name__ for c in event.module.children()}))
-            raise UnsupportedModelError(f"block {position} has no softmax attention (its parts: {kinds})")
     return calls
 
 
@@ -157,6 +172,10 @@ def _parts(event: Event, name: str, written: Trace, callers: set[nn.Module]) -> 
         norms=norms,
         units=units,
     )
+    if len(attention) == 1:
+        call = next(c for c in written.attention if c.module is attention[0])
+        parts = replace(parts, value_source=value_source(event, parts, written, call),
+                        output_source=output_source(parts, written, call))
     return _with_linears(parts, written)
 
 
@@ -192,6 +211,38 @@ def _units(
             yield from _units(child, written, attention, norms)
 
 
+def _mixing_notes(blocks: Sequence[BlockParts], written: Trace) -> list[str]:
+    """FFN units act on each token alone; what else is nonlinear and mixes tokens is no FFN, and is said so."""
+    kinds = sorted({type(u).__name__ for b in blocks for u in b.units if _mixes_tokens(written.calls(u)[0])})
+    return [
+        f"{kind} mixes tokens without softmax attention; its output counts among the UAT terms" for kind in kinds
+    ]
+
+
+def _mixes_tokens(event: Event) -> bool:
+    """Whether a change of one token's input, the first's or the last's, moves another token's output."""
+    x = event.tensors[0]
+    if x.ndim < 2 or x.shape[-2] != DISCOVERY_TOKENS or event.result is None:
+        return False
+
+    def output(value: Tensor) -> Tensor:
+        args = [value if a is x else a for a in event.args]
+        kwargs = {k: value if v is x else v for k, v in event.kwargs.items()}
+        result = event.module(*args, **kwargs)
+        result = result if isinstance(result, Tensor) else result[0]
+        return result.reshape(DISCOVERY_TOKENS, -1)
+
+    with torch.no_grad():
+        base = output(x)
+        for token, others in ((0, slice(1, None)), (DISCOVERY_TOKENS - 1, slice(0, -1))):
+            changed = x.clone()
+            changed[..., token, :] += random_like(x)[..., token, :]
+            moved = (output(changed) - base)[others].abs().max()
+            if float(moved) > 1e-4 * float(base.abs().max()):
+                return True
+    return False
+
+
 def _reads_one_stream(event: Event) -> bool:
     streams = [t for t in event.tensors if t.ndim >= 2]
     return len(streams) == 1 and event.result is not None
@@ -212,17 +263,11 @@ def _is_affine(event: Event) -> bool:
         return output if isinstance(output, Tensor) else output[0]
 
     with torch.no_grad():
-        r = _random_like(x)
+        r = random_like(x)
         try:
             return relative_error(f(x) + f(r) - f(torch.zeros_like(x)), f(x + r)) <= 100 * resolution(x.dtype)
         except (RuntimeError, TypeError, ValueError, IndexError):
             return False
-
-
-def _random_like(x: Tensor, salt: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(SEED + salt)
-    noise = torch.randn(x.shape, generator=generator, dtype=torch.float32).to(x)
-    return noise * x.square().mean().sqrt().clamp_min(1e-3)
 
 
 def _with_linears(parts: BlockParts, written: Trace) -> BlockParts:
@@ -254,135 +299,38 @@ def _makes(leaf: Event, unit: Event) -> bool:
 def _first_linear(leaves: list[Event], unit: Event) -> nn.Module | None:
     """The linear layer that reads the unit's input and whose output the nonlinearity reads."""
     x = unit.tensors[0]
-    readers = [
+    linear = [
         e for e in leaves
-        if e.module is not unit.module and e.tensors and same_storage(e.tensors[0], x)
-        and e.result is not None and hasattr(e.module, "weight") and _is_affine(e)
+        if e.module is not unit.module and e.tensors and isinstance(e.output, Tensor)
+        and hasattr(e.module, "weight") and _is_affine(e)
     ]
+    readers = [e for e in linear if same_storage(e.tensors[0], x)]
     for reader in readers:
         for e in leaves:
             if e.tensors and same_storage(e.tensors[0], reader.result) and not _is_affine(e):  # type: ignore[arg-type]
                 return reader.module
-    return readers[0].module if len(readers) == 1 else None
+    # An activation that is a plain function leaves no event; two layers then can only be W2 and W3.
+    return readers[0].module if len(readers) == 1 and len(linear) == 2 else None
 
 
 # -- proof -------------------------------------------------------------------------------------------------
 
 
-def _proved(stack: Any, parts: BlockParts, written: Trace, ids: Tensor) -> BlockParts:
-    """Units whose replay lets no residual through are opened; the rest must be affine."""
-    for _ in range(8):
-        parts = replace(parts, batched=False)
-        fault, culprits = _fault(stack, parts, ids)
-        if fault is None:
-            return _refined(stack, parts, written, ids)
-        units = [u for u in parts.units if u not in culprits]
-        opened = [v for u in culprits for v in _units(u, written, set(parts.attention), parts.norms)]
-        if not culprits or not opened:
-            raise UnsupportedModelError(f"{parts.name}: {fault}")
-        order = [e.module for e in written.events]
-        units = sorted([*units, *opened], key=order.index)
-        parts = _with_linears(replace(parts, units=tuple(units)), written)
-    raise UnsupportedModelError(f"{parts.name}: its FFN could not be told from its residual stream")
+def _proved(stack: Any, blocks: list[BlockParts], written: Trace, ids: Tensor) -> list[ProvedBlock]:
+    """Prove every block in one run; units that swallow the residual stream are opened and the run repeated."""
+    for _ in range(MAX_OPENINGS):
+        verdicts = examine(stack, blocks, lambda: run_stack(stack, ids), written)
+        if all(v.fault is None for v in verdicts):
+            return [v.proved() for v in verdicts]
+        blocks = [v.parts if v.fault is None else _opened(v, written) for v in verdicts]
+    raise UnsupportedModelError(f"{blocks[0].name}: its FFN could not be told from its residual stream")
 
 
-def _on_block(stack: Any, parts: BlockParts, ids: Tensor, question: Callable[[BlockRun], Any]) -> Any:
-    """Ask `question` of the first run of this block on the probe input."""
-    answers: list[Any] = []
-
-    def ask(run: BlockRun) -> None:
-        if not answers:
-            answers.append(question(run))
-
-    with Rig(stack, [parts], interface=not parts.intercepted).active() as rig:
-        rig.run(lambda: run_stack(stack, ids), ask)
-    return answers[0]
-
-
-def _fault(stack: Any, parts: BlockParts, ids: Tensor) -> tuple[str | None, list[nn.Module]]:
-    """What is wrong with the replayed block (None: nothing), and which units may be to blame."""
-
-    def question(run: BlockRun) -> tuple[str | None, list[nn.Module]]:
-        if not run.attention:
-            return "its attention did not run through the captured path", []
-        nothing = zero_given(run, 1)
-        x, r = run.input, _random_like(run.input)
-        silent = torch.zeros_like(run.attention[0].output)
-        base = _output(run, torch.zeros_like(x), nothing, silent)
-        through = _output(run, r, nothing, silent) - base
-        if float(through.abs().max()) <= 1e-6 * float(r.abs().max()):
-            return "the residual stream does not pass through the replayed block", list(parts.units)
-        at_0, at_x, at_r, at_sum = (
-            _output(run, z, nothing) for z in (torch.zeros_like(x), x, r, x + r)
-        )
-        error = relative_error(at_x + at_r - at_0, at_sum)
-        if error > 1000 * resolution(x.dtype):
-            return f"with its dynamic parameters frozen it is not affine (relative error {error:.1e})", []
-        real = _output(run, x, [u.output[None] for u in run.units])
-        error = relative_error(real, run.output)
-        if error > 1000 * resolution(x.dtype):
-            return f"its replay does not give its own output (relative error {error:.1e})", []
-        return None, []
-
-    return _on_block(stack, parts, ids, question)
-
-
-def zero_given(run: BlockRun, items: int) -> list[Tensor]:
-    """A zero output for every unit call, for that many items."""
-    return [u.output.new_zeros(items, *u.output.shape) for u in run.units]
-
-
-def _output(run: BlockRun, z: Tensor, given: list[Tensor], attention: Tensor | None = None) -> Tensor:
-    output = run.replay(z, given, attention=attention).output
-    assert output is not None
-    return output
-
-
-def _refined(stack: Any, parts: BlockParts, written: Trace, ids: Tensor) -> BlockParts:
-    """What makes replay cheaper, each kept only if the outputs stay the same: batching, idle projections."""
-    batched = replace(parts, batched=not parts.intercepted)
-    if batched.batched and not _on_block(stack, batched, ids, _batches):
-        batched = replace(parts, batched=False)
-    idle = _idle_candidates(batched, written)
-    if idle:
-        skipping = replace(batched, idle=idle)
-        if _on_block(stack, batched, ids, _fingerprint).equal(_on_block(stack, skipping, ids, _fingerprint)):
-            return skipping
-    return batched
-
-
-def _batches(run: BlockRun) -> bool:
-    items = torch.cat([run.input, _random_like(run.input)])
-    single = replace(run.parts, batched=False)
-    given = zero_given(run, 2)
-    try:
-        together = run.replay(items, given).output
-    except (RuntimeError, ValueError, TypeError, IndexError):
-        return False
-    run.parts = single
-    apart = run.replay(items, given).output
-    assert together is not None
-    assert apart is not None
-    return relative_error(together, apart) <= 100 * resolution(items.dtype)
-
-
-def _fingerprint(run: BlockRun) -> Tensor:
-    return _output(run, _random_like(run.input), zero_given(run, 1))
-
-
-def _idle_candidates(parts: BlockParts, written: Trace) -> dict[nn.Module, int]:
-    """Linear layers inside attention whose output is neither the values nor made of H V: queries and keys."""
-    calls = [c for c in written.attention if c.module in parts.attention]
-    idle: dict[nn.Module, int] = {}
-    for attention in parts.attention:
-        for module in attention.modules():
-            events = written.calls(module)
-            if not events or any(module.children()) or not hasattr(module, "weight") or module in parts.norms:
-                continue
-            result = events[0].result
-            if result is None or result.ndim != 3 or not _is_affine(events[0]):
-                continue
-            used = any(same_storage(result, c.value) or same_storage(events[0].tensors[0], c.output) for c in calls)
-            if not used:
-                idle[module] = result.shape[-1]
-    return idle
+def _opened(verdict: Verdict, written: Trace) -> BlockParts:
+    """The block with the suspected units replaced by the nonlinear modules inside them."""
+    parts = verdict.parts
+    opened = [v for u in verdict.culprits for v in _units(u, written, set(parts.attention), parts.norms)]
+    if not opened:
+        raise UnsupportedModelError(f"{parts.name}: {verdict.fault}")
+    kept = [u for u in parts.units if u not in verdict.culprits]
+    return _with_linears(replace(parts, units=tuple([*kept, *opened])), written)

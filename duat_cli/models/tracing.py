@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from duat_cli.models.attention import AttentionCall, SoftmaxInterception, interface_installed, probing
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Event:
-    """One call of one module."""
+    """One call of one module; compared by identity."""
 
     module: nn.Module
     args: tuple[Any, ...]
@@ -47,9 +47,19 @@ class Trace:
 
     events: list[Event] = field(default_factory=list)
     attention: list[AttentionCall] = field(default_factory=list)
+    _by_module: dict[nn.Module, list[Event]] = field(default_factory=dict)
+    ended_before: dict[int, int] = field(default_factory=dict)  # id of an attention call -> events before it
 
     def calls(self, module: nn.Module) -> list[Event]:
-        return [event for event in self.events if event.module is module]
+        """The calls of one module, in order."""
+        if not self._by_module:
+            for event in self.events:
+                self._by_module.setdefault(event.module, []).append(event)
+        return self._by_module.get(module, [])
+
+    def events_after(self, call: AttentionCall) -> list[Event]:
+        """The module calls that ended behind this attention call."""
+        return self.events[self.ended_before[id(call)] :]
 
     def called(self) -> set[nn.Module]:
         return {event.module for event in self.events}
@@ -62,6 +72,7 @@ class _Listener:
         self._trace = trace
 
     def captured(self, call: AttentionCall) -> None:
+        self._trace.ended_before[id(call)] = len(self._trace.events)
         self._trace.attention.append(call)
 
     def replacement(self, module: nn.Module, value: Tensor) -> Tensor | None:

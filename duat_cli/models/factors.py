@@ -1,0 +1,309 @@
+"""The factors of W' for a captured block: Ĥ_h = t_i H_h[i, j] s_j, and the head factors V_h, O_h.
+
+V and O are read from weights where memory shows the place (sources.py), else probed by pushing unit vectors through
+the frozen block. The per-token scales s (norms in front) and t (norms behind, on the branch) are fitted to what the
+block does, and the residual of that fit is the proof: reading or probing, a wrong factor cannot fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.arrays import relative_error, tolerance_for
+from duat_cli.models.attention import RowSource
+from duat_cli.models.norms import NormForm
+from duat_cli.models.rig import BlockRun, Replay, zero_given
+from duat_cli.operators.kronecker import HeadFactors, KroneckerSum
+
+SEED = 7
+
+
+@dataclass(frozen=True)
+class Tap:
+    """Where attention's contribution meets the residual stream: a point of the replay, or the block's output."""
+
+    point: int | None  # index into Replay.points; None is the output
+    branch_norms: bool  # whether a norm stands on the branch before it, so that t depends on the input
+
+    def read(self, replay: Replay) -> Tensor:
+        if self.point is not None:
+            return replay.points[self.point][1]
+        assert replay.output is not None
+        return replay.output
+
+
+@dataclass(frozen=True)
+class BlockFactors:
+    """What of one block's W' does not depend on the input."""
+
+    heads: HeadFactors
+    tap: Tap
+    token_scale: Tensor | None  # t where it is the same for every input: (1,)
+    error: float  # relative residual of the fit of O and t
+    origin: str  # "read" or "probed"
+
+
+@dataclass(frozen=True)
+class AttentionOperator:
+    """W' of one block under one input."""
+
+    rows: RowSource
+    source_scale: Tensor  # s, (heads, N)
+    token_scale: Tensor  # t, (N,) or (1,)
+    values: Tensor  # the values without bias at the block's input, scale included: (heads, N, d)
+    factors: HeadFactors
+    error: float  # largest relative residual of the fits
+
+    def chunks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield (rows, Ĥ[:, rows, :])."""
+        for rows, weights in self.rows.chunks():
+            yield rows, self._scaled(rows, weights) * self.source_scale[:, None, :]
+
+    def attention_chunks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield (rows, t H[:, rows, :]): for products with `values`, which hold s already."""
+        for rows, weights in self.rows.chunks():
+            yield rows, self._scaled(rows, weights)
+
+    def _scaled(self, rows: slice, weights: Tensor) -> Tensor:
+        scale = self.token_scale if self.token_scale.numel() == 1 else self.token_scale[rows, None]
+        return weights.to(scale.dtype) * scale
+
+    def matrix(self) -> KroneckerSum:
+        """All of Ĥ at once."""
+        return KroneckerSum(torch.cat([chunk for _, chunk in self.chunks()], dim=1), self.factors)
+
+
+def operator_of(run: BlockRun, known: BlockFactors, base: Replay, base_items: Tensor, given: list[Tensor]) -> AttentionOperator:
+    """W' of this block for this input.
+
+    base: the replay of `base_items` (items, N, M), whose first item is the reference point of every difference;
+    given: what that replay was given.
+    """
+    call = run.attention[0]
+    origin = base_items[0]
+    difference = (run.input[0] - origin) @ known.heads.value  # (kv_heads, N, d)
+    target = call.value[0] - base.values[0][0]
+    scale = _fit(difference, target)  # (kv_heads, N, 1)
+    value_error = relative_error(scale * difference, target)
+    token_scale, output_error = known.token_scale, known.error
+    if token_scale is None:
+        reach = _reach(run, known, base, base_items, given)
+        token_scale, output_error = reach
+    values = scale * (run.input[0] @ known.heads.value)
+    groups = known.heads.groups
+    operator = AttentionOperator(
+        rows=call.rows,
+        source_scale=scale[..., 0].repeat_interleave(groups, 0),
+        token_scale=token_scale,
+        values=values.repeat_interleave(groups, 0),
+        factors=known.heads,
+        error=max(value_error, output_error),
+    )
+    _accept(operator.error, run.input.dtype)
+    return operator
+
+
+def _accept(error: float, dtype: torch.dtype) -> None:
+    if not error <= tolerance_for(dtype):
+        raise UnsupportedModelError(
+            f"its attention is no sum of Kronecker products: factors leave a relative residual of {error:.1e}"
+        )
+
+
+def _fit(direction: Tensor, target: Tensor) -> Tensor:
+    """The scalars that fit `direction` to `target` along the last axis."""
+    square = direction.square().sum(dim=-1, keepdim=True)
+    return (direction * target).sum(dim=-1, keepdim=True) / square.clamp_min(torch.finfo(square.dtype).tiny)
+
+
+def _noise(shape: tuple[int, ...], like: Tensor, salt: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(SEED + salt)
+    return torch.randn(shape, generator=generator).to(like)
+
+
+def _reach(
+    run: BlockRun, known: BlockFactors, base: Replay, base_items: Tensor, given: list[Tensor]
+) -> tuple[Tensor, float]:
+    """t for this input: add a known vector R to H V and see what arrives: t_i (R O)."""
+    mixed = base.mixed[0][:1]  # (1, N, heads, d)
+    added = _noise(tuple(mixed.shape), mixed) * mixed.square().mean().sqrt().clamp_min(1e-6)
+    moved = run.replay(base_items[:1], [g[:1] for g in given], attention=mixed + added)
+    target = (known.tap.read(moved) - known.tap.read(base)[:1])[0]
+    direction = torch.einsum("nhd,hdm->nm", added[0], known.heads.output)
+    scale = _fit(direction, target)
+    return scale[:, 0], relative_error(scale * direction, target)
+
+
+# -- what does not depend on the input -----------------------------------------------------------------------
+
+
+def find_factors(run: BlockRun, base: Replay, base_items: Tensor, given: list[Tensor]) -> BlockFactors:
+    """V, O and the tap of this block; UnsupportedModelError says why W' is no sum of Kronecker products."""
+    if not run.attention:
+        raise UnsupportedModelError("it has no softmax attention")
+    if len(run.attention) != 1:
+        raise UnsupportedModelError(f"it calls attention {len(run.attention)} times; W' is defined for one call")
+    tokens = run.input.shape[1]
+    if run.attention[0].rows.tokens != tokens or run.attention[0].value.shape[2] != tokens:
+        raise UnsupportedModelError("its attention reaches other vectors than the block's own tokens")
+    tap = _find_tap(run, given)
+    faults: list[str] = []
+    for origin, value, output in (("read", _read_value, _read_output), ("probed", _probe_value, _probe_output)):
+        try:
+            factors = BlockFactors(HeadFactors(value(run), output(run, tap)), tap, None, 0.0, origin)
+            scale, error = _reach(run, factors, base, base_items, given)
+            found = BlockFactors(factors.heads, tap, _constant(scale, tap), error, origin)
+            _accept(error, run.input.dtype)
+            operator_of(run, found, base, base_items, given)
+        except UnsupportedModelError as fault:
+            faults.append(str(fault))
+            continue
+        return found
+    raise UnsupportedModelError(faults[-1])
+
+
+def _constant(scale: Tensor, tap: Tap) -> Tensor | None:
+    """t as one number where no norm stands on the branch."""
+    if tap.branch_norms:
+        return None
+    middle = scale.median()
+    if not torch.allclose(scale, middle.expand_as(scale), rtol=tolerance_for(scale.dtype), atol=0.0):
+        return None
+    return middle[None]
+
+
+def _find_tap(run: BlockRun, given: list[Tensor]) -> Tap:
+    """The first point behind attention that depends both on the residual stream and on attention's output."""
+    out = run.attention[0].output
+    silent = torch.zeros_like(out)
+    noise = _noise(tuple(out.shape), out)
+    zero = torch.zeros_like(run.input)
+    stream = _noise(tuple(zero.shape), zero, salt=1)
+    replay = run.replay(
+        torch.cat([zero, stream, zero]), [torch.zeros_like(g[:1]).expand(3, *g.shape[1:]) for g in given],
+        attention=torch.cat([silent, silent, noise]),
+    )
+    branch_norms = False
+    for index, (module, values) in enumerate(replay.points):
+        from_stream, from_attention = _moved(values, 1), _moved(values, 2)
+        if from_stream and from_attention:
+            return Tap(index, branch_norms)
+        branch_norms = branch_norms or (from_attention and module in run.parts.norms)
+    return Tap(None, branch_norms)
+
+
+def _moved(values: Tensor, item: int) -> bool:
+    return bool((values[item] - values[0]).abs().max() > 1e-6 * (1 + values[0].abs().max()))
+
+
+def _read_value(run: BlockRun) -> Tensor:
+    source = run.parts.value_source
+    if source is None:
+        raise UnsupportedModelError("its values are no plain view of one linear layer")
+    columns = source.columns.to(run.input.device)
+    matrix = _matrix(source.linear, run.input)[:, columns]  # (M, kv_heads, d)
+    matrix = matrix.permute(1, 0, 2)
+    if source.norm is None:
+        return matrix
+    form = run.parts.norms[source.norm]
+    matrix = matrix * _gain(form, matrix.shape[1])[:, None]
+    return matrix - matrix.mean(dim=1, keepdim=True) if form.centered else matrix
+
+
+def _read_output(run: BlockRun, tap: Tap) -> Tensor:
+    source = run.parts.output_source
+    _, _, heads, width = run.attention[0].output.shape
+    if source is None:
+        raise UnsupportedModelError("no linear layer takes its concatenated heads")
+    matrix = _matrix(source.linear, run.input)  # (heads d, M)
+    if matrix.shape[0] != heads * width:
+        raise UnsupportedModelError("its output projection does not take the concatenated heads")
+    matrix = matrix.reshape(heads, width, -1)
+    if source.norm is None or not tap.branch_norms:
+        return matrix
+    form = run.parts.norms[source.norm]
+    if form.centered:
+        matrix = matrix - matrix.mean(dim=-1, keepdim=True)
+    return matrix * _gain(form, matrix.shape[-1])
+
+
+def _gain(form: NormForm, width: int) -> Tensor:
+    if form.gain.numel() != width:
+        raise UnsupportedModelError("a norm beside its attention has a gain that depends on the token")
+    return form.gain.reshape(width)
+
+
+def _matrix(linear: nn.Module, like: Tensor) -> Tensor:
+    """The (in, out) matrix of a linear layer, whichever way its class stores it, confirmed on a random vector."""
+    weight: Tensor = linear.weight.detach()  # type: ignore[assignment,union-attr]
+    for matrix in (weight.T, weight):
+        if not matrix.is_floating_point():
+            break
+        vector = _noise((1, 1, matrix.shape[0]), like)
+        try:
+            answer = linear(vector) - linear(torch.zeros_like(vector))
+        except RuntimeError:
+            continue
+        expected = vector @ matrix.to(vector.dtype)
+        if answer.shape == expected.shape and relative_error(expected, answer) <= tolerance_for(vector.dtype):
+            return matrix.to(like.dtype)
+    raise UnsupportedModelError(f"{type(linear).__name__}'s weight is not the matrix that it applies")
+
+
+def _probe_value(run: BlockRun) -> Tensor:
+    """V row by row: unit vectors as tokens through the frozen block, up to the attention function."""
+    _, tokens, width = run.input.shape
+    vector = _noise((1, 1, width), run.input, salt=2).expand(1, tokens, width)
+    base, at_vector = (_values(run, z) for z in (torch.zeros_like(run.input), vector))
+    moved = at_vector - base  # (1, kv_heads, N, d)
+    reference = moved[:, :, _strongest(moved[0])]
+    scale = _fit(reference[:, :, None].expand_as(moved), moved)  # (1, kv_heads, N, 1)
+    _accept(relative_error(scale * reference[:, :, None], moved), run.input.dtype)
+    rows = []
+    for first in range(0, width, tokens):
+        unit = _unit_tokens(first, tokens, width, run.input)
+        rows.append(((_values(run, unit) - base) / scale)[0, :, : min(tokens, width - first)])
+    return torch.cat(rows, dim=1)
+
+
+def _strongest(moved: Tensor) -> int:
+    return int(moved.square().sum(dim=(0, 2)).argmax())
+
+
+def _unit_tokens(first: int, tokens: int, width: int, like: Tensor) -> Tensor:
+    """Token j holds the unit vector first + j: (1, N, width)."""
+    unit = like.new_zeros(1, tokens, width)
+    count = min(tokens, width - first)
+    unit[0, torch.arange(count), first + torch.arange(count)] = 1.0
+    return unit
+
+
+def _values(run: BlockRun, z: Tensor) -> Tensor:
+    return run.replay(z, zero_given(run, 1), stop_at_values=True).values[0]
+
+
+def _probe_output(run: BlockRun, tap: Tap) -> Tensor:
+    """O row by row: unit vectors in place of H V, read where they meet the residual stream."""
+    _, tokens, heads, width = run.attention[0].output.shape
+    like = run.input
+    side = heads * width
+
+    def arrival(mixed: Tensor) -> Tensor:
+        shaped = mixed.reshape(1, tokens, heads, width)
+        return tap.read(run.replay(torch.zeros_like(like), zero_given(run, 1), attention=shaped))[0]  # (N, M)
+
+    base = arrival(like.new_zeros(1, tokens, side))
+    moved = arrival(_noise((1, 1, side), like, salt=3).expand(1, tokens, side)) - base
+    reference = moved[_strongest(moved[None])]
+    scale = _fit(reference.expand_as(moved), moved)  # (N, 1)
+    _accept(relative_error(scale * reference, moved), like.dtype)
+    rows = []
+    for first in range(0, side, tokens):
+        unit = _unit_tokens(first, tokens, side, like)
+        rows.append(((arrival(unit) - base) / scale)[: min(tokens, side - first)])
+    return torch.cat(rows).reshape(heads, width, -1)

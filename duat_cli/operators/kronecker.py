@@ -1,0 +1,123 @@
+"""The attention operator W' as a sum of Kronecker products, never built.
+
+X is N x M, one token a row; x' = vec(X) is row-major (`X.reshape(-1)`), so vec(H X A) = (H ⊗ Aᵀ) vec(X).
+With Ĥ_h (N x N), V_h (M x d) and O_h (d x M), Eq. 5-10 of Wang & Li read
+
+    W' = Σ_h Ĥ_h ⊗ (V_h O_h)ᵀ,      block from token j to token i:  B_ij = (Σ_h Ĥ_h[i, j] V_h O_h)ᵀ
+
+Every number below is a closed form in Ĥ and the Gram matrix G[h, k] = ⟨V_h O_h, V_k O_k⟩.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from duat_cli.errors import InputError
+
+
+@dataclass(frozen=True)
+class HeadFactors:
+    """What of W' does not depend on the input. Grouped heads share a V: head h reads V[h // (heads // kv_heads)]."""
+
+    value: Tensor  # (kv_heads, M, d)
+    output: Tensor  # (heads, d, M)
+
+    def __post_init__(self) -> None:
+        kv_heads, width, rank = self.value.shape
+        heads = self.output.shape[0]
+        if self.output.shape[1:] != (rank, width) or heads % kv_heads:
+            raise InputError(
+                f"head factors do not fit: V {tuple(self.value.shape)} as (kv_heads, M, d), "
+                f"O {tuple(self.output.shape)} as (heads, d, M)"
+            )
+
+    @property
+    def groups(self) -> int:
+        return self.output.shape[0] // self.value.shape[0]
+
+    @property
+    def heads(self) -> int:
+        return self.output.shape[0]
+
+    @property
+    def hidden_size(self) -> int:
+        return self.value.shape[1]
+
+    def maps(self) -> Tensor:
+        """A_h = V_h O_h, (heads, M, M): for small cases."""
+        return self.value.repeat_interleave(self.groups, 0) @ self.output
+
+
+@dataclass(frozen=True)
+class KroneckerSum:
+    """W' = Σ_h left_h ⊗ (V_h O_h)ᵀ."""
+
+    left: Tensor  # (heads, N, N)
+    factors: HeadFactors
+
+    def apply(self, X: Tensor) -> Tensor:
+        """W' vec(X) as a matrix: Σ_h left_h (X V_h) O_h, (N, M)."""
+        values = self._by_head(X @ self.factors.value)  # (heads, N, d)
+        return torch.einsum("hnd,hdm->nm", self.left @ values, self.factors.output)
+
+    def apply_transposed(self, Y: Tensor) -> Tensor:
+        """W'ᵀ vec(Y) as a matrix: Σ_h left_hᵀ (Y O_hᵀ) V_hᵀ, (N, M)."""
+        back = self.left.mT @ (Y @ self.factors.output.mT)  # (heads, N, d)
+        values = self.factors.value.repeat_interleave(self.factors.groups, 0)
+        return torch.einsum("hnd,hmd->nm", back, values)
+
+    def dense(self, limit: int = 4096) -> Tensor:
+        """W' written out, (N M, N M): for tests and small cases."""
+        side = self.left.shape[-1] * self.factors.hidden_size
+        if side > limit:
+            raise InputError(f"W' would be {side} x {side}, over the limit of {limit}; it is never built at that size")
+        maps = self.factors.maps()
+        return torch.einsum("hij,hab->ibja", self.left, maps).reshape(side, side)
+
+    def _by_head(self, values: Tensor) -> Tensor:
+        return values.repeat_interleave(self.factors.groups, 0)
+
+
+def gram(factors: HeadFactors) -> Tensor:
+    """G[h, k] = ⟨V_h O_h, V_k O_k⟩_F = Σ (V_hᵀ V_k) ∘ (O_h O_kᵀ), (heads, heads) in float64."""
+    kv_heads, width, rank = factors.value.shape
+    heads, groups = factors.heads, factors.groups
+    columns = factors.value.permute(0, 2, 1).reshape(kv_heads * rank, width)
+    inner = (columns @ columns.T).reshape(kv_heads, rank, kv_heads, rank)
+    rows = factors.output.reshape(heads * rank, width)
+    outer = (rows @ rows.T).reshape(kv_heads, groups, rank, kv_heads, groups, rank)
+    product = outer * inner[:, None, :, :, None, :]
+    return product.sum(dim=(2, 5), dtype=torch.float64).reshape(heads, heads)
+
+
+def gram_root(G: Tensor) -> Tensor:
+    """The symmetric R with R R = G; directions of negative rounding are dropped."""
+    values, vectors = torch.linalg.eigh(G)
+    return (vectors * values.clamp_min(0).sqrt()) @ vectors.mT
+
+
+def frobenius_norm(K: Tensor, G: Tensor) -> float:
+    """‖W'‖_F = sqrt(Σ_hk G[h, k] K[h, k]) with K[h, k] = ⟨Ĥ_h, Ĥ_k⟩."""
+    return max(float((K * G).sum()), 0.0) ** 0.5
+
+
+def kronecker_spectrum(K: Tensor, G: Tensor) -> Tensor:
+    """The singular values of the rearranged W', descending, (heads,).
+
+    Their squares are the eigenvalues of K G (Van Loan & Pitsianis 1993), here of the symmetric G^½ K G^½.
+    """
+    root = gram_root(G)
+    return torch.linalg.eigvalsh(root @ K @ root).clamp_min(0).sqrt().flip(0)
+
+
+def effective_heads(spectrum: Tensor) -> float | None:
+    """exp of the entropy of σ²/Σσ²: how many Kronecker products W' really has. None for W' = 0."""
+    energy = spectrum.square()
+    total = energy.sum()
+    if float(total) == 0.0:
+        return None
+    share = energy / total
+    return float(torch.exp(-(torch.special.xlogy(share, share)).sum()))

@@ -1,0 +1,69 @@
+"""How many entries of W' exceed a threshold: exactly where W' is small, else from a uniform sample.
+
+The sample pairs entries (a, b) of the head maps, drawn once a checkpoint, with token pairs (i, j) drawn anew for
+every input among the nonzero blocks; each entry Σ_h Ĥ_h[i, j] A_h[a, b] is then a uniform draw from those blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from duat_cli.operators.kronecker import HeadFactors
+
+Z_95 = 1.959963984540054
+
+
+@dataclass(frozen=True)
+class ShareEstimate:
+    """A share with its 95 % interval; low = share = high where it was counted exactly."""
+
+    share: float
+    low: float
+    high: float
+
+
+def sample_entries(factors: HeadFactors, count: int, seed: int) -> Tensor:
+    """`count` uniform draws (a, b), as the vectors (A_1[a, b] … A_h[a, b]): (count, heads)."""
+    generator = torch.Generator().manual_seed(seed)
+    width = factors.hidden_size
+    a, b = (torch.randint(width, (count,), generator=generator).to(factors.value.device) for _ in range(2))
+    values = factors.value[:, a].repeat_interleave(factors.groups, 0)  # (heads, count, d)
+    outputs = factors.output[:, :, b]  # (heads, d, count)
+    return torch.einsum("hcd,hdc->ch", values, outputs)
+
+
+def exact_share(left: Tensor, factors: HeadFactors, cutoff: float) -> ShareEstimate:
+    """The share of entries of W' with |w| > cutoff, counted over all of them, one token row at a time."""
+    heads, tokens, _ = left.shape
+    maps = factors.maps().reshape(heads, -1)  # (heads, M M)
+    count = 0
+    for row in range(tokens):
+        count += int(((left[:, row].T @ maps).abs() > cutoff).sum())
+    share = count / (tokens * tokens * maps.shape[1])
+    return ShareEstimate(share, share, share)
+
+
+def sampled_share(
+    pairs: Tensor, entries: Tensor, cutoff: float, nonzero_share: float
+) -> ShareEstimate:
+    """The share of entries with |w| > cutoff over all of W'.
+
+    pairs: ĥ_ij of uniformly drawn nonzero blocks, (n, heads); entries: (n, heads), from `sample_entries`;
+    nonzero_share: share of blocks that are nonzero. 95 % Wilson score interval.
+    """
+    hits = int(((pairs * entries).sum(dim=1).abs() > cutoff).sum())
+    low, high = wilson_interval(hits, len(pairs))
+    return ShareEstimate(hits / len(pairs) * nonzero_share, low * nonzero_share, high * nonzero_share)
+
+
+def wilson_interval(hits: int, draws: int, z: float = Z_95) -> tuple[float, float]:
+    """The Wilson (1927) score interval of a binomial share."""
+    p = hits / draws
+    centre = (p + z * z / (2 * draws)) / (1 + z * z / draws)
+    half = z / (1 + z * z / draws) * (p * (1 - p) / draws + z * z / (4 * draws * draws)) ** 0.5
+    low = 0.0 if hits == 0 else max(centre - half, 0.0)
+    high = 1.0 if hits == draws else min(centre + half, 1.0)
+    return low, high
