@@ -74,7 +74,7 @@ def discover(model: Any) -> ModelStructure:
 
 def _discover(model: Any) -> ModelStructure:
     stack, uncovered = _stack_of(model)
-    ids = _probe_ids(stack)
+    ids = probe_ids(stack, DISCOVERY_TOKENS)
     written = trace(stack, lambda: run_stack(stack, ids))
     callers = {call.module for call in written.attention}
     if not callers:
@@ -102,12 +102,12 @@ def _stack_of(model: Any) -> tuple[Any, tuple[str, ...]]:
     return model.base_model, ()
 
 
-def _probe_ids(stack: Any) -> Tensor:
+def probe_ids(stack: Any, tokens: int) -> Tensor:
     """Random token ids that are no special ones."""
     rows = stack.config.get_text_config().vocab_size
     generator = torch.Generator().manual_seed(SEED)
     low = min(10, rows - 1)
-    ids = torch.randint(low, rows, (1, DISCOVERY_TOKENS), generator=generator)
+    ids = torch.randint(low, rows, (1, tokens), generator=generator)
     return ids.to(stack.device)
 
 

@@ -1,0 +1,274 @@
+"""`duat inspect` and `duat verify`: prompts through the model, block by block, into a report."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from duat_cli import __version__
+from duat_cli.analysis.aggregate import mean_over, spreads
+from duat_cli.analysis.assemble import (
+    block_terms,
+    coupling,
+    density,
+    no_coupling,
+    no_density,
+    no_operator,
+    operator_stats,
+)
+from duat_cli.analysis.decomposition import Decomposition, Step, part
+from duat_cli.analysis.notable import summarise
+from duat_cli.analysis.operator import measure
+from duat_cli.analysis.session import Progress, Session, prompt_facts
+from duat_cli.errors import InputError, UnsupportedModelError
+from duat_cli.models.factors import AttentionOperator, operator_of
+from duat_cli.models.load import LoadedModel
+from duat_cli.models.prompts import Prompt
+from duat_cli.models.rig import BlockRun
+from duat_cli.results import (
+    Block,
+    BlockCertificate,
+    InspectReport,
+    PromptBlock,
+    Skipped,
+    UatTerm,
+    VerifyReport,
+)
+
+
+@dataclass(frozen=True)
+class InspectOptions:
+    """What `duat inspect` computes beyond the default."""
+
+    layers: frozenset[int] | None = None
+    threshold: float = 0.01
+    conv_width: int = 3
+    spectrum: bool = False
+    terms: bool = False
+    per_prompt: bool = False
+    cache: bool = True
+
+
+def inspect(
+    loaded: LoadedModel,
+    prompts: Sequence[Prompt],
+    options: InspectOptions,
+    progress: Progress,
+    matrices: dict[str, Tensor] | None = None,
+) -> InspectReport:
+    """The report on `loaded` over `prompts`. matrices: filled with C by 'prompt.block' if given."""
+    session = Session(loaded, progress, cache=options.cache)
+    layers = _chosen(options.layers, len(session.structure.calls))
+    sweeps = [
+        _sweep(session, number, prompt, layers, options, matrices, progress, len(prompts))
+        for number, prompt in enumerate(prompts)
+    ]
+    session.save_cache()
+    by_block: dict[int, list[PromptBlock]] = {i: [s.blocks[i] for s in sweeps] for i in layers}
+    blocks = [_block(session, i, rows, options.per_prompt) for i, rows in by_block.items()]
+    certificate = session.certificate(max(e for s in sweeps for e in s.errors))
+    return InspectReport(
+        duat_version=__version__,
+        environment=session.environment(),
+        model=session.model_facts(),
+        prompts=prompt_facts(prompts),
+        certificate=certificate,
+        blocks=blocks,
+        terms=_mean_terms([s.terms for s in sweeps]) if options.terms else None,
+        summary=summarise(blocks, certificate, session.heads, prompt_facts(prompts)),
+        skipped=[*session.skipped(), *_operator_faults(sweeps)],
+        warnings=list(loaded.warnings),
+        run=session.run_facts(),
+    )
+
+
+def verify(loaded: LoadedModel, prompts: Sequence[Prompt], progress: Progress) -> VerifyReport:
+    """The certificate alone: blocks, factors of W', and how far each is from the model's own output."""
+    session = Session(loaded, progress, cache=False)
+    errors: dict[int, list[float]] = defaultdict(list)
+    operators: dict[int, list[float]] = defaultdict(list)
+    reasons: dict[int, str] = {}
+    total = len(prompts) * len(session.structure.calls)
+    for number, prompt in enumerate(prompts):
+        decomposition = Decomposition()
+
+        def listen(run: BlockRun, number: int = number, decomposition: Decomposition = decomposition) -> None:
+            step = decomposition.advance(run)
+            errors[run.index].append(step.terms.error)
+            operator, reason = _operator(session, run, step)
+            if operator is not None:
+                operators[run.index].append(operator.error)
+            elif reason is not None:
+                reasons[run.index] = reason
+            progress(number * len(session.structure.calls) + run.index + 1, total, f"verifying prompt {number + 1}")
+
+        session.sweep(prompt, listen)
+    certificate = session.certificate(max(max(e) for e in errors.values()))
+    return VerifyReport(
+        duat_version=__version__,
+        environment=session.environment(),
+        model=session.model_facts(),
+        prompts=prompt_facts(prompts),
+        certificate=certificate,
+        blocks=[
+            BlockCertificate(
+                index=i,
+                name=session.structure.block(i).parts.name,
+                certificate_error=max(errors[i]),
+                operator_error=max(operators[i]) if i not in reasons else None,
+                operator_reason=reasons.get(i),
+            )
+            for i in sorted(errors)
+        ],
+        skipped=session.skipped(),
+        warnings=list(loaded.warnings),
+        run=session.run_facts(),
+    )
+
+
+# -- one prompt ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Sweep:
+    blocks: dict[int, PromptBlock]
+    errors: list[float]  # certificate of every block, chosen or not
+    terms: list[UatTerm]
+    faults: dict[int, str]  # blocks whose factors this prompt refuted
+
+
+def _sweep(
+    session: Session,
+    number: int,
+    prompt: Prompt,
+    layers: list[int],
+    options: InspectOptions,
+    matrices: dict[str, Tensor] | None,
+    progress: Progress,
+    prompts: int,
+) -> _Sweep:
+    decomposition = Decomposition(one_by_one=options.terms)
+    sweep = _Sweep({}, [], [], {})
+    count = len(session.structure.calls)
+
+    def listen(run: BlockRun) -> None:
+        step = decomposition.advance(run)
+        sweep.errors.append(step.terms.error)
+        if run.index in layers:
+            sweep.blocks[run.index] = _prompt_block(session, run, step, number, options, matrices, sweep.faults)
+        if options.terms and run.index == count - 1:
+            sweep.terms.extend(_uat_terms(decomposition, run.output[0]))
+        progress(number * count + run.index + 1, prompts * count, f"prompt {number + 1} of {prompts}")
+
+    session.sweep(prompt, listen)
+    return sweep
+
+
+def _operator(session: Session, run: BlockRun, step: Step) -> tuple[AttentionOperator | None, str | None]:
+    """W' of this block and input, or why there is none."""
+    block = session.structure.block(run.index)
+    if block.factors is None:
+        return None, block.factors_reason
+    try:
+        return operator_of(run, block.factors, step.replay, step.items, step.given), None
+    except UnsupportedModelError as fault:
+        return None, str(fault)
+
+
+def _prompt_block(
+    session: Session,
+    run: BlockRun,
+    step: Step,
+    number: int,
+    options: InspectOptions,
+    matrices: dict[str, Tensor] | None,
+    faults: dict[int, str],
+) -> PromptBlock:
+    tokens, width = run.input.shape[1:]
+    operator, reason = _operator(session, run, step)
+    terms = block_terms(step.terms)
+    if operator is None:
+        reason = reason or "unknown"
+        if session.structure.block(run.index).factors is not None:
+            faults[run.index] = reason
+        return PromptBlock(
+            prompt=number,
+            operator=no_operator(tokens, width, run.input.element_size(), reason),
+            density=no_density(tokens, width, options, reason),
+            coupling=no_coupling(reason),
+            coupling_weighted=no_coupling(reason),
+            terms=terms,
+            certificate_error=step.terms.error,
+        )
+    geometry = session.geometry(run.index)
+    numbers = measure(
+        operator, geometry, threshold=options.threshold, spectrum=options.spectrum, matrix=matrices is not None
+    )
+    if matrices is not None and numbers.matrix is not None:
+        matrices[f"prompt.{number}.block.{run.index}"] = numbers.matrix.float().cpu().contiguous()
+    return PromptBlock(
+        prompt=number,
+        operator=operator_stats(numbers, tokens, width, run.input.element_size(), operator.error, options.spectrum),
+        density=density(numbers, geometry.nonzero_share, tokens, width, options),
+        coupling=coupling(numbers.coupling, tokens),
+        coupling_weighted=coupling(numbers.weighted, tokens),
+        terms=terms,
+        certificate_error=step.terms.error,
+    )
+
+
+def _uat_terms(decomposition: Decomposition, output: Tensor) -> list[UatTerm]:
+    """Every term of the sum at the last block's output."""
+    carried = decomposition.carried
+    assert carried is not None
+    named: list[tuple[str, str, int | None, Tensor]] = [
+        ("x_0", "linear", None, carried.linear),
+        ("bias", "static", None, carried.static),
+    ]
+    named += [(f"block {i}", "dynamic", i, term) for i, term in enumerate(carried.terms)]
+    found = []
+    for name, kind, block, vector in named:
+        numbers = part(vector, output)
+        if numbers.share is None or numbers.norm is None:
+            return []
+        found.append(UatTerm(name=name, kind=kind, block=block, share=numbers.share, norm=numbers.norm))  # type: ignore[arg-type]
+    return found
+
+
+# -- over prompts --------------------------------------------------------------------------------------------
+
+
+def _block(session: Session, index: int, rows: list[PromptBlock], per_prompt: bool) -> Block:
+    groups = {
+        name: [getattr(row, name) for row in rows]
+        for name in ("operator", "density", "coupling", "coupling_weighted", "terms")
+    }
+    return Block(
+        index=index,
+        name=session.structure.block(index).parts.name,
+        **{name: mean_over(models) for name, models in groups.items()},
+        certificate_error=max(row.certificate_error for row in rows),
+        spreads=spreads(groups) if per_prompt else None,
+        prompts=rows if per_prompt else None,
+    )
+
+
+def _mean_terms(sweeps: list[list[UatTerm]]) -> list[UatTerm]:
+    return [mean_over(terms) for terms in zip(*sweeps, strict=True)]
+
+
+def _operator_faults(sweeps: Sequence[_Sweep]) -> list[Skipped]:
+    faults = {i: why for s in sweeps for i, why in s.faults.items()}
+    return [Skipped(what=f"operator of block {i}", why=why) for i, why in sorted(faults.items())]
+
+
+def _chosen(layers: frozenset[int] | None, count: int) -> list[int]:
+    if layers is None:
+        return list(range(count))
+    beyond = sorted(i for i in layers if i >= count)
+    if beyond:
+        raise InputError(f"--layers: no block {beyond[0]}; the model has blocks 0 to {count - 1}")
+    return sorted(layers)

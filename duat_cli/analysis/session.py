@@ -1,0 +1,150 @@
+"""Everything about one loaded model that outlives a prompt, and the facts every report opens with."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Protocol
+
+import torch
+import transformers
+
+from duat_cli.analysis.geometry import Geometry, geometry
+from duat_cli.errors import CheckpointError, DuatError, UnsupportedModelError
+from duat_cli.models.arrays import tolerance_for
+from duat_cli.models.cache import TensorCache
+from duat_cli.models.fingerprint import fingerprint
+from duat_cli.models.load import LoadedModel
+from duat_cli.models.prompts import Prompt
+from duat_cli.models.rig import BlockRun
+from duat_cli.models.structure import ModelStructure, discover, run_stack
+from duat_cli.results import Certificate, Environment, ModelFacts, PromptFacts, Run, Skipped
+
+Progress = Callable[[int, int, str], None]
+
+
+class Listener(Protocol):
+    """What a sweep does behind every block."""
+
+    def __call__(self, run: BlockRun, /) -> None: ...
+
+
+class Session:
+    """A loaded model with its proved structure; sweeps run prompts through it."""
+
+    def __init__(self, loaded: LoadedModel, progress: Progress, *, cache: bool = True) -> None:
+        self.loaded = loaded
+        self._started = datetime.now(UTC)
+        self._clock = time.perf_counter()
+        self._dtype = loaded.model.dtype
+        progress(0, 1, "fingerprint of the weights")
+        self.fingerprint = fingerprint(loaded.model)
+        progress(0, 1, "discovery of the model's structure")
+        try:
+            self.structure: ModelStructure = discover(loaded.model)
+        except UnsupportedModelError as fault:
+            raise self._blamed(fault) from fault
+        self._cache = TensorCache(f"{self.fingerprint[:32]}-{loaded.dtype}", enabled=cache)
+        self._geometries: dict[int, Geometry] = {}
+        self.heads = self.kv_heads = 0
+
+    def sweep(self, prompt: Prompt, listener: Listener) -> None:
+        """Run one prompt; `listener` is called behind every block, in order, one block alive at a time."""
+        ids = prompt.input_ids.to(self.loaded.model.device)
+
+        def listen(run: BlockRun) -> None:
+            if not bool(torch.isfinite(run.output).all()):
+                raise self._blamed(UnsupportedModelError(
+                    f"block {run.index} puts out values that are not finite in {self.loaded.dtype}"
+                ))
+            if run.attention and not self.heads:
+                self.heads, self.kv_heads = run.attention[0].rows.heads, run.attention[0].value.shape[1]
+            listener(run)
+
+        with self.structure.rig().active() as rig:
+            rig.run(lambda: run_stack(self.structure.stack, ids), listen)
+
+    def geometry(self, call: int) -> Geometry:
+        """The Gram matrix and samples of the block of that call; its factors must exist."""
+        if call not in self._geometries:
+            block = self.structure.block(call)
+            assert block.factors is not None
+            self._geometries[call] = geometry(block.factors, block.parts.name, self._cache)
+        return self._geometries[call]
+
+    def save_cache(self) -> None:
+        self._cache.save()
+
+    def _blamed(self, fault: DuatError) -> DuatError:
+        """A fault of a model with NaN or Inf weights is the weights' fault: name the tensor."""
+        for name, count in self.loaded.nonfinite_weights.items():
+            return CheckpointError(
+                f"{self.loaded.name}: {name} holds {count} values that are NaN or infinite, so {fault}; "
+                "repair the checkpoint"
+            )
+        return fault
+
+    # -- facts -----------------------------------------------------------------------------------------------
+
+    def environment(self) -> Environment:
+        return Environment(
+            python=platform.python_version(),
+            torch=torch.__version__,
+            transformers=transformers.__version__,
+            platform=platform.system() + " " + platform.machine(),
+            device=self.loaded.device,
+            dtype=self.loaded.dtype,
+            attention="eager",
+            batch_size=1,
+        )
+
+    def model_facts(self) -> ModelFacts:
+        model = self.loaded.model
+        return ModelFacts(
+            name=self.loaded.name,
+            revision=self.loaded.revision,
+            model_type=model.config.model_type,
+            architecture=type(model).__name__,
+            parameters=sum(p.numel() for p in model.parameters()),
+            blocks=len(self.structure.calls),
+            hidden_size=self.structure.hidden_size,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            fingerprint=self.fingerprint,
+        )
+
+    def certificate(self, error: float) -> Certificate:
+        tolerance = tolerance_for(self._dtype)
+        return Certificate(
+            relative_error=error, tolerance=tolerance, exact=error <= tolerance, capture=self.structure.path
+        )
+
+    def skipped(self) -> list[Skipped]:
+        """Parts of the model outside the DUAT form, and blocks whose W' has no closed form."""
+        found = [Skipped(what="model", why=note) for note in self.structure.uncovered]
+        for call in range(len(self.structure.calls)):
+            reason = self.structure.block(call).factors_reason
+            if reason is not None:
+                found.append(Skipped(what=f"operator of block {call}", why=reason))
+        return found
+
+    def run_facts(self) -> Run:
+        return Run(
+            started=self._started.isoformat(timespec="seconds"),
+            seconds=round(time.perf_counter() - self._clock, 3),
+            peak_memory_bytes=_peak_memory(),
+        )
+
+
+def prompt_facts(prompts: Sequence[Prompt]) -> list[PromptFacts]:
+    return [PromptFacts(sha256=p.sha256, tokens=p.input_ids.shape[1]) for p in prompts]
+
+
+def _peak_memory() -> int:
+    """Peak resident memory of this process, bytes (Linux counts KiB, macOS bytes)."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

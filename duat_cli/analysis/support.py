@@ -1,0 +1,102 @@
+"""`duat support`: how far duat understands a model, found by running it, not by a list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+
+from duat_cli.analysis.decomposition import Decomposition
+from duat_cli.analysis.session import Progress
+from duat_cli.errors import DuatError, UnsupportedModelError
+from duat_cli.models import tiny
+from duat_cli.models.arrays import tolerance_for
+from duat_cli.models.factors import operator_of
+from duat_cli.models.load import LoadedModel
+from duat_cli.models.rig import BlockRun
+from duat_cli.models.structure import ModelStructure, discover, probe_ids, run_stack
+from duat_cli.results import SupportEntry
+
+CHECKED_TOKENS = 17
+FAILURES = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, NotImplementedError)
+
+
+def support_of(loaded: LoadedModel) -> SupportEntry:
+    """The entry of one loaded checkpoint."""
+    return examine(loaded.model)
+
+
+def support_all(progress: Progress) -> list[SupportEntry]:
+    """One entry for every text model type of the installed transformers, each by a tiny random model."""
+    types = tiny.text_model_types()
+    return list(_entries(types, progress))
+
+
+def _entries(types: list[str], progress: Progress) -> Iterable[SupportEntry]:
+    for number, model_type in enumerate(types):
+        progress(number, len(types), model_type)
+        built = tiny.build(model_type)
+        if isinstance(built, tiny.NotBuilt):
+            yield _refused(model_type, f"no tiny configuration can be built: {built.reason}")
+        else:
+            yield examine(built.model, model_type)
+
+
+def examine(model: Any, model_type: str | None = None) -> SupportEntry:
+    """Discover the structure, then rebuild a random input other than the one discovery used."""
+    model_type = model_type or model.config.model_type
+    try:
+        structure = discover(model)
+        error, faults = _errors(structure)
+    except DuatError as fault:
+        return _refused(model_type, str(fault))
+    except FAILURES as fault:
+        return _refused(model_type, f"its own code could not be replayed: {type(fault).__name__}")
+    if not error <= tolerance_for(model.dtype):
+        return _refused(model_type, f"the rebuilt output misses the model's by {error:.1e}", structure)
+    parts = [*structure.uncovered, *faults]
+    return SupportEntry(
+        model_type=model_type,
+        status="partly" if parts else "exact",
+        path=structure.path,
+        parts=parts,
+        reason=None,
+        relative_error=error,
+    )
+
+
+def _errors(structure: ModelStructure) -> tuple[float, list[str]]:
+    """The certificate's error, and the operators that have no proved factors (each reason once)."""
+    decomposition = Decomposition()
+    errors: list[float] = []
+    faults: dict[str, list[int]] = {}
+
+    def listen(run: BlockRun) -> None:
+        step = decomposition.advance(run)
+        errors.append(step.terms.error)
+        block = structure.block(run.index)
+        try:
+            if block.factors is None:
+                raise UnsupportedModelError(block.factors_reason or "unknown")
+            operator_of(run, block.factors, step.replay, step.items, step.given)
+        except UnsupportedModelError as fault:
+            faults.setdefault(str(fault), []).append(run.index)
+
+    ids = probe_ids(structure.stack, CHECKED_TOKENS)
+    with structure.rig().active() as rig:
+        rig.run(lambda: run_stack(structure.stack, ids), listen)
+    if len(errors) != len(structure.calls):
+        raise UnsupportedModelError("the number of block calls depends on the input")
+    worst = max(errors, key=lambda e: (e != e, e))  # NaN is worst
+    return worst, [f"operator of block {', '.join(map(str, blocks))}: {why}" for why, blocks in faults.items()]
+
+
+def _refused(model_type: str, reason: str, structure: ModelStructure | None = None) -> SupportEntry:
+    return SupportEntry(
+        model_type=model_type,
+        status="refused",
+        path=structure.path if structure else None,
+        parts=[],
+        reason=reason,
+        relative_error=None,
+    )

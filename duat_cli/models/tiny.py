@@ -1,0 +1,374 @@
+"""A tiny random model of every text model type that the installed transformers knows.
+
+The default config of a type is shrunk by one rule (field name -> small value), the same for all types; what
+the rule cannot settle stands in configs/tiny.json under the type, with the reason. Nothing is left at a value
+that could hide a mistake: widths differ from each other, gains differ from 1, biases from 0.
+A type that cannot be built or run is a `NotBuilt` with the reason, never a silent gap.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import functools
+import importlib
+import importlib.resources
+import inspect
+import itertools
+import pkgutil
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pydantic
+import torch
+from torch import Tensor, nn
+from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
+
+MAX_PARAMETERS = 3_000_000
+FIRST_FREE_ID = 3  # special ids without a place of their own are numbered from here,
+FIRST_ORDINARY_ID = 40  # and prompts are drawn from here: no tiny config has that many
+
+# Types in these lists need audio, or make it; types that merely accept pixels (gemma3) run on text alone.
+_OTHER_MODALITIES = ("SPEECH_SEQ_2_SEQ", "TEXT_TO_WAVEFORM")
+_TEXT = ("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "TEXT_ENCODING")
+
+
+class TinyError(Exception):
+    """A type that cannot be made tiny, and why."""
+
+
+class TypeException(pydantic.BaseModel):
+    """Where the shrinking rule is not enough for one model type."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+    why: str
+    """What the rule alone would break."""
+    set: dict[str, Any]
+    """Config field -> value, instead of the rule's."""
+
+
+class Rule(pydantic.BaseModel):
+    """configs/tiny.json."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+    fields: dict[str, int | float]
+    """Config field (or glob) -> small value; an exact name goes before a glob."""
+    lists: dict[str, list[int]]
+    """Config field that holds a list -> value, so that both kinds of layers occur."""
+    ids: dict[str, int]
+    """Special token ids with a fixed place; every other id is numbered after them."""
+    types: dict[str, TypeException]
+
+
+@dataclasses.dataclass(frozen=True)
+class TinyModel:
+    model_type: str
+    model: PreTrainedModel
+    """Random, eval mode, float32, eager attention."""
+    inputs: dict[str, Tensor]
+    """Inputs that the model was run on once, with finite outputs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NotBuilt:
+    model_type: str
+    reason: str
+
+
+@functools.cache
+def rule() -> Rule:
+    text = (importlib.resources.files("duat_cli.configs") / "tiny.json").read_text(encoding="utf-8")
+    return Rule.model_validate_json(text)
+
+
+def _mapping(task: str) -> Any:
+    """transformers' own table config class -> model class of a task; it imports on look-up."""
+    return getattr(modeling_auto, "MODEL_MAPPING" if task == "BASE" else f"MODEL_FOR_{task}_MAPPING")
+
+
+def _names(task: str) -> set[str]:
+    return set(getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES"))
+
+
+def text_model_types() -> list[str]:
+    """The model types with token ids in: LMs, text encoders, and the text parts of multimodal models."""
+    listed = {t for task in _TEXT for t in _names(task)}
+    named = {t for t in CONFIG_MAPPING if t.endswith(("_text", "_text_model"))}
+    parts = {t for t in named if not CONFIG_MAPPING[t].sub_configs}
+    other = {t for task in _OTHER_MODALITIES for t in _names(task)}
+    return sorted((listed | parts) - other)
+
+
+def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
+    """The class a checkpoint of this type would have: its LM where there is one, else the base model.
+
+    A type with both a causal and a masked LM (bert) gets the one its config describes (`is_decoder`).
+    """
+    tasks = ["CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "TEXT_ENCODING"]
+    if config.is_encoder_decoder:
+        tasks.insert(0, tasks.pop(2))
+    elif getattr(config, "is_decoder", None) is False:
+        tasks.insert(0, tasks.pop(1))
+    for table in map(_mapping, [*tasks, "BASE"]):
+        if type(config) in table:
+            found = table[type(config)]
+            return found[0] if isinstance(found, tuple) else found
+    return _class_of_config(type(config))
+
+
+def _class_of_config(config_class: type[PreTrainedConfig]) -> type[PreTrainedModel]:
+    """The model class made for exactly this config: text parts have no auto class."""
+    package = importlib.import_module(config_class.__module__.rpartition(".")[0])
+    files = [f.name for f in pkgutil.iter_modules(package.__path__) if f.name.startswith("modeling_")]
+    modules = [importlib.import_module(f"{package.__name__}.{name}") for name in files]
+    members = [c for m in modules for c in vars(m).values() if getattr(c, "__module__", "") == m.__name__]
+    found = [c for c in members if isinstance(c, type) and getattr(c, "config_class", None) is config_class]
+    models = [c for c in found if issubclass(c, PreTrainedModel) and "PreTrained" not in c.__name__]
+    if not models:
+        raise TinyError(f"{package.__name__} has no model class for {config_class.__name__}")
+    return min(models, key=lambda c: (not c.__name__.endswith("ForCausalLM"), len(c.__name__)))
+
+
+def tiny_config(model_type: str) -> PreTrainedConfig:
+    """The default config of the type, shrunk."""
+    return _shrink(CONFIG_MAPPING[model_type], {})
+
+
+def _shrink(config_class: type[PreTrainedConfig], given: dict[str, Any]) -> PreTrainedConfig:
+    """`given`: what a parent config changed from the defaults of this class."""
+    exception = rule().types.get(config_class.model_type)
+    own = exception.set if exception else {}
+    declared = _declared(config_class) | {"per_layer_config"}
+    if unknown := set(own) - declared:
+        raise TinyError(f"configs/tiny.json sets {sorted(unknown)}, which {config_class.__name__} lacks")
+    default = _default(config_class, given, given | own)
+    depth = own.get("num_hidden_layers", rule().fields["num_hidden_layers"])
+    small = {k: v for k, v in _small_values(default, declared, depth).items() if k not in own}
+    return config_class(**{**given, **small, **own})
+
+
+def _declared(config_class: type[PreTrainedConfig]) -> set[str]:
+    return {f.name for f in dataclasses.fields(config_class)}
+
+
+def _default(config_class: type[PreTrainedConfig], *attempts: dict[str, Any]) -> PreTrainedConfig:
+    """The first of the attempts that the class accepts: a few have defaults that fail their own checks."""
+    errors = []
+    for values in attempts:
+        try:
+            return config_class(**values)
+        except Exception as error:
+            errors.append(error)
+    raise TinyError(f"{config_class.__name__}() fails: {_one_line(errors[0])}")
+
+
+def _small_values(default: PreTrainedConfig, declared: set[str], depth: int) -> dict[str, Any]:
+    values = _stored(default, declared)
+    ids = _special_ids(values)
+    small: dict[str, Any] = {}
+    for name, value in sorted(values.items()):
+        if isinstance(value, PreTrainedConfig):
+            small[name] = _shrink(type(value), _changes(value))
+        elif name in ids:
+            small[name] = ids[name]
+        elif isinstance(value, list) and name in rule().lists:
+            small[name] = rule().lists[name]
+        elif isinstance(value, list) and len(value) == values.get("num_hidden_layers"):
+            small[name] = _pattern(name, value, depth)
+        elif (number := _number(name, value)) is not None:
+            small[name] = number
+    return small | _latent_attention(small)
+
+
+def _number(name: str, value: object) -> int | float | None:
+    if name == "head_dim" and value is None:  # None means hidden / heads; checkpoints set it
+        value = 0
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    table = rule().fields
+    key = name if name in table else next((k for k in table if "*" in k and fnmatch.fnmatch(name, k)), None)
+    return None if key is None else type(value)(table[key])
+
+
+def _latent_attention(small: dict[str, Any]) -> dict[str, Any]:
+    """MLA shares one latent, so key-value heads are not grouped, and head_dim names the rotary width."""
+    if "kv_lora_rank" not in small:
+        return {}
+    same = {"num_key_value_heads": "num_attention_heads", "head_dim": "qk_rope_head_dim"}
+    return {name: small[source] for name, source in same.items() if name in small}
+
+
+def _pattern(name: str, per_layer: list[Any], depth: int) -> list[Any]:
+    """One entry a layer, every kind of the default in it: layer types alternate, others end with the last."""
+    kinds = [k for i, k in enumerate(per_layer) if k not in per_layer[:i]]
+    kinds = [k if (number := _number(name, k)) is None else number for k in kinds]
+    if name == "mlp_layer_types" and kinds == ["sparse"]:
+        kinds = ["dense", "sparse"]
+    if name == "layer_types":
+        return [kinds[i % len(kinds)] for i in range(depth)]
+    return [kinds[min(i, len(kinds) - 1)] for i in range(depth)]
+
+
+def _special_ids(values: dict[str, Any]) -> dict[str, Any]:
+    """Distinct small ids for every special token that the config sets."""
+    found = {n: v for n, v in sorted(values.items()) if re.search(r"_token_(id|index)$", n) and v is not None}
+    free = itertools.count(FIRST_FREE_ID)
+    small = {n: rule().ids[n] if n in rule().ids else next(free) for n in found}
+    return {n: [i] if isinstance(found[n], list) else i for n, i in small.items()}
+
+
+def _changes(config: PreTrainedConfig) -> dict[str, Any]:
+    """Fields that differ from the defaults of the config's own class."""
+    try:
+        plain = type(config)()
+    except Exception:
+        return {}
+    declared = _declared(type(config))
+    return {n: v for n, v in _stored(config, declared).items() if v != _stored(plain, {n}).get(n)}
+
+
+def _stored(config: PreTrainedConfig, names: set[str]) -> dict[str, Any]:
+    """Field -> value, past the attribute map and past fields that vary from layer to layer."""
+    own = vars(config)
+    alias = config.attribute_map
+    return {n: own[alias.get(n, n)] for n in names if alias.get(n, n) in own}
+
+
+def tiny_model(model_type: str, seed: int = 0) -> PreTrainedModel:
+    """A random model of the type: eval mode, float32, eager attention, nothing degenerate."""
+    config = tiny_config(model_type)
+    cls = model_class(config)
+    if cls.config_class is config.sub_configs.get("text_config"):
+        config = config.get_text_config()  # as AutoModelForCausalLM does (llama4, qwen3_5)
+    _refuse_large(cls, config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = cls._from_config(config, attn_implementation="eager", dtype=torch.float32)
+    randomise(model, seed)
+    return model.eval()
+
+
+def _refuse_large(cls: type[PreTrainedModel], config: PreTrainedConfig) -> None:
+    try:
+        with torch.device("meta"):
+            count = sum(p.numel() for p in cls(config).parameters())
+    except Exception:
+        return  # a class that cannot be made without memory shows its own error when made with memory
+    if count > MAX_PARAMETERS:
+        raise TinyError(f"{count} parameters, more than {MAX_PARAMETERS}")
+
+
+# Dynamics of state-space and recurrent layers: only their own initial values are stable.
+_DYNAMICS = re.compile(r"\.(A_log|A|D|dt_bias|dt_proj\.bias|time_decay|time_first|recurrent_param)$")
+_QUERY_KEY = re.compile(r"[._](q|k|qk|kv|qkv|query|key|query_key_value|c_attn|Wqkv|attn_qkv|in_proj)([._]|$)")
+_SCALE = re.compile(r"[._](scale|temp)$")  # start at 0 in some files: attention would be uniform
+
+
+def randomise(model: nn.Module, seed: int) -> None:
+    """Draw every parameter and every saved buffer anew, in place, from the seed alone.
+
+    Weights N(0, 1/fan-in), queries and keys 1.4 times that (attention is then not uniform), embeddings
+    N(0, 1/4), biases N(0, 0.01), gains within 0.3 of the 1 or 0 they start from.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for module, name, tensor in _tensors(model):
+            if tensor.is_floating_point() and tensor.numel():
+                tensor.copy_(_draw(module, name, tensor, generator))
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    """(owner, full name, tensor) of every parameter and persistent buffer, shared ones once."""
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        saved = set(module._buffers) - module._non_persistent_buffers_set
+        for name, tensor in [*module._parameters.items(), *((b, module._buffers[b]) for b in sorted(saved))]:
+            if tensor is not None and id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield module, f"{path}.{name}", tensor
+
+
+def _draw(owner: nn.Module, name: str, old: Tensor, generator: torch.Generator) -> Tensor:
+    noise = torch.randn(old.shape, generator=generator)
+    if _DYNAMICS.search(name):
+        return old + 0.05 * noise
+    if isinstance(owner, nn.Embedding):
+        return 0.5 * noise
+    if old.ndim >= 2:
+        sharp = 1.4 if _QUERY_KEY.search(name) else 1.0
+        return noise * sharp / _fan_in(owner, old) ** 0.5
+    if name.endswith("bias"):
+        return 0.1 * noise
+    uniform = torch.rand(old.shape, generator=generator) * 2 - 1
+    return _start(name, old) + 0.3 * uniform
+
+
+def _start(name: str, old: Tensor) -> Tensor:
+    """The value a gain varies around: the constant it is stored around, 1 or (gemma) 0."""
+    if _SCALE.search(name):
+        return torch.ones(())
+    first = old.flatten()[0]
+    return first if torch.equal(old, first.expand_as(old)) else torch.zeros(())
+
+
+def _fan_in(owner: nn.Module, weight: Tensor) -> int:
+    if isinstance(owner, nn.modules.conv._ConvNd):
+        return weight[0].numel()
+    if type(owner).__name__ == "Conv1D":  # transformers' own, stored (in, out)
+        return weight.shape[0]
+    return weight.shape[-1]
+
+
+def tiny_inputs(
+    config_or_model: PreTrainedConfig | PreTrainedModel, tokens: int = 7, seed: int = 0
+) -> dict[str, Tensor]:
+    """One prompt of ordinary token ids, (1, tokens), its mask, and a shorter decoder prompt if due."""
+    given_model = isinstance(config_or_model, PreTrainedModel)
+    config = config_or_model.config if given_model else config_or_model
+    name = _input_name(config_or_model) if given_model else "input_ids"
+    vocabulary = getattr(config.get_text_config(), "vocab_size", None) or rule().fields["*vocab_size*"]
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(count: int) -> Tensor:
+        return torch.randint(FIRST_ORDINARY_ID, int(vocabulary), (1, count), generator=generator)
+
+    inputs = {name: draw(tokens), "attention_mask": torch.ones(1, tokens, dtype=torch.long)}
+    if config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = draw(max(tokens - 2, 1))
+    return inputs
+
+
+def _input_name(model: PreTrainedModel) -> str:
+    """`input_ids`, or what the model calls it (perceiver: `inputs`)."""
+    takes_ids = "input_ids" in inspect.signature(model.forward).parameters
+    return "input_ids" if takes_ids else str(model.main_input_name)
+
+
+def build(model_type: str, seed: int = 0) -> TinyModel | NotBuilt:
+    """The tiny model of the type after one forward with finite outputs, or why there is none."""
+    try:
+        model = tiny_model(model_type, seed)
+        inputs = tiny_inputs(model)
+        with torch.no_grad():
+            output = model(**inputs)
+    except Exception as error:
+        return NotBuilt(model_type, _one_line(error))
+    if not all(torch.isfinite(t).all() for t in _floats(output)):
+        return NotBuilt(model_type, "outputs are not finite")
+    return TinyModel(model_type, model, inputs)
+
+
+def _floats(output: Any) -> list[Tensor]:
+    found = [v for v in output.values() if isinstance(v, Tensor) and v.is_floating_point()]
+    if not found:
+        raise TinyError("the output holds no tensor")
+    return found
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, TinyError) else f"{type(error).__name__}: {text}"
