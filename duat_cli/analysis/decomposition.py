@@ -111,17 +111,21 @@ def _advance_terms(run: BlockRun, before: Carried, static: Tensor, given: list[T
     return list(replay.output - static)
 
 
-def part(vector: Tensor, whole: Tensor) -> PartNumbers:
-    """Share and norm of one part of `whole`."""
-    size = float(whole.double().square().sum())
+def shares(parts: list[Tensor], whole: Tensor) -> list[PartNumbers]:
+    """Share and norm of each part of `whole`, from one Gram matrix in float64."""
+    vectors = torch.stack([whole, *parts]).flatten(1).double()
+    products = vectors @ vectors.T
+    size = float(products[0, 0])
     if size == 0.0:
-        return PartNumbers(None, None)
-    share = float((vector.double() * whole.double()).sum()) / size
-    return PartNumbers(share, float(vector.double().square().sum() / size) ** 0.5)
+        return [PartNumbers(None, None)] * len(parts)
+    return [
+        PartNumbers(float(products[0, k]) / size, (float(products[k, k]) / size) ** 0.5)
+        for k in range(1, len(vectors))
+    ]
 
 
 def _three(parts: Carried, whole: Tensor) -> ThreeParts:
-    return ThreeParts(part(parts.linear, whole), part(parts.static, whole), part(parts.dynamic, whole))
+    return ThreeParts(*shares([parts.linear, parts.static, parts.dynamic], whole))
 
 
 def _input_error(run: BlockRun, replay: Replay) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from duat_cli.analysis.assemble import (
     no_operator,
     operator_stats,
 )
-from duat_cli.analysis.decomposition import Decomposition, Step, part
+from duat_cli.analysis.decomposition import Decomposition, Step, shares
 from duat_cli.analysis.notable import summarise
 from duat_cli.analysis.operator import measure
 from duat_cli.analysis.session import Progress, Session, prompt_facts
@@ -224,18 +225,17 @@ def _uat_terms(decomposition: Decomposition, output: Tensor) -> list[UatTerm]:
     """Every term of the sum at the last block's output."""
     carried = decomposition.carried
     assert carried is not None
-    named: list[tuple[str, str, int | None, Tensor]] = [
-        ("x_0", "linear", None, carried.linear),
-        ("bias", "static", None, carried.static),
+    kinds: list[tuple[str, Literal["linear", "static", "dynamic"], int | None]] = [
+        ("x_0", "linear", None),
+        ("bias", "static", None),
+        *((f"block {i}", "dynamic", i) for i in range(len(carried.terms))),
     ]
-    named += [(f"block {i}", "dynamic", i, term) for i, term in enumerate(carried.terms)]
-    found = []
-    for name, kind, block, vector in named:
-        numbers = part(vector, output)
-        if numbers.share is None or numbers.norm is None:
-            return []
-        found.append(UatTerm(name=name, kind=kind, block=block, share=numbers.share, norm=numbers.norm))  # type: ignore[arg-type]
-    return found
+    numbers = shares([carried.linear, carried.static, *carried.terms], output)
+    return [
+        UatTerm(name=name, kind=kind, block=block, share=n.share, norm=n.norm)
+        for (name, kind, block), n in zip(kinds, numbers, strict=True)
+        if n.share is not None and n.norm is not None
+    ]
 
 
 # -- over prompts --------------------------------------------------------------------------------------------
