@@ -1,0 +1,36 @@
+"""What differs between two runs of the same input: when, how long, how much memory."""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from duat_cli.results import Run
+
+
+class Clock:
+    """Started when it is made."""
+
+    def __init__(self) -> None:
+        self._started = datetime.now(UTC)
+        self._tick = time.perf_counter()
+
+    def run(self) -> Run:
+        """The report's `run` object."""
+        from duat_cli.results import Run
+
+        started = self._started.isoformat(timespec="seconds")
+        seconds = round(time.perf_counter() - self._tick, 3)
+        return Run(started=started, seconds=seconds, peak_memory_bytes=_peak_memory())
+
+
+def _peak_memory() -> int | None:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # the one in bytes, the others in KiB

@@ -1,0 +1,174 @@
+"""`duat inspect`."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from duat_cli.cli import options
+from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from duat_cli.cli.output import Target
+    from duat_cli.cli.presentation import Presentation
+
+PANEL = "What to compute"
+
+Threshold = Annotated[
+    float,
+    typer.Option(
+        "--threshold",
+        metavar="X",
+        rich_help_panel=PANEL,
+        help="An entry of W' counts for the density above X times the root mean square entry.",
+    ),
+]
+ConvWidth = Annotated[
+    int,
+    typer.Option(
+        "--conv-width",
+        metavar="K",
+        min=1,
+        rich_help_panel=PANEL,
+        help="Width of the 1-D convolution that the density is compared with.",
+    ),
+]
+Spectrum = Annotated[
+    bool,
+    typer.Option(
+        "--spectrum", metavar="", rich_help_panel=PANEL, help="Also the spectral norm and stable rank of W'."
+    ),
+]
+Terms = Annotated[
+    bool,
+    typer.Option(
+        "--terms", metavar="", rich_help_panel=PANEL, help="Also every UAT term's share of the last output."
+    ),
+]
+PerPrompt = Annotated[
+    bool,
+    typer.Option(
+        "--per-prompt",
+        metavar="",
+        rich_help_panel=PANEL,
+        help="Also the values and spreads over the prompts.",
+    ),
+]
+Matrices = Annotated[
+    str | None,
+    typer.Option(
+        "--matrices",
+        metavar="FILE",
+        rich_help_panel=PANEL,
+        help="Write every block's coupling matrix C to a .safetensors file.",
+    ),
+]
+NoCache = Annotated[
+    bool,
+    typer.Option(
+        "--no-cache",
+        metavar="",
+        rich_help_panel=PANEL,
+        help="Neither read nor write the cache of Gram matrices.",
+    ),
+]
+
+
+def inspect(
+    model: options.Model = None,
+    prompt: options.Prompts = None,
+    prompts: options.PromptsFile = None,
+    max_tokens: options.MaxTokens = None,
+    layers: options.Layers = None,
+    threshold: Threshold = 0.01,
+    conv_width: ConvWidth = 3,
+    spectrum: Spectrum = False,
+    terms: Terms = False,
+    per_prompt: PerPrompt = False,
+    matrices: Matrices = None,
+    no_cache: NoCache = False,
+    device: options.Device = "auto",
+    dtype: options.DtypeOption = "float32",
+    revision: options.Revision = None,
+    token: options.Token = None,
+    cache_dir: options.CacheDir = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    form: options.FormatOption = None,
+    json: options.Json = False,
+    output: options.Output = None,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    no_color: options.NoColor = False,
+) -> int:
+    """What each block's attention operator does, exactly, and how the network splits into the paper's terms.
+
+    Exit code: 0 exact, 1 the certificate is not exact, 2 could not tell.
+    """
+    from duat_cli.cli.presentation import Presentation, talk_of
+    from duat_cli.cli.progress import Progress
+    from duat_cli.cli.session import ModelOptions, PromptOptions, open_session
+
+    wanted = ModelOptions(model, revision, token, cache_dir, trust_remote_code, dtype, device)
+    texts = PromptOptions(prompt, prompts, max_tokens)
+    talk = talk_of(quiet, verbose, no_color)
+    chosen = options.parse_layers(layers)
+    _check_threshold(threshold)
+    presentation = Presentation.of(output, form, json, no_color)
+    matrix_file = _matrix_file(matrices, presentation)
+
+    with Progress(talk) as progress:
+        loaded, inputs = open_session(wanted, texts, talk, progress)
+        from duat_cli.analysis.inspect import InspectOptions
+        from duat_cli.analysis.inspect import inspect as compute
+
+        settings = InspectOptions(
+            layers=chosen,
+            threshold=threshold,
+            conv_width=conv_width,
+            spectrum=spectrum,
+            terms=terms,
+            per_prompt=per_prompt,
+            cache=not no_cache,
+        )
+        tensors: dict[str, Tensor] | None = {} if matrix_file else None
+        report = compute(loaded, inputs, settings, progress, tensors)
+        if matrix_file and tensors is not None:
+            _write_matrices(matrix_file, tensors)
+
+    from duat_cli.report.table import render_inspect
+
+    presentation.emit(report, render_inspect, talk)
+    return EXIT_SOUND if report.certificate.exact else EXIT_FINDINGS
+
+
+def _check_threshold(threshold: float) -> None:
+    if not math.isfinite(threshold) or threshold < 0:
+        raise InputError(f"--threshold {threshold}: expected a number of at least 0")
+
+
+def _matrix_file(name: str | None, presentation: Presentation) -> Target | None:
+    if name is None:
+        return None
+    from duat_cli.cli.output import Target
+
+    target = Target.of("--matrices", name)
+    if target.path is None:
+        raise InputError("--matrices -: expected a file name; standard output is for the report")
+    if presentation.target.path and presentation.target.path.resolve() == target.path.resolve():
+        raise InputError(f"--matrices '{name}' and --output name the same file")
+    return target
+
+
+def _write_matrices(target: Target, tensors: dict[str, Tensor]) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    with target.replacing() as part:
+        try:
+            save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, part)
+        except SafetensorError as error:  # it names no file, and hides the reason of the system
+            raise InputError(f"--matrices '{target.path}': cannot write: {error}") from error

@@ -1,0 +1,128 @@
+"""`duat`: the command line, and what becomes of errors and signals.
+
+Neither torch nor transformers is imported here or in a command's module: `duat --help` comes up at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated, NoReturn
+
+import typer
+
+from duat_cli import __version__
+from duat_cli.cli import signals, streams, talk
+from duat_cli.cli.inspect import inspect
+from duat_cli.cli.options import CONTEXT
+from duat_cli.cli.schema import schema
+from duat_cli.cli.support import support
+from duat_cli.cli.verify import verify
+from duat_cli.errors import EXIT_SOUND, EXIT_UNDECIDED, DuatError
+from duat_cli.text import one_line
+
+PANEL_READ = "Read a checkpoint"
+PANEL_TRUST = "How far to trust it"
+PANEL_DATA = "For programs"
+
+app = typer.Typer(
+    name="duat",
+    context_settings=CONTEXT,
+    rich_markup_mode="rich",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    epilog="Exit codes: 0 sound, 1 findings (the certificate is not exact), 2 could not tell. "
+    "Every command explains its options: duat inspect --help.",
+)
+app.command("inspect", rich_help_panel=PANEL_READ)(inspect)
+app.command("verify", rich_help_panel=PANEL_TRUST)(verify)
+app.command("support", rich_help_panel=PANEL_TRUST)(support)
+app.command("schema", rich_help_panel=PANEL_DATA)(schema)
+
+Version = Annotated[bool, typer.Option("--version", metavar="", is_eager=True, help="Print duat's version.")]
+
+
+@app.callback(invoke_without_command=True)
+def duat(context: typer.Context, version: Version = False) -> None:
+    """What a Hugging Face checkpoint really computes: the exact Dynamic Universal Approximation form of any
+    transformer, with a certificate.
+
+    Start with [bold]duat inspect[/bold]: it reads a bundled demo model.
+    """
+    if version:
+        streams.write_result(f"duat {__version__}\n")
+        raise typer.Exit()
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), nl=False)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and leave with its exit code."""
+    streams.prepare()
+    signals.install()
+    try:
+        code = run(sys.argv[1:] if arguments is None else arguments)
+    except signals.Stopped as stop:
+        streams.say(f"duat: {stop.text}")
+        os._exit(stop.exit_code)  # no waiting for the libraries' threads: everything of ours is cleaned up
+    sys.exit(_flushed(code))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The exit code of a command line; every error becomes one line on standard error."""
+    try:
+        code = app(list(arguments), prog_name="duat", standalone_mode=False)
+        return code if isinstance(code, int) else EXIT_SOUND
+    except signals.Stopped:
+        raise
+    except DuatError as error:
+        talk.error(str(error))
+        return error.exit_code
+    except SystemExit as leave:
+        return _left(leave)
+    except BaseException as error:  # a Rust panic in a tokenizer is not an Exception
+        if _flushed(EXIT_SOUND) == EXIT_SOUND:  # otherwise that was it, and it is said
+            _explain(error)
+        return EXIT_UNDECIDED
+
+
+def _explain(error: BaseException) -> None:
+    """A usage error says where help is; anything else is our bug and says how to see more."""
+    usage = getattr(error, "format_message", None)
+    if usage is not None:
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context is not None else "duat"
+        talk.error(f"{usage().replace('Value error, ', '')} (help: {command} --help)")
+    elif _is_out_of_memory(error):
+        talk.error(f"out of memory ({one_line(str(error), 120)}); use shorter prompts (--max-tokens)")
+    elif os.environ.get("DUAT_DEBUG"):
+        streams.say(talk.redact(traceback.format_exc().rstrip()))
+    else:
+        text = one_line(f"{type(error).__name__}: {error}", 200).rstrip(": ")
+        talk.error(f"unexpected {text} (set DUAT_DEBUG=1 for the traceback)")
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """torch raises its own kinds, on the CPU a plain RuntimeError."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text
+
+
+def _left(leave: SystemExit) -> int:
+    """Typer and rich leave with 1 when the reader of a help page is gone; that is no finding."""
+    if streams.is_broken_pipe(leave.__context__):
+        streams.discard_output()
+        return EXIT_SOUND
+    return leave.code if isinstance(leave.code, int) else EXIT_UNDECIDED
+
+
+def _flushed(code: int) -> int:
+    """The code, unless what is still buffered, such as a help page, cannot be written."""
+    try:
+        streams.write_result("")
+    except DuatError as error:
+        talk.error(str(error))
+        return error.exit_code
+    return code

@@ -1,0 +1,195 @@
+"""Every option that more than one command takes, declared once."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import typer
+
+from duat_cli.errors import InputError
+
+PANEL_INPUT = "Input"
+PANEL_LOADING = "Loading"
+PANEL_OUTPUT = "Output"
+LAYERS_LIMIT = 10_000  # no model has more blocks; a larger range would only fill the memory
+
+
+def same_dashes(name: str) -> str:
+    """--trust_remote_code is --trust-remote-code, as accelerate and lm_eval spell it."""
+    return name.replace("_", "-")
+
+
+CONTEXT: dict[str, Any] = {"token_normalize_func": same_dashes, "help_option_names": ["-h", "--help"]}
+
+Format = Literal["table", "json"]
+Dtype = Literal["float32", "float64", "bfloat16", "float16", "fp32", "fp64", "bf16", "fp16", "auto"]
+
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL",
+        show_default=False,
+        help="Folder of a checkpoint, or a hub id such as org/name. Without it: the bundled demo model.",
+    ),
+]
+Prompts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--prompt",
+        metavar="TEXT",
+        rich_help_panel=PANEL_INPUT,
+        help="A text to run; repeatable; - reads standard input. Without any: a bundled set.",
+    ),
+]
+PromptsFile = Annotated[
+    str | None,
+    typer.Option(
+        "--prompts",
+        metavar="FILE",
+        rich_help_panel=PANEL_INPUT,
+        help='Texts, one a line, or JSON lines with a "text" field; - reads standard input.',
+    ),
+]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-tokens",
+        metavar="N",
+        min=1,
+        rich_help_panel=PANEL_INPUT,
+        help="Cut every prompt after N tokens.",
+    ),
+]
+Layers = Annotated[
+    str | None,
+    typer.Option(
+        "--layers",
+        metavar="LIST",
+        rich_help_panel=PANEL_INPUT,
+        help="Report these blocks only, such as 0-3,7.",
+    ),
+]
+Revision = Annotated[
+    str | None,
+    typer.Option(
+        "--revision",
+        metavar="REV",
+        rich_help_panel=PANEL_LOADING,
+        help="Branch, tag or commit of a hub checkpoint.",
+    ),
+]
+Token = Annotated[
+    str | None,
+    typer.Option(
+        "--token",
+        metavar="TOKEN",
+        rich_help_panel=PANEL_LOADING,
+        help="Hub access token, never printed. Default: HF_TOKEN, or the one of 'hf auth login'.",
+    ),
+]
+CacheDir = Annotated[
+    str | None,
+    typer.Option(
+        "--cache-dir",
+        metavar="DIR",
+        rich_help_panel=PANEL_LOADING,
+        help="Where hub files are kept. Default: the hub's own cache.",
+    ),
+]
+DtypeOption = Annotated[
+    Dtype,
+    typer.Option(
+        "--dtype",
+        metavar="DTYPE",
+        rich_help_panel=PANEL_LOADING,
+        help="float32, float64, bfloat16, float16, or auto: as stored. "
+        "float32 because the certificate is only as sharp as the arithmetic.",
+    ),
+]
+Device = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        metavar="DEVICE",
+        rich_help_panel=PANEL_LOADING,
+        help="cpu, cuda, cuda:1, mps, or auto: an accelerator if there is one.",
+    ),
+]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        metavar="",
+        rich_help_panel=PANEL_LOADING,
+        help="Run Python code that comes with the checkpoint. Off: such a model is refused.",
+    ),
+]
+FormatOption = Annotated[
+    Format | None,
+    typer.Option(
+        "--format",
+        metavar="FORMAT",
+        show_default=False,
+        rich_help_panel=PANEL_OUTPUT,
+        help="table or json. Default: table, or json when the output file ends in .json.",
+    ),
+]
+Json = Annotated[
+    bool, typer.Option("--json", metavar="", rich_help_panel=PANEL_OUTPUT, help="Short for --format json.")
+]
+Output = Annotated[
+    str | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        rich_help_panel=PANEL_OUTPUT,
+        help="Write the result to a file, whole or not at all; - is standard output.",
+    ),
+]
+Quiet = Annotated[
+    bool,
+    typer.Option(
+        "--quiet", "-q", metavar="", rich_help_panel=PANEL_OUTPUT, help="Only the result and errors."
+    ),
+]
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose",
+        "-v",
+        metavar="",
+        rich_help_panel=PANEL_OUTPUT,
+        help="Also every step, and the libraries' progress.",
+    ),
+]
+NoColor = Annotated[
+    bool,
+    typer.Option(
+        "--no-color", metavar="", rich_help_panel=PANEL_OUTPUT, help="No colour; NO_COLOR does the same."
+    ),
+]
+
+
+def parse_layers(text: str | None) -> frozenset[int] | None:
+    """'0-3,7' as {0, 1, 2, 3, 7}; None stays None, which is every block."""
+    if text is None:
+        return None
+    blocks: set[int] = set()
+    for part in text.split(","):
+        blocks.update(_parse_range(part.strip(), text))
+    return frozenset(blocks)
+
+
+def _parse_range(part: str, whole: str) -> range:
+    first, dash, last = part.partition("-")
+    if not _is_number(first) or (dash and not _is_number(last)):
+        raise InputError(f"--layers '{whole}': '{part}' is no block or range; expected such as 0-3,7")
+    start, stop = int(first), int(last) if dash else int(first)
+    if stop < start or stop >= LAYERS_LIMIT:
+        raise InputError(f"--layers '{whole}': '{part}' is no range of blocks; expected such as 0-3,7")
+    return range(start, stop + 1)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 9

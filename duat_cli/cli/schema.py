@@ -1,0 +1,26 @@
+"""`duat schema`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from duat_cli.cli import options
+from duat_cli.errors import EXIT_SOUND
+
+Report = Annotated[
+    Literal["inspect", "verify", "support"],
+    typer.Argument(metavar="REPORT", help="inspect, verify or support: the command whose JSON is described."),
+]
+
+
+def schema(report: Report = "inspect", output: options.Output = None) -> int:
+    """The JSON Schema of a report: every field with its meaning and unit."""
+    from duat_cli.cli.output import Target
+
+    target = Target.of("--output", output)
+    from duat_cli.report.schema import to_schema
+
+    target.write(to_schema(report))
+    return EXIT_SOUND

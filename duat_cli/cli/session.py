@@ -1,0 +1,85 @@
+"""The steps in front of every analysis: read the prompts, open the checkpoint, make token ids."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from duat_cli.cli import libraries
+from duat_cli.cli.progress import Progress
+from duat_cli.cli.talk import Talk, hide
+from duat_cli.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from duat_cli.models.load import LoadedModel
+    from duat_cli.models.prompts import Prompt
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which checkpoint, and how to load it."""
+
+    model: str | None
+    revision: str | None
+    token: str | None
+    cache_dir: str | None
+    trust_remote_code: bool
+    dtype: str
+    device: str
+
+    def __post_init__(self) -> None:
+        hide(self.token)
+
+    def announce(self, talk: Talk) -> None:
+        """What is known before torch is imported: a typing error should not cost these seconds."""
+        if self.model is None:
+            talk.note("no MODEL given: using the bundled demo model")
+        elif self.model.startswith((".", "/", "~")) and not Path(self.model).expanduser().exists():
+            raise CheckpointError(f"{self.model}: no such folder")
+        libraries.calm(talk)
+
+    def load(self, progress: Progress) -> LoadedModel:
+        """The model, ready to run."""
+        progress.doing(f"loading {self.model or 'the demo model'}")
+        from duat_cli.models.load import load
+
+        return load(
+            self.model,
+            revision=self.revision,
+            token=self.token,
+            cache_dir=self.cache_dir,
+            dtype=self.dtype,
+            device=self.device,
+            trust_remote_code=self.trust_remote_code,
+        )
+
+
+@dataclass(frozen=True)
+class PromptOptions:
+    """Which texts to run, and how much of them."""
+
+    prompts: list[str] | None
+    file: str | None
+    max_tokens: int | None
+
+
+def open_session(
+    wanted: ModelOptions, texts: PromptOptions, talk: Talk, progress: Progress
+) -> tuple[LoadedModel, list[Prompt]]:
+    """The model, and the prompts as its token ids. The texts come first: their errors cost no load."""
+    wanted.announce(talk)
+    progress.doing("loading torch and transformers")
+    from duat_cli.models.load import load_tokenizer
+    from duat_cli.models.prompts import encode, limits, read_prompts
+
+    progress.doing("reading the prompts")
+    found = read_prompts(texts.prompts or [], texts.file, sys.stdin)
+    loaded = wanted.load(progress)
+    tokenizer = load_tokenizer(loaded.files.path, trust_remote_code=wanted.trust_remote_code)
+    room = limits(loaded.model)
+    cut = texts.max_tokens
+    if cut is None and not texts.prompts and texts.file is None:
+        cut = room.max_positions  # the bundled texts are ours: too long for a small model is no user's error
+    return loaded, encode(tokenizer, found, cut, room.max_positions, room.vocab_size)

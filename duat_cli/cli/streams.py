@@ -1,0 +1,72 @@
+"""Standard streams that survive being closed, full, narrow in encoding, or read by a pipe that ends early."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import sys
+
+from duat_cli.errors import InputError
+
+
+def prepare() -> None:
+    """Give closed descriptors a null device, and let no character raise for lack of an encoding.
+
+    Without it the first file opened would take a closed standard stream's number, and a library that
+    writes to descriptor 1 would write into that file.
+    """
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8", closefd=False))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def write_result(text: str) -> None:
+    """Write to standard output. A reader that has gone away changes nothing; a full device is an error."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        discard_output()
+        if not is_broken_pipe(error):
+            raise InputError(f"standard output: cannot write: {error.strerror or error}") from error
+
+
+def say(text: str) -> None:
+    """Write a line to standard error; a standard error that cannot take it is not worth failing for."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+
+def discard_output() -> None:
+    """Send what is still buffered for standard output nowhere, so that the interpreter's exit is quiet."""
+    with contextlib.suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+        sys.stdout.flush()
+
+
+def is_broken_pipe(error: BaseException | None) -> bool:
+    """Whether an error, or what it was raised from, is a reader that closed its end."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.EPIPE, errno.ESHUTDOWN):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def boxes() -> bool:
+    """Whether standard output can show box characters."""
+    encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower().replace("-", "")
+    return encoding.startswith("utf")

@@ -1,0 +1,77 @@
+"""Numbers as a reader wants them: three digits, their unit in the header."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+Form = Callable[[float | None], str]
+
+ABSENT = "-"
+_ROUNDING = 1e-6  # of a share in float32
+_STEPS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def plain(value: float | None) -> str:
+    """Three significant digits: 4.12, 0.013, 1.2e+05."""
+    if value is None:
+        return ABSENT
+    if 999.5 <= abs(value) < 99999.5:
+        return f"{value:.0f}"
+    if value == 0:
+        return "0"
+    text = f"{value:#.3g}".rstrip(".")  # 1.00, not 1: the places of a column stay aligned
+    return text if "e" not in text else f"{value:.1e}"
+
+
+def percent(value: float | None) -> str:
+    """A share of 1 in percent, one decimal; what is small, but no rounding error, does not print as zero."""
+    if value is None:
+        return ABSENT
+    if abs(value) < _ROUNDING:
+        return "0.0"
+    if abs(value) < 0.0005:
+        return "<0.1" if value > 0 else ">-0.1"
+    if 0.9995 <= value < 1:
+        return ">99.9"
+    return f"{100 * value:.1f}"
+
+
+def error(value: float | None) -> str:
+    """A relative error: 3.1e-07, or 0 where nothing is lost."""
+    if value is None:
+        return ABSENT
+    return "0" if value == 0 else f"{value:.1e}"
+
+
+def count(value: float) -> str:
+    """A count with a letter for its power of ten: 1.24 M."""
+    for step, letter in _STEPS:
+        if value >= step:
+            return f"{value / step:.3g} {letter}"
+    return f"{value:.0f}"
+
+
+def size(value: float) -> str:
+    """Bytes, in powers of 1024: 28.1 TiB."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
+        if value < 1024:
+            return f"{value:.3g} {unit}"
+        value /= 1024
+    return f"{value:.3g} EiB"
+
+
+def plural(number: int, word: str) -> str:
+    """1 prompt, 2 prompts."""
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+def indices(word: str, numbers: list[int]) -> str:
+    """Numbered things, runs joined: 'block 3' or 'blocks 0-4, 7'."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    names = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+    return f"{word if len(set(numbers)) == 1 else word + 's'} {', '.join(names)}"

@@ -1,0 +1,66 @@
+"""The sheet a report is printed on: width, colour, boxes; and rich's output on it as a string."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from duat_cli.text import clean
+
+
+@dataclass(frozen=True)
+class Page:
+    """What the reader's screen or file can show."""
+
+    width: int = 80
+    color: bool = False
+    boxes: bool = True
+
+    @property
+    def rule(self) -> box.Box:
+        """One line under the header, none between columns: the numbers need the room."""
+        return _RULE if self.boxes else _ASCII_RULE
+
+    def render(self, parts: list[RenderableType]) -> str:
+        """The parts below each other, no line ending in spaces."""
+        console = Console(
+            file=io.StringIO(),
+            width=self.width,
+            force_terminal=self.color,
+            color_system="standard" if self.color else None,
+            no_color=not self.color,
+            legacy_windows=False,
+            markup=False,
+            highlight=False,
+            emoji=False,
+            soft_wrap=False,
+        )
+        with console.capture() as capture:
+            for part in parts:
+                console.print(part)
+        return "\n".join(line.rstrip() for line in capture.get().split("\n"))
+
+
+def line(text: str, style: str = "") -> Text:
+    """A paragraph; foreign characters escaped, never read as markup."""
+    return Text(clean(text), style=style, overflow="fold")
+
+
+def item(text: str, style: str = "") -> RenderableType:
+    """A paragraph behind a dash, its further lines indented."""
+    from rich.padding import Padding
+    from rich.table import Table
+
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row(Text("-"), line(text, style))
+    return Padding(grid, (0, 0, 0, 2))
+
+
+_RULE = box.Box("    \n    \n ── \n    \n    \n    \n    \n    \n")
+_ASCII_RULE = box.Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)

@@ -1,0 +1,25 @@
+"""The JSON Schema of the reports."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from duat_cli.results import InspectReport, Result, SupportReport, VerifyReport
+
+REPORTS: dict[str, type[Result]] = {
+    "inspect": InspectReport,
+    "verify": VerifyReport,
+    "support": SupportReport,
+}
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def schema_of(command: str) -> dict[str, Any]:
+    """The schema that every JSON report of a command satisfies."""
+    return {"$schema": _DIALECT, **REPORTS[command].model_json_schema(mode="serialization")}
+
+
+def to_schema(command: str) -> str:
+    """The schema as text."""
+    return json.dumps(schema_of(command), indent=2, allow_nan=False) + "\n"

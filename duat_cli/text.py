@@ -1,0 +1,23 @@
+"""Foreign strings made fit for a terminal: model names, paths, tensor names, messages of other libraries."""
+
+from __future__ import annotations
+
+import unicodedata
+
+# controls (C0, DEL, C1), formats (bidi, zero width), surrogates, line and paragraph separators
+_ESCAPED = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+
+
+def clean(text: str) -> str:
+    """Text with every character that could steer a terminal, or hide in it, written as its escape."""
+    return "".join(_escape(c) if unicodedata.category(c) in _ESCAPED else c for c in text)
+
+
+def one_line(text: str, limit: int = 400) -> str:
+    """A message as one clean line: line breaks become spaces; an over-long text is cut, visibly."""
+    line = clean(" ".join(text.split()))
+    return line if len(line) <= limit else line[: limit - 4] + " ..."
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode("ascii")

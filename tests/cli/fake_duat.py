@@ -1,0 +1,118 @@
+"""`duat` with the analysis replaced by a hand-made report: the command line's own behaviour, quickly.
+
+Run as a script. DUAT_FAKE, a comma-separated list of the words below, says what goes on inside.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
+
+import sample_reports
+
+from duat_cli.errors import CheckpointError, UnsupportedModelError
+
+
+def modes() -> frozenset[str]:
+    return frozenset(os.environ.get("DUAT_FAKE", "").split(","))
+
+
+class PanicException(BaseException):
+    """As pyo3 raises for a Rust panic in a tokenizer."""
+
+
+def load(source: str | None, **options: Any) -> SimpleNamespace:
+    if "refuse" in modes():
+        raise UnsupportedModelError("mamba: no attention\x1b[31m\nwas found")
+    if "leak" in modes():
+        raise CheckpointError(f"401 for {options['token']}, {os.environ.get('HF_TOKEN')}, hf_abcdefghijkl")
+    if "leak-crash" in modes():
+        raise RuntimeError(f"401 for {options['token']}")
+    files = SimpleNamespace(path=Path("."))
+    return SimpleNamespace(name=source or "demo", files=files, model=None)
+
+
+def act() -> None:
+    if "slow" in modes():
+        print("computing", file=sys.stderr, flush=True)
+        time.sleep(30)
+    if "pause" in modes():
+        time.sleep(1.0)
+    if "crash" in modes():
+        raise KeyError("no such\nthing")
+    if "memory" in modes():
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 9 bytes")
+    if "panic" in modes():
+        raise PanicException("range end index 7 out of range")
+
+
+def inspect(loaded: Any, prompts: Any, options: Any, progress: Any, matrices: Any = None) -> Any:
+    progress(3, 30, "block \x1b[31mthree")
+    act()
+    if matrices is not None:
+        import torch
+
+        matrices["0.C"] = torch.ones(2, 3).T
+    warnings = ("a \x1b[31mred\x1b[0m [bold]warning[/bold]",) * (4000 if "big" in modes() else 1)
+    return sample_reports.inspect_report(
+        exact="inexact" not in modes(),
+        spectrum=options.spectrum,
+        with_terms=options.terms,
+        per_prompt=options.per_prompt,
+        name=loaded.name,
+        warnings=warnings,
+    )
+
+
+def verify(loaded: Any, prompts: Any, progress: Any) -> Any:
+    act()
+    return sample_reports.verify_report(exact="inexact" not in modes())
+
+
+def support_of(loaded: Any) -> Any:
+    place = {"partly": 1, "refused": 2}
+    return sample_reports.support_report().entries[
+        next((place[mode] for mode in modes() if mode in place), 0)
+    ]
+
+
+def module(name: str, **contents: Any) -> ModuleType:
+    made = ModuleType(name)
+    vars(made).update(contents)
+    return made
+
+
+FAKES = {
+    fake.__name__: fake
+    for fake in (
+        module("duat_cli.models.load", load=load, load_tokenizer=lambda *a, **k: None),
+        module(
+            "duat_cli.models.prompts",
+            read_prompts=lambda *a, **k: ["x"],
+            encode=lambda *a, **k: [[1]],
+            limits=lambda model: SimpleNamespace(max_positions=None, vocab_size=1),
+        ),
+        module("duat_cli.analysis.inspect", inspect=inspect, verify=verify, InspectOptions=SimpleNamespace),
+        module(
+            "duat_cli.analysis.support",
+            support_of=support_of,
+            support_all=lambda progress: sample_reports.support_report().entries,
+        ),
+    )
+}
+
+if __name__ == "__main__":
+    from duat_cli.cli import progress
+    from duat_cli.cli.main import main
+
+    if "pause" in modes():
+        progress.PATIENCE = 0.4
+
+    sys.modules.update(FAKES)
+    main()

@@ -1,0 +1,54 @@
+"""The command line with nothing faked, on the bundled demo model."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from duat_cli.cli import libraries
+from duat_cli.cli.main import run
+from duat_cli.results import InspectReport
+
+PROMPT = ("--prompt", "def main(argv):")
+
+
+@pytest.fixture(autouse=True)
+def _loud(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave logs and warnings of this process as they are, for the tests that come after."""
+    monkeypatch.setattr(libraries, "calm", lambda talk: None)
+
+
+@pytest.fixture
+def report(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run duat; the code and the JSON on standard output."""
+
+    def read(*arguments: str) -> tuple[int, dict[str, Any]]:
+        code = run([*arguments, "--json", "-q"])
+        return code, json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+
+    return read
+
+
+def test_inspect_is_exact_and_repeatable(report: Any) -> None:
+    code, first = report("inspect", *PROMPT, "--terms")
+    again = report("inspect", *PROMPT, "--terms")[1]
+    assert code == 0
+    assert InspectReport.model_validate(first).certificate.exact
+    assert first.pop("run")
+    assert again.pop("run")
+    assert first == again
+
+
+def test_verify_and_support(report: Any) -> None:
+    assert report("verify", *PROMPT)[1]["certificate"]["exact"]
+    code, document = report("support")
+    assert (code, document["entries"][0]["status"]) == (0, "exact")
+
+
+def test_bad_prompt_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", "--prompt", " ", "-q"]) == 2
+    assert capsys.readouterr().err == "duat: error: --prompt 1: empty prompt; expected a text\n"
+    assert run(["inspect", *PROMPT, "-q", "--layers", "99"]) == 2
+    assert capsys.readouterr().err.startswith("duat: error: ")

@@ -1,0 +1,307 @@
+"""Prompts: where they come from, what is refused, and that the token ids fit the model."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures"))
+import bad_checkpoints as bad
+
+from duat_cli.errors import InputError
+from duat_cli.models.fingerprint import digest, fingerprint
+from duat_cli.models.load import load_tokenizer
+from duat_cli.models.prompts import PromptText, default_prompts, encode, limits, read_prompts
+from duat_cli.text import clean
+
+
+def texts(*args: Any) -> list[str]:
+    return [p.text for p in read_prompts(*args)]
+
+
+def refusal(*args: Any) -> str:
+    with pytest.raises(InputError) as caught:
+        read_prompts(*args)
+    message = str(caught.value)
+    assert message == clean(message)
+    return message
+
+
+def stream(raw: bytes) -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.BytesIO(raw), encoding="ascii")
+
+
+# --- the bundled set ------------------------------------------------------------------------------------
+
+
+def test_the_bundled_set_is_varied_and_holds_the_paper_prompts() -> None:
+    bundled = [p.text for p in default_prompts()]
+    assert read_prompts([], None, None) == default_prompts()
+    assert bundled[-2:] == [
+        "Nui zi created Nui zi dynamics",
+        "Nui zi created gravitation and relativity theory",
+    ]
+    assert len(set(bundled)) == len(bundled) >= 12
+    words = [len(text.split()) for text in bundled[:-2] if text.isascii()]
+    assert min(words) >= 20
+    assert max(words) <= 90
+
+
+def test_the_bundled_set_fits_a_model_of_512_positions_by_bytes() -> None:
+    assert max(len(p.text.encode()) for p in default_prompts()) < 512
+
+
+# --- reading --------------------------------------------------------------------------------------------
+
+
+def test_options_then_file(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_bytes(b"\xef\xbb\xbfone\r\n\n  two \n{\"text\": \"th\\nree\", \"id\": 3}\nfour")
+    read = read_prompts(["zero"], str(file), None)
+    assert [p.text for p in read] == ["zero", "one", "  two ", "th\nree", "four"]
+    assert [p.line for p in read] == [1, 1, 3, 4, 5]
+    assert read[2].where == f"{file} line 3"
+
+
+def test_a_jsonl_file_is_json_on_every_line(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"text": "a"}\nplain\n')
+    assert "prompts.jsonl line 2: not JSON" in refusal([], str(file), None)
+
+
+def test_standard_input_is_one_prompt_or_a_file() -> None:
+    assert texts(["-"], None, stream(b"one\ntwo\n")) == ["one\ntwo"]
+    assert texts([], "-", stream("one\nzwei ü\n".encode())) == ["one", "zwei ü"]
+    assert texts([], "-", io.StringIO("one\n")) == ["one"]
+    assert "standard input can be read once" in refusal(["-"], "-", stream(b"x"))
+    assert "standard input line 2: not UTF-8" in refusal(["-"], None, stream(b"one\n\xff"))
+    assert "standard input: empty" in refusal([], "-", stream(b""))
+    assert "standard input: cannot be read" in refusal([], "-", None)
+    closed = io.StringIO()
+    closed.close()
+    assert "standard input: cannot be read" in refusal([], "-", closed)
+
+
+@pytest.mark.parametrize("text", ["", "  ", "\n"])
+def test_an_empty_option(text: str) -> None:
+    assert refusal(["fine", text], None, None).startswith("--prompt 2: empty prompt")
+
+
+@pytest.mark.parametrize(
+    ("raw", "part"),
+    [
+        (b"", "empty, no prompts"),
+        (b"\n  \n\t\n", "only blank lines, no prompts"),
+        (b"fine\ncaf\xe9\n", "line 2: not UTF-8 (byte 0xe9 at offset 3)"),
+        ("text".encode("utf-16"), "line 1: not UTF-8"),
+        (b"fine\n{nope\n", "line 2: not JSON"),
+        (b'{"txt": "a"}\n', 'line 1: expected an object with a "text"'),
+        (b'{"text": 3}\n', 'line 1: expected an object with a "text"'),
+        (b'{"text": " "}\n', "line 1: empty prompt"),
+        (b'{"text": "\\ud800"}\n', "line 1: character 1 has no UTF-8 form"),
+        (b'{"a":' + b"[" * 100_000, "line 1: not JSON"),
+    ],
+)
+def test_a_file_that_cannot_be_used(raw: bytes, part: str, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_bytes(raw)
+    message = refusal([], str(file), None)
+    assert message.startswith(f"{file}")
+    assert part in message
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    assert "No such file" in refusal([], str(tmp_path / "nope.txt"), None)
+    assert "Is a directory" in refusal([], str(tmp_path), None)
+    assert "cannot be read" in refusal([], "a\0b", None)
+
+
+# --- token ids ------------------------------------------------------------------------------------------
+
+
+def text(content: str) -> PromptText:
+    return PromptText(content, "prompts.txt line 3", 3)
+
+
+@pytest.fixture(scope="module")
+def byte_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """One token a byte, no special tokens."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    bad.tokenizer(folder)
+    return load_tokenizer(folder)
+
+
+def test_a_prompt_is_encoded_alone(byte_tokenizer: Any) -> None:
+    first, second = encode(byte_tokenizer, [text("abc"), text("é")], None, 64, bad.VOCAB)
+    assert first.input_ids.shape == (1, 3)
+    assert second.input_ids.shape == (1, 2)
+    assert first.input_ids.dtype == torch.long
+    assert (first.text, first.line) == ("abc", 3)
+    assert first.sha256 == hashlib.sha256(b"abc").hexdigest()
+
+
+@pytest.mark.parametrize("count", [1, 2, 64])
+def test_max_tokens_keeps_the_beginning(count: int, byte_tokenizer: Any) -> None:
+    (whole,) = encode(byte_tokenizer, [text("abcdefgh" * 20)], None, None, bad.VOCAB)
+    (cut,) = encode(byte_tokenizer, [text("abcdefgh" * 20)], count, 64, bad.VOCAB)
+    assert torch.equal(cut.input_ids, whole.input_ids[:, :count])
+
+
+def test_odd_characters_are_only_text(byte_tokenizer: Any) -> None:
+    assert encode(byte_tokenizer, [text(f"a\x00b{bad.ESC}\u202e\U0001f600")], None, 64, bad.VOCAB)
+
+
+def encoding_refusal(tokenizer: Any, content: str, positions: int | None = 64, vocab: int = bad.VOCAB) -> str:
+    with pytest.raises(InputError) as caught:
+        encode(tokenizer, [text("fine"), text(content)], None, positions, vocab)
+    message = str(caught.value)
+    assert message.startswith("prompts.txt line 3: ")
+    assert message == clean(message)
+    return message
+
+
+def test_a_prompt_longer_than_the_positions(byte_tokenizer: Any) -> None:
+    message = encoding_refusal(byte_tokenizer, "x" * 65)
+    assert "65 tokens" in message
+    assert "--max-tokens 64" in message
+
+
+def test_a_token_id_that_the_embedding_lacks(tmp_path: Path) -> None:
+    bad.build("tok_ids_out_of_range", tmp_path / "m")
+    message = encoding_refusal(load_tokenizer(tmp_path / "m"), "word39")
+    assert f"token id {260 + 39} is out of the vocabulary, vocab_size {bad.VOCAB}" in message
+
+
+def test_a_prompt_without_tokens() -> None:
+    def silent(text: str, **settings: Any) -> Any:
+        return {"input_ids": [1] if text == "fine" else []}
+
+    assert "makes no tokens" in encoding_refusal(silent, "x")
+
+
+def test_a_tokenizer_that_fails_or_panics() -> None:
+    panic = type("PanicException", (BaseException,), {})
+
+    def failing(text: str, **settings: Any) -> Any:
+        if text == "fine":
+            return {"input_ids": [1]}
+        raise panic("no entry\nfound") if text == "panic" else KeyError("added")
+
+    assert "the tokenizer fails: PanicException: no entry found" in encoding_refusal(failing, "panic")
+    assert "the tokenizer fails: KeyError" in encoding_refusal(failing, "x")
+
+
+def test_what_a_tokenizer_file_asks_for_is_not_done(tmp_path: Path) -> None:
+    """tokenizer.json may hold padding and truncation of its own, and a side to cut from."""
+    bad.tokenizer(tmp_path, truncation_side="left", padding_side="left")
+    file = tmp_path / "tokenizer.json"
+    cut = {"direction": "Left", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    pad = {
+        "strategy": {"Fixed": 40}, "direction": "Right", "pad_to_multiple_of": None,
+        "pad_id": 259, "pad_type_id": 0, "pad_token": "<pad>",
+    }  # fmt: skip
+    bad.jedit(file, truncation=cut, padding=pad)
+    tokenizer = load_tokenizer(tmp_path)
+    (whole,) = encode(tokenizer, [text("abcdefgh")], None, 64, bad.VOCAB)
+    (short,) = encode(tokenizer, [text("abcdefgh")], 2, 64, bad.VOCAB)
+    assert whole.input_ids.shape == (1, 8)
+    assert torch.equal(short.input_ids, whole.input_ids[:, :2])
+
+
+# --- what a model can read ------------------------------------------------------------------------------
+
+
+def tiny(name: str, **fields: Any) -> Any:
+    small = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    config = getattr(transformers, f"{name}Config")(**{**small, "num_attention_heads": 2, **fields})
+    return getattr(transformers, f"{name}Model")(config).eval()
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "tokens"),
+    [
+        ("Bert", {}, 20),
+        ("Roberta", {"pad_token_id": 1}, 18),
+        ("OPT", {"ffn_dim": 16, "word_embed_proj_dim": 16}, 20),
+    ],
+)
+def test_the_longest_prompt_runs_and_a_longer_one_cannot(
+    name: str, fields: dict[str, int], tokens: int
+) -> None:
+    model = tiny(name, max_position_embeddings=20, **fields)
+    assert limits(model).max_positions == tokens
+    assert limits(model).vocab_size == 50
+    ids = torch.full((1, tokens + 1), 7)
+    assert torch.isfinite(model(ids[:, :-1]).last_hidden_state).all()
+    with pytest.raises((IndexError, RuntimeError)):
+        model(ids)
+
+
+def test_a_model_without_positions_has_no_limit() -> None:
+    model = tiny("Bloom", n_head=2, n_layer=1)
+    assert limits(model).max_positions is None
+
+
+# --- fingerprints ---------------------------------------------------------------------------------------
+
+
+def test_a_fingerprint_is_of_names_shapes_dtypes_and_bytes() -> None:
+    def module(**tensors: torch.Tensor) -> torch.nn.Module:
+        made = torch.nn.Module()
+        for name, tensor in tensors.items():
+            made.register_parameter(name, torch.nn.Parameter(tensor))
+        return made
+
+    base = torch.arange(6.0)
+    prints = [
+        fingerprint(module(a=base)),
+        fingerprint(module(b=base)),
+        fingerprint(module(a=base.reshape(2, 3))),
+        fingerprint(module(a=base.to(torch.bfloat16))),
+        fingerprint(module(a=base.nextafter(base + 1))),
+        fingerprint(module(a=base, b=base)),
+        fingerprint(module(a=base.view(torch.complex64))),
+    ]
+    assert len(set(prints)) == len(prints)
+    assert fingerprint(module(b=base, a=base + 1)) == fingerprint(module(a=base + 1, b=base))
+    strided = torch.stack([base, base], 1)[:, 0]
+    assert fingerprint(module(a=strided)) == fingerprint(module(a=base))
+
+
+def test_tied_parameters_count_once_and_computed_buffers_not_at_all() -> None:
+    model = torch.nn.Linear(2, 2)
+    plain = fingerprint(model)
+    model.register_buffer("computed", torch.ones(2), persistent=False)
+    assert fingerprint(model) == plain
+    model.register_buffer("saved", torch.ones(2))
+    with_buffer = fingerprint(model)
+    assert with_buffer != plain
+    model.register_parameter("weight_again", model.weight)
+    assert fingerprint(model) == with_buffer
+
+
+def test_weights_that_are_not_in_memory() -> None:
+    from duat_cli.errors import UnsupportedModelError
+
+    with torch.device("meta"):
+        model = torch.nn.Linear(2, 2)
+    with pytest.raises(UnsupportedModelError, match="'bias' is not in memory"):
+        fingerprint(model)
+
+
+def test_a_digest_tells_tensors_apart() -> None:
+    a, b = torch.zeros(2), torch.zeros(3)
+    assert digest(a, b) != digest(b, a)
+    assert digest(a) != digest(torch.zeros(2, dtype=torch.int32))
+    assert digest(torch.zeros(())) != digest(torch.zeros(1))
+    assert digest(a) == digest(torch.zeros(2))
+    assert digest(torch.zeros(0))
+    large = torch.arange(5_000_000)
+    assert digest(large) == digest(large.clone()) != digest(large + 1)

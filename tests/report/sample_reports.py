@@ -1,0 +1,259 @@
+"""Hand-made reports that look like real ones."""
+
+from __future__ import annotations
+
+from duat_cli.results import (
+    Block,
+    BlockCertificate,
+    Certificate,
+    Coupling,
+    Density,
+    Environment,
+    InspectReport,
+    ModelFacts,
+    OperatorStats,
+    Part,
+    Parts,
+    PromptBlock,
+    PromptFacts,
+    Run,
+    Skipped,
+    Spread,
+    Summary,
+    SupportEntry,
+    SupportReport,
+    Terms,
+    UatTerm,
+    VerifyReport,
+)
+
+NO_SPECTRUM = "not computed without --spectrum"
+GATED = "a per-channel output gate: W' is no sum of Kronecker products"
+
+
+def environment() -> Environment:
+    return Environment(
+        python="3.11.7",
+        torch="2.13.0",
+        transformers="5.23.0",
+        platform="Linux-x86_64",
+        device="cpu",
+        dtype="float32",
+        attention="eager",
+        batch_size=1,
+    )
+
+
+def model(name: str = "HuggingFaceTB/SmolLM2-135M") -> ModelFacts:
+    return ModelFacts(
+        name=name,
+        revision="93efa2f097d58c2a74874c7e644dbc9b0cee75a2",
+        model_type="llama",
+        architecture="LlamaForCausalLM",
+        parameters=134_515_008,
+        blocks=30,
+        hidden_size=576,
+        heads=9,
+        kv_heads=3,
+        fingerprint="ab" * 32,
+    )
+
+
+def prompts() -> list[PromptFacts]:
+    return [PromptFacts(sha256="cd" * 32, tokens=31), PromptFacts(sha256="ef" * 32, tokens=128)]
+
+
+def certificate(exact: bool = True) -> Certificate:
+    return Certificate(
+        relative_error=3.14e-07 if exact else 0.0321,
+        tolerance=1e-4,
+        exact=exact,
+        capture="attention interface",
+    )
+
+
+def run() -> Run:
+    return Run(started="2026-11-21T00:00:00+00:00", seconds=3.25, peak_memory_bytes=1_234_567_890)
+
+
+def operator(index: int, spectrum: bool = False, gated: bool = False) -> OperatorStats:
+    if gated:
+        names = ("frobenius_norm", "spectral_norm", "stable_rank", "effective_heads", "block_correlation")
+        empty = dict.fromkeys((*names, "certificate_error"))
+        reasons = dict.fromkeys((*names, "certificate_error"), GATED)
+        return OperatorStats(rows=45792.0, dense_bytes=8387629056.0, reasons=reasons, **empty)
+    return OperatorStats(
+        rows=45792.0,
+        dense_bytes=8387629056.0,
+        frobenius_norm=183.4 + 20 * index,
+        spectral_norm=41.27 + index if spectrum else None,
+        stable_rank=19.7 - index if spectrum else None,
+        effective_heads=4.117 + 0.31 * index,
+        block_correlation=0.4123 + 0.04 * index,
+        certificate_error=2.1e-07,
+        reasons={} if spectrum else {"spectral_norm": NO_SPECTRUM, "stable_rank": NO_SPECTRUM},
+    )
+
+
+def density() -> Density:
+    return Density(
+        structural=0.507,
+        numerical=0.4312,
+        numerical_low=0.4298,
+        numerical_high=0.4326,
+        threshold=0.01,
+        linear_reference=1 / 79.5,
+        linear_reference_paper=1 / 576,
+        conv1d_reference=3 / 79.5,
+        conv_width=3,
+    )
+
+
+def coupling(index: int, one_token: bool = False) -> Coupling:
+    return Coupling(
+        off_diagonal_share=0.618 + 0.05 * index,
+        entropy_bits=2.31,
+        effective_context=6.42 + index,
+        mean_distance=17.3,
+        first_token_share=None if one_token else 0.2204,
+        reasons={"first_token_share": "the prompts have one token each"} if one_token else {},
+    )
+
+
+def part(share: float) -> Part:
+    return Part(share=share, norm=abs(share) ** 0.5)
+
+
+def parts(index: int) -> tuple[Part, Part, Part]:
+    linear = 0.62 - 0.21 * index
+    return part(linear), part(0.0002), part(1 - linear - 0.0002)
+
+
+def terms(index: int) -> Terms:
+    linear, static, dynamic = parts(index)
+    return Terms(
+        linear=linear,
+        static=static,
+        dynamic=dynamic,
+        pre_activation=None if index == 3 else Parts(linear=linear, static=static, dynamic=dynamic),
+        reasons={"pre_activation": "a mixture of experts: no single first layer"} if index == 3 else {},
+    )
+
+
+def block(index: int, spectrum: bool = False, gated: bool = False, per_prompt: bool = False) -> Block:
+    pieces = {
+        "operator": operator(index, spectrum, gated),
+        "density": density(),
+        "coupling": coupling(index, one_token=index == 1),
+        "coupling_weighted": coupling(index + 1),
+        "terms": terms(index),
+        "certificate_error": 1.2e-07 * (index + 1),
+    }
+    return Block(
+        index=index,
+        name=f"model.layers.{index}",
+        **pieces,
+        prompts=[PromptBlock(prompt=number, **pieces) for number in range(2)] if per_prompt else None,
+        spreads={"coupling.effective_context": Spread(low=5.0, mean=6.4, high=7.9, standard_deviation=1.4)}
+        if per_prompt
+        else None,
+    )
+
+
+def inspect_report(
+    exact: bool = True,
+    spectrum: bool = False,
+    with_terms: bool = False,
+    per_prompt: bool = False,
+    name: str = "HuggingFaceTB/SmolLM2-135M",
+    warnings: tuple[str, ...] = ("model.safetensors: 2 tensors that the model does not use",),
+) -> InspectReport:
+    return InspectReport(
+        duat_version="0.1.0",
+        environment=environment(),
+        model=model(name),
+        prompts=prompts(),
+        certificate=certificate(exact),
+        blocks=[block(index, spectrum, gated=index == 2, per_prompt=per_prompt) for index in range(4)],
+        terms=uat_terms() if with_terms else None,
+        summary=Summary(
+            linear_share=0.0102,
+            static_share=0.0002,
+            dynamic_share=0.9896,
+            effective_context=7.92,
+            structural_density=0.507,
+            notable=[
+                "Block 3 reaches the furthest back: 9.42 tokens of effective context, 1.5 times block 0.",
+                "The linear path fades from 62.0 % of the output at block 0 to -1.0 % at block 3.",
+            ],
+        ),
+        skipped=[Skipped(what="spectral norm", why="with --spectrum only: about 40 products a block")],
+        warnings=list(warnings),
+        run=run(),
+    )
+
+
+def uat_terms() -> list[UatTerm]:
+    return [
+        UatTerm(name="x_0", kind="linear", block=None, share=0.0102, norm=0.131),
+        UatTerm(name="bias", kind="static", block=None, share=0.0002, norm=0.0021),
+        UatTerm(name="model.layers.0.mlp", kind="dynamic", block=0, share=-0.0312, norm=0.244),
+        UatTerm(name="model.layers.3.mlp", kind="dynamic", block=3, share=1.0208, norm=1.02),
+    ]
+
+
+def verify_report(exact: bool = True) -> VerifyReport:
+    return VerifyReport(
+        duat_version="0.1.0",
+        environment=environment(),
+        model=model(),
+        prompts=prompts(),
+        certificate=certificate(exact),
+        blocks=[
+            BlockCertificate(
+                index=index,
+                name=f"model.layers.{index}",
+                certificate_error=1.2e-07 * (index + 1),
+                operator_error=None if index == 2 else 2.1e-07,
+                operator_reason=GATED if index == 2 else None,
+            )
+            for index in range(4)
+        ],
+        skipped=[],
+        warnings=[],
+        run=run(),
+    )
+
+
+def support_report() -> SupportReport:
+    return SupportReport(
+        duat_version="0.1.0",
+        transformers="5.23.0",
+        entries=[
+            SupportEntry(
+                model_type="llama",
+                status="exact",
+                path="attention interface",
+                parts=[],
+                reason=None,
+                relative_error=1.4e-07,
+            ),
+            SupportEntry(
+                model_type="qwen3_next",
+                status="partly",
+                path="attention interface",
+                parts=["operator of blocks 0-2", "density of blocks 0-2"],
+                reason=GATED,
+                relative_error=2.2e-07,
+            ),
+            SupportEntry(
+                model_type="mamba",
+                status="refused",
+                path=None,
+                parts=[],
+                reason="no attention was found: a state-space model has no attention operator W'",
+                relative_error=None,
+            ),
+        ],
+        run=run(),
+    )

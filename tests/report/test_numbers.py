@@ -1,0 +1,72 @@
+"""Numbers and foreign strings as text."""
+
+from __future__ import annotations
+
+import pytest
+
+from duat_cli.report import numbers
+from duat_cli.text import clean, one_line
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (0.0, "0"),
+        (4.117, "4.12"),
+        (0.4123, "0.412"),
+        (999.6, "1000"),
+        (12345.6, "12346"),
+        (123456.0, "1.2e+05"),
+        (1e-9, "1.0e-09"),
+        (-3.0, "-3.00"),
+        (183.4, "183"),
+    ],
+)
+def test_plain(value: float | None, text: str) -> None:
+    assert numbers.plain(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (0.0, "0.0"),
+        (-1e-9, "0.0"),
+        (0.0002, "<0.1"),
+        (-0.0002, ">-0.1"),
+        (0.4312, "43.1"),
+        (0.99999, ">99.9"),
+        (1.0, "100.0"),
+        (-0.0312, "-3.1"),
+        (1.0208, "102.1"),
+    ],
+)
+def test_percent(value: float | None, text: str) -> None:
+    assert numbers.percent(value) == text
+
+
+def test_other_forms() -> None:
+    assert [numbers.error(value) for value in (None, 0.0, 3.14e-7)] == ["-", "0", "3.1e-07"]
+    assert [numbers.count(value) for value in (7, 1234, 134_515_008, 7.2e10)] == [
+        "7",
+        "1.23 k",
+        "135 M",
+        "72 G",
+    ]
+    assert [numbers.size(value) for value in (12, 2048, 8387629056)] == ["12 B", "2 KiB", "7.81 GiB"]
+    assert numbers.indices("block", [3]) == "block 3"
+    assert numbers.indices("block", [7, 0, 1, 2, 4]) == "blocks 0-2, 4, 7"
+    assert [numbers.plural(count, "token") for count in (1, 2)] == ["1 token", "2 tokens"]
+
+
+def test_clean_escapes_what_steers_or_hides() -> None:
+    assert clean("a\x00\x1b[31m\x7f\x9b\u202e\u2028\u200b\ud800\n") == (
+        "a\\x00\\x1b[31m\\x7f\\x9b\\u202e\\u2028\\u200b\\ud800\\n"
+    )
+    assert clean("é 中文 ✓ [bold] \\") == "é 中文 ✓ [bold] \\"
+
+
+def test_one_line() -> None:
+    assert one_line("a\n  b\t\x1bc") == "a b \\x1bc"
+    assert one_line("x" * 500, 20) == "x" * 16 + " ..."

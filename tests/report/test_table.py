@@ -1,0 +1,112 @@
+"""Tables: golden text, and what must hold at every width.
+
+After a wanted change: `python tests/report/test_table.py` rewrites the golden files; read their diff.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import sample_reports as sample
+
+from duat_cli.report.page import Page
+from duat_cli.report.support_table import render_support
+from duat_cli.report.table import render_inspect
+from duat_cli.report.verify_table import render_verify
+from duat_cli.results import InspectReport
+
+GOLDEN = Path(__file__).with_name("golden")
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+CASES: dict[str, Callable[[Page], str]] = {
+    "inspect": lambda page: render_inspect(sample.inspect_report(), page),
+    "inspect_full": lambda page: render_inspect(
+        sample.inspect_report(exact=False, spectrum=True, with_terms=True, per_prompt=True), page
+    ),
+    "verify": lambda page: render_verify(sample.verify_report(), page),
+    "support": lambda page: render_support(sample.support_report(), page),
+}
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("name", CASES)
+def test_golden(name: str, width: int) -> None:
+    assert CASES[name](Page(width)) == golden(name, width).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("width", [20, 33, 61, 80, 100, 120, 200])
+def test_no_line_is_wider_than_the_page_and_nothing_is_cut(name: str, width: int) -> None:
+    text = CASES[name](Page(width))
+    assert max(map(len, text.split("\n"))) <= width
+    assert "…" not in text
+
+
+@pytest.mark.parametrize("width", [20, 45, 80, 120])
+def test_no_number_of_the_report_is_lost(width: int) -> None:
+    words = set(render_inspect(sample.inspect_report(spectrum=True, with_terms=True), Page(width)).split())
+    for row in range(4):
+        assert {f"{1.2e-07 * (row + 1):.1e}", f"{100 * (0.618 + 0.05 * row):.1f}"} <= words
+    assert {"4.12", "0.412", "41.3", "19.7", "183", "43.1", "6.42", "62.0", "38.0", "101.0"} <= words
+
+
+def test_a_wide_page_has_more_columns() -> None:
+    narrow, wide = (render_inspect(sample.inspect_report(), Page(width)) for width in (80, 120))
+    for word in ("distance", "weighted", "struct."):
+        assert word in wide
+        assert word not in narrow
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_color_changes_no_character(name: str) -> None:
+    colored = CASES[name](Page(80, color=True))
+    assert "\x1b[" in colored
+    plain = "\n".join(line.rstrip() for line in ANSI.sub("", colored).split("\n"))
+    assert plain == CASES[name](Page(80))
+    assert "\x1b" not in plain
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ascii_page(name: str) -> None:
+    assert CASES[name](Page(80, boxes=False)).isascii()
+
+
+def test_absent_values_have_their_reason_below() -> None:
+    text = render_inspect(sample.inspect_report(), Page(120))
+    assert f"eff. heads, corr.: {sample.GATED} (block 2)" in text
+    assert "first token: the prompts have one token each (block 1)" in text
+
+
+def test_an_inexact_report_warns_against_its_numbers() -> None:
+    assert "exact: largest relative error 3.1e-07, tolerance 1e-04, attention interface" in CASES["inspect"](
+        Page()
+    )
+    assert "NOT EXACT: largest relative error 3.2e-02" in CASES["inspect_full"](Page())
+
+
+def test_foreign_strings_are_shown_and_do_nothing() -> None:
+    name = "m[bold]x[/red]\x1b[2J\u202e\x9b\ny"
+    report = sample.inspect_report(name=name, warnings=("[/bold] \x1b[31m",))
+    text = render_inspect(report, Page(80))
+    assert "m[bold]x[/red]\\x1b[2J\\u202e\\x9b\\ny" in text
+    assert "- [/bold] \\x1b[31m" in text
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
+
+
+def test_a_report_without_blocks_renders() -> None:
+    empty = InspectReport(**{**dict(sample.inspect_report()), "blocks": []})
+    assert "no rows" in render_inspect(empty, Page(80))
+
+
+def golden(name: str, width: int) -> Path:
+    return GOLDEN / f"{name}_{width}.txt"
+
+
+if __name__ == "__main__":
+    GOLDEN.mkdir(exist_ok=True)
+    for case, render in CASES.items():
+        for columns in (80, 120):
+            golden(case, columns).write_text(render(Page(columns)), encoding="utf-8")
