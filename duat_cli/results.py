@@ -38,7 +38,9 @@ class Environment(Result):
     device: str
     dtype: str = Field(description="dtype of weights and arithmetic, e.g. float32")
     attention: str = Field(description="attention arithmetic; always the model's own eager formula")
-    batch_size: int = Field(description="prompts per forward pass; always 1, so that padding cannot move a number")
+    batch_size: int = Field(
+        description="prompts per forward pass; always 1, so that padding cannot move a number"
+    )
 
 
 class ModelFacts(Result):
@@ -92,12 +94,20 @@ class Density(WithReasons):
 
     structural: Finite | None = Field(description="share of entries not identically zero; exact")
     numerical: Finite | None = Field(description="share of entries with |w| > threshold * rms(W')")
-    numerical_low: Finite | None = Field(description="lower end of the 95 % interval; equal to numerical if exact")
-    numerical_high: Finite | None = Field(description="upper end of the 95 % interval; equal to numerical if exact")
+    numerical_low: Finite | None = Field(
+        description="lower end of the 95 % interval; equal to numerical if exact"
+    )
+    numerical_high: Finite | None = Field(
+        description="upper end of the 95 % interval; equal to numerical if exact"
+    )
     threshold: Finite
     linear_reference: Finite = Field(description="1/N: a linear layer as transformers uses it, I_N (x) W^T")
-    linear_reference_paper: Finite = Field(description="1/M: a linear layer in the paper's orientation, W (x) I_M")
-    conv1d_reference: Finite = Field(description="a 1-D convolution of width conv_width over N tokens, zero padded")
+    linear_reference_paper: Finite = Field(
+        description="1/M: a linear layer in the paper's orientation, W (x) I_M"
+    )
+    conv1d_reference: Finite = Field(
+        description="a 1-D convolution of width conv_width over N tokens, zero padded"
+    )
     conv_width: int
 
 
@@ -121,7 +131,9 @@ class Parts(Result):
 
     linear: Part = Field(description="the linear path from x_0, the first block's input")
     static: Part = Field(description="all biases, the FFN's output bias among them")
-    dynamic: Part = Field(description="the UAT terms; at a pre-activation, the dynamic bias b'_{j,2} of Eq. 12/34")
+    dynamic: Part = Field(
+        description="the UAT terms; at a pre-activation, the dynamic bias b'_{j,2} of Eq. 12/34"
+    )
 
 
 class Terms(WithReasons):
@@ -225,7 +237,9 @@ class BlockCertificate(Result):
     index: int
     name: str
     certificate_error: Finite
-    operator_error: Finite | None = Field(description="of the factors of W'; null where they are not Kronecker")
+    operator_error: Finite | None = Field(
+        description="of the factors of W'; null where they are not Kronecker"
+    )
     operator_reason: str | None = Field(description="why operator_error is null")
 
 
@@ -264,4 +278,56 @@ class SupportReport(Result):
     duat_version: str
     transformers: str
     entries: list[SupportEntry]
+    run: Run
+
+
+class MatrixForm(WithReasons):
+    """One of the paper's explicit matrices for one block and one prompt."""
+
+    name: str
+    formula: str = Field(description="(x) is the Kronecker product, vec is row-major")
+    shape: list[int]
+    built: bool = Field(description="written out entry by entry; otherwise only its factors exist")
+    density: Share | None = Field(description="share of entries that are not zero; counted where built")
+    paper_density: Share | None = Field(description="what the paper states for a matrix of this kind")
+    paper_formula: str | None = Field(description="paper_density as a formula")
+
+
+class MatrixCheck(WithReasons):
+    """One step of the paper, both sides computed separately."""
+
+    name: str
+    statement: str
+    relative_error: Finite | None = Field(description="|left - right| / |right|")
+    tolerance: Finite
+    holds: bool | None = Field(description="relative_error <= tolerance")
+
+
+class MatrixReport(Result):
+    """`duat matrix`: W' of one block under one prompt, as the paper's explicit matrices (Eq. 5-10)."""
+
+    schema_version: Literal["1"] = "1"
+    command: Literal["matrix"] = "matrix"
+    duat_version: str
+    environment: Environment
+    model: ModelFacts
+    prompt: PromptFacts
+    certificate: Certificate = Field(description="of the blocks up to this one")
+    layer: int
+    name: str = Field(description="the block's module name")
+    tokens: int = Field(description="N")
+    hidden_size: int = Field(description="M")
+    heads: int
+    kv_heads: int
+    head_width: int = Field(description="d")
+    factors: Literal["read", "probed"] = Field(
+        description="where V and O come from: weights, or unit vectors"
+    )
+    dense: bool = Field(description="whether the matrices are built")
+    matrices: list[MatrixForm]
+    corner: list[list[Finite]] = Field(description="top-left entries of W'_HVO, of its block B_00")
+    token_texts: list[str] = Field(description="the first tokens, control characters escaped")
+    coupling: list[list[Finite]] = Field(description="C_ij = |B_ij|_F between these tokens, from j to i")
+    checks: list[MatrixCheck]
+    warnings: list[str]
     run: Run

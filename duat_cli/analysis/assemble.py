@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from duat_cli.analysis.decomposition import BlockTerms, PartNumbers, ThreeParts
 from duat_cli.analysis.operator import OperatorNumbers
@@ -27,7 +27,7 @@ class DensityOptions(Protocol):
 def operator_stats(
     numbers: OperatorNumbers, tokens: int, width: int, element_size: int, error: float, spectrum: bool
 ) -> OperatorStats:
-    reasons = {}
+    reasons: dict[str, str] = {}
     stable_rank = None
     if numbers.spectral_norm is not None:
         stable_rank = (numbers.frobenius_norm / numbers.spectral_norm) ** 2
@@ -52,8 +52,14 @@ def operator_stats(
 
 
 def no_operator(tokens: int, width: int, element_size: int, reason: str) -> OperatorStats:
-    names = ("frobenius_norm", "spectral_norm", "stable_rank", "effective_heads", "block_correlation",
-             "certificate_error")
+    names = (
+        "frobenius_norm",
+        "spectral_norm",
+        "stable_rank",
+        "effective_heads",
+        "block_correlation",
+        "certificate_error",
+    )
     side = tokens * width
     return OperatorStats(
         rows=side,
@@ -80,12 +86,11 @@ def density(
 
 def no_density(tokens: int, width: int, options: DensityOptions, reason: str) -> Density:
     names = ("structural", "numerical", "numerical_low", "numerical_high")
-    return Density(
-        **dict.fromkeys(names), **_references(tokens, width, options), reasons=dict.fromkeys(names, reason)
-    )
+    absent: dict[str, Any] = dict.fromkeys(names)
+    return Density(**absent, **_references(tokens, width, options), reasons=dict.fromkeys(names, reason))
 
 
-def _references(tokens: int, width: int, options: DensityOptions) -> dict[str, float | int]:
+def _references(tokens: int, width: int, options: DensityOptions) -> dict[str, Any]:
     """What a linear layer and a 1-D convolution would have (design of the papers: 1/N, 1/M and about k/N)."""
     return {
         "threshold": options.threshold,
@@ -121,7 +126,11 @@ def block_terms(terms: BlockTerms) -> Terms:
     pre = _parts(terms.pre_activation) if terms.pre_activation is not None else None
     reasons = {} if terms.pre_activation_reason is None else {"pre_activation": terms.pre_activation_reason}
     return Terms(
-        linear=output.linear, static=output.static, dynamic=output.dynamic, pre_activation=pre, reasons=reasons
+        linear=output.linear,
+        static=output.static,
+        dynamic=output.dynamic,
+        pre_activation=pre,
+        reasons=reasons,
     )
 
 

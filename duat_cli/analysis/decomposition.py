@@ -97,7 +97,9 @@ def _given(run: BlockRun) -> list[Tensor]:
     given = []
     for unit in run.units:
         bias = run.parts.unit_biases.get(unit.module)
-        static = torch.zeros_like(unit.output) if bias is None else bias.to(unit.output).expand_as(unit.output)
+        static = (
+            torch.zeros_like(unit.output) if bias is None else bias.to(unit.output).expand_as(unit.output)
+        )
         given.append(torch.stack([static, static, unit.output]))
     return given
 
@@ -112,16 +114,15 @@ def _advance_terms(run: BlockRun, before: Carried, static: Tensor, given: list[T
 
 
 def shares(parts: list[Tensor], whole: Tensor) -> list[PartNumbers]:
-    """Share and norm of each part of `whole`, from one Gram matrix in float64."""
-    vectors = torch.stack([whole, *parts]).flatten(1).double()
-    products = vectors @ vectors.T
-    size = float(products[0, 0])
+    """Share and norm of each part of `whole`, all (N, width); sums over a token in its dtype, over tokens in float64."""
+    size = _inner(whole, whole)
     if size == 0.0:
         return [PartNumbers(None, None)] * len(parts)
-    return [
-        PartNumbers(float(products[0, k]) / size, (float(products[k, k]) / size) ** 0.5)
-        for k in range(1, len(vectors))
-    ]
+    return [PartNumbers(_inner(p, whole) / size, (_inner(p, p) / size) ** 0.5) for p in parts]
+
+
+def _inner(a: Tensor, b: Tensor) -> float:
+    return float((a * b).sum(dim=-1).double().sum())
 
 
 def _three(parts: Carried, whole: Tensor) -> ThreeParts:

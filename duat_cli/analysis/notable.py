@@ -39,7 +39,10 @@ def _notable(
     if not certificate.exact:
         return []  # no sentence stands on numbers that the certificate does not carry
     candidates = [
-        _terms_sentence(blocks[-1]), _first_token(blocks), _few_heads(blocks, heads), _local(blocks, prompts)
+        _terms_sentence(blocks[-1]),
+        _first_token(blocks),
+        _few_heads(blocks, heads),
+        _local(blocks, prompts),
     ]
     return [c for c in candidates if c is not None][:MOST]
 

@@ -103,7 +103,12 @@ class _Pairs:
 
 
 def _numerical(
-    operator: AttentionOperator, geometry: Geometry, norm: float, threshold: float, pairs: _Pairs, nonzero: float
+    operator: AttentionOperator,
+    geometry: Geometry,
+    norm: float,
+    threshold: float,
+    pairs: _Pairs,
+    nonzero: float,
 ) -> ShareEstimate | None:
     side = operator.values.shape[1] * operator.factors.hidden_size
     cutoff = threshold * norm / side  # rms(W') = ‖W'‖_F / (N M)

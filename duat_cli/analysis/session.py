@@ -58,9 +58,11 @@ class Session:
 
         def listen(run: BlockRun) -> None:
             if not bool(torch.isfinite(run.output).all()):
-                raise self._blamed(UnsupportedModelError(
-                    f"block {run.index} puts out values that are not finite in {self.loaded.dtype}"
-                ))
+                raise self._blamed(
+                    UnsupportedModelError(
+                        f"block {run.index} puts out values that are not finite in {self.loaded.dtype}"
+                    )
+                )
             if run.attention and not self.heads:
                 self.heads, self.kv_heads = run.attention[0].rows.heads, run.attention[0].value.shape[1]
             listener(run)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
-
 
 from duat_cli.analysis.decomposition import Decomposition
 from duat_cli.analysis.session import Progress
@@ -87,8 +87,10 @@ def _errors(structure: ModelStructure) -> tuple[float, list[str]]:
         rig.run(lambda: run_stack(structure.stack, ids), listen)
     if len(errors) != len(structure.calls):
         raise UnsupportedModelError("the number of block calls depends on the input")
-    worst = max(errors, key=lambda e: (e != e, e))  # NaN is worst
-    return worst, [f"operator of block {', '.join(map(str, blocks))}: {why}" for why, blocks in faults.items()]
+    worst = max(errors, key=lambda e: (math.isnan(e), e))
+    return worst, [
+        f"operator of block {', '.join(map(str, blocks))}: {why}" for why, blocks in faults.items()
+    ]
 
 
 def _refused(model_type: str, reason: str, structure: ModelStructure | None = None) -> SupportEntry:

@@ -38,8 +38,11 @@ CapturePath = Literal["attention interface", "softmax interception"]
 class RowSource(Protocol):
     """Attention matrices by row chunks, so that H need not exist whole."""
 
-    heads: int
-    tokens: int
+    @property
+    def heads(self) -> int: ...
+
+    @property
+    def tokens(self) -> int: ...
 
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
         """Yield (rows, H[:, rows, :]) with H of shape (heads, rows, N)."""
@@ -86,7 +89,9 @@ class AttentionCall:
     module: nn.Module
     path: CapturePath
     rows: RowSource
-    value: Tensor  # (batch, kv_heads, N, d), a view of the value projection's output where the model keeps one
+    value: (
+        Tensor  # (batch, kv_heads, N, d), a view of the value projection's output where the model keeps one
+    )
     output: Tensor  # (batch, N, heads, d)
 
 
@@ -147,7 +152,12 @@ def _interface(
 
 
 def _routed(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, kwargs: dict[str, Any]
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    kwargs: dict[str, Any],
 ) -> tuple[Tensor, None]:
     probe = _active.probe
     eager = _eager(module)
@@ -253,10 +263,11 @@ class SoftmaxInterception(TorchFunctionMode):
     """Watches one attention module's forward: the product that follows its softmax is H V.
 
     H is the left operand of the first product after the softmax whose last two axes are tokens by tokens,
-    so that casts, dropout (off) and head masks between the two stay the model's.
+    so that casts, dropout (off) and head masks between the two stay the model's. `module` names the module
+    whose attention it is at the time of the product.
     """
 
-    module: nn.Module
+    module: Callable[[], nn.Module]
     _armed: tuple[int, int] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -299,8 +310,15 @@ class SoftmaxInterception(TorchFunctionMode):
         heads_first = frozen[0].transpose(0, 1)  # (heads, N, d)
         return heads_first.reshape(*weights.shape[:-2], weights.shape[-2], width)
 
-    def _explicit(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *rest: Any,
-                  **kwargs: Any) -> Tensor:
+    def _explicit(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        *rest: Any,
+        **kwargs: Any,
+    ) -> Tensor:
         """softmax(Q Kᵀ·scale + mask) V written out, so that its H can be seen and frozen."""
         scale = kwargs.get("scale") or query.shape[-1] ** -0.5
         if key.shape[1] != query.shape[1]:
@@ -313,7 +331,9 @@ class SoftmaxInterception(TorchFunctionMode):
             scores = scores.masked_fill(~keep, float("-inf"))
         elif attn_mask is not None:
             scores = (
-                scores.masked_fill(~attn_mask, float("-inf")) if attn_mask.dtype == torch.bool else scores + attn_mask
+                scores.masked_fill(~attn_mask, float("-inf"))
+                if attn_mask.dtype == torch.bool
+                else scores + attn_mask
             )
         return self._product(torch.softmax(scores, dim=-1), value)
 

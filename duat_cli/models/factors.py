@@ -78,7 +78,9 @@ class AttentionOperator:
         return KroneckerSum(torch.cat([chunk for _, chunk in self.chunks()], dim=1), self.factors)
 
 
-def operator_of(run: BlockRun, known: BlockFactors, base: Replay, base_items: Tensor, given: list[Tensor]) -> AttentionOperator:
+def operator_of(
+    run: BlockRun, known: BlockFactors, base: Replay, base_items: Tensor, given: list[Tensor]
+) -> AttentionOperator:
     """W' of this block for this input.
 
     base: the replay of `base_items` (items, N, M), whose first item is the reference point of every difference;
@@ -147,13 +149,18 @@ def find_factors(run: BlockRun, base: Replay, base_items: Tensor, given: list[Te
     if not run.attention:
         raise UnsupportedModelError("it has no softmax attention")
     if len(run.attention) != 1:
-        raise UnsupportedModelError(f"it calls attention {len(run.attention)} times; W' is defined for one call")
+        raise UnsupportedModelError(
+            f"it calls attention {len(run.attention)} times; W' is defined for one call"
+        )
     tokens = run.input.shape[1]
     if run.attention[0].rows.tokens != tokens or run.attention[0].value.shape[2] != tokens:
         raise UnsupportedModelError("its attention reaches other vectors than the block's own tokens")
     tap = _find_tap(run, given)
     faults: list[str] = []
-    for origin, value, output in (("read", _read_value, _read_output), ("probed", _probe_value, _probe_output)):
+    for origin, value, output in (
+        ("read", _read_value, _read_output),
+        ("probed", _probe_value, _probe_output),
+    ):
         try:
             factors = BlockFactors(HeadFactors(value(run), output(run, tap)), tap, None, 0.0, origin)
             scale, error = _reach(run, factors, base, base_items, given)
@@ -185,7 +192,8 @@ def _find_tap(run: BlockRun, given: list[Tensor]) -> Tap:
     zero = torch.zeros_like(run.input)
     stream = _noise(tuple(zero.shape), zero, salt=1)
     replay = run.replay(
-        torch.cat([zero, stream, zero]), [torch.zeros_like(g[:1]).expand(3, *g.shape[1:]) for g in given],
+        torch.cat([zero, stream, zero]),
+        [torch.zeros_like(g[:1]).expand(3, *g.shape[1:]) for g in given],
         attention=torch.cat([silent, silent, noise]),
     )
     branch_norms = False
@@ -240,7 +248,9 @@ def _gain(form: NormForm, width: int) -> Tensor:
 
 def _matrix(linear: nn.Module, like: Tensor) -> Tensor:
     """The (in, out) matrix of a linear layer, whichever way its class stores it, confirmed on a random vector."""
-    weight: Tensor = linear.weight.detach()  # type: ignore[assignment,union-attr]
+    weight = linear.weight
+    assert isinstance(weight, Tensor)
+    weight = weight.detach()
     for matrix in (weight.T, weight):
         if not matrix.is_floating_point():
             break

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import random_like, relative_error, resolution, same_storage
 from duat_cli.models.factors import BlockFactors, find_factors
-from duat_cli.models.rig import BlockParts, BlockRun, Rig, zero_given
+from duat_cli.models.parts import BlockParts
+from duat_cli.models.rig import BlockRun, Rig, zero_given
 from duat_cli.models.tracing import Trace
 
 
@@ -44,7 +45,9 @@ class Verdict:
         return ProvedBlock(self.parts, self.factors, self.factors_reason)
 
 
-def examine(stack: Any, blocks: Sequence[BlockParts], forward: Callable[[], Any], written: Trace) -> list[Verdict]:
+def examine(
+    stack: Any, blocks: Sequence[BlockParts], forward: Callable[[], Any], written: Trace
+) -> list[Verdict]:
     """One verdict a block; raises UnsupportedModelError for a fault that no other choice of units can mend."""
     candidates = [replace(b, batched=False, idle=_idle_candidates(b, written)) for b in blocks]
     verdicts: dict[nn.Module, Verdict] = {}

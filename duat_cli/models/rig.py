@@ -25,65 +25,12 @@ from duat_cli.models.attention import (
     interface_installed,
     probing,
 )
-from duat_cli.models.norms import FrozenNorm, NormForm, freeze
+from duat_cli.models.norms import FrozenNorm, freeze
+from duat_cli.models.parts import BlockParts
 
 
-class ReplayStopped(Exception):
+class ReplayStop(Exception):  # noqa: N818 - a signal, not an error
     """Ends a replay as soon as the attention function has seen the values."""
-
-
-@dataclass(frozen=True)
-class HiddenSlot:
-    """Where a block takes its hidden states: a positional index or a keyword."""
-
-    key: int | str
-
-    def get(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
-        return args[self.key] if isinstance(self.key, int) else kwargs[self.key]
-
-    def put(self, args: Sequence[Any], kwargs: dict[str, Any], value: Tensor) -> tuple[list[Any], dict[str, Any]]:
-        new_args, new_kwargs = list(args), dict(kwargs)
-        if isinstance(self.key, int):
-            new_args[self.key] = value
-        else:
-            new_kwargs[self.key] = value
-        return new_args, new_kwargs
-
-
-@dataclass(frozen=True)
-class ValueSource:
-    """Where V can be read: the columns of a linear layer's output that the attention function gets as values."""
-
-    linear: nn.Module
-    columns: Tensor  # (kv_heads, d), indices into the layer's output features
-    norm: nn.Module | None  # the norm between the block's input and the layer
-
-
-@dataclass(frozen=True)
-class OutputSource:
-    """Where O can be read: the linear layer that takes the concatenated heads."""
-
-    linear: nn.Module
-    norm: nn.Module | None  # a norm on the branch, behind the layer (sandwich)
-
-
-@dataclass(frozen=True)
-class BlockParts:
-    """The instrumented modules of one block; discovery fills this in."""
-
-    name: str
-    module: nn.Module
-    hidden: HiddenSlot
-    attention: tuple[nn.Module, ...]
-    intercepted: frozenset[nn.Module]  # attention modules outside the interface
-    norms: dict[nn.Module, NormForm]
-    units: tuple[nn.Module, ...]  # nonlinear FFN modules, in call order
-    unit_biases: dict[nn.Module, Tensor] = field(default_factory=dict)  # the last linear's bias, part of the unit's output
-    first_linears: dict[nn.Module, nn.Module] = field(default_factory=dict)  # unit -> its first linear layer
-    idle: dict[nn.Module, int] = field(default_factory=dict)  # modules replay may skip -> their output width
-    value_source: ValueSource | None = None
-    output_source: OutputSource | None = None
-    batched: bool = False  # whether several items may share one replay
 
 
 @dataclass(frozen=True)
@@ -117,7 +64,9 @@ class Replay:
     values: list[Tensor] = field(default_factory=list)  # a call: (items, kv_heads, N, d)
     mixed: list[Tensor] = field(default_factory=list)  # H V, a call: (items, N, heads, d)
     unit_inputs: list[Tensor] = field(default_factory=list)  # a unit call: (items, N, width)
-    points: list[tuple[nn.Module, Tensor]] = field(default_factory=list)  # norm and unit inputs behind attention
+    points: list[tuple[nn.Module, Tensor]] = field(
+        default_factory=list
+    )  # norm and unit inputs behind attention
 
 
 @dataclass
@@ -147,8 +96,13 @@ class BlockRun:
     """One block under one input: what it did, and the same block as an affine map."""
 
     def __init__(
-        self, rig: Rig, index: int, parts: BlockParts, recording: Recording,
-        call: tuple[Sequence[Any], dict[str, Any]], output: Tensor,
+        self,
+        rig: Rig,
+        index: int,
+        parts: BlockParts,
+        recording: Recording,
+        call: tuple[Sequence[Any], dict[str, Any]],
+        output: Tensor,
     ) -> None:
         self._rig, self._call = rig, call
         self.index, self.parts, self.recording = index, parts, recording
@@ -197,7 +151,7 @@ class BlockRun:
     ) -> Replay:
         plan = _Plan(items.shape[0], given, attention, add, stop, Replay())
         args, kwargs = self.parts.hidden.put(*self._call, items)
-        with self._rig.replaying(self, plan), contextlib.suppress(ReplayStopped):
+        with self._rig.replaying(self, plan), contextlib.suppress(ReplayStop):
             plan.result.output = hidden_of(self._rig.call_block(self.parts.module, args, kwargs), items)
         return plan.result
 
@@ -222,7 +176,11 @@ def zero_given(run: BlockRun, items: int) -> list[Tensor]:
 
 def hidden_of(output: Any, like: Tensor) -> Tensor:
     """The hidden states in what a block returned: the first tensor of the input's shape."""
-    candidates = [output] if isinstance(output, Tensor) else list(output.values() if isinstance(output, dict) else output)
+    candidates = (
+        [output]
+        if isinstance(output, Tensor)
+        else list(output.values() if isinstance(output, dict) else output)
+    )
     for candidate in candidates:
         if isinstance(candidate, Tensor) and candidate.shape == like.shape:
             return candidate
@@ -239,7 +197,9 @@ def first_tensor(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
 class Rig:
     """Instruments the given blocks of a model while active; leaves no trace behind."""
 
-    def __init__(self, model: Any, blocks: Sequence[BlockParts], *, interface: bool, row_budget: int | None = None):
+    def __init__(
+        self, model: Any, blocks: Sequence[BlockParts], *, interface: bool, row_budget: int | None = None
+    ):
         self._model, self._blocks, self._interface, self._row_budget = model, blocks, interface, row_budget
         self._by_module = {b.module: b for b in blocks}
         self._originals: dict[nn.Module, Callable[..., Any]] = {}
@@ -284,7 +244,7 @@ class Rig:
         plan.attention_calls += 1
         plan.result.values.append(value)
         if plan.stop_at_values:
-            raise ReplayStopped
+            raise ReplayStop
         if plan.attention is not None and not plan.add_attention:
             mixed = plan.attention.clone()
         else:
@@ -321,7 +281,9 @@ class Rig:
             self._patch(module, self._intercepted_forward)
         self._patch(parts.module, self._block_forward)
 
-    def _patch(self, module: nn.Module, make: Callable[[nn.Module, Callable[..., Any]], Callable[..., Any]]) -> None:
+    def _patch(
+        self, module: nn.Module, make: Callable[[nn.Module, Callable[..., Any]], Callable[..., Any]]
+    ) -> None:
         if module in self._originals:
             return
         original = module.forward
@@ -332,7 +294,7 @@ class Rig:
     def _restore(self) -> None:
         for module, original in self._originals.items():
             if module.__dict__.pop("_duat_own_forward"):
-                module.forward = original  # type: ignore[method-assign]
+                module.forward = original
             else:
                 del module.forward
         self._originals.clear()
@@ -382,7 +344,9 @@ class Rig:
                 plain = isinstance(output, Tensor)
                 # A copy, because some blocks add the residual to it in place.
                 tensor = (output if plain else output[0]).clone()
-                self._recording.units.append(UnitCall(module, x, tensor, None if plain else tuple(output[1:])))
+                self._recording.units.append(
+                    UnitCall(module, x, tensor, None if plain else tuple(output[1:]))
+                )
             return output
 
         return forward

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from duat_cli.models.arrays import same_storage
 from duat_cli.models.attention import AttentionCall
-from duat_cli.models.rig import BlockParts, OutputSource, ValueSource
+from duat_cli.models.parts import BlockParts, OutputSource, ValueSource
 from duat_cli.models.tracing import Event, Trace
 
 
@@ -46,8 +46,12 @@ def output_source(parts: BlockParts, written: Trace, call: AttentionCall) -> Out
         if not event.tensors or event.tensors[0].shape[-1] != heads * width or event.result is None:
             continue
         norm = next(
-            (e.module for e in behind
-             if e.module in parts.norms and same_storage(e.tensors[0], event.result)), None
+            (
+                e.module
+                for e in behind
+                if e.module in parts.norms and same_storage(e.tensors[0], event.result)
+            ),
+            None,
         )
         return OutputSource(event.module, norm)
     return None
@@ -62,7 +66,12 @@ def _maker(attention: nn.Module, written: Trace, value: Tensor) -> Event | None:
     inside = set(attention.modules())
     for event in reversed(written.events):
         leaf = event.module in inside and not any(event.module.children())
-        if leaf and event.result is not None and same_storage(event.result, value) and _has_matrix(event.module):
+        if (
+            leaf
+            and event.result is not None
+            and same_storage(event.result, value)
+            and _has_matrix(event.module)
+        ):
             return event
     return None
 
@@ -72,9 +81,9 @@ def _columns(value: Tensor, made: Tensor) -> Tensor | None:
     features = made.shape[-1]
     if not made.is_contiguous() or value.stride(2) != features:
         return None
-    head = torch.arange(value.shape[1])[:, None] * value.stride(1)
-    place = torch.arange(value.shape[3])[None, :] * value.stride(3)
-    columns = head + place + (value.storage_offset() - made.storage_offset())
+    head = torch.arange(value.shape[1])[:, None] * int(value.stride(1))
+    place = torch.arange(value.shape[3])[None, :] * int(value.stride(3))
+    columns = head + place + int(value.storage_offset() - made.storage_offset())
     if int(columns.min()) < 0 or int(columns.max()) >= features:
         return None
     return columns

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,8 +21,9 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import random_like, relative_error, resolution, same_storage
 from duat_cli.models.attention import CapturePath
 from duat_cli.models.norms import NormForm, recognise
+from duat_cli.models.parts import BlockParts, HiddenSlot
 from duat_cli.models.proof import ProvedBlock, Verdict, examine
-from duat_cli.models.rig import BlockParts, HiddenSlot, Rig, hidden_of
+from duat_cli.models.rig import Rig, hidden_of
 from duat_cli.models.sources import output_source, value_source
 from duat_cli.models.tracing import Event, Trace, trace
 
@@ -124,8 +126,7 @@ def _block_calls(stack: nn.Module, written: Trace, callers: set[nn.Module]) -> l
     if len(homes) > 1:
         raise UnsupportedModelError(f"attention runs in several stacks: {', '.join(sorted(map(str, homes)))}")
     elements = set(lists[str(homes.pop())])
-    calls = [event for event in written.events if event.module in elements]
-    return calls
+    return [event for event in written.events if event.module in elements]
 
 
 def _home(name: str, lists: dict[str, nn.ModuleList]) -> str | None:
@@ -139,11 +140,13 @@ def _hidden_slot(event: Event) -> HiddenSlot:
     for key, value in slots:
         if isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 3:
             return HiddenSlot(key)
-    raise UnsupportedModelError(f"{type(event.module).__name__} takes no hidden states of shape (batch, N, M)")
+    raise UnsupportedModelError(
+        f"{type(event.module).__name__} takes no hidden states of shape (batch, N, M)"
+    )
 
 
 def _assert_chained(calls: Sequence[Event]) -> None:
-    for position, (before, after) in enumerate(zip(calls, calls[1:], strict=False)):
+    for position, (before, after) in enumerate(pairwise(calls)):
         taken = _hidden_slot(after).get(after.args, after.kwargs)
         given = hidden_of(before.output, taken)
         if not torch.equal(taken, given):
@@ -174,8 +177,11 @@ def _parts(event: Event, name: str, written: Trace, callers: set[nn.Module]) -> 
     )
     if len(attention) == 1:
         call = next(c for c in written.attention if c.module is attention[0])
-        parts = replace(parts, value_source=value_source(event, parts, written, call),
-                        output_source=output_source(parts, written, call))
+        parts = replace(
+            parts,
+            value_source=value_source(event, parts, written, call),
+            output_source=output_source(parts, written, call),
+        )
     return _with_linears(parts, written)
 
 
@@ -215,7 +221,8 @@ def _mixing_notes(blocks: Sequence[BlockParts], written: Trace) -> list[str]:
     """FFN units act on each token alone; what else is nonlinear and mixes tokens is no FFN, and is said so."""
     kinds = sorted({type(u).__name__ for b in blocks for u in b.units if _mixes_tokens(written.calls(u)[0])})
     return [
-        f"{kind} mixes tokens without softmax attention; its output counts among the UAT terms" for kind in kinds
+        f"{kind} mixes tokens without softmax attention; its output counts among the UAT terms"
+        for kind in kinds
     ]
 
 
@@ -300,9 +307,13 @@ def _first_linear(leaves: list[Event], unit: Event) -> nn.Module | None:
     """The linear layer that reads the unit's input and whose output the nonlinearity reads."""
     x = unit.tensors[0]
     linear = [
-        e for e in leaves
-        if e.module is not unit.module and e.tensors and isinstance(e.output, Tensor)
-        and hasattr(e.module, "weight") and _is_affine(e)
+        e
+        for e in leaves
+        if e.module is not unit.module
+        and e.tensors
+        and isinstance(e.output, Tensor)
+        and hasattr(e.module, "weight")
+        and _is_affine(e)
     ]
     readers = [e for e in linear if same_storage(e.tensors[0], x)]
     for reader in readers:
@@ -333,4 +344,4 @@ def _opened(verdict: Verdict, written: Trace) -> BlockParts:
     if not opened:
         raise UnsupportedModelError(f"{parts.name}: {verdict.fault}")
     kept = [u for u in parts.units if u not in verdict.culprits]
-    return _with_linears(replace(parts, units=tuple([*kept, *opened])), written)
+    return _with_linears(replace(parts, units=(*kept, *opened)), written)

@@ -1,1 +1,1 @@
-"""The mathematics: structured operators and their closed forms. Imports torch and nothing else of duat but errors."""
+"""The mathematics: structured operators and their closed forms. Imports torch, and of duat only errors."""

@@ -46,9 +46,7 @@ def exact_share(left: Tensor, factors: HeadFactors, cutoff: float) -> ShareEstim
     return ShareEstimate(share, share, share)
 
 
-def sampled_share(
-    pairs: Tensor, entries: Tensor, cutoff: float, nonzero_share: float
-) -> ShareEstimate:
+def sampled_share(pairs: Tensor, entries: Tensor, cutoff: float, nonzero_share: float) -> ShareEstimate:
     """The share of entries with |w| > cutoff over all of W'.
 
     pairs: ĥ_ij of uniformly drawn nonzero blocks, (n, heads); entries: (n, heads), from `sample_entries`;

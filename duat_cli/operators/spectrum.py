@@ -26,7 +26,7 @@ def spectral_norm(
     """
     shape, v = start.shape, start.reshape(-1).double()
     v = v / torch.linalg.vector_norm(v)
-    right, left = [v], []
+    right, left = [v], list[Tensor]()
     alphas: list[float] = []
     betas: list[float] = []
     for step in range(max_steps):
@@ -46,7 +46,9 @@ def spectral_norm(
     raise InputError(f"the spectral norm did not converge to {tolerance:g} within {max_steps} Lanczos steps")
 
 
-def _product(apply: Callable[[Tensor], Tensor], vector: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+def _product(
+    apply: Callable[[Tensor], Tensor], vector: Tensor, shape: torch.Size, dtype: torch.dtype
+) -> Tensor:
     return apply(vector.reshape(shape).to(dtype)).reshape(-1).double()
 
 

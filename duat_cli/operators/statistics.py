@@ -53,7 +53,9 @@ class CouplingSums:
     def numbers(self) -> CouplingNumbers:
         rows, later = self._rows, self._later_rows
         return CouplingNumbers(
-            off_diagonal_share=min(max(1 - self._diagonal / self._energy, 0.0), 1.0) if self._energy else None,
+            off_diagonal_share=min(max(1 - self._diagonal / self._energy, 0.0), 1.0)
+            if self._energy
+            else None,
             entropy_bits=self._entropy / rows if rows else None,
             effective_context=self._context / rows if rows else None,
             mean_distance=self._distance / rows if rows else None,
