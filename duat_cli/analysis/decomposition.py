@@ -5,8 +5,8 @@ Block by block x_i = T_i x_{i-1} + c_i + U_i f_i with every dynamic parameter fr
     x_L = (T_L…T_1) x_0  +  b_L  +  Σ_j (T_L…T_{j+1}) U_j f_j          linear + static bias + UAT terms
 
 The three pieces go through each block as one batch of affine images that share the static piece as their origin:
-A(static, b), A(linear + static, b), A(dynamic + static, f). Their sum less twice the first is compared with the model's
-own output. Because that sum is not itself one of the images, a block that is not affine cannot pass.
+A(static, b), A(linear + static, b), A(dynamic + static, f); without biases the origin is zero and two images do. The
+pieces taken from them are summed and compared with the model's own output. Because that sum is not itself one of the images, a block that is not affine cannot pass.
 """
 
 from __future__ import annotations
@@ -48,16 +48,21 @@ class Carried:
     """The pieces of the residual stream: each (N, M)."""
 
     linear: Tensor
-    static: Tensor
+    static: Tensor | None  # None: exactly zero
     dynamic: Tensor
     terms: list[Tensor] = field(default_factory=list)  # the UAT terms one by one, if asked for
+
+    @property
+    def total(self) -> Tensor:
+        moving = self.linear + self.dynamic
+        return moving if self.static is None else moving + self.static
 
 
 @dataclass(frozen=True)
 class Step:
     """One block's replay with what it was given: the reference for everything measured by differences."""
 
-    items: Tensor  # (3, N, M)
+    items: Tensor  # (3, N, M): static, linear + static, dynamic + static; without biases (2, N, M): linear, dynamic
     given: list[Tensor]
     replay: Replay
     terms: BlockTerms
@@ -72,49 +77,61 @@ class Decomposition:
 
     def advance(self, run: BlockRun) -> Step:
         """Carry the pieces through this block. Memory: a few times one block's activations."""
-        if self.carried is None:
-            x = run.input[0]
-            self.carried = Carried(x, torch.zeros_like(x), torch.zeros_like(x))
-        before = self.carried
-        items = torch.stack([before.static, before.linear + before.static, before.dynamic + before.static])
-        given = _given(run)
+        x = run.input[0]
+        before = self.carried or Carried(x, None, torch.zeros_like(x))
+        bare = run.parts.homogeneous and before.static is None
+        items, given = _items(before, bare), _given(run, bare)
         replay = run.replay(items, given)
         assert replay.output is not None
-        static, with_linear, with_dynamic = replay.output
-        after = Carried(with_linear - static, static, with_dynamic - static)
+        after = _pieces(replay.output, bare)
         if self._one_by_one:
-            after.terms = _advance_terms(run, before, static, given)
+            after.terms = _advance_terms(run, before, after.static, given)
         self.carried = after
-        rebuilt = after.linear + after.static + after.dynamic
-        x = run.output[0]
-        error = max(relative_error(rebuilt, x), _input_error(run, replay))
-        pre, reason = _pre_activation(run, replay)
-        return Step(items, given, replay, BlockTerms(_three(after, x), pre, reason, error))
+        inputs = [_pieces(images, bare) for images in replay.unit_inputs]
+        errors = [relative_error(p.total, u.input.reshape(p.linear.shape))
+                  for u, p in zip(run.units, inputs, strict=True)]  # fmt: skip
+        error = max(relative_error(after.total, run.output[0]), *errors, 0.0)
+        pre, reason = _pre_activation(run, inputs)
+        return Step(items, given, replay, BlockTerms(_three(after, run.output[0]), pre, reason, error))
 
 
-def _given(run: BlockRun) -> list[Tensor]:
-    """Per unit call, for the three pieces: the output bias, the output bias, the output itself."""
+def _items(before: Carried, bare: bool) -> Tensor:
+    """The vectors to replay. In a network without biases so far, the shared origin is zero and is left out."""
+    if bare:
+        return torch.stack([before.linear, before.dynamic])
+    static = torch.zeros_like(before.linear) if before.static is None else before.static
+    return torch.stack([static, before.linear + static, before.dynamic + static])
+
+
+def _pieces(images: Tensor, bare: bool) -> Carried:
+    """The images of the items of `_items`, taken apart again."""
+    if bare:
+        return Carried(images[0], None, images[1])
+    return Carried(images[1] - images[0], images[0], images[2] - images[0])
+
+
+def _given(run: BlockRun, bare: bool) -> list[Tensor]:
+    """Per unit call and item: the output bias, and for the dynamic piece the output itself."""
     given = []
     for unit in run.units:
         bias = run.parts.unit_biases.get(unit.module)
-        static = (
-            torch.zeros_like(unit.output) if bias is None else bias.to(unit.output).expand_as(unit.output)
-        )
-        given.append(torch.stack([static, static, unit.output]))
+        static = torch.zeros_like(unit.output) if bias is None else bias.to(unit.output).expand_as(unit.output)
+        given.append(torch.stack([static, unit.output] if bare else [static, static, unit.output]))
     return given
 
 
-def _advance_terms(run: BlockRun, before: Carried, static: Tensor, given: list[Tensor]) -> list[Tensor]:
+def _advance_terms(run: BlockRun, before: Carried, static: Tensor | None, given: list[Tensor]) -> list[Tensor]:
     """Every earlier UAT term through this block, and the term that this block adds."""
-    items = torch.stack([*(term + before.static for term in before.terms), before.static])
+    origin = torch.zeros_like(before.linear) if before.static is None else before.static
+    items = torch.stack([*(term + origin for term in before.terms), origin])
     biases = [g[:1].expand(len(before.terms), *g.shape[1:]) for g in given]
-    replay = run.replay(items, [torch.cat([b, g[2:]]) for b, g in zip(biases, given, strict=True)])
+    replay = run.replay(items, [torch.cat([b, g[-1:]]) for b, g in zip(biases, given, strict=True)])
     assert replay.output is not None
-    return list(replay.output - static)
+    return list(replay.output if static is None else replay.output - static)
 
 
 def shares(parts: list[Tensor], whole: Tensor) -> list[PartNumbers]:
-    """Share and norm of each part of `whole`, all (N, width); sums over a token in its dtype, over tokens in float64."""
+    """Share and norm of each part of `whole`, all (N, width); summed in float64 over tokens."""
     size = _inner(whole, whole)
     if size == 0.0:
         return [PartNumbers(None, None)] * len(parts)
@@ -126,30 +143,29 @@ def _inner(a: Tensor, b: Tensor) -> float:
 
 
 def _three(parts: Carried, whole: Tensor) -> ThreeParts:
+    if parts.static is None:
+        linear, dynamic = shares([parts.linear, parts.dynamic], whole)
+        return ThreeParts(linear, PartNumbers(0.0, 0.0), dynamic) if linear.share is not None else _UNDEFINED
     return ThreeParts(*shares([parts.linear, parts.static, parts.dynamic], whole))
 
 
-def _input_error(run: BlockRun, replay: Replay) -> float:
-    """How far the three pieces are from each FFN unit's real input."""
-    errors = [0.0]
-    for unit, pieces in zip(run.units, replay.unit_inputs, strict=True):
-        real = unit.input.reshape(pieces.shape[1:])
-        errors.append(relative_error(pieces[1] + pieces[2] - pieces[0], real))
-    return max(errors)
+_UNDEFINED = ThreeParts(*[PartNumbers(None, None)] * 3)
 
 
-def _pre_activation(run: BlockRun, replay: Replay) -> tuple[ThreeParts | None, str | None]:
+def _pre_activation(run: BlockRun, inputs: list[Carried]) -> tuple[ThreeParts | None, str | None]:
     """The three parts of what the first FFN unit's nonlinearity reads: the dynamic bias b'_{j,2}."""
     if not run.units:
         return None, "the block has no FFN"
-    unit, pieces = run.units[0], replay.unit_inputs[0]
-    static, linear, dynamic = pieces[0], pieces[1] - pieces[0], pieces[2] - pieces[0]
+    unit, pieces = run.units[0], inputs[0]
     if not any(unit.module.children()):  # the unit is the activation itself and reads the pre-activation
-        return _three(Carried(linear, static, dynamic), unit.input.reshape(static.shape)), None
+        return _three(pieces, unit.input.reshape(pieces.linear.shape)), None
     first = run.parts.first_linears.get(unit.module)
     if first is None:
         return None, f"{type(unit.module).__name__} has no single linear layer in front of its nonlinearity"
-    whole = run.recording.linears[first].reshape(static.shape[0], -1)
-    zero = first(torch.zeros_like(static[None, :1]))[0]
-    linear, dynamic = first(torch.stack([linear, dynamic])) - zero
+    whole = run.recording.linears[first].reshape(len(pieces.linear), -1)
+    bias = first(torch.zeros_like(pieces.linear[None, :1]))[0]
+    if pieces.static is None and not bool(bias.any()):
+        linear = first(pieces.linear[None])[0]
+        return _three(Carried(linear, None, whole - linear), whole), None
+    linear, dynamic = first(torch.stack([pieces.linear, pieces.dynamic])) - bias
     return _three(Carried(linear, whole - linear - dynamic, dynamic), whole), None

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from duat_cli import __version__
@@ -64,7 +65,7 @@ def inspect(
     session = Session(loaded, progress, cache=options.cache)
     layers = _chosen(options.layers, len(session.structure.calls))
     sweeps = [
-        _sweep(session, number, prompt, layers, options, matrices, progress, len(prompts))
+        sweep_prompt(session, number, prompt, layers, options, matrices, progress, len(prompts))
         for number, prompt in enumerate(prompts)
     ]
     session.save_cache()
@@ -136,14 +137,14 @@ def verify(loaded: LoadedModel, prompts: Sequence[Prompt], progress: Progress) -
 
 
 @dataclass(frozen=True)
-class _Sweep:
+class PromptSweep:
     blocks: dict[int, PromptBlock]
     errors: list[float]  # certificate of every block, chosen or not
     terms: list[UatTerm]
     faults: dict[int, str]  # blocks whose factors this prompt refuted
 
 
-def _sweep(
+def sweep_prompt(
     session: Session,
     number: int,
     prompt: Prompt,
@@ -152,9 +153,9 @@ def _sweep(
     matrices: dict[str, Tensor] | None,
     progress: Progress,
     prompts: int,
-) -> _Sweep:
+) -> PromptSweep:
     decomposition = Decomposition(one_by_one=options.terms)
-    sweep = _Sweep({}, [], [], {})
+    sweep = PromptSweep({}, [], [], {})
     count = len(session.structure.calls)
 
     def listen(run: BlockRun) -> None:
@@ -240,7 +241,8 @@ def _uat_terms(decomposition: Decomposition, output: Tensor) -> list[UatTerm]:
         ("bias", "static", None),
         *((f"block {i}", "dynamic", i) for i in range(len(carried.terms))),
     ]
-    numbers = shares([carried.linear, carried.static, *carried.terms], output)
+    static = torch.zeros_like(carried.linear) if carried.static is None else carried.static
+    numbers = shares([carried.linear, static, *carried.terms], output)
     return [
         UatTerm(name=name, kind=kind, block=block, share=n.share, norm=n.norm)
         for (name, kind, block), n in zip(kinds, numbers, strict=True)
@@ -270,7 +272,7 @@ def _mean_terms(sweeps: list[list[UatTerm]]) -> list[UatTerm]:
     return [mean_over(terms) for terms in zip(*sweeps, strict=True)]
 
 
-def _operator_faults(sweeps: Sequence[_Sweep]) -> list[Skipped]:
+def _operator_faults(sweeps: Sequence[PromptSweep]) -> list[Skipped]:
     faults = {i: why for s in sweeps for i, why in s.faults.items()}
     return [Skipped(what=f"operator of block {i}", why=why) for i, why in sorted(faults.items())]
 

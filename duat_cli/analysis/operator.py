@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -47,14 +48,14 @@ def measure(
 ) -> OperatorNumbers:
     """All statistics of W' in one pass over the rows of H."""
     tokens, heads = operator.values.shape[1], operator.factors.heads
-    sums, weighted = OperatorSums(geometry.root), CouplingSums()
+    sums, coupling = OperatorSums(geometry.root), CouplingSums(kinds=2)
     grams = token_grams(operator.values, operator.factors.output)
     pairs = _Pairs(tokens)
     squares: list[Tensor] = []
     for start, attention in _row_pieces(operator, heads):
         scaled = attention * operator.source_scale[:, None, :]
-        rows = sums.add(scaled, start)
-        weighted.add(weighted_squares(attention, grams), start)
+        rows = sums.add(scaled)
+        coupling.add(torch.stack([rows, weighted_squares(attention, grams)]), start)
         pairs.add(scaled, start, rows)
         if matrix:
             squares.append(rows)
@@ -62,13 +63,13 @@ def measure(
     nonzero = sums.nonzero_blocks / tokens**2
     return OperatorNumbers(
         frobenius_norm=norm,
-        effective_heads=effective_heads(kronecker_spectrum(sums.head_products, geometry.gram)),
+        effective_heads=effective_heads(kronecker_spectrum(sums.head_products, geometry.root)),
         block_correlation=sums.block_correlation(),
         spectral_norm=_spectral(operator) if spectrum and norm > 0 else None,
         nonzero_blocks=nonzero,
         numerical=_numerical(operator, geometry, norm, threshold, pairs, nonzero) if norm > 0 else None,
-        coupling=sums.coupling.numbers(),
-        weighted=weighted.numbers(),
+        coupling=coupling.numbers(0),
+        weighted=coupling.numbers(1),
         matrix=torch.cat(squares).sqrt() if matrix else None,
     )
 
@@ -84,9 +85,7 @@ class _Pairs:
     """Uniformly drawn token pairs (i, j), their ĥ_ij, and whether their block is zero."""
 
     def __init__(self, tokens: int) -> None:
-        generator = torch.Generator().manual_seed(SEED)
-        draws = torch.randint(tokens, (2, PAIR_DRAWS), generator=generator)
-        self._i, self._j = draws[0], draws[1]
+        self._i, self._j = _draws(tokens)
         self._found: list[tuple[Tensor, Tensor]] = []  # (draw indices, ĥ)
 
     def add(self, rows: Tensor, start: int, squares: Tensor) -> None:
@@ -100,6 +99,13 @@ class _Pairs:
         places = torch.cat([p for p, _ in self._found])
         vectors = torch.cat([v for _, v in self._found])
         return vectors[places.argsort()][:most]
+
+
+@functools.lru_cache(maxsize=8)
+def _draws(tokens: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(SEED)
+    i, j = torch.randint(tokens, (2, PAIR_DRAWS), generator=generator)
+    return i, j
 
 
 def _numerical(

@@ -87,16 +87,17 @@ def operator_of(
     given: what that replay was given.
     """
     call = run.attention[0]
-    origin = base_items[0]
-    difference = (run.input[0] - origin) @ known.heads.value  # (kv_heads, N, d)
-    target = call.value[0] - base.values[0][0]
+    product = run.input[0] @ known.heads.value  # (kv_heads, N, d)
+    difference, target = product, call.value[0]
+    if not run.parts.homogeneous:
+        difference = product - base_items[0] @ known.heads.value
+        target = target - base.values[0][0]
     scale = _fit(difference, target)  # (kv_heads, N, 1)
     value_error = relative_error(scale * difference, target)
     token_scale, output_error = known.token_scale, known.error
     if token_scale is None:
-        reach = _reach(run, known, base, base_items, given)
-        token_scale, output_error = reach
-    values = scale * (run.input[0] @ known.heads.value)
+        token_scale, output_error = _reach(run, known, base, base_items, given)
+    values = scale * product
     groups = known.heads.groups
     operator = AttentionOperator(
         rows=call.rows,

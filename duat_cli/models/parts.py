@@ -38,6 +38,7 @@ class ValueSource:
     linear: nn.Module
     columns: Tensor  # (kv_heads, d), indices into the layer's output features
     norm: nn.Module | None  # the norm between the block's input and the layer
+    whole: bool  # whether the columns are all of the layer's features, in order
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ class BlockParts:
         default_factory=dict
     )  # the last linear's bias, part of the unit's output
     first_linears: dict[nn.Module, nn.Module] = field(default_factory=dict)  # unit -> its first linear layer
-    idle: dict[nn.Module, int] = field(default_factory=dict)  # modules replay may skip -> their output width
     value_source: ValueSource | None = None
     output_source: OutputSource | None = None
+    homogeneous: bool = False  # no biases anywhere: the replayed block maps zero to zero, and c = 0
+    direct: bool = False  # whether attention is O(H V(x)) of the two sources alone, so that replay may skip Q and K
     batched: bool = False  # whether several items may share one replay

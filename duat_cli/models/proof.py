@@ -2,7 +2,7 @@
 
 Three things must hold for the replayed block: the residual stream passes through it, it is affine, and at the
 captured input it gives the block's own output. Then come the economies, each kept only if outputs stay the same
-(several items a replay; query and key projections left idle), and the factors of W'.
+(several items a replay; attention without queries and keys), and the factors of W'.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import random_like, relative_error, resolution, same_storage
+from duat_cli.models.arrays import random_like, relative_error, resolution
 from duat_cli.models.factors import BlockFactors, find_factors
 from duat_cli.models.parts import BlockParts
-from duat_cli.models.rig import BlockRun, Rig, zero_given
-from duat_cli.models.tracing import Trace
+from duat_cli.models.rig import BlockRun, Replay, Rig, zero_given
 
 
 @dataclass(frozen=True)
@@ -46,10 +45,9 @@ class Verdict:
 
 
 def examine(
-    stack: Any, blocks: Sequence[BlockParts], forward: Callable[[], Any], written: Trace
+    stack: Any, blocks: Sequence[BlockParts], forward: Callable[[], Any]
 ) -> list[Verdict]:
     """One verdict a block; raises UnsupportedModelError for a fault that no other choice of units can mend."""
-    candidates = [replace(b, batched=False, idle=_idle_candidates(b, written)) for b in blocks]
     verdicts: dict[nn.Module, Verdict] = {}
 
     def ask(run: BlockRun) -> None:
@@ -57,24 +55,23 @@ def examine(
             verdicts[run.parts.module] = _verdict(run)
 
     intercepted = any(b.intercepted for b in blocks)
-    with Rig(stack, candidates, interface=not intercepted).active() as rig:
+    with Rig(stack, blocks, interface=not intercepted).active() as rig:
         rig.run(forward, ask)
     return [verdicts[b.module] for b in blocks]
 
 
 def _verdict(run: BlockRun) -> Verdict:
-    plain = replace(run.parts, idle={})
-    economical, run.parts = run.parts, plain
     fault, culprits = _fault(run)
     if fault is not None:
         if not culprits:
-            raise UnsupportedModelError(f"{plain.name}: {fault}")
-        return Verdict(plain, fault, culprits)
-    run.parts = _economies(run, economical)
+            raise UnsupportedModelError(f"{run.parts.name}: {fault}")
+        return Verdict(run.parts, fault, culprits)
     base = torch.zeros_like(run.input)
     given = zero_given(run, 1)
+    at_zero = run.replay(base, given)
+    run.parts = _economies(run, homogeneous=_is_zero(at_zero) and not run.parts.unit_biases)
     try:
-        factors = find_factors(run, run.replay(base, given), base, given)
+        factors = find_factors(run, at_zero, base, given)
     except UnsupportedModelError as reason:
         return Verdict(run.parts, None, factors_reason=str(reason))
     return Verdict(run.parts, None, factors=factors)
@@ -107,47 +104,34 @@ def output_of(run: BlockRun, z: Tensor, given: list[Tensor], attention: Tensor |
     return output
 
 
-def _economies(run: BlockRun, economical: BlockParts) -> BlockParts:
-    """The block's parts with what makes replay cheaper and leaves its output the same."""
-    r, nothing = random_like(run.input), zero_given(run, 1)
-    plain = run.parts
-    if economical.idle:
-        expected = output_of(run, r, nothing)
-        run.parts = replace(plain, idle=economical.idle)
-        if not _same(lambda: output_of(run, r, nothing), expected, exact=True):
-            run.parts = plain
-    if not plain.intercepted:
-        alone = run.parts
-        items = torch.cat([run.input, r])
-        expected = output_of(run, items, zero_given(run, 2))
-        run.parts = replace(alone, batched=True)
-        if not _same(lambda: output_of(run, items, zero_given(run, 2)), expected, exact=False):
-            run.parts = alone
-    return run.parts
+def _is_zero(replay: Replay) -> bool:
+    """Whether nothing at all came out of a replay of zeros, to the bit."""
+    seen = [replay.output, *replay.values, *replay.unit_inputs]
+    return not any(t is not None and bool(t.any()) for t in seen)
 
 
-def _same(got: Callable[[], Tensor], expected: Tensor, *, exact: bool) -> bool:
+def _economies(run: BlockRun, homogeneous: bool) -> BlockParts:
+    """The block's parts with what makes replay cheaper, each kept only if the output stays the same."""
+    plain = replace(run.parts, homogeneous=homogeneous)
+    if plain.intercepted:
+        return plain
+    items = torch.cat([run.input, random_like(run.input)])
+    expected = output_of(run, items, zero_given(run, 2))
+    run.parts = kept = plain
+    tries = [{"batched": True}]
+    if plain.value_source is not None and plain.output_source is not None:
+        tries.append({"direct": True})
+    for economy in tries:
+        run.parts = replace(kept, **economy)
+        if _gives(run, items, expected):
+            kept = run.parts
+        run.parts = kept
+    return kept
+
+
+def _gives(run: BlockRun, items: Tensor, expected: Tensor) -> bool:
     try:
-        value = got()
+        output = output_of(run, items, zero_given(run, 2))
     except (RuntimeError, ValueError, TypeError, LookupError):
         return False
-    if exact:
-        return torch.equal(value, expected)
-    return value.shape == expected.shape and relative_error(value, expected) <= 100 * resolution(value.dtype)
-
-
-def _idle_candidates(parts: BlockParts, written: Trace) -> dict[nn.Module, int]:
-    """Linear layers inside attention whose output is neither the values nor made of H V: queries and keys."""
-    calls = [c for c in written.attention if c.module in parts.attention]
-    idle: dict[nn.Module, int] = {}
-    for attention in parts.attention:
-        for module in attention.modules():
-            events = written.calls(module)
-            if not events or any(module.children()) or not hasattr(module, "weight") or module in parts.norms:
-                continue
-            result, tensors = events[0].result, events[0].tensors
-            if result is None or result.ndim != 3 or not tensors or not isinstance(module.weight, Tensor):
-                continue
-            if not any(same_storage(result, c.value) or same_storage(tensors[0], c.output) for c in calls):
-                idle[module] = result.shape[-1]
-    return idle
+    return output.shape == expected.shape and relative_error(output, expected) <= 100 * resolution(output.dtype)

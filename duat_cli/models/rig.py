@@ -54,6 +54,7 @@ class Recording:
     units: list[UnitCall] = field(default_factory=list)
     linears: dict[nn.Module, Tensor] = field(default_factory=dict)  # first linear -> its output
     attention: list[AttentionCall] = field(default_factory=list)
+    attention_rests: dict[nn.Module, tuple[Any, ...] | None] = field(default_factory=dict)  # its other outputs
 
 
 @dataclass
@@ -202,6 +203,7 @@ class Rig:
     ):
         self._model, self._blocks, self._interface, self._row_budget = model, blocks, interface, row_budget
         self._by_module = {b.module: b for b in blocks}
+        self._by_attention = {module: b for b in blocks for module in b.attention}
         self._originals: dict[nn.Module, Callable[..., Any]] = {}
         self._recording: Recording | None = None
         self._block: BlockParts | None = None
@@ -273,12 +275,10 @@ class Rig:
             self._patch(module, self._norm_forward)
         for module in parts.units:
             self._patch(module, self._unit_forward)
-        for module in parts.idle:
-            self._patch(module, self._idle_forward)
+        for module in parts.attention:
+            self._patch(module, self._attention_forward)
         for module in parts.first_linears.values():
             self._patch(module, self._linear_forward)
-        for module in parts.intercepted:
-            self._patch(module, self._intercepted_forward)
         self._patch(parts.module, self._block_forward)
 
     def _patch(
@@ -351,15 +351,37 @@ class Rig:
 
         return forward
 
-    def _idle_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _attention_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
+            plan, run = self._plan, self._run
             x = first_tensor(args, kwargs)
-            if self._plan is None or self._run is None or x is None or module not in self._run.parts.idle:
-                return original(*args, **kwargs)
-            width = self._run.parts.idle[module]
-            return x.new_zeros(*x.shape[:-1], width)
+            if plan is not None and run is not None and x is not None and run.parts.direct:
+                rest = run.recording.attention_rests[module]
+                tensor = self._direct_attention(module, run.parts, x)
+                return tensor if rest is None else (tensor, *rest)
+            intercepted = module in self._by_attention[module].intercepted
+            with SoftmaxInterception(lambda: module) if intercepted else contextlib.nullcontext():
+                output = original(*args, **kwargs)
+            if self._recording is not None:
+                rest = None if isinstance(output, Tensor) else tuple(output[1:])
+                self._recording.attention_rests[module] = rest
+            return output
 
         return forward
+
+    def _direct_attention(self, module: nn.Module, parts: BlockParts, x: Tensor) -> Tensor:
+        """O(H V(x)) by the layers that V and O are read from; H V(x) where O stands outside the module."""
+        assert parts.value_source is not None
+        assert parts.output_source is not None
+        columns = parts.value_source.columns
+        value = parts.value_source.linear(x)
+        if not parts.value_source.whole:
+            value = value[..., columns.flatten().to(value.device)]
+        value = value.unflatten(-1, tuple(columns.shape)).transpose(1, 2)  # (items, kv_heads, N, d)
+        mixed = self.replacement(module, value)
+        assert mixed is not None
+        last = parts.output_source.linear
+        return last(mixed.flatten(2)) if last in set(module.modules()) else mixed.flatten(2)
 
     def _linear_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -367,12 +389,5 @@ class Rig:
             if self._recording is not None:
                 self._recording.linears[module] = output
             return output
-
-        return forward
-
-    def _intercepted_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            with SoftmaxInterception(lambda: module):
-                return original(*args, **kwargs)
 
         return forward

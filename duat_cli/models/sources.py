@@ -24,14 +24,15 @@ def value_source(block: Event, parts: BlockParts, written: Trace, call: Attentio
     columns = _columns(call.value, event.result)
     if columns is None or not event.tensors:
         return None
+    whole = torch.equal(columns.flatten(), torch.arange(event.result.shape[-1]))
     hidden, read = parts.hidden.get(block.args, block.kwargs), event.tensors[0]
     if same_storage(read, hidden):
-        return ValueSource(event.module, columns, None)
+        return ValueSource(event.module, columns, None, whole)
     for norm in parts.norms:
         for norm_event in written.calls(norm):
             made = norm_event.result
             if made is not None and same_storage(made, read) and same_storage(norm_event.tensors[0], hidden):
-                return ValueSource(event.module, columns, norm)
+                return ValueSource(event.module, columns, norm, whole)
     return None
 
 

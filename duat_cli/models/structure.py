@@ -330,7 +330,7 @@ def _first_linear(leaves: list[Event], unit: Event) -> nn.Module | None:
 def _proved(stack: Any, blocks: list[BlockParts], written: Trace, ids: Tensor) -> list[ProvedBlock]:
     """Prove every block in one run; units that swallow the residual stream are opened and the run repeated."""
     for _ in range(MAX_OPENINGS):
-        verdicts = examine(stack, blocks, lambda: run_stack(stack, ids), written)
+        verdicts = examine(stack, blocks, lambda: run_stack(stack, ids))
         if all(v.fault is None for v in verdicts):
             return [v.proved() for v in verdicts]
         blocks = [v.parts if v.fault is None else _opened(v, written) for v in verdicts]

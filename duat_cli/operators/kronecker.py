@@ -106,12 +106,11 @@ def frobenius_norm(K: Tensor, G: Tensor) -> float:
     return max(float((K * G).sum()), 0.0) ** 0.5
 
 
-def kronecker_spectrum(K: Tensor, G: Tensor) -> Tensor:
-    """The singular values of the rearranged W', descending, (heads,).
+def kronecker_spectrum(K: Tensor, root: Tensor) -> Tensor:
+    """The singular values of the rearranged W', descending, (heads,); root: R = G^½.
 
-    Their squares are the eigenvalues of K G (Van Loan & Pitsianis 1993), here of the symmetric G^½ K G^½.
+    Their squares are the eigenvalues of K G (Van Loan & Pitsianis 1993), here of the symmetric R K R.
     """
-    root = gram_root(G)
     return torch.linalg.eigvalsh(root @ K @ root).clamp_min(0).sqrt().flip(0)
 
 

@@ -30,9 +30,9 @@ def sample_entries(factors: HeadFactors, count: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     width = factors.hidden_size
     a, b = (torch.randint(width, (count,), generator=generator).to(factors.value.device) for _ in range(2))
-    values = factors.value[:, a].repeat_interleave(factors.groups, 0)  # (heads, count, d)
-    outputs = factors.output[:, :, b]  # (heads, d, count)
-    return torch.einsum("hcd,hdc->ch", values, outputs)
+    values = factors.value.transpose(0, 1)[a]  # (count, kv_heads, d); whole rows, as they lie in memory
+    outputs = factors.output.permute(2, 0, 1)[b].unflatten(1, (len(factors.value), factors.groups))
+    return torch.einsum("ckd,ckgd->ckg", values, outputs).flatten(1)
 
 
 def exact_share(left: Tensor, factors: HeadFactors, cutoff: float) -> ShareEstimate:

@@ -1,11 +1,12 @@
 """Statistics of W' gathered row by row of tokens, so that H need not exist whole.
 
 C[i, j] = ‖B_ij‖_F is the coupling of token j into token i and p_ij = C_ij² / Σ_j C_ij². Every statistic here is a
-sum or a mean over rows i. Sums are kept in float64.
+sum or a mean over rows i. Rows are worked on in the dtype of the run (float32 at least), sums kept in float64.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -24,43 +25,48 @@ class CouplingNumbers:
 
 
 class CouplingSums:
-    """Accumulates `CouplingNumbers` from rows of C². Rows that are all zero count in no mean."""
+    """Accumulates `CouplingNumbers` from rows of C², of several kinds at once. All-zero rows count in no mean."""
 
-    def __init__(self) -> None:
-        self._energy = self._diagonal = 0.0
-        self._entropy = self._context = self._distance = self._first = 0.0
-        self._rows = self._later_rows = 0
+    def __init__(self, kinds: int) -> None:
+        self._sums = torch.zeros(kinds, len(_SUMMED), dtype=torch.float64)
 
     def add(self, squares: Tensor, start: int) -> None:
-        """squares: (n, N) of C_ij² for the rows i = start … start + n - 1."""
-        squares = squares.double().clamp_min(0)
-        totals = squares.sum(dim=1)
-        i = torch.arange(start, start + len(squares), device=squares.device)
-        j = torch.arange(squares.shape[1], device=squares.device)
-        self._energy += float(totals.sum())
-        self._diagonal += float(squares.gather(1, i[:, None]).sum())
-        alive = totals > 0
-        p = squares[alive] / totals[alive, None]
-        entropy = -torch.special.xlogy(p, p).sum(dim=1) / torch.log(torch.tensor(2.0, dtype=p.dtype))
-        self._rows += len(p)
-        self._entropy += float(entropy.sum())
-        self._context += float(torch.exp2(entropy).sum())
-        self._distance += float((p * (i[alive, None] - j).abs()).sum())
-        later = i[alive] >= 1
-        self._later_rows += int(later.sum())
-        self._first += float(p[later, 0].sum())
+        """squares: (kinds, n, N) of C_ij² for the rows i = start … start + n - 1."""
+        count, tokens = squares.shape[1:]
+        i = torch.arange(start, start + count, device=squares.device)
+        j = torch.arange(tokens, device=squares.device)
+        totals = squares.sum(dim=-1)  # (kinds, n)
+        alive = (totals > 0).to(totals.dtype)
+        p = squares / torch.where(totals > 0, totals, 1.0)[..., None]
+        entropy = -torch.special.xlogy(p, p).sum(dim=-1) / math.log(2)
+        distance = (p * (i[:, None] - j).abs()).sum(dim=-1)
+        later = alive * (i >= 1)
+        columns = {
+            "energy": totals,
+            "diagonal": squares[:, i - start, i],
+            "rows": alive,
+            "entropy": entropy * alive,
+            "context": torch.exp2(entropy) * alive,
+            "distance": distance * alive,
+            "later_rows": later,
+            "first": p[..., 0] * later,
+        }
+        self._sums += torch.stack([columns[name] for name in _SUMMED], dim=-1).sum(dim=1, dtype=torch.float64).cpu()
 
-    def numbers(self) -> CouplingNumbers:
-        rows, later = self._rows, self._later_rows
+    def numbers(self, kind: int) -> CouplingNumbers:
+        """The numbers of one kind."""
+        s = dict(zip(_SUMMED, self._sums[kind].tolist(), strict=True))
+        rows, later = s["rows"], s["later_rows"]
         return CouplingNumbers(
-            off_diagonal_share=min(max(1 - self._diagonal / self._energy, 0.0), 1.0)
-            if self._energy
-            else None,
-            entropy_bits=self._entropy / rows if rows else None,
-            effective_context=self._context / rows if rows else None,
-            mean_distance=self._distance / rows if rows else None,
-            first_token_share=self._first / later if later else None,
+            off_diagonal_share=min(max(1 - s["diagonal"] / s["energy"], 0.0), 1.0) if s["energy"] else None,
+            entropy_bits=s["entropy"] / rows if rows else None,
+            effective_context=s["context"] / rows if rows else None,
+            mean_distance=s["distance"] / rows if rows else None,
+            first_token_share=s["first"] / later if later else None,
         )
+
+
+_SUMMED = ("energy", "diagonal", "rows", "entropy", "context", "distance", "later_rows", "first")
 
 
 class OperatorSums:
@@ -73,22 +79,19 @@ class OperatorSums:
         self.head_products = torch.zeros(heads, heads, dtype=torch.float64, device=root.device)  # K
         self._directions = torch.zeros_like(self.head_products)  # Σ û ûᵀ
         self.nonzero_blocks = 0
-        self.coupling = CouplingSums()
 
-    def add(self, rows: Tensor, start: int) -> Tensor:
-        """rows: Ĥ[:, start : start + n, :], (heads, n, N). Returns C² of these rows, (n, N)."""
+    def add(self, rows: Tensor) -> Tensor:
+        """rows: some rows of Ĥ, (heads, n, N). Returns their C², (n, N)."""
         heads, count, tokens = rows.shape
-        flat = rows.reshape(heads, -1).double()
+        flat = rows.reshape(heads, -1)
         self.head_products += flat @ flat.T
-        vectors = self._root @ flat  # R ĥ_ij, (heads, n N)
+        vectors = self._root.to(flat.dtype) @ flat  # R ĥ_ij, (heads, n N)
         squares = vectors.square().sum(dim=0)
         alive = squares > 0
-        weight = torch.where(alive, squares.clamp_min(torch.finfo(torch.float64).tiny).reciprocal(), 0.0)
+        weight = torch.where(alive, squares.clamp_min(torch.finfo(squares.dtype).tiny).reciprocal(), 0.0)
         self._directions += (vectors * weight) @ vectors.T
         self.nonzero_blocks += int(alive.sum())
-        squares = squares.reshape(count, tokens)
-        self.coupling.add(squares, start)
-        return squares
+        return squares.reshape(count, tokens)
 
     def block_correlation(self) -> float | None:
         """Root mean square cosine over all pairs of nonzero blocks = ‖mean of û ûᵀ‖_F."""
@@ -108,5 +111,5 @@ def token_grams(values: Tensor, output: Tensor) -> Tensor:
 
 def weighted_squares(rows: Tensor, grams: Tensor) -> Tensor:
     """‖B_ij x_j‖² = ĥ_ijᵀ Q_j ĥ_ij: rows (heads, n, N), grams (N, heads, heads) to (n, N)."""
-    by_source = rows.permute(2, 1, 0).to(grams.dtype)  # (N, n, heads)
-    return ((by_source @ grams) * by_source).sum(dim=-1).T.clamp_min(0)
+    by_source = rows.permute(2, 0, 1).to(grams.dtype).contiguous()  # (N, heads, n)
+    return ((grams @ by_source) * by_source).sum(dim=1).T.clamp_min(0)

@@ -1,0 +1,309 @@
+"""What duat costs, as ratios measured side by side in one run.
+
+    python scripts/bench.py                 all parts, a few minutes
+    python scripts/bench.py speed memory    some of them: speed, dense, memory, process
+
+speed    `inspect` on a 135M-parameter llama shape, 128 tokens, against one plain eager forward pass that returns
+         attentions and hidden states
+dense    the statistics of W' in closed form against W' written out, at MiniLM's size (N = 32)
+memory   peak memory of `inspect` against the number of blocks, and at 2048 tokens
+process  `duat --help` and `duat inspect` as processes, against imports and, if installed, the nearest peer
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+PROMPT = "def read(path):\n    with open(path) as file:\n        return file.read()"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure, and the figure it may not exceed (or fall below)."""
+
+    what: str
+    value: float
+    unit: str
+    limit: str = ""
+
+
+# -- helpers -------------------------------------------------------------------------------------------------
+
+
+def median_seconds(function: Callable[[], object], runs: int) -> float:
+    function()  # warm-up
+    return statistics.median(seconds(function) for _ in range(runs))
+
+
+def seconds(function: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def interleaved(functions: Sequence[Callable[[], object]], runs: int) -> list[float]:
+    """Median seconds of each, run in turn, so that a drifting machine drifts for all."""
+    for function in functions:
+        function()
+    times = [[seconds(function) for function in functions] for _ in range(runs)]
+    return [statistics.median(column) for column in zip(*times, strict=True)]
+
+
+def llama_shape(blocks: int = 30):
+    """135M parameters: 30 blocks, M = 576, 9 heads, 3 kv-heads; random weights."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=blocks, num_attention_heads=9,
+        num_key_value_heads=3, max_position_embeddings=4096, tie_word_embeddings=True,
+    )  # fmt: skip
+    return LlamaForCausalLM._from_config(config, attn_implementation="eager").eval()
+
+
+def loaded_model(model):
+    """A model made here, as the loader would hand it over."""
+    from duat_cli.models.load import LoadedModel
+
+    return LoadedModel(
+        model=model, name="bench", revision=None, files=None, dtype="float32", device="cpu", warnings=(),
+        nonfinite_weights={},
+    )  # fmt: skip
+
+
+def random_prompt(vocabulary: int, tokens: int):
+    import torch
+
+    from duat_cli.models.prompts import Prompt
+
+    ids = torch.randint(10, vocabulary, (1, tokens), generator=torch.Generator().manual_seed(1))
+    return Prompt("random", "0" * 64, ids, None)
+
+
+# -- speed ---------------------------------------------------------------------------------------------------
+
+
+def speed(runs: int) -> list[Row]:
+    import torch
+
+    from duat_cli.analysis.decomposition import Decomposition
+    from duat_cli.analysis.inspect import InspectOptions, sweep_prompt
+    from duat_cli.analysis.session import Session
+
+    model, prompt = llama_shape(), random_prompt(49152, 128)
+    ids = prompt.input_ids
+
+    @torch.no_grad()
+    def plain() -> None:
+        model(
+            input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False,
+            output_attentions=True, output_hidden_states=True,
+        )  # fmt: skip
+
+    start = time.perf_counter()
+    session = Session(loaded_model(model), lambda *_: None, cache=False)
+    opening = time.perf_counter() - start
+    layers = list(range(30))
+
+    def warm() -> None:
+        sweep_prompt(session, 0, prompt, layers, InspectOptions(), None, lambda *_: None, 1)
+
+    def cold() -> None:
+        session.forget_geometry()
+        warm()
+
+    def replayed() -> None:
+        decomposition = Decomposition()
+        session.sweep(prompt, decomposition.advance)
+
+    def captured() -> None:
+        session.sweep(prompt, lambda run: None)
+
+    base, *times = interleaved([plain, captured, replayed, warm, cold], runs)
+    names = ["capture alone", "capture and replay", "all of inspect, warm Gram cache", "all of inspect, cold Gram cache"]
+    limits = ["", "", "<= 2.0", "<= 2.4"]
+    rows = [Row("plain forward pass with attentions and hidden states", base, "s")]
+    rows += [Row(n, t / base, "x plain", lim) for n, t, lim in zip(names, times, limits, strict=True)]
+    return [*rows, Row("once a model: fingerprint, discovery and proof", opening / base, "x plain")]
+
+
+# -- dense ---------------------------------------------------------------------------------------------------
+
+
+def dense(runs: int) -> list[Row]:
+    """Frobenius norm, C, Kronecker spectrum and block correlation, both ways, at N = 32, M = 384, 12 heads."""
+    import torch
+
+    from duat_cli.operators.kronecker import HeadFactors, KroneckerSum, frobenius_norm, gram, gram_root
+    from duat_cli.operators.kronecker import kronecker_spectrum as spectrum
+    from duat_cli.operators.statistics import OperatorSums
+
+    torch.manual_seed(0)
+    tokens, width, heads = 32, 384, 12
+    factors = HeadFactors(torch.randn(heads, width, 32) / width**0.5, torch.randn(heads, 32, width) / 32**0.5)
+    attention = torch.softmax(2 * torch.randn(heads, tokens, tokens), dim=-1)
+    G = gram(factors)
+    root = gram_root(G)
+    found: dict[str, tuple[float, ...]] = {}
+
+    def closed() -> None:
+        sums = OperatorSums(root)
+        squares = sums.add(attention)
+        K = sums.head_products
+        found["closed"] = (frobenius_norm(K, G), float(squares.sum()), float(spectrum(K, root)[0]),
+                           sums.block_correlation() or 0.0)  # fmt: skip
+
+    def written_out() -> None:
+        W = KroneckerSum(attention, factors).dense(limit=tokens * width)
+        blocks = W.reshape(tokens, width, tokens, width).transpose(1, 2).reshape(tokens * tokens, -1)
+        norms = torch.linalg.vector_norm(blocks, dim=1).double()
+        cosines = (blocks @ blocks.T).double() / norms[:, None] / norms
+        values = torch.linalg.svdvals(blocks)
+        found["dense"] = (float(norms.square().sum().sqrt()), float(norms.square().sum()), float(values[0]),
+                          float(cosines.square().mean().sqrt()))  # fmt: skip
+
+    slow, fast = seconds(written_out), median_seconds(closed, 20 * runs)
+    worst = max(abs(a - b) / abs(b) for a, b in zip(found["closed"], found["dense"], strict=True))
+    small = attention.numel() * attention.element_size() + G.numel() * G.element_size()
+    return [
+        Row("W' written out: build, norms, spectrum, correlation", slow, "s"),
+        Row("the same numbers in closed form", fast * 1e3, "ms"),
+        Row("times faster", slow / fast, "x", ">= 10000"),
+        Row("times smaller (W' against H and G)", 4 * (tokens * width) ** 2 / small, "x", ">= 10000"),
+        Row("largest relative difference of the numbers (dense is float32)", worst, ""),
+    ]
+
+
+# -- memory --------------------------------------------------------------------------------------------------
+
+
+def memory(runs: int) -> list[Row]:
+    """Each figure in a process of its own, since peak memory never goes down."""
+    shallow, deep = (_peak(blocks, 512) for blocks in (10, 30))
+    long = _peak(30, 2048)
+    grown = (deep["peak"] - deep["model"]) - (shallow["peak"] - shallow["model"])
+    return [
+        Row("peak beyond the model, 10 blocks, 512 tokens", (shallow["peak"] - shallow["model"]) / 2**20, "MiB"),
+        Row("peak beyond the model, 30 blocks, 512 tokens", (deep["peak"] - deep["model"]) / 2**20, "MiB"),
+        Row("growth for 20 more blocks", grown / 2**20, "MiB", "about 0"),
+        Row("peak of the process at 2048 tokens, model and libraries included", long["peak"] / 2**30, "GiB", "<= 2"),
+        Row("inspect at 2048 tokens", long["seconds"], "s"),
+    ]
+
+
+def _peak(blocks: int, tokens: int) -> dict[str, float]:
+    command = [sys.executable, __file__, "--child", str(blocks), str(tokens)]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def child(blocks: int, tokens: int) -> None:
+    from duat_cli.analysis.inspect import InspectOptions, inspect
+
+    model = llama_shape(blocks)
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    start = time.perf_counter()
+    report = inspect(
+        loaded_model(model), [random_prompt(49152, tokens)], InspectOptions(cache=False), lambda *_: None
+    )
+    spent = time.perf_counter() - start
+    print(json.dumps({"peak": report.run.peak_memory_bytes, "model": size, "seconds": spent}))
+
+
+# -- process -------------------------------------------------------------------------------------------------
+
+
+def process(runs: int) -> list[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "DUAT_CACHE": folder}
+        libraries, help_page, imports, inspect, verify = _processes(
+            [
+                _python("import typer, rich"),
+                [sys.executable, "-m", "duat_cli", "--help"],
+                _python(f"import torch, transformers; {_LOAD}"),
+                [sys.executable, "-m", "duat_cli", "inspect", "--prompt", PROMPT, "-q"],
+                [sys.executable, "-m", "duat_cli", "verify", "--prompt", PROMPT, "-q"],
+            ],
+            environment,
+            runs,
+        )
+    rows = [
+        Row("duat --help", help_page / libraries, "x import typer, rich", "<= 2"),
+        Row("importing torch and transformers, loading the demo", imports, "s"),
+        Row("duat inspect, demo, one prompt", inspect / imports, "x import and load", "<= 1.25"),
+        Row("duat verify, demo, one prompt", verify / imports, "x import and load"),
+    ]
+    if importlib.util.find_spec("interpkit") is None:
+        return rows
+    peer_command = [sys.executable, "-m", "interpkit.cli.main", "decompose", str(_demo()), PROMPT]
+    (peer,) = _processes([peer_command], dict(os.environ), runs)
+    return [*rows, Row("interpkit decompose, demo, one prompt", peer / imports, "x import and load")]
+
+
+def _demo() -> Path:
+    import duat_cli
+
+    return Path(duat_cli.__file__).parent / "demo" / "model"
+
+
+_LOAD = (
+    "from transformers import AutoModelForCausalLM as A, AutoTokenizer as T; "
+    f"A.from_pretrained({str(Path(__file__).parents[1] / 'duat_cli/demo/model')!r}); "
+    f"T.from_pretrained({str(Path(__file__).parents[1] / 'duat_cli/demo/model')!r})"
+)
+
+
+def _python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def _processes(commands: list[list[str]], environment: dict[str, str], runs: int) -> list[float]:
+    def run(command: list[str]) -> Callable[[], object]:
+        return lambda: subprocess.run(command, check=True, capture_output=True, env=environment)
+
+    return interleaved([run(c) for c in commands], runs)
+
+
+# -- main ----------------------------------------------------------------------------------------------------
+
+PARTS: dict[str, Callable[[int], list[Row]]] = {"speed": speed, "dense": dense, "memory": memory, "process": process}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--child", type=int, nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        child(*arguments.child)
+        return
+    unknown = [part for part in arguments.parts if part not in PARTS]
+    if unknown:
+        parser.error(f"no part {unknown[0]!r}; there are {', '.join(PARTS)}")
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(soft_wrap=True)
+    for name in arguments.parts or PARTS:
+        table = Table(title=name, title_justify="left")
+        for column, justify in (("what", "left"), ("figure", "right"), ("unit", "left"), ("wanted", "left")):
+            table.add_column(column, justify=justify)  # type: ignore[arg-type]
+        for row in PARTS[name](arguments.runs):
+            table.add_row(row.what, f"{row.value:.3g}", row.unit, row.limit)
+        console.print(table)
+
+
+if __name__ == "__main__":
+    main()
