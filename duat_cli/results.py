@@ -38,9 +38,7 @@ class Environment(Result):
     device: str
     dtype: str = Field(description="dtype of weights and arithmetic, e.g. float32")
     attention: str = Field(description="attention arithmetic; always the model's own eager formula")
-    batch_size: int = Field(
-        description="prompts per forward pass; always 1, so that padding cannot move a number"
-    )
+    batch_size: int = Field(description="prompts per forward pass; always 1, so that padding cannot move a number")
 
 
 class ModelFacts(Result):
@@ -53,7 +51,9 @@ class ModelFacts(Result):
     hidden_size: int
     heads: int
     kv_heads: int
-    fingerprint: str = Field(description="sha256 over names, shapes, dtypes and bytes of the loaded weights")
+    fingerprint: str = Field(
+        description="content hash of names, shapes, dtypes and bytes of the loaded weights; not cryptographic"
+    )
 
 
 class PromptFacts(Result):
@@ -94,20 +94,12 @@ class Density(WithReasons):
 
     structural: Finite | None = Field(description="share of entries not identically zero; exact")
     numerical: Finite | None = Field(description="share of entries with |w| > threshold * rms(W')")
-    numerical_low: Finite | None = Field(
-        description="lower end of the 95 % interval; equal to numerical if exact"
-    )
-    numerical_high: Finite | None = Field(
-        description="upper end of the 95 % interval; equal to numerical if exact"
-    )
+    numerical_low: Finite | None = Field(description="lower end of the 95 % interval; equal to numerical if exact")
+    numerical_high: Finite | None = Field(description="upper end of the 95 % interval; equal to numerical if exact")
     threshold: Finite
     linear_reference: Finite = Field(description="1/N: a linear layer as transformers uses it, I_N (x) W^T")
-    linear_reference_paper: Finite = Field(
-        description="1/M: a linear layer in the paper's orientation, W (x) I_M"
-    )
-    conv1d_reference: Finite = Field(
-        description="a 1-D convolution of width conv_width over N tokens, zero padded"
-    )
+    linear_reference_paper: Finite = Field(description="1/M: a linear layer in the paper's orientation, W (x) I_M")
+    conv1d_reference: Finite = Field(description="a 1-D convolution of width conv_width over N tokens, zero padded")
     conv_width: int
 
 
@@ -131,9 +123,7 @@ class Parts(Result):
 
     linear: Part = Field(description="the linear path from x_0, the first block's input")
     static: Part = Field(description="all biases, the FFN's output bias among them")
-    dynamic: Part = Field(
-        description="the UAT terms; at a pre-activation, the dynamic bias b'_{j,2} of Eq. 12/34"
-    )
+    dynamic: Part = Field(description="the UAT terms; at a pre-activation, the dynamic bias b'_{j,2} of Eq. 12/34")
 
 
 class Terms(WithReasons):
@@ -237,9 +227,7 @@ class BlockCertificate(Result):
     index: int
     name: str
     certificate_error: Finite
-    operator_error: Finite | None = Field(
-        description="of the factors of W'; null where they are not Kronecker"
-    )
+    operator_error: Finite | None = Field(description="of the factors of W'; null where they are not Kronecker")
     operator_reason: str | None = Field(description="why operator_error is null")
 
 
@@ -320,13 +308,14 @@ class MatrixReport(Result):
     heads: int
     kv_heads: int
     head_width: int = Field(description="d")
-    factors: Literal["read", "probed"] = Field(
-        description="where V and O come from: weights, or unit vectors"
-    )
+    factors: Literal["read", "probed"] = Field(description="where V and O come from: weights, or unit vectors")
     dense: bool = Field(description="whether the matrices are built")
     matrices: list[MatrixForm]
     corner: list[list[Finite]] = Field(description="top-left entries of W'_HVO, of its block B_00")
-    token_texts: list[str] = Field(description="the first tokens, control characters escaped")
+    token_texts: list[str] = Field(
+        description="the first tokens, control characters escaped; empty where the block's N vectors are not the "
+        "prompt's tokens"
+    )
     coupling: list[list[Finite]] = Field(description="C_ij = |B_ij|_F between these tokens, from j to i")
     checks: list[MatrixCheck]
     warnings: list[str]

@@ -132,7 +132,12 @@ def speed(runs: int) -> list[Row]:
         session.sweep(prompt, lambda run: None)
 
     base, *times = interleaved([plain, captured, replayed, warm, cold], runs)
-    names = ["capture alone", "capture and replay", "all of inspect, warm Gram cache", "all of inspect, cold Gram cache"]
+    names = [
+        "capture alone",
+        "capture and replay",
+        "all of inspect, warm Gram cache",
+        "all of inspect, cold Gram cache",
+    ]
     limits = ["", "", "<= 2.0", "<= 2.4"]
     rows = [Row("plain forward pass with attentions and hidden states", base, "s")]
     rows += [Row(n, t / base, "x plain", lim) for n, t, lim in zip(names, times, limits, strict=True)]
@@ -214,9 +219,7 @@ def child(blocks: int, tokens: int) -> None:
     model = llama_shape(blocks)
     size = sum(p.numel() * p.element_size() for p in model.parameters())
     start = time.perf_counter()
-    report = inspect(
-        loaded_model(model), [random_prompt(49152, tokens)], InspectOptions(cache=False), lambda *_: None
-    )
+    report = inspect(loaded_model(model), [random_prompt(49152, tokens)], InspectOptions(cache=False), lambda *_: None)
     spent = time.perf_counter() - start
     print(json.dumps({"peak": report.run.peak_memory_bytes, "model": size, "seconds": spent}))
 

@@ -76,9 +76,7 @@ class Settings:
     vocabulary: int = 2048
     most_files: int | None = None
     base: Schedule = Schedule(steps=1900, batch=8, context=256, peak_rate=3e-3, warmup=100)
-    adapter: Schedule = Schedule(
-        steps=240, batch=8, context=256, peak_rate=4e-3, warmup=20, weight_decay=0.0, seed=1
-    )
+    adapter: Schedule = Schedule(steps=240, batch=8, context=256, peak_rate=4e-3, warmup=20, weight_decay=0.0, seed=1)
 
 
 @dataclass(frozen=True)
@@ -397,9 +395,7 @@ def side_record(files: int, stream: Stream) -> dict[str, int]:
     return {"files": files, "bytes": stream.text_bytes, "tokens": len(stream.ids)}
 
 
-def base_losses(
-    folder: Path, streams: tuple[Stream, Stream], context: int, vocabulary: int
-) -> dict[str, float]:
+def base_losses(folder: Path, streams: tuple[Stream, Stream], context: int, vocabulary: int) -> dict[str, float]:
     """Held-out losses of the saved checkpoint, a bigram and a unigram on the very same targets."""
     train_ids, held_out = streams[0].ids, streams[1]
     rows = windows(held_out.ids, context)

@@ -6,7 +6,8 @@ Block by block x_i = T_i x_{i-1} + c_i + U_i f_i with every dynamic parameter fr
 
 The three pieces go through each block as one batch of affine images that share the static piece as their origin:
 A(static, b), A(linear + static, b), A(dynamic + static, f); without biases the origin is zero and two images do. The
-pieces taken from them are summed and compared with the model's own output. Because that sum is not itself one of the images, a block that is not affine cannot pass.
+pieces taken from them are summed and compared with the model's own output. Because that sum is not itself one of the
+images, a block that is not affine cannot pass.
 """
 
 from __future__ import annotations

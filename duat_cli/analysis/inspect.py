@@ -105,9 +105,7 @@ def verify(loaded: LoadedModel, prompts: Sequence[Prompt], progress: Progress) -
                 operators[run.index].append(operator.error)
             elif reason is not None:
                 reasons[run.index] = reason
-            progress(
-                number * len(session.structure.calls) + run.index + 1, total, f"verifying prompt {number + 1}"
-            )
+            progress(number * len(session.structure.calls) + run.index + 1, total, f"verifying prompt {number + 1}")
 
         session.sweep(prompt, listen)
     certificate = session.certificate(max(max(e) for e in errors.values()))
@@ -162,9 +160,7 @@ def sweep_prompt(
         step = decomposition.advance(run)
         sweep.errors.append(step.terms.error)
         if run.index in layers:
-            sweep.blocks[run.index] = _prompt_block(
-                session, run, step, number, options, matrices, sweep.faults
-            )
+            sweep.blocks[run.index] = _prompt_block(session, run, step, number, options, matrices, sweep.faults)
         if options.terms and run.index == count - 1:
             sweep.terms.extend(_uat_terms(decomposition, run.output[0]))
         progress(number * count + run.index + 1, prompts * count, f"prompt {number + 1} of {prompts}")
@@ -221,9 +217,7 @@ def _prompt_block(
         matrices[f"prompt.{number}.block.{run.index}"] = numbers.matrix.float().cpu().contiguous()
     return PromptBlock(
         prompt=number,
-        operator=operator_stats(
-            numbers, tokens, width, run.input.element_size(), operator.error, options.spectrum
-        ),
+        operator=operator_stats(numbers, tokens, width, run.input.element_size(), operator.error, options.spectrum),
         density=density(numbers, geometry.nonzero_share, tokens, width, options),
         coupling=coupling(numbers.coupling, tokens),
         coupling_weighted=coupling(numbers.weighted, tokens),

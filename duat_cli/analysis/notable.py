@@ -10,9 +10,7 @@ from duat_cli.results import Block, Certificate, PromptFacts, Summary
 MOST = 3
 
 
-def summarise(
-    blocks: Sequence[Block], certificate: Certificate, heads: int, prompts: Sequence[PromptFacts]
-) -> Summary:
+def summarise(blocks: Sequence[Block], certificate: Certificate, heads: int, prompts: Sequence[PromptFacts]) -> Summary:
     """Shares are those of the last block in the report."""
     last = blocks[-1].terms
     context = _mean(b.coupling.effective_context for b in blocks)

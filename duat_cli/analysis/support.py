@@ -88,9 +88,7 @@ def _errors(structure: ModelStructure) -> tuple[float, list[str]]:
     if len(errors) != len(structure.calls):
         raise UnsupportedModelError("the number of block calls depends on the input")
     worst = max(errors, key=lambda e: (math.isnan(e), e))
-    return worst, [
-        f"operator of block {', '.join(map(str, blocks))}: {why}" for why, blocks in faults.items()
-    ]
+    return worst, [f"operator of block {', '.join(map(str, blocks))}: {why}" for why, blocks in faults.items()]
 
 
 def _refused(model_type: str, reason: str, structure: ModelStructure | None = None) -> SupportEntry:

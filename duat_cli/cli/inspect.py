@@ -39,15 +39,11 @@ ConvWidth = Annotated[
 ]
 Spectrum = Annotated[
     bool,
-    typer.Option(
-        "--spectrum", metavar="", rich_help_panel=PANEL, help="Also the spectral norm and stable rank of W'."
-    ),
+    typer.Option("--spectrum", metavar="", rich_help_panel=PANEL, help="Also the spectral norm and stable rank of W'."),
 ]
 Terms = Annotated[
     bool,
-    typer.Option(
-        "--terms", metavar="", rich_help_panel=PANEL, help="Also every UAT term's share of the last output."
-    ),
+    typer.Option("--terms", metavar="", rich_help_panel=PANEL, help="Also every UAT term's share of the last output."),
 ]
 PerPrompt = Annotated[
     bool,

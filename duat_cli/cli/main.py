@@ -16,6 +16,7 @@ import typer
 from duat_cli import __version__
 from duat_cli.cli import signals, streams, talk
 from duat_cli.cli.inspect import inspect
+from duat_cli.cli.matrix import matrix
 from duat_cli.cli.options import CONTEXT
 from duat_cli.cli.schema import schema
 from duat_cli.cli.support import support
@@ -37,6 +38,7 @@ app = typer.Typer(
     "Every command explains its options: duat inspect --help.",
 )
 app.command("inspect", rich_help_panel=PANEL_READ)(inspect)
+app.command("matrix", rich_help_panel=PANEL_READ)(matrix)
 app.command("verify", rich_help_panel=PANEL_TRUST)(verify)
 app.command("support", rich_help_panel=PANEL_TRUST)(support)
 app.command("schema", rich_help_panel=PANEL_DATA)(schema)

@@ -149,9 +149,7 @@ Output = Annotated[
 ]
 Quiet = Annotated[
     bool,
-    typer.Option(
-        "--quiet", "-q", metavar="", rich_help_panel=PANEL_OUTPUT, help="Only the result and errors."
-    ),
+    typer.Option("--quiet", "-q", metavar="", rich_help_panel=PANEL_OUTPUT, help="Only the result and errors."),
 ]
 Verbose = Annotated[
     bool,
@@ -165,9 +163,7 @@ Verbose = Annotated[
 ]
 NoColor = Annotated[
     bool,
-    typer.Option(
-        "--no-color", metavar="", rich_help_panel=PANEL_OUTPUT, help="No colour; NO_COLOR does the same."
-    ),
+    typer.Option("--no-color", metavar="", rich_help_panel=PANEL_OUTPUT, help="No colour; NO_COLOR does the same."),
 ]
 
 

@@ -13,8 +13,18 @@ from duat_cli.cli.talk import Talk, hide
 from duat_cli.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from duat_cli.models.checkpoint import CheckpointFiles
     from duat_cli.models.load import LoadedModel
     from duat_cli.models.prompts import Prompt
+    from duat_cli.models.source import Source
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint that is there, and whose files agree with each other."""
+
+    place: Source
+    files: CheckpointFiles
 
 
 @dataclass(frozen=True)
@@ -40,16 +50,35 @@ class ModelOptions:
             raise CheckpointError(f"{self.model}: no such folder")
         libraries.calm(talk)
 
-    def load(self, progress: Progress) -> LoadedModel:
-        """The model, ready to run."""
-        progress.doing(f"loading {self.model or 'the demo model'}")
-        from duat_cli.models.load import load
+    def find(self, progress: Progress) -> Found:
+        """Where it is and what its headers say: what is wrong there is said before torch is imported."""
+        if self.device not in ("auto", "cpu"):  # only torch knows it; a wrong one is said before a long download
+            progress.doing(f"loading torch for --device {self.device}")
+            from duat_cli.models.load import parse_device
 
-        return load(
+            parse_device(self.device)
+        progress.doing(f"looking for {self.model or 'the demo model'}")
+        from duat_cli.models.checkpoint import inspect_folder
+        from duat_cli.models.source import resolve
+
+        place = resolve(
             self.model,
             revision=self.revision,
             token=self.token,
             cache_dir=self.cache_dir,
+            trust_remote_code=self.trust_remote_code,
+        )
+        return Found(place, inspect_folder(place.path))
+
+    def load(self, progress: Progress, found: Found | None = None) -> LoadedModel:
+        """The model, ready to run."""
+        found = found or self.find(progress)
+        progress.doing(f"loading {self.model or 'the demo model'}")
+        from duat_cli.models.load import load_files
+
+        return load_files(
+            found.place,
+            found.files,
             dtype=self.dtype,
             device=self.device,
             trust_remote_code=self.trust_remote_code,
@@ -68,18 +97,20 @@ class PromptOptions:
 def open_session(
     wanted: ModelOptions, texts: PromptOptions, talk: Talk, progress: Progress
 ) -> tuple[LoadedModel, list[Prompt]]:
-    """The model, and the prompts as its token ids. The texts come first: their errors cost no load."""
+    """The model, and the prompts as its token ids. Texts, names and headers come first: their errors cost no load."""
     wanted.announce(talk)
-    progress.doing("loading torch and transformers")
-    from duat_cli.models.load import load_tokenizer
+    progress.doing("reading the prompts")
     from duat_cli.models.prompts import encode, limits, read_prompts
 
-    progress.doing("reading the prompts")
-    found = read_prompts(texts.prompts or [], texts.file, sys.stdin)
-    loaded = wanted.load(progress)
+    read = read_prompts(texts.prompts or [], texts.file, sys.stdin)
+    found = wanted.find(progress)
+    progress.doing("loading torch and transformers")
+    from duat_cli.models.load import load_tokenizer
+
+    loaded = wanted.load(progress, found)
     tokenizer = load_tokenizer(loaded.files.path, trust_remote_code=wanted.trust_remote_code)
     room = limits(loaded.model)
     cut = texts.max_tokens
     if cut is None and not texts.prompts and texts.file is None:
         cut = room.max_positions  # the bundled texts are ours: too long for a small model is no user's error
-    return loaded, encode(tokenizer, found, cut, room.max_positions, room.vocab_size)
+    return loaded, encode(tokenizer, read, cut, room.max_positions, room.vocab_size)

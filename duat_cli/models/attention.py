@@ -89,9 +89,7 @@ class AttentionCall:
     module: nn.Module
     path: CapturePath
     rows: RowSource
-    value: (
-        Tensor  # (batch, kv_heads, N, d), a view of the value projection's output where the model keeps one
-    )
+    value: Tensor  # (batch, kv_heads, N, d), a view of the value projection's output where the model keeps one
     output: Tensor  # (batch, N, heads, d)
 
 
@@ -331,9 +329,7 @@ class SoftmaxInterception(TorchFunctionMode):
             scores = scores.masked_fill(~keep, float("-inf"))
         elif attn_mask is not None:
             scores = (
-                scores.masked_fill(~attn_mask, float("-inf"))
-                if attn_mask.dtype == torch.bool
-                else scores + attn_mask
+                scores.masked_fill(~attn_mask, float("-inf")) if attn_mask.dtype == torch.bool else scores + attn_mask
             )
         return self._product(torch.softmax(scores, dim=-1), value)
 

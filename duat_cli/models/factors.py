@@ -1,6 +1,6 @@
 """The factors of W' for a captured block: Ĥ_h = t_i H_h[i, j] s_j, and the head factors V_h, O_h.
 
-V and O are read from weights where memory shows the place (sources.py), else probed by pushing unit vectors through
+V and O are read from weights where memory shows the place (projections.py), else probed by pushing unit vectors through
 the frozen block. The per-token scales s (norms in front) and t (norms behind, on the branch) are fitted to what the
 block does, and the residual of that fit is the proof: reading or probing, a wrong factor cannot fit.
 """
@@ -150,9 +150,7 @@ def find_factors(run: BlockRun, base: Replay, base_items: Tensor, given: list[Te
     if not run.attention:
         raise UnsupportedModelError("it has no softmax attention")
     if len(run.attention) != 1:
-        raise UnsupportedModelError(
-            f"it calls attention {len(run.attention)} times; W' is defined for one call"
-        )
+        raise UnsupportedModelError(f"it calls attention {len(run.attention)} times; W' is defined for one call")
     tokens = run.input.shape[1]
     if run.attention[0].rows.tokens != tokens or run.attention[0].value.shape[2] != tokens:
         raise UnsupportedModelError("its attention reaches other vectors than the block's own tokens")

@@ -20,9 +20,7 @@ class HiddenSlot:
     def get(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
         return args[self.key] if isinstance(self.key, int) else kwargs[self.key]
 
-    def put(
-        self, args: Sequence[Any], kwargs: dict[str, Any], value: Tensor
-    ) -> tuple[list[Any], dict[str, Any]]:
+    def put(self, args: Sequence[Any], kwargs: dict[str, Any], value: Tensor) -> tuple[list[Any], dict[str, Any]]:
         new_args, new_kwargs = list(args), dict(kwargs)
         if isinstance(self.key, int):
             new_args[self.key] = value

@@ -11,15 +11,15 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
-
-import torch
-from torch import Tensor, nn
-from transformers import PreTrainedModel
+from typing import IO, TYPE_CHECKING, Any
 
 from duat_cli.errors import InputError
-from duat_cli.models.load import foreign_errors, hushed
+from duat_cli.models.quiet import calling_tokenizer
 from duat_cli.text import clean
+
+if TYPE_CHECKING:  # texts are read before torch is imported
+    from torch import Tensor
+    from transformers import PreTrainedModel
 
 DEFAULT_SET = "prompts/default.jsonl"
 _MAX_BYTES = 64 << 20
@@ -61,9 +61,7 @@ class Limits:
 # --- reading ----------------------------------------------------------------------------------------
 
 
-def read_prompts(
-    prompt: Sequence[str], prompts_file: str | None, stdin: IO[Any] | None
-) -> list[PromptText]:
+def read_prompts(prompt: Sequence[str], prompts_file: str | None, stdin: IO[Any] | None) -> list[PromptText]:
     """The texts of --prompt and of --prompts, in this order; without either the bundled set.
 
     '-' is standard input: one text for --prompt, a file for --prompts. InputError names file and line.
@@ -148,10 +146,10 @@ def _text_field(line: str, where: str) -> str:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{where}: not JSON: {clean(str(error))}; expected {{\"text\": ...}}") from error
+        raise InputError(f'{where}: not JSON: {clean(str(error))}; expected {{"text": ...}}') from error
     text = value.get("text") if isinstance(value, dict) else None
     if not isinstance(text, str):
-        raise InputError(f"{where}: expected an object with a \"text\" that is a string")
+        raise InputError(f'{where}: expected an object with a "text" that is a string')
     return text
 
 
@@ -186,6 +184,8 @@ def encode(
 def _encode(
     tokenizer: Any, prompt: PromptText, max_tokens: int | None, max_positions: int | None, vocab_size: int
 ) -> Prompt:
+    import torch
+
     ids = _token_ids(tokenizer, prompt, max_tokens)
     if not ids:
         raise InputError(f"{prompt.where}: the tokenizer makes no tokens of it; expected one at least")
@@ -206,7 +206,7 @@ def _encode(
 
 def _token_ids(tokenizer: Any, prompt: PromptText, max_tokens: int | None) -> list[int]:
     cut = {} if max_tokens is None else {"truncation": True, "max_length": max_tokens}
-    with hushed(), foreign_errors(f"{prompt.where}: the tokenizer fails", InputError):
+    with calling_tokenizer(f"{prompt.where}: the tokenizer fails", InputError):
         ids = tokenizer(prompt.text, verbose=False, **cut)["input_ids"]
         return [int(i) for i in ids][:max_tokens]  # below the number of special tokens it does not truncate
 
@@ -222,6 +222,8 @@ def _max_positions(model: PreTrainedModel) -> int | None:
 
     roberta and its kin count positions from padding_idx + 1, so 514 rows hold 512 tokens.
     """
+    from torch import nn
+
     stated = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if not isinstance(stated, int) or stated <= 0:
         return None

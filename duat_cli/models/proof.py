@@ -44,9 +44,7 @@ class Verdict:
         return ProvedBlock(self.parts, self.factors, self.factors_reason)
 
 
-def examine(
-    stack: Any, blocks: Sequence[BlockParts], forward: Callable[[], Any]
-) -> list[Verdict]:
+def examine(stack: Any, blocks: Sequence[BlockParts], forward: Callable[[], Any]) -> list[Verdict]:
     """One verdict a block; raises UnsupportedModelError for a fault that no other choice of units can mend."""
     verdicts: dict[nn.Module, Verdict] = {}
 
@@ -117,16 +115,17 @@ def _economies(run: BlockRun, homogeneous: bool) -> BlockParts:
         return plain
     items = torch.cat([run.input, random_like(run.input)])
     expected = output_of(run, items, zero_given(run, 2))
-    run.parts = kept = plain
-    tries = [{"batched": True}]
-    if plain.value_source is not None and plain.output_source is not None:
-        tries.append({"direct": True})
-    for economy in tries:
-        run.parts = replace(kept, **economy)
-        if _gives(run, items, expected):
-            kept = run.parts
-        run.parts = kept
+    kept = _kept(run, replace(plain, batched=True), plain, items, expected)
+    if kept.value_source is not None and kept.output_source is not None:
+        kept = _kept(run, replace(kept, direct=True), kept, items, expected)
     return kept
+
+
+def _kept(run: BlockRun, tried: BlockParts, otherwise: BlockParts, items: Tensor, expected: Tensor) -> BlockParts:
+    """`tried` if the block's output stays the same with it."""
+    run.parts = tried
+    run.parts = tried if _gives(run, items, expected) else otherwise
+    return run.parts
 
 
 def _gives(run: BlockRun, items: Tensor, expected: Tensor) -> bool:

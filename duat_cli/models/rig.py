@@ -65,9 +65,7 @@ class Replay:
     values: list[Tensor] = field(default_factory=list)  # a call: (items, kv_heads, N, d)
     mixed: list[Tensor] = field(default_factory=list)  # H V, a call: (items, N, heads, d)
     unit_inputs: list[Tensor] = field(default_factory=list)  # a unit call: (items, N, width)
-    points: list[tuple[nn.Module, Tensor]] = field(
-        default_factory=list
-    )  # norm and unit inputs behind attention
+    points: list[tuple[nn.Module, Tensor]] = field(default_factory=list)  # norm and unit inputs behind attention
 
 
 @dataclass
@@ -163,9 +161,7 @@ def _stack(singles: list[Replay]) -> Replay:
     def cat(name: str) -> list[Tensor]:
         return [torch.cat(parts) for parts in zip(*(getattr(s, name) for s in singles), strict=True)]
 
-    points = [
-        (module, torch.cat([s.points[k][1] for s in singles])) for k, (module, _) in enumerate(first.points)
-    ]
+    points = [(module, torch.cat([s.points[k][1] for s in singles])) for k, (module, _) in enumerate(first.points)]
     output = None if first.output is None else torch.cat([s.output for s in singles if s.output is not None])
     return Replay(output, cat("values"), cat("mixed"), cat("unit_inputs"), points)
 
@@ -178,9 +174,7 @@ def zero_given(run: BlockRun, items: int) -> list[Tensor]:
 def hidden_of(output: Any, like: Tensor) -> Tensor:
     """The hidden states in what a block returned: the first tensor of the input's shape."""
     candidates = (
-        [output]
-        if isinstance(output, Tensor)
-        else list(output.values() if isinstance(output, dict) else output)
+        [output] if isinstance(output, Tensor) else list(output.values() if isinstance(output, dict) else output)
     )
     for candidate in candidates:
         if isinstance(candidate, Tensor) and candidate.shape == like.shape:
@@ -198,9 +192,7 @@ def first_tensor(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
 class Rig:
     """Instruments the given blocks of a model while active; leaves no trace behind."""
 
-    def __init__(
-        self, model: Any, blocks: Sequence[BlockParts], *, interface: bool, row_budget: int | None = None
-    ):
+    def __init__(self, model: Any, blocks: Sequence[BlockParts], *, interface: bool, row_budget: int | None = None):
         self._model, self._blocks, self._interface, self._row_budget = model, blocks, interface, row_budget
         self._by_module = {b.module: b for b in blocks}
         self._by_attention = {module: b for b in blocks for module in b.attention}
@@ -281,9 +273,7 @@ class Rig:
             self._patch(module, self._linear_forward)
         self._patch(parts.module, self._block_forward)
 
-    def _patch(
-        self, module: nn.Module, make: Callable[[nn.Module, Callable[..., Any]], Callable[..., Any]]
-    ) -> None:
+    def _patch(self, module: nn.Module, make: Callable[[nn.Module, Callable[..., Any]], Callable[..., Any]]) -> None:
         if module in self._originals:
             return
         original = module.forward
@@ -344,9 +334,7 @@ class Rig:
                 plain = isinstance(output, Tensor)
                 # A copy, because some blocks add the residual to it in place.
                 tensor = (output if plain else output[0]).clone()
-                self._recording.units.append(
-                    UnitCall(module, x, tensor, None if plain else tuple(output[1:]))
-                )
+                self._recording.units.append(UnitCall(module, x, tensor, None if plain else tuple(output[1:])))
             return output
 
         return forward

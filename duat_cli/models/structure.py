@@ -22,9 +22,9 @@ from duat_cli.models.arrays import random_like, relative_error, resolution, same
 from duat_cli.models.attention import CapturePath
 from duat_cli.models.norms import NormForm, recognise
 from duat_cli.models.parts import BlockParts, HiddenSlot
+from duat_cli.models.projections import output_source, value_source
 from duat_cli.models.proof import ProvedBlock, Verdict, examine
 from duat_cli.models.rig import Rig, hidden_of
-from duat_cli.models.sources import output_source, value_source
 from duat_cli.models.tracing import Event, Trace, trace
 
 DISCOVERY_TOKENS = 11  # short, odd, and unlike a count of heads or experts
@@ -140,9 +140,7 @@ def _hidden_slot(event: Event) -> HiddenSlot:
     for key, value in slots:
         if isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 3:
             return HiddenSlot(key)
-    raise UnsupportedModelError(
-        f"{type(event.module).__name__} takes no hidden states of shape (batch, N, M)"
-    )
+    raise UnsupportedModelError(f"{type(event.module).__name__} takes no hidden states of shape (batch, N, M)")
 
 
 def _assert_chained(calls: Sequence[Event]) -> None:
@@ -220,10 +218,7 @@ def _units(
 def _mixing_notes(blocks: Sequence[BlockParts], written: Trace) -> list[str]:
     """FFN units act on each token alone; what else is nonlinear and mixes tokens is no FFN, and is said so."""
     kinds = sorted({type(u).__name__ for b in blocks for u in b.units if _mixes_tokens(written.calls(u)[0])})
-    return [
-        f"{kind} mixes tokens without softmax attention; its output counts among the UAT terms"
-        for kind in kinds
-    ]
+    return [f"{kind} mixes tokens without softmax attention; its output counts among the UAT terms" for kind in kinds]
 
 
 def _mixes_tokens(event: Event) -> bool:

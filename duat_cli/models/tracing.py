@@ -29,9 +29,7 @@ class Event:
     @property
     def tensors(self) -> list[Tensor]:
         """The floating-point tensors among the arguments."""
-        return [
-            v for v in (*self.args, *self.kwargs.values()) if isinstance(v, Tensor) and v.is_floating_point()
-        ]
+        return [v for v in (*self.args, *self.kwargs.values()) if isinstance(v, Tensor) and v.is_floating_point()]
 
     @property
     def result(self) -> Tensor | None:

@@ -73,9 +73,7 @@ class KroneckerSum:
         """W' written out, (N M, N M): for tests and small cases."""
         side = self.left.shape[-1] * self.factors.hidden_size
         if side > limit:
-            raise InputError(
-                f"W' would be {side} x {side}, over the limit of {limit}; it is never built at that size"
-            )
+            raise InputError(f"W' would be {side} x {side}, over the limit of {limit}; it is never built at that size")
         maps = self.factors.maps()
         return torch.einsum("hij,hab->ibja", self.left, maps).reshape(side, side)
 

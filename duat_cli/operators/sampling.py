@@ -32,7 +32,7 @@ def sample_entries(factors: HeadFactors, count: int, seed: int) -> Tensor:
     a, b = (torch.randint(width, (count,), generator=generator).to(factors.value.device) for _ in range(2))
     values = factors.value.transpose(0, 1)[a]  # (count, kv_heads, d); whole rows, as they lie in memory
     outputs = factors.output.permute(2, 0, 1)[b].unflatten(1, (len(factors.value), factors.groups))
-    return torch.einsum("ckd,ckgd->ckg", values, outputs).flatten(1)
+    return (values[:, :, None] * outputs).sum(dim=-1).flatten(1)
 
 
 def exact_share(left: Tensor, factors: HeadFactors, cutoff: float) -> ShareEstimate:

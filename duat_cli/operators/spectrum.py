@@ -46,9 +46,7 @@ def spectral_norm(
     raise InputError(f"the spectral norm did not converge to {tolerance:g} within {max_steps} Lanczos steps")
 
 
-def _product(
-    apply: Callable[[Tensor], Tensor], vector: Tensor, shape: torch.Size, dtype: torch.dtype
-) -> Tensor:
+def _product(apply: Callable[[Tensor], Tensor], vector: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
     return apply(vector.reshape(shape).to(dtype)).reshape(-1).double()
 
 

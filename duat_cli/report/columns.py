@@ -15,9 +15,7 @@ BLOCK = Labels(("block",), lambda row: str(row.index) if isinstance(row, Block) 
 PROMPT = Labels(("prompt",), lambda row: str(row.prompt) if isinstance(row, PromptBlock) else "")
 
 
-def for_blocks(
-    rows: Sequence[Result], labels: Labels, report: InspectReport, page: Page
-) -> list[list[Column]]:
+def for_blocks(rows: Sequence[Result], labels: Labels, report: InspectReport, page: Page) -> list[list[Column]]:
     """Groups of columns, each a table; one group, with what more there is room for, if all fit."""
     groups = [_ESSENTIAL, _SPECTRUM] if _has_spectrum(report) else [_ESSENTIAL]
     wanted = {path: title for group in groups for path, title in group.items()}

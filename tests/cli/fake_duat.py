@@ -27,15 +27,18 @@ class PanicException(BaseException):
     """As pyo3 raises for a Rust panic in a tokenizer."""
 
 
-def load(source: str | None, **options: Any) -> SimpleNamespace:
-    if "refuse" in modes():
-        raise UnsupportedModelError("mamba: no attention\x1b[31m\nwas found")
+def resolve(source: str | None, **options: Any) -> SimpleNamespace:
     if "leak" in modes():
         raise CheckpointError(f"401 for {options['token']}, {os.environ.get('HF_TOKEN')}, hf_abcdefghijkl")
     if "leak-crash" in modes():
         raise RuntimeError(f"401 for {options['token']}")
-    files = SimpleNamespace(path=Path("."))
-    return SimpleNamespace(name=source or "demo", files=files, model=None)
+    return SimpleNamespace(path=Path("."), name=source or "demo")
+
+
+def load_files(place: Any, files: Any, **options: Any) -> SimpleNamespace:
+    if "refuse" in modes():
+        raise UnsupportedModelError("mamba: no attention\x1b[31m\nwas found")
+    return SimpleNamespace(name=place.name, files=files, model=None)
 
 
 def act() -> None:
@@ -77,9 +80,7 @@ def verify(loaded: Any, prompts: Any, progress: Any) -> Any:
 
 def support_of(loaded: Any) -> Any:
     place = {"partly": 1, "refused": 2}
-    return sample_reports.support_report().entries[
-        next((place[mode] for mode in modes() if mode in place), 0)
-    ]
+    return sample_reports.support_report().entries[next((place[mode] for mode in modes() if mode in place), 0)]
 
 
 def module(name: str, **contents: Any) -> ModuleType:
@@ -91,7 +92,9 @@ def module(name: str, **contents: Any) -> ModuleType:
 FAKES = {
     fake.__name__: fake
     for fake in (
-        module("duat_cli.models.load", load=load, load_tokenizer=lambda *a, **k: None),
+        module("duat_cli.models.source", resolve=resolve),
+        module("duat_cli.models.checkpoint", inspect_folder=lambda path: SimpleNamespace(path=path)),
+        module("duat_cli.models.load", load_files=load_files, load_tokenizer=lambda *a, **k: None),
         module(
             "duat_cli.models.prompts",
             read_prompts=lambda *a, **k: ["x"],

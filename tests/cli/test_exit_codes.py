@@ -89,8 +89,9 @@ def test_out_of_memory_says_what_to_do(duat: Duat) -> None:
 def test_verbose_names_every_step(duat: Duat) -> None:
     result = duat("inspect", "m", "-v")
     assert result.stderr.splitlines() == [
-        "duat: loading torch and transformers",
         "duat: reading the prompts",
+        "duat: looking for m",
+        "duat: loading torch and transformers",
         "duat: loading m",
         "duat: block \\x1b[31mthree",
     ]
@@ -100,9 +101,7 @@ def test_a_token_is_never_printed(duat: Duat) -> None:
     secrets = ("secret-of-mine", "secret-of-yours", "abcdefghijkl")
     for fake in ("leak", "leak-crash"):
         for debug in ("", "1"):
-            result = duat(
-                "inspect", "m", "--token", secrets[0], fake=fake, HF_TOKEN=secrets[1], DUAT_DEBUG=debug
-            )
+            result = duat("inspect", "m", "--token", secrets[0], fake=fake, HF_TOKEN=secrets[1], DUAT_DEBUG=debug)
             assert result.returncode == 2
             assert "401" in result.stderr
             assert not any(secret in result.stderr + result.stdout for secret in secrets)

@@ -19,9 +19,7 @@ from duat_cli.cli.progress import PATIENCE
 def shell(script: str, fake: str = "", **env: str) -> subprocess.CompletedProcess[str]:
     """A bash line in which $D is the fake duat."""
     settings = environment(DUAT_FAKE=fake, D=" ".join(command()), **env)
-    return subprocess.run(
-        ["bash", "-c", script], env=settings, capture_output=True, text=True, timeout=30, check=False
-    )
+    return subprocess.run(["bash", "-c", script], env=settings, capture_output=True, text=True, timeout=30, check=False)
 
 
 @pytest.mark.parametrize(

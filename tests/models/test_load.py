@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import logging
@@ -22,9 +23,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures"))
 import bad_checkpoints as bad
 
 from duat_cli.errors import CheckpointError, DuatError, InputError
-from duat_cli.models import load as loading
-from duat_cli.models.fingerprint import digest, fingerprint
-from duat_cli.models.load import demo_path, is_local, load, load_tokenizer, parse_device, resolve
+from duat_cli.models.fingerprint import fingerprint
+from duat_cli.models.load import load, load_tokenizer, parse_device
+from duat_cli.models.prompts import PromptText, encode
+from duat_cli.models.quiet import calling_tokenizer, foreign_errors, hushed
+from duat_cli.models.source import demo_path, is_local, resolve
+from duat_cli.models.weights_check import compare_with_files
 from duat_cli.text import clean
 
 FILES = ("good_", "st_", "idx_", "cfg_", "w_", "pkl_", "tok_")
@@ -100,7 +104,7 @@ def test_a_real_checkpoint_is_loaded_to_the_bit(minilm: Path) -> None:
     assert loaded.warnings == ()
     assert loaded.nonfinite_weights == {}
     assert set(state) <= set(stored)
-    assert digest(*state.values()) == digest(*(stored[name] for name in state))
+    assert all(torch.equal(tensor, stored[name]) for name, tensor in state.items())
 
 
 def test_a_model_is_ready_to_analyse(minilm: Path) -> None:
@@ -308,14 +312,14 @@ def test_random_weights_are_noticed(sound: Path) -> None:
         for parameter in loaded.model.parameters():
             parameter.normal_()
     with pytest.raises(CheckpointError, match="was not loaded as stored"):
-        loading.compare_with_files(loaded.model, loaded.files)
+        compare_with_files(loaded.model, loaded.files)
 
 
 def test_a_changed_row_is_a_note(sound: Path) -> None:
     loaded = load(str(sound))
     with torch.no_grad():
         loaded.model.lm_head.weight[0] = 0
-    notes = loading.compare_with_files(loaded.model, loaded.files)
+    notes = compare_with_files(loaded.model, loaded.files)
     assert notes == [f"'lm_head.weight': {1 / bad.VOCAB:.2%} of its values are not those of the file"]
 
 
@@ -325,7 +329,7 @@ def test_permuted_weights_are_still_the_file(sound: Path) -> None:
     with torch.no_grad():
         for parameter in loaded.model.parameters():
             parameter.copy_(parameter.flip(0))
-    assert loading.compare_with_files(loaded.model, loaded.files) == []
+    assert compare_with_files(loaded.model, loaded.files) == []
 
 
 def test_integers_in_the_place_of_weights(sound: Path) -> None:
@@ -350,7 +354,7 @@ def test_nonfinite_values_are_counted(tmp_path: Path) -> None:
 def test_the_libraries_are_heard_again_afterwards(sound: Path, capfd: pytest.CaptureFixture[str]) -> None:
     logger = logging.getLogger("transformers")
     before = (list(logger.handlers), logger.propagate)
-    with loading.hushed() as lines:
+    with hushed() as lines:
         logger.warning("to us")
         print("to nobody")
     assert lines == ["to us"]
@@ -361,10 +365,50 @@ def test_the_libraries_are_heard_again_afterwards(sound: Path, capfd: pytest.Cap
 def test_a_panic_is_an_error_and_a_stop_is_not() -> None:
     panic = type("PanicException", (BaseException,), {})
     with pytest.raises(CheckpointError, match="the tokenizer: PanicException: index"), \
-            loading.foreign_errors("the tokenizer"):  # fmt: skip
+            foreign_errors("the tokenizer"):  # fmt: skip
         raise panic("index\nout of bounds")
-    with pytest.raises(KeyboardInterrupt), loading.foreign_errors("the tokenizer"):
+    with pytest.raises(KeyboardInterrupt), foreign_errors("the tokenizer"):
         raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("panics", [False, True])
+def test_what_rust_prints_is_dropped_and_what_python_prints_is_not(
+    panics: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open(2, "w", closefd=False) as own:  # as in a process that no test captures
+        monkeypatch.setattr(sys, "stderr", own)
+        with contextlib.suppress(CheckpointError), calling_tokenizer("the tokenizer"):
+            os.write(2, b"thread 'main' panicked")
+            print("progress", file=sys.stderr)
+            if panics:
+                raise type("PanicException", (BaseException,), {})("index out of bounds")
+        assert sys.stderr is own
+        os.write(2, b"after")
+    assert capfd.readouterr() == ("", "progress\nafter")
+
+
+def test_no_descriptor_is_left_open() -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/dev/fd"))
+
+    before = descriptors()
+    for _ in range(3):
+        with pytest.raises(CheckpointError), calling_tokenizer("the tokenizer"):
+            raise ValueError
+    assert descriptors() == before
+
+
+@pytest.mark.parametrize(("charsmap", "step"), [("", "cannot be loaded"), ("BAAAAP////8=", "fails")])
+def test_a_real_panic_prints_nothing(
+    charsmap: str, step: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A character table that cannot be parsed, or that points behind its own end; base64."""
+    bad.tokenizer(tmp_path)
+    normalizer = {"type": "Precompiled", "precompiled_charsmap": charsmap}
+    bad.jedit(tmp_path / "tokenizer.json", normalizer=normalizer)
+    with pytest.raises(DuatError, match=rf"tokenizer {step}: PanicException: \w"):
+        encode(load_tokenizer(tmp_path), [PromptText("abc", "--prompt 1", 1)], None, None, bad.VOCAB)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_tokenizer_is_only_read_when_asked_for(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures"))
 import bad_checkpoints as bad
 
 from duat_cli.errors import InputError
-from duat_cli.models.fingerprint import digest, fingerprint
 from duat_cli.models.load import load_tokenizer
 from duat_cli.models.prompts import PromptText, default_prompts, encode, limits, read_prompts
 from duat_cli.text import clean
@@ -63,7 +62,7 @@ def test_the_bundled_set_fits_a_model_of_512_positions_by_bytes() -> None:
 
 def test_options_then_file(tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
-    file.write_bytes(b"\xef\xbb\xbfone\r\n\n  two \n{\"text\": \"th\\nree\", \"id\": 3}\nfour")
+    file.write_bytes(b'\xef\xbb\xbfone\r\n\n  two \n{"text": "th\\nree", "id": 3}\nfour')
     read = read_prompts(["zero"], str(file), None)
     assert [p.text for p in read] == ["zero", "one", "  two ", "th\nree", "four"]
     assert [p.line for p in read] == [1, 1, 3, 4, 5]
@@ -232,9 +231,7 @@ def tiny(name: str, **fields: Any) -> Any:
         ("OPT", {"ffn_dim": 16, "word_embed_proj_dim": 16}, 20),
     ],
 )
-def test_the_longest_prompt_runs_and_a_longer_one_cannot(
-    name: str, fields: dict[str, int], tokens: int
-) -> None:
+def test_the_longest_prompt_runs_and_a_longer_one_cannot(name: str, fields: dict[str, int], tokens: int) -> None:
     model = tiny(name, max_position_embeddings=20, **fields)
     assert limits(model).max_positions == tokens
     assert limits(model).vocab_size == 50
@@ -247,61 +244,3 @@ def test_the_longest_prompt_runs_and_a_longer_one_cannot(
 def test_a_model_without_positions_has_no_limit() -> None:
     model = tiny("Bloom", n_head=2, n_layer=1)
     assert limits(model).max_positions is None
-
-
-# --- fingerprints ---------------------------------------------------------------------------------------
-
-
-def test_a_fingerprint_is_of_names_shapes_dtypes_and_bytes() -> None:
-    def module(**tensors: torch.Tensor) -> torch.nn.Module:
-        made = torch.nn.Module()
-        for name, tensor in tensors.items():
-            made.register_parameter(name, torch.nn.Parameter(tensor))
-        return made
-
-    base = torch.arange(6.0)
-    prints = [
-        fingerprint(module(a=base)),
-        fingerprint(module(b=base)),
-        fingerprint(module(a=base.reshape(2, 3))),
-        fingerprint(module(a=base.to(torch.bfloat16))),
-        fingerprint(module(a=base.nextafter(base + 1))),
-        fingerprint(module(a=base, b=base)),
-        fingerprint(module(a=base.view(torch.complex64))),
-    ]
-    assert len(set(prints)) == len(prints)
-    assert fingerprint(module(b=base, a=base + 1)) == fingerprint(module(a=base + 1, b=base))
-    strided = torch.stack([base, base], 1)[:, 0]
-    assert fingerprint(module(a=strided)) == fingerprint(module(a=base))
-
-
-def test_tied_parameters_count_once_and_computed_buffers_not_at_all() -> None:
-    model = torch.nn.Linear(2, 2)
-    plain = fingerprint(model)
-    model.register_buffer("computed", torch.ones(2), persistent=False)
-    assert fingerprint(model) == plain
-    model.register_buffer("saved", torch.ones(2))
-    with_buffer = fingerprint(model)
-    assert with_buffer != plain
-    model.register_parameter("weight_again", model.weight)
-    assert fingerprint(model) == with_buffer
-
-
-def test_weights_that_are_not_in_memory() -> None:
-    from duat_cli.errors import UnsupportedModelError
-
-    with torch.device("meta"):
-        model = torch.nn.Linear(2, 2)
-    with pytest.raises(UnsupportedModelError, match="'bias' is not in memory"):
-        fingerprint(model)
-
-
-def test_a_digest_tells_tensors_apart() -> None:
-    a, b = torch.zeros(2), torch.zeros(3)
-    assert digest(a, b) != digest(b, a)
-    assert digest(a) != digest(torch.zeros(2, dtype=torch.int32))
-    assert digest(torch.zeros(())) != digest(torch.zeros(1))
-    assert digest(a) == digest(torch.zeros(2))
-    assert digest(torch.zeros(0))
-    large = torch.arange(5_000_000)
-    assert digest(large) == digest(large.clone()) != digest(large + 1)

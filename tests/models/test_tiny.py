@@ -124,8 +124,7 @@ def test_layers_of_every_kind_occur() -> None:
         names = {type(getattr(x, "mlp", None) or getattr(x, "feed_forward", None)).__name__ for x in layers}
         assert len(names) == 2, (model_type, names)
     assert (
-        tiny.tiny_config("gemma2").sliding_window
-        < tiny.tiny_inputs(tiny.tiny_config("gemma2"))["input_ids"].shape[1]
+        tiny.tiny_config("gemma2").sliding_window < tiny.tiny_inputs(tiny.tiny_config("gemma2"))["input_ids"].shape[1]
     )
 
 
@@ -142,9 +141,7 @@ def test_inputs_avoid_special_ids_and_follow_the_seed() -> None:
     inputs = tiny.tiny_inputs(config, tokens=9, seed=3)
     assert inputs["input_ids"].shape == (1, 9)
     assert inputs["decoder_input_ids"].shape == (1, 7)
-    assert (
-        tiny.FIRST_ORDINARY_ID <= inputs["input_ids"].min() <= inputs["input_ids"].max() < config.vocab_size
-    )
+    assert tiny.FIRST_ORDINARY_ID <= inputs["input_ids"].min() <= inputs["input_ids"].max() < config.vocab_size
     assert torch.equal(inputs["input_ids"], tiny.tiny_inputs(config, tokens=9, seed=3)["input_ids"])
     assert not torch.equal(inputs["input_ids"], tiny.tiny_inputs(config, tokens=9, seed=4)["input_ids"])
 

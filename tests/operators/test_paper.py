@@ -192,9 +192,7 @@ def test_attention_matrices_are_the_three_steps_of_attention(
     whole = paper.attention_matrix(H, W_V, W_O)
     torch.testing.assert_close(whole @ paper.vectorise(X), paper.vectorise(output))
     torch.testing.assert_close(whole, project @ value)
-    torch.testing.assert_close(
-        whole, sum(torch.kron(H[h], (W_V[h] @ W_O[h]).mT.contiguous()) for h in range(heads))
-    )
+    torch.testing.assert_close(whole, sum(torch.kron(H[h], (W_V[h] @ W_O[h]).mT.contiguous()) for h in range(heads)))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -267,9 +265,7 @@ BUILDERS: dict[str, Callable[[int], Tensor]] = {  # each (6 × 6) = 36 entries
     "linear": lambda limit: paper.linear_matrix(torch.ones(2, 2), 3, max_entries=limit),
     "linear from the left": lambda limit: paper.linear_matrix_left(torch.ones(3, 3), 2, max_entries=limit),
     "convolution": lambda limit: paper.conv1d_matrix(torch.ones(2, 2, 3), 3, 1, max_entries=limit),
-    "values": lambda limit: paper.attention_value_matrix(
-        torch.ones(2, 3, 3), torch.ones(2, 2, 1), max_entries=limit
-    ),
+    "values": lambda limit: paper.attention_value_matrix(torch.ones(2, 3, 3), torch.ones(2, 2, 1), max_entries=limit),
     "output": lambda limit: paper.attention_output_matrix(torch.ones(2, 1, 2), 3, max_entries=limit),
     "attention": lambda limit: paper.attention_matrix(
         torch.ones(2, 3, 3), torch.ones(2, 2, 1), torch.ones(2, 1, 2), max_entries=limit

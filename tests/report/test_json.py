@@ -89,9 +89,7 @@ def conforms(value: Any, schema: dict[str, Any], root: dict[str, Any], at: str =
     if isinstance(value, dict):
         return _object(value, schema, root, at)
     if isinstance(value, list):
-        return [
-            e for i, item in enumerate(value) for e in conforms(item, schema["items"], root, f"{at}[{i}]")
-        ]
+        return [e for i, item in enumerate(value) for e in conforms(item, schema["items"], root, f"{at}[{i}]")]
     allowed = schema.get("enum", [schema.get("const", value)])
     return [] if value in allowed else [f"{at}: not one of {allowed}"]
 

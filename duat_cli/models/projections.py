@@ -47,11 +47,7 @@ def output_source(parts: BlockParts, written: Trace, call: AttentionCall) -> Out
         if not event.tensors or event.tensors[0].shape[-1] != heads * width or event.result is None:
             continue
         norm = next(
-            (
-                e.module
-                for e in behind
-                if e.module in parts.norms and same_storage(e.tensors[0], event.result)
-            ),
+            (e.module for e in behind if e.module in parts.norms and same_storage(e.tensors[0], event.result)),
             None,
         )
         return OutputSource(event.module, norm)
@@ -67,12 +63,7 @@ def _maker(attention: nn.Module, written: Trace, value: Tensor) -> Event | None:
     inside = set(attention.modules())
     for event in reversed(written.events):
         leaf = event.module in inside and not any(event.module.children())
-        if (
-            leaf
-            and event.result is not None
-            and same_storage(event.result, value)
-            and _has_matrix(event.module)
-        ):
+        if leaf and event.result is not None and same_storage(event.result, value) and _has_matrix(event.module):
             return event
     return None
 

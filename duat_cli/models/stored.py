@@ -1,0 +1,35 @@
+"""Tensors as they are stored: safetensors' dtypes as torch's, and the files open for reading."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from duat_cli.models.checkpoint import CheckpointFiles
+
+# safetensors' names, for tensors without memory; every dtype that inspect_folder lets through
+STORED = {
+    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "U16": torch.uint16, "I16": torch.int16,
+    "U32": torch.uint32, "I32": torch.int32, "U64": torch.uint64, "I64": torch.int64, "F16": torch.float16,
+    "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64, "C64": torch.complex64,
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def readers(files: CheckpointFiles) -> Iterator[dict[str, Any]]:
+    """Shard -> open safetensors file."""
+    with contextlib.ExitStack() as stack:
+        yield {shard: stack.enter_context(_reader(files.path / shard)) for shard in files.shards}
+
+
+def _reader(path: Path) -> Any:
+    """Reads instead of mapping: a mapped file that shrinks meanwhile kills the process with SIGBUS."""
+    try:
+        return safe_open(str(path), framework="pt", backend="pread")
+    except TypeError:  # safetensors < 0.8 can only map
+        return safe_open(str(path), framework="pt")

