@@ -228,10 +228,10 @@ def dense_blocks(model: Any, ids: Tensor, wiring: Wiring) -> list[DenseBlock]:
         try:
             with InDouble(), Detached(), torch.enable_grad():
                 model(input_ids=ids)
+                out, x = caught["out"] * wiring.factor, caught["x"]
         finally:
             for handle in handles:
                 handle.remove()
-        out, x = caught["out"] * wiring.factor, caught["x"]
         side = out.numel()
         assert x.numel() == side
         seeds = torch.eye(side, dtype=out.dtype).reshape(side, *out.shape)

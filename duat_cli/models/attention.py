@@ -27,7 +27,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import relative_error, resolution
+from duat_cli.models.arrays import relative_error, rounding
 
 # Dispatch inside transformers goes by substring: the name must hold neither "sdpa" nor "flash".
 INTERFACE_NAME = "duat_capture"
@@ -209,7 +209,7 @@ def _effective(module: nn.Module, weights: Tensor, value: Tensor, output: Tensor
     heads, kv_heads = weights.shape[1], value.shape[1]
     mixed = weights.to(value.dtype) @ value.repeat_interleave(heads // kv_heads, 1)  # (1, heads, n, d)
     seen = output.transpose(1, 2)
-    if relative_error(mixed, seen) <= 100 * resolution(seen.dtype):
+    if relative_error(mixed, seen) <= rounding(seen.dtype):
         _active.plain.add(module)
         return weights
     square = mixed.square().sum(dim=-1, keepdim=True).clamp_min(torch.finfo(mixed.dtype).tiny)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import relative_error, tolerance_for
+from duat_cli.models.arrays import random_like, relative_error, tolerance_for, wide
 from duat_cli.models.attention import RowSource
 from duat_cli.models.norms import NormForm
 from duat_cli.models.rig import BlockRun, Replay, zero_given
@@ -87,11 +87,11 @@ def operator_of(
     given: what that replay was given.
     """
     call = run.attention[0]
-    product = run.input[0] @ known.heads.value  # (kv_heads, N, d)
-    difference, target = product, call.value[0]
+    product = wide(run.input[0]) @ known.heads.value  # (kv_heads, N, d)
+    difference, target = product, wide(call.value[0])
     if not run.parts.homogeneous:
-        difference = product - base_items[0] @ known.heads.value
-        target = target - base.values[0][0]
+        difference = product - wide(base_items[0]) @ known.heads.value
+        target = target - wide(base.values[0][0])
     scale = _fit(difference, target)  # (kv_heads, N, 1)
     value_error = relative_error(scale * difference, target)
     token_scale, output_error = known.token_scale, known.error
@@ -134,10 +134,10 @@ def _reach(
 ) -> tuple[Tensor, float]:
     """t for this input: add a known vector R to H V and see what arrives: t_i (R O)."""
     mixed = base.mixed[0][:1]  # (1, N, heads, d)
-    added = _noise(tuple(mixed.shape), mixed) * mixed.square().mean().sqrt().clamp_min(1e-6)
+    added = random_like(mixed, SEED)
     moved = run.replay(base_items[:1], [g[:1] for g in given], attention=mixed + added)
-    target = (known.tap.read(moved) - known.tap.read(base)[:1])[0]
-    direction = torch.einsum("nhd,hdm->nm", added[0], known.heads.output)
+    target = wide(known.tap.read(moved)[0]) - wide(known.tap.read(base)[0])
+    direction = torch.einsum("nhd,hdm->nm", wide(added[0]), known.heads.output)
     scale = _fit(direction, target)
     return scale[:, 0], relative_error(scale * direction, target)
 
@@ -260,7 +260,7 @@ def _matrix(linear: nn.Module, like: Tensor) -> Tensor:
             continue
         expected = vector @ matrix.to(vector.dtype)
         if answer.shape == expected.shape and relative_error(expected, answer) <= tolerance_for(vector.dtype):
-            return matrix.to(like.dtype)
+            return wide(matrix.to(like.dtype))
     raise UnsupportedModelError(f"{type(linear).__name__}'s weight is not the matrix that it applies")
 
 
@@ -269,14 +269,14 @@ def _probe_value(run: BlockRun) -> Tensor:
     _, tokens, width = run.input.shape
     vector = _noise((1, 1, width), run.input, salt=2).expand(1, tokens, width)
     base, at_vector = (_values(run, z) for z in (torch.zeros_like(run.input), vector))
-    moved = at_vector - base  # (1, kv_heads, N, d)
+    moved = wide(at_vector - base)  # (1, kv_heads, N, d)
     reference = moved[:, :, _strongest(moved[0])]
     scale = _fit(reference[:, :, None].expand_as(moved), moved)  # (1, kv_heads, N, 1)
     _accept(relative_error(scale * reference[:, :, None], moved), run.input.dtype)
     rows = []
     for first in range(0, width, tokens):
         unit = _unit_tokens(first, tokens, width, run.input)
-        rows.append(((_values(run, unit) - base) / scale)[0, :, : min(tokens, width - first)])
+        rows.append((wide(_values(run, unit) - base) / scale)[0, :, : min(tokens, width - first)])
     return torch.cat(rows, dim=1)
 
 
@@ -308,11 +308,12 @@ def _probe_output(run: BlockRun, tap: Tap) -> Tensor:
 
     base = arrival(like.new_zeros(1, tokens, side))
     moved = arrival(_noise((1, 1, side), like, salt=3).expand(1, tokens, side)) - base
+    moved = wide(moved)
     reference = moved[_strongest(moved[None])]
     scale = _fit(reference.expand_as(moved), moved)  # (N, 1)
     _accept(relative_error(scale * reference, moved), like.dtype)
     rows = []
     for first in range(0, side, tokens):
         unit = _unit_tokens(first, tokens, side, like)
-        rows.append(((arrival(unit) - base) / scale)[: min(tokens, side - first)])
+        rows.append((wide(arrival(unit) - base) / scale)[: min(tokens, side - first)])
     return torch.cat(rows).reshape(heads, width, -1)

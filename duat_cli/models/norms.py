@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from duat_cli.models.arrays import relative_error, resolution
+from duat_cli.models.arrays import relative_error, rounding, wide
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class FrozenNorm:
     scale: Tensor  # (..., 1)
 
     def __call__(self, z: Tensor) -> Tensor:
-        return (self.form.project(z) * self.scale + self.form.bias).to(z.dtype)
+        return (self.form.project(wide(z)) * self.scale + self.form.bias).to(z.dtype)
 
 
 def freeze(form: NormForm, x: Tensor, y: Tensor) -> FrozenNorm:
     """The norm held at input `x`, whose output was `y`: s_j by least squares over the token's D values."""
-    projected = form.project(x)
-    target = y - form.bias
+    projected = form.project(wide(x))
+    target = wide(y) - form.bias
     square = projected.square().sum(dim=-1, keepdim=True)
     scale = (projected * target).sum(dim=-1, keepdim=True) / square.clamp_min(torch.finfo(square.dtype).tiny)
     return FrozenNorm(form, scale)
@@ -56,19 +56,31 @@ def recognise(module: nn.Module, x: Tensor, y: Tensor) -> NormForm | None:
     """
     if x.shape != y.shape or x.shape[-1] < 2 or not x.is_floating_point():
         return None
+    if not scale_invariant(module, x):
+        return None
+    u = _mean_free(x)
+    bias = module(torch.zeros_like(x))
+    at_u, shifted = module(4 * u) - bias, module(4 * u + 4) - bias
+    centered = relative_error(shifted, at_u) <= _invariance(x)
+    form = NormForm(centered, _per_feature(at_u / u), _per_feature(bias))
+    frozen = freeze(form, x, y)
+    return form if relative_error(frozen(x), y) <= rounding(x.dtype) else None
+
+
+def scale_invariant(module: nn.Module, x: Tensor) -> bool:
+    """Whether the module gives the same (not only its value at zero) at 4 u and 16 u, u shaped as `x`."""
     u = _mean_free(x)
     try:
         bias = module(torch.zeros_like(x))
-        at_u, at_4u, shifted = module(4 * u) - bias, module(16 * u) - bias, module(4 * u + 4) - bias
-    except Exception:  # a module that takes more than one tensor is no norm
-        return None
-    tolerance = 1e-3 + 10 * resolution(x.dtype)
-    if not bool(at_u.abs().max() > 0) or relative_error(at_4u, at_u) > tolerance:
-        return None  # not invariant to the scale of its input: not a norm
-    centered = relative_error(shifted, at_u) <= tolerance
-    form = NormForm(centered, _per_feature(at_u / u), _per_feature(bias))
-    frozen = freeze(form, x, y)
-    return form if relative_error(frozen(x), y) <= 100 * resolution(x.dtype) else None
+        near, far = module(4 * u) - bias, module(16 * u) - bias
+    except (RuntimeError, TypeError, ValueError, LookupError):  # it takes more than one tensor
+        return False
+    return bool(near.abs().max() > 0) and relative_error(far, near) <= _invariance(x)
+
+
+def _invariance(x: Tensor) -> float:
+    """The eps inside a norm leaves a little of the scale."""
+    return 1e-3 + rounding(x.dtype)
 
 
 def _mean_free(x: Tensor) -> Tensor:

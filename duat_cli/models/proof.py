@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import random_like, relative_error, resolution
+from duat_cli.models.arrays import random_like, relative_error, rounding, tolerance_for
 from duat_cli.models.factors import BlockFactors, find_factors
 from duat_cli.models.parts import BlockParts
 from duat_cli.models.rig import BlockRun, Replay, Rig, zero_given
@@ -80,7 +80,7 @@ def _fault(run: BlockRun) -> tuple[str | None, tuple[nn.Module, ...]]:
     nothing = zero_given(run, 1)
     x, r = run.input, random_like(run.input)
     zero = torch.zeros_like(x)
-    tolerance = 1000 * resolution(x.dtype)
+    tolerance = tolerance_for(x.dtype)
     silent = torch.zeros_like(run.attention[0].output) if run.attention else None
     through = output_of(run, r, nothing, silent) - output_of(run, zero, nothing, silent)
     if float(through.abs().max()) <= 1e-6 * float(r.abs().max()):
@@ -133,4 +133,4 @@ def _gives(run: BlockRun, items: Tensor, expected: Tensor) -> bool:
         output = output_of(run, items, zero_given(run, 2))
     except (RuntimeError, ValueError, TypeError, LookupError):
         return False
-    return output.shape == expected.shape and relative_error(output, expected) <= 100 * resolution(output.dtype)
+    return output.shape == expected.shape and relative_error(output, expected) <= rounding(output.dtype)

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import random_like, relative_error, resolution, same_storage
+from duat_cli.models.arrays import random_like, relative_error, rounding, same_storage
 from duat_cli.models.attention import CapturePath
-from duat_cli.models.norms import NormForm, recognise
+from duat_cli.models.norms import NormForm, recognise, scale_invariant
 from duat_cli.models.parts import BlockParts, HiddenSlot
 from duat_cli.models.projections import output_source, value_source
 from duat_cli.models.proof import ProvedBlock, Verdict, examine
@@ -210,6 +210,10 @@ def _units(
         if _is_affine(event):
             continue
         if _reads_one_stream(event):
+            if not any(child.children()) and scale_invariant(child, event.tensors[0]):
+                raise UnsupportedModelError(
+                    f"{type(child).__name__} ignores the scale of its input as a norm does, but cannot be frozen as one"
+                )
             yield child
         else:
             yield from _units(child, written, attention, norms)
@@ -267,7 +271,7 @@ def _is_affine(event: Event) -> bool:
     with torch.no_grad():
         r = random_like(x)
         try:
-            return relative_error(f(x) + f(r) - f(torch.zeros_like(x)), f(x + r)) <= 100 * resolution(x.dtype)
+            return relative_error(f(x) + f(r) - f(torch.zeros_like(x)), f(x + r)) <= rounding(x.dtype)
         except (RuntimeError, TypeError, ValueError, IndexError):
             return False
 

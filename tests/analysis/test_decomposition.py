@@ -1,0 +1,317 @@
+"""The UAT sum: shares sum to 1, zero parts are zero, it is the paper's sum built by hand, and a wrong one shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from helpers import WIRINGS, InDouble, dense_blocks, double_model, far, single_model, token_ids
+from torch import Tensor, nn
+
+from duat_cli.analysis.decomposition import BlockTerms, Carried, Decomposition, PartNumbers, ThreeParts, shares
+from duat_cli.models.attention import StoredRows
+from duat_cli.models.structure import discover, run_stack
+
+BIASED = ["gpt2", "phi", "opt", "gpt_neox", "bloom", "gptj", "starcoder2", "bert", "distilbert", "gpt_oss"]
+BARE = ["llama", "qwen3", "mixtral", "gemma2", "olmo2", "deepseek_v3", "granite"]
+
+
+@dataclass(frozen=True)
+class Carry:
+    """What one sweep carried to each block's output."""
+
+    blocks: list[BlockTerms]
+    last: Carried
+    output: Tensor
+
+
+def carried(
+    model: Any, ids: Tensor, *, one_by_one: bool = False, before: Callable[[Any], None] | None = None
+) -> Carry:
+    structure, decomposition = discover(model), Decomposition(one_by_one=one_by_one)
+    blocks: list[BlockTerms] = []
+    outputs: list[Tensor] = []
+
+    def listen(run: Any) -> None:
+        if before is not None:
+            before(run)
+        blocks.append(decomposition.advance(run).terms)
+        outputs.append(run.output[0])
+
+    with structure.rig().active() as rig:
+        rig.run(lambda: run_stack(structure.stack, ids), listen)
+    assert decomposition.carried is not None
+    return Carry(blocks, decomposition.carried, outputs[-1])
+
+
+def three(parts: ThreeParts) -> list[PartNumbers]:
+    return [parts.linear, parts.static, parts.dynamic]
+
+
+def static_of(last: Carried) -> Tensor:
+    return torch.zeros_like(last.linear) if last.static is None else last.static
+
+
+# -- laws ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model_type", [*BIASED, *BARE])
+def test_the_shares_of_every_place_sum_to_one(model_type: str) -> None:
+    model = double_model(model_type)
+    with InDouble():
+        result = carried(model, token_ids(model))
+    for block in result.blocks:
+        assert block.error <= 1e-12
+        assert sum(p.share for p in three(block.output)) == pytest.approx(1.0, abs=1e-10)
+        if block.pre_activation is None:
+            assert block.pre_activation_reason
+        else:
+            assert block.pre_activation_reason is None
+            assert sum(p.share for p in three(block.pre_activation)) == pytest.approx(1.0, abs=1e-10)
+
+
+@pytest.mark.parametrize("model_type", [*BIASED, *BARE])
+def test_and_in_float32(model_type: str) -> None:
+    model = single_model(model_type)
+    for block in carried(model, token_ids(model)).blocks:
+        assert block.error <= 1e-5
+        assert sum(p.share for p in three(block.output)) == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "bert", "llama", "gemma2", "falcon"])
+def test_the_pieces_sum_to_the_output_and_the_terms_to_the_dynamic_piece(model_type: str) -> None:
+    model = double_model(model_type)
+    with InDouble():
+        result = carried(model, token_ids(model), one_by_one=True)
+    last = result.last
+    assert far(last.linear + static_of(last) + last.dynamic, result.output) <= 1e-12
+    assert len(last.terms) == len(result.blocks)
+    assert far(sum(last.terms), last.dynamic) <= 1e-12
+    assert min(float(t.norm()) for t in last.terms) > 1e-3 * float(result.output.norm())
+    numbers = shares([last.linear, static_of(last), *last.terms], result.output)
+    assert sum(n.share for n in numbers) == pytest.approx(1.0, abs=1e-10)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "mixtral", "deepseek_v3"])
+def test_a_model_without_biases_has_no_static_part(model_type: str) -> None:
+    model = double_model(model_type)
+    for name, p in model.named_parameters():
+        assert "bias" not in name or not bool(p.any()), name
+    with InDouble():
+        for block in carried(model, token_ids(model)).blocks:
+            assert block.output.static == PartNumbers(0.0, 0.0)
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "bert", "opt"])
+def test_a_model_with_biases_has_one(model_type: str) -> None:
+    model = double_model(model_type)
+    with InDouble():
+        assert all((b.output.static.norm or 0) > 1e-3 for b in carried(model, token_ids(model)).blocks)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "bert"])
+def test_without_what_its_ffn_writes_a_model_has_no_dynamic_part(model_type: str) -> None:
+    """The layer behind the nonlinearity is zero; its bias stays and is static."""
+    model = double_model(model_type)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if name.endswith(("mlp.down_proj.weight", "mlp.c_proj.weight")) or (
+                name.endswith("output.dense.weight") and "attention" not in name
+            ):
+                p.zero_()
+    with InDouble():
+        result = carried(model, token_ids(model))
+    assert len(result.blocks) == 3
+    for block in result.blocks:
+        assert block.output.dynamic.norm == pytest.approx(0.0, abs=1e-13)
+        assert block.error <= 1e-12
+
+
+def test_a_zero_attention_leaves_the_input_and_the_ffn() -> None:
+    """llama without attention: the linear part at the output is x_0 itself, bit by bit almost."""
+    model = double_model("llama")
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+    ids = token_ids(model)
+    with InDouble():
+        result = carried(model, ids)
+    assert far(result.last.linear, model.model.embed_tokens(ids)[0]) <= 1e-14
+
+
+def test_shares_are_projections() -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(4, 5, generator=generator, dtype=torch.float64) for _ in range(2))
+    x = a + b
+    for part, got in zip((a, b), shares([a, b], x), strict=True):
+        assert got.share == pytest.approx(float((part * x).sum() / (x * x).sum()), rel=1e-12)
+        assert got.norm == pytest.approx(float(part.norm() / x.norm()), rel=1e-12)
+    assert shares([a, b], torch.zeros_like(a)) == [PartNumbers(None, None)] * 2
+
+
+# -- by hand -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ByHand:
+    """x_i = T_i x_{i-1} + c_i + f_i with dense T_i: the paper's Eq. 11/33, piece by piece."""
+
+    linear: list[Tensor]
+    static: list[Tensor]
+    terms: list[list[Tensor]]  # per block, every term so far at its output
+    pre: list[tuple[Tensor, Tensor, Tensor]]  # linear, static, dynamic in front of the nonlinearity
+    x: list[Tensor]
+
+
+def by_hand(
+    model: Any, ids: Tensor, model_type: str, ffn: str, first: str, norm: str, output_bias: Callable[[Any], Tensor]
+) -> ByHand:
+    """Pre-norm blocks: x' = x + W' x + c_A, x'' = x' + f + b, with the FFN's real output f + b from a hook."""
+    blocks = model.get_submodule(WIRINGS[model_type].blocks)
+    seen: dict[str, list[Tensor]] = {"ffn": [], "first": [], "x": [], "middle": []}
+    handles = []
+    for block in blocks:
+        handles += [
+            block.get_submodule(ffn).register_forward_hook(lambda m, a, o: seen["ffn"].append(o[0])),
+            block.get_submodule(first).register_forward_hook(lambda m, a, o: seen["first"].append(o[0])),
+            block.get_submodule(norm).register_forward_pre_hook(lambda m, a: seen["middle"].append(a[0][0])),
+        ]
+    with torch.no_grad(), InDouble():
+        hidden = model.base_model(input_ids=ids, output_hidden_states=True).hidden_states
+    for handle in handles:
+        handle.remove()
+    Ws = [dense.W for dense in dense_blocks(model, ids, WIRINGS[model_type])]
+    result = ByHand([], [], [], [], [])
+    n, width = hidden[0][0].shape
+    linear, static, terms = hidden[0][0].reshape(-1), torch.zeros(n * width, dtype=torch.float64), []
+    for k, (block, W) in enumerate(zip(blocks, Ws, strict=True)):
+        x, middle, out = hidden[k][0].reshape(-1), seen["middle"][k].reshape(-1), seen["ffn"][k]
+        T = torch.eye(n * width, dtype=torch.float64) + W
+        constant = middle - T @ x  # c_A: attention's biases and its norm's
+        linear, static, terms = T @ linear, T @ static + constant, [T @ t for t in terms]
+        result.pre.append(_pre(block, first, norm, seen["middle"][k], [linear, static, sum(terms, 0 * linear)]))
+        assert far(sum(result.pre[-1]), seen["first"][k]) <= 1e-10
+        bias = output_bias(block).expand(n, width).reshape(-1)
+        static, terms = static + bias, [*terms, out.reshape(-1) - bias]
+        result.linear.append(linear.reshape(n, width))
+        result.static.append(static.reshape(n, width))
+        result.terms.append([t.reshape(n, width) for t in terms])
+        result.x.append((middle + out.reshape(-1)).reshape(n, width))
+    return result
+
+
+def _pre(block: Any, first: str, norm: str, middle: Tensor, pieces: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """W1 of the frozen norm on every piece; the norm's bias and W1's are static."""
+    module, layer = block.get_submodule(norm), block.get_submodule(first)
+    weight = layer.weight if type(layer).__name__ == "Conv1D" else layer.weight.T  # (in, out)
+    centered = isinstance(module, nn.LayerNorm)
+    eps = module.eps if centered else module.variance_epsilon
+
+    def projected(z: Tensor) -> Tensor:
+        return z - z.mean(-1, keepdim=True) if centered else z
+
+    scale = 1 / (projected(middle).square().mean(-1, keepdim=True) + eps).sqrt()
+    images = [projected(p.reshape(middle.shape)) * scale * module.weight @ weight for p in pieces]
+    if centered:
+        images[1] = images[1] + module.bias @ weight
+    if layer.bias is not None:
+        images[1] = images[1] + layer.bias
+    return images[0], images[1], images[2]
+
+
+HAND = {
+    "llama": ("mlp", "mlp.gate_proj", "post_attention_layernorm", lambda b: torch.zeros(1, dtype=torch.float64)),
+    "gpt2": ("mlp", "mlp.c_fc", "ln_2", lambda b: b.mlp.c_proj.bias),
+}
+
+
+@pytest.mark.parametrize("model_type", list(HAND))
+def test_the_sum_is_the_papers_built_by_hand(model_type: str) -> None:
+    model = double_model(model_type)
+    ids = token_ids(model)
+    with torch.no_grad():
+        expected = by_hand(model, ids, model_type, *HAND[model_type])
+        with InDouble():
+            got = carried(model, ids, one_by_one=True)
+    assert far(got.last.linear, expected.linear[-1]) <= 1e-10
+    assert float((static_of(got.last) - expected.static[-1]).norm()) <= 1e-10 * float(got.output.norm())
+    for term, own in zip(got.last.terms, expected.terms[-1], strict=True):
+        assert far(term, own) <= 1e-10
+    for k, block in enumerate(got.blocks):
+        parts = [expected.linear[k], expected.static[k], sum(expected.terms[k])]
+        assert_numbers(block.output, parts, expected.x[k])
+        assert block.pre_activation is not None
+        assert_numbers(block.pre_activation, list(expected.pre[k]), sum(expected.pre[k]))
+    assert got.blocks[-1].output.dynamic.share > 0.05  # there is something to compare
+    assert got.blocks[-1].pre_activation.dynamic.share > 0.05
+
+
+def assert_numbers(got: ThreeParts, parts: list[Tensor], whole: Tensor) -> None:
+    size = float(whole.square().sum())
+    for numbers, part in zip(three(got), parts, strict=True):
+        assert numbers.share == pytest.approx(float((part * whole).sum()) / size, abs=1e-10)
+        assert numbers.norm == pytest.approx(float(part.norm()) / size**0.5, abs=1e-10)
+
+
+def test_the_first_blocks_pre_activation_has_no_dynamic_bias() -> None:
+    """Eq. 12: b'_{1,2} holds no UAT term yet, b'_{2,2} does."""
+    model = double_model("llama")
+    with InDouble():
+        first, second, _ = (b.pre_activation for b in carried(model, token_ids(model)).blocks)
+    assert first is not None
+    assert second is not None
+    assert first.dynamic.norm == pytest.approx(0.0, abs=1e-12)
+    assert second.dynamic.norm > 1e-2
+
+
+# -- the certificate can fail --------------------------------------------------------------------------------
+
+
+def _more_attention(run: Any) -> None:
+    call = run.recording.attention[0]
+    run.recording.attention[0] = replace(call, rows=StoredRows(call.rows.matrix * 1.01))
+
+
+def _one_weight(run: Any) -> None:
+    call = run.recording.attention[0]
+    H = call.rows.matrix.clone()
+    H[0, -1, 0] += 0.05
+    run.recording.attention[0] = replace(call, rows=StoredRows(H))
+
+
+def _norm_scale(run: Any) -> None:
+    for calls in run.recording.norms.values():
+        calls[:] = [replace(norm, scale=norm.scale * 1.01) for norm in calls]
+
+
+def _one_tokens_scale(run: Any) -> None:
+    for calls in run.recording.norms.values():
+        for norm in calls:
+            norm.scale[..., 0, :] *= 1.01
+
+
+def _ffn_output(run: Any) -> None:
+    run.recording.units[:] = [replace(unit, output=unit.output * 1.01) for unit in run.recording.units]
+
+
+CORRUPTIONS = [_more_attention, _one_weight, _norm_scale, _one_tokens_scale, _ffn_output]
+
+
+@pytest.mark.parametrize("corrupt", CORRUPTIONS)
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "bert", "gemma2"])
+def test_a_corrupted_recording_misses_the_models_output(model_type: str, corrupt: Callable[[Any], None]) -> None:
+    """One hundredth in what was recorded, in one block alone, is far above the tolerance from there on."""
+    model = single_model(model_type)
+    ids = token_ids(model)
+    assert max(b.error for b in carried(model, ids).blocks) <= 1e-5
+
+    def second(run: Any) -> None:
+        if run.index == 1:
+            corrupt(run)
+
+    errors = [b.error for b in carried(model, ids, before=second).blocks]
+    assert errors[0] <= 1e-5
+    assert min(errors[1:]) > 1e-4
