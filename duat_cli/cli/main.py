@@ -15,6 +15,7 @@ import typer
 
 from duat_cli import __version__
 from duat_cli.cli import signals, streams, talk
+from duat_cli.cli.help import Command, Group
 from duat_cli.cli.inspect import inspect
 from duat_cli.cli.matrix import matrix
 from duat_cli.cli.options import CONTEXT
@@ -30,18 +31,19 @@ PANEL_DATA = "For programs"
 
 app = typer.Typer(
     name="duat",
+    cls=Group,
     context_settings=CONTEXT,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     add_completion=False,
     pretty_exceptions_enable=False,
     epilog="Exit codes: 0 sound, 1 findings (the certificate is not exact), 2 could not tell. "
     "Every command explains its options: duat inspect --help.",
 )
-app.command("inspect", rich_help_panel=PANEL_READ)(inspect)
-app.command("matrix", rich_help_panel=PANEL_READ)(matrix)
-app.command("verify", rich_help_panel=PANEL_TRUST)(verify)
-app.command("support", rich_help_panel=PANEL_TRUST)(support)
-app.command("schema", rich_help_panel=PANEL_DATA)(schema)
+app.command("inspect", cls=Command, rich_help_panel=PANEL_READ)(inspect)
+app.command("matrix", cls=Command, rich_help_panel=PANEL_READ)(matrix)
+app.command("verify", cls=Command, rich_help_panel=PANEL_TRUST)(verify)
+app.command("support", cls=Command, rich_help_panel=PANEL_TRUST)(support)
+app.command("schema", cls=Command, rich_help_panel=PANEL_DATA)(schema)
 
 Version = Annotated[bool, typer.Option("--version", metavar="", is_eager=True, help="Print duat's version.")]
 
@@ -51,13 +53,13 @@ def duat(context: typer.Context, version: Version = False) -> None:
     """What a Hugging Face checkpoint really computes: the exact Dynamic Universal Approximation form of any
     transformer, with a certificate.
 
-    Start with [bold]duat inspect[/bold]: it reads a bundled demo model.
+    Start with duat inspect: it reads a bundled demo model.
     """
     if version:
         streams.write_result(f"duat {__version__}\n")
         raise typer.Exit()
     if context.invoked_subcommand is None:
-        typer.echo(context.get_help(), nl=False)
+        typer.echo(context.get_help())
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -113,7 +115,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _left(leave: SystemExit) -> int:
-    """Typer and rich leave with 1 when the reader of a help page is gone; that is no finding."""
+    """Typer leaves with 1 when the reader of a help page is gone; that is no finding."""
     if streams.is_broken_pipe(leave.__context__):
         streams.discard_output()
         return EXIT_SOUND

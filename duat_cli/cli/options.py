@@ -19,7 +19,11 @@ def same_dashes(name: str) -> str:
     return name.replace("_", "-")
 
 
-CONTEXT: dict[str, Any] = {"token_normalize_func": same_dashes, "help_option_names": ["-h", "--help"]}
+CONTEXT: dict[str, Any] = {
+    "token_normalize_func": same_dashes,
+    "help_option_names": ["-h", "--help"],
+    "max_content_width": 120,
+}
 
 Format = Literal["table", "json"]
 Dtype = Literal["float32", "float64", "bfloat16", "float16", "fp32", "fp64", "bf16", "fp16", "auto"]

@@ -251,6 +251,36 @@ def interface_installed(model: PreTrainedModel) -> Iterator[bool]:
         model.set_attn_implementation(before or "eager")
 
 
+_GATES = {
+    torch.sigmoid, Tensor.sigmoid, torch.nn.functional.sigmoid, torch.nn.functional.silu, torch.nn.functional.softplus,
+    torch.tanh, Tensor.tanh, torch.nn.functional.tanh,
+}  # fmt: skip
+
+
+class GateFreezer(TorchFunctionMode):
+    """Watches the gates of one attention module: what a squashing function gives outside the attention function.
+
+    Not held, every such value is kept in `values`; held, they are returned in the same order, whatever is asked.
+    """
+
+    def __init__(self, values: list[Tensor], *, held: bool) -> None:
+        super().__init__()
+        self._values, self._held, self._calls = values, held, 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func not in _GATES or _active.inside_interface:
+            return func(*args, **(kwargs or {}))
+        if self._held:
+            self._calls += 1
+            return self._values[self._calls - 1]
+        with torch._C.DisableTorchFunction():  # a gate may be made of another
+            value = func(*args, **(kwargs or {}))
+        self._values.append(value)
+        return value
+
+
 _SOFTMAX = {torch.softmax, torch.nn.functional.softmax, Tensor.softmax, torch._C._nn.__dict__.get("softmax")}
 _PRODUCT = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
 _SDPA = torch.nn.functional.scaled_dot_product_attention

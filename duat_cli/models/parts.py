@@ -64,6 +64,7 @@ class BlockParts:
     first_linears: dict[nn.Module, nn.Module] = field(default_factory=dict)  # unit -> its first linear layer
     value_source: ValueSource | None = None
     output_source: OutputSource | None = None
+    gated: bool = False  # whether squashing functions inside attention are dynamic parameters too
     homogeneous: bool = False  # no biases anywhere: the replayed block maps zero to zero, and c = 0
     direct: bool = False  # whether attention is O(H V(x)) of the two sources alone, so that replay may skip Q and K
     batched: bool = False  # whether several items may share one replay

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from duat_cli.errors import UnsupportedModelError
+from duat_cli.errors import DuatError, UnsupportedModelError
 from duat_cli.models.arrays import random_like, relative_error, rounding, tolerance_for
 from duat_cli.models.factors import BlockFactors, find_factors
 from duat_cli.models.parts import BlockParts
@@ -53,13 +53,18 @@ def examine(stack: Any, blocks: Sequence[BlockParts], forward: Callable[[], Any]
             verdicts[run.parts.module] = _verdict(run)
 
     intercepted = any(b.intercepted for b in blocks)
-    with Rig(stack, blocks, interface=not intercepted).active() as rig:
+    watched = [replace(b, gated=True) for b in blocks]  # so that gates are on record, should they be needed
+    with Rig(stack, watched, interface=not intercepted).active() as rig:
         rig.run(forward, ask)
     return [verdicts[b.module] for b in blocks]
 
 
 def _verdict(run: BlockRun) -> Verdict:
+    run.parts = replace(run.parts, gated=False)
     fault, culprits = _fault(run)
+    if fault is not None and not culprits and any(run.recording.gates.values()):
+        run.parts = replace(run.parts, gated=True)
+        fault, culprits = _fault(run)
     if fault is not None:
         if not culprits:
             raise UnsupportedModelError(f"{run.parts.name}: {fault}")
@@ -70,9 +75,13 @@ def _verdict(run: BlockRun) -> Verdict:
     run.parts = _economies(run, homogeneous=_is_zero(at_zero) and not run.parts.unit_biases)
     try:
         factors = find_factors(run, at_zero, base, given)
-    except UnsupportedModelError as reason:
-        return Verdict(run.parts, None, factors_reason=str(reason))
+    except DuatError as reason:
+        return Verdict(run.parts, None, factors_reason=_gate_reason(run.parts, str(reason)))
     return Verdict(run.parts, None, factors=factors)
+
+
+def _gate_reason(parts: BlockParts, reason: str) -> str:
+    return f"a gate inside attention scales its channels, so {reason}" if parts.gated else reason
 
 
 def _fault(run: BlockRun) -> tuple[str | None, tuple[nn.Module, ...]]:

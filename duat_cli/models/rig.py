@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import Cache
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.attention import (
     AttentionCall,
+    GateFreezer,
     SoftmaxInterception,
     apply_rows,
     interface_installed,
@@ -54,6 +56,7 @@ class Recording:
     units: list[UnitCall] = field(default_factory=list)
     linears: dict[nn.Module, Tensor] = field(default_factory=dict)  # first linear -> its output
     attention: list[AttentionCall] = field(default_factory=list)
+    gates: dict[nn.Module, list[Tensor]] = field(default_factory=lambda: defaultdict(list))  # of gated attention
     attention_rests: dict[nn.Module, tuple[Any, ...] | None] = field(default_factory=dict)  # its other outputs
 
 
@@ -182,6 +185,11 @@ def hidden_of(output: Any, like: Tensor) -> Tensor:
     raise UnsupportedModelError("a block returns no hidden states of its input's shape")
 
 
+def _without_cache(values: Iterable[Any]) -> list[Any]:
+    """A cache holds the keys of the real run already: a replay that saw it would attend to them twice."""
+    return [None if isinstance(value, Cache) else value for value in values]
+
+
 def first_tensor(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor):
@@ -298,7 +306,8 @@ class Rig:
             self._recording = None
             index, self._calls = self._calls, self._calls + 1
             hidden = hidden_of(output, parts.hidden.get(args, kwargs))
-            self._on_block(BlockRun(self, index, parts, recording, (args, kwargs), hidden))
+            call = _without_cache(args), dict(zip(kwargs, _without_cache(kwargs.values()), strict=True))
+            self._on_block(BlockRun(self, index, parts, recording, call, hidden))
             return output
 
         return forward
@@ -347,8 +356,7 @@ class Rig:
                 rest = run.recording.attention_rests[module]
                 tensor = self._direct_attention(module, run.parts, x)
                 return tensor if rest is None else (tensor, *rest)
-            intercepted = module in self._by_attention[module].intercepted
-            with SoftmaxInterception(lambda: module) if intercepted else contextlib.nullcontext():
+            with self._watched(module):
                 output = original(*args, **kwargs)
             if self._recording is not None:
                 rest = None if isinstance(output, Tensor) else tuple(output[1:])
@@ -356,6 +364,20 @@ class Rig:
             return output
 
         return forward
+
+    @contextlib.contextmanager
+    def _watched(self, module: nn.Module) -> Iterator[None]:
+        """The torch function modes that this attention module needs."""
+        parts = self._by_attention[module]
+        with contextlib.ExitStack() as stack:
+            if self._plan is not None and self._run is not None:
+                if self._run.parts.gated:
+                    stack.enter_context(GateFreezer(self._run.recording.gates[module], held=True))
+            elif self._recording is not None and parts.gated:
+                stack.enter_context(GateFreezer(self._recording.gates[module], held=False))
+            if module in parts.intercepted:
+                stack.enter_context(SoftmaxInterception(lambda: module))
+            yield
 
     def _direct_attention(self, module: nn.Module, parts: BlockParts, x: Tensor) -> Tensor:
         """O(H V(x)) by the layers that V and O are read from; H V(x) where O stands outside the module."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from duat_cli.results import InspectReport, Result, SupportReport, VerifyReport
+from duat_cli.results import InspectReport, MatrixReport, Result, SupportReport, VerifyReport
 
 REPORTS: dict[str, type[Result]] = {
     "inspect": InspectReport,
+    "matrix": MatrixReport,
     "verify": VerifyReport,
     "support": SupportReport,
 }

@@ -1,0 +1,105 @@
+"""Help pages as plain text sections.
+
+Typer's own pages come from rich, which imports a Markdown parser and a syntax highlighter to write them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from typer.core import TyperCommand, TyperGroup, TyperOption
+
+PANEL_REST = "Options"
+PANEL_ARGUMENTS = "Arguments"
+_GLUE = "\N{NO-BREAK SPACE}"
+_AS_IT_IS = "\b\n"  # the formatter then keeps these lines
+
+Rows = list[tuple[str, str]]
+Sections = dict[str, Rows]
+
+
+class Formatter(Protocol):
+    """What writes a page."""
+
+    width: int
+
+    def section(self, name: str) -> AbstractContextManager[None]:
+        """A heading, and what is written meanwhile below it."""
+
+    def write_dl(self, rows: Rows, col_max: int = ..., col_spacing: int = ...) -> None:
+        """Names, and beside them what they mean."""
+
+
+class Command(TyperCommand):
+    """A command whose page has a section for every panel of options."""
+
+    def format_options(self, ctx: Any, formatter: Formatter) -> None:
+        _write(formatter, _of_parameters(self, ctx))
+
+
+class Group(TyperGroup):
+    """The first screen: a section for every panel of commands."""
+
+    def format_options(self, ctx: Any, formatter: Formatter) -> None:
+        _write(formatter, _of_commands(self, ctx) | _of_parameters(self, ctx))
+
+    def get_help_option(self, ctx: Any) -> TyperOption | None:
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.default = False  # None is no bool: `duat inspect --help` would load pydantic to convert it
+        return option
+
+
+def _of_commands(group: TyperGroup, ctx: Any) -> Sections:
+    sections: Sections = {}
+    for name, command in group.commands.items():
+        panel = getattr(command, "rich_help_panel", None) or "Commands"
+        summary, _, _ = inspect.cleandoc(command.help or "").partition("\n\n")
+        sections.setdefault(panel, []).append((name, summary))
+    return sections
+
+
+def _of_parameters(command: TyperCommand | TyperGroup, ctx: Any) -> Sections:
+    """Arguments first; last what belongs to no panel, which is -h and its like."""
+    sections: Sections = {PANEL_ARGUMENTS: []}
+    rest: Rows = []
+    for parameter in command.get_params(ctx):
+        record = parameter.get_help_record(ctx)
+        if record is None:  # hidden
+            continue
+        name, text = record
+        panel = getattr(parameter, "rich_help_panel", None)
+        if not isinstance(parameter, TyperOption):
+            sections[PANEL_ARGUMENTS].append((parameter.metavar or name, text))
+        elif panel is None:
+            rest.append((_in_column(name), text))
+        else:
+            sections.setdefault(panel, []).append((_in_column(name), text))
+    return sections | {PANEL_REST: rest}
+
+
+def _in_column(names: str) -> str:
+    """Long names stand below each other, whether a short one comes before or not."""
+    return f"    {names}" if names.startswith("--") else names
+
+
+def _write(formatter: Formatter, sections: Sections) -> None:
+    """One column of names on the whole page."""
+    sections = {title: rows for title, rows in sections.items() if rows}
+    widest = max(len(name) for rows in sections.values() for name, _ in rows)
+    for title, rows in sections.items():
+        with formatter.section(title):
+            room = formatter.width - widest - 4  # an indent of two, two between the columns
+            formatter.write_dl([(name.ljust(widest), _wrapped(text, room)) for name, text in rows], widest)
+
+
+def _wrapped(text: str, width: int) -> str:
+    """The formatter's own wrapping breaks options at their hyphens, and [default: 3] at its space."""
+    help_text, gap, note = text.rpartition("  [")
+    if gap:
+        text = f"{help_text} [{note.replace(' ', _GLUE)}"
+    lines = textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)
+    return _AS_IT_IS + "\n".join(lines).replace(_GLUE, " ")

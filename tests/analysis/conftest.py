@@ -1,0 +1,56 @@
+"""A tiny checkpoint on disk, random and with nothing at a value that hides a mistake."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures"))
+import bad_checkpoints
+
+from duat_cli.models import tiny
+from duat_cli.models.load import LoadedModel, load, load_tokenizer
+from duat_cli.models.prompts import Prompt, PromptText, encode, limits
+
+Encoded = Callable[..., list[Prompt]]
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A llama with grouped heads and attention biases, 3 blocks, and a byte tokenizer."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    config = LlamaConfig(
+        vocab_size=264, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=64, attention_bias=True,
+        bos_token_id=256, eos_token_id=257, pad_token_id=259,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config)
+    tiny.randomise(model, 3)
+    model.save_pretrained(folder)
+    bad_checkpoints.tokenizer(folder)
+    return folder
+
+
+@pytest.fixture
+def loaded(checkpoint: Path) -> LoadedModel:
+    return load(str(checkpoint))
+
+
+@pytest.fixture
+def prompts() -> Encoded:
+    """The texts as prompts of a loaded model."""
+
+    def make(loaded: LoadedModel, *texts: str) -> list[Prompt]:
+        known = limits(loaded.model)
+        tokenizer = load_tokenizer(Path(loaded.files.path))
+        written = [PromptText(text, f"--prompt {k}", k) for k, text in enumerate(texts, 1)]
+        return encode(tokenizer, written, None, known.max_positions, known.vocab_size)
+
+    return make

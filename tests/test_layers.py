@@ -1,0 +1,122 @@
+"""Imports go one way (design, section 8): errors, results, text ← operators ← models ← analysis ← cli; report reads
+results. Found by ast, so that imports inside functions and under TYPE_CHECKING count too."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import duat_cli
+
+ROOT = Path(duat_cli.__file__).parent
+BASE = {"errors", "results", "text"}
+MAY = {
+    "operators": {"operators", *BASE},
+    "models": {"models", "operators", *BASE},
+    "analysis": {"analysis", "models", "operators", *BASE},
+    "report": {"report", *BASE},
+    "cli": {"cli", "report", "analysis", "models", "operators", "checks", *BASE},
+    "errors": set(),
+    "text": set(),
+    "results": {"errors", "text"},
+}
+FREE = {"__init__", "__main__", "demo", "checks", "configs"}
+MATHEMATICS = {"torch", "duat_cli", "__future__"}
+LIGHT = {"pydantic", "rich", "duat_cli", "__future__"}
+TRANSFORMERS = {"transformers", "safetensors", "accelerate", "peft", "tokenizers", "huggingface_hub"}
+
+
+def imports(source: str) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of every import anywhere in a file; `from a import b` counts as a and as a.b."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: relative import"
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def layer_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def faults(layer: str, source: str) -> list[str]:
+    """What a file of this layer must not import."""
+    found = []
+    for line, name in imports(source):
+        top, _, rest = name.partition(".")
+        inner = rest.partition(".")[0]
+        if top == "duat_cli" and inner not in MAY[layer] and inner != "__version__":
+            found.append(f"line {line}: {layer} imports {name}")
+        elif top not in sys.stdlib_module_names and not _allowed(layer, top):
+            found.append(f"line {line}: {layer} imports {top}")
+    return found
+
+
+def _allowed(layer: str, top: str) -> bool:
+    if layer == "operators":
+        return top in MATHEMATICS
+    if layer in ("report", "errors", "results", "text"):
+        return top in LIGHT
+    if layer == "analysis":  # it may name the versions of what it ran on, and read no checkpoint itself
+        return top not in TRANSFORMERS - {"transformers"}
+    return True
+
+
+FILES = sorted(p for p in ROOT.rglob("*.py") if layer_of(p) not in FREE)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_file_imports_only_what_its_layer_may(path: Path) -> None:
+    assert faults(layer_of(path), path.read_text(encoding="utf-8")) == []
+
+
+def test_every_file_has_a_layer() -> None:
+    assert {layer_of(p) for p in ROOT.rglob("*.py")} <= set(MAY) | FREE
+    assert len(FILES) > 40
+
+
+@pytest.mark.parametrize(
+    ("layer", "source"),
+    [
+        ("operators", "from duat_cli.models.rig import Rig"),
+        ("operators", "import transformers"),
+        ("operators", "import numpy as np"),
+        ("operators", "def f():\n    from duat_cli.analysis import inspect"),
+        ("models", "from duat_cli.analysis.inspect import inspect"),
+        ("models", "from duat_cli import analysis"),
+        ("models", "from duat_cli.report.table import page"),
+        ("analysis", "import duat_cli.cli.main"),
+        ("analysis", "from safetensors.torch import load_file"),
+        ("report", "import torch"),
+        ("report", "from duat_cli.operators.kronecker import gram"),
+        ("report", "from duat_cli.analysis.inspect import inspect"),
+        ("results", "from duat_cli.operators import kronecker"),
+        ("errors", "import duat_cli.results"),
+        ("text", "if TYPE_CHECKING:\n    import torch"),
+    ],
+)
+def test_the_check_can_fail(layer: str, source: str) -> None:
+    assert len(faults(layer, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("layer", "source"),
+    [
+        ("operators", "import math\nimport torch\nfrom torch import Tensor\nfrom duat_cli.errors import InputError"),
+        ("analysis", "from duat_cli import __version__\nfrom duat_cli.models.rig import Rig"),
+        ("report", "from duat_cli.results import InspectReport\nfrom rich.text import Text"),
+        ("cli", "from duat_cli.analysis.inspect import inspect\nimport typer"),
+    ],
+)
+def test_and_it_does_not_cry_wolf(layer: str, source: str) -> None:
+    assert faults(layer, source) == []
+
+
+def test_relative_imports_do_not_escape_it() -> None:
+    with pytest.raises(AssertionError, match="relative"):
+        faults("operators", "from ..models import rig")
