@@ -23,7 +23,7 @@ from duat_cli.operators.statistics import (
 )
 
 EXACT_ENTRIES = 1 << 22  # entries of W' that are counted one by one; above it they are sampled
-ROW_ELEMENTS = 1 << 21  # elements of Ĥ worked on at once
+ROW_ELEMENTS = 1 << 19  # elements of Ĥ worked on at once
 PAIR_DRAWS = 4096
 SEED = 13
 

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-PANEL_REST = "Options"
 PANEL_ARGUMENTS = "Arguments"
 _GLUE = "\N{NO-BREAK SPACE}"
 _AS_IT_IS = "\b\n"  # the formatter then keeps these lines
@@ -44,7 +43,7 @@ class Group(TyperGroup):
     """The first screen: a section for every panel of commands."""
 
     def format_options(self, ctx: Any, formatter: Formatter) -> None:
-        _write(formatter, _of_commands(self, ctx) | _of_parameters(self, ctx))
+        _write(formatter, _of_commands(self) | _of_parameters(self, ctx))
 
     def get_help_option(self, ctx: Any) -> TyperOption | None:
         option = super().get_help_option(ctx)
@@ -53,7 +52,7 @@ class Group(TyperGroup):
         return option
 
 
-def _of_commands(group: TyperGroup, ctx: Any) -> Sections:
+def _of_commands(group: TyperGroup) -> Sections:
     sections: Sections = {}
     for name, command in group.commands.items():
         panel = getattr(command, "rich_help_panel", None) or "Commands"
@@ -72,13 +71,14 @@ def _of_parameters(command: TyperCommand | TyperGroup, ctx: Any) -> Sections:
             continue
         name, text = record
         panel = getattr(parameter, "rich_help_panel", None)
-        if not isinstance(parameter, TyperOption):
+        if parameter.param_type_name == "argument":
             sections[PANEL_ARGUMENTS].append((parameter.metavar or name, text))
         elif panel is None:
             rest.append((_in_column(name), text))
         else:
             sections.setdefault(panel, []).append((_in_column(name), text))
-    return sections | {PANEL_REST: rest}
+    title = "Other options" if len(sections) > 1 else "Options"
+    return sections | {title: rest}
 
 
 def _in_column(names: str) -> str:
@@ -97,9 +97,8 @@ def _write(formatter: Formatter, sections: Sections) -> None:
 
 
 def _wrapped(text: str, width: int) -> str:
-    """The formatter's own wrapping breaks options at their hyphens, and [default: 3] at its space."""
-    help_text, gap, note = text.rpartition("  [")
-    if gap:
-        text = f"{help_text} [{note.replace(' ', _GLUE)}"
-    lines = textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)
+    """The formatter's own wrapping breaks options at their hyphens, [default: 3] at its space, and after a lone -."""
+    meaning, gap, note = text.replace(" - ", f" -{_GLUE}").rpartition("  [")
+    whole = f"{meaning} [{note.replace(' ', _GLUE)}" if gap else note
+    lines = textwrap.wrap(whole, width, break_on_hyphens=False, break_long_words=False)
     return _AS_IT_IS + "\n".join(lines).replace(_GLUE, " ")

@@ -16,14 +16,12 @@ if TYPE_CHECKING:
     from duat_cli.cli.output import Target
     from duat_cli.cli.presentation import Presentation
 
-PANEL = "What to compute"
-
 Threshold = Annotated[
     float,
     typer.Option(
         "--threshold",
         metavar="X",
-        rich_help_panel=PANEL,
+        rich_help_panel=options.PANEL_COMPUTE,
         help="An entry of W' counts for the density above X times the root mean square entry.",
     ),
 ]
@@ -33,24 +31,34 @@ ConvWidth = Annotated[
         "--conv-width",
         metavar="K",
         min=1,
-        rich_help_panel=PANEL,
+        rich_help_panel=options.PANEL_COMPUTE,
         help="Width of the 1-D convolution that the density is compared with.",
     ),
 ]
 Spectrum = Annotated[
     bool,
-    typer.Option("--spectrum", metavar="", rich_help_panel=PANEL, help="Also the spectral norm and stable rank of W'."),
+    typer.Option(
+        "--spectrum",
+        metavar="",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Also the spectral norm and stable rank of W'.",
+    ),
 ]
 Terms = Annotated[
     bool,
-    typer.Option("--terms", metavar="", rich_help_panel=PANEL, help="Also every UAT term's share of the last output."),
+    typer.Option(
+        "--terms",
+        metavar="",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Also every UAT term's share of the last output.",
+    ),
 ]
 PerPrompt = Annotated[
     bool,
     typer.Option(
         "--per-prompt",
         metavar="",
-        rich_help_panel=PANEL,
+        rich_help_panel=options.PANEL_COMPUTE,
         help="Also the values and spreads over the prompts.",
     ),
 ]
@@ -59,7 +67,7 @@ Matrices = Annotated[
     typer.Option(
         "--matrices",
         metavar="FILE",
-        rich_help_panel=PANEL,
+        rich_help_panel=options.PANEL_COMPUTE,
         help="Write every block's coupling matrix C to a .safetensors file.",
     ),
 ]
@@ -68,7 +76,7 @@ NoCache = Annotated[
     typer.Option(
         "--no-cache",
         metavar="",
-        rich_help_panel=PANEL,
+        rich_help_panel=options.PANEL_COMPUTE,
         help="Neither read nor write the cache of Gram matrices.",
     ),
 ]

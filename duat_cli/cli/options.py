@@ -9,6 +9,7 @@ import typer
 from duat_cli.errors import InputError
 
 PANEL_INPUT = "Input"
+PANEL_COMPUTE = "What to compute"
 PANEL_LOADING = "Loading"
 PANEL_OUTPUT = "Output"
 LAYERS_LIMIT = 10_000  # no model has more blocks; a larger range would only fill the memory

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 All = Annotated[
     bool,
-    typer.Option("--all", metavar="", help="Every text model type that transformers has, on tiny random models."),
+    typer.Option(
+        "--all",
+        metavar="",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Every text model type that transformers has, on tiny random models.",
+    ),
 ]
 _EXIT_CODES = {"exact": EXIT_SOUND, "partly": EXIT_FINDINGS, "refused": EXIT_UNDECIDED}
 

@@ -148,4 +148,10 @@ def test_matrices_are_written(duat: Duat, tmp_path: Path) -> None:
 def test_version_and_schema(duat: Duat) -> None:
     assert duat("--version").stdout.startswith("duat 0.")
     assert json.loads(duat("schema").stdout)["title"] == "InspectReport"
-    assert json.loads(duat("schema", "support").stdout)["title"] == "SupportReport"
+
+
+@pytest.mark.parametrize("name", ["inspect", "matrix", "verify", "support"])
+def test_every_report_has_a_schema(duat: Duat, name: str) -> None:
+    schema = json.loads(duat("schema", name).stdout)
+    assert schema["title"] == f"{name.title()}Report"
+    assert schema["properties"]["command"]["const"] == name

@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 import pytest
+import typer
 from running import Duat, environment
 
-COMMANDS = ("inspect", "verify", "support", "schema")
-HEAVY = ("torch", "transformers")
+from duat_cli.cli.main import app
+
+COMMANDS = ("inspect", "matrix", "verify", "support", "schema")
+HEAVY = ("torch", "transformers", "pydantic", "rich.markdown", "typer.rich_utils")
+PAGES = [["--help"], [], *([name, "--help"] for name in COMMANDS)]
+WRONG_USAGE = [["inspekt"], ["--nope"], *([name, "--nope"] for name in COMMANDS), ["matrix", "--layer"]]
+PANELS = {
+    "": ("Read a checkpoint", "How far to trust it", "For programs", "Options"),
+    "inspect": ("Arguments", "Input", "What to compute", "Loading", "Output", "Other options"),
+    "matrix": ("Arguments", "Input", "Loading", "Output", "Other options"),
+    "verify": ("Arguments", "Input", "Loading", "Output", "Other options"),
+    "support": ("Arguments", "What to compute", "Loading", "Output", "Other options"),
+    "schema": ("Arguments", "Output", "Other options"),
+}
 
 
-def heavy_imports(pages: list[list[str]], before: str = "") -> list[str]:
-    """Which heavy modules these help pages load, in a fresh process."""
+def heavy_imports(lines: list[list[str]], exit_code: int, before: str = "") -> list[str]:
+    """Which heavy modules these command lines load, in a fresh process; all end with the exit code."""
     script = (
-        f"import sys; {before}\n"
+        f"import sys, types; {before}\n"
         "from duat_cli.cli.main import run\n"
-        f"code = max(run(arguments) for arguments in {pages!r})\n"
-        f"print('LOADED', code, *(name for name in {HEAVY!r} if name in sys.modules))\n"
+        f"codes = {{run(arguments) for arguments in {lines!r}}}\n"
+        f"print('LOADED', *codes, *(name for name in {HEAVY!r} if name in sys.modules))\n"
     )
     result = subprocess.run(
         [sys.executable, "-c", script],
@@ -29,22 +43,28 @@ def heavy_imports(pages: list[list[str]], before: str = "") -> list[str]:
         check=True,
     )
     code, *loaded = result.stdout.splitlines()[-1].split()[1:]
-    assert code == "0"
+    assert code == str(exit_code)
     return loaded
 
 
-def test_help_imports_nothing_heavy() -> None:
-    assert heavy_imports([["--help"], *([name, "--help"] for name in COMMANDS)]) == []
+@pytest.mark.parametrize("page", PAGES, ids=" ".join)
+def test_help_imports_nothing_heavy(page: list[str]) -> None:
+    assert heavy_imports([page], exit_code=0) == []
 
 
-def test_the_check_for_heavy_imports_can_fail() -> None:
-    fake = "import types; sys.modules['torch'] = types.ModuleType('torch')"
-    assert heavy_imports([["--help"]], before=fake) == ["torch"]
+def test_usage_errors_import_nothing_heavy() -> None:
+    assert heavy_imports(WRONG_USAGE, exit_code=2) == []
+
+
+@pytest.mark.parametrize("name", HEAVY)
+def test_the_check_for_heavy_imports_can_fail(name: str) -> None:
+    fake = f"sys.modules[{name!r}] = types.ModuleType({name!r})"
+    assert heavy_imports([["--help"]], exit_code=0, before=fake) == [name]
 
 
 def test_first_screen(duat: Duat) -> None:
     page = duat("--help").stdout
-    assert duat().stdout.rstrip() == page.rstrip()
+    assert duat().stdout == page
     for word in (*COMMANDS, "--version", "Exit codes", "Read a checkpoint"):
         assert word in page
     assert max(map(len, page.split("\n"))) <= 80
@@ -59,6 +79,53 @@ def test_command_pages(duat: Duat, name: str) -> None:
         assert "…" not in page.stdout
 
 
+@pytest.mark.parametrize("name", PANELS)
+def test_pages_have_their_panels(duat: Duat, name: str) -> None:
+    page = duat(*name.split(), "--help").stdout
+    assert tuple(re.findall(r"^(\w.*):$", page, re.MULTILINE)) == PANELS[name]
+
+
+@pytest.mark.parametrize("width", ["40", "80", "120"])
+@pytest.mark.parametrize("name", PANELS)
+def test_pages_say_everything_in_two_columns(duat: Duat, name: str, width: str) -> None:
+    page = duat(*name.split(), "--help", COLUMNS=width).stdout
+    assert not re.search(r"<[\w|]+>|\[/?bold\]|\.\.\.(?!$)|\xa0|[ ]$", page, re.MULTILINE)
+    assert len(meaning_columns(page)) == 1
+    words = " ".join(page.split())
+    for text in said_by_command(name):
+        assert " ".join(text.split()) in words
+
+
+def said_by_command(name: str) -> list[str]:
+    """What a page has to say: the command's own text, every metavar, meaning, default and bound."""
+    group = typer.main.get_command(app)
+    command = getattr(group, "commands", {}).get(name, group)
+    with typer.Context(command) as context:
+        said = [text for parameter in command.params for text in parameter.get_help_record(context) or ()]
+    said = [re.sub(r" <.*>", "", text) for text in said]  # Typer's own names of types
+    subcommands = [] if name else getattr(group, "commands", {}).values()
+    return [*said, command.help or "", *((other.help or "").split("\n\n")[0] for other in subcommands)]
+
+
+def meaning_columns(page: str) -> set[int]:
+    """Where the second column begins, below the headings, and where it goes on."""
+    name = r" {2,6}(?:-\w, )?[-\w]+(?:, --\w+)?(?: [A-Z]+)? {2,}"
+    found = re.finditer(rf"^(?:{name}| {{7,}})(?=\S)", page, re.MULTILINE)
+    return {len(match.group()) for match in found}
+
+
+def test_pages_follow_the_terminal_up_to_120_columns(duat: Duat) -> None:
+    widths = {width: max(map(len, duat("inspect", "-h", COLUMNS=width).stdout.split("\n"))) for width in ("120", "300")}
+    assert 100 < widths["120"] == widths["300"] <= 120
+
+
+def test_options_are_not_broken_at_their_hyphens(duat: Duat) -> None:
+    for width in range(60, 121):
+        page = duat("inspect", "-h", COLUMNS=str(width)).stdout
+        for together in ("1-D", "[default: 3; x>=1]", "0-3,7", "- is"):
+            assert together in page
+
+
 def test_inspect_has_every_option(duat: Duat) -> None:
     page = duat("inspect", "-h").stdout
     options = (
@@ -67,4 +134,4 @@ def test_inspect_has_every_option(duat: Duat) -> None:
     )
     for option in options.split():
         assert f"--{option} " in page
-    assert "as sharp as the" in page
+    assert "as sharp as the" in " ".join(page.split())

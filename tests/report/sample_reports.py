@@ -10,6 +10,9 @@ from duat_cli.results import (
     Density,
     Environment,
     InspectReport,
+    MatrixCheck,
+    MatrixForm,
+    MatrixReport,
     ModelFacts,
     OperatorStats,
     Part,
@@ -200,6 +203,61 @@ def uat_terms() -> list[UatTerm]:
         UatTerm(name="model.layers.0.mlp", kind="dynamic", block=0, share=-0.0312, norm=0.244),
         UatTerm(name="model.layers.3.mlp", kind="dynamic", block=3, share=1.0208, norm=1.02),
     ]
+
+
+def matrix_report() -> MatrixReport:
+    """Two tokens, of which the report shows all; one check that could not be made."""
+    unbuilt = "too large to build"
+    return MatrixReport(
+        duat_version="0.1.0",
+        environment=environment(),
+        model=model(),
+        prompt=prompts()[0],
+        certificate=certificate(),
+        layer=3,
+        name="model.layers.3",
+        tokens=2,
+        hidden_size=576,
+        heads=9,
+        kv_heads=3,
+        head_width=64,
+        factors="read",
+        dense=False,
+        matrices=[
+            MatrixForm(
+                name="W'_HVO",
+                formula="sum_h H_h (x) (V_h O_h)^T",
+                shape=[1152, 1152],
+                built=False,
+                density=None,
+                paper_density=0.75,
+                paper_formula="(N + 1) / 2N",
+                reasons={"density": unbuilt},
+            )
+        ],
+        corner=[[0.25, -0.5], [0.125, 1.0]],
+        token_texts=["Nui", "\\x1b[31m"],
+        coupling=[[1.5, 0.0], [0.75, 2.0]],
+        checks=[
+            MatrixCheck(
+                name="Eq. 10",
+                statement="W'_HVO x' is what attention adds",
+                relative_error=2.1e-07,
+                tolerance=1e-4,
+                holds=True,
+            ),
+            MatrixCheck(
+                name="Eq. 9",
+                statement="W'_HVO = W'_O W'_HV",
+                relative_error=None,
+                tolerance=1e-4,
+                holds=None,
+                reasons={"relative_error": unbuilt, "holds": unbuilt},
+            ),
+        ],
+        warnings=[],
+        run=run(),
+    )
 
 
 def verify_report(exact: bool = True) -> VerifyReport:
