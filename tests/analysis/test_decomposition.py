@@ -73,7 +73,7 @@ def test_the_shares_of_every_place_sum_to_one(model_type: str) -> None:
             assert sum(p.share for p in three(block.pre_activation)) == pytest.approx(1.0, abs=1e-10)
 
 
-@pytest.mark.parametrize("model_type", [*BIASED, *BARE])
+@pytest.mark.parametrize("model_type", ["gpt2", "bert", "llama", "gemma2"])
 def test_and_in_float32(model_type: str) -> None:
     model = single_model(model_type)
     for block in carried(model, token_ids(model)).blocks:
@@ -301,7 +301,7 @@ CORRUPTIONS = [_more_attention, _one_weight, _norm_scale, _one_tokens_scale, _ff
 
 
 @pytest.mark.parametrize("corrupt", CORRUPTIONS)
-@pytest.mark.parametrize("model_type", ["llama", "gpt2", "bert", "gemma2"])
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "bert"])
 def test_a_corrupted_recording_misses_the_models_output(model_type: str, corrupt: Callable[[Any], None]) -> None:
     """One hundredth in what was recorded, in one block alone, is far above the tolerance from there on."""
     model = single_model(model_type)

@@ -372,9 +372,9 @@ def dense_coupling(model: Any, ids: Tensor, index: int) -> Tensor:
     with torch.no_grad():
         H = base(input_ids=ids, output_attentions=True).attentions[index][0]
         attention = base.encoder.layer[index].attention
-        V, O = attention.self.value.weight, attention.output.dense.weight
+        V, out = attention.self.value.weight, attention.output.dense.weight
         d = V.shape[0] // len(H)
-        maps = [O[:, h * d : (h + 1) * d] @ V[h * d : (h + 1) * d] for h in range(len(H))]
+        maps = [out[:, h * d : (h + 1) * d] @ V[h * d : (h + 1) * d] for h in range(len(H))]
         n = H.shape[-1]
         norms = [[float(sum(H[h, i, j] * maps[h] for h in range(len(H))).norm()) for j in range(n)] for i in range(n)]
     return torch.tensor(norms, dtype=torch.float64)

@@ -105,7 +105,7 @@ def test_rows_with_sinks_do_not_sum_to_one_and_are_kept_so() -> None:
     assert float(sums.max()) < 1.0
 
 
-@pytest.mark.parametrize("model_type", ["llama", "qwen3", "gemma2", "gpt_oss", "bert", "gpt2"])
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "gpt_oss", "bert"])
 @pytest.mark.parametrize("step", [1, 3])
 def test_rows_in_chunks_are_the_whole(model_type: str, step: int) -> None:
     model = single_model(model_type)
@@ -195,14 +195,19 @@ def test_capturing_changes_no_output(model_type: str) -> None:
     assert torch.equal(before, after)
 
 
+def fail_while_captured(model: Any) -> None:
+    with interface_installed(model) as accepted:
+        assert accepted
+        assert model.config._attn_implementation == INTERFACE_NAME
+        raise ZeroDivisionError
+
+
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_the_attention_implementation_is_put_back(implementation: str) -> None:
     model = single_model("llama")
     model.set_attn_implementation(implementation)
-    with pytest.raises(ZeroDivisionError), interface_installed(model) as accepted:
-        assert accepted
-        assert model.config._attn_implementation == INTERFACE_NAME
-        raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError):
+        fail_while_captured(model)
     assert model.config._attn_implementation == implementation
 
 

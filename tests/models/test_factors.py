@@ -53,7 +53,7 @@ def test_the_factors_are_the_jacobian_of_the_frozen_model_in_float64(model_type:
         assert operator.error <= 1e-10
 
 
-@pytest.mark.parametrize("model_type", list(WIRINGS))
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "gpt2", "bert", "falcon", "deepseek_v3"])
 def test_and_in_float32(model_type: str) -> None:
     reference = double_model(model_type)
     ids = token_ids(reference)
@@ -79,7 +79,7 @@ def test_the_values_are_those_at_the_blocks_input(model_type: str) -> None:
                 assert far(product, B[i, j] @ block.x[j]) <= 1e-10
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gemma2", "gpt2", "bert", "olmo2", "granite"])
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "gpt2", "bert"])
 def test_probed_factors_are_the_read_ones(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unit vectors through the frozen block find the same W' as the weights."""
     model = double_model(model_type)
@@ -256,8 +256,8 @@ def _gpt2(block: Any, x: Tensor, H: Tensor, config: Any) -> Tensor:
 
 def _bert(block: Any, x: Tensor, H: Tensor, config: Any) -> Tensor:
     n, heads = len(x), config.num_attention_heads
-    V, O = block.attention.self.value.weight, block.attention.output.dense.weight
-    return by_token(O, n) @ mixing(H, heads, V.shape[0] // heads) @ by_token(V, n)
+    V, out = block.attention.self.value.weight, block.attention.output.dense.weight
+    return by_token(out, n) @ mixing(H, heads, V.shape[0] // heads) @ by_token(V, n)
 
 
 def _olmo2(block: Any, x: Tensor, H: Tensor, config: Any) -> Tensor:

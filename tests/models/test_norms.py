@@ -56,7 +56,7 @@ def centred(x: Tensor) -> Tensor:
 
 
 NORMS: dict[str, tuple[Callable[[int], nn.Module], bool]] = {  # name -> (made of a width, removes the mean)
-    "LayerNorm": (lambda w: nn.LayerNorm(w), True),
+    "LayerNorm": (nn.LayerNorm, True),
     "LayerNorm without bias": (lambda w: nn.LayerNorm(w, bias=False), True),
     "LayerNorm without gain": (lambda w: nn.LayerNorm(w, elementwise_affine=False), True),
     "LayerNorm with large eps": (lambda w: nn.LayerNorm(w, eps=1e-3), True),

@@ -67,7 +67,7 @@ def test_a_run_leaves_nothing_behind(model_type: str) -> None:
     assert_untouched(model, before, ids, list(touched))
 
 
-@pytest.mark.parametrize("model_type", TYPES)
+@pytest.mark.parametrize("model_type", ["llama", "bloom", "bert"])
 @pytest.mark.parametrize("place", ["between blocks", "inside a replay", "inside a block"])
 def test_an_exception_leaves_nothing_behind(model_type: str, place: str) -> None:
     model = single_model(model_type)

@@ -50,14 +50,14 @@ class Case:
     def maps(self) -> Tensor:
         """A_h = V_h O_h, head by head, the grouping written out."""
         share = self.factors.output.shape[0] // self.factors.value.shape[0]
-        return torch.stack([self.factors.value[h // share] @ O for h, O in enumerate(self.factors.output)])
+        return torch.stack([self.factors.value[h // share] @ out for h, out in enumerate(self.factors.output)])
 
     @property
-    def W(self) -> Tensor:
+    def W(self) -> Tensor:  # noqa: N802
         return kron_sum(self.left, self.maps)
 
     @property
-    def K(self) -> Tensor:
+    def K(self) -> Tensor:  # noqa: N802
         flat = self.left.flatten(1)
         return flat @ flat.T
 

@@ -91,7 +91,7 @@ MATRICES = {
 
 
 @pytest.fixture(params=list(MATRICES))
-def H(request: pytest.FixtureRequest) -> Tensor:
+def H(request: pytest.FixtureRequest) -> Tensor:  # noqa: N802
     return MATRICES[request.param]()
 
 
@@ -101,7 +101,7 @@ def known(H: Tensor) -> HeadFactors:
 
 
 @pytest.fixture
-def W(H: Tensor, known: HeadFactors) -> Tensor:
+def W(H: Tensor, known: HeadFactors) -> Tensor:  # noqa: N802
     return kron_sum(H, known.maps())
 
 
