@@ -56,7 +56,7 @@ def measure(
         scaled = attention * operator.source_scale[:, None, :]
         rows = sums.add(scaled)
         coupling.add(torch.stack([rows, weighted_squares(attention, grams)]), start)
-        pairs.add(scaled, start, rows)
+        pairs.add(scaled, start)
         if matrix:
             squares.append(rows)
     norm = frobenius_norm(sums.head_products, geometry.gram)
@@ -88,10 +88,10 @@ class _Pairs:
         self._i, self._j = _draws(tokens)
         self._found: list[tuple[Tensor, Tensor]] = []  # (draw indices, ĥ)
 
-    def add(self, rows: Tensor, start: int, squares: Tensor) -> None:
+    def add(self, rows: Tensor, start: int) -> None:
         here = ((self._i >= start) & (self._i < start + rows.shape[1])).nonzero()[:, 0]
         i, j = (self._i[here] - start).to(rows.device), self._j[here].to(rows.device)
-        alive = squares[i, j] > 0
+        alive = rows[:, i, j].ne(0).any(dim=0)
         self._found.append((here.to(rows.device)[alive], rows[:, i[alive], j[alive]].T))
 
     def vectors(self, most: int) -> Tensor:

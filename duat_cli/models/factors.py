@@ -29,6 +29,7 @@ class Tap:
 
     point: int | None  # index into Replay.points; None is the output
     branch_norms: bool  # whether a norm stands on the branch before it, so that t depends on the input
+    on_stream: bool  # whether the stream arrives there as it is, up to a factor: no layer stands between
 
     def read(self, replay: Replay) -> Tensor:
         if self.point is not None:
@@ -160,6 +161,9 @@ def find_factors(run: BlockRun, base: Replay, base_items: Tensor, given: list[Te
         ("read", _read_value, _read_output),
         ("probed", _probe_value, _probe_output),
     ):
+        if origin == "probed" and not tap.on_stream:
+            # Probed there, O would include whatever stands behind it; what is read is O, and its fit proves it.
+            continue
         try:
             factors = BlockFactors(HeadFactors(value(run), output(run, tap)), tap, None, 0.0, origin)
             scale, error = _reach(run, factors, base, base_items, given)
@@ -184,7 +188,10 @@ def _constant(scale: Tensor, tap: Tap) -> Tensor | None:
 
 
 def _find_tap(run: BlockRun, given: list[Tensor]) -> Tap:
-    """The first point behind attention that depends both on the residual stream and on attention's output."""
+    """The first point behind attention that takes both the residual stream, as it is, and attention's output.
+
+    Where the stream nowhere arrives as it is (a norm may stand on it), the first point that depends on both.
+    """
     out = run.attention[0].output
     silent = torch.zeros_like(out)
     noise = _noise(tuple(out.shape), out)
@@ -195,13 +202,24 @@ def _find_tap(run: BlockRun, given: list[Tensor]) -> Tap:
         [torch.zeros_like(g[:1]).expand(3, *g.shape[1:]) for g in given],
         attention=torch.cat([silent, silent, noise]),
     )
-    branch_norms = False
-    for index, (module, values) in enumerate(replay.points):
+    assert replay.output is not None
+    branch_norms, found = False, []
+    for index, (module, values) in enumerate([*replay.points, (None, replay.output)]):
         from_stream, from_attention = _moved(values, 1), _moved(values, 2)
         if from_stream and from_attention:
-            return Tap(index, branch_norms)
-        branch_norms = branch_norms or (from_attention and module in run.parts.norms)
-    return Tap(None, branch_norms)
+            point = None if module is None else index
+            found.append(Tap(point, branch_norms, _is_multiple(values[1] - values[0], stream[0])))
+        branch_norms = branch_norms or (from_attention and not from_stream and module in run.parts.norms)
+    if not found:
+        return Tap(None, branch_norms, on_stream=True)  # attention adds nothing at all
+    return next((tap for tap in found if tap.on_stream), found[0])
+
+
+def _is_multiple(moved: Tensor, stream: Tensor) -> bool:
+    if moved.shape != stream.shape:
+        return False
+    factor = (wide(moved) * wide(stream)).sum() / wide(stream).square().sum()
+    return relative_error(factor * wide(stream), wide(moved)) <= tolerance_for(moved.dtype)
 
 
 def _moved(values: Tensor, item: int) -> bool:

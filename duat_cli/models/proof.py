@@ -7,6 +7,7 @@ captured input it gives the block's own output. Then come the economies, each ke
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -64,7 +65,7 @@ def _verdict(run: BlockRun) -> Verdict:
     fault, culprits = _fault(run)
     if fault is not None and not culprits and any(run.recording.gates.values()):
         run.parts = replace(run.parts, gated=True)
-        fault, culprits = _fault(run)
+        fault, culprits = _gate_fault(run)
     if fault is not None:
         if not culprits:
             raise UnsupportedModelError(f"{run.parts.name}: {fault}")
@@ -82,6 +83,21 @@ def _verdict(run: BlockRun) -> Verdict:
 
 def _gate_reason(parts: BlockParts, reason: str) -> str:
     return f"a gate inside attention scales its channels, so {reason}" if parts.gated else reason
+
+
+def _gate_fault(run: BlockRun) -> tuple[str | None, tuple[nn.Module, ...]]:
+    """As `_fault` with gates held; a held value that is added, not multiplied, would pass for a bias."""
+    fault, culprits = _fault(run)
+    if fault is None:
+        zero, nothing, gates = torch.zeros_like(run.input), zero_given(run, 1), run.recording.gates
+        once = output_of(run, zero, nothing)
+        doubled = {module: [2 * value for value in values] for module, values in gates.items()}
+        run.recording.gates = defaultdict(list, doubled)
+        twice = output_of(run, zero, nothing)
+        run.recording.gates = gates
+        if not torch.equal(once, twice):
+            return "a squashing function inside its attention adds to the stream; it gates nothing", ()
+    return fault, culprits
 
 
 def _fault(run: BlockRun) -> tuple[str | None, tuple[nn.Module, ...]]:

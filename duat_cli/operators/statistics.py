@@ -85,13 +85,15 @@ class OperatorSums:
         heads, count, tokens = rows.shape
         flat = rows.reshape(heads, -1)
         self.head_products += flat @ flat.T
-        vectors = self._root.to(flat.dtype) @ flat  # R ĥ_ij, (heads, n N)
+        # Softmax goes down to 1e-45, whose square is lost: each ĥ_ij is scaled to a largest entry of one first.
+        size = flat.abs().amax(dim=0)  # (n N)
+        vectors = self._root.to(flat.dtype) @ (flat / torch.where(size > 0, size, 1.0))  # R ĥ_ij / size
         squares = vectors.square().sum(dim=0)
         alive = squares > 0
-        weight = torch.where(alive, squares.clamp_min(torch.finfo(squares.dtype).tiny).reciprocal(), 0.0)
+        weight = torch.where(alive, squares, 1.0).reciprocal()
         self._directions += (vectors * weight) @ vectors.T
         self.nonzero_blocks += int(alive.sum())
-        return squares.reshape(count, tokens)
+        return (squares * size.square()).reshape(count, tokens)
 
     def block_correlation(self) -> float | None:
         """Root mean square cosine over all pairs of nonzero blocks = ‖mean of û ûᵀ‖_F."""

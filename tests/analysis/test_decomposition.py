@@ -28,9 +28,7 @@ class Carry:
     output: Tensor
 
 
-def carried(
-    model: Any, ids: Tensor, *, one_by_one: bool = False, before: Callable[[Any], None] | None = None
-) -> Carry:
+def carried(model: Any, ids: Tensor, *, one_by_one: bool = False, before: Callable[[Any], None] | None = None) -> Carry:
     structure, decomposition = discover(model), Decomposition(one_by_one=one_by_one)
     blocks: list[BlockTerms] = []
     outputs: list[Tensor] = []

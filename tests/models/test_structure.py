@@ -242,7 +242,6 @@ def test_a_gate_per_channel_is_held_and_costs_the_operator(monkeypatch: pytest.M
         assert terms.output.static.norm == 0.0  # llama has no bias, and a gate times nothing is nothing
 
 
-@pytest.mark.xfail(strict=True, reason="a held squashing function that is added, not multiplied, counts as a bias")
 def test_a_nonlinearity_on_the_values_is_no_bias(monkeypatch: pytest.MonkeyPatch) -> None:
     """sigmoid(W_V x) held is a constant of this input: a UAT term or a refusal, but not what biases make."""
     monkeypatch.setattr(LlamaAttention, "forward", _sigmoid_on_values)
@@ -321,7 +320,6 @@ def test_a_gate_beside_the_opened_activation_is_refused(monkeypatch: pytest.Monk
     assert entry.reason
 
 
-@pytest.mark.xfail(strict=True, reason="the tap takes W1 (x + attention) for x + attention and probes W1 O as O")
 def test_the_operator_ends_at_the_stream_not_behind_the_ffns_first_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """No norm between attention and the FFN, whose activation is the unit and as wide as the stream."""
     model = _llama_with(_mlp_with_stream_and_no_norm, monkeypatch, square=True)
