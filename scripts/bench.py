@@ -75,7 +75,7 @@ def llama_shape(blocks: int = 30):
 
 def loaded_model(model):
     """A model made here, as the loader would hand it over."""
-    from duat_cli.models.load import LoadedModel
+    from duat_cli.loading.load import LoadedModel
 
     return LoadedModel(
         model=model, name="bench", revision=None, files=None, dtype="float32", device="cpu", warnings=(),
@@ -86,7 +86,7 @@ def loaded_model(model):
 def random_prompt(vocabulary: int, tokens: int):
     import torch
 
-    from duat_cli.models.prompts import Prompt
+    from duat_cli.loading.prompts import Prompt
 
     ids = torch.randint(10, vocabulary, (1, tokens), generator=torch.Generator().manual_seed(1))
     return Prompt("random", "0" * 64, ids, None)

@@ -26,9 +26,9 @@ from duat_cli.analysis.notable import summarise
 from duat_cli.analysis.operator import measure
 from duat_cli.analysis.session import Progress, Session, prompt_facts
 from duat_cli.errors import InputError, UnsupportedModelError
+from duat_cli.loading.load import LoadedModel
+from duat_cli.loading.prompts import Prompt
 from duat_cli.models.factors import AttentionOperator, operator_of
-from duat_cli.models.load import LoadedModel
-from duat_cli.models.prompts import Prompt
 from duat_cli.models.rig import BlockRun
 from duat_cli.results import (
     Block,

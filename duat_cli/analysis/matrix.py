@@ -22,11 +22,11 @@ from duat_cli.analysis.decomposition import Decomposition, Step
 from duat_cli.analysis.geometry import geometry
 from duat_cli.analysis.session import Progress, Session, prompt_facts
 from duat_cli.errors import InputError, UnsupportedModelError
+from duat_cli.loading.load import LoadedModel
+from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import relative_error, tolerance_for
 from duat_cli.models.cache import TensorCache
 from duat_cli.models.factors import Tap, operator_of
-from duat_cli.models.load import LoadedModel
-from duat_cli.models.prompts import Prompt
 from duat_cli.models.rig import BlockRun, zero_given
 from duat_cli.operators import paper
 from duat_cli.operators.kronecker import HeadFactors, KroneckerSum

@@ -15,11 +15,11 @@ import transformers
 
 from duat_cli.analysis.geometry import Geometry, geometry
 from duat_cli.errors import CheckpointError, DuatError, UnsupportedModelError
+from duat_cli.loading.fingerprint import fingerprint
+from duat_cli.loading.load import LoadedModel
+from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.cache import TensorCache
-from duat_cli.models.fingerprint import fingerprint
-from duat_cli.models.load import LoadedModel
-from duat_cli.models.prompts import Prompt
 from duat_cli.models.rig import BlockRun
 from duat_cli.models.structure import ModelStructure, discover, run_stack
 from duat_cli.results import Certificate, Environment, ModelFacts, PromptFacts, Run, Skipped

@@ -9,10 +9,10 @@ from typing import Any
 from duat_cli.analysis.decomposition import Decomposition
 from duat_cli.analysis.session import Progress
 from duat_cli.errors import DuatError, UnsupportedModelError
+from duat_cli.loading.load import LoadedModel
 from duat_cli.models import tiny
 from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.factors import operator_of
-from duat_cli.models.load import LoadedModel
 from duat_cli.models.rig import BlockRun
 from duat_cli.models.structure import ModelStructure, discover, probe_ids, run_stack
 from duat_cli.results import SupportEntry

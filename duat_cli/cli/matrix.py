@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from duat_cli.analysis.matrix import Matrices
     from duat_cli.cli.output import Target
     from duat_cli.cli.session import ModelOptions
-    from duat_cli.models.load import LoadedModel
-    from duat_cli.models.prompts import Prompt
+    from duat_cli.loading.load import LoadedModel
+    from duat_cli.loading.prompts import Prompt
     from duat_cli.results import MatrixReport
 
 PAPER_PROMPT = "Nui zi created Nui zi dynamics"
@@ -138,8 +138,8 @@ def _target(name: str | None) -> Target | None:
 
 def _token_texts(loaded: LoadedModel, prompt: Prompt, wanted: ModelOptions) -> list[str]:
     """What each token says; a token may be part of a character."""
-    from duat_cli.models.load import load_tokenizer
-    from duat_cli.models.quiet import calling_tokenizer
+    from duat_cli.loading.load import load_tokenizer
+    from duat_cli.loading.quiet import calling_tokenizer
 
     tokenizer = load_tokenizer(loaded.files.path, trust_remote_code=wanted.trust_remote_code)
     with calling_tokenizer("--prompt: the tokenizer fails", InputError):

@@ -13,10 +13,10 @@ from duat_cli.cli.talk import Talk, hide
 from duat_cli.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from duat_cli.models.checkpoint import CheckpointFiles
-    from duat_cli.models.load import LoadedModel
-    from duat_cli.models.prompts import Prompt
-    from duat_cli.models.source import Source
+    from duat_cli.loading.checkpoint import CheckpointFiles
+    from duat_cli.loading.load import LoadedModel
+    from duat_cli.loading.prompts import Prompt
+    from duat_cli.loading.source import Source
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ class ModelOptions:
         """Where it is and what its headers say: what is wrong there is said before torch is imported."""
         if self.device not in ("auto", "cpu"):  # only torch knows it; a wrong one is said before a long download
             progress.doing(f"loading torch for --device {self.device}")
-            from duat_cli.models.load import parse_device
+            from duat_cli.loading.load import parse_device
 
             parse_device(self.device)
         progress.doing(f"looking for {self.model or 'the demo model'}")
-        from duat_cli.models.checkpoint import inspect_folder
-        from duat_cli.models.source import resolve
+        from duat_cli.loading.checkpoint import inspect_folder
+        from duat_cli.loading.source import resolve
 
         place = resolve(
             self.model,
@@ -74,7 +74,7 @@ class ModelOptions:
         """The model, ready to run."""
         found = found or self.find(progress)
         progress.doing(f"loading {self.model or 'the demo model'}")
-        from duat_cli.models.load import load_files
+        from duat_cli.loading.load import load_files
 
         return load_files(
             found.place,
@@ -100,12 +100,12 @@ def open_session(
     """The model, and the prompts as its token ids. Texts, names and headers come first: their errors cost no load."""
     wanted.announce(talk)
     progress.doing("reading the prompts")
-    from duat_cli.models.prompts import encode, limits, read_prompts
+    from duat_cli.loading.prompts import encode, limits, read_prompts
 
     read = read_prompts(texts.prompts or [], texts.file, sys.stdin)
     found = wanted.find(progress)
     progress.doing("loading torch and transformers")
-    from duat_cli.models.load import load_tokenizer
+    from duat_cli.loading.load import load_tokenizer
 
     loaded = wanted.load(progress, found)
     tokenizer = load_tokenizer(loaded.files.path, trust_remote_code=wanted.trust_remote_code)

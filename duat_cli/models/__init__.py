@@ -1,1 +1,1 @@
-"""Everything that touches transformers, safetensors, accelerate and peft."""
+"""A model's own code as an affine map: discovery, capture, replay, and the factors of W'."""

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from duat_cli.analysis import matrix as subject
 from duat_cli.errors import InputError, UnsupportedModelError
+from duat_cli.loading.load import LoadedModel
+from duat_cli.loading.prompts import Prompt
 from duat_cli.models import tiny
 from duat_cli.models.arrays import relative_error
 from duat_cli.models.factors import AttentionOperator
-from duat_cli.models.load import LoadedModel
-from duat_cli.models.prompts import Prompt
 from duat_cli.report.json import to_json
 from duat_cli.report.matrix import render_matrix
 from duat_cli.report.page import Page

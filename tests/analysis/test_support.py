@@ -10,8 +10,8 @@ import transformers
 from helpers import single_model
 
 from duat_cli.analysis.support import examine
+from duat_cli.loading.load import LoadedModel
 from duat_cli.models import tiny
-from duat_cli.models.load import LoadedModel
 from duat_cli.results import SupportEntry
 
 REQUIRED = [  # issue 2, "Must hold" 1

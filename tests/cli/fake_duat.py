@@ -92,11 +92,11 @@ def module(name: str, **contents: Any) -> ModuleType:
 FAKES = {
     fake.__name__: fake
     for fake in (
-        module("duat_cli.models.source", resolve=resolve),
-        module("duat_cli.models.checkpoint", inspect_folder=lambda path: SimpleNamespace(path=path)),
-        module("duat_cli.models.load", load_files=load_files, load_tokenizer=lambda *a, **k: None),
+        module("duat_cli.loading.source", resolve=resolve),
+        module("duat_cli.loading.checkpoint", inspect_folder=lambda path: SimpleNamespace(path=path)),
+        module("duat_cli.loading.load", load_files=load_files, load_tokenizer=lambda *a, **k: None),
         module(
-            "duat_cli.models.prompts",
+            "duat_cli.loading.prompts",
             read_prompts=lambda *a, **k: ["x"],
             encode=lambda *a, **k: [[1]],
             limits=lambda model: SimpleNamespace(max_positions=None, vocab_size=1),

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from duat_cli.errors import CheckpointError, InputError
-from duat_cli.models.index import INDEX, WEIGHTS
-from duat_cli.models.quiet import described
-from duat_cli.models.wording import shown
+from duat_cli.loading.index import INDEX, WEIGHTS
+from duat_cli.loading.quiet import described
+from duat_cli.loading.wording import shown
 from duat_cli.text import clean
 
 TOKENIZER_FILES = (

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from duat_cli.models.files import fail, kind, open_file, refuse_pointer
-from duat_cli.models.wording import shown
+from duat_cli.loading.files import fail, kind, open_file, refuse_pointer
+from duat_cli.loading.wording import shown
 from duat_cli.text import clean
 
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit

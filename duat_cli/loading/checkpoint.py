@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from duat_cli.models.files import fail, read_json
-from duat_cli.models.headers import TensorEntry
-from duat_cli.models.index import merge, weight_files
-from duat_cli.models.wording import counted, listed, shown
+from duat_cli.loading.files import fail, read_json
+from duat_cli.loading.headers import TensorEntry
+from duat_cli.loading.index import merge, weight_files
+from duat_cli.loading.wording import counted, listed, shown
 from duat_cli.text import clean
 
 CONFIG = "config.json"

@@ -17,14 +17,14 @@ import transformers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
 from duat_cli.errors import CheckpointError, InputError
-from duat_cli.models.checkpoint import CONFIG, CheckpointFiles, inspect_folder
-from duat_cli.models.files import read_json
-from duat_cli.models.model_class import cannot, check_fit, check_model_type, model_class
-from duat_cli.models.quiet import calling_tokenizer, foreign_errors, foreign_notes, hushed
-from duat_cli.models.source import TOKENIZER_FILES, Source, resolve
-from duat_cli.models.stored import STORED, readers
-from duat_cli.models.weights_check import compare_with_files, scan_weights, weight_notes
-from duat_cli.models.wording import shown
+from duat_cli.loading.checkpoint import CONFIG, CheckpointFiles, inspect_folder
+from duat_cli.loading.files import read_json
+from duat_cli.loading.model_class import cannot, check_fit, check_model_type, model_class
+from duat_cli.loading.quiet import calling_tokenizer, foreign_errors, foreign_notes, hushed
+from duat_cli.loading.source import TOKENIZER_FILES, Source, resolve
+from duat_cli.loading.stored import STORED, readers
+from duat_cli.loading.weights_check import compare_with_files, scan_weights, weight_notes
+from duat_cli.loading.wording import shown
 from duat_cli.text import clean, one_line
 
 DTYPES: dict[str, torch.dtype] = {

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.fingerprint import fingerprint, row_sums
+from duat_cli.loading.fingerprint import fingerprint, row_sums
 
 ROW = 8192  # words that go into one sum
 

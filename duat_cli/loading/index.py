@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from duat_cli.models.files import fail, kind, read_json
-from duat_cli.models.headers import TensorEntry, read_header
-from duat_cli.models.wording import counted, listed, shown
+from duat_cli.loading.files import fail, kind, read_json
+from duat_cli.loading.headers import TensorEntry, read_header
+from duat_cli.loading.wording import counted, listed, shown
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

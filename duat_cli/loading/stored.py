@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from duat_cli.models.checkpoint import CheckpointFiles
+from duat_cli.loading.checkpoint import CheckpointFiles
 
 # safetensors' names, for tensors without memory; every dtype that inspect_folder lets through
 STORED = {

@@ -13,11 +13,11 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.models.auto import modeling_auto
 
 from duat_cli.errors import CheckpointError
-from duat_cli.models.checkpoint import CONFIG, CheckpointFiles
-from duat_cli.models.files import fail
-from duat_cli.models.quiet import foreign_errors
-from duat_cli.models.stored import STORED
-from duat_cli.models.wording import counted, listed, shown
+from duat_cli.loading.checkpoint import CONFIG, CheckpointFiles
+from duat_cli.loading.files import fail
+from duat_cli.loading.quiet import foreign_errors
+from duat_cli.loading.stored import STORED
+from duat_cli.loading.wording import counted, listed, shown
 from duat_cli.text import clean
 
 

@@ -23,12 +23,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures"))
 import bad_checkpoints as bad
 
 from duat_cli.errors import CheckpointError, DuatError, InputError
-from duat_cli.models.fingerprint import fingerprint
-from duat_cli.models.load import load, load_tokenizer, parse_device
-from duat_cli.models.prompts import PromptText, encode
-from duat_cli.models.quiet import calling_tokenizer, foreign_errors, hushed
-from duat_cli.models.source import demo_path, is_local, resolve
-from duat_cli.models.weights_check import compare_with_files
+from duat_cli.loading.fingerprint import fingerprint
+from duat_cli.loading.load import load, load_tokenizer, parse_device
+from duat_cli.loading.prompts import PromptText, encode
+from duat_cli.loading.quiet import calling_tokenizer, foreign_errors, hushed
+from duat_cli.loading.source import demo_path, is_local, resolve
+from duat_cli.loading.weights_check import compare_with_files
 from duat_cli.text import clean
 
 FILES = ("good_", "st_", "idx_", "cfg_", "w_", "pkl_", "tok_")
@@ -276,7 +276,7 @@ def test_a_missing_pooler_is_zero_and_said(minilm: Path, tmp_path: Path) -> None
 def test_custom_code_runs_only_when_trusted(tmp_path: Path) -> None:
     folder = tmp_path / "m"
     bad.build("cfg_auto_map_code", folder)
-    code = f"from duat_cli.models.load import load; load({str(folder)!r}, trust_remote_code=True)"
+    code = f"from duat_cli.loading.load import load; load({str(folder)!r}, trust_remote_code=True)"
     # apart, as the code of a checkpoint is registered for the rest of the process
     environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "cache")}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from duat_cli.errors import CheckpointError
-from duat_cli.models.checkpoint import CheckpointFiles
-from duat_cli.models.headers import TensorEntry
-from duat_cli.models.stored import STORED, readers
-from duat_cli.models.wording import counted, listed, shown
+from duat_cli.loading.checkpoint import CheckpointFiles
+from duat_cli.loading.headers import TensorEntry
+from duat_cli.loading.stored import STORED, readers
+from duat_cli.loading.wording import counted, listed, shown
 from duat_cli.text import clean
 
 _COMPARED_TENSORS = 8

@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures"))
 import bad_checkpoints as bad
 
 from duat_cli.errors import CheckpointError
-from duat_cli.models.checkpoint import CheckpointFiles, inspect_folder
-from duat_cli.models.headers import read_header
+from duat_cli.loading.checkpoint import CheckpointFiles, inspect_folder
+from duat_cli.loading.headers import read_header
 from duat_cli.text import clean
 
 # what only a load can see: it knows which tensors the architecture wants
@@ -29,7 +29,7 @@ READ = [name for name in CASES if name not in REFUSED]
 
 def refusal(folder: Path) -> str:
     """The message, which is one clean line."""
-    from duat_cli.models.model_class import check_model_type
+    from duat_cli.loading.model_class import check_model_type
 
     with pytest.raises(CheckpointError) as caught:
         check_model_type(inspect_folder(folder), trust_remote_code=False)
@@ -237,8 +237,8 @@ def test_a_folder_name_with_escapes_is_shown_escaped(tmp_path: Path) -> None:
 def test_a_folder_is_found_and_checked_without_torch(sound: Path) -> None:
     code = (
         "import sys\n"
-        "from duat_cli.models.checkpoint import inspect_folder\n"
-        "from duat_cli.models.source import resolve\n"
+        "from duat_cli.loading.checkpoint import inspect_folder\n"
+        "from duat_cli.loading.source import resolve\n"
         f"print(len(inspect_folder(resolve({str(sound)!r}).path).tensors))\n"
         "print([m for m in ('torch', 'transformers', 'huggingface_hub') if m in sys.modules])"
     )

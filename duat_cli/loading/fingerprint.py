@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.wording import shown
+from duat_cli.loading.wording import shown
 
 _WORDS = 8192  # a row: 32 KiB
 _WORD = 4  # bytes

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from duat_cli.errors import InputError
-from duat_cli.models.quiet import calling_tokenizer
+from duat_cli.loading.quiet import calling_tokenizer
 from duat_cli.text import clean
 
 if TYPE_CHECKING:  # texts are read before torch is imported
