@@ -1,4 +1,4 @@
-"""Imports go one way (design, section 8): errors, results, text ← operators ← models ← analysis ← cli; report reads
+"""Imports go one way: errors, results, text ← operators ← models ← analysis ← cli, loading beside models; report reads
 results. Found by ast, so that imports inside functions and under TYPE_CHECKING count too."""
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ ROOT = Path(duat_cli.__file__).parent
 BASE = {"errors", "results", "text"}
 MAY = {
     "operators": {"operators", *BASE},
+    "loading": {"loading", *BASE},
     "models": {"models", "operators", *BASE},
-    "analysis": {"analysis", "models", "operators", *BASE},
+    "analysis": {"analysis", "models", "loading", "operators", *BASE},
     "report": {"report", *BASE},
-    "cli": {"cli", "report", "analysis", "models", "operators", "checks", *BASE},
+    "cli": {"cli", "report", "analysis", "models", "loading", "operators", "checks", *BASE},
     "errors": set(),
     "text": set(),
     "results": {"errors", "text"},

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from duat_cli.models.arrays import relative_error
 from duat_cli.models.rig import BlockRun, Replay
@@ -153,12 +153,26 @@ def _three(parts: Carried, whole: Tensor) -> ThreeParts:
 _UNDEFINED = ThreeParts(*[PartNumbers(None, None)] * 3)
 
 
+def _ffn_place(run: BlockRun) -> int | None:
+    """Which unit call is the FFN's: behind attention and token mixers, if any is; one with layers before a bare σ."""
+    mixers = [k for k, unit in enumerate(run.units) if unit.module in run.parts.mixing]
+    places = range(max(mixers, default=-1) + 1, len(run.units))
+    behind = [k for k in places if run.units[k].behind_attention] or list(places)
+    layered = [k for k in behind if not _is_activation(run.units[k].module)]
+    return next(iter(layered or behind), None)
+
+
+def _is_activation(module: nn.Module) -> bool:
+    return not any(module.children()) and not any(True for _ in module.parameters())
+
+
 def _pre_activation(run: BlockRun, inputs: list[Carried]) -> tuple[ThreeParts | None, str | None]:
-    """The three parts of what the first FFN unit's nonlinearity reads: the dynamic bias b'_{j,2}."""
-    if not run.units:
-        return None, "the block has no FFN"
-    unit, pieces = run.units[0], inputs[0]
-    if not any(unit.module.children()):  # the unit is the activation itself and reads the pre-activation
+    """The three parts of what the FFN's nonlinearity reads: the dynamic bias b'_{j,2}."""
+    place = _ffn_place(run)
+    if place is None:
+        return None, "no nonlinear FFN was found in the block (an FFN of zeros is none)"
+    unit, pieces = run.units[place], inputs[place]
+    if _is_activation(unit.module):  # it reads the pre-activation itself
         return _three(pieces, unit.input.reshape(pieces.linear.shape)), None
     first = run.parts.first_linears.get(unit.module)
     if first is None:

@@ -39,7 +39,7 @@ def _notable(
     candidates = [
         _terms_sentence(blocks[-1]),
         _first_token(blocks),
-        _few_heads(blocks, heads),
+        _few_heads(blocks, heads, prompts),
         _local(blocks, prompts),
     ]
     return [c for c in candidates if c is not None][:MOST]
@@ -49,13 +49,15 @@ def _terms_sentence(last: Block) -> str | None:
     shares = {
         "the linear path from the input": last.terms.linear.share,
         "biases": last.terms.static.share,
-        "the FFN (UAT) terms": last.terms.dynamic.share,
+        "the nonlinear (UAT) terms": last.terms.dynamic.share,
     }
     known = {k: v for k, v in shares.items() if v is not None}
     if not known:
         return None
     name = max(known, key=lambda k: known[k])
-    return f"block {last.index}'s output is made mostly of {name}: {known[name]:.0%} of it"
+    if known[name] <= 0.5:
+        return f"no part makes most of block {last.index}'s output; the largest, {known[name]:.0%}, is {name}"
+    return f"block {last.index}'s output is made mostly of {name}: a share of {known[name]:.0%}"
 
 
 def _extreme(
@@ -73,12 +75,12 @@ def _first_token(blocks: Sequence[Block]) -> str | None:
         return None
     weighted = found[0].coupling_weighted.first_token_share
     rest = "" if weighted is None else f" ({weighted:.0%} once weighted by what that token carries)"
-    return f"block {found[0].index} couples most to the first token: {found[1]:.0%} of the energy{rest}"
+    return f"block {found[0].index} couples most to the first token: {found[1]:.0%} of a row's energy on average{rest}"
 
 
-def _few_heads(blocks: Sequence[Block], heads: int) -> str | None:
+def _few_heads(blocks: Sequence[Block], heads: int, prompts: Sequence[PromptFacts]) -> str | None:
     found = _extreme(blocks, lambda b: b.operator.effective_heads, largest=False)
-    if found is None or heads < 2 or found[1] > 0.5 * heads:
+    if found is None or heads < 2 or found[1] > 0.5 * heads or min(p.tokens for p in prompts) < heads:
         return None
     return f"block {found[0].index}'s attention acts like {found[1]:.1f} of its {heads} heads"
 

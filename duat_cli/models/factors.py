@@ -211,8 +211,17 @@ def _find_tap(run: BlockRun, given: list[Tensor]) -> Tap:
             found.append(Tap(point, branch_norms, _is_multiple(values[1] - values[0], stream[0])))
         branch_norms = branch_norms or (from_attention and not from_stream and module in run.parts.norms)
     if not found:
+        if not projects_to_zero(run):
+            raise UnsupportedModelError("what its attention adds reaches the stream only through a nonlinear unit")
         return Tap(None, branch_norms, on_stream=True)  # attention adds nothing at all
     return next((tap for tap in found if tap.on_stream), found[0])
+
+
+def projects_to_zero(run: BlockRun) -> bool:
+    """Whether attention's output projection is all zero, so that attention adds nothing in the real block either."""
+    source = run.parts.output_source
+    weight = getattr(source.linear, "weight", None) if source is not None else None
+    return isinstance(weight, Tensor) and not bool(weight.any())
 
 
 def _is_multiple(moved: Tensor, stream: Tensor) -> bool:
@@ -288,6 +297,8 @@ def _probe_value(run: BlockRun) -> Tensor:
     vector = _noise((1, 1, width), run.input, salt=2).expand(1, tokens, width)
     base, at_vector = (_values(run, z) for z in (torch.zeros_like(run.input), vector))
     moved = wide(at_vector - base)  # (1, kv_heads, N, d)
+    if not bool(moved.any()):
+        raise UnsupportedModelError("its values do not depend on the stream while dynamic parameters are frozen")
     reference = moved[:, :, _strongest(moved[0])]
     scale = _fit(reference[:, :, None].expand_as(moved), moved)  # (1, kv_heads, N, 1)
     _accept(relative_error(scale * reference[:, :, None], moved), run.input.dtype)

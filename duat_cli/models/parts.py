@@ -58,6 +58,7 @@ class BlockParts:
     intercepted: frozenset[nn.Module]  # attention modules outside the interface
     norms: dict[nn.Module, NormForm]
     units: tuple[nn.Module, ...]  # nonlinear FFN modules, in call order
+    mixing: frozenset[nn.Module] = frozenset()  # units that mix tokens: no FFNs
     unit_biases: dict[nn.Module, Tensor] = field(
         default_factory=dict
     )  # the last linear's bias, part of the unit's output

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from duat_cli.errors import DuatError, UnsupportedModelError
 from duat_cli.models.arrays import random_like, relative_error, rounding, tolerance_for
-from duat_cli.models.factors import BlockFactors, find_factors
+from duat_cli.models.factors import BlockFactors, find_factors, projects_to_zero
 from duat_cli.models.parts import BlockParts
 from duat_cli.models.rig import BlockRun, Replay, Rig, zero_given
 
@@ -29,6 +29,7 @@ class ProvedBlock:
     parts: BlockParts
     factors: BlockFactors | None
     factors_reason: str | None  # why W' has no Kronecker factors
+    notes: tuple[str, ...] = ()  # what the block does beside attention and FFN
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,10 @@ class Verdict:
     culprits: tuple[nn.Module, ...] = ()  # units that may hold the residual stream
     factors: BlockFactors | None = None
     factors_reason: str | None = None
+    notes: tuple[str, ...] = ()
 
     def proved(self) -> ProvedBlock:
-        return ProvedBlock(self.parts, self.factors, self.factors_reason)
+        return ProvedBlock(self.parts, self.factors, self.factors_reason, self.notes)
 
 
 def examine(stack: Any, blocks: Sequence[BlockParts], forward: Callable[[], Any]) -> list[Verdict]:
@@ -74,11 +76,36 @@ def _verdict(run: BlockRun) -> Verdict:
     given = zero_given(run, 1)
     at_zero = run.replay(base, given)
     run.parts = _economies(run, homogeneous=_is_zero(at_zero) and not run.parts.unit_biases)
+    notes = _notes(run)
     try:
         factors = find_factors(run, at_zero, base, given)
     except DuatError as reason:
-        return Verdict(run.parts, None, factors_reason=_gate_reason(run.parts, str(reason)))
-    return Verdict(run.parts, None, factors=factors)
+        return Verdict(run.parts, None, factors_reason=_gate_reason(run.parts, str(reason)), notes=notes)
+    return Verdict(run.parts, None, factors=factors, notes=notes)
+
+
+def _notes(run: BlockRun) -> tuple[str, ...]:
+    """Nonlinear modules in front of attention, and tokens that reach others past attention and FFN."""
+    notes = []
+    if run.attention:
+        early = [u.module for u in run.units if not u.behind_attention and u.module not in run.parts.mixing]
+        late = any(u.behind_attention for u in run.units)
+        notes = [
+            f"{type(module).__name__}, nonlinear, stands in front of attention; its output counts among the UAT terms"
+            for module in early
+            if late
+        ]
+    nothing, zero = zero_given(run, 1), torch.zeros_like(run.input)
+    silent = torch.zeros_like(run.attention[0].output) if run.attention else None
+    base = output_of(run, zero, nothing, silent)[0]
+    for token, others in ((0, slice(1, None)), (zero.shape[1] - 1, slice(0, -1))):
+        changed = zero.clone()
+        changed[0, token] = random_like(run.input)[0, token]
+        moved = (output_of(run, changed, nothing, silent)[0] - base).abs()
+        if float(moved[others].max()) > 1e-4 * float(moved.max()):
+            notes.append("a linear path beside attention mixes tokens; W' leaves it out")
+            break
+    return tuple(notes)
 
 
 def _gate_reason(parts: BlockParts, reason: str) -> str:
@@ -110,6 +137,12 @@ def _fault(run: BlockRun) -> tuple[str | None, tuple[nn.Module, ...]]:
     through = output_of(run, r, nothing, silent) - output_of(run, zero, nothing, silent)
     if float(through.abs().max()) <= 1e-6 * float(r.abs().max()):
         return "the residual stream does not pass through the replayed block", run.parts.units
+    if silent is not None:
+        noise = random_like(run.attention[0].output)
+        reached = output_of(run, zero, nothing, noise) - output_of(run, zero, nothing, silent)
+        openable = tuple(u for u in run.parts.units if any(u.children()) and u not in run.parts.mixing)
+        if openable and not bool(reached.any()) and not projects_to_zero(run):
+            return "what attention adds does not pass through the replayed block", openable
     at_0, at_x, at_r, at_sum = (output_of(run, z, nothing) for z in (zero, x, r, x + r))
     error = relative_error(at_x + at_r - at_0, at_sum)
     if not error <= tolerance:

@@ -43,6 +43,7 @@ class UnitCall:
     input: Tensor
     output: Tensor
     rest: tuple[Any, ...] | None
+    behind_attention: bool  # whether attention had run before it
 
     def returning(self, tensor: Tensor) -> Any:
         return tensor if self.rest is None else (tensor, *self.rest)
@@ -343,7 +344,8 @@ class Rig:
                 plain = isinstance(output, Tensor)
                 # A copy, because some blocks add the residual to it in place.
                 tensor = (output if plain else output[0]).clone()
-                self._recording.units.append(UnitCall(module, x, tensor, None if plain else tuple(output[1:])))
+                rest = None if plain else tuple(output[1:])
+                self._recording.units.append(UnitCall(module, x, tensor, rest, bool(self._recording.attention)))
             return output
 
         return forward

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import random_like, relative_error, rounding, same_storage
+from duat_cli.models.arrays import random_like, relative_error, rounding, same_storage, wide
 from duat_cli.models.attention import CapturePath
 from duat_cli.models.norms import NormForm, recognise, scale_invariant
 from duat_cli.models.parts import BlockParts, HiddenSlot
@@ -93,7 +93,7 @@ def _discover(model: Any) -> ModelStructure:
     paths = {call.path for call in written.attention}
     path: CapturePath = "softmax interception" if "softmax interception" in paths else "attention interface"
     width = parts[0].hidden.get(calls[0].args, calls[0].kwargs).shape[-1]
-    uncovered = (*uncovered, *_mixing_notes(parts, written))
+    uncovered = (*uncovered, *_mixing_notes([b.parts for b in blocks]), *_proof_notes(blocks))
     return ModelStructure(stack, blocks, tuple(e.module for e in calls), path, width, uncovered)
 
 
@@ -146,6 +146,8 @@ def _hidden_slot(event: Event) -> HiddenSlot:
 def _assert_chained(calls: Sequence[Event]) -> None:
     for position, (before, after) in enumerate(pairwise(calls)):
         taken = _hidden_slot(after).get(after.args, after.kwargs)
+        if not bool(torch.isfinite(taken).all()):
+            raise UnsupportedModelError(f"block {position} puts out values that are not finite")
         given = hidden_of(before.output, taken)
         if not torch.equal(taken, given):
             raise UnsupportedModelError(
@@ -209,7 +211,7 @@ def _units(
         event = written.calls(child)[0]
         if _is_affine(event):
             continue
-        if _reads_one_stream(event):
+        if _reads_one_stream(event) and not _holds_stream(event):
             if not any(child.children()) and scale_invariant(child, event.tensors[0]):
                 raise UnsupportedModelError(
                     f"{type(child).__name__} ignores the scale of its input as a norm does, but cannot be frozen as one"
@@ -219,10 +221,34 @@ def _units(
             yield from _units(child, written, attention, norms)
 
 
-def _mixing_notes(blocks: Sequence[BlockParts], written: Trace) -> list[str]:
+def _holds_stream(event: Event) -> bool:
+    """Whether the unit adds its own input to its output: far out, what follows a norm inside it is outgrown."""
+    if not any(event.module.children()) or event.result is None or event.result.shape != event.tensors[0].shape:
+        return False
+    far = 1e4 * random_like(event.tensors[0])
+    with torch.no_grad():
+        odd = wide(_again(event, far)) - wide(_again(event, -far))
+    factor = (odd * wide(far)).sum() / wide(far).square().sum()
+    return bool(factor.abs() > 1e-3) and relative_error(odd, factor * wide(far)) <= 1e-2
+
+
+def _again(event: Event, value: Tensor) -> Tensor:
+    """The event's module once more, with `value` in the place of its first tensor."""
+    x = event.tensors[0]
+    args = [value if a is x else a for a in event.args]
+    kwargs = {k: value if v is x else v for k, v in event.kwargs.items()}
+    output = event.module(*args, **kwargs)
+    return output if isinstance(output, Tensor) else output[0]
+
+
+def _mixing_notes(blocks: Sequence[BlockParts]) -> list[str]:
     """FFN units act on each token alone; what else is nonlinear and mixes tokens is no FFN, and is said so."""
-    kinds = sorted({type(u).__name__ for b in blocks for u in b.units if _mixes_tokens(written.calls(u)[0])})
+    kinds = sorted({type(unit).__name__ for b in blocks for unit in b.mixing})
     return [f"{kind} mixes tokens without softmax attention; its output counts among the UAT terms" for kind in kinds]
+
+
+def _proof_notes(blocks: Sequence[ProvedBlock]) -> list[str]:
+    return sorted({note for block in blocks for note in block.notes})
 
 
 def _mixes_tokens(event: Event) -> bool:
@@ -232,11 +258,7 @@ def _mixes_tokens(event: Event) -> bool:
         return False
 
     def output(value: Tensor) -> Tensor:
-        args = [value if a is x else a for a in event.args]
-        kwargs = {k: value if v is x else v for k, v in event.kwargs.items()}
-        result = event.module(*args, **kwargs)
-        result = result if isinstance(result, Tensor) else result[0]
-        return result.reshape(DISCOVERY_TOKENS, -1)
+        return _again(event, value).reshape(DISCOVERY_TOKENS, -1)
 
     with torch.no_grad():
         base = output(x)
@@ -263,10 +285,7 @@ def _is_affine(event: Event) -> bool:
         return True
 
     def f(value: Tensor) -> Tensor:
-        args = [value if a is x else a for a in event.args]
-        kwargs = {k: value if v is x else v for k, v in event.kwargs.items()}
-        output = event.module(*args, **kwargs)
-        return output if isinstance(output, Tensor) else output[0]
+        return _again(event, value)
 
     with torch.no_grad():
         r = random_like(x)
@@ -284,22 +303,37 @@ def _with_linears(parts: BlockParts, written: Trace) -> BlockParts:
         event = written.calls(unit)[0]
         leaves = [e for m in unit.modules() for e in written.calls(m) if not any(m.children())]
         leaves = [e for e in written.events if e in leaves]
-        last = next((e for e in reversed(leaves) if _makes(e, event)), None)
-        bias = getattr(last.module, "bias", None) if last is not None else None
-        if isinstance(bias, Tensor):
-            biases[unit] = bias.detach()
+        bias = _output_bias(leaves, event)
+        if bias is not None:
+            biases[unit] = bias
         first = _first_linear(leaves, event)
         if first is not None:
             firsts[unit] = first
-    return replace(parts, unit_biases=biases, first_linears=firsts)
+    mixing = frozenset(unit for unit in parts.units if _mixes_tokens(written.calls(unit)[0]))
+    return replace(parts, unit_biases=biases, first_linears=firsts, mixing=mixing)
 
 
-def _makes(leaf: Event, unit: Event) -> bool:
-    """Whether the unit returns the very output of this affine leaf."""
-    if leaf.module is unit.module or leaf.result is None or unit.result is None or not _is_affine(leaf):
-        return False
-    same = leaf.result.numel() == unit.result.numel() and same_storage(leaf.result, unit.result)
-    return same and hasattr(leaf.module, "weight")
+def _output_bias(leaves: list[Event], unit: Event) -> Tensor | None:
+    """What the last biased layer's bias adds to the unit's output, (width,), measured without it.
+
+    None where it adds nothing, or not the same to every token (the bias of an expert is part of that expert's term).
+    """
+    for leaf in reversed(leaves):
+        bias = getattr(leaf.module, "bias", None)
+        if leaf.module is unit.module or not isinstance(bias, Tensor) or not _is_affine(leaf):
+            continue
+        with torch.no_grad():
+            kept, whole = bias.clone(), _again(unit, unit.tensors[0]).clone()
+            try:
+                bias.zero_()
+                added = whole - _again(unit, unit.tensors[0])
+            finally:
+                bias.copy_(kept)
+        rows = added.reshape(-1, added.shape[-1])
+        same = relative_error(rows, rows[:1].expand_as(rows)) <= rounding(rows.dtype)
+        exact = rows.shape[-1] == kept.numel() and relative_error(rows[0], kept) <= rounding(rows.dtype)
+        return (kept if exact else rows[0]) if same and bool(rows.any()) else None
+    return None
 
 
 def _first_linear(leaves: list[Event], unit: Event) -> nn.Module | None:

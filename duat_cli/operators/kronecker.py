@@ -119,4 +119,5 @@ def effective_heads(spectrum: Tensor) -> float | None:
     if float(total) == 0.0:
         return None
     share = energy / total
-    return float(torch.exp(-(torch.special.xlogy(share, share)).sum()))
+    count = float(torch.exp(-(torch.special.xlogy(share, share)).sum()))
+    return min(max(count, 1.0), float(len(spectrum)))  # rounding may leave the range by 1e-8

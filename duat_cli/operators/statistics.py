@@ -99,7 +99,7 @@ class OperatorSums:
         """Root mean square cosine over all pairs of nonzero blocks = ‖mean of û ûᵀ‖_F."""
         if not self.nonzero_blocks:
             return None
-        return float(torch.linalg.matrix_norm(self._directions / self.nonzero_blocks))
+        return min(float(torch.linalg.matrix_norm(self._directions / self.nonzero_blocks)), 1.0)
 
 
 def token_grams(values: Tensor, output: Tensor) -> Tensor:
