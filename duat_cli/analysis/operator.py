@@ -24,7 +24,7 @@ from duat_cli.operators.statistics import (
 
 EXACT_ENTRIES = 1 << 22  # entries of W' that are counted one by one; above it they are sampled
 ROW_ELEMENTS = 1 << 19  # elements of Ĥ worked on at once
-PAIR_DRAWS = 4096
+PAIR_DRAWS = 2048
 SEED = 13
 
 
@@ -90,9 +90,10 @@ class _Pairs:
 
     def add(self, rows: Tensor, start: int) -> None:
         here = ((self._i >= start) & (self._i < start + rows.shape[1])).nonzero()[:, 0]
-        i, j = (self._i[here] - start).to(rows.device), self._j[here].to(rows.device)
-        alive = rows[:, i, j].ne(0).any(dim=0)
-        self._found.append((here.to(rows.device)[alive], rows[:, i[alive], j[alive]].T))
+        places = ((self._i[here] - start) * rows.shape[2] + self._j[here]).to(rows.device)
+        vectors = rows.flatten(1)[:, places].T
+        alive = vectors.any(dim=1)
+        self._found.append((here.to(rows.device)[alive], vectors[alive]))
 
     def vectors(self, most: int) -> Tensor:
         """The first `most` draws that hit nonzero blocks, in order of drawing: (n, heads)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import resource
 import sys
@@ -57,7 +58,7 @@ class Session:
         ids = prompt.input_ids.to(self.loaded.model.device)
 
         def listen(run: BlockRun) -> None:
-            if not bool(torch.isfinite(run.output).all()):
+            if not math.isfinite(float(run.output.sum(dtype=torch.float64))):
                 raise self._blamed(
                     UnsupportedModelError(
                         f"block {run.index} puts out values that are not finite in {self.loaded.dtype}"

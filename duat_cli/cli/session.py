@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from duat_cli.cli import libraries
 from duat_cli.cli.progress import Progress
 from duat_cli.cli.talk import Talk, hide
-from duat_cli.errors import CheckpointError
+from duat_cli.errors import CheckpointError, InputError
 
 if TYPE_CHECKING:
     from duat_cli.loading.checkpoint import CheckpointFiles
@@ -110,7 +110,17 @@ def open_session(
     loaded = wanted.load(progress, found)
     tokenizer = load_tokenizer(loaded.files.path, trust_remote_code=wanted.trust_remote_code)
     room = limits(loaded.model)
-    cut = texts.max_tokens
-    if cut is None and not texts.prompts and texts.file is None:
-        cut = room.max_positions  # the bundled texts are ours: too long for a small model is no user's error
-    return loaded, encode(tokenizer, read, cut, room.max_positions, room.vocab_size)
+    if texts.prompts or texts.file is not None:
+        return loaded, encode(tokenizer, read, texts.max_tokens, room.max_positions, room.vocab_size)
+    # The bundled texts are ours: one that is too long or foreign for this tokenizer is no user's error.
+    cut = texts.max_tokens or room.max_positions
+    kept: list[Prompt] = []
+    notes: list[str] = []
+    for text in read:
+        try:
+            kept += encode(tokenizer, [text], cut, room.max_positions, room.vocab_size)
+        except InputError as fault:
+            notes.append(f"bundled prompt left out: {fault}")
+    if not kept:
+        raise InputError(f"no bundled prompt suits this tokenizer, give --prompt; {notes[0]}")
+    return replace(loaded, warnings=(*loaded.warnings, *notes)), kept

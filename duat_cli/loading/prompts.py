@@ -213,7 +213,10 @@ def _token_ids(tokenizer: Any, prompt: PromptText, max_tokens: int | None) -> li
 
 def limits(model: PreTrainedModel) -> Limits:
     """The model's vocabulary and its longest prompt."""
-    rows = model.get_input_embeddings().weight.shape[0]
+    try:
+        rows = model.get_input_embeddings().weight.shape[0]
+    except (NotImplementedError, AttributeError):  # some text towers keep their table elsewhere
+        rows = model.config.get_text_config().vocab_size
     return Limits(rows, _max_positions(model))
 
 

@@ -16,8 +16,8 @@ def rounding(dtype: torch.dtype) -> float:
 
 def relative_error(got: Tensor, expected: Tensor) -> float:
     """|got - expected| / |expected| (Frobenius); 0 where both vanish, infinity where only `expected` does."""
-    difference = float(torch.linalg.vector_norm((got - expected).detach(), dtype=torch.float64))
-    size = float(torch.linalg.vector_norm(expected.detach(), dtype=torch.float64))
+    difference = float(torch.linalg.vector_norm(wide((got - expected).detach())))
+    size = float(torch.linalg.vector_norm(wide(expected.detach())))
     if size == 0.0:
         return 0.0 if difference == 0.0 else float("inf")
     return difference / size

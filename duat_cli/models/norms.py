@@ -20,7 +20,7 @@ class NormForm:
 
     centered: bool  # P removes the mean (LayerNorm) or is the identity (RMSNorm)
     gain: Tensor  # broadcasts to (..., D); known up to a common factor, which the token scales absorb
-    bias: Tensor  # broadcasts to (..., D)
+    bias: Tensor | None  # broadcasts to (..., D); None: zero
 
     def project(self, x: Tensor) -> Tensor:
         """(P x) ∘ g."""
@@ -37,15 +37,15 @@ class FrozenNorm:
     scale: Tensor  # (..., 1)
 
     def __call__(self, z: Tensor) -> Tensor:
-        return (self.form.project(wide(z)) * self.scale + self.form.bias).to(z.dtype)
+        scaled = self.form.project(wide(z)) * self.scale
+        return (scaled if self.form.bias is None else scaled + self.form.bias).to(z.dtype)
 
 
 def freeze(form: NormForm, x: Tensor, y: Tensor) -> FrozenNorm:
-    """The norm held at input `x`, whose output was `y`: s_j by least squares over the token's D values."""
-    projected = form.project(wide(x))
-    target = wide(y) - form.bias
-    square = projected.square().sum(dim=-1, keepdim=True)
-    scale = (projected * target).sum(dim=-1, keepdim=True) / square.clamp_min(torch.finfo(square.dtype).tiny)
+    """The norm held at input `x`, whose output was `y`: s_j = ‖y_j - β‖ / ‖(P x_j) ∘ g‖."""
+    target = wide(y) if form.bias is None else wide(y) - form.bias
+    size = torch.linalg.vector_norm(form.project(wide(x)), dim=-1, keepdim=True)
+    scale = torch.linalg.vector_norm(target, dim=-1, keepdim=True) / size.clamp_min(torch.finfo(size.dtype).tiny)
     return FrozenNorm(form, scale)
 
 
@@ -62,7 +62,7 @@ def recognise(module: nn.Module, x: Tensor, y: Tensor) -> NormForm | None:
     bias = module(torch.zeros_like(x))
     at_u, shifted = module(4 * u) - bias, module(4 * u + 4) - bias
     centered = relative_error(shifted, at_u) <= _invariance(x)
-    form = NormForm(centered, _per_feature(at_u / u), _per_feature(bias))
+    form = NormForm(centered, _per_feature(at_u / u), _per_feature(bias) if bool(bias.any()) else None)
     frozen = freeze(form, x, y)
     return form if relative_error(frozen(x), y) <= rounding(x.dtype) else None
 
