@@ -123,4 +123,4 @@ def open_session(
             notes.append(f"bundled prompt left out: {fault}")
     if not kept:
         raise InputError(f"no bundled prompt suits this tokenizer, give --prompt; {notes[0]}")
-    return replace(loaded, warnings=(*loaded.warnings, *notes)), kept
+    return (replace(loaded, warnings=(*loaded.warnings, *notes)) if notes else loaded), kept
