@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from duat_cli.models.arrays import relative_error
+from duat_cli.models.arrays import relative_error, wide
 from duat_cli.models.rig import BlockRun, Replay
 
 
@@ -132,7 +132,7 @@ def _advance_terms(run: BlockRun, before: Carried, static: Tensor | None, given:
 
 
 def shares(parts: list[Tensor], whole: Tensor) -> list[PartNumbers]:
-    """Share and norm of each part of `whole`, all (N, width); summed in float64 over tokens."""
+    """Share and norm of each part of `whole`, all (N, width); in the dtype of the run (float32 at least)."""
     size = _inner(whole, whole)
     if size == 0.0:
         return [PartNumbers(None, None)] * len(parts)
@@ -140,7 +140,7 @@ def shares(parts: list[Tensor], whole: Tensor) -> list[PartNumbers]:
 
 
 def _inner(a: Tensor, b: Tensor) -> float:
-    return float((a * b).sum(dim=-1).double().sum())
+    return float(torch.dot(wide(a).reshape(-1), wide(b).reshape(-1)))
 
 
 def _three(parts: Carried, whole: Tensor) -> ThreeParts:

@@ -89,9 +89,11 @@ class _Pairs:
         self._found: list[tuple[Tensor, Tensor]] = []  # (draw indices, ĥ)
 
     def add(self, rows: Tensor, start: int) -> None:
-        here = ((self._i >= start) & (self._i < start + rows.shape[1])).nonzero()[:, 0]
+        here = torch.arange(len(self._i))
+        if rows.shape[1] < rows.shape[2]:
+            here = ((self._i >= start) & (self._i < start + rows.shape[1])).nonzero()[:, 0]
         places = ((self._i[here] - start) * rows.shape[2] + self._j[here]).to(rows.device)
-        vectors = rows.flatten(1)[:, places].T
+        vectors = rows.flatten(1)[:, places].T.contiguous()
         alive = vectors.any(dim=1)
         self._found.append((here.to(rows.device)[alive], vectors[alive]))
 

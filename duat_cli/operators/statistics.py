@@ -39,7 +39,7 @@ class CouplingSums:
         alive = (totals > 0).to(totals.dtype)
         p = squares / torch.where(totals > 0, totals, 1.0)[..., None]
         entropy = -torch.special.xlogy(p, p).sum(dim=-1) / math.log(2)
-        distance = (p * (i[:, None] - j).abs()).sum(dim=-1)
+        distance = (p * (i[:, None] - j).abs().to(p.dtype)).sum(dim=-1)
         later = alive * (i >= 1)
         columns = {
             "energy": totals,
