@@ -17,7 +17,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_error, wide
+from duat_cli.models.factors import AttentionOperator, operator_of
+from duat_cli.models.proof import ProvedBlock
 from duat_cli.models.rig import BlockRun, Replay
 
 
@@ -67,6 +70,12 @@ class Step:
     given: list[Tensor]
     replay: Replay
     terms: BlockTerms
+
+    def operator(self, run: BlockRun, block: ProvedBlock) -> AttentionOperator:
+        """W' of this block and input; UnsupportedModelError says why there is none."""
+        if block.factors is None:
+            raise UnsupportedModelError(block.factors_reason or "its factors were not looked for")
+        return operator_of(run, block.factors, self.replay, self.items, self.given)
 
 
 class Decomposition:

@@ -28,7 +28,7 @@ from duat_cli.analysis.session import Progress, Session, prompt_facts
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.factors import AttentionOperator, operator_of
+from duat_cli.models.factors import AttentionOperator
 from duat_cli.models.rig import BlockRun
 from duat_cli.results import (
     Block,
@@ -171,11 +171,8 @@ def sweep_prompt(
 
 def _operator(session: Session, run: BlockRun, step: Step) -> tuple[AttentionOperator | None, str | None]:
     """W' of this block and input, or why there is none."""
-    block = session.structure.block(run.index)
-    if block.factors is None:
-        return None, block.factors_reason
     try:
-        return operator_of(run, block.factors, step.replay, step.items, step.given), None
+        return step.operator(run, session.structure.block(run.index)), None
     except UnsupportedModelError as fault:
         return None, str(fault)
 

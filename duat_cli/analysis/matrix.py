@@ -26,7 +26,7 @@ from duat_cli.loading.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import relative_error, tolerance_for
 from duat_cli.models.cache import TensorCache
-from duat_cli.models.factors import Tap, operator_of
+from duat_cli.models.factors import Tap
 from duat_cli.models.rig import BlockRun, zero_given
 from duat_cli.operators import paper
 from duat_cli.operators.kronecker import HeadFactors, KroneckerSum
@@ -147,13 +147,14 @@ def _capture(session: Session, prompt: Prompt, layer: int, progress: Progress) -
 
 def _case(session: Session, run: BlockRun, step: Step, error: float) -> Case:
     """Everything of this block that the matrices need, copied out of the run."""
-    known = session.structure.block(run.index).factors
-    if known is None:
-        raise _refused(run, session.structure.block(run.index).factors_reason)
+    block = session.structure.block(run.index)
     try:
-        operator = operator_of(run, known, step.replay, step.items, step.given)
+        operator = step.operator(run, block)
     except UnsupportedModelError as fault:
-        raise _refused(run, str(fault)) from fault
+        reason = f"block {run.index} ({run.parts.name}) has no explicit matrices: {fault}"
+        raise UnsupportedModelError(reason) from fault
+    known = block.factors
+    assert known is not None
     mixed, contribution = _own_attention(run, known.tap)
     work = torch.promote_types(run.input.dtype, torch.float32)
     factors = HeadFactors(operator.factors.value.to(work), operator.factors.output.to(work))
@@ -169,10 +170,6 @@ def _case(session: Session, run: BlockRun, step: Step, error: float) -> Case:
         error=error,
         dtype=run.input.dtype,
     )
-
-
-def _refused(run: BlockRun, reason: str | None) -> UnsupportedModelError:
-    return UnsupportedModelError(f"block {run.index} ({run.parts.name}) has no explicit matrices: {reason}")
 
 
 def _own_attention(run: BlockRun, tap: Tap) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,6 @@ from duat_cli.errors import DuatError, UnsupportedModelError
 from duat_cli.loading.load import LoadedModel
 from duat_cli.models import tiny
 from duat_cli.models.arrays import tolerance_for
-from duat_cli.models.factors import operator_of
 from duat_cli.models.rig import BlockRun
 from duat_cli.models.structure import ModelStructure, discover, probe_ids, run_stack
 from duat_cli.results import SupportEntry
@@ -74,11 +73,8 @@ def _errors(structure: ModelStructure) -> tuple[float, list[str]]:
     def listen(run: BlockRun) -> None:
         step = decomposition.advance(run)
         errors.append(step.terms.error)
-        block = structure.block(run.index)
         try:
-            if block.factors is None:
-                raise UnsupportedModelError(block.factors_reason or "unknown")
-            operator_of(run, block.factors, step.replay, step.items, step.given)
+            step.operator(run, structure.block(run.index))
         except UnsupportedModelError as fault:
             faults.setdefault(str(fault), []).append(run.index)
 

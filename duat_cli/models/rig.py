@@ -79,7 +79,6 @@ class _Plan:
     items: int
     given: Sequence[Tensor]  # per unit call, in call order: its output
     attention: Tensor | None  # (items, N, heads, d), in place of H V
-    add_attention: bool
     stop_at_values: bool
     result: Replay
     calls: dict[nn.Module, int] = field(default_factory=lambda: defaultdict(int))
@@ -127,32 +126,28 @@ class BlockRun:
         given: Sequence[Tensor],
         *,
         attention: Tensor | None = None,
-        add_attention: bool = False,
         stop_at_values: bool = False,
     ) -> Replay:
         """The block on `items` (items, N, M) with all dynamic parameters frozen.
 
         given: the output of each FFN unit call, (items, *its own output's shape), in the order of `units`.
-        attention: stands in for (or, with `add_attention`, is added to) H V, (items, N, heads, d).
+        attention: stands in for H V, (items, N, heads, d).
         """
         if self.parts.batched or items.shape[0] == 1:
-            return self._replay_once(items, given, attention, add_attention, stop_at_values)
+            return self._replay_once(items, given, attention, stop_at_values)
         singles = [
             self._replay_once(
                 items[k : k + 1],
                 [g[k : k + 1] for g in given],
                 None if attention is None else attention[k : k + 1],
-                add_attention,
                 stop_at_values,
             )
             for k in range(items.shape[0])
         ]
         return _stack(singles)
 
-    def _replay_once(
-        self, items: Tensor, given: Sequence[Tensor], attention: Tensor | None, add: bool, stop: bool
-    ) -> Replay:
-        plan = _Plan(items.shape[0], given, attention, add, stop, Replay())
+    def _replay_once(self, items: Tensor, given: Sequence[Tensor], attention: Tensor | None, stop: bool) -> Replay:
+        plan = _Plan(items.shape[0], given, attention, stop, Replay())
         args, kwargs = self.parts.hidden.put(*self._call, items)
         with self._rig.replaying(self, plan), contextlib.suppress(ReplayStop):
             plan.result.output = hidden_of(self._rig.call_block(self.parts.module, args, kwargs), items)
@@ -248,12 +243,7 @@ class Rig:
         plan.result.values.append(value)
         if plan.stop_at_values:
             raise ReplayStop
-        if plan.attention is not None and not plan.add_attention:
-            mixed = plan.attention.clone()
-        else:
-            mixed = apply_rows(call.rows, value)
-            if plan.attention is not None:
-                mixed = mixed + plan.attention
+        mixed = apply_rows(call.rows, value) if plan.attention is None else plan.attention.clone()
         plan.result.mixed.append(mixed)
         return mixed
 

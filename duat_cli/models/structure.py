@@ -283,14 +283,11 @@ def _is_affine(event: Event) -> bool:
     x = event.tensors[0]
     if isinstance(event.module, nn.Linear):
         return True
-
-    def f(value: Tensor) -> Tensor:
-        return _again(event, value)
-
     with torch.no_grad():
         r = random_like(x)
         try:
-            return relative_error(f(x) + f(r) - f(torch.zeros_like(x)), f(x + r)) <= rounding(x.dtype)
+            apart = _again(event, x) + _again(event, r) - _again(event, torch.zeros_like(x))
+            return relative_error(apart, _again(event, x + r)) <= rounding(x.dtype)
         except (RuntimeError, TypeError, ValueError, IndexError):
             return False
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from duat_cli.analysis import decomposition
 from duat_cli.analysis import matrix as subject
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.load import LoadedModel
@@ -146,8 +147,8 @@ def test_a_wrong_factor_is_found(part: str, failing: set[str], monkeypatch: pyte
         factors = dataclasses.replace(operator.factors, output=operator.factors.output * 1.01)
         return dataclasses.replace(operator, factors=factors)
 
-    subject_operator_of = subject.operator_of
-    monkeypatch.setattr(subject, "operator_of", spoiled)
+    subject_operator_of = decomposition.operator_of
+    monkeypatch.setattr(decomposition, "operator_of", spoiled)
     report = matrices(loaded("llama")).report
     assert {name for name, holds in verdicts(report).items() if holds is False} == failing
 

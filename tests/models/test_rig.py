@@ -174,16 +174,17 @@ def test_a_norm_is_not_frozen_outside_replay() -> None:
     assert far(f[1] - f[2], 2 * (f[0] - f[2])) > 1e-2
 
 
-def test_attention_can_be_replaced_or_added_to() -> None:
+def test_attention_can_be_replaced() -> None:
     model = double_model("llama")
 
     def listen(run: BlockRun) -> None:
         nothing, extra = zero_given(run, 1), torch.ones_like(run.attention[0].output)
         base = run.replay(run.input, nothing)
-        added = run.replay(run.input, nothing, attention=extra, add_attention=True)
-        replaced = run.replay(run.input, nothing, attention=base.mixed[0] + extra)
+        added, twice = (run.replay(run.input, nothing, attention=base.mixed[0] + k * extra) for k in (1, 2))
+        same = run.replay(run.input, nothing, attention=base.mixed[0])
         assert far(added.mixed[0], base.mixed[0] + extra) <= 1e-14
-        assert far(replaced.output, added.output) <= 1e-14
+        assert far(same.output, base.output) <= 1e-14
+        assert far(twice.output - base.output, 2 * (added.output - base.output)) <= 1e-12
         assert far(added.output, base.output) > 1e-3
 
     with InDouble():
