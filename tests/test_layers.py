@@ -23,7 +23,7 @@ MAY = {
     "cli": {"cli", "report", "analysis", "models", "loading", "operators", "checks", *BASE},
     "errors": set(),
     "text": set(),
-    "results": {"errors", "text"},
+    "results": {"results", "errors", "text"},
 }
 FREE = {"__init__", "__main__", "demo", "checks", "configs"}
 MATHEMATICS = {"torch", "duat_cli", "__future__"}
@@ -110,7 +110,7 @@ def test_the_check_can_fail(layer: str, source: str) -> None:
     [
         ("operators", "import math\nimport torch\nfrom torch import Tensor\nfrom duat_cli.errors import InputError"),
         ("analysis", "from duat_cli import __version__\nfrom duat_cli.models.rig import Rig"),
-        ("report", "from duat_cli.results import InspectReport\nfrom rich.text import Text"),
+        ("report", "from duat_cli.results.inspect import InspectReport\nfrom rich.text import Text"),
         ("cli", "from duat_cli.analysis.inspect import inspect\nimport typer"),
     ],
 )

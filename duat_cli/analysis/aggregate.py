@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from duat_cli.results import Spread
+from duat_cli.results.inspect import Spread
 
 R = TypeVar("R", bound=BaseModel)
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from duat_cli.analysis.decomposition import BlockTerms, PartNumbers, ThreeParts
 from duat_cli.analysis.operator import OperatorNumbers
 from duat_cli.operators.statistics import CouplingNumbers
-from duat_cli.results import Coupling, Density, OperatorStats, Part, Parts, Terms
+from duat_cli.results.inspect import Coupling, Density, OperatorStats, Part, Parts, Terms
 
 ZERO_OPERATOR = "W' is zero"
 ZERO_STREAM = "the vector to share is zero"

@@ -30,15 +30,8 @@ from duat_cli.loading.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.factors import AttentionOperator
 from duat_cli.models.rig import BlockRun
-from duat_cli.results import (
-    Block,
-    BlockCertificate,
-    InspectReport,
-    PromptBlock,
-    Skipped,
-    UatTerm,
-    VerifyReport,
-)
+from duat_cli.results.base import Skipped
+from duat_cli.results.inspect import Block, BlockCertificate, InspectReport, PromptBlock, UatTerm, VerifyReport
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from duat_cli.models.factors import Tap
 from duat_cli.models.rig import BlockRun, zero_given
 from duat_cli.operators import paper
 from duat_cli.operators.kronecker import HeadFactors, KroneckerSum
-from duat_cli.results import MatrixCheck, MatrixForm, MatrixReport
+from duat_cli.results.matrix import MatrixCheck, MatrixForm, MatrixReport
 from duat_cli.text import clean
 
 DENSE_SIDE = 4096  # longest side of a matrix that is built: 64 MiB in float32

@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 
-from duat_cli.results import Block, Certificate, PromptFacts, Summary
+from duat_cli.results.base import Certificate, PromptFacts
+from duat_cli.results.inspect import Block, Summary
 
 MOST = 3
 

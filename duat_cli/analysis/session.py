@@ -23,7 +23,7 @@ from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.cache import TensorCache
 from duat_cli.models.rig import BlockRun
 from duat_cli.models.structure import ModelStructure, discover, run_stack
-from duat_cli.results import Certificate, Environment, ModelFacts, PromptFacts, Run, Skipped
+from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts, Run, Skipped
 
 Progress = Callable[[int, int, str], None]
 

@@ -14,7 +14,7 @@ from duat_cli.models import tiny
 from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.rig import BlockRun
 from duat_cli.models.structure import ModelStructure, discover, probe_ids, run_stack
-from duat_cli.results import SupportEntry
+from duat_cli.results.support import SupportEntry
 
 CHECKED_TOKENS = 17
 FAILURES = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, NotImplementedError)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from duat_cli.results import Run
+    from duat_cli.results.base import Run
 
 
 class Clock:
@@ -20,7 +20,7 @@ class Clock:
 
     def run(self) -> Run:
         """The report's `run` object."""
-        from duat_cli.results import Run
+        from duat_cli.results.base import Run
 
         started = self._started.isoformat(timespec="seconds")
         seconds = round(time.perf_counter() - self._tick, 3)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from duat_cli.cli.session import ModelOptions
     from duat_cli.loading.load import LoadedModel
     from duat_cli.loading.prompts import Prompt
-    from duat_cli.results import MatrixReport
+    from duat_cli.results.matrix import MatrixReport
 
 PAPER_PROMPT = "Nui zi created Nui zi dynamics"
 SUFFIX = ".safetensors"

@@ -17,7 +17,7 @@ from duat_cli.errors import InputError
 
 if TYPE_CHECKING:
     from duat_cli.report.page import Page
-    from duat_cli.results import Result
+    from duat_cli.results.base import Result
 
 NARROWEST = 20
 Report = TypeVar("Report", bound="Result")

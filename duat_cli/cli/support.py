@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from duat_cli.cli.progress import Progress
     from duat_cli.cli.session import ModelOptions
     from duat_cli.cli.talk import Talk
-    from duat_cli.results import SupportEntry, SupportReport
+    from duat_cli.results.support import SupportEntry, SupportReport
 
 All = Annotated[
     bool,
@@ -92,7 +92,7 @@ def _one_model(wanted: ModelOptions, talk: Talk, progress: Progress) -> SupportE
 def _report(entries: list[SupportEntry], clock: Clock) -> SupportReport:
     from importlib.metadata import version
 
-    from duat_cli.results import SupportReport
+    from duat_cli.results.support import SupportReport
 
     return SupportReport(
         duat_version=__version__, transformers=version("transformers"), entries=entries, run=clock.run()

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from duat_cli.report import numbers
 from duat_cli.report.grid import Column, Labels, fits
 from duat_cli.report.page import Page
-from duat_cli.results import Block, InspectReport, PromptBlock, Result
+from duat_cli.results.base import Result
+from duat_cli.results.inspect import Block, InspectReport, PromptBlock
 
 Titles = dict[str, tuple[str, ...]]
 

@@ -7,7 +7,8 @@ from rich.text import Text
 
 from duat_cli.report import numbers
 from duat_cli.report.page import item, line
-from duat_cli.results import Certificate, Environment, InspectReport, ModelFacts, PromptFacts, VerifyReport
+from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts
+from duat_cli.results.inspect import InspectReport, VerifyReport
 
 
 def loaded(model: ModelFacts, prompts: list[PromptFacts], environment: Environment) -> list[RenderableType]:

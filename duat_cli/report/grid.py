@@ -12,7 +12,7 @@ from rich.text import Text
 
 from duat_cli.report.numbers import Form
 from duat_cli.report.page import Page
-from duat_cli.results import Result, WithReasons
+from duat_cli.results.base import Result, WithReasons
 from duat_cli.text import clean
 
 GAP = 2  # columns of space between two columns

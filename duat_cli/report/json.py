@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from duat_cli.results import Result
+from duat_cli.results.base import Result
 
 
 def to_json(report: Result) -> str:

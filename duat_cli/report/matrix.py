@@ -12,7 +12,7 @@ from rich.text import Text
 from duat_cli.report import facts, numbers
 from duat_cli.report.grid import GAP
 from duat_cli.report.page import Page, item, line
-from duat_cli.results import MatrixCheck, MatrixForm, MatrixReport
+from duat_cli.results.matrix import MatrixCheck, MatrixForm, MatrixReport
 
 _ROOM_FOR_TEXT = 72  # narrower, a column of formulas would be a word wide
 _LONGEST_TOKEN = 12

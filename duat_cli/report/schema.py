@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from duat_cli.results import InspectReport, MatrixReport, Result, SupportReport, VerifyReport
+from duat_cli.results.base import Result
+from duat_cli.results.inspect import InspectReport, VerifyReport
+from duat_cli.results.matrix import MatrixReport
+from duat_cli.results.support import SupportReport
 
 REPORTS: dict[str, type[Result]] = {
     "inspect": InspectReport,

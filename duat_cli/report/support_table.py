@@ -10,7 +10,7 @@ from rich.text import Text
 
 from duat_cli.report import numbers
 from duat_cli.report.page import Page, item, line
-from duat_cli.results import SupportEntry, SupportReport
+from duat_cli.results.support import SupportEntry, SupportReport
 
 _ROOM_FOR_REASONS = 72  # narrower, a column of reasons would be a letter wide
 _STYLES = {"exact": "green", "partly": "yellow", "refused": "red"}

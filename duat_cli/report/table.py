@@ -10,7 +10,8 @@ from rich.text import Text
 from duat_cli.report import columns, facts, numbers
 from duat_cli.report.grid import Column, Labels, grids, missing
 from duat_cli.report.page import Page, line
-from duat_cli.results import Block, InspectReport, Result, UatTerm
+from duat_cli.results.base import Result
+from duat_cli.results.inspect import Block, InspectReport, UatTerm
 
 _BLANK = Text("")
 _TERM = Labels(("term",), lambda row: f"{row.name} ({row.kind})" if isinstance(row, UatTerm) else "", False)

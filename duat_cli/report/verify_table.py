@@ -8,7 +8,7 @@ from rich.text import Text
 from duat_cli.report import facts, numbers
 from duat_cli.report.grid import Column, Labels, grids
 from duat_cli.report.page import Page, line
-from duat_cli.results import BlockCertificate, VerifyReport
+from duat_cli.results.inspect import BlockCertificate, VerifyReport
 
 _LABELS = Labels(("block",), lambda row: str(row.index) if isinstance(row, BlockCertificate) else "")
 _COLUMNS = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from duat_cli.analysis.aggregate import mean_over, spreads
-from duat_cli.results import Coupling, OperatorStats, Part, Parts, Terms
+from duat_cli.results.inspect import Coupling, OperatorStats, Part, Parts, Terms
 
 NAMES = ("off_diagonal_share", "entropy_bits", "effective_context", "mean_distance", "first_token_share")
 

@@ -23,7 +23,7 @@ from duat_cli.errors import CheckpointError, InputError
 from duat_cli.loading.load import LoadedModel, load
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.attention import StoredRows
-from duat_cli.results import InspectReport
+from duat_cli.results.inspect import InspectReport
 
 Encoded = Callable[..., list[Prompt]]
 TEXTS = ("Nui zi created Nui zi dynamics", "def f(x):", "one two three one two")

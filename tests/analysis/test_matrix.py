@@ -21,7 +21,7 @@ from duat_cli.models.factors import AttentionOperator
 from duat_cli.report.json import to_json
 from duat_cli.report.matrix import render_matrix
 from duat_cli.report.page import Page
-from duat_cli.results import MatrixReport
+from duat_cli.results.matrix import MatrixReport
 
 WIRINGS = ("llama", "gpt2", "bert", "olmo2", "gemma2", "bloom", "deepseek_v3", "t5")
 TOKENS = 7

@@ -12,7 +12,7 @@ from helpers import single_model
 from duat_cli.analysis.support import examine
 from duat_cli.loading.load import LoadedModel
 from duat_cli.models import tiny
-from duat_cli.results import SupportEntry
+from duat_cli.results.support import SupportEntry
 
 REQUIRED = [  # issue 2, "Must hold" 1
     "llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "phi", "phi3",

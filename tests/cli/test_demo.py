@@ -9,7 +9,7 @@ import pytest
 
 from duat_cli.cli import libraries
 from duat_cli.cli.main import run
-from duat_cli.results import InspectReport
+from duat_cli.results.inspect import InspectReport
 
 PROMPT = ("--prompt", "def main(argv):")
 

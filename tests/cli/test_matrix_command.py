@@ -17,7 +17,7 @@ from duat_cli.cli.main import run
 from duat_cli.cli.matrix import PAPER_PROMPT
 from duat_cli.models import tiny
 from duat_cli.models.arrays import relative_error
-from duat_cli.results import MatrixReport
+from duat_cli.results.matrix import MatrixReport
 
 WORDS = ("<unk>", *dict.fromkeys(PAPER_PROMPT.split()), "\x1b[31m")
 

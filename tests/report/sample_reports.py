@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-from duat_cli.results import (
+from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts, Run, Skipped
+from duat_cli.results.inspect import (
     Block,
     BlockCertificate,
-    Certificate,
     Coupling,
     Density,
-    Environment,
     InspectReport,
-    MatrixCheck,
-    MatrixForm,
-    MatrixReport,
-    ModelFacts,
     OperatorStats,
     Part,
     Parts,
     PromptBlock,
-    PromptFacts,
-    Run,
-    Skipped,
     Spread,
     Summary,
-    SupportEntry,
-    SupportReport,
     Terms,
     UatTerm,
     VerifyReport,
 )
+from duat_cli.results.matrix import MatrixCheck, MatrixForm, MatrixReport
+from duat_cli.results.support import SupportEntry, SupportReport
 
 NO_SPECTRUM = "not computed without --spectrum"
 GATED = "a per-channel output gate: W' is no sum of Kronecker products"

@@ -11,7 +11,7 @@ import sample_reports as sample
 
 from duat_cli.report.json import to_json
 from duat_cli.report.schema import REPORTS, schema_of, to_schema
-from duat_cli.results import Result
+from duat_cli.results.base import Result
 
 SAMPLES: dict[str, Result] = {
     "inspect": sample.inspect_report(spectrum=True, with_terms=True, per_prompt=True),

@@ -16,7 +16,7 @@ from duat_cli.report.page import Page
 from duat_cli.report.support_table import render_support
 from duat_cli.report.table import render_inspect
 from duat_cli.report.verify_table import render_verify
-from duat_cli.results import InspectReport
+from duat_cli.results.inspect import InspectReport
 
 GOLDEN = Path(__file__).with_name("golden")
 ANSI = re.compile(r"\x1b\[[0-9;]*m")

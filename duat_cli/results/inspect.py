@@ -1,73 +1,22 @@
-"""The report: every number duat prints, its name in the JSON, its meaning and its unit.
-
-Formatters read these models and nothing else. An undefined value is null, and the reason stands in the
-`reasons` of the nearest object, keyed by the field's name; NaN and Infinity are refused on construction.
-"""
+"""The reports of `duat inspect` and `duat verify`."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-SCHEMA_VERSION = "1"
-
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Share = Annotated[float, Field(allow_inf_nan=False, ge=0.0, le=1.0)]
-
-
-class Result(BaseModel):
-    """Base of every result: immutable, strict about names, finite numbers only."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class WithReasons(Result):
-    reasons: dict[str, str] = Field(
-        default_factory=dict, description="for every field that is null: why it has no value"
-    )
-
-
-class Environment(Result):
-    """What the numbers were computed with."""
-
-    python: str
-    torch: str
-    transformers: str
-    platform: str
-    device: str
-    dtype: str = Field(description="dtype of weights and arithmetic, e.g. float32")
-    attention: str = Field(description="attention arithmetic; always the model's own eager formula")
-    batch_size: int = Field(description="prompts per forward pass; always 1, so that padding cannot move a number")
-
-
-class ModelFacts(Result):
-    name: str
-    revision: str | None = Field(description="commit of a hub checkpoint; null for a local folder")
-    model_type: str
-    architecture: str = Field(description="the class that was loaded")
-    parameters: int
-    blocks: int
-    hidden_size: int
-    heads: int
-    kv_heads: int
-    fingerprint: str = Field(
-        description="content hash of names, shapes, dtypes and bytes of the loaded weights; not cryptographic"
-    )
-
-
-class PromptFacts(Result):
-    sha256: str = Field(description="of the prompt's UTF-8 text")
-    tokens: int
-
-
-class Certificate(Result):
-    """How far the DUAT form is from the model's own output."""
-
-    relative_error: Finite = Field(description="largest over blocks and prompts of |x - rebuilt| / |x|")
-    tolerance: Finite
-    exact: bool = Field(description="relative_error <= tolerance")
-    capture: Literal["attention interface", "softmax interception"]
+from duat_cli.results.base import (
+    Certificate,
+    Environment,
+    Finite,
+    ModelFacts,
+    PromptFacts,
+    Result,
+    Run,
+    Skipped,
+    WithReasons,
+)
 
 
 class OperatorStats(WithReasons):
@@ -192,19 +141,6 @@ class Summary(WithReasons):
     notable: list[str] = Field(description="at most three sentences that the numbers support")
 
 
-class Skipped(Result):
-    what: str
-    why: str
-
-
-class Run(Result):
-    """What differs between two runs of the same input."""
-
-    started: str = Field(description="UTC, ISO 8601")
-    seconds: Finite
-    peak_memory_bytes: int | None
-
-
 class InspectReport(Result):
     """`duat inspect`."""
 
@@ -243,80 +179,5 @@ class VerifyReport(Result):
     certificate: Certificate
     blocks: list[BlockCertificate]
     skipped: list[Skipped]
-    warnings: list[str]
-    run: Run
-
-
-class SupportEntry(Result):
-    """How far duat understands one model."""
-
-    model_type: str
-    status: Literal["exact", "partly", "refused"]
-    path: Literal["attention interface", "softmax interception"] | None
-    parts: list[str] = Field(description="for 'partly': what is not covered")
-    reason: str | None
-    relative_error: Finite | None
-
-
-class SupportReport(Result):
-    """`duat support`."""
-
-    schema_version: Literal["1"] = "1"
-    command: Literal["support"] = "support"
-    duat_version: str
-    transformers: str
-    entries: list[SupportEntry]
-    run: Run
-
-
-class MatrixForm(WithReasons):
-    """One of the paper's explicit matrices for one block and one prompt."""
-
-    name: str
-    formula: str = Field(description="(x) is the Kronecker product, vec is row-major")
-    shape: list[int]
-    built: bool = Field(description="written out entry by entry; otherwise only its factors exist")
-    density: Share | None = Field(description="share of entries that are not zero; counted where built")
-    paper_density: Share | None = Field(description="what the paper states for a matrix of this kind")
-    paper_formula: str | None = Field(description="paper_density as a formula")
-
-
-class MatrixCheck(WithReasons):
-    """One step of the paper, both sides computed separately."""
-
-    name: str
-    statement: str
-    relative_error: Finite | None = Field(description="|left - right| / |right|")
-    tolerance: Finite
-    holds: bool | None = Field(description="relative_error <= tolerance")
-
-
-class MatrixReport(Result):
-    """`duat matrix`: W' of one block under one prompt, as the paper's explicit matrices (Eq. 5-10)."""
-
-    schema_version: Literal["1"] = "1"
-    command: Literal["matrix"] = "matrix"
-    duat_version: str
-    environment: Environment
-    model: ModelFacts
-    prompt: PromptFacts
-    certificate: Certificate = Field(description="of the blocks up to this one")
-    layer: int
-    name: str = Field(description="the block's module name")
-    tokens: int = Field(description="N")
-    hidden_size: int = Field(description="M")
-    heads: int
-    kv_heads: int
-    head_width: int = Field(description="d")
-    factors: Literal["read", "probed"] = Field(description="where V and O come from: weights, or unit vectors")
-    dense: bool = Field(description="whether the matrices are built")
-    matrices: list[MatrixForm]
-    corner: list[list[Finite]] = Field(description="top-left entries of W'_HVO, of its block B_00")
-    token_texts: list[str] = Field(
-        description="the first tokens, control characters escaped; empty where the block's N vectors are not the "
-        "prompt's tokens"
-    )
-    coupling: list[list[Finite]] = Field(description="C_ij = |B_ij|_F between these tokens, from j to i")
-    checks: list[MatrixCheck]
     warnings: list[str]
     run: Run
