@@ -14,14 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.analysis.damage import Metric
-from duat_cli.models.passes import BlockGradient, Recorded, gradients
-from duat_cli.models.sites import BlockSites, Kind, Site, TermId
+from duat_cli.models.passes import BlockGradient, Means, Recorded, gradients
+from duat_cli.models.sites import BlockSites, Kind, TermId
 from duat_cli.models.structure import ModelStructure
 
 SEED = 29
 PROBE_ELEMENTS = 1 << 26  # of probes in the output's space at once: 256 MB in float32
-
-Means = Mapping[tuple[int, Site | None], Tensor]  # (block call, site; None: the whole block) -> its mean value
 
 
 @dataclass(frozen=True)
