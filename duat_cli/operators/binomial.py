@@ -6,6 +6,7 @@ assumed about how damage is distributed.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ def log_tail(k: int, n: int, share: float) -> float:
     return min(largest + math.log(math.fsum(math.exp(t - largest) for t in terms)), 0.0)
 
 
+@functools.lru_cache(maxsize=4096)
 def upper_limit(k: int, n: int, confidence: float) -> float:
     """The one-sided Clopper-Pearson limit: the share at which k or fewer of n have probability 1 - confidence.
 
