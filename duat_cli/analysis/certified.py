@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_error, tolerance_for, wide
 from duat_cli.models.arrival import Arrival, attention_arrival, passes_through, unit_arrival
-from duat_cli.models.feedforward import FeedForward, find_feedforward
+from duat_cli.models.feedforward import FeedForward, bias_of, find_feedforward
 from duat_cli.models.heads import norm_before, require_averages, value_path
 from duat_cli.models.reach import ball_of
 from duat_cli.models.rig import BlockRun
+from duat_cli.models.sites import BlockSites, Kind, Site
 from duat_cli.models.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
 from duat_cli.models.tracing import Trace, trace
 from duat_cli.operators.bounds import (
@@ -43,6 +44,7 @@ AT_THE_OUTPUT = (
     "dot-product attention has no global Lipschitz constant, and a norm's is max|g| / sqrt(eps): "
     "a bound carried to the output would exceed what any change could do"
 )
+ROUTED = "no limit of a routing weight is proved"
 REST = "what is left of the branch is rescaled by the norm behind it, so a term may matter more than its size"
 
 
@@ -60,14 +62,56 @@ class Terms:
 
 
 @dataclass(frozen=True)
+class UnitBounds:
+    """One FFN unit of one block call."""
+
+    module: nn.Module
+    down: nn.Module | None
+    """The layer that reads the neurons, where the unit's form is proved."""
+    neurons: Terms
+    whole: Terms
+
+
+@dataclass(frozen=True)
+class Bound:
+    """One term's bound."""
+
+    value: float | None
+    vacuous: bool
+    reason: str | None
+
+
+@dataclass(frozen=True)
 class BlockBounds:
-    """Everything about one call of a block; `units` and `ffn` hold one entry a unit, in call order."""
+    """Everything about one call of a block; `units` in call order."""
 
     heads: Terms
     attention: Terms
-    units: tuple[Terms, ...]
-    ffn: tuple[Terms, ...]
+    units: tuple[UnitBounds, ...]
     block: Terms
+
+    def of(self, sites: BlockSites, kind: Kind) -> list[Bound]:
+        """The bounds of all terms of a kind, in the order of the block's sites."""
+        if kind == "block":
+            return _spelt(self.block, 1)
+        return [bound for site in sites.of(kind) for bound in _spelt(self._at(site), site.count)]
+
+    def _at(self, site: Site) -> Terms:
+        if site.kind in ("head", "attention"):
+            return self.heads if site.kind == "head" else self.attention
+        if site.kind == "expert":
+            return _none(ROUTED)
+        for unit in self.units:
+            if site.module in (unit.module, unit.down):
+                return unit.neurons if site.kind == "neuron" else unit.whole
+        unit_reason = next((u.neurons.reason for u in self.units if u.neurons.stream is None), None)
+        return _none(unit_reason or "its form is not proved")
+
+
+def _spelt(terms: Terms, count: int) -> list[Bound]:
+    if terms.stream is None or len(terms.stream) != count:
+        return [Bound(None, False, terms.reason or "its terms are counted otherwise")] * count
+    return [Bound(value, terms.vacuous, terms.reason) for value in terms.stream.tolist()]
 
 
 def certified_bounds(structure: ModelStructure) -> list[BlockBounds]:
@@ -102,16 +146,17 @@ class _Bounds:
         calls = self.structure.calls
         turn = sum(module is run.parts.module for module in calls[: run.index])  # a shared module runs more than once
         heads, attention = _or_reason(lambda: self._heads(run, turn))
-        units = [_or_reason(lambda k=k: self._unit(run, k, turn)) for k in range(len(run.units))]  # type: ignore[misc]
-        ffn = tuple(whole for _, whole in units)
-        block = _or_reason(lambda: (self._block(run, turn, attention, ffn),) * 2)[0]
-        self.found.append(BlockBounds(heads, attention, tuple(neurons for neurons, _ in units), ffn, block))
+        units = tuple(self._unit_or_reason(run, place, turn) for place in range(len(run.units)))
+        block = _or_reason(lambda: (self._block(run, turn, attention, units),) * 2)[0]
+        self.found.append(BlockBounds(heads, attention, units, block))
 
     # -- attention ---------------------------------------------------------------------------------------------
 
     def _heads(self, run: BlockRun, turn: int) -> tuple[Terms, Terms]:
         if len(run.attention) != 1:
-            raise UnsupportedModelError(f"it calls attention {len(run.attention)} times; heads are defined for one call")
+            raise UnsupportedModelError(
+                f"it calls attention {len(run.attention)} times; heads are defined for one call"
+            )
         calls = [c for c in self.written.attention if c.module is run.attention[0].module]
         call = calls[turn]
         if run.parts.output_source is None:
@@ -142,27 +187,36 @@ class _Bounds:
 
     # -- FFN ---------------------------------------------------------------------------------------------------
 
-    def _unit(self, run: BlockRun, place: int, turn: int) -> tuple[Terms, Terms]:
+    def _unit_or_reason(self, run: BlockRun, place: int, turn: int) -> UnitBounds:
         call = run.units[place]
-        if call.module in run.parts.mixing:
-            reason = f"{type(call.module).__name__} mixes tokens without softmax attention"
-            return _none(reason), _none(reason)
-        before = sum(u.module is call.module for u in run.units[:place])
-        each = sum(u.module is call.module for u in run.units)
+        form: FeedForward | None = None
+        reason = ""
         try:
-            form = find_feedforward(call.module, self.written, run.parts.module, turn * each + before)
-        except UnsupportedModelError as reason:
-            neurons = _none(str(reason))
-            arrival = unit_arrival(run, place, None)
-            return neurons, self._through_norm(arrival) or neurons
-        outside = form.down not in set(call.module.modules())
+            form = self._form(run, place, turn)
+        except UnsupportedModelError as fault:
+            reason = str(fault)
+        neurons, whole = _or_reason(lambda: self._unit(run, place, form, reason))
+        return UnitBounds(call.module, None if form is None else form.down, neurons, whole)
+
+    def _form(self, run: BlockRun, place: int, turn: int) -> FeedForward:
+        module = run.units[place].module
+        if module in run.parts.mixing:
+            raise UnsupportedModelError(f"{type(module).__name__} mixes tokens without softmax attention")
+        before = sum(u.module is module for u in run.units[:place])
+        each = sum(u.module is module for u in run.units)
+        return find_feedforward(module, self.written, run.parts.module, turn * each + before)
+
+    def _unit(self, run: BlockRun, place: int, form: FeedForward | None, reason: str) -> tuple[Terms, Terms]:
+        if form is None:
+            return _none(reason), self._through_norm(unit_arrival(run, place, None)) or _none(reason)
+        outside = form.down not in set(form.unit.modules())
         columns = form.columns()
         arrival = unit_arrival(run, place, columns if outside else None)
         whole = self._through_norm(arrival)
         try:
             ball = self._feeding(form.source)
-        except UnsupportedModelError as reason:
-            return self._capped(arrival, form.neurons, None, str(reason)), whole or _none(str(reason))
+        except UnsupportedModelError as fault:
+            return self._capped(arrival, form.neurons, None, str(fault)), whole or _none(str(fault))
         sizes = neuron_sizes(form, ball)
         neurons = sizes * torch.linalg.vector_norm(columns.double(), dim=-1)
         if whole is not None:
@@ -173,43 +227,37 @@ class _Bounds:
 
     # -- block -------------------------------------------------------------------------------------------------
 
-    def _block(self, run: BlockRun, turn: int, attention: Terms, ffn: tuple[Terms, ...]) -> Terms:
+    def _block(self, run: BlockRun, turn: int, attention: Terms, units: tuple[UnitBounds, ...]) -> Terms:
         """A block that adds branches: their sum. A block that ends in a norm: the two tokens' largest sizes."""
         through, constant = passes_through(run)
-        if through:
-            parts = [attention, *ffn] if run.attention else list(ffn)
-            missing = next((t.reason for t in parts if t.stream is None), None)
-            if missing is not None:
-                raise UnsupportedModelError(missing)
-            self._require_own_biases(run, constant)
-            return _one(sum(float(t.stream.sum()) for t in parts if t.stream is not None))
-        event = self.written.calls(run.parts.module)[turn]
-        before, after = run.parts.hidden.get(event.args, event.kwargs), event.result
-        if after is None:
-            raise UnsupportedModelError("it gives no hidden states")
-        sizes = [self._feeding(x).largest() for x in (before, after)]
-        return _one(sum(sizes))
+        if not through:
+            event = self.written.calls(run.parts.module)[turn]
+            if event.result is None:
+                raise UnsupportedModelError("it gives no hidden states")
+            ends = (run.parts.hidden.get(event.args, event.kwargs), event.result)
+            return _one(sum(self._feeding(x).largest() for x in ends))
+        parts = [*([attention] if run.attention else []), *(unit.whole for unit in units)]
+        missing = next((t.reason for t in parts if t.stream is None), None)
+        if missing is not None:
+            raise UnsupportedModelError(missing)
+        self._require_own_biases(run, turn, constant)
+        return _one(sum(float(t.stream.sum()) for t in parts if t.stream is not None))
 
-    def _require_own_biases(self, run: BlockRun, constant: Tensor) -> None:
+    def _require_own_biases(self, run: BlockRun, turn: int, constant: Tensor) -> None:
         """What the block adds beside its branches must be its layers' biases, which the branches' bounds hold."""
         if not bool(constant.any()):
             return
         known = torch.zeros_like(constant[0])
         if run.parts.output_source is not None and run.attention:
             heads, rank = run.attention[0].output.shape[2:]
-            known = known + self._sent_bias(run, run.parts.output_source.linear, heads * rank)
-        for call in {u.module: u for u in run.units}.values():
-            form = _maybe(lambda call=call: find_feedforward(call.module, self.written, run.parts.module))  # type: ignore[misc]
-            if form is not None and form.bias is not None and form.down not in set(call.module.modules()):
+            bias = bias_of(run.parts.output_source.linear, heads * rank)
+            known = known if bias is None else known + wide(bias)
+        for place in range(len(run.units)):
+            form = self._form(run, place, turn)
+            if form.bias is not None and form.down not in set(form.unit.modules()):
                 known = known + wide(form.bias)
         if relative_error(known.expand_as(constant), constant) > 10 * tolerance_for(run.input.dtype):
             raise UnsupportedModelError("it adds something to the stream beside attention and FFN")
-
-    def _sent_bias(self, run: BlockRun, linear: nn.Module, width: int) -> Tensor:
-        from duat_cli.models.feedforward import bias_of
-
-        bias = bias_of(linear, width)
-        return torch.zeros_like(run.input[0, 0]) if bias is None else wide(bias)
 
     # -- norms -------------------------------------------------------------------------------------------------
 
@@ -266,10 +314,3 @@ def _or_reason(work: Callable[[], tuple[Terms, Terms]]) -> tuple[Terms, Terms]:
         return work()
     except UnsupportedModelError as reason:
         return _none(str(reason)), _none(str(reason))
-
-
-def _maybe(work: Callable[[], FeedForward]) -> FeedForward | None:
-    try:
-        return work()
-    except UnsupportedModelError:
-        return None

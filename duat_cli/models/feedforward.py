@@ -113,8 +113,7 @@ def _span(unit: Event, written: Trace, inside: nn.Module) -> _Span:
         reader = next((e for e in near if equal(e.tensors[0], unit.result)), None)
         if reader is None:
             raise UnsupportedModelError(
-                f"{type(unit.module).__name__}'s output is not that of one linear layer, and none reads it "
-                "(routed experts and gates on outputs have no limit that is proved here)"
+                f"{type(unit.module).__name__}'s output is not made by one linear layer of its neurons"
             )
         behind = reader.module
     return _Span(unit, front, behind, source)
@@ -139,7 +138,7 @@ class _Twins:
         self._span = span
         self.front, self.behind = (None if m is None else wide_twin(m) for m in (span.front, span.behind))
         self.unit = wide_twin(span.unit.module)
-        names = {name: module for name, module in span.unit.module.named_modules()}
+        names = dict(span.unit.module.named_modules())
         # From a twin back to the model's own module.
         self.own = {twin: names[name] for name, twin in self.unit.named_modules()}
         for twin, module in ((self.front, span.front), (self.behind, span.behind)):
@@ -254,7 +253,9 @@ def evaluate(found: FeedForward, z: Tensor) -> Tensor:
         product = z @ weight.to(z.dtype).T
         return product if bias is None else product + bias.to(z.dtype)
 
-    hidden = found.activation(pre(found.up)) if found.gate is None else found.activation(pre(found.gate)) * pre(found.up)
+    hidden = (
+        found.activation(pre(found.up)) if found.gate is None else found.activation(pre(found.gate)) * pre(found.up)
+    )
     y = hidden @ found.columns().to(z.dtype)
     return y if found.bias is None else y + found.bias.to(z.dtype)
 
@@ -263,7 +264,7 @@ def evaluate(found: FeedForward, z: Tensor) -> Tensor:
 
 
 def matrix_of(linear: nn.Module, width: int) -> Tensor:
-    """The (in, out) matrix that a layer applies, at least float32: its weight where a vector confirms it, else probed."""
+    """The (in, out) matrix that a layer applies, at least float32: its weight if a vector confirms it, else probed."""
     twin = wide_twin(linear)
     weight = twin.weight.detach() if isinstance(twin.weight, Tensor) else None
     with torch.no_grad():
@@ -311,4 +312,3 @@ def _zeros(layer: nn.Module, tokens: int, width: int) -> Tensor:
 
 def _device_of(layer: nn.Module) -> torch.device:
     return next(iter(layer.parameters()), torch.empty(0)).device
-

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import tolerance_for, wide
 from duat_cli.models.attention import AttentionCall
-from duat_cli.models.feedforward import bias_of, matrix_of
+from duat_cli.models.feedforward import bias_of, equal, matrix_of
+from duat_cli.models.norms import recognise
 from duat_cli.models.parts import BlockParts
 from duat_cli.models.tracing import Event, Trace
 
@@ -98,16 +99,11 @@ def _plain(rows: Tensor) -> Tensor:
 def norm_before(written: Trace, source: Tensor) -> nn.Module:
     """The norm whose output `source` is; UnsupportedModelError where it is read past any norm."""
     for event in written.events:
-        if any(event.module.children()) or len(event.tensors) != 1 or event.result is None:
+        if any(event.module.children()) or len(event.tensors) != 1 or not equal(event.result, source):
             continue
-        same = event.result.shape[-1] == source.shape[-1] and event.result.numel() == source.numel()
-        moved = same and event.result.device == source.device and event.result.dtype == source.dtype
-        if moved and torch.equal(event.result.reshape(-1), source.reshape(-1)) and _changes(event):
+        x = event.tensors[0]
+        with torch.no_grad():
+            form = recognise(event.module, x, source.reshape(x.shape)) if x.numel() == source.numel() else None
+        if form is not None:
             return event.module
-    raise UnsupportedModelError("it reads the residual stream past any norm, so its input has no largest size")
-
-
-def _changes(event: Event) -> bool:
-    """Dropout and identities hand on what they get."""
-    x, made = event.tensors[0], event.result
-    return made is not None and not (x.shape == made.shape and torch.equal(x, made))
+    raise UnsupportedModelError("what it reads is not the output of a norm, so it has no largest size")

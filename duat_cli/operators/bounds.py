@@ -72,10 +72,10 @@ def gated_maximum(a: Tensor, b: Tensor, c: Tensor, d: Tensor, radius: float, act
     """
     angles = torch.linspace(-math.pi / 2, math.pi / 2, CELLS + 1, dtype=a.dtype, device=a.device)
     step = max(1, CHUNK // CELLS)
-    parts = [
-        _gated_part(*(x[i : i + step] for x in (a, b, c, d)), radius, activation, angles)
-        for i in range(0, len(a), step)
-    ]
+    parts = []
+    for start in range(0, len(a), step):
+        here = slice(start, start + step)
+        parts.append(_gated_part(a[here], b[here], c[here], d[here], radius, activation, angles))
     bound = torch.cat(parts) if parts else a.new_zeros(0)
     if activation.below_identity:
         plain = (c == 0) & (d == 0)
