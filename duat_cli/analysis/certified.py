@@ -11,32 +11,29 @@ max|g| / sqrt(eps), a thousand and more each: nothing true that could be said th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_error, tolerance_for, wide
-from duat_cli.models.arrival import Arrival, attention_arrival, passes_through, unit_arrival
-from duat_cli.models.feedforward import FeedForward, bias_of, find_feedforward
-from duat_cli.models.heads import norm_before, require_averages, value_path
+from duat_cli.models.arrival import Arrival, BlockArrivals, block_arrivals
+from duat_cli.models.attention import AttentionCall
+from duat_cli.models.feedforward import FeedForward, find_feedforward
+from duat_cli.models.heads import ValuePath, norm_before, require_averages, value_path
+from duat_cli.models.parts import BlockParts
 from duat_cli.models.reach import ball_of
-from duat_cli.models.rig import BlockRun
+from duat_cli.models.rig import BlockRun, hidden_of
 from duat_cli.models.sites import BlockSites, Kind, Site
 from duat_cli.models.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
-from duat_cli.models.tracing import Trace, trace
-from duat_cli.operators.bounds import (
-    Ball,
-    ball_maximum,
-    gated_maximum,
-    head_maximum,
-    plain_maximum,
-    spectral_limit,
-    sum_maximum,
-)
+from duat_cli.models.tracing import Event, Trace, trace
+from duat_cli.operators.bounds import Ball, gated_maximum, head_maximum, plain_maximum, spectral_limit, sum_maximum
+
+T = TypeVar("T")
 
 CHUNK = 1024  # neurons in float64 at once
 
@@ -115,16 +112,223 @@ def _spelt(terms: Terms, count: int) -> list[Bound]:
 
 
 def certified_bounds(structure: ModelStructure) -> list[BlockBounds]:
-    """One entry a block call, from one short run of the model and its weights."""
+    """One entry a block call, from two short runs of the model and its weights."""
     ids = probe_ids(structure.stack, DISCOVERY_TOKENS)
 
     def forward() -> Any:
         return run_stack(structure.stack, ids)
 
-    bounds = _Bounds(structure, trace(structure.stack, forward))
-    with structure.rig().active() as rig:
-        rig.run(forward, bounds.listen)
-    return bounds.found
+    written = trace(structure.stack, forward)
+    with torch.no_grad():
+        inner = [_inner(structure, written, number) for number in range(len(structure.calls))]
+        found: list[BlockArrivals] = []
+
+        def listen(run: BlockRun) -> None:
+            known = inner[run.index]
+            output = known.path.output.flatten(0, 1) if isinstance(known.path, ValuePath) else None
+            found.append(block_arrivals(run, output, known.columns_outside))
+
+        with structure.rig().active() as rig:
+            rig.run(forward, listen)
+        norms = _Norms(written, structure.hidden_size)
+        return [_Block(norms, known, arrivals).bounds() for known, arrivals in zip(inner, found, strict=True)]
+
+
+@dataclass(frozen=True)
+class _Inner:
+    """What a block call consists of; a reason in place of what could not be proved."""
+
+    event: Event
+    parts: BlockParts
+    attention: AttentionCall | None
+    path: ValuePath | str
+    units: tuple[tuple[nn.Module, FeedForward | str], ...]  # in call order
+
+    def columns_outside(self, place: int) -> Tensor | None:
+        """The layer behind a unit, where it stands outside of it."""
+        module, form = self.units[place]
+        outside = isinstance(form, FeedForward) and form.down not in set(module.modules())
+        return form.columns() if outside and isinstance(form, FeedForward) else None
+
+
+def _inner(structure: ModelStructure, written: Trace, number: int) -> _Inner:
+    parts = structure.block(number).parts
+    calls = structure.calls
+    turn, turns = sum(m is parts.module for m in calls[:number]), sum(m is parts.module for m in calls)
+    attention = [c for c in written.attention if c.module in parts.attention]
+    each = len(attention) // turns
+    path: ValuePath | str = f"it calls attention {each} times; heads are defined for one call"
+    if each == 1:
+        path = _or_reason(lambda: value_path(parts, written, attention[turn]))
+    units = []
+    for event in _unit_events(parts, written, turn, turns):
+        occurrence = next(k for k, e in enumerate(written.calls(event.module)) if e is event)
+        units.append((event.module, _or_reason(lambda e=event, k=occurrence: _form(parts, written, e.module, k))))  # type: ignore[misc]
+    event = written.calls(parts.module)[turn]
+    return _Inner(event, parts, attention[turn] if each == 1 else None, path, tuple(units))
+
+
+def _unit_events(parts: BlockParts, written: Trace, turn: int, turns: int) -> list[Event]:
+    """The unit calls of one block call, in the order in which they ended."""
+    found: list[Event] = []
+    for unit in parts.units:
+        events = written.calls(unit)
+        each = len(events) // turns
+        found += events[turn * each : (turn + 1) * each]
+    return sorted(found, key=written.events.index)
+
+
+def _form(parts: BlockParts, written: Trace, unit: nn.Module, occurrence: int) -> FeedForward:
+    if unit in parts.mixing:
+        raise UnsupportedModelError(f"{type(unit).__name__} mixes tokens without softmax attention")
+    return find_feedforward(unit, written, parts.module, occurrence)
+
+
+def _or_reason(work: Callable[[], T]) -> T | str:
+    try:
+        return work()
+    except UnsupportedModelError as reason:
+        return str(reason)
+
+
+@dataclass(frozen=True)
+class _Norms:
+    """The norms of the model and the balls of their outputs, each found once."""
+
+    written: Trace
+    width: int
+    _balls: dict[tuple[nn.Module, int], Ball] = field(default_factory=dict)
+
+    def feeding(self, source: Tensor) -> Ball:
+        """The ball of the norm whose output this tensor of the trace is."""
+        return self.ball(norm_before(self.written, source), source.shape[-1])
+
+    def ball(self, norm: nn.Module, width: int | None = None) -> Ball:
+        key = norm, self.width if width is None else width
+        if key not in self._balls:
+            self._balls[key] = ball_of(*key)
+        return self._balls[key]
+
+
+@dataclass(frozen=True)
+class _Block:
+    """One block call on the way to its bounds."""
+
+    norms: _Norms
+    inner: _Inner
+    arrivals: BlockArrivals
+
+    def bounds(self) -> BlockBounds:
+        heads, attention = _both(self._heads)
+        units = tuple(self._unit(place) for place in range(len(self.inner.units)))
+        block = _or_reason(lambda: self._whole(attention, units))
+        return BlockBounds(heads, attention, units, _none(block) if isinstance(block, str) else block)
+
+    # -- attention ---------------------------------------------------------------------------------------------
+
+    def _heads(self) -> tuple[Terms, Terms]:
+        path = self.inner.path
+        if isinstance(path, str) or self.inner.attention is None:
+            raise UnsupportedModelError(str(path))
+        arrival = _proved(self.arrivals.attention)
+        factor, whole = abs(arrival.factor), self._through_norm(arrival)
+        try:
+            require_averages(self.inner.attention)
+            ball = self.norms.feeding(path.source)
+        except UnsupportedModelError as reason:
+            return self._capped(arrival, path.output.shape[0], None, str(reason)), whole or _none(str(reason))
+        value, output = ball.directions(path.value.double().mT).mT, path.output.double()
+        offset = _offsets(ball, path)
+        value, offset = (x.repeat_interleave(path.groups, 0) for x in (value, offset))
+        heads = head_maximum(value, output, offset, ball.radius)
+        if whole is not None:
+            return self._capped(arrival, len(heads), heads, REST), whole
+        # Together: every head mixes values of its own choice, and O has a largest singular value.
+        values = ball.radius * torch.linalg.matrix_norm(value, 2) + torch.linalg.vector_norm(offset, dim=-1)
+        together = spectral_limit(output.flatten(0, 1)) * float(torch.linalg.vector_norm(values))
+        bias = 0.0 if path.output_bias is None else float(path.output_bias.double().norm())
+        return Terms(heads * factor), _one((min(float(heads.sum()), together) + bias) * factor)
+
+    # -- FFN ---------------------------------------------------------------------------------------------------
+
+    def _unit(self, place: int) -> UnitBounds:
+        module, form = self.inner.units[place]
+        neurons, whole = _both(lambda: self._neurons(_proved(self.arrivals.units[place]), form))
+        return UnitBounds(module, None if isinstance(form, str) else form.down, neurons, whole)
+
+    def _neurons(self, arrival: Arrival, form: FeedForward | str) -> tuple[Terms, Terms]:
+        whole = self._through_norm(arrival)
+        if isinstance(form, str):
+            return _none(form), whole or _none(form)
+        try:
+            ball = self.norms.feeding(form.source)
+        except UnsupportedModelError as fault:
+            return self._capped(arrival, form.neurons, None, str(fault)), whole or _none(str(fault))
+        sizes, columns = neuron_sizes(form, ball), form.columns().double()
+        neurons = sizes * torch.linalg.vector_norm(columns, dim=-1)
+        if whole is not None:
+            return self._capped(arrival, form.neurons, neurons, REST), whole
+        bias = 0.0 if form.bias is None else float(form.bias.double().norm())
+        total = min(sum_maximum(sizes, columns), together_maximum(form, ball) * spectral_limit(columns)) + bias
+        return Terms(neurons * abs(arrival.factor)), _one(total * abs(arrival.factor))
+
+    # -- block -------------------------------------------------------------------------------------------------
+
+    def _whole(self, attention: Terms, units: tuple[UnitBounds, ...]) -> Terms:
+        """A block that adds branches: their sum. A block that ends in a norm: the two tokens' largest sizes."""
+        event, parts = self.inner.event, self.inner.parts
+        if not self.arrivals.through:
+            before = parts.hidden.get(event.args, event.kwargs)
+            ends = (before, hidden_of(event.output, before))
+            return _one(sum(self.norms.feeding(x).largest() for x in ends))
+        branches = [*([attention] if parts.attention else []), *(unit.whole for unit in units)]
+        missing = next((t.reason for t in branches if t.stream is None), None)
+        if missing is not None:
+            raise UnsupportedModelError(missing)
+        self._require_own_biases()
+        return _one(sum(float(t.stream.sum()) for t in branches if t.stream is not None))
+
+    def _require_own_biases(self) -> None:
+        """What the block adds beside its branches must be its layers' biases, which the branches' bounds hold."""
+        constant = wide(self.arrivals.constant)
+        if not bool(constant.any()):
+            return
+        known = torch.zeros_like(constant[0])
+        if isinstance(self.inner.path, ValuePath) and self.inner.path.output_bias is not None:
+            known = known + self.inner.path.output_bias
+        for place, (_, form) in enumerate(self.inner.units):
+            if (
+                isinstance(form, FeedForward)
+                and form.bias is not None
+                and self.inner.columns_outside(place) is not None
+            ):
+                known = known + form.bias
+        if not relative_error(known.expand_as(constant), constant) <= tolerance_for(self.arrivals.constant.dtype):
+            raise UnsupportedModelError("it adds something to the stream beside attention and FFN")
+
+    # -- norms behind a branch ---------------------------------------------------------------------------------
+
+    def _through_norm(self, arrival: Arrival) -> Terms | None:
+        """A branch that ends in a norm adds no more than the norm's largest output."""
+        return None if arrival.norm is None else _one(self.norms.ball(arrival.norm).largest() * abs(arrival.factor))
+
+    def _capped(self, arrival: Arrival, count: int, branch: Tensor | None, reason: str) -> Terms:
+        """Terms in front of a branch's norm: at the stream only what any change there could do."""
+        if arrival.norm is None:
+            return _none(reason)
+        most = self.norms.ball(arrival.norm).largest_difference() * abs(arrival.factor)
+        return Terms(torch.full((count,), most, dtype=torch.float64), branch, vacuous=True, reason=reason)
+
+
+def _proved(arrival: Arrival | str) -> Arrival:
+    if isinstance(arrival, str):
+        raise UnsupportedModelError(arrival)
+    return arrival
+
+
+def _both(work: Callable[[], tuple[Terms, Terms]]) -> tuple[Terms, Terms]:
+    found = _or_reason(work)
+    return (_none(found), _none(found)) if isinstance(found, str) else found
 
 
 def _none(reason: str) -> Terms:
@@ -135,153 +339,13 @@ def _one(value: float) -> Terms:
     return Terms(torch.tensor([value], dtype=torch.float64))
 
 
-@dataclass
-class _Bounds:
-    structure: ModelStructure
-    written: Trace
-    found: list[BlockBounds] = field(default_factory=list)
-    _balls: dict[tuple[nn.Module, int], Ball] = field(default_factory=dict)
-
-    def listen(self, run: BlockRun) -> None:
-        calls = self.structure.calls
-        turn = sum(module is run.parts.module for module in calls[: run.index])  # a shared module runs more than once
-        heads, attention = _or_reason(lambda: self._heads(run, turn))
-        units = tuple(self._unit_or_reason(run, place, turn) for place in range(len(run.units)))
-        block = _or_reason(lambda: (self._block(run, turn, attention, units),) * 2)[0]
-        self.found.append(BlockBounds(heads, attention, units, block))
-
-    # -- attention ---------------------------------------------------------------------------------------------
-
-    def _heads(self, run: BlockRun, turn: int) -> tuple[Terms, Terms]:
-        if len(run.attention) != 1:
-            raise UnsupportedModelError(
-                f"it calls attention {len(run.attention)} times; heads are defined for one call"
-            )
-        calls = [c for c in self.written.attention if c.module is run.attention[0].module]
-        call = calls[turn]
-        if run.parts.output_source is None:
-            raise UnsupportedModelError("no linear layer takes its concatenated heads")
-        path = value_path(run.parts, self.written, call)
-        arrival = attention_arrival(run, path.output.flatten(0, 1))
-        whole = self._through_norm(arrival)
-        try:
-            require_averages(call)
-            ball = self._feeding(path.source)
-        except UnsupportedModelError as reason:
-            return self._capped(arrival, path.output.shape[0], None, str(reason)), whole or _none(str(reason))
-        value, output = path.value.double(), path.output.double()
-        offset = _zeros(value, 0, 2) if path.value_bias is None else path.value_bias.double()
-        if ball.bias is not None:
-            offset = offset + torch.einsum("kmd,m->kd", value, ball.bias)
-        value = ball.directions(value.mT).mT.repeat_interleave(path.groups, 0)
-        offset = offset.repeat_interleave(path.groups, 0)
-        heads = head_maximum(value, output, offset, ball.radius) * abs(arrival.factor)
-        if whole is not None:
-            return self._capped(arrival, len(heads), heads / abs(arrival.factor), REST), whole
-        singular = torch.linalg.svdvals(value)
-        rest = torch.linalg.vector_norm(offset, dim=-1)
-        values = ball_maximum(singular, torch.zeros_like(singular), torch.zeros_like(rest), ball.radius) + rest
-        together = spectral_limit(output.flatten(0, 1)) * float(torch.linalg.vector_norm(values)) * abs(arrival.factor)
-        bias = 0.0 if path.output_bias is None else float(path.output_bias.double().norm()) * abs(arrival.factor)
-        return Terms(heads), _one(min(float(heads.sum()), together) + bias)
-
-    # -- FFN ---------------------------------------------------------------------------------------------------
-
-    def _unit_or_reason(self, run: BlockRun, place: int, turn: int) -> UnitBounds:
-        call = run.units[place]
-        form: FeedForward | None = None
-        reason = ""
-        try:
-            form = self._form(run, place, turn)
-        except UnsupportedModelError as fault:
-            reason = str(fault)
-        neurons, whole = _or_reason(lambda: self._unit(run, place, form, reason))
-        return UnitBounds(call.module, None if form is None else form.down, neurons, whole)
-
-    def _form(self, run: BlockRun, place: int, turn: int) -> FeedForward:
-        module = run.units[place].module
-        if module in run.parts.mixing:
-            raise UnsupportedModelError(f"{type(module).__name__} mixes tokens without softmax attention")
-        before = sum(u.module is module for u in run.units[:place])
-        each = sum(u.module is module for u in run.units)
-        return find_feedforward(module, self.written, run.parts.module, turn * each + before)
-
-    def _unit(self, run: BlockRun, place: int, form: FeedForward | None, reason: str) -> tuple[Terms, Terms]:
-        if form is None:
-            return _none(reason), self._through_norm(unit_arrival(run, place, None)) or _none(reason)
-        outside = form.down not in set(form.unit.modules())
-        columns = form.columns()
-        arrival = unit_arrival(run, place, columns if outside else None)
-        whole = self._through_norm(arrival)
-        try:
-            ball = self._feeding(form.source)
-        except UnsupportedModelError as fault:
-            return self._capped(arrival, form.neurons, None, str(fault)), whole or _none(str(fault))
-        sizes = neuron_sizes(form, ball)
-        neurons = sizes * torch.linalg.vector_norm(columns.double(), dim=-1)
-        if whole is not None:
-            return self._capped(arrival, form.neurons, neurons, REST), whole
-        bias = 0.0 if form.bias is None else float(form.bias.double().norm())
-        total = sum_maximum(sizes, columns.double()) + bias
-        return Terms(neurons * abs(arrival.factor)), _one(total * abs(arrival.factor))
-
-    # -- block -------------------------------------------------------------------------------------------------
-
-    def _block(self, run: BlockRun, turn: int, attention: Terms, units: tuple[UnitBounds, ...]) -> Terms:
-        """A block that adds branches: their sum. A block that ends in a norm: the two tokens' largest sizes."""
-        through, constant = passes_through(run)
-        if not through:
-            event = self.written.calls(run.parts.module)[turn]
-            if event.result is None:
-                raise UnsupportedModelError("it gives no hidden states")
-            ends = (run.parts.hidden.get(event.args, event.kwargs), event.result)
-            return _one(sum(self._feeding(x).largest() for x in ends))
-        parts = [*([attention] if run.attention else []), *(unit.whole for unit in units)]
-        missing = next((t.reason for t in parts if t.stream is None), None)
-        if missing is not None:
-            raise UnsupportedModelError(missing)
-        self._require_own_biases(run, turn, constant)
-        return _one(sum(float(t.stream.sum()) for t in parts if t.stream is not None))
-
-    def _require_own_biases(self, run: BlockRun, turn: int, constant: Tensor) -> None:
-        """What the block adds beside its branches must be its layers' biases, which the branches' bounds hold."""
-        if not bool(constant.any()):
-            return
-        known = torch.zeros_like(constant[0])
-        if run.parts.output_source is not None and run.attention:
-            heads, rank = run.attention[0].output.shape[2:]
-            bias = bias_of(run.parts.output_source.linear, heads * rank)
-            known = known if bias is None else known + wide(bias)
-        for place in range(len(run.units)):
-            form = self._form(run, place, turn)
-            if form.bias is not None and form.down not in set(form.unit.modules()):
-                known = known + wide(form.bias)
-        if relative_error(known.expand_as(constant), constant) > 10 * tolerance_for(run.input.dtype):
-            raise UnsupportedModelError("it adds something to the stream beside attention and FFN")
-
-    # -- norms -------------------------------------------------------------------------------------------------
-
-    def _feeding(self, source: Tensor) -> Ball:
-        return self._ball(norm_before(self.written, source), source.shape[-1])
-
-    def _ball(self, norm: nn.Module, width: int) -> Ball:
-        if (norm, width) not in self._balls:
-            self._balls[norm, width] = ball_of(norm, width)
-        return self._balls[norm, width]
-
-    def _through_norm(self, arrival: Arrival) -> Terms | None:
-        """A branch that ends in a norm adds no more than the norm's largest output."""
-        if arrival.norm is None:
-            return None
-        return _one(self._ball(arrival.norm, self.structure.hidden_size).largest() * abs(arrival.factor))
-
-    def _capped(self, arrival: Arrival, count: int, branch: Tensor | None, reason: str) -> Terms:
-        """Terms in front of a branch's norm: at the stream only what any change there could do."""
-        if arrival.norm is None:
-            return _none(reason)
-        most = self._ball(arrival.norm, self.structure.hidden_size).largest_difference() * abs(arrival.factor)
-        stream = torch.full((count,), most, dtype=torch.float64)
-        return Terms(stream, branch, vacuous=True, reason=reason)
+def _offsets(ball: Ball, path: ValuePath) -> Tensor:
+    """What of the values does not depend on u: V_hᵀ β + p_h, (kv_heads, d)."""
+    value = path.value.double()
+    offset = value.new_zeros(value.shape[0], value.shape[2])
+    if path.value_bias is not None:
+        offset = offset + path.value_bias.double()
+    return offset if ball.bias is None else offset + torch.einsum("kmd,m->kd", value, ball.bias)
 
 
 def neuron_sizes(form: FeedForward, ball: Ball) -> Tensor:
@@ -300,17 +364,20 @@ def neuron_sizes(form: FeedForward, ball: Ball) -> Tensor:
     return torch.cat(parts)
 
 
+def together_maximum(form: FeedForward, ball: Ball) -> float:
+    """The largest |h|, all neurons at once: infinity where no better bound than each neuron's own is known.
+
+    Gated: |h| ≤ max_n |σ(gate_n)| · |up|; plain with |σ(t)| ≤ |t|: |h| ≤ |up|; and |up| ≤ R σ_max(P g W) + |d|.
+    """
+    rows, bias = form.rows(form.up)
+    directions, offsets = _affine(ball, rows, bias)
+    up = ball.radius * spectral_limit(directions) + float(torch.linalg.vector_norm(offsets))
+    if form.gate is None:
+        return up if form.activation.below_identity else math.inf
+    gate, gate_bias = form.rows(form.gate)
+    return up * float(plain_maximum(*_affine(ball, gate, gate_bias), ball.radius, form.activation).max())
+
+
 def _affine(ball: Ball, weights: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     weights = weights.double()
     return ball.directions(weights), ball.offsets(weights, None if bias is None else bias.double())
-
-
-def _zeros(value: Tensor, *axes: int) -> Tensor:
-    return value.new_zeros([value.shape[axis] for axis in axes])
-
-
-def _or_reason(work: Callable[[], tuple[Terms, Terms]]) -> tuple[Terms, Terms]:
-    try:
-        return work()
-    except UnsupportedModelError as reason:
-        return _none(str(reason)), _none(str(reason))

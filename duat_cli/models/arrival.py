@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +21,39 @@ class Arrival:
 
     factor: float
     norm: nn.Module | None
-    ends_block: bool  # whether nothing of the block stands behind
+
+
+@dataclass(frozen=True)
+class BlockArrivals:
+    """One block call: how its branches arrive, or why that is not known; and what it does without them."""
+
+    attention: Arrival | str
+    units: tuple[Arrival | str, ...]  # in the order of the unit calls
+    through: bool  # whether, without its branches, it leaves the stream as it is but for a constant
+    constant: Tensor  # (N, M)
+
+
+def block_arrivals(run: BlockRun, output: Tensor | None, columns: Callable[[int], Tensor | None]) -> BlockArrivals:
+    """The arrivals of one block.
+
+    output: O, (heads d, M), the layer that takes the concatenated heads, if it is known; columns: for a unit call, the
+    layer (n, M) that stands behind the unit and outside of it, if there is one.
+    """
+    attention: Arrival | str = "it has no softmax attention"
+    if run.attention:
+        attention = "no linear layer takes its concatenated heads"
+    if run.attention and output is not None:
+        attention = _or_reason(lambda: attention_arrival(run, output))
+    units = tuple(_or_reason(lambda k=k: unit_arrival(run, k, columns(k))) for k in range(len(run.units)))  # type: ignore[misc]
+    through, constant = passes_through(run)
+    return BlockArrivals(attention, units, through, constant)
+
+
+def _or_reason(work: Callable[[], Arrival]) -> Arrival | str:
+    try:
+        return work()
+    except UnsupportedModelError as fault:
+        return str(fault)
 
 
 def attention_arrival(run: BlockRun, output: Tensor) -> Arrival:
@@ -55,13 +88,13 @@ def _arrival(run: BlockRun, given: list[Tensor], attention: Tensor | None, direc
             continue
         arrived = wide(values[1] - values[0])
         if stream:
-            return Arrival(_factor(sent, arrived), norm, module is None)
+            return Arrival(_factor(sent, arrived, run.input.dtype), norm)
         if module not in run.parts.norms or norm is not None:
             raise UnsupportedModelError("more than a norm stands between its branch and the residual stream")
         frozen = run.recording.norms[module]
         if len(frozen) != 1:
             raise UnsupportedModelError("the norm behind its branch runs more than once")
-        _factor(sent, arrived)  # a norm takes what the branch gives, not something made of it
+        _factor(sent, arrived, run.input.dtype)  # a norm takes what the branch gives, not something made of it
         norm = module
         sent = wide(frozen[0](values[1:2]) - frozen[0](values[0:1]))[0]
     raise UnsupportedModelError("its branch does not reach the residual stream")
@@ -84,12 +117,12 @@ def _moved(values: Tensor, item: int) -> bool:
     return bool((values[item] - values[0]).abs().max() > 1e-6 * (1 + values[0].abs().max()))
 
 
-def _factor(sent: Tensor, arrived: Tensor) -> float:
+def _factor(sent: Tensor, arrived: Tensor, dtype: torch.dtype) -> float:
     """The one number that makes what was sent what arrived."""
     if sent.shape != arrived.shape:
         raise UnsupportedModelError("its branch changes shape on its way to the residual stream")
     square = sent.square().sum()
     factor = float((sent * arrived).sum() / square) if float(square) > 0 else 0.0
-    if not relative_error(factor * sent, arrived) <= tolerance_for(sent.dtype):
+    if not relative_error(factor * sent, arrived) <= tolerance_for(dtype):
         raise UnsupportedModelError("its branch does not arrive at the residual stream as it is")
     return factor

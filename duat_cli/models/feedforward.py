@@ -275,6 +275,17 @@ def matrix_of(linear: nn.Module, width: int) -> Tensor:
         return _probed(twin, width, _device_of(twin))
 
 
+def applied_axis(linear: nn.Module) -> int:
+    """Which axis of a layer's weight its input features stand on; UnsupportedModelError if it applies another matrix."""
+    twin = wide_twin(linear)
+    if isinstance(twin.weight, Tensor) and twin.weight.is_floating_point() and twin.weight.ndim == 2:
+        with torch.no_grad():
+            for axis, matrix in ((1, twin.weight.T), (0, twin.weight)):
+                if _applies(twin, matrix):
+                    return axis
+    raise UnsupportedModelError(f"{type(linear).__name__}'s weight is not the matrix that it applies")
+
+
 def bias_of(linear: nn.Module, width: int) -> Tensor | None:
     """What the layer gives for zero, (out,), at least float32; None where that is zero."""
     twin = wide_twin(linear)
