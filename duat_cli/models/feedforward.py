@@ -276,7 +276,7 @@ def matrix_of(linear: nn.Module, width: int) -> Tensor:
 
 
 def applied_axis(linear: nn.Module) -> int:
-    """Which axis of a layer's weight its input features stand on; UnsupportedModelError if it applies another matrix."""
+    """The axis of a layer's weight that its input features stand on; UnsupportedModelError if it applies another."""
     twin = wide_twin(linear)
     if isinstance(twin.weight, Tensor) and twin.weight.is_floating_point() and twin.weight.ndim == 2:
         with torch.no_grad():

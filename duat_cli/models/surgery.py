@@ -73,7 +73,7 @@ def _refuse_shared_blocks(structure: ModelStructure, by_call: Mapping[int, list[
 def _uses(model: nn.Module) -> dict[Tensor, int]:
     """In how many places of the model each parameter stands."""
     found: dict[Tensor, int] = defaultdict(int)
-    for module in model.modules():
+    for _, module in model.named_modules(remove_duplicate=False):
         for parameter in module._parameters.values():
             if parameter is not None:
                 found[parameter] += 1
@@ -142,12 +142,12 @@ def without_blocks(model: Any, structure: ModelStructure, numbers: Sequence[int]
     try:
         holder._modules.clear()
         holder._modules.update({str(place): structure.calls[k] for place, k in enumerate(keep)})
-        _set_config(model, config_without_blocks(config, len(structure.calls), keep))
+        model.config = config_without_blocks(config, len(structure.calls), keep)
         yield
     finally:
         holder._modules.clear()
         holder._modules.update(before)
-        _set_config(model, config)
+        model.config = config
 
 
 def _holder(structure: ModelStructure) -> nn.ModuleList:
@@ -156,11 +156,6 @@ def _holder(structure: ModelStructure) -> nn.ModuleList:
         if isinstance(module, nn.ModuleList) and list(module) == list(structure.calls):
             return module
     raise UnsupportedModelError("its blocks are no plain list, each run once, so none can be cut out")
-
-
-def _set_config(model: Any, config: Any) -> None:
-    """For saving: only the outermost config is written."""
-    model.config = config
 
 
 def config_without_blocks(config: Any, blocks: int, keep: Sequence[int]) -> Any:
