@@ -202,12 +202,13 @@ def gradients(
             after = hidden_of(parts.module(*args, **kwargs), x)
             below: list[Tensor] = []
             for piece in at_output.split(_piece(captured, x)):
-                grads = _pulled(after, [x, *(value for _, value, _ in captured)], piece)
+                # nothing stands in front of the first block
+                grads = _pulled(after, [value for _, value, _ in captured] + ([x] if number else []), piece)
                 first = sum(map(len, below))
-                below.append(grads[0])
+                below.append(grads.pop() if number else piece)
                 found = [
                     SiteGradient(site, value.detach(), index, gradient)
-                    for (site, value, index), gradient in zip(captured, grads[1:], strict=True)
+                    for (site, value, index), gradient in zip(captured, grads, strict=True)
                 ]
                 yield BlockGradient(number, call, slice(first, first + len(piece)), piece, found)
         at_output = torch.cat(below)
