@@ -29,6 +29,10 @@ class Ablator:
     ) -> None:
         self.structure, self.sites, self.metric, self.means = structure, sites, metric, means
 
+    def place(self, prompt: Prompt) -> Tensor:
+        """A prompt's token ids where the model is."""
+        return prompt.input_ids.to(self.structure.stack.device)
+
     def record(self, ids: Tensor) -> Recorded:
         """The unablated pass of a prompt."""
         return record(self.structure, self.metric.forward(ids))
@@ -54,19 +58,15 @@ class Ablator:
         }
 
 
-def measured(
-    ablator: Ablator,
-    recordings: Sequence[Recorded],
-    prompts: Sequence[Prompt],
-    sets: Sequence[Sequence[TermId]],
-    tick: Tick,
-) -> Tensor:
-    """The damage of every set under every prompt, (sets, prompts) float64."""
+def measured(ablator: Ablator, prompts: Sequence[Prompt], sets: Sequence[Sequence[TermId]], tick: Tick) -> Tensor:
+    """The damage of every set under every prompt, (sets, prompts) float64. One prompt's passes are kept at a time."""
     found = torch.zeros(len(sets), len(prompts), dtype=torch.float64)
-    for k, terms in enumerate(sets):
-        for p, (recorded, prompt) in enumerate(zip(recordings, prompts, strict=True)):
-            found[k, p] = ablator.damage(recorded, prompt.input_ids, terms)
-        tick()
+    for p, prompt in enumerate(prompts):
+        ids = ablator.place(prompt)
+        recorded = ablator.record(ids)
+        for k, terms in enumerate(sets):
+            found[k, p] = ablator.damage(recorded, ids, terms)
+            tick()
     return found
 
 

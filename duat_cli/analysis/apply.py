@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from duat_cli.errors import DuatError, InputError, UnsupportedModelError
 from duat_cli.loading.files import read_json
-from duat_cli.loading.load import load, stored_dtype
+from duat_cli.loading.load import load
 from duat_cli.loading.quiet import hushed
 from duat_cli.loading.source import TOKENIZER_FILES
 from duat_cli.models.arrays import relative_error, tolerance_for

@@ -40,9 +40,7 @@ def _chosen(
 ) -> ChosenTerm:
     block = structure.calls[term.block]
     if term.kind == "block":
-        return ChosenTerm(
-            kind="block", block=term.block, index=None, module=names[block], place="whole", features=None
-        )
+        return ChosenTerm(kind="block", block=term.block, index=None, module=names[block], place="whole", features=None)
     site, number = sites[block].find(term)
     features = None
     if site.place == "input":

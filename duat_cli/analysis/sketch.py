@@ -84,8 +84,9 @@ def responses(
 
 
 def _pieces(count: int, elements: int) -> Iterator[int]:
+    """How many probes at a time; one empty piece for none, because a metric may have a direction of its own."""
     step = max(1, PROBE_ELEMENTS // elements)
-    for first in range(0, count, step):
+    for first in range(0, max(count, 1), step):
         yield min(step, count - first)
 
 
