@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.errors import DuatError, InputError, UnsupportedModelError
+from duat_cli.loading.checkpoint import CheckpointFiles
 from duat_cli.loading.files import read_json
 from duat_cli.loading.load import load
 from duat_cli.loading.quiet import hushed
 from duat_cli.loading.source import TOKENIZER_FILES
+from duat_cli.loading.stored import STORED
 from duat_cli.models.arrays import relative_error, tolerance_for
 from duat_cli.models.feedforward import FeedForward, find_feedforward
 from duat_cli.models.passes import Removal, record, run_without
@@ -85,9 +87,9 @@ def apply_terms(
     sites: Mapping[nn.Module, BlockSites],
     terms: Sequence[TermId],
     directory: Path,
-    source: Path,
+    files: CheckpointFiles,
 ) -> Applied:
-    """Write `model`, the checkpoint of folder `source`, without `terms` to `directory`, whole or not at all.
+    """Write `model`, loaded from `files`, without `terms` to `directory`, whole or not at all.
 
     The model in memory is afterwards as it was. InputError for a place that cannot be written, UnsupportedModelError
     if no way to write the set gives the ablated model's output.
@@ -102,7 +104,7 @@ def apply_terms(
     for plan in plans:
         part = Path(tempfile.mkdtemp(dir=directory.absolute().parent, prefix=".duat-"))
         try:
-            dtype = _written(model, structure, sites, plan, part, source)
+            dtype = _written(model, structure, sites, plan, part, files)
             error = _distance(part, model, expected)
             if not error <= tolerance_for(model.dtype):
                 raise UnsupportedModelError(f"it then gives another output than the ablation (relative {error:.1e})")
@@ -196,17 +198,17 @@ def _written(
     sites: Mapping[nn.Module, BlockSites],
     plan: _Plan,
     part: Path,
-    source: Path,
+    files: CheckpointFiles,
 ) -> torch.dtype:
     with _edited(model, structure, sites, plan), hushed():
-        state, dtype = _stored_state(model)
+        state, dtype = _state(model, files)
         try:
             model.save_pretrained(part, **({} if state is None else {"state_dict": state}))
         except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, NotImplementedError) as fault:
             raise UnsupportedModelError(f"transformers cannot save it: {one_line(str(fault), 200)}") from fault
     _state_dtype(part / "config.json", dtype)
     for pattern in (*TOKENIZER_FILES, *BESIDE_TOKENIZER):
-        for file in source.glob(pattern):
+        for file in files.path.glob(pattern):
             if file.is_file() and not (part / file.name).exists():
                 shutil.copyfile(file, part / file.name)
     return dtype
@@ -218,18 +220,28 @@ def _edited(
 ) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(zeroed(model, structure, sites, plan.zeroed))
+        if plan.blocks:  # first: the width of the FFNs is that of the blocks that stay
+            stack.enter_context(without_blocks(model, structure, plan.blocks))
         if plan.neurons:
             stack.enter_context(without_neurons(model, plan.neurons))
-        if plan.blocks:
-            stack.enter_context(without_blocks(model, structure, plan.blocks))
         yield
 
 
-def _stored_state(model: Any) -> tuple[dict[str, Tensor] | None, torch.dtype]:
-    """The weights in the dtype that the checkpoint has, where that loses nothing; None: as they are."""
-    stated = getattr(model.config, "dtype", None)
-    stated = getattr(torch, stated, None) if isinstance(stated, str) else stated
-    return None, (model.dtype if stated is None else model.dtype)
+def _state(model: Any, files: CheckpointFiles) -> tuple[dict[str, Tensor] | None, torch.dtype]:
+    """The weights in the dtype of most of the checkpoint's bytes, where that loses nothing; None: as they are."""
+    bytes_of: Counter[torch.dtype] = Counter()
+    for entry in files.tensors.values():
+        if STORED[entry.dtype].is_floating_point:
+            bytes_of[STORED[entry.dtype]] += entry.bytes
+    dtype = bytes_of.most_common(1)[0][0] if bytes_of else model.dtype
+    if dtype == model.dtype:
+        return None, dtype
+    state = {}
+    for name, value in model.state_dict().items():
+        state[name] = value.to(dtype) if value.is_floating_point() else value
+        if not torch.equal(state[name].to(value.dtype), value):
+            return None, model.dtype
+    return state, dtype
 
 
 def _state_dtype(config: Path, dtype: torch.dtype) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
 from duat_cli.errors import InputError
+from duat_cli.models.feedforward import applied_axis
 from duat_cli.models.sites import BlockSites, TermId
 from duat_cli.models.structure import ModelStructure
 from duat_cli.results.chosen import ChosenSet, ChosenTerm
@@ -44,7 +44,9 @@ def _chosen(
     site, number = sites[block].find(term)
     features = None
     if site.place == "input":
-        width = site.width // site.count
+        weight = site.module.weight
+        assert isinstance(weight, Tensor)
+        width = weight.shape[applied_axis(site.module)] // site.count
         features = (number * width, (number + 1) * width)
     elif site.place == "routing":
         features = (number, number + 1)
@@ -69,6 +71,11 @@ def mergekit_slices(blocks: int, removed: Sequence[int], *, model: str, dtype: s
     ends = [b + 1 for b in keep if b + 1 not in keep]
     lines = ["slices:"]
     for start, end in zip(starts, ends, strict=True):
-        # A JSON string is a YAML string, whatever stands in a path.
-        lines += ["- sources:", f"  - model: {json.dumps(model)}", f"    layer_range: [{start}, {end}]"]
+        lines += ["- sources:", f"  - model: {_quoted(model)}", f"    layer_range: [{start}, {end}]"]
     return "\n".join([*lines, "merge_method: passthrough", f"dtype: {dtype}", ""])
+
+
+def _quoted(text: str) -> str:
+    """A double-quoted YAML string, whatever stands in a path."""
+    plain = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in plain) + '"'

@@ -38,6 +38,13 @@ class Rows:
     linear: nn.Module
     index: Tensor  # (n,)
 
+    def taken(self, features: Tensor) -> Tensor:
+        """These of all features, (C, …) to (n, …): a view where they lie side by side."""
+        first, count = int(self.index[0]), self.index.numel()
+        if torch.equal(self.index, torch.arange(first, first + count)):
+            return features[first : first + count]
+        return features[self.index.to(features.device)]
+
 
 @dataclass(frozen=True)
 class FeedForward:
@@ -67,9 +74,8 @@ class FeedForward:
     def rows(self, which: Rows) -> tuple[Tensor, Tensor | None]:
         """Weights (n, M) and biases (n,) of these rows, at least float32."""
         width = self.source.shape[-1]
-        matrix = matrix_of(which.linear, width)[:, which.index.to(self.source.device)].T
-        bias = bias_of(which.linear, width)
-        return matrix, None if bias is None else bias[which.index.to(bias.device)]
+        matrix, bias = matrix_of(which.linear, width).T, bias_of(which.linear, width)
+        return which.taken(matrix), None if bias is None else which.taken(bias)
 
 
 def find_feedforward(unit: nn.Module, written: Trace, inside: nn.Module, call: int = 0) -> FeedForward:
