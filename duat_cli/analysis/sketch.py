@@ -94,7 +94,7 @@ def _gather(block: BlockGradient, terms: Terms, found: Tensor, means: Means | No
     rows = block.probes
     for at in block.sites:
         value = at.value if means is None else at.value - means[block.number, at.site].to(at.value)
-        sums = at.site.collect(at.gradient.mul_(value), at.index)  # in place: it is the largest tensor here
+        sums = at.site.collect(at.gradient * value, at.index)  # not in place: gradients may share memory
         first = terms.starts[at.site.kind, block.number] + at.site.offset
         found[rows, first : first + at.site.count] += sums.float().cpu()
     place = terms.starts.get(("block", block.number))
