@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from duat_cli import __version__
 from duat_cli.analysis.ablation import Ablator, mean_values
+from duat_cli.analysis.apply import Applied, apply_terms
 from duat_cli.analysis.certified import Bound, certified_bounds
 from duat_cli.analysis.criteria import Activations, Scores, block_scores, taylor, weight_scores
 from duat_cli.analysis.damage import Loss, Metric, MetricName, metric_for
 from duat_cli.analysis.decomposition import Decomposition
+from duat_cli.analysis.export import chosen_set, mergekit_slices
 from duat_cli.analysis.plans import Nested, guaranteed, nested_sets
 from duat_cli.analysis.prune_report import blocks_of, plan_of, predictions_of, terms_of
 from duat_cli.analysis.readings import Reader, Readings
@@ -25,10 +28,10 @@ from duat_cli.loading.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.passes import Means, Recorded, record
 from duat_cli.models.rig import BlockRun
-from duat_cli.models.sites import Kind, TermId, find_sites
+from duat_cli.models.sites import BlockSites, Kind, TermId, find_sites
 from duat_cli.operators.binomial import prompts_needed
 from duat_cli.results.base import Skipped
-from duat_cli.results.prune import Protocol, PruneReport
+from duat_cli.results.prune import Plan, Protocol, PruneReport
 
 KINDS: tuple[Kind, ...] = ("neuron", "head", "expert", "ffn", "attention", "block")
 FOLLOWED = 256  # terms carried frozen to the last block, where a model has more than this many
@@ -62,7 +65,36 @@ class PruneOutcome:
 
     report: PruneReport
     session: Session
+    sites: Mapping[nn.Module, BlockSites]
     nested: dict[Kind, Nested]
+
+    def chosen(self, plan: Plan) -> list[TermId]:
+        """The set of a plan: what was guaranteed on held-out prompts, or, without any, the largest in the budget."""
+        removed = plan.removed if plan.guarantee is None else plan.guarantee.removed
+        return self.nested[plan.granularity].order[:removed]
+
+    def exported(self, terms: Sequence[TermId], suffix: str) -> str:
+        """The set as JSON, or, for whole blocks, as mergekit slices (.yaml)."""
+        facts, loaded = self.report.model, self.session.loaded
+        if suffix != ".json":
+            gone = [term.block for term in terms]
+            path = loaded.name if loaded.revision else str(loaded.files.path)
+            return mergekit_slices(facts.blocks, gone, model=path, dtype=loaded.dtype)
+        chosen = chosen_set(
+            loaded.model,
+            self.session.structure,
+            self.sites,
+            terms,
+            name=facts.name,
+            revision=facts.revision,
+            fingerprint=facts.fingerprint,
+        )
+        return chosen.model_dump_json(indent=2) + "\n"
+
+    def applied(self, terms: Sequence[TermId], directory: Path) -> Applied:
+        """A checkpoint without the set, read back and compared."""
+        loaded = self.session.loaded
+        return apply_terms(loaded.model, self.session.structure, self.sites, terms, directory, loaded.files)
 
 
 def prune_bound(
@@ -128,7 +160,7 @@ def prune_bound(
         warnings=list(loaded.warnings),
         run=session.run_facts(),
     )
-    return PruneOutcome(report, session, nested)
+    return PruneOutcome(report, session, work.sites, nested)
 
 
 def check_holdout(prompts: int, options: PruneOptions) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -11,9 +14,14 @@ from duat_cli.cli import options
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
 
 if TYPE_CHECKING:
-    from duat_cli.analysis.prune import PruneOptions
+    from duat_cli.analysis.prune import PruneOptions, PruneOutcome
+    from duat_cli.cli.output import Target
+    from duat_cli.cli.presentation import Presentation
+    from duat_cli.cli.progress import Progress
+    from duat_cli.cli.talk import Talk
     from duat_cli.models.sites import Kind
 
+EXPORT_SUFFIXES = (".json", ".yaml", ".yml")
 ALL_KINDS = ("neuron", "head", "expert", "ffn", "attention", "block")
 
 Granularity = Annotated[
@@ -106,6 +114,26 @@ Holdout = Annotated[
     ),
 ]
 
+Export = Annotated[
+    str | None,
+    typer.Option(
+        "--export",
+        metavar="FILE",
+        rich_help_panel=options.PANEL_OUTPUT,
+        help="Write the chosen set of the one --granularity: .json with module names; .yaml, for blocks, as mergekit "
+        "slices.",
+    ),
+]
+Apply = Annotated[
+    str | None,
+    typer.Option(
+        "--apply",
+        metavar="DIR",
+        rich_help_panel=options.PANEL_OUTPUT,
+        help="Write a checkpoint without the chosen set to a new folder; read back and compared with the ablation.",
+    ),
+]
+
 
 def prune_bound(
     model: options.Model = None,
@@ -130,6 +158,8 @@ def prune_bound(
     form: options.FormatOption = None,
     json: options.Json = False,
     output: options.Output = None,
+    export: Export = None,
+    apply: Apply = None,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
     no_color: options.NoColor = False,
@@ -150,6 +180,7 @@ def prune_bound(
     kinds = _kinds(granularity)
     _check(budget, confidence, exceed)
     presentation = Presentation.of(output, form, json, no_color)
+    chosen = _Chosen.of(export, apply, kinds, presentation)
 
     with Progress(talk) as progress:
         loaded, inputs, held_out = open_with_holdout(wanted, texts, holdout, talk, progress)
@@ -171,7 +202,65 @@ def prune_bound(
     from duat_cli.report.prune_table import render_prune
 
     presentation.emit(outcome.report, render_prune, talk)
+    with Progress(talk) as progress:
+        chosen.write(outcome, talk, progress)
     return EXIT_SOUND if outcome.report.certificate.exact else EXIT_FINDINGS
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """Where the chosen set goes, beside the report."""
+
+    export: Target | None
+    apply: Path | None
+
+    @classmethod
+    def of(cls, export: str | None, apply: str | None, kinds: Sequence[str], presentation: Presentation) -> _Chosen:
+        """Checked before anything is computed."""
+        for name, value in (("--export", export), ("--apply", apply)):
+            if value is not None and len(kinds) != 1:
+                raise InputError(f"{name}: sets of different kinds overlap; choose one, such as --granularity head")
+        if export is not None and Path(export).suffix not in EXPORT_SUFFIXES:
+            raise InputError(f"--export '{export}': expected a name that ends in {', '.join(EXPORT_SUFFIXES)}")
+        if export is not None and Path(export).suffix != ".json" and tuple(kinds) != ("block",):
+            raise InputError(f"--export '{export}': mergekit slices are for whole blocks; use --granularity block")
+        target = None
+        if export is not None:
+            from duat_cli.cli.output import Target
+
+            target = Target.of("--export", export)
+            if presentation.target.path and target.path and presentation.target.path.resolve() == target.path.resolve():
+                raise InputError(f"--export '{export}' and --output name the same file")
+        if apply is not None:
+            from duat_cli.analysis.apply import check_directory
+
+            check_directory(Path(apply))
+        return cls(target, None if apply is None else Path(apply))
+
+    def write(self, outcome: PruneOutcome, talk: Talk, progress: Progress) -> None:
+        """The set that holds on held-out prompts, or, without any, the largest within the budget."""
+        if self.export is None and self.apply is None:
+            return
+        [plan] = outcome.report.plans
+        terms = outcome.chosen(plan)
+        if not terms:
+            raise InputError(
+                f"--export, --apply: no set of {plan.granularity}s stays within the budget of {plan.budget:g}; "
+                "raise --budget"
+            )
+        if self.export is not None:
+            self.export.write(outcome.exported(terms, self.export.path.suffix if self.export.path else ".json"))
+            talk.note(f"wrote {self.export.path}: {len(terms)} of {plan.of} {plan.granularity}s")
+        if self.apply is not None:
+            progress.doing(f"writing {self.apply}")
+            applied = outcome.applied(terms, self.apply)
+            for note in applied.notes:
+                talk.note(note)
+            removed = f"{len(applied.removed_blocks)} blocks and {applied.removed_neurons} neurons a block removed"
+            talk.note(
+                f"wrote {self.apply}: {removed}, {applied.zeroed} terms zeroed; read back, its output is "
+                f"{applied.error:.1e} from the ablation"
+            )
 
 
 def _kinds(text: str | None) -> tuple[Kind, ...]:

@@ -223,7 +223,8 @@ def gradients(
             below: list[Tensor] = []
             for piece in at_output.split(_piece(captured, x)):
                 # nothing stands in front of the first block
-                grads = _pulled(after, [value for _, value, _ in captured] + ([x] if number else []), piece)
+                inputs = [value for _, value, _ in captured] + ([x] if number else [])
+                grads = _pulled(after, inputs, piece) if inputs else []
                 first = sum(map(len, below))
                 below.append(grads.pop() if number else piece)
                 found = [
