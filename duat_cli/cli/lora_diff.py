@@ -1,0 +1,172 @@
+"""`duat lora-diff`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from duat_cli.cli import options
+from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
+
+if TYPE_CHECKING:
+    from duat_cli.cli.progress import Progress
+    from duat_cli.cli.session import Found, ModelOptions
+    from duat_cli.cli.talk import Talk
+    from duat_cli.loading.adapter import AdapterFiles
+    from duat_cli.loading.base_weights import BaseWeights
+    from duat_cli.results.base import Run
+    from duat_cli.results.lora import LoraReport
+
+Base = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="BASE",
+        show_default=False,
+        help="The base checkpoint: a folder or a hub id. Without any: the bundled demo and its adapter.",
+    ),
+]
+Tuned = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="TUNED",
+        show_default=False,
+        help="Folder of a PEFT adapter, or of a fully tuned checkpoint.",
+    ),
+]
+Other = Annotated[
+    str | None,
+    typer.Argument(metavar="OTHER", show_default=False, help="A second adapter, to compare with the first."),
+]
+Lint = Annotated[
+    bool,
+    typer.Option(
+        "--lint",
+        metavar="",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Only check the adapter for what goes wrong in practice; exit 1 on an error.",
+    ),
+]
+NoBase = Annotated[
+    bool,
+    typer.Option(
+        "--no-base",
+        metavar="",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Read no tensor of the base: the adapter's own numbers only, in seconds.",
+    ),
+]
+
+
+def lora_diff(
+    base: Base = None,
+    tuned: Tuned = None,
+    other: Other = None,
+    lint: Lint = False,
+    no_base: NoBase = False,
+    revision: options.Revision = None,
+    token: options.Token = None,
+    cache_dir: options.CacheDir = None,
+    form: options.FormatOption = None,
+    json: options.Json = False,
+    output: options.Output = None,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    no_color: options.NoColor = False,
+) -> int:
+    """What an adapter, or a full fine-tune, really changed: sizes, ranks, and how the change lies to the base.
+
+    Exit code: 0 done, 1 with --lint if the adapter has an error, 2 could not tell.
+    """
+    from duat_cli.cli.clock import Clock
+    from duat_cli.cli.presentation import Presentation, talk_of
+    from duat_cli.cli.progress import Progress
+    from duat_cli.cli.session import ModelOptions
+
+    clock = Clock()
+    talk = talk_of(quiet, verbose, no_color)
+    presentation = Presentation.of(output, form, json, no_color)
+    if base is None:
+        talk.note("no BASE given: using the bundled demo model and its adapter")
+    elif tuned is None:
+        raise InputError("TUNED missing: give an adapter or a tuned checkpoint behind BASE")
+    wanted = ModelOptions(base, revision, token, cache_dir, False, "auto", "cpu")
+    with Progress(talk) as progress:
+        report = _Question(wanted, tuned, other, lint, no_base).answer(talk, progress, clock.run)
+
+    from duat_cli.report.lora_table import render_lora
+
+    presentation.emit(report, render_lora, talk)
+    failed = lint and any(finding.level == "error" for finding in report.lint)
+    return EXIT_FINDINGS if failed else EXIT_SOUND
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What is to be compared with what."""
+
+    wanted: ModelOptions
+    tuned: str | None
+    other: str | None
+    lint: bool
+    no_base: bool
+
+    def answer(self, talk: Talk, progress: Progress, run: Callable[[], Run]) -> LoraReport:
+        from duat_cli.loading.adapter import is_adapter
+
+        if self.wanted.model is not None:
+            self.wanted.announce(talk)
+        found = self.wanted.find(progress)
+        tuned = _folder(self.tuned)
+        if is_adapter(tuned) or not (tuned / "config.json").exists():
+            return self._adapters(found, progress, run)
+        if self.other is not None:
+            raise InputError(f"OTHER '{self.other}': two adapters can be compared, but '{self.tuned}' is a checkpoint")
+        if self.lint or self.no_base:
+            option = "--lint" if self.lint else "--no-base"
+            raise InputError(f"{option}: is about adapters, but '{self.tuned}' is a checkpoint")
+        return self._checkpoint(found, progress, run)
+
+    def _adapters(self, found: Found, progress: Progress, run: Callable[[], Run]) -> LoraReport:
+        adapters = [_adapter(name) for name in (self.tuned, *([self.other] if self.other else []))]
+        progress.doing("loading torch")
+        from duat_cli.analysis.lora_diff import LoraOptions, adapter_report
+
+        options = LoraOptions(read_base=not self.no_base, lint_only=self.lint)
+        return adapter_report(_weights(found), adapters, options, progress, run)
+
+    def _checkpoint(self, found: Found, progress: Progress, run: Callable[[], Run]) -> LoraReport:
+        from duat_cli.loading.checkpoint import inspect_folder
+        from duat_cli.loading.source import Source
+
+        assert self.tuned is not None
+        path = _folder(self.tuned)
+        files = inspect_folder(path)
+        progress.doing("loading torch")
+        from duat_cli.analysis.checkpoint_diff import checkpoint_report
+        from duat_cli.loading.base_weights import BaseWeights
+
+        tuned = BaseWeights(Source(path, self.tuned, None), files)
+        return checkpoint_report(_weights(found), tuned, progress, run)
+
+
+def _weights(found: Found) -> BaseWeights:
+    from duat_cli.loading.base_weights import BaseWeights
+
+    return BaseWeights(found.place, found.files)
+
+
+def _folder(name: str | None):  # type: ignore[no-untyped-def]
+    from pathlib import Path
+
+    from duat_cli.loading.source import demo_adapter_path
+
+    return demo_adapter_path() if name is None else Path(name).expanduser()
+
+
+def _adapter(name: str | None) -> AdapterFiles:
+    from duat_cli.loading.adapter import open_adapter
+
+    return open_adapter(_folder(name), name or "demo adapter")
