@@ -34,27 +34,44 @@ def leading(
     alphas, betas = list[float](), list[float]()
     for step in range(1, max_steps + 1):
         u = _orthogonal(apply(rights[-1]), lefts)
-        alphas.append(float(u.norm()))
-        if alphas[-1] <= _tiny(like) * max(alphas):
-            return None
-        lefts.append(u / alphas[-1])
+        alpha = float(u.norm())
+        if alpha <= _tiny(like) * max([*alphas, *betas, alpha]):  # nothing new: the space found maps into itself
+            return _triplets(alphas, betas, lefts, rights, count)
+        alphas.append(alpha)
+        lefts.append(u / alpha)
         w = _orthogonal(apply_transposed(lefts[-1]), rights)
         beta = float(w.norm())
-        exhausted = beta <= _tiny(like) * max(alphas)
-        if step >= count and (step % CHECK_EVERY == 0 or exhausted or step == max_steps):
-            core = torch.diag(torch.tensor(alphas, dtype=torch.float64))
-            core += torch.diag(torch.tensor(betas, dtype=torch.float64), 1) if betas else 0
-            p, s, qh = torch.linalg.svd(core)
-            residual = beta * p[-1, :count].abs()
-            if bool((residual <= tolerance * s[:count]).all()):
-                left = torch.stack(lefts, 1) @ p[:, :count].to(like)
-                right = torch.stack(rights, 1) @ qh[:count].mT.to(like)
-                return Triplets(left, s[:count], right)
-        if exhausted:
-            return None
+        if beta <= _tiny(like) * max(alphas):
+            return _triplets(alphas, betas, lefts, rights, count)
+        if step >= count and (step % CHECK_EVERY == 0 or step == max_steps):
+            p, s, _ = torch.linalg.svd(_core(alphas, betas, step), full_matrices=False)
+            if bool((beta * p[-1, :count].abs() <= tolerance * s[:count]).all()):
+                return _triplets(alphas, betas, lefts, rights, count)
         betas.append(beta)
         rights.append(w / beta)
     return None
+
+
+def _core(alphas: list[float], betas: list[float], columns: int) -> Tensor:
+    """The operator between the two bases, upper bidiagonal; one column more where the last alpha vanished."""
+    core = torch.zeros(len(alphas), columns, dtype=torch.float64)
+    core.diagonal().copy_(torch.tensor(alphas, dtype=torch.float64))
+    upper = core.diagonal(1)
+    upper.copy_(torch.tensor(betas[: len(upper)], dtype=torch.float64))
+    return core
+
+
+def _triplets(
+    alphas: list[float], betas: list[float], lefts: list[Tensor], rights: list[Tensor], count: int
+) -> Triplets | None:
+    if len(lefts) < count:
+        return None
+    p, s, qh = torch.linalg.svd(_core(alphas, betas, len(rights)), full_matrices=False)
+    if float(s[count - 1]) <= _tiny(lefts[0]) * float(s[0]):
+        return None
+    left = torch.stack(lefts, 1) @ p[:, :count].to(lefts[0])
+    right = torch.stack(rights, 1) @ qh[:count].mT.to(lefts[0])
+    return Triplets(left, s[:count], right)
 
 
 def _orthogonal(vector: Tensor, basis: list[Tensor]) -> Tensor:

@@ -1,0 +1,139 @@
+"""`duat lora-diff` with nothing faked: the bundled adapter, bad files, exit codes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures"))
+import bad_checkpoints
+
+from duat_cli.cli import libraries
+from duat_cli.cli.main import run
+from duat_cli.loading.source import demo_adapter_path, demo_path
+from duat_cli.results.lora import LoraReport
+
+
+@pytest.fixture(autouse=True)
+def _loud(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave logs and warnings of this process as they are, for the tests that come after."""
+    monkeypatch.setattr(libraries, "calm", lambda talk: None)
+
+
+def document(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    return json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Any:
+    def make(name: str) -> tuple[str, str, bad_checkpoints.Case]:
+        found = bad_checkpoints.build(name, tmp_path / name)
+        return str(tmp_path / name / found.inputs["model"]), str(tmp_path / name / found.inputs["adapter"]), found
+
+    return make
+
+
+@pytest.mark.parametrize("name", ["good_lora", "lora_shape_mismatch", "lora_nan", "lora_malicious_pickle"])
+@pytest.mark.parametrize("lint", [False, True])
+def test_the_cases(name: str, lint: bool, case: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, adapter, expected = case(name)
+    capsys.readouterr()  # the progress bar of saving
+    code = run(["lora-diff", model, adapter, "--json", "-q", *(["--lint"] if lint else [])])
+    out, err = capsys.readouterr()
+    assert not list(tmp_path.rglob("PWNED"))
+    if name == "lora_malicious_pickle" or (expected.kind == "error" and not lint):
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert expected.matches(err)
+        return
+    report = LoraReport.model_validate(json.loads(out, parse_constant=pytest.fail))
+    assert err == ""
+    if lint:
+        assert code == (1 if name != "good_lora" else 0)
+        assert bool(report.lint) == (name != "good_lora")
+        assert all(f.level == "error" for f in report.lint)
+        return
+    assert code == 0
+    if expected.kind == "warn":
+        assert any(expected.matches(f"warn {warning}") for warning in report.warnings)
+        assert any(m.frobenius_norm is None and "NaN" in m.reasons["frobenius_norm"] for m in report.modules)
+    else:
+        assert report.warnings == []
+        assert len(report.modules) == 2
+
+
+def test_the_bundled_adapter(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["lora-diff", "--json"]) == 0
+    out, err = capsys.readouterr()
+    report = LoraReport.model_validate(json.loads(out))
+    assert "bundled demo model and its adapter" in err
+    assert len(report.modules) == 24
+    assert {m.rank for m in report.modules} == {4}
+    assert report.lint == []
+    assert run(["lora-diff", str(demo_path()), str(demo_adapter_path()), "--json", "-q"]) == 0
+    again = document(capsys)
+    for name in ("modules", "summary", "lint"):
+        assert again[name] == json.loads(out)[name]
+
+
+@pytest.mark.parametrize("width", ["60", "80", "120"])
+def test_the_table_keeps_to_the_page(
+    width: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    adapter = str(demo_adapter_path())
+    for arguments in ((), (str(demo_path()), adapter, adapter), ("--lint",), ("--no-base",)):
+        assert run(["lora-diff", "-q", *arguments]) == 0
+        page = capsys.readouterr().out
+        assert max(map(len, page.split("\n"))) <= int(width)
+
+
+def test_an_adapter_with_itself_agrees(capsys: pytest.CaptureFixture[str]) -> None:
+    adapter = str(demo_adapter_path())
+    assert run(["lora-diff", str(demo_path()), adapter, adapter, "--json", "-q"]) == 0
+    report = document(capsys)
+    assert report["comparison"]["cosine"] == pytest.approx(1.0)
+    assert len(report["comparison"]["agreeing"]) == 24
+
+
+def test_a_checkpoint_with_itself_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["lora-diff", str(demo_path()), str(demo_path()), "--json", "-q"]) == 0
+    report = document(capsys)
+    assert (report["modules"], report["summary"]["frobenius_norm"]) == ([], None)
+    assert run(["lora-diff", str(demo_path()), str(demo_path()), "-q"]) == 0
+    assert "0 parameters changed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("{demo}",), "TUNED missing"),
+        (("{demo}", "./nope"), "no such folder"),
+        (("./nope", "{adapter}"), "no such folder"),
+        (("{adapter}", "{adapter}"), "holds an adapter"),
+        (("{demo}", "{demo}", "{adapter}"), "is a checkpoint"),
+        (("{demo}", "{demo}", "--lint"), "is a checkpoint"),
+        (("{demo}", "{empty}"), "adapter_config.json"),
+        (("{demo}", "{prefix}"), "peft_type: 'PREFIX_TUNING' is not supported"),
+        (("{demo}", "{arrow}"), "arrow_config: Arrow routing is not supported"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: tuple[str, ...], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, config in (
+        ("prefix", {"peft_type": "PREFIX_TUNING"}),
+        ("arrow", {"peft_type": "LORA", "arrow_config": {"k": 1}}),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_config.json").write_text(json.dumps(config))
+    (tmp_path / "empty").mkdir()
+    places = {name: tmp_path / name for name in ("empty", "prefix", "arrow")}
+    filled = [a.format(demo=demo_path(), adapter=demo_adapter_path(), **places) for a in arguments]
+    assert run(["lora-diff", *filled, "-q"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert words in err
