@@ -18,7 +18,7 @@ from duat_cli.loading.adapter import AdapterFiles
 from duat_cli.loading.adapter_plan import Plan
 from duat_cli.loading.base_weights import BaseWeights
 from duat_cli.loading.stored import open_tensors
-from duat_cli.operators.lowrank import LowRank, Piece
+from duat_cli.operators.lowrank import LowRank, Piece, is_zero, nonfinite
 
 Read = Callable[[str], Tensor]
 
@@ -38,18 +38,12 @@ class Change:
 
     @property
     def is_zero(self) -> bool:
-        return not self.fault and not self.added_rows and not any(_any(piece) for piece in self.pieces)
+        return not self.fault and not self.added_rows and all(is_zero(piece) for piece in self.pieces)
 
     def dense(self) -> Tensor:
         """Written out in the base's shape."""
         written = [piece.dense() if isinstance(piece, LowRank) else piece for piece in self.pieces]
         return torch.stack(written) if self.plan.experts > 1 else written[0]
-
-
-def _any(piece: Piece) -> bool:
-    if isinstance(piece, Tensor):
-        return bool(piece.any())
-    return bool(piece.left.any()) and bool(piece.right.any())
 
 
 @contextlib.contextmanager
@@ -62,7 +56,7 @@ def adapter_tensors(adapter: AdapterFiles) -> Iterator[Read]:
 def change_of(plan: Plan, read: Read, base: BaseWeights | None) -> Change:  # noqa: PLR0911 - one way out a kind
     """The change of a plan; base: None where its values are not to be read."""
     parts = {part: read(key) for part, key in plan.parts.items()}
-    bad = sum(int((~torch.isfinite(t)).sum()) for t in parts.values() if t.is_floating_point())
+    bad = sum(nonfinite(tensor) for tensor in parts.values())
     if bad:
         values = "1 value that is" if bad == 1 else f"{bad} values that are"
         return Change(plan, (), fault=f"the adapter holds {values} NaN or infinite", nonfinite=bad)

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch import Tensor
-
 from duat_cli.analysis.adapter_change import Read, adapter_tensors
 from duat_cli.loading.adapter import ADAPTER_CONFIG, AdapterFiles, names, number, patterns
 from duat_cli.loading.adapter_keys import Keys, read_keys
 from duat_cli.loading.adapter_plan import AdapterFault, Plan, plans
 from duat_cli.loading.base_weights import BaseWeights
 from duat_cli.loading.wording import counted, listed, shown
+from duat_cli.operators.lowrank import is_zero, nonfinite
 from duat_cli.results.lora import LintFinding
 
 LEVELS = {
@@ -174,13 +173,13 @@ def lint_values(adapter: AdapterFiles, keys: Keys, read: Read) -> Iterator[LintF
     untouched = []
     for target in keys.targets:
         tensors = {part: read(key) for part, key in target.parts.items()}
-        count = sum(_nonfinite(tensor) for tensor in tensors.values())
+        count = sum(nonfinite(tensor) for tensor in tensors.values())
         if count:
             bad[target.module] = count
-        elif any(not bool(tensors[part].any()) for part in ("lora_B", "lora_embedding_A") if part in tensors):
+        elif any(is_zero(tensors[part]) for part in ("lora_B", "lora_embedding_A") if part in tensors):
             untouched.append(target.module)
     for parameter, key in keys.saved.items():
-        if count := _nonfinite(read(key)):
+        if count := nonfinite(read(key)):
             bad[parameter] = count
     if bad:
         yield finding("non-finite", adapter.name, f"{counted(sum(bad.values()), 'non-finite value')} (NaN or Inf) in "
@@ -188,7 +187,3 @@ def lint_values(adapter: AdapterFiles, keys: Keys, read: Read) -> Iterator[LintF
     if untouched:
         yield finding("untouched", adapter.name, f"{len(untouched)} of {counted(len(keys.targets), 'module')} with an "
                       f"all-zero B, so no change: {listed(untouched)}")  # fmt: skip
-
-
-def _nonfinite(tensor: Tensor) -> int:
-    return int((~tensor.isfinite()).sum()) if tensor.is_floating_point() else 0

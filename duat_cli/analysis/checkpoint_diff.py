@@ -10,12 +10,13 @@ from torch import Tensor
 from duat_cli import __version__
 from duat_cli.analysis.adapter_change import Change
 from duat_cli.analysis.change_notable import summarise
-from duat_cli.analysis.lora_diff import NOT_READ, Collected, Progress, finite, stored_dtype
+from duat_cli.analysis.lora_diff import NOT_READ, Collected, Progress, stored_dtype
 from duat_cli.analysis.weight_change import rounding
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.adapter_plan import Plan
 from duat_cli.loading.base_weights import BaseWeights, Place
 from duat_cli.loading.wording import counted, listed, shown
+from duat_cli.operators.lowrank import nonfinite
 from duat_cli.results.base import Run
 from duat_cli.results.lora import LoraReport
 
@@ -87,7 +88,7 @@ def _compare(base: BaseWeights, tuned: BaseWeights, name: str, old: Place, new: 
         into.unchanged.append(name)
         return
     plan = _plan(base, name, old, before)
-    bad = sum(int((~t.isfinite()).sum()) for t in (before, after))
+    bad = nonfinite(before) + nonfinite(after)
     if bad:
         into.add(Change(plan, (), fault=f"{counted(bad, 'value')} NaN or infinite", nonfinite=bad), None, NOT_READ)
         return
@@ -96,7 +97,7 @@ def _compare(base: BaseWeights, tuned: BaseWeights, name: str, old: Place, new: 
     difference = torch.where(second == first.to(second.dtype), 0.0, second.double() - first.double())
     change = Change(plan, _pieces(difference), added_rows=max(0, len(after) - rows) if after.ndim else 0)
     numbers = into.add(change, first, NOT_READ)
-    if numbers is not None and numbers.values is not None and finite(second) and second.ndim == 2:
+    if numbers is not None and numbers.values is not None and second.ndim == 2:
         entry = into.modules.pop()
         into.modules.append(entry.model_copy(update={"rounding": rounding(first, second, numbers.values)}))
 

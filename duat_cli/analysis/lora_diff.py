@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from duat_cli import __version__
@@ -186,7 +185,3 @@ def stored_dtype(base: BaseWeights) -> str:
     names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
     most = sizes.most_common(1)[0][0] if sizes else "none"
     return names.get(most, most)
-
-
-def finite(tensor: Tensor) -> bool:
-    return bool(torch.isfinite(tensor).all())

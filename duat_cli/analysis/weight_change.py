@@ -11,7 +11,7 @@ from torch import Tensor
 from duat_cli.analysis.adapter_change import Change
 from duat_cli.loading.adapter_plan import Plan
 from duat_cli.operators.leading import leading
-from duat_cli.operators.lowrank import EXACT_SIDE, LowRank, Piece, Triplets, inner, singular, spectrum
+from duat_cli.operators.lowrank import EXACT_SIDE, LowRank, Piece, Triplets, singular, spectrum
 from duat_cli.operators.ranks import Ranks, ranks, rounding_floor
 from duat_cli.results.lora import Alignment, Intruders, ModuleChange, Rounding
 
@@ -37,11 +37,12 @@ class Numbers:
 
 def numbers_of(change: Change) -> Numbers:
     """Norm and spectrum of the pieces, of a stack as one block-diagonal matrix."""
-    norm = max(sum(inner(p, p) for p in change.pieces), 0.0) ** 0.5
     first = change.pieces[0]
     if isinstance(first, Tensor) and first.ndim < 2:
-        return Numbers(norm, None, None)
+        return Numbers(float(first.norm()), None, None)
     values = torch.cat([spectrum(piece) for piece in change.pieces]).sort(descending=True).values
+    dense = [piece for piece in change.pieces if isinstance(piece, Tensor)]
+    norm = float(torch.stack([piece.norm() for piece in dense]).norm()) if dense else float(values.norm())
     eps = torch.finfo(torch.float64 if isinstance(first, LowRank) else torch.float32).eps
     return Numbers(norm, values, ranks(values, tuple(first.shape), float(eps)))
 

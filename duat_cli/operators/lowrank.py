@@ -58,6 +58,21 @@ Piece = LowRank | Tensor
 EXACT_SIDE = 1024  # up to here a dense SVD is quick; a Gram matrix loses what lies below 1e-8 of the largest value
 
 
+def nonfinite(tensor: Tensor) -> int:
+    """How many values are NaN or infinite; one quick pass where none is."""
+    if not tensor.numel() or not tensor.is_floating_point():
+        return 0
+    low, high = (float(bound) for bound in torch.aminmax(tensor))  # NaN if any value is
+    sound = abs(low) < float("inf") and abs(high) < float("inf")
+    return 0 if sound else int((~torch.isfinite(tensor)).sum())
+
+
+def is_zero(piece: Piece) -> bool:
+    if isinstance(piece, LowRank):
+        return is_zero(piece.left) or is_zero(piece.right)
+    return not piece.numel() or all(float(bound) == 0.0 for bound in torch.aminmax(piece))
+
+
 def spectrum(piece: Piece) -> Tensor:
     """Singular values, descending; of a large dense matrix by the eigenvalues of its smaller Gram matrix."""
     if isinstance(piece, LowRank):
