@@ -12,8 +12,9 @@ from duat_cli.cli import options
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
 
 if TYPE_CHECKING:
+    from duat_cli.analysis.lora_report import Asked
     from duat_cli.cli.progress import Progress
-    from duat_cli.cli.session import Found, ModelOptions
+    from duat_cli.cli.session import Found, ModelOptions, PromptOptions
     from duat_cli.cli.talk import Talk
     from duat_cli.loading.adapter import AdapterFiles
     from duat_cli.loading.base_weights import BaseWeights
@@ -60,12 +61,38 @@ NoBase = Annotated[
 ]
 
 
+Prompts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--prompt",
+        metavar="TEXT",
+        rich_help_panel=options.PANEL_INPUT,
+        help="Also run this text through both models; repeatable; - reads standard input.",
+    ),
+]
+DefaultPrompts = Annotated[
+    bool,
+    typer.Option(
+        "--default-prompts",
+        metavar="",
+        rich_help_panel=options.PANEL_INPUT,
+        help="Also run the bundled texts through both models.",
+    ),
+]
+
+
 def lora_diff(
     base: Base = None,
     tuned: Tuned = None,
     other: Other = None,
+    prompt: Prompts = None,
+    prompts: options.PromptsFile = None,
+    default_prompts: DefaultPrompts = False,
+    max_tokens: options.MaxTokens = None,
     lint: Lint = False,
     no_base: NoBase = False,
+    device: options.Device = "auto",
+    dtype: options.DtypeOption = "float32",
     revision: options.Revision = None,
     token: options.Token = None,
     cache_dir: options.CacheDir = None,
@@ -76,31 +103,45 @@ def lora_diff(
     verbose: options.Verbose = False,
     no_color: options.NoColor = False,
 ) -> int:
-    """What an adapter, or a full fine-tune, really changed: sizes, ranks, and how the change lies to the base.
+    """What an adapter, or a full fine-tune, really changed: in the weights, and with prompts in every block.
 
-    Exit code: 0 done, 1 with --lint if the adapter has an error, 2 could not tell.
+    Exit code: 0 done, 1 a certificate is not exact, or with --lint the adapter has an error, 2 could not tell.
     """
     from duat_cli.cli.clock import Clock
     from duat_cli.cli.presentation import Presentation, talk_of
     from duat_cli.cli.progress import Progress
-    from duat_cli.cli.session import ModelOptions
+    from duat_cli.cli.session import ModelOptions, PromptOptions
 
     clock = Clock()
     talk = talk_of(quiet, verbose, no_color)
     presentation = Presentation.of(output, form, json, no_color)
-    if base is None:
-        talk.note("no BASE given: using the bundled demo model and its adapter")
-    elif tuned is None:
+    if base is not None and tuned is None:
         raise InputError("TUNED missing: give an adapter or a tuned checkpoint behind BASE")
-    wanted = ModelOptions(base, revision, token, cache_dir, False, "auto", "cpu")
+    texts = None
+    if prompt or prompts is not None or default_prompts:
+        if default_prompts and (prompt or prompts is not None):
+            raise InputError("--default-prompts: give either it or prompts of your own")
+        if lint or no_base or other is not None:
+            raise InputError("prompts run one adapter or checkpoint against its base: no --lint, --no-base or OTHER")
+        texts = PromptOptions(prompt, prompts, max_tokens)
+    elif max_tokens is not None:
+        raise InputError("--max-tokens: there are no prompts; give --prompt, --prompts or --default-prompts")
+    wanted = ModelOptions(base, revision, token, cache_dir, False, dtype, device)
+    if base is None and texts is None:  # otherwise it is said when the model is opened
+        talk.note("no BASE given: using the bundled demo model and its adapter")
     with Progress(talk) as progress:
-        report = _Question(wanted, tuned, other, lint, no_base).answer(talk, progress, clock.run)
+        report = _Question(wanted, tuned, other, texts, lint, no_base).answer(talk, progress, clock.run)
 
     from duat_cli.report.lora_table import render_lora
 
     presentation.emit(report, render_lora, talk)
-    failed = lint and any(finding.level == "error" for finding in report.lint)
-    return EXIT_FINDINGS if failed else EXIT_SOUND
+    return EXIT_SOUND if _is_sound(report, lint) else EXIT_FINDINGS
+
+
+def _is_sound(report: LoraReport, lint: bool) -> bool:
+    certified = report.certificate is None or report.certificate.exact
+    linted = not lint or all(finding.level != "error" for finding in report.lint)
+    return certified and linted and (report.eq18 is None or report.eq18.holds)
 
 
 @dataclass(frozen=True)
@@ -110,6 +151,7 @@ class _Question:
     wanted: ModelOptions
     tuned: str | None
     other: str | None
+    texts: PromptOptions | None
     lint: bool
     no_base: bool
 
@@ -121,23 +163,29 @@ class _Question:
         found = self.wanted.find(progress)
         tuned = _folder(self.tuned)
         if is_adapter(tuned) or not (tuned / "config.json").exists():
-            return self._adapters(found, progress, run)
+            return self._adapters(found, talk, progress, run)
         if self.other is not None:
             raise InputError(f"OTHER '{self.other}': two adapters can be compared, but '{self.tuned}' is a checkpoint")
         if self.lint or self.no_base:
             option = "--lint" if self.lint else "--no-base"
             raise InputError(f"{option}: is about adapters, but '{self.tuned}' is a checkpoint")
-        return self._checkpoint(found, progress, run)
+        return self._checkpoint(found, talk, progress, run)
 
-    def _adapters(self, found: Found, progress: Progress, run: Callable[[], Run]) -> LoraReport:
+    def _adapters(self, found: Found, talk: Talk, progress: Progress, run: Callable[[], Run]) -> LoraReport:
         adapters = [_adapter(name) for name in (self.tuned, *([self.other] if self.other else []))]
         progress.doing("loading torch")
         from duat_cli.analysis.lora_diff import LoraOptions, adapter_report
 
         options = LoraOptions(read_base=not self.no_base, lint_only=self.lint)
-        return adapter_report(_weights(found), adapters, options, progress, run)
+        report = adapter_report(_weights(found), adapters, options, progress, run)
+        if self.texts is None:
+            return report
+        asked = self._asked(talk, progress)
+        from duat_cli.analysis.lora_report import adapter_on_prompts
 
-    def _checkpoint(self, found: Found, progress: Progress, run: Callable[[], Run]) -> LoraReport:
+        return adapter_on_prompts(report, _weights(found), adapters[0], asked, progress, run)
+
+    def _checkpoint(self, found: Found, talk: Talk, progress: Progress, run: Callable[[], Run]) -> LoraReport:
         from duat_cli.loading.checkpoint import inspect_folder
         from duat_cli.loading.source import Source
 
@@ -149,7 +197,29 @@ class _Question:
         from duat_cli.loading.base_weights import BaseWeights
 
         tuned = BaseWeights(Source(path, self.tuned, None), files)
-        return checkpoint_report(_weights(found), tuned, progress, run)
+        report = checkpoint_report(_weights(found), tuned, progress, run)
+        if self.texts is None:
+            return report
+        asked = self._asked(talk, progress)
+        progress.doing(f"loading {self.tuned}")
+        from duat_cli.analysis.lora_report import checkpoint_on_prompts
+        from duat_cli.loading.load import load_files
+
+        other = load_files(tuned.source, files, dtype=self.wanted.dtype, device=self.wanted.device)
+        return checkpoint_on_prompts(report, asked, other, progress, run)
+
+    def _asked(self, talk: Talk, progress: Progress) -> Asked:
+        """The base model, and the prompts as its token ids."""
+        from duat_cli.cli.session import open_session
+
+        assert self.texts is not None
+        loaded, prompts = open_session(self.wanted, self.texts, talk, progress)
+        from duat_cli.analysis.lora_report import Asked
+        from duat_cli.loading.load import load_tokenizer
+        from duat_cli.text import clean
+
+        tokenizer = load_tokenizer(loaded.files.path)
+        return Asked(loaded, prompts, lambda i: clean(str(tokenizer.decode([i]))))
 
 
 def _weights(found: Found) -> BaseWeights:

@@ -113,6 +113,7 @@ def _head(report: LoraReport) -> list[RenderableType]:
 
 def _modules(report: LoraReport, page: Page) -> list[RenderableType]:
     parts: list[RenderableType] = []
+    shown: list[str] = []
     for title, rows in ((report.tuned, report.modules), (_other(report), report.other_modules)):
         if not rows:
             continue
@@ -120,10 +121,11 @@ def _modules(report: LoraReport, page: Page) -> list[RenderableType]:
         for name, group in _MORE_COLUMNS.items():
             if any(getattr(row, name) is not None for row in rows) and fits(rows, _MODULE, [*wanted, *group], page):
                 wanted += group
+        shown += [column.path for column in wanted]
         heading = [_BLANK, line(title, "bold")] if report.other_modules else []
         parts += [*heading, *_tables(rows, _MODULE, wanted, page), *_absent(rows, wanted)]
     if parts:
-        parts += [_BLANK, *(line(text, "dim") for text in _legend(report))]
+        parts += [_BLANK, *(line(text, "dim") for text in _legend(shown))]
     return parts
 
 
@@ -131,18 +133,20 @@ def _other(report: LoraReport) -> str:
     return report.comparison.other if report.comparison else ""
 
 
-def _legend(report: LoraReport) -> list[str]:
-    texts = ["rank: as stated; stable: sum of sigma^2 over the largest; entropy: exp of the entropy of sigma^2."]
-    if any(m.intruders is not None for m in report.modules):
-        texts.append(
-            "intruders: of 10 leading singular vectors of the tuned weight, those unlike (cosine < 0.5) every one of "
-            "the base; align.: share of the change's leading directions inside the base's 10, beside it a random one's."
-        )
-    if any(m.rounding is not None for m in report.modules):
-        texts.append("rank over rounding: singular values above what rounding to the stored dtype makes by itself.")
-    if any(m.sup_local is not None for m in report.modules):
-        texts.append("largest effect: the most that the change can add to the module's output, for any input.")
-    return texts
+def _legend(shown: Sequence[str]) -> list[str]:
+    """What the columns on the page mean; shown: their paths."""
+    ranks = ["rank: as stated", "stable: sum of sigma^2 over the largest"]
+    ranks += ["entropy: exp of the entropy of sigma^2"] if "entropy_rank" in shown else []
+    meanings = {
+        "intruders.output": "intruders: of 10 leading singular vectors of the tuned weight, those unlike (cosine < 0.5)"
+        " every one of the base.",
+        "alignment.output": "align.: share of the change's leading directions inside the base's 10, beside it that of "
+        "a random change.",
+        "rounding.rank_above_floor": "rank over rounding: singular values above what rounding to the stored dtype makes"
+        " by itself.",
+        "sup_local": "largest effect: the most that the change can add to the module's output, for any input.",
+    }
+    return [f"dW: the change. {'; '.join(ranks)}.", *(text for path, text in meanings.items() if path in shown)]
 
 
 def _comparison(report: LoraReport, page: Page) -> list[RenderableType]:
