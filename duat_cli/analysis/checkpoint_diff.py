@@ -11,7 +11,7 @@ from duat_cli import __version__
 from duat_cli.analysis.adapter_change import Change
 from duat_cli.analysis.change_notable import summarise
 from duat_cli.analysis.lora_diff import NOT_READ, Collected, Progress, stored_dtype
-from duat_cli.analysis.weight_change import rounding
+from duat_cli.analysis.weight_change import Directions, rounding
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.adapter_plan import Plan
 from duat_cli.loading.base_weights import BaseWeights, Place
@@ -21,10 +21,12 @@ from duat_cli.results.base import Run
 from duat_cli.results.lora import LoraReport
 
 
-def checkpoint_report(base: BaseWeights, tuned: BaseWeights, progress: Progress, run: Callable[[], Run]) -> LoraReport:
+def checkpoint_report(
+    base: BaseWeights, tuned: BaseWeights, directions: Directions, progress: Progress, run: Callable[[], Run]
+) -> LoraReport:
     """The report on a fully tuned checkpoint; tensors are matched by name, with or without the head's prefix."""
     pairs = _pairs(base, tuned)
-    collected = Collected()
+    collected = Collected(directions)
     with base, tuned:
         for number, (name, (old, new)) in enumerate(pairs.items(), 1):
             _compare(base, tuned, name, old, new, collected)

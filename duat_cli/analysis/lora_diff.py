@@ -15,7 +15,7 @@ from duat_cli.analysis.adapter_change import Change, Read, adapter_tensors, chan
 from duat_cli.analysis.adapter_lint import lint_plans, lint_values, sorted_findings
 from duat_cli.analysis.change_comparison import compare
 from duat_cli.analysis.change_notable import summarise
-from duat_cli.analysis.weight_change import Numbers, module_change, numbers_of
+from duat_cli.analysis.weight_change import Directions, Numbers, module_change, numbers_of
 from duat_cli.loading.adapter import AdapterFiles
 from duat_cli.loading.adapter_keys import Keys, read_keys
 from duat_cli.loading.adapter_plan import AdapterFault, Plan, plans
@@ -33,12 +33,14 @@ class LoraOptions:
 
     read_base: bool = True
     lint_only: bool = False
+    directions: Directions = field(default_factory=Directions)
 
 
 @dataclass
 class Collected:
     """The changes of one adapter or checkpoint, put into entries one after another."""
 
+    directions: Directions
     modules: list[ModuleChange] = field(default_factory=list)
     unchanged: list[str] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
@@ -56,7 +58,7 @@ class Collected:
             self.unchanged.append(name)
             return None
         numbers = None if change.fault else numbers_of(change)
-        self.modules.append(module_change(change, numbers, stored, why_no_base))
+        self.modules.append(module_change(change, numbers, stored, why_no_base, self.directions))
         if numbers is None:
             self.warnings.append(f"{name}: {change.fault}; its numbers are undefined")
             return None
@@ -107,7 +109,7 @@ def adapter_report(
             found = list(plans(adapter, keys, base))
             opened.append(Opened(adapter, keys, found, stack.enter_context(adapter_tensors(adapter))))
         lint = [finding for one in opened for finding in _lint(one, base)]
-        collected = [Collected() for _ in opened]
+        collected = [Collected(options.directions) for _ in opened]
         if not options.lint_only:
             for one, into in zip(opened, collected, strict=True):
                 _refuse(one)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +23,7 @@ from duat_cli.loading.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.tuned import Value, own_names, tuned_copy
 from duat_cli.results.base import Run
-from duat_cli.results.lora import Eq18, LoraReport, ModuleChange
+from duat_cli.results.lora import Eq18, LoraReport, LoraSummary, ModuleChange
 
 STATEMENT = "the tuned model as the same sum, dW added to W'_{j,2} and W'_{j,3} (Eq. 18)"
 Progress = Callable[[int, int, str], None]
@@ -136,7 +137,7 @@ def _extended(
             "eq18": eq18,
             "skipped": [*report.skipped, *base.skipped()],
             "warnings": [*report.warnings, *dict.fromkeys(notes)],
-            "summary": report.summary.model_copy(update={"notable": [*_notable(found), *report.summary.notable]}),
+            "summary": _summary(report.summary, found),
             "run": run(),
         }
     )
@@ -176,6 +177,28 @@ def _with_sup(
     return entry.model_copy(update={"reasons": {**entry.reasons, "sup_local": why}})
 
 
+def _summary(before: LoraSummary, found: Findings) -> LoraSummary:
+    kl, changes = _kl(found), _loss_changes(found)
+    return before.model_copy(
+        update={
+            "kl": kl,
+            "loss_change": statistics.fmean(changes) if changes else None,
+            "notable": [*_notable(found), *before.notable],
+        }
+    )
+
+
+def _kl(found: Findings) -> float | None:
+    values = [p.kl for p in found.prompts if p.kl is not None]
+    return statistics.fmean(values) if values else None
+
+
+def _loss_changes(found: Findings) -> list[float]:
+    """Tuned less base, of every prompt that has both."""
+    pairs = [(p.loss_base, p.loss_tuned) for p in found.prompts]
+    return [tuned - base for base, tuned in pairs if base is not None and tuned is not None]
+
+
 def _notable(found: Findings) -> list[str]:
     """Where the change acts most, and through what."""
     known = [b for b in found.blocks if b.operator.routing is not None and b.operator.weights is not None]
@@ -193,5 +216,13 @@ def _notable(found: Findings) -> list[str]:
         lines.append(
             f"prompt {measured[0].prompt} moved most (KL {measured[0].kl:.3g} nats a token), prompt "
             f"{measured[-1].prompt} least ({measured[-1].kl:.3g})"
+        )
+    changes = _loss_changes(found)
+    if changes:
+        better = sum(change < 0 for change in changes)
+        mean = statistics.fmean(changes)
+        lines.append(
+            f"the loss on the prompts {'fell' if mean < 0 else 'rose'} by {abs(mean):.3g} nats a token on average; it "
+            f"fell on {better} of {len(changes)}"
         )
     return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from duat_cli.analysis.adapter_change import Change
 from duat_cli.loading.adapter_plan import Plan
+from duat_cli.models.cache import TensorCache
 from duat_cli.operators.leading import leading
 from duat_cli.operators.lowrank import EXACT_SIDE, LowRank, Piece, Triplets, singular, spectrum
 from duat_cli.operators.ranks import Ranks, ranks, rounding_floor
@@ -47,7 +49,18 @@ def numbers_of(change: Change) -> Numbers:
     return Numbers(norm, values, ranks(values, tuple(first.shape), float(eps)))
 
 
-def module_change(change: Change, numbers: Numbers | None, base: Tensor | None, why_no_base: str) -> ModuleChange:
+@dataclass(frozen=True)
+class Directions:
+    """Whether, and how, the leading directions of large matrices are looked for."""
+
+    large: bool = False
+    """Also where a dense SVD would take long: by Lanczos, seconds a matrix."""
+    cache: bool = True
+
+
+def module_change(
+    change: Change, numbers: Numbers | None, base: Tensor | None, why_no_base: str, directions: Directions
+) -> ModuleChange:
     """The report's entry; base: the stored base parameter, or None with the reason."""
     plan = change.plan
     reasons: dict[str, str] = {}
@@ -66,7 +79,7 @@ def module_change(change: Change, numbers: Numbers | None, base: Tensor | None, 
         relative = numbers.frobenius / size if size else None
         if not size:
             reasons["relative_frobenius"] = "the base parameter is zero"
-        alignment, intruders, absent = _to_base(change, numbers, base)
+        alignment, intruders, absent = _to_base(change, numbers, base, directions)
         reasons |= absent
     values, known = (numbers.values, numbers.ranks) if numbers is not None else (None, None)
     if numbers is not None and (values is None or known is None):
@@ -120,7 +133,7 @@ def rounding(base: Tensor, tuned: Tensor, values: Tensor) -> Rounding:
 
 
 def _to_base(
-    change: Change, numbers: Numbers, base: Tensor
+    change: Change, numbers: Numbers, base: Tensor, directions: Directions
 ) -> tuple[Alignment | None, Intruders | None, dict[str, str]]:
     piece = change.pieces[0]
     why = None
@@ -134,12 +147,14 @@ def _to_base(
         why = "the base has another shape"
     elif not bool(base.isfinite().all()):
         why = "the base parameter holds values that are not finite"
+    elif min(base.shape) > EXACT_SIDE and not directions.large:
+        why = f"more than {EXACT_SIDE} wide: computed with --directions"
     if why is not None:
         return None, None, {"alignment": why, "intruders": why}
     assert numbers.ranks is not None
     if min(base.shape) <= EXACT_SIDE:
         return _exactly(change.plan, piece, numbers.ranks, base.double())
-    return _by_lanczos(change.plan, piece, numbers.ranks, base.float())
+    return _by_lanczos(change.plan, piece, numbers.ranks, base, directions.cache)
 
 
 def _exactly(
@@ -158,13 +173,14 @@ def _exactly(
 
 
 def _by_lanczos(
-    plan: Plan, piece: Piece, known: Ranks, base: Tensor
+    plan: Plan, piece: Piece, known: Ranks, stored: Tensor, cache: bool
 ) -> tuple[Alignment | None, Intruders | None, dict[str, str]]:
     """By the leading parts of x -> Wx and x -> Wx + L(Rx). With c the tuned vector's components in the base's found
     directions, no other base vector can have a cosine above sqrt(1 - |c|²): what that leaves open is not told."""
     apply, back = _products(piece)
+    base = stored.float()
     count = min(3 * DIRECTIONS, *base.shape)
-    own = leading(lambda x: base @ x, lambda y: base.mT @ y, base[0], base.shape[1], count)
+    own = _of_base(stored, base, count, cache)
     if own is None:
         why = "the base's leading directions did not converge"
         return None, None, {"alignment": why, "intruders": why}
@@ -178,6 +194,24 @@ def _by_lanczos(
     why = f"not settled by the base's {count} leading directions"
     reasons = {name: why for name, value in (("output", output), ("input", into)) if value is None}
     return aligned, Intruders(k=k, epsilon=EPSILON, output=output, input=into, reasons=reasons), {}
+
+
+def _of_base(stored: Tensor, base: Tensor, count: int, cache: bool) -> Triplets | None:
+    """The base's leading directions, from the cache where this very tensor was met before."""
+    raw = stored.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    key = hashlib.sha256(f"{tuple(stored.shape)} {stored.dtype} {count}".encode())
+    key.update(raw.data)
+    kept = TensorCache(f"directions-{key.hexdigest()[:32]}", enabled=cache)
+    left, values, right = (kept.get(name) for name in ("left", "values", "right"))
+    if left is not None and values is not None and right is not None:
+        return Triplets(left, values, right)
+    found = leading(lambda x: base @ x, lambda y: base.mT @ y, base[0], base.shape[1], count)
+    if found is not None:
+        kept.put("left", found.left)
+        kept.put("values", found.values)
+        kept.put("right", found.right)
+        kept.save()
+    return found
 
 
 def _count(tuned: Tensor, base: Tensor) -> int | None:

@@ -79,6 +79,24 @@ DefaultPrompts = Annotated[
         help="Also run the bundled texts through both models.",
     ),
 ]
+LargeDirections = Annotated[
+    bool,
+    typer.Option(
+        "--directions",
+        metavar="",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Intruders and alignment also for matrices over 1024 wide, by Lanczos: seconds each.",
+    ),
+]
+NoCache = Annotated[
+    bool,
+    typer.Option(
+        "--no-cache",
+        metavar="",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Neither read nor write directions of base weights in the cache.",
+    ),
+]
 
 
 def lora_diff(
@@ -91,6 +109,8 @@ def lora_diff(
     max_tokens: options.MaxTokens = None,
     lint: Lint = False,
     no_base: NoBase = False,
+    directions: LargeDirections = False,
+    no_cache: NoCache = False,
     device: options.Device = "auto",
     dtype: options.DtypeOption = "float32",
     revision: options.Revision = None,
@@ -130,7 +150,9 @@ def lora_diff(
     if base is None and texts is None:  # otherwise it is said when the model is opened
         talk.note("no BASE given: using the bundled demo model and its adapter")
     with Progress(talk) as progress:
-        report = _Question(wanted, tuned, other, texts, lint, no_base).answer(talk, progress, clock.run)
+        report = _Question(wanted, tuned, other, texts, lint, no_base, directions, not no_cache).answer(
+            talk, progress, clock.run
+        )
 
     from duat_cli.report.lora_table import render_lora
 
@@ -154,6 +176,8 @@ class _Question:
     texts: PromptOptions | None
     lint: bool
     no_base: bool
+    large: bool
+    cache: bool
 
     def answer(self, talk: Talk, progress: Progress, run: Callable[[], Run]) -> LoraReport:
         from duat_cli.loading.adapter import is_adapter
@@ -175,8 +199,10 @@ class _Question:
         adapters = [_adapter(name) for name in (self.tuned, *([self.other] if self.other else []))]
         progress.doing("loading torch")
         from duat_cli.analysis.lora_diff import LoraOptions, adapter_report
+        from duat_cli.analysis.weight_change import Directions
 
-        options = LoraOptions(read_base=not self.no_base, lint_only=self.lint)
+        directions = Directions(self.large, self.cache)
+        options = LoraOptions(read_base=not self.no_base, lint_only=self.lint, directions=directions)
         report = adapter_report(_weights(found), adapters, options, progress, run)
         if self.texts is None:
             return report
@@ -194,10 +220,12 @@ class _Question:
         files = inspect_folder(path)
         progress.doing("loading torch")
         from duat_cli.analysis.checkpoint_diff import checkpoint_report
+        from duat_cli.analysis.weight_change import Directions
         from duat_cli.loading.base_weights import BaseWeights
 
         tuned = BaseWeights(Source(path, self.tuned, None), files)
-        report = checkpoint_report(_weights(found), tuned, progress, run)
+        directions = Directions(self.large, self.cache)
+        report = checkpoint_report(_weights(found), tuned, directions, progress, run)
         if self.texts is None:
             return report
         asked = self._asked(talk, progress)

@@ -179,6 +179,10 @@ class LoraSummary(WithReasons):
     changed: int = Field(description="parameters that change")
     frobenius_norm: Finite | None = Field(description="of all changes together")
     relative_frobenius: Finite | None = Field(description="to the base parameters that change, together")
+    kl: Finite | None = Field(default=None, description="mean over prompts, with prompts")
+    loss_change: Finite | None = Field(
+        default=None, description="mean over prompts of loss_tuned - loss_base, nats a token; below 0 is better"
+    )
     notable: list[str]
 
 

@@ -24,6 +24,7 @@ from duat_cli.analysis.lora_places import places_of, sup_local, true_gain
 from duat_cli.analysis.lora_prompts import compare_on_prompts
 from duat_cli.analysis.lora_report import Asked, adapter_on_prompts, checkpoint_on_prompts
 from duat_cli.analysis.session import Session
+from duat_cli.analysis.weight_change import Directions
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.adapter import open_adapter
 from duat_cli.loading.base_weights import BaseWeights
@@ -308,7 +309,7 @@ def test_a_checkpoint_under_prompts_is_its_adapter(tmp_path: Path) -> None:
     base, adapter = made("llama", tmp_path)
     merged_model(base, adapter).save_pretrained(tmp_path / "tuned")
     weights = [BaseWeights(Source(f, f.name, None), inspect_folder(f)) for f in (base, tmp_path / "tuned")]
-    first = checkpoint_report(weights[0], weights[1], quiet, lambda: RUN)
+    first = checkpoint_report(weights[0], weights[1], Directions(), quiet, lambda: RUN)
     found = checkpoint_on_prompts(first, asked(load(str(base))), load(str(tmp_path / "tuned")), quiet, lambda: RUN)
     expected = report_of(base, adapter)
     assert found.blocks is not None

@@ -16,6 +16,7 @@ import adapters
 from duat_cli.analysis import weight_change
 from duat_cli.analysis.checkpoint_diff import checkpoint_report
 from duat_cli.analysis.lora_diff import LoraOptions, adapter_report
+from duat_cli.analysis.weight_change import Directions
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.adapter import open_adapter
 from duat_cli.loading.base_weights import BaseWeights
@@ -38,7 +39,7 @@ def report(base: Path, *folders: Path, options: LoraOptions = LoraOptions()) -> 
 
 
 def tuned_report(base: Path, tuned: Path) -> LoraReport:
-    return checkpoint_report(weights(base), weights(tuned), lambda *a: None, lambda: RUN)
+    return checkpoint_report(weights(base), weights(tuned), Directions(), lambda *a: None, lambda: RUN)
 
 
 def key(module: ModuleChange) -> str:
@@ -63,7 +64,7 @@ def test_every_number_of_an_adapter(
     adapter = adapters.make(base, tmp_path / "adapter", CONFIGS[model_type])
     expected = adapters.merged(base, adapter)
     stored = {name: tensor.double() for name, tensor in adapters.load_base(base).state_dict().items()}
-    found = report(base, adapter)
+    found = report(base, adapter, options=LoraOptions(directions=Directions(large=True)))
     assert found.modules
     for module in found.modules:
         change, weight = expected[key(module)], stored[key(module)]

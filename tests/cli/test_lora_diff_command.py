@@ -137,3 +137,80 @@ def test_bad_input_is_one_line(
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert words in err
+
+
+# -- with prompts --------------------------------------------------------------------------------------------
+
+
+def test_prompts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["lora-diff", "--prompt", "def main(argv):", "--prompt", "A list is", "--json", "-q"]) == 0
+    report = LoraReport.model_validate(document(capsys))
+    assert (report.level, len(report.prompts or []), len(report.blocks or [])) == ("prompts", 2, 6)
+    assert report.certificate is not None
+    assert report.certificate.exact
+    assert report.eq18 is not None
+    assert report.eq18.holds
+    assert len(report.eq18.on_third) == 6
+    assert all(m.sup_local is not None for m in report.modules if m.name.endswith(("q_proj", "v_proj")))
+    assert run(["lora-diff", "--prompt", "def main(argv):", "-q", "--max-tokens", "3"]) == 0
+    page = capsys.readouterr().out
+    assert "routing" in page
+    assert max(map(len, page.split("\n"))) <= 80
+
+
+def test_a_tuned_model_that_is_not_exact_is_exit_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("duat_cli.analysis.session.tolerance_for", lambda dtype: 1e-12)
+    assert run(["lora-diff", "--prompt", "def main(argv):", "-q"]) == 1
+    assert " ".join(capsys.readouterr().out.split()).count("NOT EXACT") == 2
+
+
+def test_the_bundled_adapter_acts_most_on_its_own_kind_of_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was tuned on the language reference: there it moves the model more, and to the better."""
+    from pydoc_data.topics import topics
+
+    own = [
+        " ".join(topics[name].split())[:400]
+        for name in ("with", "try", "lambda", "operator-summary", "attribute-access")
+    ]
+    others = [
+        "The old fisherman walked along the beach at dawn, thinking of his daughter, who had left for the city.",
+        "Quarterly revenue rose four percent to two billion dollars, as stronger sales in Europe offset a weak dollar.",
+        "Whisk the eggs with the sugar until pale, then fold in the flour and the melted butter, and bake for an hour.",
+        "import os\nimport sys\n\ndef main(argv):\n    for name in argv[1:]:\n        print(os.path.getsize(name))\n",
+        "class Stack:\n    def __init__(self):\n        self.all = []\n\n    def pop(self):\n        return self.all\n",
+    ]
+    found = []
+    for name, texts in (("own", own), ("others", others)):
+        file = tmp_path / f"{name}.jsonl"
+        file.write_text("\n".join(json.dumps({"text": text}) for text in texts))
+        assert run(["lora-diff", "--prompts", str(file), "--max-tokens", "96", "--json", "-q"]) == 0
+        found.append(LoraReport.model_validate(document(capsys)).summary)
+    mine, theirs = found
+    assert mine.kl is not None
+    assert theirs.kl is not None
+    assert mine.kl > 1.2 * theirs.kl
+    assert mine.loss_change is not None
+    assert theirs.loss_change is not None
+    assert mine.loss_change < -0.2
+    assert theirs.loss_change > -0.1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--prompt", "a", "--lint"), "no --lint"),
+        (("--prompt", "a", "--default-prompts"), "give either"),
+        (("--max-tokens", "3"), "there are no prompts"),
+        (("--prompt", " "), "empty prompt"),
+        (("--prompts", "missing.txt"), "cannot be read"),
+    ],
+)
+def test_bad_prompts_are_one_line(arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["lora-diff", *arguments, "-q"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert words in err
