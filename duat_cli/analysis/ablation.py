@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.analysis.damage import Metric
+from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.passes import Means, Recorded, Removal, record, run_without
 from duat_cli.models.sites import BlockSites, Site, TermId
@@ -39,9 +41,17 @@ class Ablator:
 
     def damage(self, recorded: Recorded, ids: Tensor, terms: Iterable[TermId]) -> float:
         """What removing all these terms together does to one prompt."""
+        terms = list(terms)
         removals = self._removals(terms)
         output = run_without(self.structure, self.metric.forward(ids), recorded, removals)
-        return self.metric.measured(recorded.output, output, ids)
+        found = self.metric.measured(recorded.output, output, ids)
+        if not math.isfinite(found):  # a comparison with a budget would be false, and the set pass for harmless
+            names = ", ".join(f"block {t.block} {t.kind}" for t in list(terms)[:3])
+            raise UnsupportedModelError(
+                f"without {names} ... the model's output is not finite in {str(output.dtype).removeprefix('torch.')}; "
+                "a wider --dtype may help"
+            )
+        return found
 
     def _removals(self, terms: Iterable[TermId]) -> dict[int, Removal]:
         masks: dict[int, dict[Site, Tensor]] = defaultdict(dict)
@@ -75,7 +85,7 @@ def mean_values(
 ) -> Means:
     """The mean over all tokens of what every site holds, and of what every block adds: (width,) each."""
     sums: dict[tuple[int, Site | None], Tensor] = {}
-    tokens = 0
+    rows: dict[tuple[int, Site | None], int] = defaultdict(int)  # a module may run twice in a block
 
     def see(number: int, site: Site, value: Tensor) -> None:
         if site.kind != "expert":
@@ -84,10 +94,10 @@ def mean_values(
     def add(number: int, site: Site | None, value: Tensor) -> None:
         total = value.reshape(-1, value.shape[-1]).double().sum(dim=0)
         sums[number, site] = sums.get((number, site), torch.zeros_like(total)) + total
+        rows[number, site] += value.numel() // value.shape[-1]
 
     for ids in inputs:
-        recorded = record(structure, metric.forward(ids), sites, see)
-        tokens += ids.shape[1]
+        recorded = record(structure, metric.forward(ids.to(structure.stack.device)), sites, see)
         for number, call in enumerate(recorded.calls):
             add(number, None, call.after - call.before)
-    return {key: total / tokens for key, total in sums.items()}
+    return {key: total / rows[key] for key, total in sums.items()}

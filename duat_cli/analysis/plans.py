@@ -75,7 +75,7 @@ def nested_sets(
     points = [Point(size, float(curve[size - 1]), mean) for size, mean in zip(sizes, means, strict=True)]
     chosen = None
     for point in points:  # a larger set only if every smaller one is within the budget too
-        if point.measured > budget:
+        if not point.measured <= budget:
             break
         chosen = point
     return Nested(kind, names, points, chosen)
@@ -114,7 +114,9 @@ def guaranteed(
         ids = ablator.place(prompt)
         recorded = ablator.record(ids)
         for k in range(alive):
-            exceeded[k] += ablator.damage(recorded, ids, nested.order[: sizes[k]]) > budget
+            exceeded[k] += (
+                ablator.damage(recorded, ids, nested.order[: sizes[k]]) > budget
+            )  # never of NaN: the ablator refuses it
             tick()
         alive = next((k + 1 for k in range(alive) if exceeded[k] > most), alive)
     return choose_nested(exceeded[:alive], len(held_out), share, confidence), sizes
