@@ -17,6 +17,7 @@ from duat_cli.models.sites import BlockSites, Site, TermId
 from duat_cli.models.structure import ModelStructure
 
 Tick = Callable[[], None]
+Removals = Mapping[int, Removal]  # by block call
 
 
 class Ablator:
@@ -39,43 +40,46 @@ class Ablator:
         """The unablated pass of a prompt."""
         return record(self.structure, self.metric.forward(ids))
 
-    def damage(self, recorded: Recorded, ids: Tensor, terms: Iterable[TermId]) -> float:
+    def damage(self, recorded: Recorded, ids: Tensor, removals: Removals) -> float:
         """What removing all these terms together does to one prompt."""
-        terms = list(terms)
-        removals = self._removals(terms)
         output = run_without(self.structure, self.metric.forward(ids), recorded, removals)
         found = self.metric.measured(recorded.output, output, ids)
         if not math.isfinite(found):  # a comparison with a budget would be false, and the set pass for harmless
-            names = ", ".join(f"block {t.block} {t.kind}" for t in list(terms)[:3])
+            blocks = ", ".join(map(str, sorted(removals)[:3])) + (" and others" if len(removals) > 3 else "")
             raise UnsupportedModelError(
-                f"without {names} ... the model's output is not finite in {str(output.dtype).removeprefix('torch.')}; "
-                "a wider --dtype may help"
+                f"with terms of block {blocks} removed, the model's output is not finite in "
+                f"{str(output.dtype).removeprefix('torch.')}; a wider --dtype may help"
             )
         return found
 
-    def _removals(self, terms: Iterable[TermId]) -> dict[int, Removal]:
-        masks: dict[int, dict[Site, Tensor]] = defaultdict(dict)
+    def removals(self, terms: Iterable[TermId]) -> Removals:
+        """What to take out of which block call: the same for every prompt."""
+        places: dict[int, dict[Site, list[int]]] = defaultdict(lambda: defaultdict(list))
         whole: set[int] = set()
         for term in terms:
             if term.kind == "block":
                 whole.add(term.block)
                 continue
             site, place = self.sites[self.structure.calls[term.block]].find(term)
-            masks[term.block].setdefault(site, torch.ones(site.count))[place] = 0
-        return {
-            block: Removal(dict(masks.get(block, {})), block in whole, self.means, block)
-            for block in sorted(whole | set(masks))
-        }
+            places[term.block][site].append(place)
+        found = {}
+        for block in sorted(whole | set(places)):
+            masks = {site: torch.ones(site.count) for site in places[block]}
+            for site, mask in masks.items():
+                mask[places[block][site]] = 0
+            found[block] = Removal(masks, block in whole, self.means, block)
+        return found
 
 
 def measured(ablator: Ablator, prompts: Sequence[Prompt], sets: Sequence[Sequence[TermId]], tick: Tick) -> Tensor:
     """The damage of every set under every prompt, (sets, prompts) float64. One prompt's passes are kept at a time."""
     found = torch.zeros(len(sets), len(prompts), dtype=torch.float64)
+    removals = [ablator.removals(terms) for terms in sets]
     for p, prompt in enumerate(prompts):
         ids = ablator.place(prompt)
         recorded = ablator.record(ids)
-        for k, terms in enumerate(sets):
-            found[k, p] = ablator.damage(recorded, ids, terms)
+        for k, removed in enumerate(removals):
+            found[k, p] = ablator.damage(recorded, ids, removed)
             tick()
     return found
 
