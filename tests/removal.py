@@ -102,3 +102,70 @@ def _features(linear: nn.Module, which: Any) -> tuple[nn.Parameter, Any]:
     """The weights that one of the layer's input features meets."""
     weight: nn.Parameter = linear.weight  # type: ignore[assignment]
     return (weight, (which,)) if type(linear).__name__ == "Conv1D" else (weight, (slice(None), which))
+
+
+def scaled(structure: Any, sites: Any, forward: Callable[[], Tensor], term: TermId, factor: float) -> Tensor:
+    """The pass with one term multiplied by a factor, every block run: for differences by hand."""
+    module, turn = structure.calls[term.block], structure.calls[: term.block].count(structure.calls[term.block])
+    count = 0
+
+    def here(step: int = 0) -> bool:
+        nonlocal count
+        count += step
+        return count - 1 == turn
+
+    if term.kind == "block":
+        seen: list[Tensor] = []
+        slot = structure.block(term.block).parts.hidden
+        handles = [
+            module.register_forward_pre_hook(lambda m, a, k: seen.append(slot.get(a, k).clone()), with_kwargs=True),
+            module.register_forward_hook(lambda m, a, o: _mixed(o, seen[-1], factor) if here(1) else None),
+        ]
+    else:
+        site, place = sites[module].find(term)
+
+        def edit(value: Tensor, index: Tensor | None) -> Tensor:
+            keep = torch.ones(site.count)
+            keep[place] = factor
+            if index is not None:
+                return value * keep[index]
+            return (
+                (value.unflatten(-1, (site.count, -1)) * keep[:, None]).flatten(-2) if site.count > 1 else value * keep
+            )
+
+        def before(m: Any, args: Any, kwargs: Any) -> Any:
+            if not here():
+                return None
+            if site.routing is None:
+                return (edit(args[0], None), *args[1:]), kwargs
+            args, kwargs = list(args), dict(kwargs)
+            read = lambda key: args[key] if isinstance(key, int) else kwargs[key]  # noqa: E731
+            new = edit(read(site.routing.weights), read(site.routing.index))
+            (args if isinstance(site.routing.weights, int) else kwargs)[site.routing.weights] = new
+            return tuple(args), kwargs
+
+        def after(m: Any, args: Any, output: Any) -> Any:
+            if not here():
+                return None
+            return edit(output, None) if isinstance(output, Tensor) else (edit(output[0], None), *output[1:])
+
+        def begin(m: Any, args: Any) -> None:
+            here(1)
+
+        handles = [module.register_forward_pre_hook(begin)]
+        if site.place == "output":
+            handles.append(site.watched.register_forward_hook(after))
+        else:
+            handles.append(site.watched.register_forward_pre_hook(before, with_kwargs=True))
+    try:
+        with torch.no_grad():
+            return forward()
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _mixed(output: Any, before: Tensor, factor: float) -> Any:
+    hidden = output if isinstance(output, Tensor) else output[0]
+    mixed = before + factor * (hidden - before)
+    return mixed if isinstance(output, Tensor) else (mixed, *output[1:])
