@@ -130,8 +130,8 @@ def _guarantee(plan: Plan) -> str:
     if not given.removed:
         return f"{plan.granularity}: none; even the smallest set tested exceeded the budget too often"
     return (
-        f"{plan.granularity}: with {_exactly(given.confidence)} % confidence, removing {given.removed} of {plan.of} "
-        f"exceeds the budget on at most {_exactly(given.share_above_limit)} % of prompts "
+        f"{plan.granularity}: with {_exactly(given.confidence)}% confidence, removing {given.removed} of {plan.of} "
+        f"exceeds the budget on at most {_exactly(given.share_above_limit)}% of prompts "
         f"({given.exceeded} of {given.holdout_prompts} "
         "held-out prompts did)"
     )
@@ -159,7 +159,11 @@ def _pictures(report: PruneReport, page: Page) -> list[RenderableType]:
     head = f"{'removed':>8} {'predicted':>9} {'measured':>9}"
     return [
         _BLANK,
-        line(f"Damage against the share of {plan.granularity}s removed, least damaging first", "bold"),
+        line(
+            f"Damage, {report.protocol.unit}, against the share of {plan.granularity}s removed, least damaging first "
+            "(bars: measured)",
+            "bold",
+        ),
         Text(head),
         *(Text(row.rstrip()) for row in rows),
     ]

@@ -144,7 +144,7 @@ def test_local_of_heads_and_branches_by_hand(model_type: str) -> None:
         for part, whole in (("head", "attention"), ("neuron", "ffn")):
             [site] = here.sites[module].of(part)
             weight = site.module.weight if type(site.module).__name__ == "Conv1D" else site.module.weight.T
-            taken, given = seen[block, part]
+            weight, (taken, given) = weight.detach(), seen[block, part]
             assert here.found.local[TermId(whole, block, 0)] == pytest.approx(float(given.norm()) / size, rel=1e-4)
             width = taken.shape[-1] // site.count
             for k in (0, site.count - 1):
