@@ -14,14 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.analysis.damage import Metric
-from duat_cli.models.passes import BlockGradient, Recorded, gradients
-from duat_cli.models.sites import BlockSites, Kind, Site, TermId
+from duat_cli.models.passes import BlockGradient, Means, Recorded, gradients
+from duat_cli.models.sites import BlockSites, Kind, TermId
 from duat_cli.models.structure import ModelStructure
 
 SEED = 29
 PROBE_ELEMENTS = 1 << 26  # of probes in the output's space at once: 256 MB in float32
-
-Means = Mapping[tuple[int, Site | None], Tensor]  # (block call, site; None: the whole block) -> its mean value
 
 
 @dataclass(frozen=True)
@@ -86,8 +84,9 @@ def responses(
 
 
 def _pieces(count: int, elements: int) -> Iterator[int]:
+    """How many probes at a time; one empty piece for none, because a metric may have a direction of its own."""
     step = max(1, PROBE_ELEMENTS // elements)
-    for first in range(0, count, step):
+    for first in range(0, max(count, 1), step):
         yield min(step, count - first)
 
 
@@ -95,7 +94,7 @@ def _gather(block: BlockGradient, terms: Terms, found: Tensor, means: Means | No
     rows = block.probes
     for at in block.sites:
         value = at.value if means is None else at.value - means[block.number, at.site].to(at.value)
-        sums = at.site.collect(at.gradient.mul_(value), at.index)  # in place: it is the largest tensor here
+        sums = at.site.collect(at.gradient * value, at.index)  # not in place: gradients may share memory
         first = terms.starts[at.site.kind, block.number] + at.site.offset
         found[rows, first : first + at.site.count] += sums.float().cpu()
     place = terms.starts.get(("block", block.number))

@@ -42,27 +42,47 @@ class Recorded:
     calls: list[BlockCall]
 
 
+Means = Mapping[tuple[int, Site | None], Tensor]  # (block call, site; None: the whole block) -> mean value, (width,)
+
+
 @dataclass(frozen=True)
 class Removal:
     """What is taken out of one block call: a factor 0 (removed) or 1 (kept) for every term of some sites."""
 
     masks: Mapping[Site, Tensor]  # (site.count,)
     whole: bool = False  # the block as a whole: its output is its input
-    means: Mapping[Site, Tensor] | None = None  # stands in for what is removed, by the last dimension; None: zero
+    means: Means | None = None  # what stands in for what is removed; None: zero
+    number: int = 0  # of the block call, to find its means
 
     def edit(self, site: Site, value: Tensor, index: Tensor | None) -> Tensor:
         keep = site.spread(self.masks[site].to(value), value, index)
         kept = value * keep
-        return kept if self.means is None else kept + (1 - keep) * self.means[site].to(value)
+        return kept if self.means is None else kept + (1 - keep) * self.means[self.number, site].to(value)
+
+    def bridge(self, before: Tensor) -> Tensor:
+        """The output of a block that is gone."""
+        return before if self.means is None else before + self.means[self.number, None].to(before)
 
 
-def record(structure: ModelStructure, forward: Forward) -> Recorded:
-    """Run `forward` and keep every block's input and output."""
+def record(
+    structure: ModelStructure,
+    forward: Forward,
+    sites: Mapping[nn.Module, BlockSites] | None = None,
+    see: Callable[[int, Site, Tensor], None] | None = None,
+) -> Recorded:
+    """Run `forward` and keep every block's input and output; `see(block call, site, tensor)` is shown every site."""
     calls: list[BlockCall] = []
 
     def handle(number: int, original: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        before = structure.block(number).parts.hidden.get(args, kwargs).clone()
-        output = original(*args, **kwargs)
+        parts = structure.block(number).parts
+        before = parts.hidden.get(args, kwargs).clone()
+
+        def show(site: Site, value: Tensor, index: Tensor | None) -> None:
+            assert see is not None
+            see(number, site, value)
+
+        with watching(sites[parts.module].sites if sites is not None and see is not None else (), show):
+            output = original(*args, **kwargs)
         calls.append(BlockCall(args, kwargs, output, before, hidden_of(output, before).clone()))
         return output
 
@@ -88,7 +108,7 @@ def run_without(
         before = before.clone() if removal.whole else before
         with watching(list(removal.masks), removal.edit):
             output = original(*args, **kwargs)
-        return with_hidden(output, before, before) if removal.whole else output
+        return with_hidden(output, before, removal.bridge(before)) if removal.whole else output
 
     with torch.no_grad(), _block_calls(structure, handle):
         return forward()
@@ -203,7 +223,8 @@ def gradients(
             below: list[Tensor] = []
             for piece in at_output.split(_piece(captured, x)):
                 # nothing stands in front of the first block
-                grads = _pulled(after, [value for _, value, _ in captured] + ([x] if number else []), piece)
+                inputs = [value for _, value, _ in captured] + ([x] if number else [])
+                grads = _pulled(after, inputs, piece) if inputs else []
                 first = sum(map(len, below))
                 below.append(grads.pop() if number else piece)
                 found = [

@@ -8,11 +8,13 @@ from typing import Any
 from duat_cli.results.base import Result
 from duat_cli.results.inspect import InspectReport, VerifyReport
 from duat_cli.results.matrix import MatrixReport
+from duat_cli.results.prune import PruneReport
 from duat_cli.results.support import SupportReport
 
 REPORTS: dict[str, type[Result]] = {
     "inspect": InspectReport,
     "matrix": MatrixReport,
+    "prune-bound": PruneReport,
     "verify": VerifyReport,
     "support": SupportReport,
 }

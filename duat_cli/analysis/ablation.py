@@ -1,0 +1,93 @@
+"""Real ablation: terms taken out of the model's own forward pass, and the damage that does."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from duat_cli.analysis.damage import Metric
+from duat_cli.loading.prompts import Prompt
+from duat_cli.models.passes import Means, Recorded, Removal, record, run_without
+from duat_cli.models.sites import BlockSites, Site, TermId
+from duat_cli.models.structure import ModelStructure
+
+Tick = Callable[[], None]
+
+
+class Ablator:
+    """Ablates sets of terms of one model under one metric."""
+
+    def __init__(
+        self,
+        structure: ModelStructure,
+        sites: Mapping[nn.Module, BlockSites],
+        metric: Metric,
+        means: Means | None = None,
+    ) -> None:
+        self.structure, self.sites, self.metric, self.means = structure, sites, metric, means
+
+    def place(self, prompt: Prompt) -> Tensor:
+        """A prompt's token ids where the model is."""
+        return prompt.input_ids.to(self.structure.stack.device)
+
+    def record(self, ids: Tensor) -> Recorded:
+        """The unablated pass of a prompt."""
+        return record(self.structure, self.metric.forward(ids))
+
+    def damage(self, recorded: Recorded, ids: Tensor, terms: Iterable[TermId]) -> float:
+        """What removing all these terms together does to one prompt."""
+        removals = self._removals(terms)
+        output = run_without(self.structure, self.metric.forward(ids), recorded, removals)
+        return self.metric.measured(recorded.output, output, ids)
+
+    def _removals(self, terms: Iterable[TermId]) -> dict[int, Removal]:
+        masks: dict[int, dict[Site, Tensor]] = defaultdict(dict)
+        whole: set[int] = set()
+        for term in terms:
+            if term.kind == "block":
+                whole.add(term.block)
+                continue
+            site, place = self.sites[self.structure.calls[term.block]].find(term)
+            masks[term.block].setdefault(site, torch.ones(site.count))[place] = 0
+        return {
+            block: Removal(dict(masks.get(block, {})), block in whole, self.means, block)
+            for block in sorted(whole | set(masks))
+        }
+
+
+def measured(ablator: Ablator, prompts: Sequence[Prompt], sets: Sequence[Sequence[TermId]], tick: Tick) -> Tensor:
+    """The damage of every set under every prompt, (sets, prompts) float64. One prompt's passes are kept at a time."""
+    found = torch.zeros(len(sets), len(prompts), dtype=torch.float64)
+    for p, prompt in enumerate(prompts):
+        ids = ablator.place(prompt)
+        recorded = ablator.record(ids)
+        for k, terms in enumerate(sets):
+            found[k, p] = ablator.damage(recorded, ids, terms)
+            tick()
+    return found
+
+
+def mean_values(
+    structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], metric: Metric, inputs: Sequence[Tensor]
+) -> Means:
+    """The mean over all tokens of what every site holds, and of what every block adds: (width,) each."""
+    sums: dict[tuple[int, Site | None], Tensor] = {}
+    tokens = 0
+
+    def see(number: int, site: Site, value: Tensor) -> None:
+        if site.kind != "expert":
+            add(number, site, value)
+
+    def add(number: int, site: Site | None, value: Tensor) -> None:
+        total = value.reshape(-1, value.shape[-1]).double().sum(dim=0)
+        sums[number, site] = sums.get((number, site), torch.zeros_like(total)) + total
+
+    for ids in inputs:
+        recorded = record(structure, metric.forward(ids), sites, see)
+        tokens += ids.shape[1]
+        for number, call in enumerate(recorded.calls):
+            add(number, None, call.after - call.before)
+    return {key: total / tokens for key, total in sums.items()}
