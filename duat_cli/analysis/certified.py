@@ -234,7 +234,10 @@ class _Block:
         if whole is not None:
             return self._capped(arrival, form.count, experts, REST), whole
         experts = experts * abs(arrival.factor)
-        return Terms(experts), _one(float(experts.max())) if form.alone else _none(SHARED)
+        if not form.complete:
+            return Terms(experts), _none(SHARED)
+        shared = 0.0 if form.shared is None else Layers.of(form.shared).largest_of(ball, form.shared)
+        return Terms(experts), _one(float(experts.max()) + shared * abs(arrival.factor))
 
     # -- block -------------------------------------------------------------------------------------------------
 

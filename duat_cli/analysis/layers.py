@@ -54,6 +54,10 @@ class Layers:
         total = min(sum_maximum(sizes, columns), self._together(ball) * spectral_limit(columns))
         return total + (0.0 if bias is None else float(bias.double().norm()))
 
+    def largest_of(self, ball: Ball, form: FeedForward) -> float:
+        """The same for a whole FFN."""
+        return self.largest(ball, self.neuron_sizes(ball), form.columns().double(), form.bias)
+
     def _together(self, ball: Ball) -> float:
         """The largest |h|, all neurons at once: infinity where no better bound than each neuron's own is known.
 

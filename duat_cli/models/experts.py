@@ -8,6 +8,7 @@ and how gate and up share one, is tried out, and the form that gives every exper
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_error
+from duat_cli.models.feedforward import FeedForward, equal, evaluate, find_feedforward
 from duat_cli.models.sites import Site, watching
 from duat_cli.models.tracing import Event, Trace
 from duat_cli.operators.activations import KNOWN, Activation
@@ -46,8 +48,10 @@ class Experts:
     """What the routing weights of every token, none of them negative, sum to."""
     factor: float
     """κ: what multiplies the experts' output on its way to the unit's."""
-    alone: bool
-    """Whether the unit adds nothing else (no shared expert)."""
+    shared: FeedForward | None
+    """The one FFN that the unit adds for every token, if it adds one."""
+    complete: bool
+    """Whether experts and shared FFN are all that the unit gives."""
 
     @property
     def count(self) -> int:
@@ -83,8 +87,10 @@ def find_experts(unit: nn.Module, site: Site, written: Trace, call: int) -> Expe
             raise UnsupportedModelError(f"{type(site.module).__name__} is no known activation between two layers")
         unit_event = written.calls(unit)[call]
         routing = _routing_sum(unit_event, site)
-        factor, alone = _way_out(unit_event, site)
-    return Experts(site.module, asked.hidden, *form, routing=routing, factor=factor, alone=alone)
+        factor, rests = _way_out(unit_event, site)
+        shared = _shared(unit_event, written, call, rests)
+    complete = shared is not None or not any(bool(rest.any()) for _, rest in rests)
+    return Experts(site.module, asked.hidden, *form, routing=routing, factor=factor, shared=shared, complete=complete)
 
 
 Form = tuple[Activation, Tensor | None, Tensor, Tensor | None, Tensor | None, Tensor, Tensor | None]
@@ -177,7 +183,7 @@ def _at(bias: Tensor | None, where: slice) -> Tensor | None:
 
 def _gives(form: Form, asked: _Asked) -> bool:
     """Whether the form gives every expert's output: the first one far out first, as that is what tells forms apart."""
-    built = Experts(asked.module, asked.hidden, *form, routing=1.0, factor=1.0, alone=True)
+    built = Experts(asked.module, asked.hidden, *form, routing=1.0, factor=1.0, shared=None, complete=True)
     first = form[1] if form[1] is not None else form[2]
     z = _noise((TOKENS, asked.hidden.shape[-1]), asked.hidden, 0)
     z = z * (SPREAD / float((z @ first[0].T).abs().max().clamp_min(1e-30)))
@@ -202,8 +208,8 @@ def _routing_sum(unit: Event, site: Site) -> float:
     return top * (1 + 1e-6)
 
 
-def _way_out(unit: Event, site: Site) -> tuple[float, bool]:
-    """κ, and whether the unit gives nothing but κ times its experts."""
+def _way_out(unit: Event, site: Site) -> tuple[float, list[tuple[Tensor, Tensor]]]:
+    """κ, and what the unit gives beside κ times its experts: (input, rest) for some inputs."""
 
     def with_experts(x: Tensor, value: Tensor) -> Tensor:
         def put(module: nn.Module, args: Any, output: Any) -> Any:
@@ -217,7 +223,8 @@ def _way_out(unit: Event, site: Site) -> tuple[float, bool]:
             handle.remove()
 
     x = unit.tensors[0]
-    factors, alone = [], True
+    factors: list[float] = []
+    rests: list[tuple[Tensor, Tensor]] = []
     for k, size in enumerate(SIZES):
         tokens = size * _noise(tuple(x.shape), x, 200 + k)
         noise = _noise(tuple(x.shape), x, 300 + k)
@@ -228,10 +235,21 @@ def _way_out(unit: Event, site: Site) -> tuple[float, bool]:
         if not relative_error(factor * sent, moved) <= TOLERANCE:
             raise UnsupportedModelError("its experts' output does not reach the unit's as it is")
         factors.append(float(factor))
-        alone = alone and not bool(base.any())
+        rests.append((tokens, base))
     if max(factors) - min(factors) > TOLERANCE * max(map(abs, factors)):
         raise UnsupportedModelError("its experts' output is scaled by what the unit reads")
-    return max(factors, key=abs) * (1 + 1e-6), alone
+    return max(factors, key=abs) * (1 + 1e-6), rests
+
+
+def _shared(unit: Event, written: Trace, call: int, rests: list[tuple[Tensor, Tensor]]) -> FeedForward | None:
+    """The FFN inside the unit that gives all of its rest, on every one of those inputs."""
+    for module in unit.module.children():
+        with contextlib.suppress(UnsupportedModelError):
+            form = find_feedforward(module, written, unit.module, call)
+            made = ((evaluate(form, x).double(), rest) for x, rest in rests)
+            if equal(form.source, unit.tensors[0]) and all(relative_error(y, rest) <= TOLERANCE for y, rest in made):
+                return form
+    return None
 
 
 def _again(event: Event, value: Tensor) -> Tensor:

@@ -24,12 +24,13 @@ def experts_of(model: Any, block: int = 1) -> Experts:
     return find_experts(unit, site, written, 0)
 
 
-@pytest.mark.parametrize(("model_type", "routing", "alone"), [
-    ("mixtral", 1.0, True), ("minimax_m2", 1.0, True), ("deepseek_v3", 2.5, False),
+@pytest.mark.parametrize(("model_type", "routing", "shared"), [
+    ("mixtral", 1.0, False), ("minimax_m2", 1.0, False), ("deepseek_v3", 2.5, True),
 ])  # fmt: skip
-def test_experts_are_found_and_are_their_weights(model_type: str, routing: float, alone: bool) -> None:
+def test_experts_are_found_and_are_their_weights(model_type: str, routing: float, shared: bool) -> None:
     found = experts_of(single_model(model_type))
-    assert (found.activation.name, found.count, found.alone) == ("silu", 4, alone)
+    assert (found.activation.name, found.count, found.complete) == ("silu", 4, True)
+    assert (found.shared is not None) == shared
     assert found.routing == pytest.approx(routing, rel=1e-5)
     assert found.factor == pytest.approx(1.0, rel=1e-5)
     module: Any = found.module
@@ -51,3 +52,13 @@ def test_what_is_refused(model_type: str, reason: str) -> None:
 def test_half_precision_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="float32"):
         experts_of(single_model("mixtral").to(torch.bfloat16))
+
+
+def test_what_else_a_unit_adds_is_noticed() -> None:
+    """deepseek's block with its shared expert's output squashed: no FFN gives the rest any more."""
+    model = single_model("deepseek_v3")
+    shared = model.model.layers[1].mlp.shared_experts
+    original = shared.forward
+    shared.forward = lambda x: torch.tanh(original(x))
+    found = experts_of(model)
+    assert (found.shared, found.complete) == (None, False)
