@@ -200,7 +200,7 @@ def _routing_sum(unit: Event, site: Site) -> float:
     seen: list[Tensor] = []
     with watching([site], lambda _, value, __: seen.append(value.detach().double())):
         for k, size in enumerate(SIZES):
-            _again(unit, size * _noise(tuple(unit.tensors[0].shape), unit.tensors[0], 100 + k))
+            unit.again(size * _noise(tuple(unit.tensors[0].shape), unit.tensors[0], 100 + k))
     sums = torch.cat([value.sum(dim=-1).flatten() for value in seen])
     top = float(sums.max())
     if min(float(v.min()) for v in seen) < 0 or not float(sums.min()) >= top * (1 - 1e-5):
@@ -218,7 +218,7 @@ def _way_out(unit: Event, site: Site) -> tuple[float, list[tuple[Tensor, Tensor]
 
         handle = site.module.register_forward_hook(put)
         try:
-            return _again(unit, x).double()
+            return unit.again(x).double()
         finally:
             handle.remove()
 
@@ -250,13 +250,6 @@ def _shared(unit: Event, written: Trace, call: int, rests: list[tuple[Tensor, Te
             if equal(form.source, unit.tensors[0]) and all(relative_error(y, rest) <= TOLERANCE for y, rest in made):
                 return form
     return None
-
-
-def _again(event: Event, value: Tensor) -> Tensor:
-    x = event.tensors[0]
-    args = [value if a is x else a for a in event.args]
-    output = event.module(*args, **{k: value if v is x else v for k, v in event.kwargs.items()})
-    return output if isinstance(output, Tensor) else output[0]
 
 
 def _noise(shape: tuple[int, ...], like: Tensor, salt: int) -> Tensor:
