@@ -17,6 +17,7 @@ from duat_cli import __version__
 from duat_cli.cli import signals, streams, talk
 from duat_cli.cli.help import Command, Group
 from duat_cli.cli.inspect import inspect
+from duat_cli.cli.lora_diff import lora_diff
 from duat_cli.cli.matrix import matrix
 from duat_cli.cli.options import CONTEXT
 from duat_cli.cli.prune_bound import prune_bound
@@ -43,6 +44,7 @@ app = typer.Typer(
 app.command("inspect", cls=Command, rich_help_panel=PANEL_READ)(inspect)
 app.command("matrix", cls=Command, rich_help_panel=PANEL_READ)(matrix)
 app.command("prune-bound", cls=Command, rich_help_panel=PANEL_READ)(prune_bound)
+app.command("lora-diff", cls=Command, rich_help_panel=PANEL_READ)(lora_diff)
 app.command("verify", cls=Command, rich_help_panel=PANEL_TRUST)(verify)
 app.command("support", cls=Command, rich_help_panel=PANEL_TRUST)(support)
 app.command("schema", cls=Command, rich_help_panel=PANEL_DATA)(schema)

@@ -10,8 +10,10 @@ from duat_cli.cli import options
 from duat_cli.errors import EXIT_SOUND
 
 Report = Annotated[
-    Literal["inspect", "matrix", "verify", "support"],
-    typer.Argument(metavar="REPORT", help="inspect, matrix, verify or support: the command whose JSON is described."),
+    Literal["inspect", "lora-diff", "matrix", "verify", "support"],
+    typer.Argument(
+        metavar="REPORT", help="inspect, lora-diff, matrix, verify or support: the command whose JSON is described."
+    ),
 ]
 
 
