@@ -229,13 +229,18 @@ def _edited(
         yield
 
 
-def _state(model: Any, files: CheckpointFiles) -> tuple[dict[str, Tensor] | None, torch.dtype]:
-    """The weights in the dtype of most of the checkpoint's bytes, where that loses nothing; None: as they are."""
+def stored_dtype(files: CheckpointFiles, otherwise: torch.dtype) -> torch.dtype:
+    """The floating-point dtype of most of the checkpoint's bytes."""
     bytes_of: Counter[torch.dtype] = Counter()
     for entry in files.tensors.values():
         if STORED[entry.dtype].is_floating_point:
             bytes_of[STORED[entry.dtype]] += entry.bytes
-    dtype = bytes_of.most_common(1)[0][0] if bytes_of else model.dtype
+    return bytes_of.most_common(1)[0][0] if bytes_of else otherwise
+
+
+def _state(model: Any, files: CheckpointFiles) -> tuple[dict[str, Tensor] | None, torch.dtype]:
+    """The weights in the dtype that the checkpoint has, where that loses nothing; None: as they are."""
+    dtype = stored_dtype(files, model.dtype)
     if dtype == model.dtype:
         return None, dtype
     state = {}
