@@ -33,10 +33,6 @@ from duat_cli.models.structure import DISCOVERY_TOKENS, ModelStructure, probe_id
 from duat_cli.models.tracing import Trace, trace
 from duat_cli.operators.bounds import Ball, head_maximum, spectral_limit
 
-AT_THE_OUTPUT = (
-    "dot-product attention has no global Lipschitz constant, and a norm's is max|g| / sqrt(eps): "
-    "a bound carried to the output would exceed what any change could do"
-)
 SHARED = "it adds something to its routed experts that is not bounded here"
 REST = "what is left of the branch is rescaled by the norm behind it, so a term may matter more than its size"
 
@@ -63,8 +59,6 @@ class UnitBounds:
     """The layer that reads the neurons, where the unit's form is proved."""
     neurons: Terms
     whole: Terms
-    routed: nn.Module | None
-    """The experts module, where the form of its experts is proved."""
     experts: Terms
 
 
@@ -173,7 +167,7 @@ class _Block:
         if isinstance(path, str) or self.inner.attention is None:
             raise UnsupportedModelError(str(path))
         arrival = _proved(self.arrivals.attention)
-        factor, whole = abs(arrival.factor), self._through_norm(arrival)
+        factor, whole = arrival.factor, self._through_norm(arrival)
         try:
             require_averages(self.inner.attention)
             ball = self.norms.feeding(path.source)
@@ -197,10 +191,10 @@ class _Block:
         module, form = self.inner.units[place]
         if isinstance(form, Experts):
             experts, whole = _both(lambda: self._experts(_proved(self.arrivals.units[place]), form))
-            return UnitBounds(module, None, _none("its neurons belong to routed experts"), whole, form.module, experts)
+            return UnitBounds(module, None, _none("its neurons belong to routed experts"), whole, experts)
         neurons, whole = _both(lambda: self._neurons(_proved(self.arrivals.units[place]), form))
         down, reason = (None, form) if isinstance(form, str) else (form.down, "it routes to no experts")
-        return UnitBounds(module, down, neurons, whole, None, _none(reason))
+        return UnitBounds(module, down, neurons, whole, _none(reason))
 
     def _neurons(self, arrival: Arrival, form: FeedForward | str) -> tuple[Terms, Terms]:
         whole = self._through_norm(arrival)
@@ -216,7 +210,7 @@ class _Block:
         if whole is not None:
             return self._capped(arrival, form.neurons, neurons, REST), whole
         total = layers.largest(ball, sizes, columns, form.bias)
-        return Terms(neurons * abs(arrival.factor)), _one(total * abs(arrival.factor))
+        return Terms(neurons * arrival.factor), _one(total * arrival.factor)
 
     def _experts(self, arrival: Arrival, form: Experts) -> tuple[Terms, Terms]:
         """An expert adds at most the largest routing weight times its largest output; together they are an average."""
@@ -233,11 +227,11 @@ class _Block:
         experts = torch.tensor(sizes, dtype=torch.float64) * form.routing * abs(form.factor)
         if whole is not None:
             return self._capped(arrival, form.count, experts, REST), whole
-        experts = experts * abs(arrival.factor)
+        experts = experts * arrival.factor
         if not form.complete:
             return Terms(experts), _none(SHARED)
         shared = 0.0 if form.shared is None else Layers.of(form.shared).largest_of(ball, form.shared)
-        return Terms(experts), _one(float(experts.max()) + shared * abs(arrival.factor))
+        return Terms(experts), _one(float(experts.max()) + shared * arrival.factor)
 
     # -- block -------------------------------------------------------------------------------------------------
 
@@ -252,38 +246,39 @@ class _Block:
         missing = next((t.reason for t in branches if t.stream is None), None)
         if missing is not None:
             raise UnsupportedModelError(missing)
-        self._require_own_biases()
-        return _one(sum(float(t.stream.sum()) for t in branches if t.stream is not None))
+        total = sum(float(t.stream.sum()) for t in branches if t.stream is not None)
+        return _one(total + self._beside_branches())
 
-    def _require_own_biases(self) -> None:
-        """What the block adds beside its branches must be its layers' biases, which the branches' bounds hold."""
+    def _beside_branches(self) -> float:
+        """The block adds a constant that should be its layers' biases, which the branches' bounds hold; what is left.
+
+        More than rounding of it means that something else stands beside attention and FFN.
+        """
         constant = wide(self.arrivals.constant)
-        if not bool(constant.any()):
-            return
         known = torch.zeros_like(constant[0])
         if isinstance(self.inner.path, ValuePath) and self.inner.path.output_bias is not None:
             known = known + self.inner.path.output_bias
         for place, (_, form) in enumerate(self.inner.units):
-            if (
-                isinstance(form, FeedForward)
-                and form.bias is not None
-                and self.inner.columns_outside(place) is not None
-            ):
+            outside = isinstance(form, FeedForward) and self.inner.columns_outside(place) is not None
+            if isinstance(form, FeedForward) and form.bias is not None and outside:
                 known = known + form.bias
-        if not relative_error(known.expand_as(constant), constant) <= tolerance_for(self.arrivals.constant.dtype):
+        rest = constant - known if bool(constant.any()) else constant
+        hidden = self.inner.parts.hidden.get(self.inner.event.args, self.inner.event.kwargs)
+        if not relative_error(rest + constant, constant) <= tolerance_for(hidden.dtype):
             raise UnsupportedModelError("it adds something to the stream beside attention and FFN")
+        return float(torch.linalg.vector_norm(rest.double(), dim=-1).max())
 
     # -- norms behind a branch ---------------------------------------------------------------------------------
 
     def _through_norm(self, arrival: Arrival) -> Terms | None:
         """A branch that ends in a norm adds no more than the norm's largest output."""
-        return None if arrival.norm is None else _one(self.norms.ball(arrival.norm).largest() * abs(arrival.factor))
+        return None if arrival.norm is None else _one(self.norms.ball(arrival.norm).largest() * arrival.factor)
 
     def _capped(self, arrival: Arrival, count: int, branch: Tensor | None, reason: str) -> Terms:
         """Terms in front of a branch's norm: at the stream only what any change there could do."""
         if arrival.norm is None:
             return _none(reason)
-        most = self.norms.ball(arrival.norm).largest_difference() * abs(arrival.factor)
+        most = self.norms.ball(arrival.norm).largest_difference() * arrival.factor
         return Terms(torch.full((count,), most, dtype=torch.float64), branch, vacuous=True, reason=reason)
 
 
