@@ -274,7 +274,7 @@ def prune(runs: int) -> list[Row]:
     def from_block() -> None:
         for place in picked:
             for prompt, one in zip(prompts, recorded, strict=True):
-                ablator.damage(one, prompt.input_ids, [both.ids[place]])
+                ablator.damage(one, prompt.input_ids, ablator.removals([both.ids[place]]))
 
     every, few, hooks, skipping = interleaved([lambda: sketch(both), lambda: sketch(heads), by_hooks, from_block], runs)
     scale = len(both.ids) / len(picked)

@@ -15,6 +15,7 @@ from duat_cli.models.sites import BlockSites, Site, TermId
 from duat_cli.models.structure import ModelStructure
 
 Tick = Callable[[], None]
+Removals = Mapping[int, Removal]  # by block call
 
 
 class Ablator:
@@ -37,35 +38,39 @@ class Ablator:
         """The unablated pass of a prompt."""
         return record(self.structure, self.metric.forward(ids))
 
-    def damage(self, recorded: Recorded, ids: Tensor, terms: Iterable[TermId]) -> float:
+    def damage(self, recorded: Recorded, ids: Tensor, removals: Removals) -> float:
         """What removing all these terms together does to one prompt."""
-        removals = self._removals(terms)
         output = run_without(self.structure, self.metric.forward(ids), recorded, removals)
         return self.metric.measured(recorded.output, output, ids)
 
-    def _removals(self, terms: Iterable[TermId]) -> dict[int, Removal]:
-        masks: dict[int, dict[Site, Tensor]] = defaultdict(dict)
+    def removals(self, terms: Iterable[TermId]) -> Removals:
+        """What to take out of which block call: the same for every prompt."""
+        places: dict[int, dict[Site, list[int]]] = defaultdict(lambda: defaultdict(list))
         whole: set[int] = set()
         for term in terms:
             if term.kind == "block":
                 whole.add(term.block)
                 continue
             site, place = self.sites[self.structure.calls[term.block]].find(term)
-            masks[term.block].setdefault(site, torch.ones(site.count))[place] = 0
-        return {
-            block: Removal(dict(masks.get(block, {})), block in whole, self.means, block)
-            for block in sorted(whole | set(masks))
-        }
+            places[term.block][site].append(place)
+        found = {}
+        for block in sorted(whole | set(places)):
+            masks = {site: torch.ones(site.count) for site in places[block]}
+            for site, mask in masks.items():
+                mask[places[block][site]] = 0
+            found[block] = Removal(masks, block in whole, self.means, block)
+        return found
 
 
 def measured(ablator: Ablator, prompts: Sequence[Prompt], sets: Sequence[Sequence[TermId]], tick: Tick) -> Tensor:
     """The damage of every set under every prompt, (sets, prompts) float64. One prompt's passes are kept at a time."""
     found = torch.zeros(len(sets), len(prompts), dtype=torch.float64)
+    removals = [ablator.removals(terms) for terms in sets]
     for p, prompt in enumerate(prompts):
         ids = ablator.place(prompt)
         recorded = ablator.record(ids)
-        for k, terms in enumerate(sets):
-            found[k, p] = ablator.damage(recorded, ids, terms)
+        for k, removed in enumerate(removals):
+            found[k, p] = ablator.damage(recorded, ids, removed)
             tick()
     return found
 

@@ -110,11 +110,12 @@ def guaranteed(
     most = allowed(len(held_out), share, confidence) or 0
     exceeded = [0] * len(sizes)
     alive = len(sizes)
+    removals = [ablator.removals(nested.order[:size]) for size in sizes]
     for prompt in held_out:
         ids = ablator.place(prompt)
         recorded = ablator.record(ids)
         for k in range(alive):
-            exceeded[k] += ablator.damage(recorded, ids, nested.order[: sizes[k]]) > budget
+            exceeded[k] += ablator.damage(recorded, ids, removals[k]) > budget
             tick()
         alive = next((k + 1 for k in range(alive) if exceeded[k] > most), alive)
     return choose_nested(exceeded[:alive], len(held_out), share, confidence), sizes

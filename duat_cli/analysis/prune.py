@@ -278,7 +278,9 @@ class _Work:
         done += 3
         for kind, places in self.sample.items():
             for k, place in enumerate(places):
-                self._damage[kind][k] += self.ablator.damage(recorded, ids, [self.terms.ids[place]])
+                self._damage[kind][k] += self.ablator.damage(
+                    recorded, ids, self.ablator.removals([self.terms.ids[place]])
+                )
                 done += 1
                 self.progress(done, total * steps, f"{name}: ablating {NAMES[kind]}")
 
