@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from duat_cli.models.rig import hidden_of
+from duat_cli.models.rig import hidden_of, without_cache
 from duat_cli.models.sites import BlockSites, Site, watching
 from duat_cli.models.structure import ModelStructure
 
@@ -83,7 +83,8 @@ def record(
 
         with watching(sites[parts.module].sites if sites is not None and see is not None else (), show):
             output = original(*args, **kwargs)
-        calls.append(BlockCall(args, kwargs, output, before, hidden_of(output, before).clone()))
+        call = without_cache(args), dict(zip(kwargs, without_cache(kwargs.values()), strict=True))
+        calls.append(BlockCall(*call, output, before, hidden_of(output, before).clone()))
         return output
 
     with torch.no_grad(), _block_calls(structure, handle):
