@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.analysis.damage import Metric
+from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.passes import Means, Recorded, Removal, record, run_without
 from duat_cli.models.sites import BlockSites, Site, TermId
@@ -41,7 +43,14 @@ class Ablator:
     def damage(self, recorded: Recorded, ids: Tensor, removals: Removals) -> float:
         """What removing all these terms together does to one prompt."""
         output = run_without(self.structure, self.metric.forward(ids), recorded, removals)
-        return self.metric.measured(recorded.output, output, ids)
+        found = self.metric.measured(recorded.output, output, ids)
+        if not math.isfinite(found):  # a comparison with a budget would be false, and the set pass for harmless
+            blocks = ", ".join(map(str, sorted(removals)[:3])) + (" and others" if len(removals) > 3 else "")
+            raise UnsupportedModelError(
+                f"with terms of block {blocks} removed, the model's output is not finite in "
+                f"{str(output.dtype).removeprefix('torch.')}; a wider --dtype may help"
+            )
+        return found
 
     def removals(self, terms: Iterable[TermId]) -> Removals:
         """What to take out of which block call: the same for every prompt."""
@@ -80,7 +89,7 @@ def mean_values(
 ) -> Means:
     """The mean over all tokens of what every site holds, and of what every block adds: (width,) each."""
     sums: dict[tuple[int, Site | None], Tensor] = {}
-    tokens = 0
+    rows: dict[tuple[int, Site | None], int] = defaultdict(int)  # a module may run twice in a block
 
     def see(number: int, site: Site, value: Tensor) -> None:
         if site.kind != "expert":
@@ -89,10 +98,10 @@ def mean_values(
     def add(number: int, site: Site | None, value: Tensor) -> None:
         total = value.reshape(-1, value.shape[-1]).double().sum(dim=0)
         sums[number, site] = sums.get((number, site), torch.zeros_like(total)) + total
+        rows[number, site] += value.numel() // value.shape[-1]
 
     for ids in inputs:
-        recorded = record(structure, metric.forward(ids), sites, see)
-        tokens += ids.shape[1]
+        recorded = record(structure, metric.forward(ids.to(structure.stack.device)), sites, see)
         for number, call in enumerate(recorded.calls):
             add(number, None, call.after - call.before)
-    return {key: total / tokens for key, total in sums.items()}
+    return {key: total / rows[key] for key, total in sums.items()}

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 
 from duat_cli.errors import InputError
+from duat_cli.models.arrays import relative_error, tolerance_for, wide
 from duat_cli.models.passes import Forward
-from duat_cli.models.structure import ModelStructure, run_stack
+from duat_cli.models.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
 from duat_cli.operators.chi_square import mean_length, mean_square
 
 MetricName = Literal["hidden", "kl", "nll"]
@@ -88,16 +89,23 @@ class Divergence:
     """KL divergence of the next-token distribution."""
 
     model: Any
+    causal: bool = True
     name: MetricName = "kl"
     unit: str = "nats/token"
-    meaning: str = "mean over tokens of KL(model's next-token distribution || the ablated one), nats"
+
+    @property
+    def meaning(self) -> str:
+        what = "next-token distribution" if self.causal else "token distribution (a masked LM's, nothing masked)"
+        return f"mean over tokens of KL(model's {what} || the ablated one), nats"
 
     def forward(self, ids: Tensor) -> Forward:
         return lambda: _logits(self.model, ids)
 
     def measured(self, reference: Tensor, output: Tensor, ids: Tensor) -> float:
         before, after = (x[0].double().log_softmax(dim=-1) for x in (reference, output))
-        return max(float((before.exp() * (before - after)).sum(dim=-1).mean()), 0.0)
+        p = before.exp()
+        apart = torch.where(p > 0, p * (before - after), 0.0)  # tokens that the model rules out
+        return max(float(apart.sum(dim=-1).mean()), 0.0)
 
     def probes(self, reference: Tensor, ids: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:
         tokens = reference.shape[1]
@@ -133,10 +141,10 @@ class Loss:
 
     def probes(self, reference: Tensor, ids: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:
         scored = reference.shape[1] - 1
-        slope = reference.softmax(dim=-1)
+        slope = wide(reference).softmax(dim=-1)
         slope[0, :-1].scatter_add_(1, ids[0, 1:, None], -torch.ones_like(ids[0, 1:, None], dtype=slope.dtype))
         fisher = _fisher_noise(reference, noise, count) / math.sqrt(2 * scored)
-        found = torch.cat([slope[None] / scored, fisher])
+        found = torch.cat([(slope[None] / scored).to(fisher), fisher])
         found[:, :, -1] = 0  # the last token's next one is not known
         return found
 
@@ -159,11 +167,12 @@ def metric_for(name: MetricName | None, model: Any, structure: ModelStructure) -
             f"--metric {name}: {type(model).__name__} has no LM head, so there is no next-token distribution; "
             "use --metric hidden"
         )
+    causal = is_causal(model, structure)
     if name == "nll":
-        if not _is_causal(model):
+        if not causal:
             raise InputError(f"--metric nll: {type(model).__name__} does not predict the next token; use --metric kl")
         return Loss(model)
-    return Divergence(model)
+    return Divergence(model, causal)
 
 
 def _has_lm_head(model: Any, structure: ModelStructure) -> bool:
@@ -173,8 +182,13 @@ def _has_lm_head(model: Any, structure: ModelStructure) -> bool:
     return head is not None
 
 
-def _is_causal(model: Any) -> bool:
-    return "ForCausalLM" in type(model).__name__ or "LMHead" in type(model).__name__
+def is_causal(model: Any, structure: ModelStructure) -> bool:
+    """Whether no token's logits depend on a later token: found by changing the last one."""
+    ids = probe_ids(structure.stack, DISCOVERY_TOKENS)
+    other = torch.cat([ids[:, :-1], ids[:, :1]], dim=1)
+    with torch.no_grad():
+        before, after = (wide(_logits(model, x))[:, :-1] for x in (ids, other))
+    return relative_error(after, before) <= tolerance_for(model.dtype)
 
 
 def _hidden_states(output: Any) -> Tensor:
@@ -188,7 +202,6 @@ def _logits(model: Any, ids: Tensor) -> Tensor:
 
 def _fisher_noise(logits: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:
     """A g for every token: (diag(√p) - p√pᵀ) g, (count, 1, N, vocabulary)."""
-    p = logits.softmax(dim=-1)
-    root = p.sqrt()
-    drawn = noise((count, *logits.shape)).to(logits)
-    return root * drawn - p * (root * drawn).sum(dim=-1, keepdim=True)
+    p = wide(logits).softmax(dim=-1)  # in bfloat16 its sum would be off by percents
+    drawn = noise((count, *logits.shape)).to(p) * p.sqrt()
+    return (drawn - p * drawn.sum(dim=-1, keepdim=True)).to(logits.dtype)

@@ -75,7 +75,7 @@ def nested_sets(
     points = [Point(size, float(curve[size - 1]), mean) for size, mean in zip(sizes, means, strict=True)]
     chosen = None
     for point in points:  # a larger set only if every smaller one is within the budget too
-        if point.measured > budget:
+        if not point.measured <= budget:
             break
         chosen = point
     return Nested(kind, names, points, chosen)

@@ -26,9 +26,10 @@ from duat_cli.analysis.sketch import SEED, Terms, responses
 from duat_cli.errors import InputError
 from duat_cli.loading.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.passes import Means, Recorded, record
+from duat_cli.models.passes import Means, Recorded, prove_chained, record
 from duat_cli.models.rig import BlockRun
 from duat_cli.models.sites import BlockSites, Kind, TermId, find_sites
+from duat_cli.models.structure import DISCOVERY_TOKENS, probe_ids, run_stack
 from duat_cli.operators.binomial import prompts_needed
 from duat_cli.results.base import Skipped
 from duat_cli.results.prune import Plan, Protocol, PruneReport
@@ -106,11 +107,12 @@ def prune_bound(
     progress: Progress,
 ) -> PruneOutcome:
     """The report on `loaded` over `prompts`; sets are tested on `held_out`, if there are any."""
-    check_holdout(len(held_out), options)
-    session = Session(loaded, progress, cache=False)
     if loaded.nonfinite_weights:
         name, count = next(iter(loaded.nonfinite_weights.items()))
         raise InputError(f"{loaded.name}: {name} holds {count} values that are NaN or infinite; repair the checkpoint")
+    held_out, notes = fresh(prompts, held_out)
+    check_holdout(len(held_out), options)
+    session = Session(loaded, progress, cache=False)
     work = _Work(session, prompts, options, progress)
     for number in range(len(prompts)):
         work.prompt(number)
@@ -158,10 +160,31 @@ def prune_bound(
         plans=plans,
         terms=terms,
         skipped=[*session.skipped(), *work.skipped],
-        warnings=list(loaded.warnings),
+        warnings=[*loaded.warnings, *notes],
         run=session.run_facts(),
     )
     return PruneOutcome(report, session, work.sites, nested)
+
+
+def fresh(prompts: Sequence[Prompt], held_out: Sequence[Prompt]) -> tuple[list[Prompt], list[str]]:
+    """The held-out prompts that played no part in choosing, each once, and a note on the others.
+
+    Compared as token ids: texts that differ only behind --max-tokens are the same prompt.
+    """
+    seen = {tuple(p.input_ids.flatten().tolist()) for p in prompts}
+    kept = []
+    for prompt in held_out:
+        ids = tuple(prompt.input_ids.flatten().tolist())
+        if ids not in seen:
+            kept.append(prompt)
+            seen.add(ids)
+    dropped = len(held_out) - len(kept)
+    if not dropped:
+        return kept, []
+    what = f"{dropped} of {len(held_out)} held-out prompts are left out: the same tokens chose the sets, or came before"
+    if not kept:
+        raise InputError(f"--holdout: {what}; nothing is left to hold out, give other prompts")
+    return kept, [what]
 
 
 def check_holdout(prompts: int, options: PruneOptions) -> None:
@@ -169,8 +192,8 @@ def check_holdout(prompts: int, options: PruneOptions) -> None:
     needed = prompts_needed(options.exceed, options.confidence)
     if 0 < prompts < needed:
         raise InputError(
-            f"--holdout: {prompts} prompts cannot show with {options.confidence:.0%} confidence that at most "
-            f"{options.exceed:.0%} exceed the budget; at least {needed} are needed, or a larger --exceed"
+            f"--holdout: {prompts} prompts cannot show with {100 * options.confidence:g} % confidence that at most "
+            f"{100 * options.exceed:g} % exceed the budget; at least {needed} are needed, or a larger --exceed"
         )
 
 
@@ -204,6 +227,8 @@ class _Work:
 
     def __post_init__(self) -> None:
         self.structure = self.session.structure
+        stack = self.structure.stack
+        prove_chained(self.structure, lambda: run_stack(stack, probe_ids(stack, DISCOVERY_TOKENS))[0])
         self.sites = find_sites(self.structure)
         self.metric: Metric = metric_for(self.options.metric, self.session.loaded.model, self.structure)
         self.kinds = self._kinds()

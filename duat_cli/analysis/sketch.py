@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.analysis.damage import Metric
+from duat_cli.models.arrays import wide
 from duat_cli.models.passes import BlockGradient, Means, Recorded, gradients
 from duat_cli.models.sites import BlockSites, Kind, TermId
 from duat_cli.models.structure import ModelStructure
@@ -94,12 +95,13 @@ def _gather(block: BlockGradient, terms: Terms, found: Tensor, means: Means | No
     rows = block.probes
     for at in block.sites:
         value = at.value if means is None else at.value - means[block.number, at.site].to(at.value)
-        sums = at.site.collect(at.gradient * value, at.index)  # not in place: gradients may share memory
+        # not in place: gradients may share memory; wide: products of many tokens are summed
+        sums = at.site.collect(wide(at.gradient) * wide(value), at.index)
         first = terms.starts[at.site.kind, block.number] + at.site.offset
         found[rows, first : first + at.site.count] += sums.float().cpu()
     place = terms.starts.get(("block", block.number))
     if place is not None:
-        change = block.call.after - block.call.before
+        change = wide(block.call.after) - wide(block.call.before)
         if means is not None:
             change = change - means[block.number, None].to(change)
-        found[rows, place] += (block.after * change).flatten(1).sum(dim=1).float().cpu()
+        found[rows, place] += (wide(block.after) * change).flatten(1).sum(dim=1).float().cpu()

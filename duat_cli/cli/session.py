@@ -127,7 +127,9 @@ def open_with_holdout(
     if holdout is None and not own:
         apart = holdout_prompts()
     prompts, notes = _encoded(tokenizer, loaded, read, texts.max_tokens, bundled=not own)
-    held_out, more = _encoded(tokenizer, loaded, apart, texts.max_tokens, bundled=holdout is None or not own)
+    held_out, more = _encoded(
+        tokenizer, loaded, apart, texts.max_tokens, bundled=not own and (holdout is None or share is not None)
+    )
     notes = [*notes, *more]
     return (replace(loaded, warnings=(*loaded.warnings, *notes)) if notes else loaded), prompts, held_out
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.rig import hidden_of, without_cache
 from duat_cli.models.sites import BlockSites, Site, watching
 from duat_cli.models.structure import ModelStructure
@@ -83,13 +84,58 @@ def record(
 
         with watching(sites[parts.module].sites if sites is not None and see is not None else (), show):
             output = original(*args, **kwargs)
-        call = without_cache(args), dict(zip(kwargs, without_cache(kwargs.values()), strict=True))
-        calls.append(BlockCall(*call, output, before, hidden_of(output, before).clone()))
+        plain = without_cache(args), dict(zip(kwargs, without_cache(kwargs.values()), strict=True))
+        calls.append(BlockCall(*plain, output, before, hidden_of(output, before).clone()))
         return output
 
     with torch.no_grad(), _block_calls(structure, handle):
         output = forward()
     return Recorded(output, calls)
+
+
+def prove_chained(structure: ModelStructure, forward: Forward) -> None:
+    """UnsupportedModelError if a block reads more of the blocks in front of it than their hidden states.
+
+    Keys shared between layers are such a case: a gradient carried back block by block would miss that way.
+    """
+    first: list[list[Tensor]] = []
+    second: list[list[Tensor]] = []
+
+    def handle_into(seen: list[list[Tensor]], shift: float) -> Handler:
+        def handle(number: int, original: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+            hidden = structure.block(number).parts.hidden.get(args, kwargs)
+            seen.append([t.clone() for t in _tensors((list(args), kwargs)) if t is not hidden])
+            before = hidden.clone()
+            output = original(*args, **kwargs)
+            after = hidden_of(output, before)
+            return with_hidden(output, before, after + shift * after.std() * torch.ones_like(after).cumsum(-1).sin())
+
+        return handle
+
+    with torch.no_grad():
+        for seen, shift in ((first, 0.0), (second, 0.1)):
+            with _block_calls(structure, handle_into(seen, shift)):
+                forward()
+    for number, (before, after) in enumerate(zip(first, second, strict=True)):
+        if len(before) != len(after) or not all(map(torch.equal, before, after)):
+            name = structure.block(number).parts.name
+            raise UnsupportedModelError(
+                f"{name} reads more of the blocks in front of it than their hidden states (shared keys, perhaps), "
+                "so what a removal does to it cannot be followed"
+            )
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Every tensor of numbers in nested lists, tuples and dicts; chosen indices and masks have no gradient."""
+    if isinstance(value, Tensor):
+        if value.is_floating_point():
+            yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _tensors(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _tensors(inner)
 
 
 def run_without(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -54,6 +54,12 @@ class Site:
     count: int  # terms
     offset: int = 0  # index of the first of them among the block's terms of this kind
     routing: Routing | None = None
+    behind: nn.Module | None = None  # a norm without bias that reads the output alone: both are zero together
+
+    @property
+    def watched(self) -> nn.Module:
+        """Where the term is seen. A norm has no slope along its input's length, so it is seen behind the norm."""
+        return self.module if self.behind is None else self.behind
 
     def spread(self, mask: Tensor, value: Tensor, index: Tensor | None) -> Tensor:
         """A number a term as a factor for every element of the tensor. mask: (count,)."""
@@ -109,9 +115,9 @@ def watching(sites: Sequence[Site], edit: Edit) -> Iterator[None]:
     handles = []
     for site in sites:
         if site.place == "output":
-            handles.append(site.module.register_forward_hook(_output_hook(site, edit)))
+            handles.append(site.watched.register_forward_hook(_output_hook(site, edit)))
         else:
-            handles.append(site.module.register_forward_pre_hook(_input_hook(site, edit), with_kwargs=True))
+            handles.append(site.watched.register_forward_pre_hook(_input_hook(site, edit), with_kwargs=True))
     try:
         yield
     finally:
@@ -163,7 +169,47 @@ def find_sites(structure: ModelStructure) -> dict[nn.Module, BlockSites]:
     """The sites of every distinct block module, found on one short run."""
     ids = probe_ids(structure.stack, DISCOVERY_TOKENS)
     written = trace(structure.stack, lambda: run_stack(structure.stack, ids))
-    return {block.parts.module: _sites(block.parts, written) for block in structure.blocks}
+    found = {block.parts.module: _sites(block.parts, written) for block in structure.blocks}
+    for kind in _BRANCHES:
+        for turn in range(max(len(sites.of(kind)) for sites in found.values())):
+            _put_behind_norms(structure, found, kind, turn, ids)
+    return found
+
+
+_BRANCHES: tuple[Kind, ...] = ("attention", "ffn")
+
+
+def _put_behind_norms(
+    structure: ModelStructure, found: dict[nn.Module, BlockSites], kind: Kind, turn: int, ids: Tensor
+) -> None:
+    """Give the branch of that kind and turn in every block the norm behind it: one whose input is zero without it."""
+    chosen = {module: sites.of(kind)[turn] for module, sites in found.items() if len(sites.of(kind)) > turn}
+    silent: dict[nn.Module, bool] = {}  # in the order of their calls
+
+    def read(norm: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        tensor = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+        silent[norm] = silent.get(norm, True) and not bool(tensor.any())
+
+    with contextlib.ExitStack() as stack:
+        for block in structure.blocks:
+            for norm, form in block.parts.norms.items():
+                if form.bias is None:
+                    handle = norm.register_forward_pre_hook(read, with_kwargs=True)
+                    stack.callback(handle.remove)
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(watching(list(chosen.values()), _silence))
+        run_stack(structure.stack, ids)
+    for block in structure.blocks:
+        site = chosen.get(block.parts.module)
+        behind = next((norm for norm, zero in silent.items() if zero and norm in block.parts.norms), None)
+        if site is not None and behind is not None:
+            sites = found[block.parts.module]
+            moved = tuple(replace(s, behind=behind) if s is site else s for s in sites.sites)
+            found[block.parts.module] = replace(sites, sites=moved)
+
+
+def _silence(site: Site, tensor: Tensor, index: Tensor | None) -> Tensor:
+    return torch.zeros_like(tensor)
 
 
 def _sites(parts: BlockParts, written: Trace) -> BlockSites:
@@ -202,11 +248,16 @@ def _unit_sites(
     event = written.calls(unit)[0]
     ffn_offset = sum(site.count for site in found if site.kind == "ffn")
     down = _last_linear(event, written)
-    if down is not None and _is_constant_without(event, down):
-        found.append(Site("ffn", unit, "output", 1, ffn_offset))
-    else:
-        down = _linear_behind(parts, event, written)
-        found.append(Site("ffn", unit if down is None else down.module, "output", 1, ffn_offset))
+    last = event
+    if down is None or not _is_constant_without(event, down):
+        readers = _readers(parts, event, written)
+        down = readers[0] if readers else None
+        if len(readers) > 1 or (down is not None and not _may_be_down(parts, down)):
+            why = f"what {type(unit).__name__} puts out does not go to the residual stream, but into other layers"
+            reasons |= dict.fromkeys(("ffn", "neuron", "expert"), why)
+            return
+        last = down or event
+    found.append(Site("ffn", last.module, "output", 1, ffn_offset))
     if down is None:
         reasons["neuron"] = f"the output of {type(unit).__name__} is not made by one linear layer of its neurons"
     else:
@@ -237,27 +288,32 @@ def _last_linear(unit: Event, written: Trace) -> Event | None:
 
 def _is_constant_without(unit: Event, down: Event) -> bool:
     """Whether the unit gives its last layer's bias to every token, and nothing else, once the neurons are zero."""
-
-    def silence(site: Site, tensor: Tensor, index: Tensor | None) -> Tensor:
-        return torch.zeros_like(tensor)
-
     site = Site("neuron", down.module, "input", 1)
-    with torch.no_grad(), watching([site], silence):
+    with torch.no_grad(), watching([site], _silence):
         output = unit.module(*unit.args, **unit.kwargs)
         bias = down.module(torch.zeros_like(down.tensors[0]))
     output = output if isinstance(output, Tensor) else output[0]
     return output.shape == bias.shape and torch.equal(output, bias)
 
 
-def _linear_behind(parts: BlockParts, unit: Event, written: Trace) -> Event | None:
-    """The linear layer of the block that reads what the unit puts out."""
-    inside = set(parts.module.modules())
+def _readers(parts: BlockParts, unit: Event, written: Trace) -> list[Event]:
+    """The innermost modules of the block with matrices that read what the unit puts out."""
+    inside, found = set(parts.module.modules()) - {parts.module}, list[Event]()
     for event in written.events[written.events.index(unit) + 1 :]:
-        if event.module not in inside or any(event.module.children()) or not _has_matrix(event.module):
+        if event.module not in inside or unit.result is None:
             continue
-        if event.tensors and unit.result is not None and same_storage(event.tensors[0], unit.result):
-            return event
-    return None
+        if not any(p.ndim >= 2 for p in event.module.parameters()):
+            continue  # a norm, a dropout
+        around = any(reader.module in set(event.module.modules()) for reader in found)
+        if not around and any(same_storage(tensor, unit.result) for tensor in event.tensors):
+            found.append(event)
+    return found
+
+
+def _may_be_down(parts: BlockParts, event: Event) -> bool:
+    """Whether a reader is one linear layer outside attention."""
+    attention = {inner for module in parts.attention for inner in module.modules()}
+    return event.module not in attention and not any(event.module.children()) and _has_matrix(event.module)
 
 
 def _experts(unit: nn.Module, written: Trace) -> Site | str:

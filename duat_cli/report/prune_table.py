@@ -95,7 +95,7 @@ def _precision(report: PruneReport) -> str:
         idle = f"Idle: each alone does less than 1 % of the budget, {numbers.plain(report.plans[0].budget)}. "
     return (
         f"{idle}Linearised, from {report.protocol.probes} probes a prompt: sampling error about "
-        f"{numbers.percent(middle)} % ({numbers.percent(report.protocol.confidence)} % interval); how far from "
+        f"{numbers.percent(middle)} % ({_exactly(report.protocol.confidence)} % interval); how far from "
         "real ablation: below. Local, frozen and certified readings of every term: --json."
     )
 
@@ -130,10 +130,16 @@ def _guarantee(plan: Plan) -> str:
     if not given.removed:
         return f"{plan.granularity}: none; even the smallest set tested exceeded the budget too often"
     return (
-        f"{plan.granularity}: with {given.confidence:.0%} confidence, removing {given.removed} of {plan.of} exceeds "
-        f"the budget on at most {given.share_above_limit:.0%} of prompts ({given.exceeded} of {given.holdout_prompts} "
+        f"{plan.granularity}: with {_exactly(given.confidence)} % confidence, removing {given.removed} of {plan.of} "
+        f"exceeds the budget on at most {_exactly(given.share_above_limit)} % of prompts "
+        f"({given.exceeded} of {given.holdout_prompts} "
         "held-out prompts did)"
     )
+
+
+def _exactly(share: float) -> str:
+    """Per cent, not rounded: 99.9 % confidence must not be printed as 100 %."""
+    return f"{100 * share:.10g}"
 
 
 def _pictures(report: PruneReport, page: Page) -> list[RenderableType]:
