@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from duat_cli import __version__
-from duat_cli.analysis.adapter_change import Change
+from duat_cli.analysis.adapter_change import Change, matrices
 from duat_cli.analysis.change_notable import summarise
 from duat_cli.analysis.lora_diff import NOT_READ, Collected, Progress, stored_dtype
 from duat_cli.analysis.weight_change import Directions, rounding
@@ -97,17 +97,11 @@ def _compare(base: BaseWeights, tuned: BaseWeights, name: str, old: Place, new: 
     rows = min(before.shape[0], after.shape[0]) if before.ndim else 0
     first, second = (before[:rows], after[:rows]) if before.ndim else (before[None], after[None])
     difference = torch.where(second == first.to(second.dtype), 0.0, second.double() - first.double())
-    change = Change(plan, _pieces(difference), added_rows=max(0, len(after) - rows) if after.ndim else 0)
+    change = Change(plan, matrices(difference), added_rows=max(0, len(after) - rows) if after.ndim else 0)
     numbers = into.add(change, first, NOT_READ)
     if numbers is not None and numbers.values is not None and second.ndim == 2:
         entry = into.modules.pop()
         into.modules.append(entry.model_copy(update={"rounding": rounding(first, second, numbers.values)}))
-
-
-def _pieces(difference: Tensor) -> tuple[Tensor, ...]:
-    if difference.ndim == 3:  # a stack of experts
-        return tuple(difference)
-    return (difference.flatten(1) if difference.ndim > 3 else difference,)
 
 
 def _plan(base: BaseWeights, name: str, place: Place, before: Tensor) -> Plan:

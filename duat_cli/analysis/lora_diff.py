@@ -20,6 +20,7 @@ from duat_cli.loading.adapter import AdapterFiles
 from duat_cli.loading.adapter_keys import Keys, read_keys
 from duat_cli.loading.adapter_plan import AdapterFault, Plan, plans
 from duat_cli.loading.base_weights import BaseWeights
+from duat_cli.operators.lowrank import nonfinite
 from duat_cli.results.base import Run, Skipped
 from duat_cli.results.lora import LintFinding, LoraReport, ModuleChange
 
@@ -43,6 +44,7 @@ class Collected:
     directions: Directions
     modules: list[ModuleChange] = field(default_factory=list)
     unchanged: list[str] = field(default_factory=list)
+    added: list[str] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     energy: float = 0.0  # Σ‖Δ‖²
@@ -63,7 +65,7 @@ class Collected:
             self.warnings.append(f"{name}: {change.fault}; its numbers are undefined")
             return None
         self.energy += numbers.frobenius**2
-        if stored is None:
+        if stored is None or nonfinite(stored):
             self.base_energy = None
         elif self.base_energy is not None:
             self.base_energy += float(stored.double().square().sum())
@@ -146,7 +148,7 @@ def adapter_report(
         modules=first.modules,
         other_modules=collected[1].modules if len(collected) > 1 else None,
         unchanged=first.unchanged,
-        added=[],
+        added=first.added,
         removed=[],
         comparison=comparison,
         summary=summarise(first.modules, first.energy, first.base_energy, comparison),
@@ -172,6 +174,9 @@ def _refuse(one: Opened) -> None:
 
 def _collect(one: Opened, base: BaseWeights, options: LoraOptions, into: Collected, progress: Progress) -> None:
     for number, plan in enumerate(one.plans, 1):
+        if plan.place is None and "saved" in plan.parts:  # a new head, say
+            into.added.append(plan.parameter)
+            continue
         change = change_of(plan, one.read, base if options.read_base else None)
         stored = base.read(plan.place) if options.read_base and plan.place is not None and not change.is_zero else None
         why = NOT_READ if not options.read_base else "the base has no such parameter"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -76,9 +77,11 @@ def module_change(
         reasons |= dict.fromkeys(("relative_frobenius", "alignment", "intruders"), why_no_base)
     else:
         size = float(base.double().norm())
-        relative = numbers.frobenius / size if size else None
-        if not size:
-            reasons["relative_frobenius"] = "the base parameter is zero"
+        relative = numbers.frobenius / size if size and math.isfinite(size) else None
+        if relative is None:
+            reasons["relative_frobenius"] = (
+                "the base parameter holds NaN or Inf" if size else "the base parameter is zero"
+            )
         alignment, intruders, absent = _to_base(change, numbers, base, directions)
         reasons |= absent
     values, known = (numbers.values, numbers.ranks) if numbers is not None else (None, None)
@@ -117,7 +120,7 @@ def _own_shape(change: Change) -> tuple[int, ...]:
     if not change.pieces:
         return ()
     shape = tuple(change.pieces[0].shape)
-    return (len(change.pieces), *shape) if change.plan.experts > 1 else shape
+    return (len(change.pieces), *shape) if len(change.pieces) > 1 else shape
 
 
 def rounding(base: Tensor, tuned: Tensor, values: Tensor) -> Rounding:
@@ -141,7 +144,7 @@ def _to_base(
         why = VECTOR
     elif numbers.ranks is None:
         why = ZERO
-    elif change.plan.experts > 1:
+    elif len(change.pieces) > 1:
         why = "a stack of experts has no single base matrix"
     elif change.added_rows or tuple(base.shape) != tuple(piece.shape):
         why = "the base has another shape"

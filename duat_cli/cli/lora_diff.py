@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from duat_cli.cli import options
-from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
+from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, CheckpointError, InputError
 
 if TYPE_CHECKING:
     from duat_cli.analysis.lora_report import Asked
@@ -267,4 +267,7 @@ def _folder(name: str | None):  # type: ignore[no-untyped-def]
 def _adapter(name: str | None) -> AdapterFiles:
     from duat_cli.loading.adapter import open_adapter
 
-    return open_adapter(_folder(name), name or "demo adapter")
+    path = _folder(name)
+    if name is not None and not path.exists():
+        raise CheckpointError(f"{name}: no such folder; adapters and tuned checkpoints are read from local folders")
+    return open_adapter(path, name or "demo adapter")

@@ -252,7 +252,7 @@ def _experts(adapter: AdapterFiles, target: Target, siblings: list[Target], base
             raise _fault(adapter, "target-absent", f"target_parameters: the base has no {shown(target.module)}.{leaf}")
         shape = place.shape if len(place.shape) == 3 else (1, *place.shape)
         if len(shape) == 3 and both % shape[0] == 0:
-            layouts = {False: (out, into), True: (into, out)}
+            layouts = {False: (out, into), True: (into, out)} if len(place.shape) == 3 else {False: (out, into)}
             fitting += [(leaf, place, turned) for turned, sides in layouts.items() if shape[1:] == sides]
     if len({leaf for leaf, _, _ in fitting}) > 1:  # of one shape: PEFT wraps the module's first parameter first
         order = [n.rpartition(".")[2] for n in _declared(base, target.module) if n.rpartition(".")[2] in leaves]
@@ -262,7 +262,9 @@ def _experts(adapter: AdapterFiles, target: Target, siblings: list[Target], base
     if not fitting:
         raise _fault(adapter, "shape-mismatch", f"{shown(target.module)}: lora_A, lora_B map {into} to {out} features, "
                      f"which is the shape of none of {listed(leaves)} in the base")  # fmt: skip
-    if len(fitting) > 1:
+    if len(fitting) > 1 and base.holds_inputs_first(target.module):
+        fitting = [f for f in fitting if f[2]]  # PEFT keeps the stored order, whatever its version
+    elif len(fitting) > 1:
         raise _fault(adapter, "ambiguous-layout", f"{shown(target.module)}.{fitting[0][0]}: a square parameter; shapes "
                      "do not tell which side of it is the input")  # fmt: skip
     leaf, place, turned = fitting[0]

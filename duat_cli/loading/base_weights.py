@@ -8,6 +8,7 @@ then loaded once, in the stored dtype.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +43,7 @@ class BaseWeights:
         self._stack = contextlib.ExitStack()
         self._opened: dict[str, Any] = {}
         self._state: dict[str, Tensor] | None = None
+        self._skeleton: Any = None
         self._tails: dict[str, list[str]] = {}
         self._votes: dict[str | None, set[bool]] = {}
         for name in files.tensors:
@@ -68,12 +70,11 @@ class BaseWeights:
             return Place(longer, tensor, entry.shape, dtype, False)
         if not load:
             return None
-        state = self._loaded()
-        name = next((n for n in (parameter, *_tail(parameter)) if n in state), None)
+        shapes = self._named()
+        name = next((n for n in (parameter, *_tail(parameter)) if n in shapes), None)
         if name is None:
             return None
-        held = state[name]
-        return Place(parameter, name, tuple(held.shape), str(held.dtype).removeprefix("torch."), True)
+        return Place(parameter, name, shapes[name], self._dtype(), True)
 
     def read(self, place: Place) -> Tensor:
         """The tensor as it is stored, in memory of its own or of the loaded model: not to be written to."""
@@ -100,9 +101,33 @@ class BaseWeights:
             self._state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
         return self._state
 
+    def _model(self) -> Any:
+        """The model without memory: enough to know what it has."""
+        if self._skeleton is None:
+            from duat_cli.loading.load import skeleton
+
+            self._skeleton = skeleton(self.files)
+        return self._skeleton
+
+    def _named(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self._model().state_dict().items()}
+
+    def _dtype(self) -> str:
+        """Of most stored bytes."""
+        sizes: Counter[str] = Counter()
+        for entry in self.files.tensors.values():
+            sizes[entry.dtype] += entry.bytes
+        return str(STORED[sizes.most_common(1)[0][0]]).removeprefix("torch.")
+
+    def holds_inputs_first(self, module: str) -> bool:
+        """Whether a module of experts says of itself that it stores (experts, in, out)."""
+        modules = dict(self._model().named_modules())
+        found = next((modules[n] for n in (module, *_tail(module)) if n in modules), None)
+        return bool(getattr(found, "is_transposed", False))
+
     def parameters(self) -> list[str]:
         """Names of all parameters, in the order in which the model's classes declare them."""
-        return list(self._loaded())
+        return list(self._named())
 
     def is_transposed(self, parameter: str) -> bool | None:
         """Whether a square weight is stored as (in, out), by its neighbours: layers whose bias tells which side is

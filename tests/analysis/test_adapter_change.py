@@ -215,3 +215,54 @@ def test_an_initialisation_that_cannot_be_undone_says_so(llama: tuple[Path, Path
         with BaseWeights(Source(base, "base", None), inspect_folder(base)) as weights:
             found = list(plans(open_adapter(changed, "a"), read_keys(open_adapter(changed, "a")), weights))
         assert all(isinstance(plan, Plan) and plan.mutated == init and not plan.needs_base for plan in found)
+
+
+def test_adalora_with_pruned_ranks(tmp_path: Path) -> None:
+    base = adapters.base_of("llama", tmp_path / "base")
+
+    def prune(tuned: Any) -> None:
+        pattern = {}
+        for name, module in tuned.base_model.model.named_modules():
+            if hasattr(module, "lora_E"):
+                pattern[f"{name}.lora_E.default"] = [True, False, "q_proj" in name, False]
+        tuned.peft_config["default"].rank_pattern = pattern
+
+    adapter = adapters.make(base, tmp_path / "adapter", CASES["adalora"][1], edit=prune)
+    expected, found = adapters.merged(base, adapter), adapters.ours(base, adapter)
+    assert found
+    for key, change in found.items():
+        assert torch.linalg.matrix_rank(change) == (2 if "q_proj" in key else 1)
+        torch.testing.assert_close(change, expected[key], rtol=0, atol=1e-6)
+
+
+def test_an_untouched_dora_is_no_change(tmp_path: Path) -> None:
+    base = adapters.base_of("llama", tmp_path / "base")
+    adapter = tmp_path / "adapter"
+    peft.get_peft_model(adapters.load_base(base), lora(use_dora=True)).save_pretrained(adapter)
+    assert adapters.ours(base, adapter) == {}
+
+
+@pytest.mark.parametrize("model_type", ["gpt_oss", "qwen3_moe"])
+def test_a_square_expert_parameter(model_type: str, tmp_path: Path) -> None:
+    """Shapes do not tell its layout: a module that says it stores inputs first settles it, otherwise it is refused."""
+    from duat_cli.models import tiny
+
+    model = tiny.tiny_model(model_type)
+    experts = model.model.layers[-1].mlp.experts
+    sides = tuple(experts.down_proj.shape[1:])
+    config = type(model.config)(**{**model.config.to_dict(), "intermediate_size": sides[0], "hidden_size": sides[0]})
+    if model_type == "qwen3_moe":
+        config.moe_intermediate_size = config.hidden_size
+    torch.manual_seed(0)
+    base = tmp_path / "base"
+    type(model)(config).save_pretrained(base)
+    adapter = adapters.make(base, tmp_path / "a", lora(target_modules=[], target_parameters=["mlp.experts.down_proj"]))
+    if model_type == "qwen3_moe":
+        with pytest.raises(AssertionError, match="square parameter"):
+            adapters.ours(base, adapter)
+        return
+    expected, found = adapters.merged(base, adapter), adapters.ours(base, adapter)
+    assert found
+    for key, change in found.items():
+        assert change.shape[1] == change.shape[2]
+        torch.testing.assert_close(change, expected[key], rtol=0, atol=1e-6)
