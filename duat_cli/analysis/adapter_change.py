@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from duat_cli.loading.adapter import AdapterFiles
-from duat_cli.loading.adapter_plan import Plan
 from duat_cli.loading.base_weights import BaseWeights
+from duat_cli.loading.plan import Plan
 from duat_cli.loading.stored import open_tensors
 from duat_cli.operators.lowrank import LowRank, Piece, is_zero, nonfinite
 

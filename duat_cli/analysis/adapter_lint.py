@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from duat_cli.analysis.adapter_change import Read, adapter_tensors
 from duat_cli.loading.adapter import ADAPTER_CONFIG, AdapterFiles, names, number, patterns
 from duat_cli.loading.adapter_keys import Keys, read_keys
-from duat_cli.loading.adapter_plan import AdapterFault, Plan, plans
+from duat_cli.loading.adapter_plan import plans
 from duat_cli.loading.base_weights import BaseWeights
+from duat_cli.loading.plan import AdapterFault, Plan
 from duat_cli.loading.wording import counted, listed, shown
 from duat_cli.operators.lowrank import is_zero, nonfinite
 from duat_cli.results.lora import LintFinding

@@ -13,8 +13,8 @@ from duat_cli.analysis.change_notable import summarise
 from duat_cli.analysis.lora_diff import NOT_READ, Collected, Progress, stored_dtype
 from duat_cli.analysis.weight_change import Directions, rounding
 from duat_cli.errors import CheckpointError
-from duat_cli.loading.adapter_plan import Plan
 from duat_cli.loading.base_weights import BaseWeights, Place
+from duat_cli.loading.plan import Plan
 from duat_cli.loading.wording import counted, listed, shown
 from duat_cli.operators.lowrank import nonfinite
 from duat_cli.results.base import Run

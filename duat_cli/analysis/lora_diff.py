@@ -18,8 +18,9 @@ from duat_cli.analysis.change_notable import summarise
 from duat_cli.analysis.weight_change import Directions, Numbers, module_change, numbers_of
 from duat_cli.loading.adapter import AdapterFiles
 from duat_cli.loading.adapter_keys import Keys, read_keys
-from duat_cli.loading.adapter_plan import AdapterFault, Plan, plans
+from duat_cli.loading.adapter_plan import plans
 from duat_cli.loading.base_weights import BaseWeights
+from duat_cli.loading.plan import AdapterFault, Plan
 from duat_cli.operators.lowrank import nonfinite
 from duat_cli.results.base import Run, Skipped
 from duat_cli.results.lora import LintFinding, LoraReport, ModuleChange

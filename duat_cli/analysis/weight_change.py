@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from duat_cli.analysis.adapter_change import Change
-from duat_cli.loading.adapter_plan import Plan
+from duat_cli.loading.plan import Plan
 from duat_cli.models.cache import TensorCache
 from duat_cli.operators.leading import leading
 from duat_cli.operators.lowrank import EXACT_SIDE, LowRank, Piece, Triplets, singular, spectrum

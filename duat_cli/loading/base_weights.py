@@ -44,6 +44,7 @@ class BaseWeights:
         self._opened: dict[str, Any] = {}
         self._state: dict[str, Tensor] | None = None
         self._skeleton: Any = None
+        self._shapes: dict[str, tuple[int, ...]] = {}
         self._tails: dict[str, list[str]] = {}
         self._votes: dict[str | None, set[bool]] = {}
         for name in files.tensors:
@@ -110,7 +111,9 @@ class BaseWeights:
         return self._skeleton
 
     def _named(self) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(tensor.shape) for name, tensor in self._model().state_dict().items()}
+        if not self._shapes:
+            self._shapes = {name: tuple(tensor.shape) for name, tensor in self._model().state_dict().items()}
+        return self._shapes
 
     def _dtype(self) -> str:
         """Of most stored bytes."""

@@ -17,11 +17,14 @@ from safetensors.torch import load_file, save_file
 sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures"))
 import adapters
 
+from duat_cli.analysis.adapter_change import adapter_tensors, change_of
+from duat_cli.errors import DuatError
 from duat_cli.loading.adapter import open_adapter
 from duat_cli.loading.adapter_keys import read_keys
-from duat_cli.loading.adapter_plan import Plan, plans
+from duat_cli.loading.adapter_plan import plans
 from duat_cli.loading.base_weights import BaseWeights
 from duat_cli.loading.checkpoint import inspect_folder
+from duat_cli.loading.plan import Plan
 from duat_cli.loading.source import Source
 
 ATTENTION = ["q_proj", "o_proj"]
@@ -69,6 +72,7 @@ CASES: dict[str, tuple[str, Any]] = {
         "gpt_oss",
         lora(target_modules=[], target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]),
     ),
+    "experts by all-linear": ("mixtral", lora(target_modules="all-linear")),
     "mixtral experts": ("mixtral", lora(target_modules=[], target_parameters=["experts.down_proj"])),
     "adalora": ("llama", peft.AdaLoraConfig(init_r=4, target_r=2, total_step=9, target_modules=ATTENTION)),
     "ia3": (
@@ -266,3 +270,63 @@ def test_a_square_expert_parameter(model_type: str, tmp_path: Path) -> None:
     for key, change in found.items():
         assert change.shape[1] == change.shape[2]
         torch.testing.assert_close(change, expected[key], rtol=0, atol=1e-6)
+
+
+# -- untrusted files -------------------------------------------------------------------------------------------
+
+JUNK = (None, True, -1, 1.5, "(", [1], {"q_proj": "x"}, {"(": 1}, [[0, 99]])
+FIELDS = (
+    "peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "target_modules", "target_parameters", "use_dora",
+    "layer_replication", "trainable_token_indices", "init_lora_weights", "modules_to_save", "fan_in_fan_out",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_field_of_a_wrong_type_is_refused_or_read_but_never_a_crash(
+    field: str, llama: tuple[Path, Path], tmp_path: Path
+) -> None:
+    base, adapter = llama
+    shutil.copytree(adapter, tmp_path / "a")
+    stated = json.loads((adapter / "adapter_config.json").read_text())
+    for junk in JUNK:
+        (tmp_path / "a" / "adapter_config.json").write_text(json.dumps({**stated, field: junk}))
+        refused(base, tmp_path / "a")  # either way, and nothing but a DuatError on the way
+
+
+def refused(base: Path, adapter: Path) -> bool:
+    """Whether anything of the adapter is refused; whatever else happens on the way is a failure of the test."""
+    try:
+        files = open_adapter(adapter, "a")
+        with BaseWeights(Source(base, "base", None), inspect_folder(base)) as weights, adapter_tensors(files) as read:
+            for plan in plans(files, read_keys(files), weights):
+                if not isinstance(plan, Plan) or change_of(plan, read, weights).fault is not None:
+                    return True
+    except DuatError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("name", ["lora", "dora", "adalora", "ia3", "loha", "lokr", "tokens"])
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0), (1, 1), (2, 3, 4)])
+def test_a_tensor_of_another_shape_is_refused(name: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+    model_type, config = CASES[name]
+    base = adapters.base_of(model_type, tmp_path / "base")
+    adapter = adapters.make(base, tmp_path / "adapter", config)
+    assert not refused(base, adapter)
+    file = adapter / "adapter_model.safetensors"
+    tensors = load_file(file)
+    for key in [k for k in tensors if "layers.0" in k or "embed" in k]:
+        save_file({**tensors, key: torch.ones(shape)}, file)
+        assert refused(base, adapter), key
+
+
+@pytest.mark.parametrize("name", ["lora", "dora", "adalora", "loha"])
+def test_half_a_pair_is_refused(name: str, tmp_path: Path) -> None:
+    model_type, config = CASES[name]
+    base = adapters.base_of(model_type, tmp_path / "base")
+    adapter = adapters.make(base, tmp_path / "adapter", config)
+    file = adapter / "adapter_model.safetensors"
+    tensors = load_file(file)
+    for key in [k for k in tensors if "layers.0" in k]:
+        save_file({k: v for k, v in tensors.items() if k != key}, file)
+        assert refused(base, adapter), key
