@@ -19,10 +19,10 @@ from duat_cli.loading.adapter import AdapterFiles
 from duat_cli.loading.base_weights import BaseWeights
 from duat_cli.loading.plan import Plan
 from duat_cli.loading.stored import open_tensors
-from duat_cli.operators.lowrank import LowRank, Piece, is_zero, nonfinite
+from duat_cli.operators.lowrank import LowRank, Piece, is_zero, nonfinite, singular
 
 Read = Callable[[str], Tensor]
-_AS_SAVED = 1e-6  # of a magnitude kept in float32
+_AS_SAVED = 1e-6  # relative: what float32 leaves open of a value computed from the base
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,11 @@ def _lora(plan: Plan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[
     """scaling B A; relative to the original base where the initialisation took its own B A out of it."""
     change = LowRank(parts["lora_B"] * _scale(plan), parts["lora_A"])
     if stored is not None and plan.mutated in ("pissa", "olora"):
-        change = change.minus(_initial(plan, stored.mT if plan.inputs_first else stored))
+        initial = _initial(plan, stored.mT if plan.inputs_first else stored)
+        moved = change.minus(initial)
+        size = float(singular(initial).values.norm())
+        untouched = float(singular(moved).values.norm()) <= _AS_SAVED * size
+        change = LowRank(torch.zeros_like(change.left), change.right) if untouched else moved
     return (change.mT if plan.inputs_first else change,)
 
 

@@ -45,7 +45,8 @@ def _rounded(modules: Sequence[ModuleChange]) -> list[str]:
     """Where rounding to the stored dtype, not training, makes the rank."""
     fake = [
         m for m in modules
-        if m.rounding is not None and m.entropy_rank is not None and m.rounding.rank_above_floor < 0.5 * m.entropy_rank
+        if m.rounding is not None and m.entropy_rank is not None and m.rounding.rank_above_floor is not None
+        and m.rounding.rank_above_floor < 0.5 * m.entropy_rank
     ]  # fmt: skip
     if not fake:
         return []

@@ -67,17 +67,12 @@ def _pairs(base: BaseWeights, tuned: BaseWeights) -> dict[str, tuple[Place, Plac
             f"{shown(base.source.name)} is not its base model"
         )
     for name, (old, new) in pairs.items():
-        if not _comparable(old.shape, new.shape):
+        if old.shape != new.shape and not (base.is_vocabulary(old) and old.shape[1:] == new.shape[1:]):
             raise CheckpointError(
                 f"{shown(tuned.source.name)}: {shown(name)}: shape mismatch, {list(new.shape)} against the base's "
                 f"{list(old.shape)}: it is not of this base model"
             )
     return pairs
-
-
-def _comparable(old: tuple[int, ...], new: tuple[int, ...]) -> bool:
-    """Of one shape, or with another number of rows, as a resized vocabulary has."""
-    return old == new or (len(old) == len(new) and 1 <= len(old) <= 2 and old[1:] == new[1:])
 
 
 def _compare(base: BaseWeights, tuned: BaseWeights, name: str, old: Place, new: Place, into: Collected) -> None:
@@ -99,9 +94,9 @@ def _compare(base: BaseWeights, tuned: BaseWeights, name: str, old: Place, new: 
     difference = torch.where(second == first.to(second.dtype), 0.0, second.double() - first.double())
     change = Change(plan, matrices(difference), added_rows=max(0, len(after) - rows) if after.ndim else 0)
     numbers = into.add(change, first, NOT_READ)
-    if numbers is not None and numbers.values is not None and second.ndim == 2:
+    if numbers is not None and second.ndim == 2:
         entry = into.modules.pop()
-        into.modules.append(entry.model_copy(update={"rounding": rounding(first, second, numbers.values)}))
+        into.modules.append(entry.model_copy(update={"rounding": rounding(second, numbers)}))
 
 
 def _plan(base: BaseWeights, name: str, place: Place, before: Tensor) -> Plan:

@@ -60,7 +60,7 @@ class Collected:
         if change.is_zero:
             self.unchanged.append(name)
             return None
-        numbers = None if change.fault else numbers_of(change)
+        numbers = None if change.fault else numbers_of(change, large=self.directions.large)
         self.modules.append(module_change(change, numbers, stored, why_no_base, self.directions))
         if numbers is None:
             self.warnings.append(f"{name}: {change.fault}; its numbers are undefined")

@@ -85,7 +85,8 @@ LargeDirections = Annotated[
         "--directions",
         metavar="",
         rich_help_panel=options.PANEL_COMPUTE,
-        help="Intruders and alignment also for matrices over 1024 wide, by Lanczos: seconds each.",
+        help="Also what takes long for matrices over 1024 wide: intruders and alignment (seconds each), and all "
+        "singular values of dense differences (a minute each).",
     ),
 ]
 NoCache = Annotated[

@@ -15,9 +15,13 @@ from typing import Any
 
 from torch import Tensor
 
-from duat_cli.loading.checkpoint import CheckpointFiles
+from duat_cli.loading.checkpoint import CheckpointFiles, config_fields
 from duat_cli.loading.source import Source
 from duat_cli.loading.stored import STORED, readers
+
+EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed_in", "shared")
+HEADS = ("lm_head", "embed_out", "output_projection")
+VOCABULARY = (*EMBEDDINGS, *HEADS)
 
 
 @dataclass(frozen=True)
@@ -121,6 +125,12 @@ class BaseWeights:
         for entry in self.files.tensors.values():
             sizes[entry.dtype] += entry.bytes
         return str(STORED[sizes.most_common(1)[0][0]]).removeprefix("torch.")
+
+    def is_vocabulary(self, place: Place) -> bool:
+        """Whether a parameter has a row a token, whose number a resized vocabulary changes."""
+        leaf = place.parameter.rpartition(".")[0].rpartition(".")[2]
+        sizes = {v for k, v in config_fields(self.files.config) if k.rpartition(".")[2] == "vocab_size"}
+        return bool(place.shape) and (place.shape[0] in sizes or leaf in VOCABULARY)
 
     def holds_inputs_first(self, module: str) -> bool:
         """Whether a module of experts says of itself that it stores (experts, in, out)."""

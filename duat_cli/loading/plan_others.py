@@ -108,7 +108,8 @@ def saved(adapter: AdapterFiles, parameter: str, key: str, base: BaseWeights | N
     kind: Kind = "bias" if leaf == "bias" else "saved"
     place = None if base is None else base.find(replicated(adapter, parameter))
     shape = adapter.tensors[key].shape
-    if place is not None and (len(place.shape) != len(shape) or place.shape[1:] != shape[1:]):
+    resized = place is not None and base is not None and base.is_vocabulary(place) and place.shape[1:] == shape[1:]
+    if place is not None and place.shape != shape and not resized:
         return fault(adapter, "shape-mismatch", f"{shown(parameter)}: shape mismatch, the adapter has {list(shape)}, "
                       f"the base has {list(place.shape)}")  # fmt: skip
     name = place.parameter if place is not None else parameter
