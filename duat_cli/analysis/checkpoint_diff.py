@@ -10,7 +10,7 @@ from torch import Tensor
 from duat_cli import __version__
 from duat_cli.analysis.adapter_change import Change, matrices
 from duat_cli.analysis.change_notable import summarise
-from duat_cli.analysis.lora_diff import NOT_READ, Collected, Progress, stored_dtype
+from duat_cli.analysis.lora_diff import NOT_READ, Collected, Progress
 from duat_cli.analysis.weight_change import Directions, rounding
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.base_weights import BaseWeights, Place
@@ -42,7 +42,7 @@ def checkpoint_report(
         base=base.source.name,
         tuned=tuned.source.name,
         method="full",
-        dtype=stored_dtype(base),
+        dtype=base.dtype(),
         modules=collected.modules,
         unchanged=collected.unchanged,
         added=added,

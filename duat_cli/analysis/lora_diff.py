@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -48,7 +47,7 @@ class Collected:
     added: list[str] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    energy: float = 0.0  # Σ‖Δ‖²
+    energy: float | None = 0.0  # Σ‖Δ‖²; None where a change is not known
     base_energy: float | None = 0.0  # Σ‖W‖² of what changes; None where a base tensor was not read
 
     def add(self, change: Change, stored: Tensor | None, why_no_base: str) -> Numbers | None:
@@ -56,6 +55,7 @@ class Collected:
         name = change.plan.parameter
         if change.fault and not change.nonfinite:
             self.skipped.append(Skipped(what=name, why=change.fault))
+            self.energy = None
             return None
         if change.is_zero:
             self.unchanged.append(name)
@@ -64,8 +64,10 @@ class Collected:
         self.modules.append(module_change(change, numbers, stored, why_no_base, self.directions))
         if numbers is None:
             self.warnings.append(f"{name}: {change.fault}; its numbers are undefined")
+            self.energy = None
             return None
-        self.energy += numbers.frobenius**2
+        if self.energy is not None:
+            self.energy += numbers.frobenius**2
         if stored is None or nonfinite(stored):
             self.base_energy = None
         elif self.base_energy is not None:
@@ -145,7 +147,7 @@ def adapter_report(
         base=base.source.name,
         tuned=adapters[0].name,
         method=adapters[0].method,
-        dtype=stored_dtype(base),
+        dtype=base.dtype(),
         modules=first.modules,
         other_modules=collected[1].modules if len(collected) > 1 else None,
         unchanged=first.unchanged,
@@ -183,13 +185,3 @@ def _collect(one: Opened, base: BaseWeights, options: LoraOptions, into: Collect
         why = NOT_READ if not options.read_base else "the base has no such parameter"
         into.add(change, stored, why)
         progress(number, len(one.plans), f"weights of {one.adapter.name}")
-
-
-def stored_dtype(base: BaseWeights) -> str:
-    """The dtype of most stored bytes."""
-    sizes: Counter[str] = Counter()
-    for entry in base.files.tensors.values():
-        sizes[entry.dtype] += entry.bytes
-    names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
-    most = sizes.most_common(1)[0][0] if sizes else "none"
-    return names.get(most, most)

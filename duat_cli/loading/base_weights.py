@@ -79,7 +79,7 @@ class BaseWeights:
         name = next((n for n in (parameter, *_tail(parameter)) if n in shapes), None)
         if name is None:
             return None
-        return Place(parameter, name, shapes[name], self._dtype(), True)
+        return Place(parameter, name, shapes[name], self.dtype(), True)
 
     def read(self, place: Place) -> Tensor:
         """The tensor as it is stored, in memory of its own or of the loaded model: not to be written to."""
@@ -102,7 +102,7 @@ class BaseWeights:
         if self._state is None:
             from duat_cli.loading.load import load_files  # transformers, only where it is needed
 
-            model = load_files(self.source, self.files, dtype="auto").model
+            model = load_files(self.source, self.files, dtype=self.dtype()).model
             self._state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
         return self._state
 
@@ -119,12 +119,14 @@ class BaseWeights:
             self._shapes = {name: tuple(tensor.shape) for name, tensor in self._model().state_dict().items()}
         return self._shapes
 
-    def _dtype(self) -> str:
+    def dtype(self) -> str:
         """Of most stored bytes."""
         sizes: Counter[str] = Counter()
         for entry in self.files.tensors.values():
-            sizes[entry.dtype] += entry.bytes
-        return str(STORED[sizes.most_common(1)[0][0]]).removeprefix("torch.")
+            if STORED[entry.dtype].is_floating_point:
+                sizes[entry.dtype] += entry.bytes
+        most = sizes.most_common(1)
+        return str(STORED[most[0][0]]).removeprefix("torch.") if most else "float32"
 
     def is_vocabulary(self, place: Place) -> bool:
         """Whether a parameter has a row a token, whose number a resized vocabulary changes."""
