@@ -65,6 +65,8 @@ def change_of(plan: Plan, read: Read, base: BaseWeights | None) -> Change:  # no
     if bad:
         values = "1 value that is" if bad == 1 else f"{bad} values that are"
         return Change(plan, (), fault=f"the adapter holds {values} NaN or infinite", nonfinite=bad)
+    if plan.kind == "dora" and plan.mutated not in (None, "pissa", "olora"):
+        return Change(plan, (), fault=f"DoRA on a base that {plan.mutated} changed: the magnitudes belong to that one")
     if plan.needs_base and base is None:
         return Change(plan, (), fault="needs the base's values, which were not read")
     if plan.kind == "bias" and "delta" in plan.parts:  # of lora_bias
@@ -174,10 +176,9 @@ def _dora(plan: Plan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[
     """m / ‖W + ΔW‖ (W + ΔW) - W, norms over the inputs of each output."""
     assert stored is not None
     weight = stored.mT if plan.inputs_first else stored  # (out, in); of an embedding (width, vocabulary)
-    if plan.kind == "embedding dora":
-        moved = weight + (parts["lora_embedding_B"] * _scale(plan)) @ parts["lora_embedding_A"]
-    else:
-        moved = weight + (parts["lora_B"] * _scale(plan)) @ parts["lora_A"]
+    start = weight - _initial(plan, weight).dense() if plan.mutated in ("pissa", "olora") else weight
+    names = ("lora_embedding_B", "lora_embedding_A") if plan.kind == "embedding dora" else ("lora_B", "lora_A")
+    moved = start + (parts[names[0]] * _scale(plan)) @ parts[names[1]]
     factor = parts["lora_magnitude_vector"].flatten()[:, None] / moved.norm(dim=1, keepdim=True)
     if torch.equal(moved, weight) and bool(((factor - 1).abs() <= _AS_SAVED).all()):
         return (torch.zeros_like(stored),)  # untouched: magnitudes are the base's own, rounded

@@ -27,6 +27,10 @@ def lora(adapter: AdapterFiles, target: Target, base: BaseWeights | None) -> Ite
     else:
         scaling = scaling_of(adapter, target.module, rank)
     dora = is_dora(adapter, target, features_out)
+    if adapter.method == "LORA" and _mutation(adapter) == "olora" and inputs_first:
+        raise fault(
+            adapter, "config", f"{shown(target.module)}: init_lora_weights olora on a Conv1D, which PEFT cannot do"
+        )
     module = module_name(place, target.module)
     kind: Kind = "dora" if dora else "adalora" if adapter.method == "ADALORA" else "lora"
     yield Plan(

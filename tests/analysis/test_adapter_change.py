@@ -59,6 +59,9 @@ CASES: dict[str, tuple[str, Any]] = {
     "tokens by name": ("llama", lora(trainable_token_indices={"embed_tokens": [7]})),
     "tokens alone": ("llama", peft.TrainableTokensConfig(token_indices=[1, 5], target_modules=["embed_tokens"])),
     "pissa": ("llama", lora(init_lora_weights="pissa")),
+    "pissa dora": ("llama", lora(init_lora_weights="pissa", use_dora=True)),
+    "olora dora": ("llama", lora(init_lora_weights="olora", use_dora=True, lora_alpha=3)),
+    "rslora pissa": ("llama", lora(init_lora_weights="pissa", use_rslora=True)),
     "pissa conv1d": ("gpt2", lora(target_modules=GPT2, fan_in_fan_out=True, init_lora_weights="pissa")),
     "olora": ("llama", lora(init_lora_weights="olora", lora_alpha=3)),
     "olora scaled": ("llama", lora(init_lora_weights="olora")),
@@ -136,6 +139,13 @@ def test_key_dialects_mean_the_same(rename: Callable[[str], str], llama: tuple[P
     found = adapters.ours(base, rewritten(adapter, tmp_path / "a", rename))
     assert expected.keys() == found.keys()
     assert all(torch.equal(expected[key], found[key]) for key in expected)
+
+
+def test_olora_on_conv1d_is_refused_as_peft_cannot_do_it(tmp_path: Path) -> None:
+    base = adapters.base_of("gpt2", tmp_path / "base")
+    adapter = adapters.make(base, tmp_path / "adapter", lora(target_modules=GPT2, fan_in_fan_out=True))
+    wrong = rewritten(adapter, tmp_path / "wrong", lambda key: key, init_lora_weights="olora")
+    assert refused(base, wrong)
 
 
 @pytest.mark.parametrize("stated", [True, False])
