@@ -17,7 +17,7 @@ def summarise(
     if not known:
         reasons["frobenius_norm"] = "a change is not known" if energy is None else "nothing changes"
     if relative is None:
-        unread = "the base's values were not read, or some are not finite"
+        unread = "the base's values are not all known, finite and nonzero"
         reasons["relative_frobenius"] = reasons.get("frobenius_norm", unread)
     return LoraSummary(
         changed=len(modules),

@@ -20,7 +20,6 @@ from duat_cli.loading.adapter_keys import Keys, read_keys
 from duat_cli.loading.adapter_plan import plans
 from duat_cli.loading.base_weights import BaseWeights
 from duat_cli.loading.plan import AdapterFault, Plan
-from duat_cli.operators.lowrank import nonfinite
 from duat_cli.results.base import Run, Skipped
 from duat_cli.results.lora import LintFinding, LoraReport, ModuleChange
 
@@ -68,10 +67,11 @@ class Collected:
             return None
         if self.energy is not None:
             self.energy += numbers.frobenius**2
-        if stored is None or nonfinite(stored):
+        relative = self.modules[-1].relative_frobenius
+        if not relative:
             self.base_energy = None
         elif self.base_energy is not None:
-            self.base_energy += float(stored.double().square().sum())
+            self.base_energy += (numbers.frobenius / relative) ** 2
         return numbers
 
 

@@ -14,7 +14,7 @@ from duat_cli.analysis.adapter_change import Change
 from duat_cli.loading.plan import Plan
 from duat_cli.models.cache import TensorCache
 from duat_cli.operators.leading import leading
-from duat_cli.operators.lowrank import EXACT_SIDE, LowRank, Piece, Triplets, singular, spectrum
+from duat_cli.operators.lowrank import EXACT_SIDE, LowRank, Piece, Triplets, energy, singular, spectrum
 from duat_cli.operators.ranks import Ranks, ranks, rounding_floor
 from duat_cli.results.lora import Alignment, Intruders, ModuleChange, Rounding
 
@@ -97,7 +97,7 @@ def module_change(
     elif base is None:
         reasons |= dict.fromkeys(("relative_frobenius", "alignment", "intruders"), why_no_base)
     else:
-        size = float(base.double().norm())
+        size = energy(base) ** 0.5
         relative = numbers.frobenius / size if size and math.isfinite(size) else None
         if relative is None:
             reasons["relative_frobenius"] = (

@@ -317,8 +317,7 @@ def refused(base: Path, adapter: Path) -> bool:
 
 
 @pytest.mark.parametrize("name", ["lora", "dora", "adalora", "ia3", "loha", "lokr", "tokens"])
-@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0), (1, 1), (2, 3, 4)])
-def test_a_tensor_of_another_shape_is_refused(name: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_a_tensor_of_another_shape_is_refused(name: str, tmp_path: Path) -> None:
     model_type, config = CASES[name]
     base = adapters.base_of(model_type, tmp_path / "base")
     adapter = adapters.make(base, tmp_path / "adapter", config)
@@ -326,8 +325,9 @@ def test_a_tensor_of_another_shape_is_refused(name: str, shape: tuple[int, ...],
     file = adapter / "adapter_model.safetensors"
     tensors = load_file(file)
     for key in [k for k in tensors if "layers.0" in k or "embed" in k]:
-        save_file({**tensors, key: torch.ones(shape)}, file)
-        assert refused(base, adapter), key
+        for shape in ((), (0,), (3,), (2, 0), (1, 1), (2, 3, 4)):
+            save_file({**tensors, key: torch.ones(shape)}, file)
+            assert refused(base, adapter), (key, shape)
 
 
 @pytest.mark.parametrize("name", ["lora", "dora", "adalora", "loha"])
