@@ -10,8 +10,10 @@ from duat_cli.cli import options
 from duat_cli.errors import EXIT_SOUND
 
 Report = Annotated[
-    Literal["inspect", "matrix", "verify", "support"],
-    typer.Argument(metavar="REPORT", help="inspect, matrix, verify or support: the command whose JSON is described."),
+    Literal["check", "inspect", "matrix", "support", "verify"],
+    typer.Argument(
+        metavar="REPORT", help="The command whose JSON is described: check, inspect, matrix, support or verify."
+    ),
 ]
 
 

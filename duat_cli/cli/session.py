@@ -15,7 +15,7 @@ from duat_cli.errors import CheckpointError, InputError
 if TYPE_CHECKING:
     from duat_cli.loading.checkpoint import CheckpointFiles
     from duat_cli.loading.load import LoadedModel
-    from duat_cli.loading.prompts import Prompt
+    from duat_cli.loading.prompts import Prompt, PromptText
     from duat_cli.loading.source import Source
 
 
@@ -93,19 +93,30 @@ class PromptOptions:
     file: str | None
     max_tokens: int | None
 
+    def read(self, progress: Progress) -> list[PromptText]:
+        """The texts, before anything is loaded."""
+        progress.doing("reading the prompts")
+        from duat_cli.loading.prompts import read_prompts
+
+        return read_prompts(self.prompts or [], self.file, sys.stdin)
+
 
 def open_session(
     wanted: ModelOptions, texts: PromptOptions, talk: Talk, progress: Progress
 ) -> tuple[LoadedModel, list[Prompt]]:
     """The model, and the prompts as its token ids. Texts, names and headers come first: their errors cost no load."""
     wanted.announce(talk)
-    progress.doing("reading the prompts")
-    from duat_cli.loading.prompts import encode, limits, read_prompts
+    read = texts.read(progress)
+    return open_found(wanted, wanted.find(progress), texts, read, progress)
 
-    read = read_prompts(texts.prompts or [], texts.file, sys.stdin)
-    found = wanted.find(progress)
+
+def open_found(
+    wanted: ModelOptions, found: Found, texts: PromptOptions, read: list[PromptText], progress: Progress
+) -> tuple[LoadedModel, list[Prompt]]:
+    """The same of a checkpoint that is found and texts that are read."""
     progress.doing("loading torch and transformers")
     from duat_cli.loading.load import load_tokenizer
+    from duat_cli.loading.prompts import encode, limits
 
     loaded = wanted.load(progress, found)
     tokenizer = load_tokenizer(loaded.files.path, trust_remote_code=wanted.trust_remote_code)

@@ -34,6 +34,8 @@ class TensorEntry:
     shard: str
     """File that holds it, relative to the folder."""
     bytes: int
+    offset: int
+    """Of its first byte, from the file's start."""
 
     @property
     def elements(self) -> int:
@@ -58,7 +60,7 @@ def read_header(path: Path, shard: str) -> dict[str, TensorEntry]:
     for name, value in header.items():
         if name == "__metadata__":
             continue
-        entries[name], low, high = _entry(path, name, value, shard)
+        entries[name], low, high = _entry(path, name, value, shard, 8 + length)
         ranges.append((low, high, name))
     _check_layout(path, sorted(ranges), 8 + length, size)
     return entries
@@ -98,8 +100,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _entry(path: Path, name: str, value: object, shard: str) -> tuple[TensorEntry, int, int]:
-    """One tensor and its byte range, both ends checked against its shape and dtype."""
+def _entry(path: Path, name: str, value: object, shard: str, start: int) -> tuple[TensorEntry, int, int]:
+    """One tensor and its byte range, both ends checked against its shape and dtype; start: of the data."""
     place = f"header: tensor {shown(name)}"
     if not isinstance(value, dict):
         fail(path, f"{place}: expected an object, got {kind(value)}")
@@ -115,7 +117,7 @@ def _entry(path: Path, name: str, value: object, shard: str) -> tuple[TensorEntr
     if bits != 8 * (high - low):
         fail(path, f"{place}: shape {shape} of {dtype} takes {-(-bits // 8)} bytes, "
                     f"data_offsets hold {high - low}")  # fmt: skip
-    return TensorEntry(tuple(shape), dtype, shard, high - low), low, high
+    return TensorEntry(tuple(shape), dtype, shard, high - low, start + low), low, high
 
 
 def _are_sizes(value: object) -> TypeGuard[list[int]]:

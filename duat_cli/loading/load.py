@@ -20,10 +20,11 @@ from duat_cli.errors import CheckpointError, InputError
 from duat_cli.loading.checkpoint import CONFIG, CheckpointFiles, inspect_folder
 from duat_cli.loading.files import read_json
 from duat_cli.loading.model_class import cannot, check_fit, check_model_type, model_class
+from duat_cli.loading.notes import weight_notes
 from duat_cli.loading.quiet import calling_tokenizer, foreign_errors, foreign_notes, hushed
 from duat_cli.loading.source import TOKENIZER_FILES, Source, resolve
 from duat_cli.loading.stored import STORED, readers
-from duat_cli.loading.weights_check import compare_with_files, scan_weights, weight_notes
+from duat_cli.loading.weights_check import compare_with_files, scan_weights
 from duat_cli.loading.wording import shown
 from duat_cli.text import clean, one_line
 
@@ -48,6 +49,10 @@ class LoadedModel:
     """Of the files and of the load, one clean line each."""
     nonfinite_weights: dict[str, int]
     """Parameter -> how many of its values are NaN or infinite; empty for a sound checkpoint."""
+    unexpected: tuple[str, ...] = ()
+    """Tensors of the files that the class does not use."""
+    spare: tuple[str, ...] = ()
+    """Missing tensors that do not matter, taken as zero."""
 
 
 def load(
@@ -85,13 +90,13 @@ def load_files(
     with hushed() as log:
         config = _read_config(files, trust_remote_code)
         cls, notes = model_class(config, files, trust_remote_code)
-        unused, spare = check_fit(cls, config, files)
+        fit = check_fit(cls, config, files)
         log.clear()  # the rehearsal's lines; the real load repeats what matters
         model = _fill(cls, config, files, asked_dtype or stored_dtype(config, files), asked_device)
-    _clear(model, spare)
-    unused += compare_with_files(model, files)
+    _clear(model, fit.spare)
+    changed = compare_with_files(model, files)
     nonfinite, zero = scan_weights(model)
-    found = weight_notes(nonfinite, zero, model)
+    found = weight_notes(nonfinite, zero, sum(p.ndim > 1 for p in model.parameters()))
     return LoadedModel(
         model=model,
         name=place.name,
@@ -99,8 +104,10 @@ def load_files(
         files=files,
         dtype=str(model.dtype).removeprefix("torch."),
         device=str(model.device),
-        warnings=(*files.warnings, *notes, *unused, *foreign_notes(log), *found),
+        warnings=(*files.warnings, *notes, *fit.notes(cls), *changed, *foreign_notes(log), *found),
         nonfinite_weights=nonfinite,
+        unexpected=fit.unexpected,
+        spare=fit.spare,
     )
 
 
@@ -196,7 +203,7 @@ def _fill(
     return model.eval()
 
 
-def _clear(model: PreTrainedModel, names: list[str]) -> None:
+def _clear(model: PreTrainedModel, names: tuple[str, ...]) -> None:
     """Zero instead of transformers' random values, so that two runs have the same fingerprint."""
     with torch.no_grad():
         for name in names:

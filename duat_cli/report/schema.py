@@ -6,11 +6,13 @@ import json
 from typing import Any
 
 from duat_cli.results.base import Result
+from duat_cli.results.check import CheckReport
 from duat_cli.results.inspect import InspectReport, VerifyReport
 from duat_cli.results.matrix import MatrixReport
 from duat_cli.results.support import SupportReport
 
 REPORTS: dict[str, type[Result]] = {
+    "check": CheckReport,
     "inspect": InspectReport,
     "matrix": MatrixReport,
     "verify": VerifyReport,
