@@ -46,7 +46,7 @@ class ModelOptions:
         """What is known before torch is imported: a typing error should not cost these seconds."""
         if self.model is None:
             talk.note("no MODEL given: using the bundled demo model")
-        elif self.model.startswith((".", "/", "~")) and not Path(self.model).expanduser().exists():
+        elif self.model.startswith((".", "/", "~")) and not _exists(self.model):
             raise CheckpointError(f"{self.model}: no such folder")
         libraries.calm(talk)
 
@@ -83,6 +83,16 @@ class ModelOptions:
             device=self.device,
             trust_remote_code=self.trust_remote_code,
         )
+
+
+def _exists(name: str) -> bool:
+    """False as well for a name that no file can have."""
+    try:
+        return Path(name).expanduser().exists()
+    except PermissionError:
+        return True  # reading it will say why
+    except (OSError, RuntimeError, ValueError):
+        return False
 
 
 @dataclass(frozen=True)

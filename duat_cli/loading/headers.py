@@ -59,6 +59,7 @@ def read_header(path: Path, shard: str) -> dict[str, TensorEntry]:
     entries = {}
     for name, value in header.items():
         if name == "__metadata__":
+            _check_metadata(path, value)
             continue
         entries[name], low, high = _entry(path, name, value, shard, 8 + length)
         ranges.append((low, high, name))
@@ -73,13 +74,22 @@ def _header_length(path: Path, start: bytes, size: int) -> int:
         fail(path, f"too small for a safetensors header: {size} bytes; truncated?")
     length = int.from_bytes(start, "little")
     if length > min(size - 8, _MAX_HEADER_BYTES):
-        foreign = f"no safetensors file; it begins with {start!r}"
+        foreign = f"no safetensors file; it begins with {start!r}{_looks_like(start)}"
         cause = "truncated?" if length <= _MAX_HEADER_BYTES else foreign
         fail(path, f"header length field says {length} bytes, the file has {size}: {cause}")
     return length
 
 
+def _looks_like(start: bytes) -> str:
+    """What else the file may be, by its first bytes."""
+    if start.startswith((b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
+        return ", as a pickle of torch.save does, which duat never opens: convert it to safetensors"
+    return ", as a GGUF file does" if start.startswith(b"GGUF") else ""
+
+
 def _parse_header(path: Path, raw: bytes) -> dict[str, Any]:
+    if not raw.startswith(b"{"):
+        fail(path, f"header: expected a JSON object, which begins with '{{'; got {raw[:8]!r}; corrupt?")
     try:
         header = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
     except UnicodeDecodeError as error:
@@ -89,6 +99,12 @@ def _parse_header(path: Path, raw: bytes) -> dict[str, Any]:
     if not isinstance(header, dict):
         fail(path, f"header: expected a JSON object, got {type(header).__name__}")
     return header
+
+
+def _check_metadata(path: Path, value: object) -> None:
+    """Texts by name, as the format has it; readers refuse anything else."""
+    if not (isinstance(value, dict) and all(isinstance(text, str) for text in value.values())):
+        fail(path, f"header: __metadata__: expected texts by name, got {shown(value)}")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 
 from duat_cli.errors import CheckpointError, InputError
 from duat_cli.loading.checkpoint import CONFIG, CheckpointFiles, inspect_folder
-from duat_cli.loading.files import read_json
+from duat_cli.loading.files import open_file, read_json
 from duat_cli.loading.model_class import cannot, check_fit, check_model_type, model_class
 from duat_cli.loading.notes import weight_notes
 from duat_cli.loading.quiet import calling_tokenizer, foreign_errors, foreign_notes, hushed
@@ -115,9 +115,11 @@ def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a checkpoint folder. Apart from `load`: a command about weights needs none."""
     if not any(any(path.glob(pattern)) for pattern in TOKENIZER_FILES):
         raise CheckpointError(f"{clean(str(path))}: no tokenizer, expected tokenizer.json; needed to read prompts")
-    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
-        if (path / name).exists() or (path / name).is_symlink():
-            read_json(path / name)  # transformers does not say which file is broken
+    for file in sorted(path.iterdir()):
+        if file.name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
+            read_json(file)  # transformers does not say which file is broken
+        elif file.name == "merges.txt" or any(file.match(pattern) for pattern in TOKENIZER_FILES):
+            open_file(file).close()  # nor does it notice a pipe, which it would wait for
     with calling_tokenizer(f"{clean(str(path))}: tokenizer cannot be loaded"):
         tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=trust_remote_code)
         tokenizer.truncation_side = "right"  # --max-tokens keeps the beginning, whatever the files prefer
@@ -159,7 +161,7 @@ def stored_dtype(config: PreTrainedConfig, files: CheckpointFiles) -> torch.dtyp
         return stated
     sizes: Counter[torch.dtype] = Counter()
     for entry in files.tensors.values():
-        if STORED[entry.dtype].is_floating_point:
+        if entry.elements and STORED[entry.dtype].is_floating_point:
             sizes[STORED[entry.dtype]] += entry.bytes
     return sizes.most_common(1)[0][0] if sizes else torch.float32
 
@@ -189,7 +191,7 @@ def _fill(
         model, info = cls.from_pretrained(
             None,
             config=config,
-            state_dict={n: opened[t.shard].get_slice(n) for n, t in files.tensors.items()},
+            state_dict={n: opened[t.shard].get_slice(n) for n, t in files.tensors.items() if t.dtype in STORED},
             dtype=dtype,
             attn_implementation="eager",
             local_files_only=True,

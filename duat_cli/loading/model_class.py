@@ -127,7 +127,11 @@ def check_fit(cls: type[PreTrainedModel], config: PreTrainedConfig, files: Check
     weights and buffers that are computed are no part of what it calls missing. A missing tensor is an error,
     but for the pooler, which encoders are often saved without and which stands behind the last block.
     """
-    empty = {n: torch.empty(t.shape, dtype=STORED[t.dtype], device="meta") for n, t in files.tensors.items()}
+    empty = {
+        n: torch.empty(t.shape, dtype=STORED[t.dtype], device="meta")
+        for n, t in files.tensors.items()
+        if t.dtype in STORED
+    }
     with foreign_errors(cannot(cls, files)):
         _, info = cls.from_pretrained(
             None,

@@ -103,7 +103,11 @@ def _read_file(name: str, stdin: IO[Any] | None) -> list[PromptText]:
 
 def _read_path(name: str, shown: str) -> bytes:
     try:
-        with Path(name).expanduser().open("rb") as file:
+        path = Path(name).expanduser()
+        # opening a named pipe waits for a writer; a shell's <(command) is one that has it
+        if path.is_fifo() and not name.startswith(("/dev/fd/", "/proc/self/fd/", "/dev/stdin")):
+            raise InputError(f"--prompts {shown}: is a named pipe, no regular file; use --prompts - and pipe into duat")
+        with path.open("rb") as file:
             return file.read(_MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = clean(getattr(error, "strerror", None) or str(error))
