@@ -205,11 +205,14 @@ def _check(
     from duat_cli.checks.conclude import NO_FORWARD, Subject, conclude
     from duat_cli.checks.rule import Evidence
     from duat_cli.checks.weights import weight_facts
+    from duat_cli.loading.memory import require_memory
     from duat_cli.loading.notes import weight_notes
 
     wanted.announce(talk)
     read = texts.read(progress) if plan.forward else []
     found = wanted.find(progress)
+    if plan.forward and wanted.device == "cpu":
+        require_memory(found.files, wanted.dtype)
     weights = weight_facts(found.files, progress)
     if plan.forward:
         evidence, subject = _with_model(plan, wanted, found, weights, texts, read, progress)

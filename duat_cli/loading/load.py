@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 from duat_cli.errors import CheckpointError, InputError
 from duat_cli.loading.checkpoint import CONFIG, CheckpointFiles, inspect_folder
 from duat_cli.loading.files import open_file, read_json
+from duat_cli.loading.memory import require_memory
 from duat_cli.loading.model_class import cannot, check_fit, check_model_type, model_class
 from duat_cli.loading.notes import weight_notes
 from duat_cli.loading.quiet import calling_tokenizer, foreign_errors, foreign_notes, hushed
@@ -87,6 +88,8 @@ def load_files(
     """The model of files that are found and checked."""
     asked_dtype, asked_device = parse_dtype(dtype), parse_device(device)
     check_model_type(files, trust_remote_code)
+    if asked_device.type == "cpu":
+        require_memory(files, dtype)
     with hushed() as log:
         config = _read_config(files, trust_remote_code)
         cls, notes = model_class(config, files, trust_remote_code)
