@@ -129,9 +129,13 @@ def _facts(streamed: Streamed) -> TensorFacts:
         signs, rows_signs = _signs(x.shape[1], seen), _row_signs(x.shape[0], seen)
         y = x @ signs  # (rows,)
         part = float(np.dot(x.reshape(-1), x.reshape(-1)))
+        if part == 0 and not x.any():
+            if piece.whole_rows and columns > 1:
+                zero_rows.append(np.arange(piece.row, piece.row + len(x)))
+                columns_left = np.arange(columns) if columns_left is None else columns_left
+            continue
         if not (math.isfinite(part) and part > _SMALLEST) or not np.isfinite(y).all():
-            broken = x.size - int(np.isfinite(x).sum())
-            nonfinite += broken
+            nonfinite += x.size - int(np.isfinite(x).sum())
             wide = x.astype(np.float64)
             y, part = wide @ signs, float(np.dot(wide.reshape(-1), wide.reshape(-1)))
         energy += part

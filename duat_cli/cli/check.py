@@ -13,7 +13,6 @@ from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError, UnsupportedMo
 if TYPE_CHECKING:
     from duat_cli.checks.conclude import Plan, Subject
     from duat_cli.checks.rule import Evidence, Need
-    from duat_cli.checks.weights import WeightFacts
     from duat_cli.cli.clock import Clock
     from duat_cli.cli.output import Target
     from duat_cli.cli.progress import Progress
@@ -205,18 +204,15 @@ def _check(
     from duat_cli.checks.conclude import NO_FORWARD, Subject, conclude
     from duat_cli.checks.rule import Evidence
     from duat_cli.checks.weights import weight_facts
-    from duat_cli.loading.memory import require_memory
     from duat_cli.loading.notes import weight_notes
 
     wanted.announce(talk)
     read = texts.read(progress) if plan.forward else []
     found = wanted.find(progress)
-    if plan.forward and wanted.device == "cpu":
-        require_memory(found.files, wanted.dtype)
-    weights = weight_facts(found.files, progress)
     if plan.forward:
-        evidence, subject = _with_model(plan, wanted, found, weights, texts, read, progress)
+        evidence, subject = _with_model(plan, wanted, found, texts, read, progress)
     else:
+        weights = weight_facts(found.files, progress)
         why = NO_FORWARD if plan.weights_only else "no rule that is on needs it"
         absent: dict[Need, str] = dict.fromkeys(("load", "report"), why)
         evidence = Evidence(found.files, weights, absent=absent)
@@ -230,7 +226,6 @@ def _with_model(
     plan: Plan,
     wanted: ModelOptions,
     found: Found,
-    weights: WeightFacts,
     texts: PromptOptions,
     read: list[PromptText],
     progress: Progress,
@@ -238,9 +233,11 @@ def _with_model(
     """The model loaded and, where its weights are numbers, run."""
     from duat_cli.checks.conclude import Subject
     from duat_cli.checks.rule import Evidence
+    from duat_cli.checks.weights import weight_facts
     from duat_cli.cli.session import open_found
 
     loaded, inputs = open_found(wanted, found, texts, read, progress)
+    weights = weight_facts(found.files, progress)
     evidence = Evidence(found.files, weights, unexpected=loaded.unexpected, spare=loaded.spare)
     if loaded.nonfinite_weights:
         evidence.absent["report"] = "weights that are not finite leave nothing to compute"
