@@ -21,7 +21,7 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_error, wide
 from duat_cli.models.factors import AttentionOperator, operator_of
 from duat_cli.models.proof import ProvedBlock
-from duat_cli.models.rig import BlockRun, Replay
+from duat_cli.models.rig import BlockRun, Replay, UnitCall
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,9 @@ class Step:
     given: list[Tensor]
     replay: Replay
     terms: BlockTerms
+    dynamic_bias: Tensor | None  # the dynamic piece at the FFN's first linear layer, (N, width)
+    pre_activation: Tensor | None  # what the FFN's nonlinearity reads, (N, width)
+    ffn: UnitCall | None  # the call that is the FFN's
 
     def operator(self, run: BlockRun, block: ProvedBlock) -> AttentionOperator:
         """W' of this block and input; UnsupportedModelError says why there is none."""
@@ -101,8 +104,12 @@ class Decomposition:
         errors = [relative_error(p.total, u.input.reshape(p.linear.shape))
                   for u, p in zip(run.units, inputs, strict=True)]  # fmt: skip
         error = max(relative_error(after.total, run.output[0]), *errors, 0.0)
-        pre, reason = _pre_activation(run, inputs)
-        return Step(items, given, replay, BlockTerms(_three(after, run.output[0]), pre, reason, error))
+        place = _ffn_place(run)
+        pieces, whole, reason = _pre_activation(run, inputs, place)
+        pre = None if pieces is None or whole is None else _three(pieces, whole)
+        terms = BlockTerms(_three(after, run.output[0]), pre, reason, error)
+        dynamic = None if pieces is None else pieces.dynamic
+        return Step(items, given, replay, terms, dynamic, whole, None if place is None else run.units[place])
 
 
 def _items(before: Carried, bare: bool) -> Tensor:
@@ -175,21 +182,22 @@ def _is_activation(module: nn.Module) -> bool:
     return not any(module.children()) and not any(True for _ in module.parameters())
 
 
-def _pre_activation(run: BlockRun, inputs: list[Carried]) -> tuple[ThreeParts | None, str | None]:
-    """The three parts of what the FFN's nonlinearity reads: the dynamic bias b'_{j,2}."""
-    place = _ffn_place(run)
+def _pre_activation(
+    run: BlockRun, inputs: list[Carried], place: int | None
+) -> tuple[Carried | None, Tensor | None, str | None]:
+    """(the three pieces, the whole) of what the FFN's nonlinearity reads: the dynamic one is b'_{j,2}; or why none."""
     if place is None:
-        return None, "no nonlinear FFN was found in the block (an FFN of zeros is none)"
+        return None, None, "no nonlinear FFN was found in the block (an FFN of zeros is none)"
     unit, pieces = run.units[place], inputs[place]
     if _is_activation(unit.module):  # it reads the pre-activation itself
-        return _three(pieces, unit.input.reshape(pieces.linear.shape)), None
+        return pieces, unit.input.reshape(pieces.linear.shape), None
     first = run.parts.first_linears.get(unit.module)
     if first is None:
-        return None, f"{type(unit.module).__name__} has no single linear layer in front of its nonlinearity"
+        return None, None, f"{type(unit.module).__name__} has no single linear layer in front of its nonlinearity"
     whole = run.recording.linears[first].reshape(len(pieces.linear), -1)
     bias = first(torch.zeros_like(pieces.linear[None, :1]))[0]
     if pieces.static is None and not bool(bias.any()):
         linear = first(pieces.linear[None])[0]
-        return _three(Carried(linear, None, whole - linear), whole), None
+        return Carried(linear, None, whole - linear), whole, None
     linear, dynamic = first(torch.stack([pieces.linear, pieces.dynamic])) - bias
-    return _three(Carried(linear, whole - linear - dynamic, dynamic), whole), None
+    return Carried(linear, whole - linear - dynamic, dynamic), whole, None

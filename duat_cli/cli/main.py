@@ -18,6 +18,7 @@ from duat_cli.cli import signals, streams, talk
 from duat_cli.cli.check import check
 from duat_cli.cli.help import Command, Group
 from duat_cli.cli.inspect import inspect
+from duat_cli.cli.lora_diff import lora_diff
 from duat_cli.cli.matrix import matrix
 from duat_cli.cli.options import CONTEXT
 from duat_cli.cli.schema import schema
@@ -42,6 +43,7 @@ app = typer.Typer(
 )
 app.command("inspect", cls=Command, rich_help_panel=PANEL_READ)(inspect)
 app.command("matrix", cls=Command, rich_help_panel=PANEL_READ)(matrix)
+app.command("lora-diff", cls=Command, rich_help_panel=PANEL_READ)(lora_diff)
 app.command("check", cls=Command, rich_help_panel=PANEL_TRUST)(check)
 app.command("verify", cls=Command, rich_help_panel=PANEL_TRUST)(verify)
 app.command("support", cls=Command, rich_help_panel=PANEL_TRUST)(support)

@@ -10,9 +10,9 @@ from duat_cli.cli import options
 from duat_cli.errors import EXIT_SOUND
 
 Report = Annotated[
-    Literal["check", "inspect", "matrix", "support", "verify"],
+    Literal["check", "inspect", "lora-diff", "matrix", "support", "verify"],
     typer.Argument(
-        metavar="REPORT", help="The command whose JSON is described: check, inspect, matrix, support or verify."
+        metavar="REPORT", help="The command it is of: check, inspect, lora-diff, matrix, support or verify."
     ),
 ]
 

@@ -68,6 +68,11 @@ def demo_path() -> Path:
     return Path(str(importlib.resources.files("duat_cli.demo") / "model"))
 
 
+def demo_adapter_path() -> Path:
+    """The bundled adapter of the demo checkpoint."""
+    return demo_path().parent / "adapter"
+
+
 def _download(
     repo: str, revision: str | None, token: str | None, cache_dir: str | None, trust_remote_code: bool
 ) -> Source:

@@ -27,11 +27,11 @@ STORED = {
 def readers(files: CheckpointFiles) -> Iterator[dict[str, Any]]:
     """Shard -> open safetensors file."""
     with contextlib.ExitStack() as stack:
-        yield {shard: stack.enter_context(_reader(files.path / shard)) for shard in files.shards}
+        yield {shard: stack.enter_context(open_tensors(files.path / shard)) for shard in files.shards}
 
 
-def _reader(path: Path) -> Any:
-    """Reads instead of mapping: a mapped file that shrinks meanwhile kills the process with SIGBUS."""
+def open_tensors(path: Path) -> Any:
+    """One safetensors file, open. It is read, not mapped: a mapped file that shrinks kills the process with SIGBUS."""
     try:
         return safe_open(str(path), framework="pt", backend="pread")
     except TypeError:  # safetensors < 0.8 can only map

@@ -43,6 +43,11 @@ def error(value: float | None) -> str:
     return "0" if value == 0 else f"{value:.1e}"
 
 
+def whole(value: float | None) -> str:
+    """A whole number."""
+    return ABSENT if value is None else str(round(value))
+
+
 def count(value: float) -> str:
     """A count with a letter for its power of ten: 1.24 M."""
     for step, letter in _STEPS:

@@ -24,7 +24,7 @@ from duat_cli.errors import DuatError
 from duat_cli.text import one_line
 
 FUZZ = settings(suppress_health_check=list(HealthCheck), max_examples=400)
-LONGEST = 1.0  # seconds
+LONGEST = 1.0  # seconds of this process; the machine may be busy with others
 
 odd_texts = st.sampled_from(
     ["", " ", "..", "/", "\0", "\x1b[2J", "\ud800", "é" * 300, "a" * 5000, "[/x]", "F32", "model"]
@@ -94,7 +94,7 @@ def dumped(value: Any) -> bytes:
 def survives(model: Path, **options: Any) -> None:
     """The command's own function on an input: what Typer does in front of it is the same for all."""
     out, err = io.StringIO(), io.StringIO()
-    started = time.monotonic()
+    started = time.process_time()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             assert check(str(model), weights_only=True, quiet=True, **options) in (0, 1)
@@ -103,7 +103,7 @@ def survives(model: Path, **options: Any) -> None:
             err.write(one_line(str(error)))
     text = out.getvalue() + err.getvalue()
     assert not any(c in text for c in "\x1b\0"), text
-    assert time.monotonic() - started < LONGEST, text
+    assert time.process_time() - started < LONGEST, text
 
 
 @pytest.fixture(scope="module")
@@ -185,10 +185,10 @@ def test_a_config_at_the_load(here: Path, data: st.DataObject) -> None:
     folder.mkdir(exist_ok=True)
     (folder / bad.W).write_bytes((here / "m" / bad.W).read_bytes())
     (folder / bad.CFG).write_bytes(dumped(data.draw(damaged(json.loads(raw)))))
-    started = time.monotonic()
+    started = time.process_time()
     with contextlib.suppress(DuatError):
         load(str(folder))
-    assert time.monotonic() - started < 2 * LONGEST
+    assert time.process_time() - started < 2 * LONGEST
 
 
 POLICY = """extends = "strict"

@@ -19,6 +19,23 @@ from duat_cli.results.inspect import (
     UatTerm,
     VerifyReport,
 )
+from duat_cli.results.lora import (
+    Alignment,
+    BlockChange,
+    Comparison,
+    Eq18,
+    Intruders,
+    LintFinding,
+    LoraReport,
+    LoraSummary,
+    ModuleChange,
+    ModuleComparison,
+    OperatorChange,
+    PromptChange,
+    Rounding,
+    TermsChange,
+    TokenChange,
+)
 from duat_cli.results.matrix import MatrixCheck, MatrixForm, MatrixReport
 from duat_cli.results.support import SupportEntry, SupportReport
 
@@ -306,4 +323,105 @@ def support_report() -> SupportReport:
             ),
         ],
         run=run(),
+    )
+
+
+def module_change(row: int, full: bool = False) -> ModuleChange:
+    reasons = {"sup_local": "the norm in front is found with prompts"}
+    if full:
+        reasons |= dict.fromkeys(("rank", "scaling"), "the method states none")
+    return ModuleChange(
+        name=f"model.layers.{row}.self_attn.q_proj",
+        parameter="weight",
+        kind="full" if full else "lora",
+        shape=[576, 576],
+        rank=None if full else 8,
+        scaling=None if full else 2.0,
+        relative_to="base",
+        frobenius_norm=1.25 + row,
+        relative_frobenius=0.0312 * (row + 1),
+        spectral_norm=0.875,
+        numerical_rank=8,
+        stable_rank=2.04,
+        entropy_rank=3.5,
+        energy_rank_90=4,
+        singular_values=[0.875, 0.5],
+        alignment=Alignment(k=10, j=8, output=0.121, output_random=0.0174, input=0.2, input_random=0.0174),
+        intruders=Intruders(k=10, epsilon=0.5, output=2, input=None, reasons={"input": "not settled"}),
+        sup_local=None,
+        rounding=Rounding(dtype="bfloat16", floor=0.0123, rank_above_floor=7) if full else None,
+        reasons=reasons,
+    )
+
+
+def lora_report(*, full: bool = False, prompts_too: bool = False, two: bool = False) -> LoraReport:
+    block = BlockChange(
+        index=0,
+        name="layers.0",
+        operator=OperatorChange(relative_change=0.31, routing=0.12, weights=0.27, interaction=0.043),
+        terms=TermsChange(ffn=0.2, dynamic_bias=None, output=0.15, reasons={"dynamic_bias": "no single linear layer"}),
+        base_certificate=2.2e-07,
+        tuned_certificate=2.4e-07,
+    )
+    moved = [TokenChange(position=3, text=" the", kl=1.25), TokenChange(position=0, text="\\x1b", kl=0.5)]
+    prompt = PromptChange(prompt=1, output=0.6, kl=0.456, loss_base=3.9, loss_tuned=3.6, moved_tokens=moved)
+    comparison = Comparison(
+        other="second",
+        modules=[
+            ModuleComparison(
+                name="model.layers.0.self_attn.q_proj",
+                parameter="weight",
+                cosine=0.75,
+                distance=1.5,
+                relative_distance=0.4,
+                output_cosines=[0.9, 0.1],
+                input_cosines=[0.8, 0.2],
+            )
+        ],
+        only_first=["model.layers.1.self_attn.q_proj.weight"],
+        only_second=[],
+        cosine=0.5,
+        agreeing=["model.layers.0.self_attn.q_proj.weight"],
+        opposing=[],
+    )
+    return LoraReport(
+        duat_version="0.1.0",
+        mode="checkpoint" if full else "two adapters" if two else "adapter",
+        level="prompts" if prompts_too else "weights",
+        base="org/base",
+        tuned="./tuned",
+        method="full" if full else "LORA",
+        dtype="bfloat16",
+        modules=[module_change(row, full) for row in range(2)],
+        other_modules=[module_change(0)] if two else None,
+        unchanged=[f"model.layers.{k}.mlp.up_proj.weight" for k in range(6)] if full else [],
+        added=["score.weight"] if full else [],
+        removed=[],
+        comparison=comparison if two else None,
+        environment=environment() if prompts_too else None,
+        model=model() if prompts_too else None,
+        prompts=prompts() if prompts_too else None,
+        blocks=[block] if prompts_too else None,
+        by_prompt=[prompt] if prompts_too else None,
+        certificate=certificate() if prompts_too else None,
+        eq18=Eq18(
+            statement="the tuned model as the same sum (Eq. 18)",
+            relative_error=2.4e-07,
+            tolerance=1e-4,
+            holds=True,
+            on_second=["model.layers.0.self_attn.q_proj.weight"],
+            on_third=[],
+            elsewhere=[],
+        )
+        if prompts_too
+        else None,
+        summary=LoraSummary(
+            changed=2, frobenius_norm=2.6, relative_frobenius=0.05, notable=["something that the numbers support"]
+        ),
+        lint=[
+            LintFinding(rule="untouched", level="warning", where="./tuned", message="1 of 3 modules with an all-zero B")
+        ],
+        skipped=[Skipped(what="a.weight", why="needs the base's values")],
+        warnings=["a warning"],
+        run=Run(started="2026-11-01T00:00:00+00:00", seconds=1.5, peak_memory_bytes=None),
     )

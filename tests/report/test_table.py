@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import sample_reports as sample
 
+from duat_cli.report.lora_table import render_lora
 from duat_cli.report.page import Page
 from duat_cli.report.support_table import render_support
 from duat_cli.report.table import render_inspect
@@ -28,6 +29,9 @@ CASES: dict[str, Callable[[Page], str]] = {
     ),
     "verify": lambda page: render_verify(sample.verify_report(), page),
     "support": lambda page: render_support(sample.support_report(), page),
+    "lora_diff": lambda page: render_lora(sample.lora_report(prompts_too=True), page),
+    "lora_diff_full": lambda page: render_lora(sample.lora_report(full=True), page),
+    "lora_diff_two": lambda page: render_lora(sample.lora_report(two=True), page),
 }
 
 

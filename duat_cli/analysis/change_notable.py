@@ -1,0 +1,66 @@
+"""The summary of a change of weights: what a reader should see first, each sentence backed by the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from duat_cli.results.lora import Comparison, LoraSummary, ModuleChange
+
+
+def summarise(
+    modules: Sequence[ModuleChange], energy: float, base_energy: float | None, comparison: Comparison | None
+) -> LoraSummary:
+    """energy: Σ‖Δ‖² of all changes; base_energy: Σ‖W‖² of what changes, None where it is not known."""
+    relative = (energy / base_energy) ** 0.5 if base_energy else None
+    why = "nothing changes" if not modules else "the base's values were not read, or some are not defined"
+    return LoraSummary(
+        changed=len(modules),
+        frobenius_norm=energy**0.5 if modules else None,
+        relative_frobenius=relative,
+        notable=[*_largest(modules), *_intruders(modules), *_rounded(modules), *_alike(comparison)][:4],
+        reasons={
+            **({} if modules else {"frobenius_norm": why}),
+            **({} if relative is not None else {"relative_frobenius": why}),
+        },
+    )
+
+
+def _largest(modules: Sequence[ModuleChange]) -> list[str]:
+    measured = [m for m in modules if m.relative_frobenius is not None]
+    if len(measured) < 2:
+        return []
+    top = max(measured, key=lambda m: m.relative_frobenius or 0.0)
+    return [f"{top.name}.{top.parameter} changed most: {100 * (top.relative_frobenius or 0):.3g} % of its base weight"]
+
+
+def _intruders(modules: Sequence[ModuleChange]) -> list[str]:
+    settled = [m for m in modules if m.intruders is not None and m.intruders.output is not None]
+    having = [m for m in settled if m.intruders is not None and m.intruders.output]
+    if not settled:
+        return []
+    return [f"{len(having)} of {len(settled)} parameters have intruder dimensions on the output side"]
+
+
+def _rounded(modules: Sequence[ModuleChange]) -> list[str]:
+    """Where rounding to the stored dtype, not training, makes the rank."""
+    fake = [
+        m for m in modules
+        if m.rounding is not None and m.entropy_rank is not None and m.rounding.rank_above_floor < 0.5 * m.entropy_rank
+    ]  # fmt: skip
+    if not fake:
+        return []
+    dtype = fake[0].rounding.dtype if fake[0].rounding else ""
+    return [
+        f"rounding to {dtype} makes up most of the rank of {len(fake)} of {len(modules)} changes: "
+        "read the rank above the rounding floor"
+    ]
+
+
+def _alike(comparison: Comparison | None) -> list[str]:
+    if comparison is None or comparison.cosine is None:
+        return []
+    many = len(comparison.modules)
+    return [
+        f"the two changes have cosine {comparison.cosine:.3f}; {len(comparison.agreeing)} of {many} shared parameters "
+        f"agree (above 0.5), {len(comparison.opposing)} oppose"
+    ]

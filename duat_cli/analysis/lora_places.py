@@ -1,0 +1,119 @@
+"""Where in a block a changed parameter acts, seen on a run: the norm in front of it, and its side of the FFN."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from duat_cli.loading.prompts import Prompt
+from duat_cli.models.arrays import random_like, same_storage, wide
+from duat_cli.models.norms import NormForm
+from duat_cli.models.parts import BlockParts
+from duat_cli.models.structure import ModelStructure, run_stack
+from duat_cli.models.tuned import own_names
+from duat_cli.operators.lowrank import LowRank, Piece, spectrum
+
+NONE_IN_FRONT = "no norm stands directly in front of it"
+LARGE = 1e3  # so far out that a norm's epsilon does not show
+
+
+@dataclass(frozen=True)
+class Places:
+    """By parameter: the norm that its module reads, and its side of the FFN's nonlinearity."""
+
+    norms: dict[str, tuple[nn.Module, NormForm]]
+    second: list[str]  # in front of the nonlinearity: part of W'_{j,2}
+    third: list[str]  # behind it: part of W'_{j,3}
+    elsewhere: list[str]  # in no block, or in experts whose sides are not told apart
+
+
+def places_of(model: Any, structure: ModelStructure, prompt: Prompt, names: list[str]) -> Places:
+    """One plain run with eyes on the changed modules: who reads a norm's very output, who makes an FFN's."""
+    own = own_names(model, names)
+    modules = {name: model.get_submodule(module) for name, (module, _) in own.items()}
+    forms = {norm: form for block in structure.blocks for norm, form in block.parts.norms.items()}
+    units = [unit for block in structure.blocks for unit in block.parts.units]
+    inside = {m: block for block in structure.blocks for m in block.parts.module.modules()}
+    made: dict[nn.Module, Tensor] = {}
+    read: dict[nn.Module, Tensor] = {}
+    with ExitStack() as stack, torch.no_grad():
+        for module in {*forms, *units, *modules.values()}:
+            stack.callback(module.register_forward_hook(_see(made, read)).remove)
+        run_stack(structure.stack, prompt.input_ids.to(model.device))
+    in_front = {}
+    for name, module in modules.items():
+        source = next((n for n in forms if n in made and module in read and same_storage(made[n], read[module])), None)
+        if source is not None and source is not module:
+            in_front[name] = (source, forms[source])
+    second: list[str] = []
+    third: list[str] = []
+    elsewhere: list[str] = []
+    for name, module in modules.items():
+        block = inside.get(module)
+        if block is None or own[name][1] not in ("weight", "bias") or module not in made:
+            elsewhere.append(name)
+        else:
+            (third if _is_behind(module, block.parts, made) else second).append(name)
+    return Places(in_front, second, third, elsewhere)
+
+
+def _is_behind(module: nn.Module, parts: BlockParts, made: Mapping[nn.Module, Tensor]) -> bool:
+    """Whether a module stands behind the block's FFN nonlinearity: it makes the FFN unit's output, or runs after it."""
+    unit = next((u for u in reversed(parts.units) if u in made), None)
+    if unit is None or module is unit or any(module in set(a.modules()) for a in parts.attention):
+        return False
+    if module in set(unit.modules()):
+        mine, whole = made[module], made[unit]
+        return mine.numel() == whole.numel() and torch.equal(mine.reshape(-1), whole.reshape(-1))
+    order = list(made)
+    return order.index(module) > order.index(unit)
+
+
+def _see(made: dict[nn.Module, Tensor], read: dict[nn.Module, Tensor]) -> Any:
+    def hook(module: nn.Module, args: Any, output: Any) -> None:
+        out = output if isinstance(output, Tensor) else next((o for o in output if isinstance(o, Tensor)), None)
+        if out is not None:
+            made[module] = out
+        if args and isinstance(args[0], Tensor):
+            read[module] = args[0]
+
+    return hook
+
+
+def sup_local(pieces: tuple[Piece, ...], inputs_first: bool, norm: nn.Module, form: NormForm) -> float:
+    """√M σ_max(ΔW diag(γ) P) + ‖ΔW β‖: the most the change adds to the output of a layer behind this norm.
+
+    Behind it a token is γ ∘ (P x)/rms(P x) + β, and P x / rms(P x) lies on a sphere of radius √M.
+    """
+    gain = true_gain(norm, form)
+    bias = None if form.bias is None else form.bias.detach().reshape(-1).double().cpu()
+    [piece] = pieces
+    change = (
+        (piece.mT if inputs_first else piece) if isinstance(piece, LowRank) else (piece.T if inputs_first else piece)
+    )
+    if isinstance(change, LowRank):
+        right = change.right * gain
+        seen: Piece = LowRank(change.left, right - right.mean(1, keepdim=True) if form.centered else right)
+        shift = 0.0 if bias is None else float((change.left @ (change.right @ bias)).norm())
+    else:
+        dense = change * gain
+        seen = dense - dense.mean(1, keepdim=True) if form.centered else dense
+        shift = 0.0 if bias is None else float((change @ bias).norm())
+    return len(gain) ** 0.5 * float(spectrum(seen)[0]) + shift
+
+
+def true_gain(norm: nn.Module, form: NormForm) -> Tensor:
+    """γ with its scale, which the form leaves open: from the norm's own answer to a large input; (M,) float64."""
+    gain = form.gain.detach().reshape(-1)
+    with torch.no_grad():
+        x = random_like(gain.new_ones(1, 1, len(gain))) * LARGE
+        y = wide(norm(x)) if form.bias is None else wide(norm(x)) - form.bias
+    centered = wide(x) - wide(x).mean(dim=-1, keepdim=True) if form.centered else wide(x)
+    unit = centered / centered.square().mean().sqrt()
+    factor = (y * unit * gain).sum() / (unit * gain).square().sum()
+    return (gain * factor).double().cpu()

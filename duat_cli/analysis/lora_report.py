@@ -1,0 +1,228 @@
+"""The report of `duat lora-diff` with prompts: what the weights alone gave, and what both models did."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from duat_cli.analysis.adapter_change import Change, Read, adapter_tensors, change_of
+from duat_cli.analysis.lora_places import NONE_IN_FRONT, Places, places_of, sup_local
+from duat_cli.analysis.lora_prompts import Decode, Findings, compare_on_prompts
+from duat_cli.analysis.session import Session, prompt_facts
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.loading.adapter import AdapterFiles
+from duat_cli.loading.adapter_keys import read_keys
+from duat_cli.loading.adapter_plan import Plan, plans
+from duat_cli.loading.base_weights import BaseWeights
+from duat_cli.loading.load import LoadedModel
+from duat_cli.loading.prompts import Prompt
+from duat_cli.models.tuned import Value, own_names, tuned_copy
+from duat_cli.results.base import Run
+from duat_cli.results.lora import Eq18, LoraReport, LoraSummary, ModuleChange
+
+STATEMENT = "the tuned model as the same sum, dW added to W'_{j,2} and W'_{j,3} (Eq. 18)"
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What runs, and how."""
+
+    loaded: LoadedModel
+    prompts: Sequence[Prompt]
+    decode: Decode
+
+
+def adapter_on_prompts(
+    report: LoraReport,
+    base: BaseWeights,
+    adapter: AdapterFiles,
+    asked: Asked,
+    progress: Progress,
+    run: Callable[[], Run],
+) -> LoraReport:
+    """`report` is of the weights alone, and has refused what has no meaning."""
+    if adapter.config.get("layer_replication"):
+        raise UnsupportedModelError(
+            f"{adapter.name}: layer_replication makes another model than its base; without prompts its weights are "
+            "compared all the same"
+        )
+    with base, adapter_tensors(adapter) as read:
+        known = [p for p in plans(adapter, read_keys(adapter), base) if isinstance(p, Plan)]
+        mutated = next((p.mutated for p in known if p.mutated and p.mutated not in ("pissa", "olora")), None)
+        if mutated is not None:
+            raise UnsupportedModelError(
+                f"{adapter.name}: init_lora_weights {mutated}: its base was mutated by {mutated}, so the "
+                "tuned model cannot be rebuilt from this one"
+            )
+        progress(0, 1, "applying the adapter")
+        tied = frozenset(p.parameter for p in known if p.kind == "trainable tokens")
+        changes = _changes(known, read, base, report)
+        tuned = tuned_copy(asked.loaded.model, changes, tied=tied)
+        by_name = {p.parameter: p for p in known}
+
+        def pieces(name: str) -> Change:
+            return change_of(by_name[name], read, base)
+
+        return _extended(report, asked, replace(asked.loaded, model=tuned), pieces, progress, run)
+
+
+def checkpoint_on_prompts(
+    report: LoraReport, asked: Asked, tuned: LoadedModel, progress: Progress, run: Callable[[], Run]
+) -> LoraReport:
+    """The same for a fully tuned checkpoint."""
+    return _extended(report, asked, tuned, None, progress, run)
+
+
+def _changes(known: list[Plan], read: Read, base: BaseWeights, report: LoraReport) -> Mapping[str, Value]:
+    """Parameter -> its whole change, computed when it is applied."""
+    if any(m.frobenius_norm is None for m in report.modules) or report.skipped:
+        names = [f"{m.name}.{m.parameter}" for m in report.modules if m.frobenius_norm is None]
+        what = [*names, *(entry.what for entry in report.skipped)][0]
+        raise UnsupportedModelError(
+            f"{report.tuned}: the change of {what} is not defined, so the tuned model cannot be run"
+        )
+    unchanged = set(report.unchanged)
+    by_parameter: dict[str, list[Plan]] = {}
+    for plan in known:
+        by_parameter.setdefault(plan.parameter, []).append(plan)
+
+    def whole(planned: list[Plan]) -> Tensor:
+        first, *others = (change_of(plan, read, base).dense() for plan in planned)
+        for other in others:
+            first = first + other
+        return first
+
+    return {
+        name: functools.partial(whole, planned)
+        for name, planned in by_parameter.items()
+        if len(planned) > 1 or name not in unchanged
+    }
+
+
+def _extended(
+    report: LoraReport,
+    asked: Asked,
+    tuned: LoadedModel,
+    pieces: Callable[[str], Change] | None,
+    progress: Progress,
+    run: Callable[[], Run],
+) -> LoraReport:
+    base = Session(asked.loaded, progress, cache=False)
+    other = Session(tuned, progress, cache=False)
+    found = compare_on_prompts(base, other, asked.prompts, asked.decode, progress)
+    changed = [f"{m.name}.{m.parameter}" for m in report.modules]
+    places = places_of(asked.loaded.model, base.structure, asked.prompts[0], changed)
+    modules = report.modules
+    if pieces is not None:
+        moved = _changed_modules(asked.loaded.model, changed)
+        modules = [_with_sup(m, name, places, pieces, moved) for m, name in zip(report.modules, changed, strict=True)]
+    eq18 = _eq18(base, found, places)
+    notes = [w for w in (*asked.loaded.warnings, *tuned.warnings) if w not in report.warnings]
+    return report.model_copy(
+        update={
+            "level": "prompts",
+            "modules": modules,
+            "environment": base.environment(),
+            "model": base.model_facts(),
+            "prompts": prompt_facts(asked.prompts),
+            "blocks": found.blocks,
+            "by_prompt": found.prompts,
+            "certificate": base.certificate(found.base_error),
+            "eq18": eq18,
+            "skipped": [*report.skipped, *base.skipped()],
+            "warnings": [*report.warnings, *dict.fromkeys(notes)],
+            "summary": _summary(report.summary, found),
+            "run": run(),
+        }
+    )
+
+
+def _eq18(base: Session, found: Findings, places: Places) -> Eq18:
+    tolerance = base.certificate(0.0).tolerance
+    return Eq18(
+        statement=STATEMENT,
+        relative_error=found.tuned_error,
+        tolerance=tolerance,
+        holds=found.tuned_error <= tolerance,
+        on_second=places.second,
+        on_third=places.third,
+        elsewhere=places.elsewhere,
+    )
+
+
+def _changed_modules(model: Any, changed: list[str]) -> set[int]:
+    return {id(model.get_submodule(module)) for module, _ in own_names(model, changed).values()}
+
+
+def _with_sup(
+    entry: ModuleChange, name: str, places: Places, pieces: Callable[[str], Change], moved: set[int]
+) -> ModuleChange:
+    """The entry with its largest possible effect, where a norm that itself stays as it is stands in front."""
+    why = NONE_IN_FRONT
+    if name in places.norms and entry.parameter == "weight":
+        norm, form = places.norms[name]
+        change = pieces(name)
+        if id(norm) in moved:
+            why = "the norm in front changes as well"
+        elif len(change.pieces) == 1:
+            value = sup_local(change.pieces, change.plan.inputs_first, norm, form)
+            reasons = {k: v for k, v in entry.reasons.items() if k != "sup_local"}
+            return entry.model_copy(update={"sup_local": value, "reasons": reasons})
+    return entry.model_copy(update={"reasons": {**entry.reasons, "sup_local": why}})
+
+
+def _summary(before: LoraSummary, found: Findings) -> LoraSummary:
+    kl, changes = _kl(found), _loss_changes(found)
+    return before.model_copy(
+        update={
+            "kl": kl,
+            "loss_change": statistics.fmean(changes) if changes else None,
+            "notable": [*_notable(found), *before.notable],
+        }
+    )
+
+
+def _kl(found: Findings) -> float | None:
+    values = [p.kl for p in found.prompts if p.kl is not None]
+    return statistics.fmean(values) if values else None
+
+
+def _loss_changes(found: Findings) -> list[float]:
+    """Tuned less base, of every prompt that has both."""
+    pairs = [(p.loss_base, p.loss_tuned) for p in found.prompts]
+    return [tuned - base for base, tuned in pairs if base is not None and tuned is not None]
+
+
+def _notable(found: Findings) -> list[str]:
+    """Where the change acts most, and through what."""
+    known = [b for b in found.blocks if b.operator.routing is not None and b.operator.weights is not None]
+    lines = []
+    if known:
+        top = max(known, key=lambda b: b.operator.relative_change or 0.0)
+        routing, weights = top.operator.routing or 0.0, top.operator.weights or 0.0
+        what = "routing (what attention looks at)" if routing > weights else "weights (what attention carries)"
+        lines.append(
+            f"W' of block {top.index} changed most, by {100 * (top.operator.relative_change or 0):.3g} %, more through"
+            f" {what}: routing {100 * routing:.3g} %, weights {100 * weights:.3g} %"
+        )
+    measured = [p for p in found.prompts if p.kl is not None]
+    if len(measured) > 1:
+        lines.append(
+            f"prompt {measured[0].prompt} moved most (KL {measured[0].kl:.3g} nats a token), prompt "
+            f"{measured[-1].prompt} least ({measured[-1].kl:.3g})"
+        )
+    changes = _loss_changes(found)
+    if changes:
+        better = sum(change < 0 for change in changes)
+        mean = statistics.fmean(changes)
+        lines.append(
+            f"the loss on the prompts {'fell' if mean < 0 else 'rose'} by {abs(mean):.3g} nats a token on average; it "
+            f"fell on {better} of {len(changes)}"
+        )
+    return lines

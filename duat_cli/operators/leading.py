@@ -1,0 +1,87 @@
+"""The leading singular triplets of a matrix that is only known by its products: Golub-Kahan-Lanczos."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from duat_cli.operators.lowrank import Triplets
+
+SEED = 17
+CHECK_EVERY = 8
+
+
+def leading(
+    apply: Callable[[Tensor], Tensor],
+    apply_transposed: Callable[[Tensor], Tensor],
+    like: Tensor,
+    columns: int,
+    count: int,
+    *,
+    tolerance: float = 1e-3,
+    max_steps: int = 400,
+) -> Triplets | None:
+    """The `count` largest triplets of an operator from R^columns, with full reorthogonalisation.
+
+    A triplet counts as found when its Ritz residual is at most tolerance x σ. None where that does not happen
+    within `max_steps`, or where the operator has fewer directions than asked for.
+    """
+    generator = torch.Generator().manual_seed(SEED)
+    v = torch.randn(columns, generator=generator).to(like)
+    rights, lefts = [v / v.norm()], list[Tensor]()
+    alphas, betas = list[float](), list[float]()
+    for step in range(1, max_steps + 1):
+        u = _orthogonal(apply(rights[-1]), lefts)
+        alpha = float(u.norm())
+        if alpha <= _tiny(like) * max([*alphas, *betas, alpha]):  # nothing new: the space found maps into itself
+            return _triplets(alphas, betas, lefts, rights, count)
+        alphas.append(alpha)
+        lefts.append(u / alpha)
+        w = _orthogonal(apply_transposed(lefts[-1]), rights)
+        beta = float(w.norm())
+        if beta <= _tiny(like) * max(alphas):
+            return _triplets(alphas, betas, lefts, rights, count)
+        if step >= count and (step % CHECK_EVERY == 0 or step == max_steps):
+            p, s, _ = torch.linalg.svd(_core(alphas, betas, step), full_matrices=False)
+            if bool((beta * p[-1, :count].abs() <= tolerance * s[:count]).all()):
+                return _triplets(alphas, betas, lefts, rights, count)
+        betas.append(beta)
+        rights.append(w / beta)
+    return None
+
+
+def _core(alphas: list[float], betas: list[float], columns: int) -> Tensor:
+    """The operator between the two bases, upper bidiagonal; one column more where the last alpha vanished."""
+    core = torch.zeros(len(alphas), columns, dtype=torch.float64)
+    core.diagonal().copy_(torch.tensor(alphas, dtype=torch.float64))
+    upper = core.diagonal(1)
+    upper.copy_(torch.tensor(betas[: len(upper)], dtype=torch.float64))
+    return core
+
+
+def _triplets(
+    alphas: list[float], betas: list[float], lefts: list[Tensor], rights: list[Tensor], count: int
+) -> Triplets | None:
+    if len(lefts) < count:
+        return None
+    p, s, qh = torch.linalg.svd(_core(alphas, betas, len(rights)), full_matrices=False)
+    if float(s[count - 1]) <= _tiny(lefts[0]) * float(s[0]):
+        return None
+    left = torch.stack(lefts, 1) @ p[:, :count].to(lefts[0])
+    right = torch.stack(rights, 1) @ qh[:count].mT.to(lefts[0])
+    return Triplets(left, s[:count], right)
+
+
+def _orthogonal(vector: Tensor, basis: list[Tensor]) -> Tensor:
+    """`vector` less its components in `basis`, twice, because once is not enough in floating point."""
+    if basis:
+        stacked = torch.stack(basis)
+        for _ in range(2):
+            vector = vector - stacked.mT @ (stacked @ vector)
+    return vector
+
+
+def _tiny(like: Tensor) -> float:
+    return 10 * float(torch.finfo(like.dtype).eps)

@@ -1,0 +1,58 @@
+"""The split of an operator's change against matrices written out in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duat_cli.errors import InputError
+from duat_cli.operators.kronecker import HeadFactors, KroneckerSum, gram
+from duat_cli.operators.operator_change import maps_and_changes, parts, split
+
+sizes = st.tuples(st.integers(1, 4), st.integers(1, 2), st.integers(1, 2), st.integers(1, 5), st.integers(1, 3))
+
+
+def draw(tokens: int, kv: int, groups: int, width: int, rank: int, seed: int) -> KroneckerSum:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((kv * groups, tokens, tokens), (kv, width, rank), (kv * groups, rank, width))
+    left, value, output = (torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes)
+    return KroneckerSum(left, HeadFactors(value, output))
+
+
+@given(sizes, st.integers(0, 9))
+def test_the_parts_add_up_and_have_these_norms(size: tuple[int, int, int, int, int], seed: int) -> None:
+    base, tuned = draw(*size, seed), draw(*size, seed + 100)
+    H, A, Ht, At = base.left, base.factors.maps(), tuned.left, tuned.factors.maps()
+    expected = {
+        "base": (H, A),
+        "routing": (Ht - H, A),
+        "weights": (H, At - A),
+        "interaction": (Ht - H, At - A),
+    }
+    dense = {name: torch.stack([torch.kron(h, a.T.contiguous()) for h, a in zip(*f, strict=True)]).sum(0)
+             for name, f in expected.items()}  # fmt: skip
+    dense["total"] = tuned.dense() - base.dense()
+    torch.testing.assert_close(dense["routing"] + dense["weights"] + dense["interaction"], dense["total"])
+    factors = maps_and_changes(base.factors, tuned.factors)
+    written = parts(H, Ht, factors)
+    norms = split(H, Ht, gram(factors))
+    for name, matrix in dense.items():
+        torch.testing.assert_close(written[name].dense(), matrix)
+        assert getattr(norms, name) == pytest.approx(float(matrix.norm()), abs=1e-9)
+
+
+def test_a_small_change_loses_no_digits() -> None:
+    base = draw(5, 2, 2, 6, 3, 0)
+    value = base.factors.value * (1 + 1e-9)
+    tuned = HeadFactors(value, base.factors.output)
+    norms = split(base.left, base.left, gram(maps_and_changes(base.factors, tuned)))
+    assert norms.weights == pytest.approx(1e-9 * norms.base, rel=1e-6)
+    assert norms.total == norms.weights
+    assert norms.routing == norms.interaction == 0.0
+
+
+def test_other_shapes_are_refused() -> None:
+    with pytest.raises(InputError, match="other shapes"):
+        maps_and_changes(draw(2, 1, 1, 4, 2, 0).factors, draw(2, 1, 1, 4, 3, 0).factors)
