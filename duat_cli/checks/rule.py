@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from duat_cli.checks.drift import Deviation
 from duat_cli.checks.policy import Level, Policy
 from duat_cli.checks.weights import WeightFacts
 from duat_cli.loading.checkpoint import CheckpointFiles
 from duat_cli.results.inspect import InspectReport
+from duat_cli.results.lora import LintFinding
 
 Need = Literal["load", "report", "baseline", "adapter"]
 
@@ -30,8 +31,8 @@ class Evidence:
     """Every metric of the baseline or the run; needs --baseline."""
     baseline_file: str = ""
     policy: Policy | None = None
-    adapter: Any = None
-    """What the adapter's linter found, for rules about adapters."""
+    adapter: tuple[LintFinding, ...] | None = None
+    """What the adapter's linter found; needs --adapter."""
     absent: dict[Need, str] = field(default_factory=dict)
 
 

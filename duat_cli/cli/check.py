@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
 
 import typer
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from duat_cli.cli.talk import Talk
     from duat_cli.loading.prompts import PromptText
     from duat_cli.results.check import CheckReport
+    from duat_cli.results.lora import LintFinding
 
 PANEL_CHECK = "What to check"
 CheckForm = Literal["table", "json", "junit", "github", "markdown", "sarif"]
@@ -51,6 +52,15 @@ UpdateOption = Annotated[
         metavar="",
         rich_help_panel=PANEL_CHECK,
         help="Write the baseline anew, and say what changed; not where a check fails.",
+    ),
+]
+AdapterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--adapter",
+        metavar="DIR",
+        rich_help_panel=PANEL_CHECK,
+        help="Also check a PEFT adapter of this model: the rules adapter.*.",
     ),
 ]
 SelectOption = Annotated[
@@ -99,6 +109,7 @@ def check(
     baseline: BaselineOption = None,
     update_baseline: UpdateOption = False,
     weights_only: WeightsOnly = False,
+    adapter: AdapterOption = None,
     select: SelectOption = None,
     prompt: options.Prompts = None,
     prompts: options.PromptsFile = None,
@@ -139,7 +150,7 @@ def check(
     _refuse_shared(outlets, file)
 
     with Progress(talk) as progress:
-        result, text = _check(plan, wanted, texts, talk, progress, clock)
+        result, text = _check(plan, wanted, texts, adapter, talk, progress, clock)
         if file is not None and text is not None:
             file.write(text)
 
@@ -199,7 +210,13 @@ def _plan(
 
 
 def _check(
-    plan: Plan, wanted: ModelOptions, texts: PromptOptions, talk: Talk, progress: Progress, clock: Clock
+    plan: Plan,
+    wanted: ModelOptions,
+    texts: PromptOptions,
+    adapter: str | None,
+    talk: Talk,
+    progress: Progress,
+    clock: Clock,
 ) -> tuple[CheckReport, str | None]:
     from duat_cli.checks.conclude import NO_FORWARD, Subject, conclude
     from duat_cli.checks.rule import Evidence
@@ -218,8 +235,24 @@ def _check(
         evidence = Evidence(found.files, weights, absent=absent)
         notes = weight_notes(weights.nonfinite, weights.zero_matrices, len(weights.matrices))
         subject = Subject(found.place.name, found.place.revision, None, (*found.files.warnings, *notes))
-    evidence.absent["adapter"] = "no adapter was given"
+    if adapter is None:
+        evidence.absent["adapter"] = "no --adapter was given"
+    else:
+        evidence = replace(evidence, adapter=_lint(adapter, found, progress))
     return conclude(plan, evidence, subject, clock.run())
+
+
+def _lint(name: str, found: Found, progress: Progress) -> tuple[LintFinding, ...]:
+    progress.doing(f"checking the adapter {name}")
+    from pathlib import Path
+
+    from duat_cli.analysis.adapter_lint import lint_adapter
+    from duat_cli.loading.adapter import open_adapter
+    from duat_cli.loading.base_weights import BaseWeights
+
+    opened = open_adapter(Path(name).expanduser(), name)
+    with BaseWeights(found.place, found.files) as base:
+        return tuple(lint_adapter(opened, base))
 
 
 def _with_model(
@@ -242,8 +275,6 @@ def _with_model(
     if loaded.nonfinite_weights:
         evidence.absent["report"] = "weights that are not finite leave nothing to compute"
         return evidence, Subject(loaded.name, loaded.revision, None, loaded.warnings)
-    from dataclasses import replace
-
     from duat_cli.analysis.inspect import InspectOptions, inspect
     from duat_cli.checks.paths import asks_for
 

@@ -83,11 +83,30 @@ def _brief(report: CheckReport, status: str) -> list[RenderableType]:
         return []
     parts: list[RenderableType] = [_BLANK, line(status, _STYLES[status])]
     if status == "passed":
-        return [*parts, *(item(f"{o.rule}{f': {measured(o)}' if measured(o) else ''}") for o in found)]
+        clear = [o.rule for o in found if o.measured == 0 and o.high == 0]
+        rest = [item(f"{o.rule}: {measured(o)}") for o in found if o.rule not in clear]
+        return [*parts, *rest, *([item(f"nothing found: {', '.join(_whole(clear, report))}")] if clear else [])]
     whys: dict[str, list[str]] = {}
     for outcome in found:
         whys.setdefault(outcome.message, []).append(outcome.rule)
-    return [*parts, *(item(f"{', '.join(rules)}: {why}") for why, rules in whys.items())]
+    ran = {_family(o.rule) for o in report.outcomes if o.status != "skipped"}
+    return [*parts, *(item(f"{', '.join(_short(rules, ran))}: {why}") for why, rules in whys.items())]
+
+
+def _whole(rules: list[str], report: CheckReport) -> list[str]:
+    """A family that has nothing but these rules is named as a whole."""
+    others = {_family(o.rule) for o in report.outcomes if o.rule not in rules}
+    return _short(rules, others)
+
+
+def _short(rules: list[str], ran: set[str]) -> list[str]:
+    """A family of which nothing ran is named as a whole."""
+    names = [rule if _family(rule) in ran else f"{_family(rule)}.*" for rule in rules]
+    return list(dict.fromkeys(names))
+
+
+def _family(rule: str) -> str:
+    return rule.partition(".")[0]
 
 
 def _baseline(report: CheckReport) -> list[RenderableType]:

@@ -40,7 +40,7 @@ def test_there_are_as_many_cases_as_ever() -> None:
     assert len(bad.CASES) == 71
 
 
-@pytest.mark.parametrize("name", sorted(set(bad.CASES) - ADAPTERS))
+@pytest.mark.parametrize("name", sorted(bad.CASES))
 def test_a_case(name: str, duat: Duat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = bad.build(name, tmp_path / "c001")
     monkeypatch.chdir(tmp_path / "c001")
@@ -70,3 +70,19 @@ def test_weights_only_sees_what_the_files_say(name: str, duat: Duat, tmp_path: P
         assert done.code == (1 if name in ("w_nan", "w_inf", "w_all_zero") else 0)
     if name in WEIGHTS_TELL:
         assert case.matches("\n".join(done.json["warnings"]))
+
+
+@pytest.mark.parametrize("name", sorted(ADAPTERS))
+def test_an_adapter_beside_its_base(name: str, duat: Duat, tmp_path: Path) -> None:
+    """The same judgement from the gate, which lints an adapter too."""
+    case = bad.build(name, tmp_path / "c001")
+    done = duat(
+        "check", tmp_path / "c001", "--weights-only", "-q", "--adapter", tmp_path / "c001" / case.inputs["adapter"]
+    )
+    if name == "lora_shape_mismatch":  # a finding about the adapter, not a file that cannot be read
+        assert done.code == 1
+        assert "adapter.shape_mismatch" in done.stdout
+    elif name == "lora_nan":
+        assert (done.code, "NaN" in done.stdout) == (1, True)
+    else:
+        judge(case, done.code, done.text, tmp_path)

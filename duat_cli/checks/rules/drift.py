@@ -27,7 +27,7 @@ def _measurement(deviation: Deviation, file: str) -> Measurement:
     assert limit is not None
     empty = Measurement(0.0, "", block_index(key), key, source=limit.source, key=(file, key))
     if isinstance(deviation.new, list):
-        text = f"{shown(key.removeprefix('weights.'))} moved by {deviation.change:.2g} of its norm"
+        text = f"{shown(key.removeprefix('weights.'))} moved by about {deviation.change:.2g} of its norm"
         return replace(empty, value=deviation.change, text=text, high=limit.atol + limit.rtol)
     old, new = deviation.old, deviation.new
     assert isinstance(old, float | int)
@@ -72,7 +72,7 @@ def _rule(name: str, about: str, unit: str, *needs: Need) -> Rule:
 
 
 RULES = [
-    _rule("drift.weights", "relative distance of every tensor from the baseline's, from its sketch", "relative"),
+    _rule("drift.weights", "relative distance of every tensor from the baseline's: an estimate from its sketch, good to a quarter", "relative"),
     _rule("drift.integrity", "counts of what is broken in the weights", "count"),
     _rule("drift.operator", "norm, effective heads and block correlation of W'", "", "report"),
     _rule("drift.density", "density of W'", "share", "report"),
