@@ -188,7 +188,7 @@ def _check_sizes(where: Path, config: dict[str, Any], tensors: dict[str, TensorE
 
 def _refuse_small_floats(path: Path, tensors: dict[str, TensorEntry]) -> None:
     """Eight-bit floats mean nothing without their scales, which only a quantiser knows how to apply."""
-    small = [n for n, t in tensors.items() if t.dtype.startswith(("F8", "F6", "F4")) and t.elements]
+    small = [n for n, t in tensors.items() if t.dtype.startswith(("F8_", "F6_", "F4")) and t.elements]
     if small:
         entry, many = tensors[min(small)], counted(len(small), "tensor")
         fail(path / entry.shard, f"{many} quantised ({entry.dtype}): {listed(small)}; "

@@ -72,7 +72,7 @@ def _rule(name: str, about: str, unit: str, *needs: Need) -> Rule:
 
 
 RULES = [
-    _rule("drift.weights", "relative distance of every tensor from the baseline's: an estimate from its sketch, good to a quarter", "relative"),
+    _rule("drift.weights", "relative distance of every tensor from the baseline's, from its sketch", "relative"),
     _rule("drift.integrity", "counts of what is broken in the weights", "count"),
     _rule("drift.operator", "norm, effective heads and block correlation of W'", "", "report"),
     _rule("drift.density", "density of W'", "share", "report"),
