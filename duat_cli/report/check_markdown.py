@@ -8,6 +8,7 @@ from duat_cli.report.check_words import findings, measured, place, verdict
 from duat_cli.results.check import CheckReport, Outcome
 from duat_cli.text import clean
 
+_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;", "://": "&#58;//", "www.": "www&#46;"}
 _SHOWN = 50  # GitHub cuts a summary at 1 MB
 
 
@@ -15,7 +16,7 @@ def render_markdown(report: CheckReport) -> str:
     """A table of the findings, and the rest folded away."""
     model = report.model
     policies = ", then ".join(map(_text, report.policy))
-    about = f"{_text(model.model_type or 'unknown type')}, {model.tensors} tensors, policy {policies}"
+    about = f"{_text(model.model_type or 'unknown type')}, {model.tensors} tensors; {policies}"
     found = findings(report)
     lines = [f"## duat check: {_text(model.name)}", "", f"**{verdict(report)}**", "", about, ""]
     if found:
@@ -45,4 +46,6 @@ def _row(outcome: Outcome) -> str:
 def _text(text: str) -> str:
     """No foreign string makes a link, an image, HTML or a cell of its own."""
     escaped = re.sub(r"([\\`*_{}\[\]()#+!|~])", r"\\\1", clean(text))
-    return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("@", "&#64;")
+    for raw, entity in _ENTITIES.items():
+        escaped = escaped.replace(raw, entity)
+    return escaped

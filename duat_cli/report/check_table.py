@@ -26,7 +26,7 @@ def render_check(report: CheckReport, page: Page) -> str:
         *_brief(report, "passed"),
         *_brief(report, "skipped"),
         *_baseline(report),
-        *(part for part in facts.section("warnings", report.warnings, "yellow")),
+        *([_BLANK, *facts.section("warnings", report.warnings, "yellow")] if report.warnings else []),
         _BLANK,
         line(verdict(report), style),
     ]

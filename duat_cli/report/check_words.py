@@ -47,4 +47,4 @@ def findings(report: CheckReport) -> list[Outcome]:
 def sentence(outcome: Outcome) -> str:
     """Everything about a finding in one line."""
     limit = f" [{measured(outcome)}; {outcome.source}]" if outcome.measured is not None else f" [{outcome.source}]"
-    return f"{outcome.message}{limit}{f' {outcome.advice}' if outcome.advice else ''}"
+    return f"{outcome.message}{limit}{f'. {outcome.advice}' if outcome.advice else ''}"

@@ -76,7 +76,7 @@ class Counts(Result):
     skipped: int
 
 
-class CheckReport(WithReasons):
+class CheckReport(Result):
     """`duat check`."""
 
     schema_version: Literal["1"] = "1"
@@ -94,3 +94,4 @@ class CheckReport(WithReasons):
     off: list[str] = Field(description="rules that the policy or --select turned off")
     warnings: list[str]
     run: Run
+    reasons: dict[str, str] = Field(description="for every field above that is null: why it has no value")
