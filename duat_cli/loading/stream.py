@@ -55,14 +55,15 @@ class Streamed:
 
 
 def stream(files: CheckpointFiles) -> Iterator[Streamed]:
-    """Every tensor that is not empty, shard by shard. CheckpointError where a file ends early or fails to read."""
+    """Every tensor that is not empty, in the order of the files, whose pieces are read as they are asked for.
+
+    CheckpointError where a file ends early or fails to read.
+    """
     for shard in files.shards:
         names = [name for name, entry in files.tensors.items() if entry.shard == shard and entry.elements]
-        names.sort(key=lambda name: files.tensors[name].offset)
-        with open_file(files.path / shard) as file:
-            for name in names:
-                entry = files.tensors[name]
-                yield Streamed(name, entry, _pieces(files.path / shard, file, name, entry))
+        for name in sorted(names, key=lambda name: files.tensors[name].offset):
+            entry = files.tensors[name]
+            yield Streamed(name, entry, _pieces(files.path / shard, name, entry))
 
 
 def _matrix(entry: TensorEntry) -> tuple[int, int]:
@@ -72,21 +73,22 @@ def _matrix(entry: TensorEntry) -> tuple[int, int]:
     return values // columns, columns
 
 
-def _pieces(path: Path, file: BinaryIO, name: str, entry: TensorEntry) -> Iterator[Piece]:
+def _pieces(path: Path, name: str, entry: TensorEntry) -> Iterator[Piece]:
     dtype = np.dtype(_STORED[entry.dtype])
     rows, columns = _matrix(entry)
     long = columns > LONGEST_ROW
     height = 1 if long else max(1, PIECE // columns)
     buffer = np.empty(min(height, rows) * min(columns, LONGEST_ROW) * dtype.itemsize, np.uint8)
     offset = entry.offset
-    for row in range(0, rows, height):
-        count = min(height, rows - row)
-        for start in range(0, columns, LONGEST_ROW) if long else (0,):
-            width = min(LONGEST_ROW, columns - start)
-            raw = buffer[: count * width * dtype.itemsize]
-            _read(path, file, offset, raw, name)
-            offset += raw.size
-            yield Piece(row, _values(raw.view(dtype), entry.dtype).reshape(count, width), not long)
+    with open_file(path) as file:
+        for row in range(0, rows, height):
+            count = min(height, rows - row)
+            for start in range(0, columns, LONGEST_ROW) if long else (0,):
+                width = min(LONGEST_ROW, columns - start)
+                raw = buffer[: count * width * dtype.itemsize]
+                _read(path, file, offset, raw, name)
+                offset += raw.size
+                yield Piece(row, _values(raw.view(dtype), entry.dtype).reshape(count, width), not long)
 
 
 def _read(path: Path, file: BinaryIO, offset: int, buffer: NDArray[np.uint8], name: str) -> None:

@@ -505,7 +505,7 @@ def check_report(*, sound: bool = False, name: str = "org/model") -> CheckReport
             measured=1.0,
             beyond=1.0,
             unit="tensors",
-            message="1 unexpected tensor, unused by the model: 'x\x1b[2J, 100%: [link=https://evil.example]y[/link] | `z` <b>'",
+            message="1 unexpected tensor: 'x\x1b[2J, 100%: [link=https://evil.example]y[/link] | `z` <b>'",
             advice="Remove it.",
             location={"file": "models/a b,c:d%.json", "line": 1},
         ),

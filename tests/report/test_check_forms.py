@@ -71,7 +71,7 @@ def test_markdown_makes_no_link_and_no_cell() -> None:
     row = next(line for line in out.splitlines() if "unexpected" in line)
     assert len(re.findall(r"(?<!\\)\|", row)) == 7
     assert "<b>" not in out
-    assert r"\[link=https://evil.example\]" in row
+    assert r"\[link=https&#58;//evil.example\]" in row
     assert "](" not in out
 
 
