@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
 
@@ -139,6 +140,7 @@ def check(
     from duat_cli.cli.session import ModelOptions, PromptOptions
 
     clock = Clock()
+    _refuse_no_model(model)
     wanted = ModelOptions(model, revision, token, cache_dir, trust_remote_code, dtype, device)
     texts = PromptOptions(prompt, prompts, max_tokens)
     talk = talk_of(quiet, verbose, no_color)
@@ -161,6 +163,12 @@ def check(
         if outlet.target.path is not None:
             talk.note(f"wrote {outlet.target.path}")
     return EXIT_SOUND if result.verdict == "passed" else EXIT_FINDINGS
+
+
+def _refuse_no_model(model: str | None) -> None:
+    """A job whose variable is empty would pass, on the bundled demo."""
+    if model is None and any(os.environ.get(name) for name in ("CI", "PRE_COMMIT")):
+        raise InputError("MODEL missing: a gate does not fall back to the bundled demo; give a folder or a hub id")
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,12 @@ def test_p17_p21_it_is_never_made_unasked(ci: str, m: Path, tmp_path: Path, duat
     assert not (tmp_path / "none.json").exists()
 
 
+@pytest.mark.parametrize("name", ["CI", "PRE_COMMIT"])
+def test_a_gate_does_not_pass_on_the_demo_by_mistake(name: str, duat: Duat) -> None:
+    duat("check", "--weights-only", **{name: "true"}).refused("MODEL missing")
+    assert duat("check", "--weights-only").code == 0
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
