@@ -6,7 +6,6 @@ instead of torch: what only looks at weights should not wait seconds for an impo
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,8 +93,9 @@ def _pieces(path: Path, name: str, entry: TensorEntry) -> Iterator[Piece]:
 def _read(path: Path, file: BinaryIO, offset: int, buffer: NDArray[np.uint8], name: str) -> None:
     view, done = buffer.data, 0
     try:
+        file.seek(offset)
         while done < len(view):
-            got = os.preadv(file.fileno(), [view[done:]], offset + done)
+            got = file.readinto(view[done:])  # type: ignore[attr-defined]
             if not got:
                 fail(path, f"ended within tensor {shown(name)}: the file became shorter while it was read")
             done += got

@@ -20,17 +20,7 @@ from duat_cli.cli import libraries, talk
 from duat_cli.cli.main import run
 from duat_cli.loading.source import demo_path
 
-STEERING = {
-    "COLUMNS",
-    "NO_COLOR",
-    "FORCE_COLOR",
-    "GITHUB_ACTIONS",
-    "CI",
-    "PRE_COMMIT",
-    "TERM",
-    "HF_TOKEN",
-    "DUAT_DEBUG",
-}
+STEERING = {"COLUMNS", "NO_COLOR", "FORCE_COLOR", "CI", "PRE_COMMIT", "TERM", "HF_TOKEN", "DUAT_DEBUG"}
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def baseline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("baseline") / "b.json"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("duat_cli.cli.libraries.calm", lambda talk: None)
-        assert run(["check", *PROMPT, "--baseline", str(file), "--update-baseline"]) == 0
+        assert run(["check", str(demo_path()), *PROMPT, "--baseline", str(file), "--update-baseline"]) == 0
     return file
 
 

@@ -113,6 +113,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Any:
     small = {"hidden_size": 8, "intermediate_size": 16, "vocab_size": 16, "bos_token_id": 1, "eos_token_id": 2}
     bad.llama(folder / "m", tok=False, num_hidden_layers=1, pad_token_id=3, **small)
     bad.llama(folder / "s", tok=False, num_hidden_layers=1, shards=True)
+    bad.llama(folder / "base", tok=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(libraries, "calm", lambda talk: None)
         baseline = folder / "b.json"
@@ -189,6 +190,29 @@ def test_a_config_at_the_load(here: Path, data: st.DataObject) -> None:
     with contextlib.suppress(DuatError):
         load(str(folder))
     assert time.process_time() - started < 2 * LONGEST
+
+
+@settings(FUZZ, max_examples=300)
+@given(data=st.data())
+def test_an_adapter(here: Path, data: st.DataObject) -> None:
+    """Its config and its header, beside the base that it is of."""
+    whole = here / "a" / "adapter"
+    if not whole.exists():
+        (here / "a").mkdir()
+        bad.lora(here / "a")
+    folder = here / "adapter"
+    folder.mkdir(exist_ok=True)
+    config, raw = (whole / "adapter_config.json").read_bytes(), (whole / "adapter_model.safetensors").read_bytes()
+    header, rest = bad.split(whole / "adapter_model.safetensors")
+    if data.draw(st.booleans()):
+        config = dumped(data.draw(damaged(json.loads(config))))
+    else:
+        raw = b""
+        bad.join(folder / "adapter_model.safetensors", dumped(data.draw(damaged(header))), rest)
+    (folder / "adapter_config.json").write_bytes(config)
+    if raw:
+        (folder / "adapter_model.safetensors").write_bytes(raw)
+    survives(here / "base", adapter=str(folder))
 
 
 POLICY = """extends = "strict"

@@ -52,7 +52,7 @@ def test_p1_p2_signals(number: signal.Signals, code: int, word: str, tmp_path: P
     """It waits for its standard input when the signal comes."""
     report, baseline = tmp_path / "r.json", tmp_path / "b.json"
     report.write_text("old")
-    line = [sys.executable, "-m", "duat_cli", "check", "--prompts", "-", "-o", str(report)]
+    line = [sys.executable, "-m", "duat_cli", "check", str(demo_path()), "--prompts", "-", "-o", str(report)]
     line += ["--baseline", str(baseline), "--update-baseline"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     run = subprocess.Popen(line, env=env, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
