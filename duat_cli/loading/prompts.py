@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # texts are read before torch is imported
 
 DEFAULT_SET = "prompts/default.jsonl"
 _MAX_BYTES = 64 << 20
+_MAX_CHARACTERS = 4 << 20  # of one prompt; beyond, only making tokens of it takes long
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -158,6 +159,8 @@ def _text_field(line: str, where: str) -> str:
 
 
 def _checked(text: str, where: str, line: int) -> PromptText:
+    if len(text) > _MAX_CHARACTERS:
+        raise InputError(f"{where}: too long, {len(text)} characters; expected at most {_MAX_CHARACTERS}")
     if not text.strip():
         raise InputError(f"{where}: empty prompt; expected a text")
     try:
