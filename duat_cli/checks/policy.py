@@ -24,6 +24,8 @@ from duat_cli.text import clean
 PYPROJECT = "pyproject.toml"
 SHIPPED = ("default", "strict", "release", "adapter")
 _MAX_BYTES = 1 << 20
+SLACK_BUDGET = 0.1  # in the unit of the model's metric, as `duat prune-bound` has it
+SLACK_PROBES = 16
 
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(allow_inf_nan=False, ge=0.0)]
@@ -60,6 +62,13 @@ class ToleranceTable(_Table):
     better: Literal["lower", "higher"] | None = None
 
 
+class PruningTable(_Table):
+    """[pruning]: for the rules pruning.*"""
+
+    budget: Annotated[float, Field(allow_inf_nan=False, gt=0.0)] | None = None
+    probes: Annotated[int, Field(ge=2, le=4096)] | None = None
+
+
 class DriftTable(_Table):
     dtype: DtypeName | None = None
     tolerance: dict[str, ToleranceTable] = {}
@@ -70,6 +79,7 @@ class PolicyFile(_Table):
     rules: dict[str, RuleTable] = {}
     bounds: dict[str, BoundTable] = {}
     drift: DriftTable = DriftTable()
+    pruning: PruningTable = PruningTable()
 
     @field_validator("rules", mode="before")
     @classmethod
@@ -107,6 +117,12 @@ class Policy:
 
     def tolerances(self) -> dict[str, tuple[Layer, ToleranceTable]]:
         return {key: (la, table) for la in self.layers for key, table in la.content.drift.tolerance.items()}
+
+    def pruning(self) -> tuple[float, int]:
+        """Budget and probes of the rules pruning.*"""
+        tables = [layer.content.pruning for layer in reversed(self.layers)]
+        budget = next((t.budget for t in tables if t.budget is not None), SLACK_BUDGET)
+        return budget, next((t.probes for t in tables if t.probes is not None), SLACK_PROBES)
 
     @property
     def drift_dtype(self) -> str | None:
@@ -214,7 +230,7 @@ def _refuse(where: str, fault: Any, content: object) -> NoReturn:
 
 
 def _known_keys(parts: list[str]) -> list[str]:
-    tables: dict[str, type[_Table]] = {"rules": RuleTable, "bounds": BoundTable}
+    tables: dict[str, type[_Table]] = {"rules": RuleTable, "bounds": BoundTable, "pruning": PruningTable}
     if len(parts) == 1:
         from duat_cli.checks.registry import all_rules
 

@@ -12,8 +12,9 @@ from duat_cli.checks.weights import WeightFacts
 from duat_cli.loading.checkpoint import CheckpointFiles
 from duat_cli.results.inspect import InspectReport
 from duat_cli.results.lora import LintFinding
+from duat_cli.results.prune import PruneReport
 
-Need = Literal["load", "report", "baseline", "adapter"]
+Need = Literal["load", "report", "slack", "baseline", "adapter"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Evidence:
     spare: tuple[str, ...] | None = None
     """Missing tensors that do not matter, taken as zero; needs the load."""
     report: InspectReport | None = None
+    slack: PruneReport | None = None
+    """Neurons and heads alone; only where a rule asks for it, because it takes minutes."""
     drift: tuple[Deviation, ...] | None = None
     """Every metric of the baseline or the run; needs --baseline."""
     baseline_file: str = ""

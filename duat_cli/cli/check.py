@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from duat_cli.cli.progress import Progress
     from duat_cli.cli.session import Found, ModelOptions, PromptOptions
     from duat_cli.cli.talk import Talk
-    from duat_cli.loading.prompts import PromptText
+    from duat_cli.loading.load import LoadedModel
+    from duat_cli.loading.prompts import Prompt, PromptText
     from duat_cli.results.check import CheckReport
     from duat_cli.results.lora import LintFinding
+    from duat_cli.results.prune import PruneReport
 
 PANEL_CHECK = "What to check"
 CheckForm = Literal["table", "json", "junit", "github", "markdown", "sarif"]
@@ -239,7 +241,7 @@ def _check(
     else:
         weights = weight_facts(found.files, progress)
         why = NO_FORWARD if plan.weights_only else "no rule that is on needs it"
-        absent: dict[Need, str] = dict.fromkeys(("load", "report"), why)
+        absent: dict[Need, str] = dict.fromkeys(("load", "report", "slack"), why)
         evidence = Evidence(found.files, weights, absent=absent)
         notes = weight_notes(weights.nonfinite, weights.zero_matrices, len(weights.matrices))
         subject = Subject(found.place.name, found.place.revision, None, (*found.files.warnings, *notes))
@@ -281,7 +283,8 @@ def _with_model(
     weights = weight_facts(found.files, progress)
     evidence = Evidence(found.files, weights, unexpected=loaded.unexpected, spare=loaded.spare)
     if loaded.nonfinite_weights:
-        evidence.absent["report"] = "weights that are not finite leave nothing to compute"
+        why = "weights that are not finite leave nothing to compute"
+        evidence.absent.update(report=why, slack=why)
         return evidence, Subject(loaded.name, loaded.revision, None, loaded.warnings)
     from duat_cli.analysis.inspect import InspectOptions, inspect
     from duat_cli.checks.paths import asks_for
@@ -293,4 +296,15 @@ def _with_model(
     except UnsupportedModelError as fault:
         raise UnsupportedModelError(f"{fault}; --weights-only checks what needs no forward pass") from fault
     subject = Subject(loaded.name, loaded.revision, report.model.fingerprint, tuple(report.warnings))
-    return replace(evidence, report=report), subject
+    return replace(evidence, report=report, slack=_slack(plan, loaded, inputs, progress)), subject
+
+
+def _slack(plan: Plan, loaded: LoadedModel, inputs: list[Prompt], progress: Progress) -> PruneReport | None:
+    """How much can go, if a rule asks."""
+    if not any(s.level != "off" and "slack" in s.rule.needs for s in plan.settings.values()):
+        return None
+    from duat_cli.analysis.prune import PruneOptions, prune_bound
+
+    budget, probes = plan.policy.pruning()
+    options = PruneOptions(kinds=("neuron", "head"), probes=probes, measure=0, budget=budget)
+    return prune_bound(loaded, inputs, [], options, progress).report
