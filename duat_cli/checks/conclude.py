@@ -53,7 +53,8 @@ class Plan:
         """Whether a rule that is on needs a forward pass."""
         on = [s.rule for s in self.settings.values() if s.level != "off"]
         wanted = [r for r in on if self.baseline or "baseline" not in r.needs]
-        return not self.weights_only and (self.update or any({"report", "load", "slack"} & set(r.needs) for r in wanted))
+        needed = {need for rule in wanted for need in rule.needs}
+        return not self.weights_only and (self.update or bool({"report", "load", "slack"} & needed))
 
 
 def plan(

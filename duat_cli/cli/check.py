@@ -283,8 +283,8 @@ def _with_model(
     weights = weight_facts(found.files, progress)
     evidence = Evidence(found.files, weights, unexpected=loaded.unexpected, spare=loaded.spare)
     if loaded.nonfinite_weights:
-        why = "weights that are not finite leave nothing to compute"
-        evidence.absent.update(report=why, slack=why)
+        for need in ("report", "slack"):
+            evidence.absent[need] = "weights that are not finite leave nothing to compute"
         return evidence, Subject(loaded.name, loaded.revision, None, loaded.warnings)
     from duat_cli.analysis.inspect import InspectOptions, inspect
     from duat_cli.checks.paths import asks_for
