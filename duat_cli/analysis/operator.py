@@ -54,9 +54,9 @@ def measure(
     squares: list[Tensor] = []
     for start, attention in _row_pieces(operator, heads):
         scaled = attention * operator.source_scale[:, None, :]
-        rows = sums.add(scaled)
+        rows, alive = sums.add(scaled)
         coupling.add(torch.stack([rows, weighted_squares(attention, grams)]), start)
-        pairs.add(scaled, start)
+        pairs.add(scaled, alive, start)
         if matrix:
             squares.append(rows)
     norm = frobenius_norm(sums.head_products, geometry.gram)
@@ -88,14 +88,13 @@ class _Pairs:
         self._i, self._j = _draws(tokens)
         self._found: list[tuple[Tensor, Tensor]] = []  # (draw indices, ĥ)
 
-    def add(self, rows: Tensor, start: int) -> None:
+    def add(self, rows: Tensor, alive: Tensor, start: int) -> None:
         here = torch.arange(len(self._i))
         if rows.shape[1] < rows.shape[2]:
             here = ((self._i >= start) & (self._i < start + rows.shape[1])).nonzero()[:, 0]
         places = ((self._i[here] - start) * rows.shape[2] + self._j[here]).to(rows.device)
-        vectors = rows.flatten(1)[:, places].T.contiguous()
-        alive = vectors.any(dim=1)
-        self._found.append((here.to(rows.device)[alive], vectors[alive]))
+        alive = alive.flatten()[places]
+        self._found.append((here.to(rows.device)[alive], rows.flatten(1)[:, places[alive]].T))
 
     def vectors(self, most: int) -> Tensor:
         """The first `most` draws that hit nonzero blocks, in order of drawing: (n, heads)."""

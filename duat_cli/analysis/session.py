@@ -143,7 +143,7 @@ class Session:
         return Run(
             started=self._started.isoformat(timespec="seconds"),
             seconds=round(time.perf_counter() - self._clock, 3),
-            peak_memory_bytes=_peak_memory(),
+            peak_memory_bytes=peak_memory(),
         )
 
 
@@ -151,7 +151,7 @@ def prompt_facts(prompts: Sequence[Prompt]) -> list[PromptFacts]:
     return [PromptFacts(sha256=p.sha256, tokens=p.input_ids.shape[1]) for p in prompts]
 
 
-def _peak_memory() -> int:
+def peak_memory() -> int:
     """Peak resident memory of this process, bytes (Linux counts KiB, macOS bytes)."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

@@ -21,6 +21,7 @@ from duat_cli.cli.inspect import inspect
 from duat_cli.cli.lora_diff import lora_diff
 from duat_cli.cli.matrix import matrix
 from duat_cli.cli.options import CONTEXT
+from duat_cli.cli.prune_bound import prune_bound
 from duat_cli.cli.schema import schema
 from duat_cli.cli.support import support
 from duat_cli.cli.verify import verify
@@ -43,6 +44,7 @@ app = typer.Typer(
 )
 app.command("inspect", cls=Command, rich_help_panel=PANEL_READ)(inspect)
 app.command("matrix", cls=Command, rich_help_panel=PANEL_READ)(matrix)
+app.command("prune-bound", cls=Command, rich_help_panel=PANEL_READ)(prune_bound)
 app.command("lora-diff", cls=Command, rich_help_panel=PANEL_READ)(lora_diff)
 app.command("check", cls=Command, rich_help_panel=PANEL_TRUST)(check)
 app.command("verify", cls=Command, rich_help_panel=PANEL_TRUST)(verify)

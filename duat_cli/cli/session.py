@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from duat_cli.cli import libraries
 from duat_cli.cli.progress import Progress
@@ -103,6 +103,11 @@ class PromptOptions:
     file: str | None
     max_tokens: int | None
 
+    @property
+    def own(self) -> bool:
+        """Whether the user gave any; else they are the bundled ones."""
+        return bool(self.prompts) or self.file is not None
+
     def read(self, progress: Progress) -> list[PromptText]:
         """The texts, before anything is loaded."""
         progress.doing("reading the prompts")
@@ -120,28 +125,79 @@ def open_session(
     return open_found(wanted, wanted.find(progress), texts, read, progress)
 
 
+def open_with_holdout(
+    wanted: ModelOptions, texts: PromptOptions, holdout: str | None, talk: Talk, progress: Progress
+) -> tuple[LoadedModel, list[Prompt], list[Prompt]]:
+    """As `open_session`, with the prompts held out: of a file, a share of the prompts, or the bundled set (None)."""
+    wanted.announce(talk)
+    read = texts.read(progress)
+    from duat_cli.loading.prompts import holdout_prompts, read_prompts, set_apart
+
+    share = _share(holdout)
+    apart: list[PromptText] = []
+    if share is not None:
+        read, apart = set_apart(read, share)
+    elif holdout is not None:
+        apart = read_prompts([], holdout, sys.stdin)
+    loaded, tokenizer = _loaded(wanted, wanted.find(progress), progress)
+    if holdout is None and not texts.own:
+        apart = holdout_prompts()
+    prompts, notes = _encoded(tokenizer, loaded, read, texts.max_tokens, bundled=not texts.own)
+    held_out, more = _encoded(
+        tokenizer, loaded, apart, texts.max_tokens, bundled=not texts.own and (holdout is None or share is not None)
+    )
+    return _noted(loaded, [*notes, *more]), prompts, held_out
+
+
 def open_found(
     wanted: ModelOptions, found: Found, texts: PromptOptions, read: list[PromptText], progress: Progress
 ) -> tuple[LoadedModel, list[Prompt]]:
-    """The same of a checkpoint that is found and texts that are read."""
+    """As `open_session`, of a checkpoint that is found and texts that are read."""
+    loaded, tokenizer = _loaded(wanted, found, progress)
+    prompts, notes = _encoded(tokenizer, loaded, read, texts.max_tokens, bundled=not texts.own)
+    return _noted(loaded, notes), prompts
+
+
+def _loaded(wanted: ModelOptions, found: Found, progress: Progress) -> tuple[LoadedModel, Any]:
+    """The model and its tokenizer."""
     progress.doing("loading torch and transformers")
     from duat_cli.loading.load import load_tokenizer
-    from duat_cli.loading.prompts import encode, limits
 
     loaded = wanted.load(progress, found)
-    tokenizer = load_tokenizer(loaded.files.path, trust_remote_code=wanted.trust_remote_code)
+    return loaded, load_tokenizer(loaded.files.path, trust_remote_code=wanted.trust_remote_code)
+
+
+def _noted(loaded: LoadedModel, notes: list[str]) -> LoadedModel:
+    return replace(loaded, warnings=(*loaded.warnings, *notes)) if notes else loaded
+
+
+def _share(holdout: str | None) -> float | None:
+    """A number is a share; anything else names a file."""
+    try:
+        share = float(holdout or "")
+    except ValueError:
+        return None
+    if not 0 < share < 1:
+        raise InputError(f"--holdout {holdout}: expected a share between 0 and 1, or a file of prompts")
+    return share
+
+
+def _encoded(
+    tokenizer: Any, loaded: LoadedModel, read: list[PromptText], max_tokens: int | None, *, bundled: bool
+) -> tuple[list[Prompt], list[str]]:
+    """Token ids, and notes. A bundled text that is too long or foreign for this tokenizer is no user's error."""
+    from duat_cli.loading.prompts import encode, limits
+
     room = limits(loaded.model)
-    if texts.prompts or texts.file is not None:
-        return loaded, encode(tokenizer, read, texts.max_tokens, room.max_positions, room.vocab_size)
-    # The bundled texts are ours: one that is too long or foreign for this tokenizer is no user's error.
-    cut = texts.max_tokens or room.max_positions
+    if not bundled:
+        return encode(tokenizer, read, max_tokens, room.max_positions, room.vocab_size) if read else [], []
     kept: list[Prompt] = []
     notes: list[str] = []
     for text in read:
         try:
-            kept += encode(tokenizer, [text], cut, room.max_positions, room.vocab_size)
+            kept += encode(tokenizer, [text], max_tokens or room.max_positions, room.max_positions, room.vocab_size)
         except InputError as fault:
             notes.append(f"bundled prompt left out: {fault}")
-    if not kept:
+    if read and not kept:
         raise InputError(f"no bundled prompt suits this tokenizer, give --prompt; {notes[0]}")
-    return (replace(loaded, warnings=(*loaded.warnings, *notes)) if notes else loaded), kept
+    return kept, notes

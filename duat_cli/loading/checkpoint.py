@@ -94,7 +94,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 def check_config(where: Path, config: dict[str, Any]) -> None:
     """Fields that could steer the loader or exhaust memory, before transformers sees them."""
-    for field, value in _fields(config):
+    for field, value in config_fields(config):
         name = field.rpartition(".")[2]
         if isinstance(value, float) and math.isnan(value):
             fail(where, f"{clean(field)}: expected a number, got NaN")
@@ -109,12 +109,12 @@ def check_config(where: Path, config: dict[str, Any]) -> None:
     _check_architectures(where, config.get("architectures"))
 
 
-def _fields(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def config_fields(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted name, value) of the config and of the configs inside it."""
     for key, value in config.items():
         yield prefix + key, value
         if isinstance(value, dict) and key.endswith("_config"):
-            yield from _fields(value, f"{prefix}{key}.")
+            yield from config_fields(value, f"{prefix}{key}.")
 
 
 def _check_number(where: Path, field: str, value: object) -> None:
@@ -171,7 +171,7 @@ def _check_sizes(where: Path, config: dict[str, Any], tensors: dict[str, TensorE
     """
     elements = sum(t.elements for t in tensors.values())
     numbered = 1 + max((int(n) for name in tensors for n in re.findall(r"\.(\d{1,9})\.", name)), default=0)
-    for field, value in _fields(config):
+    for field, value in config_fields(config):
         name = field.rpartition(".")[2]
         if not isinstance(value, int):
             continue

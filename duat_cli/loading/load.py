@@ -129,6 +129,16 @@ def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> Any:
         return tokenizer
 
 
+def skeleton(files: CheckpointFiles) -> PreTrainedModel:
+    """The checkpoint's modules without memory: names, shapes and classes."""
+    check_model_type(files, False)
+    with hushed():
+        config = _read_config(files, False)
+        cls, _ = model_class(config, files, False)
+        with foreign_errors(cannot(cls, files)), torch.device("meta"):
+            return cls(config)
+
+
 # --- options ----------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib.resources
 import json
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ if TYPE_CHECKING:  # texts are read before torch is imported
     from transformers import PreTrainedModel
 
 DEFAULT_SET = "prompts/default.jsonl"
+HOLDOUT_SET = "prompts/holdout.jsonl"
+SPLIT_SEED = 37
 _MAX_BYTES = 64 << 20
 _MAX_CHARACTERS = 4 << 20  # of one prompt; beyond, only making tokens of it takes long
 _BOM = b"\xef\xbb\xbf"
@@ -77,8 +80,27 @@ def read_prompts(prompt: Sequence[str], prompts_file: str | None, stdin: IO[Any]
 
 def default_prompts() -> list[PromptText]:
     """The bundled set: several languages, code, data, dialogue, and the paper's own two prompts."""
-    raw = (importlib.resources.files("duat_cli.configs") / DEFAULT_SET).read_bytes()
-    return list(_lines(raw, DEFAULT_SET, json_lines=True))
+    return _bundled(DEFAULT_SET)
+
+
+def holdout_prompts() -> list[PromptText]:
+    """A second bundled set of the same mixture, for what must not be tested on the first."""
+    return _bundled(HOLDOUT_SET)
+
+
+def set_apart(texts: Sequence[PromptText], share: float) -> tuple[list[PromptText], list[PromptText]]:
+    """The texts in two: the second, a random `share` of them, is held out. The same in every run."""
+    count = min(max(round(share * len(texts)), 1), len(texts) - 1)
+    if count < 1:
+        raise InputError(f"--holdout {share:g}: nothing is left to hold out of {len(texts)} prompt; give more prompts")
+    apart = set(random.Random(SPLIT_SEED).sample(range(len(texts)), count))
+    kept = [text for k, text in enumerate(texts) if k not in apart]
+    return kept, [text for k, text in enumerate(texts) if k in apart]
+
+
+def _bundled(name: str) -> list[PromptText]:
+    raw = (importlib.resources.files("duat_cli.configs") / name).read_bytes()
+    return list(_lines(raw, name, json_lines=True))
 
 
 def _option(text: str, number: int, stdin: IO[Any] | None) -> PromptText:

@@ -181,7 +181,7 @@ def hidden_of(output: Any, like: Tensor) -> Tensor:
     raise UnsupportedModelError("a block returns no hidden states of its input's shape")
 
 
-def _without_cache(values: Iterable[Any]) -> list[Any]:
+def without_cache(values: Iterable[Any]) -> list[Any]:
     """A cache holds the keys of the real run already: a replay that saw it would attend to them twice."""
     return [None if isinstance(value, Cache) else value for value in values]
 
@@ -297,7 +297,7 @@ class Rig:
             self._recording = None
             index, self._calls = self._calls, self._calls + 1
             hidden = hidden_of(output, parts.hidden.get(args, kwargs))
-            call = _without_cache(args), dict(zip(kwargs, _without_cache(kwargs.values()), strict=True))
+            call = without_cache(args), dict(zip(kwargs, without_cache(kwargs.values()), strict=True))
             self._on_block(BlockRun(self, index, parts, recording, call, hidden))
             return output
 

@@ -6,6 +6,7 @@ sum or a mean over rows i. Rows are worked on in the dtype of the run (float32 a
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -33,17 +34,17 @@ class CouplingSums:
     def add(self, squares: Tensor, start: int) -> None:
         """squares: (kinds, n, N) of C_ij² for the rows i = start … start + n - 1."""
         count, tokens = squares.shape[1:]
-        i = torch.arange(start, start + count, device=squares.device)
-        j = torch.arange(tokens, device=squares.device)
         totals = squares.sum(dim=-1)  # (kinds, n)
-        alive = (totals > 0).to(totals.dtype)
-        p = squares / torch.where(totals > 0, totals, 1.0)[..., None]
-        entropy = -torch.special.xlogy(p, p).sum(dim=-1) / math.log(2)
-        distance = (p * (i[:, None] - j).abs().to(p.dtype)).sum(dim=-1)
-        later = alive * (i >= 1)
+        alive = totals.sign()
+        p = squares / (totals + (1 - alive))[..., None]
+        smallest = torch.finfo(p.dtype).tiny  # 0 log 0 = 0; a plain logarithm is seven times faster than xlogy
+        entropy = -(p * p.clamp_min(smallest).log()).sum(dim=-1) / math.log(2)
+        distance = (p * _distances(start, count, tokens, p.dtype, p.device)).sum(dim=-1)
+        later = alive.clone()
+        later[:, : max(1 - start, 0)] = 0
         columns = {
             "energy": totals,
-            "diagonal": squares[:, i - start, i],
+            "diagonal": squares.diagonal(start, dim1=-2, dim2=-1),
             "rows": alive,
             "entropy": entropy * alive,
             "context": torch.exp2(entropy) * alive,
@@ -66,6 +67,13 @@ class CouplingSums:
         )
 
 
+@functools.lru_cache(maxsize=4)
+def _distances(start: int, count: int, tokens: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """|i - j| for the rows i = start … start + count - 1, (count, tokens)."""
+    i, j = torch.arange(start, start + count, device=device), torch.arange(tokens, device=device)
+    return (i[:, None] - j).abs().to(dtype)
+
+
 _SUMMED = ("energy", "diagonal", "rows", "entropy", "context", "distance", "later_rows", "first")
 
 
@@ -80,20 +88,19 @@ class OperatorSums:
         self._directions = torch.zeros_like(self.head_products)  # Σ û ûᵀ
         self.nonzero_blocks = 0
 
-    def add(self, rows: Tensor) -> Tensor:
-        """rows: some rows of Ĥ, (heads, n, N). Returns their C², (n, N)."""
+    def add(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """rows: some rows of Ĥ, (heads, n, N). Returns their C² and which of their blocks are not zero, (n, N) each."""
         heads, count, tokens = rows.shape
         flat = rows.reshape(heads, -1)
         self.head_products += flat @ flat.T
         # Softmax goes down to 1e-45, whose square is lost: each ĥ_ij is scaled to a largest entry of one first.
-        size = flat.abs().amax(dim=0)  # (n N)
-        vectors = self._root.to(flat.dtype) @ (flat / torch.where(size > 0, size, 1.0))  # R ĥ_ij / size
-        squares = vectors.square().sum(dim=0)
+        size = flat.abs().amax(dim=0).clamp_min(torch.finfo(flat.dtype).smallest_normal)  # (n N)
+        vectors = self._root.to(flat.dtype) @ (flat / size)
+        squares = vectors.square().sum(dim=0)  # |R ĥ_ij / size|²
         alive = squares > 0
-        weight = torch.where(alive, squares, 1.0).reciprocal()
-        self._directions += (vectors * weight) @ vectors.T
+        self._directions += (vectors / (squares + ~alive)) @ vectors.T
         self.nonzero_blocks += int(alive.sum())
-        return (squares * size.square()).reshape(count, tokens)
+        return (squares * size.square()).reshape(count, tokens), alive.reshape(count, tokens)
 
     def block_correlation(self) -> float | None:
         """Root mean square cosine over all pairs of nonzero blocks = ‖mean of û ûᵀ‖_F."""

@@ -9,6 +9,7 @@ from duat_cli.report import numbers
 from duat_cli.report.page import item, line
 from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts
 from duat_cli.results.inspect import InspectReport, VerifyReport
+from duat_cli.results.prune import PruneReport
 
 
 def loaded(model: ModelFacts, prompts: list[PromptFacts], environment: Environment) -> list[RenderableType]:
@@ -47,7 +48,7 @@ def verdict(certificate: Certificate) -> Text:
     return line(f"{text}; do not rely on the numbers above", "bold red")
 
 
-def remarks(report: InspectReport | VerifyReport) -> list[RenderableType]:
+def remarks(report: InspectReport | VerifyReport | PruneReport) -> list[RenderableType]:
     """What was skipped, with the reason, and the warnings."""
     skipped = [f"{entry.what}: {entry.why}" for entry in report.skipped]
     return [*section("skipped", skipped), *section("warnings", report.warnings, "yellow")]

@@ -10,6 +10,7 @@ from duat_cli.results.check import CheckReport
 from duat_cli.results.inspect import InspectReport, VerifyReport
 from duat_cli.results.lora import LoraReport
 from duat_cli.results.matrix import MatrixReport
+from duat_cli.results.prune import PruneReport
 from duat_cli.results.support import SupportReport
 
 REPORTS: dict[str, type[Result]] = {
@@ -17,6 +18,7 @@ REPORTS: dict[str, type[Result]] = {
     "inspect": InspectReport,
     "lora-diff": LoraReport,
     "matrix": MatrixReport,
+    "prune-bound": PruneReport,
     "verify": VerifyReport,
     "support": SupportReport,
 }

@@ -14,7 +14,7 @@ from duat_cli.loading.load import LoadedModel
 from duat_cli.models import tiny
 from duat_cli.results.support import SupportEntry
 
-REQUIRED = [  # issue 2, "Must hold" 1
+REQUIRED = [  # what most checkpoints are made of
     "llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "phi", "phi3",
     "olmo2", "cohere", "stablelm", "starcoder2", "granite", "gpt2", "gpt_bigcode", "gpt_neox", "opt", "bloom",
     "falcon", "gptj", "mpt", "gpt_oss", "deepseek_v3", "nemotron", "smollm3", "bert", "roberta", "distilbert",

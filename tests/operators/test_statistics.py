@@ -53,7 +53,7 @@ def gathered(H: Tensor, known: HeadFactors, step: int) -> Gathered:
     sums, coupling = OperatorSums(gram_root(gram(known))), CouplingSums(kinds=2)
     squares = []
     for start, rows in chunked(H, step):
-        squares.append(sums.add(rows))
+        squares.append(sums.add(rows)[0])
         coupling.add(torch.stack([torch.ones_like(squares[-1]), squares[-1]]), start)
     return Gathered(sums, torch.cat(squares), coupling.numbers(1))
 

@@ -1,0 +1,302 @@
+"""Forward passes that begin in the middle: what came before is on record, what comes after runs for real.
+
+A removal in block i changes nothing in front of it, so its effect needs the blocks from i on alone; and the gradient
+of the output is carried back block by block, each block recomputed from its recorded input, so that one block's
+intermediate tensors are alive at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.rig import hidden_of, without_cache
+from duat_cli.models.sites import BlockSites, Site, watching
+from duat_cli.models.structure import ModelStructure
+
+Forward = Callable[[], Tensor]  # one pass of the model, to the tensor whose change is of interest
+Handler = Callable[[int, Callable[..., Any], Sequence[Any], dict[str, Any]], Any]
+
+
+@dataclass(frozen=True)
+class BlockCall:
+    """One recorded call of a block."""
+
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    output: Any
+    before: Tensor  # the hidden states it took, (1, N, M)
+    after: Tensor  # the hidden states it gave
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One pass: its output, and every block call in order."""
+
+    output: Tensor
+    calls: list[BlockCall]
+
+
+Means = Mapping[tuple[int, Site | None], Tensor]  # (block call, site; None: the whole block) -> mean value, (width,)
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What is taken out of one block call: a factor 0 (removed) or 1 (kept) for every term of some sites."""
+
+    masks: Mapping[Site, Tensor]  # (site.count,)
+    whole: bool = False  # the block as a whole: its output is its input
+    means: Means | None = None  # what stands in for what is removed; None: zero
+    number: int = 0  # of the block call, to find its means
+
+    def edit(self, site: Site, value: Tensor, index: Tensor | None) -> Tensor:
+        keep = site.spread(self.masks[site].to(value), value, index)
+        kept = value * keep
+        return kept if self.means is None else kept + (1 - keep) * self.means[self.number, site].to(value)
+
+    def bridge(self, before: Tensor) -> Tensor:
+        """The output of a block that is gone."""
+        return before if self.means is None else before + self.means[self.number, None].to(before)
+
+
+def record(
+    structure: ModelStructure,
+    forward: Forward,
+    sites: Mapping[nn.Module, BlockSites] | None = None,
+    see: Callable[[int, Site, Tensor], None] | None = None,
+) -> Recorded:
+    """Run `forward` and keep every block's input and output; `see(block call, site, tensor)` is shown every site."""
+    calls: list[BlockCall] = []
+
+    def handle(number: int, original: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        parts = structure.block(number).parts
+        before = parts.hidden.get(args, kwargs).clone()
+
+        def show(site: Site, value: Tensor, index: Tensor | None) -> None:
+            assert see is not None
+            see(number, site, value)
+
+        with watching(sites[parts.module].sites if sites is not None and see is not None else (), show):
+            output = original(*args, **kwargs)
+        plain = without_cache(args), dict(zip(kwargs, without_cache(kwargs.values()), strict=True))
+        calls.append(BlockCall(*plain, output, before, hidden_of(output, before).clone()))
+        return output
+
+    with torch.no_grad(), _block_calls(structure, handle):
+        output = forward()
+    return Recorded(output, calls)
+
+
+def prove_chained(structure: ModelStructure, forward: Forward) -> None:
+    """UnsupportedModelError if a block reads more of the blocks in front of it than their hidden states.
+
+    Keys shared between layers are such a case: a gradient carried back block by block would miss that way.
+    """
+    first: list[list[Tensor]] = []
+    second: list[list[Tensor]] = []
+
+    def handle_into(seen: list[list[Tensor]], shift: float) -> Handler:
+        def handle(number: int, original: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+            hidden = structure.block(number).parts.hidden.get(args, kwargs)
+            seen.append([t.clone() for t in _tensors((list(args), kwargs)) if t is not hidden])
+            before = hidden.clone()
+            output = original(*args, **kwargs)
+            after = hidden_of(output, before)
+            return with_hidden(output, before, after + shift * after.std() * torch.ones_like(after).cumsum(-1).sin())
+
+        return handle
+
+    with torch.no_grad():
+        for seen, shift in ((first, 0.0), (second, 0.1)):
+            with _block_calls(structure, handle_into(seen, shift)):
+                forward()
+    for number, (before, after) in enumerate(zip(first, second, strict=True)):
+        if len(before) != len(after) or not all(map(torch.equal, before, after)):
+            name = structure.block(number).parts.name
+            raise UnsupportedModelError(
+                f"{name} reads more of the blocks in front of it than their hidden states (shared keys, perhaps), "
+                "so what a removal does to it cannot be followed"
+            )
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Every tensor of numbers in nested lists, tuples and dicts; chosen indices and masks have no gradient."""
+    if isinstance(value, Tensor):
+        if value.is_floating_point():
+            yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _tensors(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _tensors(inner)
+
+
+def run_without(
+    structure: ModelStructure, forward: Forward, recorded: Recorded, removals: Mapping[int, Removal]
+) -> Tensor:
+    """The pass once more with `removals` (by block call) taken out; blocks before the first are not run again."""
+    start = min(removals, default=0)
+
+    def handle(number: int, original: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if number < start:
+            call = recorded.calls[number]
+            return with_hidden(call.output, call.before, call.after.clone())
+        removal = removals.get(number)
+        if removal is None:
+            return original(*args, **kwargs)
+        before = structure.block(number).parts.hidden.get(args, kwargs)
+        before = before.clone() if removal.whole else before
+        with watching(list(removal.masks), removal.edit):
+            output = original(*args, **kwargs)
+        return with_hidden(output, before, removal.bridge(before)) if removal.whole else output
+
+    with torch.no_grad(), _block_calls(structure, handle):
+        return forward()
+
+
+def run_from(structure: ModelStructure, forward: Forward, recorded: Recorded, hidden: Tensor) -> Tensor:
+    """What follows the last block, on `hidden` in place of its output; with a graph if grad is enabled."""
+    last = len(recorded.calls) - 1
+
+    def handle(number: int, original: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        call = recorded.calls[number]
+        return with_hidden(call.output, call.before, hidden if number == last else call.after)
+
+    with _block_calls(structure, handle):
+        return forward()
+
+
+def with_hidden(output: Any, like: Tensor, hidden: Tensor) -> Any:
+    """A block's output with its hidden states replaced."""
+    if isinstance(output, Tensor):
+        return hidden
+    if isinstance(output, dict):
+        key = next(k for k, v in output.items() if isinstance(v, Tensor) and v.shape == like.shape)
+        return type(output)(**{**output, key: hidden})
+    place = next(k for k, v in enumerate(output) if isinstance(v, Tensor) and v.shape == like.shape)
+    return type(output)([*output[:place], hidden, *output[place + 1 :]])
+
+
+@contextlib.contextmanager
+def _block_calls(structure: ModelStructure, handle: Handler) -> Iterator[None]:
+    """While active, every block call goes through `handle(call number, the block's own forward, args, kwargs)`."""
+    number = 0
+
+    def patched(original: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            nonlocal number
+            number += 1
+            return handle(number - 1, original, args, kwargs)
+
+        return forward
+
+    modules = [block.parts.module for block in structure.blocks]
+    own = [module.__dict__.get("forward") for module in modules]
+    for module in modules:
+        module.forward = patched(module.forward)
+    try:
+        yield
+    finally:
+        for module, before in zip(modules, own, strict=True):
+            if before is None:
+                del module.forward
+            else:
+                module.forward = before
+
+
+# -- gradients -----------------------------------------------------------------------------------------------
+
+GRADIENT_BYTES = 256 << 20  # of one block's batched gradients
+
+
+@dataclass(frozen=True)
+class SiteGradient:
+    """One call of a site: its tensor, and the gradient of every probe to it."""
+
+    site: Site
+    value: Tensor
+    index: Tensor | None  # the expert of every routing weight
+    gradient: Tensor  # (probes, *value.shape)
+
+
+@dataclass(frozen=True)
+class BlockGradient:
+    """One block call: the gradient of every probe at its output, and at its sites."""
+
+    number: int
+    call: BlockCall
+    probes: slice  # which of the probes these are
+    after: Tensor  # (probes, 1, N, M)
+    sites: list[SiteGradient]
+
+
+def gradients(
+    structure: ModelStructure,
+    sites: Mapping[nn.Module, BlockSites],
+    forward: Forward,
+    recorded: Recorded,
+    probes: Tensor,
+) -> Iterator[BlockGradient]:
+    """The gradients of ⟨probe, output⟩ for every probe (probes, *output.shape), from the last block to the first.
+
+    Yields each block in pieces of some probes if the gradients of all of them would not fit.
+    """
+    with torch.enable_grad():
+        hidden = recorded.calls[-1].after.detach().clone().requires_grad_()
+        output = run_from(structure, forward, recorded, hidden)
+        (at_output,) = _pulled(output, [hidden], probes)
+    for number in reversed(range(len(recorded.calls))):
+        call = recorded.calls[number]
+        parts = structure.block(number).parts
+        x = call.before.detach().clone().requires_grad_()
+        captured: list[tuple[Site, Tensor, Tensor | None]] = []
+
+        def capture(site: Site, value: Tensor, index: Tensor | None, captured: list[Any] = captured) -> Tensor:
+            if not value.requires_grad:
+                value = value.detach().requires_grad_()
+            captured.append((site, value, index))
+            return value.clone()  # what the block does to it in place must not reach the captured tensor
+
+        with torch.enable_grad(), watching(sites[parts.module].sites, capture):
+            args, kwargs = parts.hidden.put(call.args, call.kwargs, x.clone())  # blocks may write to it
+            after = hidden_of(parts.module(*args, **kwargs), x)
+            below: list[Tensor] = []
+            for piece in at_output.split(_piece(captured, x)):
+                # nothing stands in front of the first block
+                inputs = [value for _, value, _ in captured] + ([x] if number else [])
+                grads = _pulled(after, inputs, piece) if inputs else []
+                first = sum(map(len, below))
+                below.append(grads.pop() if number else piece)
+                found = [
+                    SiteGradient(site, value.detach(), index, gradient)
+                    for (site, value, index), gradient in zip(captured, grads, strict=True)
+                ]
+                yield BlockGradient(number, call, slice(first, first + len(piece)), piece, found)
+        at_output = torch.cat(below)
+
+
+def _piece(captured: Sequence[tuple[Site, Tensor, Tensor | None]], x: Tensor) -> int:
+    """How many probes at once: a probe's gradients at the sites, at the norms and at the attention matrices."""
+    tokens = x.shape[1]
+    heads = max((site.count for site, _, _ in captured if site.kind == "head"), default=1)
+    elements = 8 * x.numel() + sum(4 * value.numel() for _, value, _ in captured) + 3 * heads * tokens**2
+    return max(1, GRADIENT_BYTES // (elements * x.element_size()))
+
+
+def _pulled(output: Tensor, inputs: list[Tensor], probes: Tensor) -> list[Tensor]:
+    """Each probe's gradient at the inputs, (probes, *input.shape); zero where the output does not depend on one."""
+    try:
+        grads: Sequence[Tensor | None] = torch.autograd.grad(
+            output, inputs, probes, is_grads_batched=True, allow_unused=True, retain_graph=True
+        )
+    except RuntimeError:  # an operation without a batching rule
+        rows = [torch.autograd.grad(output, inputs, p, allow_unused=True, retain_graph=True) for p in probes]
+        grads = [None if column[0] is None else torch.stack(column) for column in zip(*rows, strict=True)]
+    return [x.new_zeros(len(probes), *x.shape) if g is None else g for x, g in zip(inputs, grads, strict=True)]

@@ -1,0 +1,128 @@
+"""Exact statements about a share from counted cases: Clopper-Pearson limits, and nested choices tested in order.
+
+Of n prompts drawn independently from the population that the statement is about, k exceeded a limit. Nothing else is
+assumed about how damage is distributed.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from duat_cli.errors import InputError
+
+
+def log_tail(k: int, n: int, share: float) -> float:
+    """log P(Bin(n, share) ≤ k), summed from its largest term so that nothing underflows; 0 ≤ k ≤ n."""
+    if k == n or share <= 0.0:
+        return 0.0
+    if share >= 1.0:
+        return -math.inf
+    hit, miss = math.log(share), math.log1p(-share)
+    whole = math.lgamma(n + 1)
+    terms = [whole - math.lgamma(i + 1) - math.lgamma(n - i + 1) + i * hit + (n - i) * miss for i in range(k + 1)]
+    largest = max(terms)
+    return min(largest + math.log(math.fsum(math.exp(t - largest) for t in terms)), 0.0)
+
+
+@functools.lru_cache(maxsize=4096)
+def upper_limit(k: int, n: int, confidence: float) -> float:
+    """The one-sided Clopper-Pearson limit: the share at which k or fewer of n have probability 1 - confidence.
+
+    Whatever the true share is, the limit lies below it with probability at most 1 - confidence (Clopper & Pearson
+    1934). Bisection on the exact tail; the upper end of the last bracket is returned, so rounding never lowers it.
+    """
+    _check(confidence, "confidence")
+    if not 0 <= k <= n or n < 1:
+        raise InputError(f"{k} of {n} prompts: expected a count between 0 and a positive number of prompts")
+    if k == n:
+        return 1.0
+    level = math.log1p(-confidence)
+    low, high = k / n, 1.0
+    while high - low > 1e-15 * max(high, 1e-300) and low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if log_tail(k, n, middle) > level else (low, middle)
+    return high
+
+
+def allowed(n: int, share: float, confidence: float) -> int | None:
+    """How many of n may exceed so that the upper limit is still at most `share`; None: not even 0 is few enough."""
+    _check(share, "share of prompts")
+    _check(confidence, "confidence")
+    level = math.log1p(-confidence)
+    if n < 1 or log_tail(0, n, share) > level:
+        return None
+    low, high = 0, n  # the tail at `low` is small enough, at `high` it is 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if log_tail(middle, n, share) <= level else (low, middle)
+    return low
+
+
+def prompts_needed(share: float, confidence: float) -> int:
+    """The fewest prompts that can show a share of at most `share`: (1 - share)^n ≤ 1 - confidence."""
+    _check(share, "share of prompts")
+    _check(confidence, "confidence")
+    n = max(1, math.ceil(math.log1p(-confidence) / math.log1p(-share)))
+    # The quotient is rounded: settle on the exact smallest n by the test itself.
+    while n > 1 and log_tail(0, n - 1, share) <= math.log1p(-confidence):
+        n -= 1
+    while log_tail(0, n, share) > math.log1p(-confidence):
+        n += 1
+    return n
+
+
+@dataclass(frozen=True)
+class NestedChoice:
+    """What a fixed-sequence test of nested sets allows to say."""
+
+    chosen: int | None
+    """Index of the last set that passed; None: not even the first did."""
+    tested: int
+    """How many sets were looked at; the test stops behind the first that fails."""
+    exceeded: tuple[int, ...]
+    """Prompts above the budget, for each tested set."""
+    limits: tuple[float, ...]
+    """Each tested set's own Clopper-Pearson limit. To quote one after choosing by it would be one statement too many:
+    for the chosen set the statement is `share`, fixed in advance."""
+    share: float
+    confidence: float
+    prompts: int
+
+
+def choose_nested(exceeded: Sequence[int], n: int, share: float, confidence: float) -> NestedChoice:
+    """The last of nested sets for which "at most `share` of prompts exceed" holds with the confidence.
+
+    exceeded: for sets in an order fixed before these n prompts were looked at, how many prompts exceeded. Each set is
+    tested at the full level, and the first that fails ends the test: a false statement needs the first set whose true
+    share is above `share` to pass, which has probability at most 1 - confidence (Maurer, Hothorn & Lehmacher 1995;
+    Angelopoulos et al., Learn then Test, 2021). `share` and `confidence` must be chosen in advance as well.
+    """
+    most = allowed(n, share, confidence)
+    if most is None:
+        need = prompts_needed(share, confidence)
+        raise InputError(
+            f"{n} held-out prompts cannot show a share of at most {share:g} with confidence {confidence:g}: "
+            f"it takes {need} or more; add prompts, or ask for less"
+        )
+    if not exceeded:
+        raise InputError("no set to test: nothing was chosen within the budget")
+    passed = 0
+    while passed < len(exceeded) and exceeded[passed] <= most:
+        passed += 1
+    seen = tuple(exceeded[: passed + 1])
+    return NestedChoice(
+        chosen=passed - 1 if passed else None,
+        tested=len(seen),
+        exceeded=seen,
+        limits=tuple(upper_limit(k, n, confidence) for k in seen),
+        share=share,
+        confidence=confidence,
+        prompts=n,
+    )
+
+
+def _check(value: float, name: str) -> None:
+    if not 0.0 < value < 1.0:
+        raise InputError(f"{name} {value!r}: expected a number between 0 and 1, both excluded")

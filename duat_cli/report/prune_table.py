@@ -1,0 +1,223 @@
+"""`duat prune-bound` as text for a terminal: result in, text out."""
+
+from __future__ import annotations
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from duat_cli.report import facts, numbers
+from duat_cli.report.grid import Column, Labels, fits, grids, missing
+from duat_cli.report.page import Page, item, line
+from duat_cli.results.prune import Plan, Prediction, PruneBlock, PruneReport
+
+_BLANK = Text("")
+_BLOCK = Labels(("block",), lambda row: str(row.index) if isinstance(row, PruneBlock) else "")
+_KIND = Labels(("what",), lambda row: row.granularity if isinstance(row, Plan | Prediction) else "", False)
+PICTURE_WIDTH = 40
+_SHORT = {"hidden": "rel.", "kl": "nats", "nll": "nats"}  # units, for headers
+
+
+def render_prune(report: PruneReport, page: Page) -> str:
+    """What was loaded, predicted damage a block, the largest sets within the budget, how good the prediction was."""
+    parts: list[RenderableType] = [
+        *facts.loaded(report.model, report.prompts, report.environment),
+        line(f"damage: {report.protocol.meaning}; a removed term is {_stand_in(report)}", "dim"),
+        *_blocks(report, page),
+        *_plans(report, page),
+        *_pictures(report, page),
+        *_predictions(report, page),
+        _BLANK,
+        facts.verdict(report.certificate),
+        *facts.remarks(report),
+    ]
+    return page.render(parts)
+
+
+def _stand_in(report: PruneReport) -> str:
+    return "set to zero" if report.protocol.ablate == "zero" else "set to its mean over the prompts"
+
+
+# -- blocks --------------------------------------------------------------------------------------------------
+
+
+def _blocks(report: PruneReport, page: Page) -> list[RenderableType]:
+    unit = _SHORT[report.protocol.metric]
+    columns = [
+        Column(("block", unit), "block", numbers.plain),
+        Column(("attention", unit), "attention", numbers.plain),
+        Column(("FFN", unit), "ffn", numbers.plain),
+    ]
+    if any(b.heads for b in report.blocks):
+        columns += [
+            Column(("least", "head", unit), "heads.least", numbers.plain),
+            Column(("worst", "head", unit), "heads.largest", numbers.plain),
+        ]
+    if any(b.neurons for b in report.blocks):
+        columns += [
+            Column(("median", "neuron", unit), "neurons.median", numbers.error),
+            Column(("idle", "neurons", "%"), "neurons.negligible_share", numbers.percent),
+        ]
+    optional = [
+        Column(("worst", "neuron", unit), "neurons.largest", numbers.plain),
+        Column(("certified", "attention", "norm"), "certified_attention", numbers.plain),
+        Column(("certified", "FFN", "norm"), "certified_ffn", numbers.plain),
+    ]
+    shown = [c for c in columns if any(c.cell(b) != numbers.ABSENT for b in report.blocks)]
+    for column in optional:
+        if any(column.cell(b) != numbers.ABSENT for b in report.blocks) and fits(
+            report.blocks, _BLOCK, [*shown, column], page
+        ):
+            shown.append(column)
+    rows = report.blocks
+    return [
+        _BLANK,
+        line(f"Predicted damage of removing it alone, {report.protocol.unit}", "bold"),
+        *(part for table in grids(rows, _BLOCK, shown, page) for part in (_BLANK, table)),
+        _BLANK,
+        line(_precision(report), "dim"),
+        *facts.absences(
+            [entry for entry in missing(rows, shown, [row.index for row in rows]) if "not asked for" not in entry[1]],
+            "block",
+        ),
+    ]
+
+
+def _precision(report: PruneReport) -> str:
+    """How wide the intervals of the sketch are."""
+    spreads = [
+        (t.linearised_high - t.linearised_low) / 2 / abs(t.linearised)
+        for t in report.terms
+        if t.linearised and t.linearised_low is not None and t.linearised_high is not None
+    ]
+    middle = sorted(spreads)[len(spreads) // 2] if spreads else 0.0
+    idle = ""
+    if any(b.neurons for b in report.blocks) and report.plans:
+        idle = f"Idle: each alone does less than 1 % of the budget, {numbers.plain(report.plans[0].budget)}. "
+    return (
+        f"{idle}Linearised, from {report.protocol.probes} probes a prompt: sampling error about "
+        f"{numbers.percent(middle)} % ({_exactly(report.protocol.confidence)} % interval); how far from "
+        "real ablation: below. Local, frozen and certified readings of every term: --json."
+    )
+
+
+# -- plans ---------------------------------------------------------------------------------------------------
+
+
+def _plans(report: PruneReport, page: Page) -> list[RenderableType]:
+    unit = _SHORT[report.protocol.metric]
+    columns = [
+        Column(("removed", "terms"), "removed", _whole),
+        Column(("of", "terms"), "of", _whole),
+        Column(("share", "%"), "share", numbers.percent),
+        Column(("predicted", unit), "predicted", numbers.plain),
+        Column(("measured", unit), "measured", numbers.plain),
+    ]
+    budget = numbers.plain(report.plans[0].budget) if report.plans else ""
+    return [
+        _BLANK,
+        line(f"Largest sets within the budget of {budget} {report.protocol.unit} (mean over the prompts)", "bold"),
+        *(part for table in grids(report.plans, _KIND, columns, page) for part in (_BLANK, table)),
+        _BLANK,
+        line("Guarantee", "bold"),
+        *(item(_guarantee(plan)) for plan in report.plans),
+    ]
+
+
+def _guarantee(plan: Plan) -> str:
+    given = plan.guarantee
+    if given is None:
+        return f"{plan.granularity}: none; {plan.reasons.get('guarantee', 'no reason was given')}"
+    if not given.removed:
+        return f"{plan.granularity}: none; even the smallest set tested exceeded the budget too often"
+    return (
+        f"{plan.granularity}: with {_exactly(given.confidence)} % confidence, removing {given.removed} of {plan.of} "
+        f"exceeds the budget on at most {_exactly(given.share_above_limit)} % of prompts "
+        f"({given.exceeded} of {given.holdout_prompts} "
+        "held-out prompts did)"
+    )
+
+
+def _exactly(share: float) -> str:
+    """Per cent, not rounded: 99.9 % confidence must not be printed as 100 %."""
+    return f"{100 * share:.10g}"
+
+
+def _pictures(report: PruneReport, page: Page) -> list[RenderableType]:
+    """Damage against the share removed, of the kind with the most to remove."""
+    plans = [plan for plan in report.plans if len(plan.curve) > 2]
+    if not plans:
+        return []
+    plan = max(plans, key=lambda p: p.of)
+    top = max(max(point.predicted, point.measured or 0.0) for point in plan.curve)
+    full, half = ("█", "▌") if page.boxes else ("#", "")
+    width = max(10, min(PICTURE_WIDTH, page.width - 40))
+    rows = [
+        f"{numbers.percent(point.share):>6} % {numbers.plain(point.predicted):>9} {numbers.plain(point.measured):>9}  "
+        + _bar(point.measured or 0.0, top, width, full, half)
+        for point in plan.curve
+    ]
+    head = f"{'removed':>8} {'predicted':>9} {'measured':>9}"
+    return [
+        _BLANK,
+        line(f"Damage against the share of {plan.granularity}s removed, least damaging first", "bold"),
+        Text(head),
+        *(Text(row.rstrip()) for row in rows),
+    ]
+
+
+def _bar(value: float, top: float, width: int, full: str, half: str) -> str:
+    halves = round(2 * width * max(value, 0.0) / top) if top > 0 else 0
+    return full * (halves // 2) + half * (halves % 2)
+
+
+# -- prediction ----------------------------------------------------------------------------------------------
+
+
+def _predictions(report: PruneReport, page: Page) -> list[RenderableType]:
+    rows = [p for p in report.prediction if p.n]
+    if not rows:
+        return []
+    columns = [
+        Column(("ablated", "terms"), "n", _whole),
+        Column(("Spearman", "-1..1"), "spearman.value", _correlation),
+        Column(("low", "-1..1"), "spearman.low", _correlation),
+        Column(("high", "-1..1"), "spearman.high", _correlation),
+        Column(("Kendall", "-1..1"), "kendall.value", _correlation),
+        Column(("median", "pred./meas."), "median_ratio.value", numbers.plain),
+        Column(("worst", "factor"), "worst_ratio.value", numbers.plain),
+    ]
+    names = list(dict.fromkeys(name for p in rows for name in p.criteria))
+    return [
+        _BLANK,
+        line("How well the prediction orders the measured damage", "bold"),
+        *(part for table in grids(rows, _KIND, columns, page) for part in (_BLANK, table)),
+        *facts.absences(_absent(rows), "row"),
+        *_criteria(rows, names, page),
+    ]
+
+
+def _absent(rows: list[Prediction]) -> list[tuple[str, str, list[int]]]:
+    return [(f"{row.granularity}: {name}", why, [k]) for k, row in enumerate(rows) for name, why in row.reasons.items()]
+
+
+def _criteria(rows: list[Prediction], names: list[str], page: Page) -> list[RenderableType]:
+    if not names:
+        return []
+    kinds = [row.granularity for row in rows]
+    lines = [f"{'criterion':<18}" + "".join(f"{kind:>11}" for kind in kinds)]
+    ranked = {"duat, linearised": [r.spearman for r in rows]} | {n: [r.criteria.get(n) for r in rows] for n in names}
+    for name, values in ranked.items():
+        lines.append(f"{name:<18}" + "".join(f"{_correlation(v.value if v else None):>11}" for v in values))
+    return [
+        _BLANK,
+        line("Spearman's rank correlation with the measured damage, by criterion", "bold"),
+        *map(Text, lines),
+    ]
+
+
+def _whole(value: float | None) -> str:
+    return numbers.ABSENT if value is None else f"{value:.0f}"
+
+
+def _correlation(value: float | None) -> str:
+    return numbers.ABSENT if value is None else f"{value:.3f}"
