@@ -14,9 +14,15 @@ def clean(text: str) -> str:
 
 
 def one_line(text: str, limit: int = 400) -> str:
-    """A message as one clean line: line breaks become spaces; an over-long text is cut, visibly."""
+    """A message as one clean line: line breaks become spaces; an over-long text is cut, visibly.
+
+    It is cut in the middle: what is wrong stands behind a name that may be long.
+    """
     line = clean(" ".join(text.split()))
-    return line if len(line) <= limit else line[: limit - 4] + " ..."
+    if len(line) <= limit:
+        return line
+    tail = limit // 3
+    return f"{line[: limit - tail - 5]} ... {line[len(line) - tail :]}"
 
 
 def _escape(character: str) -> str:

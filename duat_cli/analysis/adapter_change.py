@@ -7,6 +7,7 @@ difference. Every formula is PEFT's own merge, written as a change.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +16,13 @@ import torch
 from torch import Tensor
 
 from duat_cli.loading.adapter import AdapterFiles
-from duat_cli.loading.adapter_plan import Plan
 from duat_cli.loading.base_weights import BaseWeights
+from duat_cli.loading.plan import Plan
 from duat_cli.loading.stored import open_tensors
-from duat_cli.operators.lowrank import LowRank, Piece, is_zero, nonfinite
+from duat_cli.operators.lowrank import LowRank, Piece, is_zero, nonfinite, singular
 
 Read = Callable[[str], Tensor]
+_AS_SAVED = 1e-6  # relative: what float32 leaves open of a value computed from the base
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,8 @@ class Change:
 
     plan: Plan
     pieces: tuple[Piece, ...]
-    """The change in the base's layout; of a stack of experts one a expert. Empty where `fault` says why."""
+    """The change in the base's layout, as matrices (or one vector); of a stack of experts one an expert. Empty where
+    `fault` says why."""
     added_rows: int = 0
     """Rows that the base has not, of a resized vocabulary; they are no part of the pieces."""
     fault: str | None = None
@@ -43,7 +46,9 @@ class Change:
     def dense(self) -> Tensor:
         """Written out in the base's shape."""
         written = [piece.dense() if isinstance(piece, LowRank) else piece for piece in self.pieces]
-        return torch.stack(written) if self.plan.experts > 1 else written[0]
+        whole = torch.stack(written) if len(written) > 1 else written[0]
+        place = self.plan.place
+        return whole.reshape(place.shape) if place is not None and whole.numel() == math.prod(place.shape) else whole
 
 
 @contextlib.contextmanager
@@ -60,13 +65,17 @@ def change_of(plan: Plan, read: Read, base: BaseWeights | None) -> Change:  # no
     if bad:
         values = "1 value that is" if bad == 1 else f"{bad} values that are"
         return Change(plan, (), fault=f"the adapter holds {values} NaN or infinite", nonfinite=bad)
+    if plan.kind == "dora" and plan.mutated not in (None, "pissa", "olora"):
+        return Change(plan, (), fault=f"DoRA on a base that {plan.mutated} changed: the magnitudes belong to that one")
     if plan.needs_base and base is None:
         return Change(plan, (), fault="needs the base's values, which were not read")
     if plan.kind == "bias" and "delta" in plan.parts:  # of lora_bias
         return Change(plan, (parts["delta"].double() * _scale(plan),))
     if plan.place is None and plan.needs_base:
-        return Change(plan, (parts["saved"].double(),)) if "saved" in parts else _absent(plan)
+        return Change(plan, (), fault=f"the base has no {plan.parameter}")
     stored = base.read(plan.place) if plan.needs_base and base is not None and plan.place is not None else None
+    if stored is not None and (bad := nonfinite(stored)):
+        return Change(plan, (), fault=f"the base holds {bad} values that are NaN or infinite", nonfinite=bad)
     if "saved" in parts:
         assert stored is not None
         return _replaced(plan, parts["saved"], stored)
@@ -75,10 +84,6 @@ def change_of(plan: Plan, read: Read, base: BaseWeights | None) -> Change:  # no
         return _rows(plan, parts["trainable_tokens_delta"], stored)
     wide = {name: tensor.double() for name, tensor in parts.items()}
     return Change(plan, _FORMULAS[plan.kind](plan, wide, None if stored is None else stored.double()))
-
-
-def _absent(plan: Plan) -> Change:
-    return Change(plan, (), fault=f"the base has no {plan.parameter}")
 
 
 def _scale(plan: Plan) -> float:
@@ -93,7 +98,11 @@ def _lora(plan: Plan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[
     """scaling B A; relative to the original base where the initialisation took its own B A out of it."""
     change = LowRank(parts["lora_B"] * _scale(plan), parts["lora_A"])
     if stored is not None and plan.mutated in ("pissa", "olora"):
-        change = change.minus(_initial(plan, stored.mT if plan.inputs_first else stored))
+        initial = _initial(plan, stored.mT if plan.inputs_first else stored)
+        moved = change.minus(initial)
+        size = float(singular(initial).values.norm())
+        untouched = float(singular(moved).values.norm()) <= _AS_SAVED * size
+        change = LowRank(torch.zeros_like(change.left), change.right) if untouched else moved
     return (change.mT if plan.inputs_first else change,)
 
 
@@ -167,11 +176,12 @@ def _dora(plan: Plan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[
     """m / ‖W + ΔW‖ (W + ΔW) - W, norms over the inputs of each output."""
     assert stored is not None
     weight = stored.mT if plan.inputs_first else stored  # (out, in); of an embedding (width, vocabulary)
-    if plan.kind == "embedding dora":
-        moved = weight + (parts["lora_embedding_B"] * _scale(plan)) @ parts["lora_embedding_A"]
-    else:
-        moved = weight + (parts["lora_B"] * _scale(plan)) @ parts["lora_A"]
+    start = weight - _initial(plan, weight).dense() if plan.mutated in ("pissa", "olora") else weight
+    names = ("lora_embedding_B", "lora_embedding_A") if plan.kind == "embedding dora" else ("lora_B", "lora_A")
+    moved = start + (parts[names[0]] * _scale(plan)) @ parts[names[1]]
     factor = parts["lora_magnitude_vector"].flatten()[:, None] / moved.norm(dim=1, keepdim=True)
+    if torch.equal(moved, weight) and bool(((factor - 1).abs() <= _AS_SAVED).all()):
+        return (torch.zeros_like(stored),)  # untouched: magnitudes are the base's own, rounded
     change = factor * moved - weight
     return (change.mT if plan.inputs_first else change,)
 
@@ -213,4 +223,11 @@ def _replaced(plan: Plan, value: Tensor, stored: Tensor) -> Change:
     common = min(value.shape[0], stored.shape[0]) if value.ndim else 0
     new, old = (value[:common], stored[:common]) if value.ndim else (value[None], stored[None])
     difference = torch.where(new == old.to(new.dtype), 0.0, new.double() - old.double())
-    return Change(plan, (difference,), added_rows=max(0, (value.shape[0] if value.ndim else 1) - (common or 1)))
+    return Change(plan, matrices(difference), added_rows=max(0, (value.shape[0] if value.ndim else 1) - (common or 1)))
+
+
+def matrices(difference: Tensor) -> tuple[Tensor, ...]:
+    """A difference as matrices: of a stack of experts (E, ., .) one an expert, of a convolution its kernels in rows."""
+    if difference.ndim == 3:
+        return tuple(difference)
+    return (difference.flatten(1) if difference.ndim > 3 else difference,)

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from duat_cli.analysis.adapter_change import Read, adapter_tensors
 from duat_cli.loading.adapter import ADAPTER_CONFIG, AdapterFiles, names, number, patterns
 from duat_cli.loading.adapter_keys import Keys, read_keys
-from duat_cli.loading.adapter_plan import AdapterFault, Plan, plans
-from duat_cli.loading.base_weights import BaseWeights
+from duat_cli.loading.adapter_plan import plans
+from duat_cli.loading.base_weights import EMBEDDINGS, HEADS, VOCABULARY, BaseWeights
+from duat_cli.loading.plan import AdapterFault, Plan
 from duat_cli.loading.wording import counted, listed, shown
 from duat_cli.operators.lowrank import is_zero, nonfinite
 from duat_cli.results.lora import LintFinding
@@ -40,8 +41,6 @@ LEVELS = {
     "embedding-saved": "note",
     "key-dialect": "note",
 }
-_EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed_in", "shared")
-_HEADS = ("lm_head", "embed_out", "output_projection")
 
 
 def lint_adapter(adapter: AdapterFiles, base: BaseWeights | None = None) -> list[LintFinding]:
@@ -104,7 +103,7 @@ def _mutated(adapter: AdapterFiles, known: list[Plan]) -> Iterator[LintFinding]:
 
 def _saved(adapter: AdapterFiles, known: list[Plan]) -> Iterator[LintFinding]:
     wanted = names(adapter, "modules_to_save")
-    embeddings = [p.parameter for p in known if p.kind == "saved" and _leaf(p.module) in (*_EMBEDDINGS, *_HEADS)]
+    embeddings = [p.parameter for p in known if p.kind == "saved" and _leaf(p.module) in VOCABULARY]
     extra = [p for p in embeddings if not any(_asked(p, name) for name in wanted)]
     if extra:
         yield finding("embedding-saved", adapter.name, f"{listed(extra)} saved whole with the adapter, which "
@@ -148,8 +147,8 @@ def _experts(adapter: AdapterFiles, known: list[Plan], keys: Keys) -> Iterator[L
 def _tied(known: list[Plan], base: BaseWeights | None) -> Iterator[LintFinding]:
     if base is None or not _is_tied(base):
         return
-    inputs = [p for p in known if _leaf(p.module) in _EMBEDDINGS and p.kind != "saved"]
-    heads = [p for p in known if _leaf(p.module) in _HEADS and p.kind != "saved"]
+    inputs = [p for p in known if _leaf(p.module) in EMBEDDINGS and p.kind != "saved"]
+    heads = [p for p in known if _leaf(p.module) in HEADS and p.kind != "saved"]
     if inputs and heads:
         yield finding("two-tied-deltas", heads[0].module, f"{shown(inputs[0].module)} and {shown(heads[0].module)} "
                       "share one weight and have a change each: merging adds both to it")  # fmt: skip
@@ -164,7 +163,7 @@ def _is_tied(base: BaseWeights) -> bool:
     stated = base.files.config.get("tie_word_embeddings")
     if isinstance(stated, bool):
         return stated
-    return not any(_leaf(name.rpartition(".")[0]) in _HEADS for name in base.files.tensors)
+    return not any(_leaf(name.rpartition(".")[0]) in HEADS for name in base.files.tensors)
 
 
 def lint_values(adapter: AdapterFiles, keys: Keys, read: Read) -> Iterator[LintFinding]:

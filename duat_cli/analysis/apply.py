@@ -102,19 +102,19 @@ def apply_terms(
     plans = _plans(structure, terms, notes)
     faults: list[str] = []
     for plan in plans:
-        part = Path(tempfile.mkdtemp(dir=directory.absolute().parent, prefix=".duat-"))
+        part = _part_folder(directory)
         try:
             dtype = _written(model, structure, sites, plan, part, files)
             error = _distance(part, model, expected)
             if not error <= tolerance_for(model.dtype):
                 raise UnsupportedModelError(f"it then gives another output than the ablation (relative {error:.1e})")
-            part.chmod(0o777 & ~_umask())
+            _open_to_all(part)
             os.replace(part, directory)
         except (DuatError, UnsupportedModelError) as fault:
             faults.append(_failed(plan, fault))
             continue
         except OSError as fault:
-            raise InputError(f"--apply '{clean(str(directory))}': cannot write: {fault.strerror or fault}") from fault
+            raise _unwritable(directory, fault) from fault
         finally:
             shutil.rmtree(part, ignore_errors=True)
         return Applied(
@@ -204,7 +204,9 @@ def _written(
         state, dtype = _state(model, files)
         try:
             model.save_pretrained(part, **({} if state is None else {"state_dict": state}))
-        except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, NotImplementedError) as fault:
+        except OSError:
+            raise
+        except Exception as fault:  # whatever foreign code makes of a model that it was not written for
             raise UnsupportedModelError(f"transformers cannot save it: {one_line(str(fault), 200)}") from fault
     _state_dtype(part / "config.json", dtype)
     for pattern in (*TOKENIZER_FILES, *BESIDE_TOKENIZER):
@@ -227,13 +229,18 @@ def _edited(
         yield
 
 
-def _state(model: Any, files: CheckpointFiles) -> tuple[dict[str, Tensor] | None, torch.dtype]:
-    """The weights in the dtype of most of the checkpoint's bytes, where that loses nothing; None: as they are."""
+def stored_dtype(files: CheckpointFiles, otherwise: torch.dtype) -> torch.dtype:
+    """The floating-point dtype of most of the checkpoint's bytes."""
     bytes_of: Counter[torch.dtype] = Counter()
     for entry in files.tensors.values():
         if STORED[entry.dtype].is_floating_point:
             bytes_of[STORED[entry.dtype]] += entry.bytes
-    dtype = bytes_of.most_common(1)[0][0] if bytes_of else model.dtype
+    return bytes_of.most_common(1)[0][0] if bytes_of else otherwise
+
+
+def _state(model: Any, files: CheckpointFiles) -> tuple[dict[str, Tensor] | None, torch.dtype]:
+    """The weights in the dtype that the checkpoint has, where that loses nothing; None: as they are."""
+    dtype = stored_dtype(files, model.dtype)
     if dtype == model.dtype:
         return None, dtype
     state = {}
@@ -281,6 +288,26 @@ def _distance(part: Path, model: Any, expected: Tensor) -> float:
     """How far the written checkpoint, read back, is from what was meant."""
     again = load(str(part), dtype=str(model.dtype).removeprefix("torch."), device=str(model.device))
     return relative_error(_output(again.model), expected)
+
+
+def _part_folder(directory: Path) -> Path:
+    """A folder beside the final one: a rename is atomic only within a file system."""
+    try:
+        return Path(tempfile.mkdtemp(dir=directory.absolute().parent, prefix=".duat-"))
+    except OSError as fault:
+        raise _unwritable(directory, fault) from fault
+
+
+def _unwritable(directory: Path, fault: OSError) -> InputError:
+    return InputError(f"--apply '{clean(str(directory))}': cannot write: {fault.strerror or fault}")
+
+
+def _open_to_all(folder: Path) -> None:
+    """Permissions as a plain write gives them; temporary files are their owner's alone."""
+    mask = _umask()
+    folder.chmod(0o777 & ~mask)
+    for file in folder.rglob("*"):
+        file.chmod((0o777 if file.is_dir() else 0o666) & ~mask)
 
 
 def _umask() -> int:

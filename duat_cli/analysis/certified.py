@@ -11,37 +11,29 @@ max|g| / sqrt(eps), a thousand and more each: nothing true that could be said th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from duat_cli.analysis.layers import Layers
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_error, tolerance_for, wide
 from duat_cli.models.arrival import Arrival, BlockArrivals, block_arrivals
-from duat_cli.models.attention import AttentionCall
-from duat_cli.models.feedforward import FeedForward, find_feedforward
-from duat_cli.models.heads import ValuePath, norm_before, require_averages, value_path
-from duat_cli.models.parts import BlockParts
+from duat_cli.models.experts import Experts
+from duat_cli.models.feedforward import FeedForward
+from duat_cli.models.heads import ValuePath, norm_before, require_averages
+from duat_cli.models.inner import Inner, inner_of, or_reason
 from duat_cli.models.reach import ball_of
 from duat_cli.models.rig import BlockRun, hidden_of
-from duat_cli.models.sites import BlockSites, Kind, Site
+from duat_cli.models.sites import BlockSites, Kind, Site, find_sites
 from duat_cli.models.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
-from duat_cli.models.tracing import Event, Trace, trace
-from duat_cli.operators.bounds import Ball, gated_maximum, head_maximum, plain_maximum, spectral_limit, sum_maximum
+from duat_cli.models.tracing import Trace, trace
+from duat_cli.operators.bounds import Ball, head_maximum, spectral_limit
 
-T = TypeVar("T")
-
-CHUNK = 1024  # neurons in float64 at once
-
-AT_THE_OUTPUT = (
-    "dot-product attention has no global Lipschitz constant, and a norm's is max|g| / sqrt(eps): "
-    "a bound carried to the output would exceed what any change could do"
-)
-ROUTED = "no limit of a routing weight is proved"
+SHARED = "it adds something to its routed experts that is not bounded here"
 REST = "what is left of the branch is rescaled by the norm behind it, so a term may matter more than its size"
 
 
@@ -67,6 +59,7 @@ class UnitBounds:
     """The layer that reads the neurons, where the unit's form is proved."""
     neurons: Terms
     whole: Terms
+    experts: Terms
 
 
 @dataclass(frozen=True)
@@ -96,13 +89,13 @@ class BlockBounds:
     def _at(self, site: Site) -> Terms:
         if site.kind in ("head", "attention"):
             return self.heads if site.kind == "head" else self.attention
-        if site.kind == "expert":
-            return _none(ROUTED)
         for unit in self.units:
+            if site.kind == "expert" and site.module in set(unit.module.modules()):
+                return unit.experts
             if site.module in (unit.module, unit.down):
                 return unit.neurons if site.kind == "neuron" else unit.whole
-        unit_reason = next((u.neurons.reason for u in self.units if u.neurons.stream is None), None)
-        return _none(unit_reason or "its form is not proved")
+        reason = next((u.neurons.reason for u in self.units if u.neurons.stream is None), None)
+        return _none(reason or "its form is not proved")
 
 
 def _spelt(terms: Terms, count: int) -> list[Bound]:
@@ -118,9 +111,9 @@ def certified_bounds(structure: ModelStructure) -> list[BlockBounds]:
     def forward() -> Any:
         return run_stack(structure.stack, ids)
 
-    written = trace(structure.stack, forward)
+    written, sites = trace(structure.stack, forward), find_sites(structure)
     with torch.no_grad():
-        inner = [_inner(structure, written, number) for number in range(len(structure.calls))]
+        inner = [inner_of(structure, sites, written, number) for number in range(len(structure.calls))]
         found: list[BlockArrivals] = []
 
         def listen(run: BlockRun) -> None:
@@ -132,63 +125,6 @@ def certified_bounds(structure: ModelStructure) -> list[BlockBounds]:
             rig.run(forward, listen)
         norms = _Norms(written, structure.hidden_size)
         return [_Block(norms, known, arrivals).bounds() for known, arrivals in zip(inner, found, strict=True)]
-
-
-@dataclass(frozen=True)
-class _Inner:
-    """What a block call consists of; a reason in place of what could not be proved."""
-
-    event: Event
-    parts: BlockParts
-    attention: AttentionCall | None
-    path: ValuePath | str
-    units: tuple[tuple[nn.Module, FeedForward | str], ...]  # in call order
-
-    def columns_outside(self, place: int) -> Tensor | None:
-        """The layer behind a unit, where it stands outside of it."""
-        module, form = self.units[place]
-        outside = isinstance(form, FeedForward) and form.down not in set(module.modules())
-        return form.columns() if outside and isinstance(form, FeedForward) else None
-
-
-def _inner(structure: ModelStructure, written: Trace, number: int) -> _Inner:
-    parts = structure.block(number).parts
-    calls = structure.calls
-    turn, turns = sum(m is parts.module for m in calls[:number]), sum(m is parts.module for m in calls)
-    attention = [c for c in written.attention if c.module in parts.attention]
-    each = len(attention) // turns
-    path: ValuePath | str = f"it calls attention {each} times; heads are defined for one call"
-    if each == 1:
-        path = _or_reason(lambda: value_path(parts, written, attention[turn]))
-    units = []
-    for event in _unit_events(parts, written, turn, turns):
-        occurrence = next(k for k, e in enumerate(written.calls(event.module)) if e is event)
-        units.append((event.module, _or_reason(lambda e=event, k=occurrence: _form(parts, written, e.module, k))))  # type: ignore[misc]
-    event = written.calls(parts.module)[turn]
-    return _Inner(event, parts, attention[turn] if each == 1 else None, path, tuple(units))
-
-
-def _unit_events(parts: BlockParts, written: Trace, turn: int, turns: int) -> list[Event]:
-    """The unit calls of one block call, in the order in which they ended."""
-    found: list[Event] = []
-    for unit in parts.units:
-        events = written.calls(unit)
-        each = len(events) // turns
-        found += events[turn * each : (turn + 1) * each]
-    return sorted(found, key=written.events.index)
-
-
-def _form(parts: BlockParts, written: Trace, unit: nn.Module, occurrence: int) -> FeedForward:
-    if unit in parts.mixing:
-        raise UnsupportedModelError(f"{type(unit).__name__} mixes tokens without softmax attention")
-    return find_feedforward(unit, written, parts.module, occurrence)
-
-
-def _or_reason(work: Callable[[], T]) -> T | str:
-    try:
-        return work()
-    except UnsupportedModelError as reason:
-        return str(reason)
 
 
 @dataclass(frozen=True)
@@ -215,13 +151,13 @@ class _Block:
     """One block call on the way to its bounds."""
 
     norms: _Norms
-    inner: _Inner
+    inner: Inner
     arrivals: BlockArrivals
 
     def bounds(self) -> BlockBounds:
         heads, attention = _both(self._heads)
         units = tuple(self._unit(place) for place in range(len(self.inner.units)))
-        block = _or_reason(lambda: self._whole(attention, units))
+        block = or_reason(lambda: self._whole(attention, units))
         return BlockBounds(heads, attention, units, _none(block) if isinstance(block, str) else block)
 
     # -- attention ---------------------------------------------------------------------------------------------
@@ -231,7 +167,7 @@ class _Block:
         if isinstance(path, str) or self.inner.attention is None:
             raise UnsupportedModelError(str(path))
         arrival = _proved(self.arrivals.attention)
-        factor, whole = abs(arrival.factor), self._through_norm(arrival)
+        factor, whole = arrival.factor, self._through_norm(arrival)
         try:
             require_averages(self.inner.attention)
             ball = self.norms.feeding(path.source)
@@ -253,8 +189,12 @@ class _Block:
 
     def _unit(self, place: int) -> UnitBounds:
         module, form = self.inner.units[place]
+        if isinstance(form, Experts):
+            experts, whole = _both(lambda: self._experts(_proved(self.arrivals.units[place]), form))
+            return UnitBounds(module, None, _none("its neurons belong to routed experts"), whole, experts)
         neurons, whole = _both(lambda: self._neurons(_proved(self.arrivals.units[place]), form))
-        return UnitBounds(module, None if isinstance(form, str) else form.down, neurons, whole)
+        down, reason = (None, form) if isinstance(form, str) else (form.down, "it routes to no experts")
+        return UnitBounds(module, down, neurons, whole, _none(reason))
 
     def _neurons(self, arrival: Arrival, form: FeedForward | str) -> tuple[Terms, Terms]:
         whole = self._through_norm(arrival)
@@ -264,13 +204,34 @@ class _Block:
             ball = self.norms.feeding(form.source)
         except UnsupportedModelError as fault:
             return self._capped(arrival, form.neurons, None, str(fault)), whole or _none(str(fault))
-        sizes, columns = neuron_sizes(form, ball), form.columns().double()
+        layers, columns = Layers.of(form), form.columns().double()
+        sizes = layers.neuron_sizes(ball)
         neurons = sizes * torch.linalg.vector_norm(columns, dim=-1)
         if whole is not None:
             return self._capped(arrival, form.neurons, neurons, REST), whole
-        bias = 0.0 if form.bias is None else float(form.bias.double().norm())
-        total = min(sum_maximum(sizes, columns), together_maximum(form, ball) * spectral_limit(columns)) + bias
-        return Terms(neurons * abs(arrival.factor)), _one(total * abs(arrival.factor))
+        total = layers.largest(ball, sizes, columns, form.bias)
+        return Terms(neurons * arrival.factor), _one(total * arrival.factor)
+
+    def _experts(self, arrival: Arrival, form: Experts) -> tuple[Terms, Terms]:
+        """An expert adds at most the largest routing weight times its largest output; together they are an average."""
+        whole = self._through_norm(arrival)
+        try:
+            ball = self.norms.feeding(form.source)
+        except UnsupportedModelError as fault:
+            return self._capped(arrival, form.count, None, str(fault)), whole or _none(str(fault))
+        sizes = []
+        for expert in range(form.count):
+            layers = Layers.of_expert(form, expert)
+            bias = None if form.bias is None else form.bias[expert]
+            sizes.append(layers.largest(ball, layers.neuron_sizes(ball), form.columns[expert].double(), bias))
+        experts = torch.tensor(sizes, dtype=torch.float64) * form.routing * abs(form.factor)
+        if whole is not None:
+            return self._capped(arrival, form.count, experts, REST), whole
+        experts = experts * arrival.factor
+        if not form.complete:
+            return Terms(experts), _none(SHARED)
+        shared = 0.0 if form.shared is None else Layers.of(form.shared).largest_of(ball, form.shared)
+        return Terms(experts), _one(float(experts.max()) + shared * arrival.factor)
 
     # -- block -------------------------------------------------------------------------------------------------
 
@@ -285,38 +246,39 @@ class _Block:
         missing = next((t.reason for t in branches if t.stream is None), None)
         if missing is not None:
             raise UnsupportedModelError(missing)
-        self._require_own_biases()
-        return _one(sum(float(t.stream.sum()) for t in branches if t.stream is not None))
+        total = sum(float(t.stream.sum()) for t in branches if t.stream is not None)
+        return _one(total + self._beside_branches())
 
-    def _require_own_biases(self) -> None:
-        """What the block adds beside its branches must be its layers' biases, which the branches' bounds hold."""
+    def _beside_branches(self) -> float:
+        """The block adds a constant that should be its layers' biases, which the branches' bounds hold; what is left.
+
+        More than rounding of it means that something else stands beside attention and FFN.
+        """
         constant = wide(self.arrivals.constant)
-        if not bool(constant.any()):
-            return
         known = torch.zeros_like(constant[0])
         if isinstance(self.inner.path, ValuePath) and self.inner.path.output_bias is not None:
             known = known + self.inner.path.output_bias
         for place, (_, form) in enumerate(self.inner.units):
-            if (
-                isinstance(form, FeedForward)
-                and form.bias is not None
-                and self.inner.columns_outside(place) is not None
-            ):
+            outside = isinstance(form, FeedForward) and self.inner.columns_outside(place) is not None
+            if isinstance(form, FeedForward) and form.bias is not None and outside:
                 known = known + form.bias
-        if not relative_error(known.expand_as(constant), constant) <= tolerance_for(self.arrivals.constant.dtype):
+        rest = constant - known if bool(constant.any()) else constant
+        hidden = self.inner.parts.hidden.get(self.inner.event.args, self.inner.event.kwargs)
+        if not relative_error(rest + constant, constant) <= tolerance_for(hidden.dtype):
             raise UnsupportedModelError("it adds something to the stream beside attention and FFN")
+        return float(torch.linalg.vector_norm(rest.double(), dim=-1).max())
 
     # -- norms behind a branch ---------------------------------------------------------------------------------
 
     def _through_norm(self, arrival: Arrival) -> Terms | None:
         """A branch that ends in a norm adds no more than the norm's largest output."""
-        return None if arrival.norm is None else _one(self.norms.ball(arrival.norm).largest() * abs(arrival.factor))
+        return None if arrival.norm is None else _one(self.norms.ball(arrival.norm).largest() * arrival.factor)
 
     def _capped(self, arrival: Arrival, count: int, branch: Tensor | None, reason: str) -> Terms:
         """Terms in front of a branch's norm: at the stream only what any change there could do."""
         if arrival.norm is None:
             return _none(reason)
-        most = self.norms.ball(arrival.norm).largest_difference() * abs(arrival.factor)
+        most = self.norms.ball(arrival.norm).largest_difference() * arrival.factor
         return Terms(torch.full((count,), most, dtype=torch.float64), branch, vacuous=True, reason=reason)
 
 
@@ -327,7 +289,7 @@ def _proved(arrival: Arrival | str) -> Arrival:
 
 
 def _both(work: Callable[[], tuple[Terms, Terms]]) -> tuple[Terms, Terms]:
-    found = _or_reason(work)
+    found = or_reason(work)
     return (_none(found), _none(found)) if isinstance(found, str) else found
 
 
@@ -346,38 +308,3 @@ def _offsets(ball: Ball, path: ValuePath) -> Tensor:
     if path.value_bias is not None:
         offset = offset + path.value_bias.double()
     return offset if ball.bias is None else offset + torch.einsum("kmd,m->kd", value, ball.bias)
-
-
-def neuron_sizes(form: FeedForward, ball: Ball) -> Tensor:
-    """The largest |h_n| over the ball, (n,) float64."""
-    up, up_bias = form.rows(form.up)
-    gate, gate_bias = (None, None) if form.gate is None else form.rows(form.gate)
-    parts = []
-    for start in range(0, form.neurons, CHUNK):
-        here = slice(start, start + CHUNK)
-        b, d = _affine(ball, up[here], None if up_bias is None else up_bias[here])
-        if gate is None:
-            parts.append(plain_maximum(b, d, ball.radius, form.activation))
-        else:
-            a, c = _affine(ball, gate[here], None if gate_bias is None else gate_bias[here])
-            parts.append(gated_maximum(a, b, c, d, ball.radius, form.activation))
-    return torch.cat(parts)
-
-
-def together_maximum(form: FeedForward, ball: Ball) -> float:
-    """The largest |h|, all neurons at once: infinity where no better bound than each neuron's own is known.
-
-    Gated: |h| ≤ max_n |σ(gate_n)| · |up|; plain with |σ(t)| ≤ |t|: |h| ≤ |up|; and |up| ≤ R σ_max(P g W) + |d|.
-    """
-    rows, bias = form.rows(form.up)
-    directions, offsets = _affine(ball, rows, bias)
-    up = ball.radius * spectral_limit(directions) + float(torch.linalg.vector_norm(offsets))
-    if form.gate is None:
-        return up if form.activation.below_identity else math.inf
-    gate, gate_bias = form.rows(form.gate)
-    return up * float(plain_maximum(*_affine(ball, gate, gate_bias), ball.radius, form.activation).max())
-
-
-def _affine(ball: Ball, weights: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    weights = weights.double()
-    return ball.directions(weights), ball.offsets(weights, None if bias is None else bias.double())

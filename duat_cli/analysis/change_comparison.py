@@ -8,6 +8,7 @@ import torch
 
 from duat_cli.analysis.adapter_change import Change
 from duat_cli.analysis.weight_change import leading_of, numbers_of
+from duat_cli.errors import CheckpointError
 from duat_cli.operators.lowrank import LowRank, Piece, inner, overlap
 from duat_cli.results.lora import Comparison, ModuleComparison
 
@@ -25,6 +26,8 @@ def compare(other: str, first: Changes, second: Changes) -> Comparison:
     for parameter in dict.fromkeys([*first, *second]):
         a = _real(first[parameter]() if parameter in first else None)
         b = _real(second[parameter]() if parameter in second else None)
+        if a is not None and b is not None and [p.shape for p in a.pieces] != [q.shape for q in b.pieces]:
+            raise CheckpointError(f"{parameter}: the adapters change it in other shapes: they have no common base")
         if a is None or b is None:
             only_first += [parameter] if a is not None else []
             only_second += [parameter] if b is not None else []

@@ -8,20 +8,23 @@ from duat_cli.results.lora import Comparison, LoraSummary, ModuleChange
 
 
 def summarise(
-    modules: Sequence[ModuleChange], energy: float, base_energy: float | None, comparison: Comparison | None
+    modules: Sequence[ModuleChange], energy: float | None, base_energy: float | None, comparison: Comparison | None
 ) -> LoraSummary:
-    """energy: Σ‖Δ‖² of all changes; base_energy: Σ‖W‖² of what changes, None where it is not known."""
-    relative = (energy / base_energy) ** 0.5 if base_energy else None
-    why = "nothing changes" if not modules else "the base's values were not read, or some are not defined"
+    """energy: Σ‖Δ‖² of all changes, None where one is not known; base_energy: Σ‖W‖² of what changes, the same."""
+    known = energy is not None and bool(modules)
+    relative = (energy / base_energy) ** 0.5 if energy is not None and base_energy else None
+    reasons: dict[str, str] = {}
+    if not known:
+        reasons["frobenius_norm"] = "a change is not known" if energy is None else "nothing changes"
+    if relative is None:
+        unread = "the base's values are not all known, finite and nonzero"
+        reasons["relative_frobenius"] = reasons.get("frobenius_norm", unread)
     return LoraSummary(
         changed=len(modules),
-        frobenius_norm=energy**0.5 if modules else None,
+        frobenius_norm=energy**0.5 if energy is not None and modules else None,
         relative_frobenius=relative,
         notable=[*_largest(modules), *_intruders(modules), *_rounded(modules), *_alike(comparison)][:4],
-        reasons={
-            **({} if modules else {"frobenius_norm": why}),
-            **({} if relative is not None else {"relative_frobenius": why}),
-        },
+        reasons=reasons,
     )
 
 
@@ -45,7 +48,8 @@ def _rounded(modules: Sequence[ModuleChange]) -> list[str]:
     """Where rounding to the stored dtype, not training, makes the rank."""
     fake = [
         m for m in modules
-        if m.rounding is not None and m.entropy_rank is not None and m.rounding.rank_above_floor < 0.5 * m.entropy_rank
+        if m.rounding is not None and m.entropy_rank is not None and m.rounding.rank_above_floor is not None
+        and m.rounding.rank_above_floor < 0.5 * m.entropy_rank
     ]  # fmt: skip
     if not fake:
         return []

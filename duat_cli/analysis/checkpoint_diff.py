@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from duat_cli import __version__
-from duat_cli.analysis.adapter_change import Change
+from duat_cli.analysis.adapter_change import Change, matrices
 from duat_cli.analysis.change_notable import summarise
-from duat_cli.analysis.lora_diff import NOT_READ, Collected, Progress, stored_dtype
+from duat_cli.analysis.lora_diff import NOT_READ, Collected, Progress
 from duat_cli.analysis.weight_change import Directions, rounding
 from duat_cli.errors import CheckpointError
-from duat_cli.loading.adapter_plan import Plan
 from duat_cli.loading.base_weights import BaseWeights, Place
+from duat_cli.loading.plan import Plan
 from duat_cli.loading.wording import counted, listed, shown
 from duat_cli.operators.lowrank import nonfinite
 from duat_cli.results.base import Run
@@ -42,7 +42,7 @@ def checkpoint_report(
         base=base.source.name,
         tuned=tuned.source.name,
         method="full",
-        dtype=stored_dtype(base),
+        dtype=base.dtype(),
         modules=collected.modules,
         unchanged=collected.unchanged,
         added=added,
@@ -67,17 +67,12 @@ def _pairs(base: BaseWeights, tuned: BaseWeights) -> dict[str, tuple[Place, Plac
             f"{shown(base.source.name)} is not its base model"
         )
     for name, (old, new) in pairs.items():
-        if not _comparable(old.shape, new.shape):
+        if old.shape != new.shape and not (base.is_vocabulary(old) and old.shape[1:] == new.shape[1:]):
             raise CheckpointError(
                 f"{shown(tuned.source.name)}: {shown(name)}: shape mismatch, {list(new.shape)} against the base's "
                 f"{list(old.shape)}: it is not of this base model"
             )
     return pairs
-
-
-def _comparable(old: tuple[int, ...], new: tuple[int, ...]) -> bool:
-    """Of one shape, or with another number of rows, as a resized vocabulary has."""
-    return old == new or (len(old) == len(new) and 1 <= len(old) <= 2 and old[1:] == new[1:])
 
 
 def _compare(base: BaseWeights, tuned: BaseWeights, name: str, old: Place, new: Place, into: Collected) -> None:
@@ -97,17 +92,11 @@ def _compare(base: BaseWeights, tuned: BaseWeights, name: str, old: Place, new: 
     rows = min(before.shape[0], after.shape[0]) if before.ndim else 0
     first, second = (before[:rows], after[:rows]) if before.ndim else (before[None], after[None])
     difference = torch.where(second == first.to(second.dtype), 0.0, second.double() - first.double())
-    change = Change(plan, _pieces(difference), added_rows=max(0, len(after) - rows) if after.ndim else 0)
+    change = Change(plan, matrices(difference), added_rows=max(0, len(after) - rows) if after.ndim else 0)
     numbers = into.add(change, first, NOT_READ)
-    if numbers is not None and numbers.values is not None and second.ndim == 2:
+    if numbers is not None and second.ndim == 2:
         entry = into.modules.pop()
-        into.modules.append(entry.model_copy(update={"rounding": rounding(first, second, numbers.values)}))
-
-
-def _pieces(difference: Tensor) -> tuple[Tensor, ...]:
-    if difference.ndim == 3:  # a stack of experts
-        return tuple(difference)
-    return (difference.flatten(1) if difference.ndim > 3 else difference,)
+        into.modules.append(entry.model_copy(update={"rounding": rounding(second, numbers)}))
 
 
 def _plan(base: BaseWeights, name: str, place: Place, before: Tensor) -> Plan:

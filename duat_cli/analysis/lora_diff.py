@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -18,8 +17,9 @@ from duat_cli.analysis.change_notable import summarise
 from duat_cli.analysis.weight_change import Directions, Numbers, module_change, numbers_of
 from duat_cli.loading.adapter import AdapterFiles
 from duat_cli.loading.adapter_keys import Keys, read_keys
-from duat_cli.loading.adapter_plan import AdapterFault, Plan, plans
+from duat_cli.loading.adapter_plan import plans
 from duat_cli.loading.base_weights import BaseWeights
+from duat_cli.loading.plan import AdapterFault, Plan
 from duat_cli.results.base import Run, Skipped
 from duat_cli.results.lora import LintFinding, LoraReport, ModuleChange
 
@@ -43,9 +43,10 @@ class Collected:
     directions: Directions
     modules: list[ModuleChange] = field(default_factory=list)
     unchanged: list[str] = field(default_factory=list)
+    added: list[str] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    energy: float = 0.0  # Σ‖Δ‖²
+    energy: float | None = 0.0  # Σ‖Δ‖²; None where a change is not known
     base_energy: float | None = 0.0  # Σ‖W‖² of what changes; None where a base tensor was not read
 
     def add(self, change: Change, stored: Tensor | None, why_no_base: str) -> Numbers | None:
@@ -53,20 +54,24 @@ class Collected:
         name = change.plan.parameter
         if change.fault and not change.nonfinite:
             self.skipped.append(Skipped(what=name, why=change.fault))
+            self.energy = None
             return None
         if change.is_zero:
             self.unchanged.append(name)
             return None
-        numbers = None if change.fault else numbers_of(change)
+        numbers = None if change.fault else numbers_of(change, large=self.directions.large)
         self.modules.append(module_change(change, numbers, stored, why_no_base, self.directions))
         if numbers is None:
             self.warnings.append(f"{name}: {change.fault}; its numbers are undefined")
+            self.energy = None
             return None
-        self.energy += numbers.frobenius**2
-        if stored is None:
+        if self.energy is not None:
+            self.energy += numbers.frobenius**2
+        relative = self.modules[-1].relative_frobenius
+        if not relative:
             self.base_energy = None
         elif self.base_energy is not None:
-            self.base_energy += float(stored.double().square().sum())
+            self.base_energy += (numbers.frobenius / relative) ** 2
         return numbers
 
 
@@ -142,11 +147,11 @@ def adapter_report(
         base=base.source.name,
         tuned=adapters[0].name,
         method=adapters[0].method,
-        dtype=stored_dtype(base),
+        dtype=base.dtype(),
         modules=first.modules,
         other_modules=collected[1].modules if len(collected) > 1 else None,
         unchanged=first.unchanged,
-        added=[],
+        added=first.added,
         removed=[],
         comparison=comparison,
         summary=summarise(first.modules, first.energy, first.base_energy, comparison),
@@ -172,18 +177,11 @@ def _refuse(one: Opened) -> None:
 
 def _collect(one: Opened, base: BaseWeights, options: LoraOptions, into: Collected, progress: Progress) -> None:
     for number, plan in enumerate(one.plans, 1):
+        if plan.place is None and "saved" in plan.parts:  # a new head, say
+            into.added.append(plan.parameter)
+            continue
         change = change_of(plan, one.read, base if options.read_base else None)
         stored = base.read(plan.place) if options.read_base and plan.place is not None and not change.is_zero else None
         why = NOT_READ if not options.read_base else "the base has no such parameter"
         into.add(change, stored, why)
         progress(number, len(one.plans), f"weights of {one.adapter.name}")
-
-
-def stored_dtype(base: BaseWeights) -> str:
-    """The dtype of most stored bytes."""
-    sizes: Counter[str] = Counter()
-    for entry in base.files.tensors.values():
-        sizes[entry.dtype] += entry.bytes
-    names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
-    most = sizes.most_common(1)[0][0] if sizes else "none"
-    return names.get(most, most)

@@ -18,7 +18,7 @@ from duat_cli.models.structure import ModelStructure, run_stack
 from duat_cli.models.tuned import own_names
 from duat_cli.operators.lowrank import LowRank, Piece, spectrum
 
-NONE_IN_FRONT = "no norm stands directly in front of it"
+NONE_IN_FRONT = "no norm of its block stands directly in front of it"
 LARGE = 1e3  # so far out that a norm's epsilon does not show
 
 
@@ -48,7 +48,7 @@ def places_of(model: Any, structure: ModelStructure, prompt: Prompt, names: list
     in_front = {}
     for name, module in modules.items():
         source = next((n for n in forms if n in made and module in read and same_storage(made[n], read[module])), None)
-        if source is not None and source is not module:
+        if source is not None and source is not module and read[module].shape[-1] == forms[source].gain.numel():
             in_front[name] = (source, forms[source])
     second: list[str] = []
     third: list[str] = []
@@ -76,7 +76,8 @@ def _is_behind(module: nn.Module, parts: BlockParts, made: Mapping[nn.Module, Te
 
 def _see(made: dict[nn.Module, Tensor], read: dict[nn.Module, Tensor]) -> Any:
     def hook(module: nn.Module, args: Any, output: Any) -> None:
-        out = output if isinstance(output, Tensor) else next((o for o in output if isinstance(o, Tensor)), None)
+        several = output if isinstance(output, (tuple, list)) else (output,)
+        out = next((o for o in several if isinstance(o, Tensor)), None)
         if out is not None:
             made[module] = out
         if args and isinstance(args[0], Tensor):

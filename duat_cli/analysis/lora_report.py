@@ -17,9 +17,10 @@ from duat_cli.analysis.session import Session, prompt_facts
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.adapter import AdapterFiles
 from duat_cli.loading.adapter_keys import read_keys
-from duat_cli.loading.adapter_plan import Plan, plans
+from duat_cli.loading.adapter_plan import plans
 from duat_cli.loading.base_weights import BaseWeights
 from duat_cli.loading.load import LoadedModel
+from duat_cli.loading.plan import Plan
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.tuned import Value, own_names, tuned_copy
 from duat_cli.results.base import Run

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from duat_cli import __version__
 from duat_cli.analysis.ablation import Ablator, mean_values
-from duat_cli.analysis.apply import Applied, apply_terms
+from duat_cli.analysis.apply import Applied, apply_terms, stored_dtype
 from duat_cli.analysis.certified import Bound, certified_bounds
 from duat_cli.analysis.criteria import Activations, Scores, block_scores, taylor, weight_scores
 from duat_cli.analysis.damage import Loss, Metric, MetricName, metric_for
@@ -80,7 +80,8 @@ class PruneOutcome:
         if suffix != ".json":
             gone = [term.block for term in terms]
             path = loaded.name if loaded.revision else str(loaded.files.path)
-            return mergekit_slices(facts.blocks, gone, model=path, dtype=loaded.dtype)
+            dtype = str(stored_dtype(loaded.files, loaded.model.dtype)).removeprefix("torch.")
+            return mergekit_slices(facts.blocks, gone, model=path, dtype=dtype)
         chosen = chosen_set(
             loaded.model,
             self.session.structure,

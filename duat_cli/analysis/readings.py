@@ -124,7 +124,7 @@ class Reader:
         ffn = replace(next(s for s in sites.of("ffn") if _holds(s.module, site)), behind=None)  # in front of a norm
         activations = self._activations(run, site)
         weight = matrix_of(site.module, run.input).to(activations)  # (I, M)
-        base = self._through(run, ffn, torch.zeros_like(run.input))
+        base = self._through(run, ffn, run.input.new_zeros(1, run.input.shape[1], weight.shape[1]))
         try:
             tokens, rows = self._transfer(run, ffn, weight, base)
         except UnsupportedModelError as fault:
@@ -163,19 +163,19 @@ class Reader:
         def put(_: Site, tensor: Tensor, __: Tensor | None) -> Tensor:
             return value.reshape(tensor.shape).to(tensor).clone()  # blocks may write to it
 
-        silent = torch.zeros_like(run.attention[0].output) if run.attention else None
+        # Attention is not silenced: what such a layer puts out in front of it goes on through its values.
         with watching([ffn], put):
-            output = run.replay(torch.zeros_like(run.input), zero_given(run, 1), attention=silent).output
+            output = run.replay(torch.zeros_like(run.input), zero_given(run, 1)).output
         assert output is not None
         return output
 
     def _transfer(self, run: BlockRun, ffn: Site, weight: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
         """How the FFN's output reaches the block's: a scale a token t, (N,), and |w_k D| for every row, (I,)."""
-        _, count, width = run.input.shape
+        count, width = run.input.shape[1], weight.shape[1]
         generator = torch.Generator().manual_seed(SEED)
         vector = torch.randn(width, generator=generator).to(run.input)
         moved = wide(self._through(run, ffn, vector.expand(1, count, width)) - base)[0]  # (N, M): t_i (v D)
-        if relative_error(moved, wide(vector).expand_as(moved)) <= 1e-6:
+        if moved.shape[-1] == width and relative_error(moved, wide(vector).expand_as(moved)) <= 1e-6:
             return torch.ones(count, device=moved.device), weight.norm(dim=1)
         reference = moved[int(moved.norm(dim=1).argmax())]
         scale = (moved @ reference) / reference.square().sum()
@@ -183,7 +183,7 @@ class Reader:
             raise UnsupportedModelError("what follows the FFN is not the same for every token but for a scale")
         rows = []
         for piece in weight.split(count):
-            probe = torch.zeros_like(run.input)
+            probe = run.input.new_zeros(1, count, width)
             probe[0, : len(piece)] = piece.to(probe)
             out = wide(self._through(run, ffn, probe) - base)[0, : len(piece)]
             rows.append((out / scale[: len(piece), None]).norm(dim=1))

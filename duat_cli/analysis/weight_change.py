@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,10 +11,10 @@ import torch
 from torch import Tensor
 
 from duat_cli.analysis.adapter_change import Change
-from duat_cli.loading.adapter_plan import Plan
+from duat_cli.loading.plan import Plan
 from duat_cli.models.cache import TensorCache
 from duat_cli.operators.leading import leading
-from duat_cli.operators.lowrank import EXACT_SIDE, LowRank, Piece, Triplets, singular, spectrum
+from duat_cli.operators.lowrank import EXACT_SIDE, LowRank, Piece, Triplets, energy, singular, spectrum
 from duat_cli.operators.ranks import Ranks, ranks, rounding_floor
 from duat_cli.results.lora import Alignment, Intruders, ModuleChange, Rounding
 
@@ -23,6 +24,8 @@ EPSILON = 0.5
 _SPECTRAL = (
     "spectral_norm", "numerical_rank", "stable_rank", "entropy_rank", "energy_rank_90", "singular_values",
 )  # fmt: skip
+_WHOLE = ("numerical_rank", "entropy_rank", "energy_rank_90")  # need all singular values
+LARGE = f"more than {EXACT_SIDE} wide: computed with --directions"
 VECTOR = "a vector has no spectrum"
 ZERO = "the change is zero"
 NO_NORM = "the norm in front is found with prompts"
@@ -33,20 +36,39 @@ class Numbers:
     """Of one change, before it is put into the report."""
 
     frobenius: float
-    values: Tensor | None  # all singular values, descending; None for a vector
-    ranks: Ranks | None
+    values: Tensor | None  # singular values, descending: all, or the leading ones; None for a vector
+    ranks: Ranks | None  # None unless all singular values are known and one is not zero
+    partial: bool = False  # whether only leading singular values are known
 
 
-def numbers_of(change: Change) -> Numbers:
-    """Norm and spectrum of the pieces, of a stack as one block-diagonal matrix."""
+def numbers_of(change: Change, *, large: bool = True) -> Numbers:
+    """Norm and spectrum of the pieces, of a stack as one block-diagonal matrix.
+
+    large: whether to find all singular values of a large dense difference, which takes minutes; else the leading.
+    """
     first = change.pieces[0]
     if isinstance(first, Tensor) and first.ndim < 2:
         return Numbers(float(first.norm()), None, None)
-    values = torch.cat([spectrum(piece) for piece in change.pieces]).sort(descending=True).values
     dense = [piece for piece in change.pieces if isinstance(piece, Tensor)]
-    norm = float(torch.stack([piece.norm() for piece in dense]).norm()) if dense else float(values.norm())
+    norm = float(torch.stack([piece.norm() for piece in dense]).norm()) if dense else 0.0
+    if not large and any(min(piece.shape) > EXACT_SIDE for piece in dense):
+        found = [_leading_values(piece) for piece in dense]
+        tops = [values for values in found if values is not None]
+        known = torch.cat(tops).sort(descending=True).values[:SHOWN] if len(tops) == len(found) else None
+        return Numbers(norm, known, None, partial=True)
+    values = torch.cat([spectrum(piece) for piece in change.pieces]).sort(descending=True).values
     eps = torch.finfo(torch.float64 if isinstance(first, LowRank) else torch.float32).eps
-    return Numbers(norm, values, ranks(values, tuple(first.shape), float(eps)))
+    return Numbers(norm or float(values.norm()), values, ranks(values, tuple(first.shape), float(eps)))
+
+
+def _leading_values(piece: Tensor) -> Tensor | None:
+    """The leading singular values; fewer than asked for only where those are all there is, by their energy."""
+    dense = piece.float()
+    columns = piece.shape[1]
+    found = leading(lambda x: dense @ x, lambda y: dense.mT @ y, dense[0], columns, SHOWN, fewer=True)
+    if found is None or (len(found.values) < SHOWN and float(found.values.norm()) < 0.9999 * float(piece.norm())):
+        return None
+    return found.values
 
 
 @dataclass(frozen=True)
@@ -75,16 +97,24 @@ def module_change(
     elif base is None:
         reasons |= dict.fromkeys(("relative_frobenius", "alignment", "intruders"), why_no_base)
     else:
-        size = float(base.double().norm())
-        relative = numbers.frobenius / size if size else None
-        if not size:
-            reasons["relative_frobenius"] = "the base parameter is zero"
+        size = energy(base) ** 0.5
+        relative = numbers.frobenius / size if size and math.isfinite(size) else None
+        if relative is None:
+            reasons["relative_frobenius"] = (
+                "the base parameter holds NaN or Inf" if size else "the base parameter is zero"
+            )
         alignment, intruders, absent = _to_base(change, numbers, base, directions)
         reasons |= absent
-    values, known = (numbers.values, numbers.ranks) if numbers is not None else (None, None)
-    if numbers is not None and (values is None or known is None):
-        reasons |= dict.fromkeys(_SPECTRAL, VECTOR if values is None else ZERO)
-        values = None
+    values, known, stable = None, None, None
+    if numbers is not None:
+        values, known = numbers.values, numbers.ranks
+        stable = known.stable if known else None
+        if numbers.partial:
+            reasons |= dict.fromkeys(_WHOLE if values is not None else _SPECTRAL, LARGE)
+            stable = None if values is None else numbers.frobenius**2 / float(values[0]) ** 2
+        elif known is None:
+            reasons |= dict.fromkeys(_SPECTRAL, VECTOR if values is None else ZERO)
+            values = None
     if plan.rank is None:
         reasons["rank"] = "the method states none"
     if plan.scaling is None:
@@ -100,10 +130,10 @@ def module_change(
         frobenius_norm=numbers.frobenius if numbers is not None else None,
         relative_frobenius=relative,
         spectral_norm=float(values[0]) if values is not None else None,
-        numerical_rank=known.numerical if known and values is not None else None,
-        stable_rank=known.stable if known and values is not None else None,
-        entropy_rank=known.entropy if known and values is not None else None,
-        energy_rank_90=known.energy_90 if known and values is not None else None,
+        numerical_rank=known.numerical if known else None,
+        stable_rank=stable,
+        entropy_rank=known.entropy if known else None,
+        energy_rank_90=known.energy_90 if known else None,
         singular_values=values[:SHOWN].tolist() if values is not None else None,
         alignment=alignment,
         intruders=intruders,
@@ -117,15 +147,21 @@ def _own_shape(change: Change) -> tuple[int, ...]:
     if not change.pieces:
         return ()
     shape = tuple(change.pieces[0].shape)
-    return (len(change.pieces), *shape) if change.plan.experts > 1 else shape
+    return (len(change.pieces), *shape) if len(change.pieces) > 1 else shape
 
 
-def rounding(base: Tensor, tuned: Tensor, values: Tensor) -> Rounding:
+def rounding(tuned: Tensor, numbers: Numbers) -> Rounding | None:
     """tuned: as it is stored."""
-    eps = float(torch.finfo(tuned.dtype).eps)
-    floor = rounding_floor(tuned.float(), eps)
+    if numbers.values is None:
+        return None
+    floor = rounding_floor(tuned.float(), float(torch.finfo(tuned.dtype).eps))
+    above = int((numbers.values > floor).sum())
+    open_ended = numbers.partial and above == SHOWN
     return Rounding(
-        dtype=str(tuned.dtype).removeprefix("torch."), floor=floor, rank_above_floor=int((values > floor).sum())
+        dtype=str(tuned.dtype).removeprefix("torch."),
+        floor=floor,
+        rank_above_floor=None if open_ended else above,
+        reasons={"rank_above_floor": f"{above} at least; {LARGE}"} if open_ended else {},
     )
 
 
@@ -137,18 +173,18 @@ def _to_base(
 ) -> tuple[Alignment | None, Intruders | None, dict[str, str]]:
     piece = change.pieces[0]
     why = None
-    if numbers.values is None:
+    if numbers.values is None and not numbers.partial:
         why = VECTOR
+    elif min(base.shape) > EXACT_SIDE and not directions.large:
+        why = LARGE
     elif numbers.ranks is None:
         why = ZERO
-    elif change.plan.experts > 1:
+    elif len(change.pieces) > 1:
         why = "a stack of experts has no single base matrix"
     elif change.added_rows or tuple(base.shape) != tuple(piece.shape):
         why = "the base has another shape"
     elif not bool(base.isfinite().all()):
         why = "the base parameter holds values that are not finite"
-    elif min(base.shape) > EXACT_SIDE and not directions.large:
-        why = f"more than {EXACT_SIDE} wide: computed with --directions"
     if why is not None:
         return None, None, {"alignment": why, "intruders": why}
     assert numbers.ranks is not None
@@ -254,5 +290,6 @@ def leading_of(piece: Piece, count: int) -> Triplets | None:
         u, s, vh = torch.linalg.svd(piece, full_matrices=False)
         whole = Triplets(u, s, vh.mT)
     else:
-        return leading(lambda x: piece @ x, lambda y: piece.mT @ y, piece[0], piece.shape[1], count)
+        dense = piece.float()
+        return leading(lambda x: dense @ x, lambda y: dense.mT @ y, dense[0], dense.shape[1], count)
     return Triplets(whole.left[:, :count], whole.values[:count], whole.right[:, :count])

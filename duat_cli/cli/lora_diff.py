@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from duat_cli.cli import options
-from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
+from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, CheckpointError, InputError
 
 if TYPE_CHECKING:
     from duat_cli.analysis.lora_report import Asked
@@ -85,7 +86,8 @@ LargeDirections = Annotated[
         "--directions",
         metavar="",
         rich_help_panel=options.PANEL_COMPUTE,
-        help="Intruders and alignment also for matrices over 1024 wide, by Lanczos: seconds each.",
+        help="Also what takes long for matrices over 1024 wide: intruders and alignment (seconds each), and all "
+        "singular values of dense differences (a minute each).",
     ),
 ]
 NoCache = Annotated[
@@ -203,10 +205,10 @@ class _Question:
 
         directions = Directions(self.large, self.cache)
         options = LoraOptions(read_base=not self.no_base, lint_only=self.lint, directions=directions)
-        report = adapter_report(_weights(found), adapters, options, progress, run)
-        if self.texts is None:
-            return report
         asked = self._asked(talk, progress)
+        report = adapter_report(_weights(found), adapters, options, progress, run)
+        if asked is None:
+            return report
         from duat_cli.analysis.lora_report import adapter_on_prompts
 
         return adapter_on_prompts(report, _weights(found), adapters[0], asked, progress, run)
@@ -225,10 +227,10 @@ class _Question:
 
         tuned = BaseWeights(Source(path, self.tuned, None), files)
         directions = Directions(self.large, self.cache)
-        report = checkpoint_report(_weights(found), tuned, directions, progress, run)
-        if self.texts is None:
-            return report
         asked = self._asked(talk, progress)
+        report = checkpoint_report(_weights(found), tuned, directions, progress, run)
+        if asked is None:
+            return report
         progress.doing(f"loading {self.tuned}")
         from duat_cli.analysis.lora_report import checkpoint_on_prompts
         from duat_cli.loading.load import load_files
@@ -236,11 +238,12 @@ class _Question:
         other = load_files(tuned.source, files, dtype=self.wanted.dtype, device=self.wanted.device)
         return checkpoint_on_prompts(report, asked, other, progress, run)
 
-    def _asked(self, talk: Talk, progress: Progress) -> Asked:
-        """The base model, and the prompts as its token ids."""
+    def _asked(self, talk: Talk, progress: Progress) -> Asked | None:
+        """The base model, and the prompts as its token ids, where there are any: what is wrong there comes first."""
+        if self.texts is None:
+            return None
         from duat_cli.cli.session import open_session
 
-        assert self.texts is not None
         loaded, prompts = open_session(self.wanted, self.texts, talk, progress)
         from duat_cli.analysis.lora_report import Asked
         from duat_cli.loading.load import load_tokenizer
@@ -256,9 +259,7 @@ def _weights(found: Found) -> BaseWeights:
     return BaseWeights(found.place, found.files)
 
 
-def _folder(name: str | None):  # type: ignore[no-untyped-def]
-    from pathlib import Path
-
+def _folder(name: str | None) -> Path:
     from duat_cli.loading.source import demo_adapter_path
 
     return demo_adapter_path() if name is None else Path(name).expanduser()
@@ -267,4 +268,7 @@ def _folder(name: str | None):  # type: ignore[no-untyped-def]
 def _adapter(name: str | None) -> AdapterFiles:
     from duat_cli.loading.adapter import open_adapter
 
-    return open_adapter(_folder(name), name or "demo adapter")
+    path = _folder(name)
+    if name is not None and not path.exists():
+        raise CheckpointError(f"{name}: no such folder; adapters and tuned checkpoints are read from local folders")
+    return open_adapter(path, name or "demo adapter")

@@ -15,6 +15,7 @@ import typer
 
 from duat_cli import __version__
 from duat_cli.cli import signals, streams, talk
+from duat_cli.cli.check import check
 from duat_cli.cli.help import Command, Group
 from duat_cli.cli.inspect import inspect
 from duat_cli.cli.lora_diff import lora_diff
@@ -38,13 +39,14 @@ app = typer.Typer(
     rich_markup_mode=None,
     add_completion=False,
     pretty_exceptions_enable=False,
-    epilog="Exit codes: 0 sound, 1 findings (the certificate is not exact), 2 could not tell. "
+    epilog="Exit codes: 0 sound, 1 findings (a check failed, the certificate is not exact), 2 could not tell. "
     "Every command explains its options: duat inspect --help.",
 )
 app.command("inspect", cls=Command, rich_help_panel=PANEL_READ)(inspect)
 app.command("matrix", cls=Command, rich_help_panel=PANEL_READ)(matrix)
 app.command("prune-bound", cls=Command, rich_help_panel=PANEL_READ)(prune_bound)
 app.command("lora-diff", cls=Command, rich_help_panel=PANEL_READ)(lora_diff)
+app.command("check", cls=Command, rich_help_panel=PANEL_TRUST)(check)
 app.command("verify", cls=Command, rich_help_panel=PANEL_TRUST)(verify)
 app.command("support", cls=Command, rich_help_panel=PANEL_TRUST)(support)
 app.command("schema", cls=Command, rich_help_panel=PANEL_DATA)(schema)

@@ -47,11 +47,12 @@ class Presentation:
 
             self.target.write(to_json(report))
         else:
-            self.target.write(render(report, self._page()))
+            self.target.write(render(report, self.page()))
         if self.target.path is not None:
             talk.note(f"wrote {self.target.path}")
 
-    def _page(self) -> Page:
+    def page(self) -> Page:
+        """The sheet to print on."""
         from duat_cli.report.page import Page
 
         width = max(NARROWEST, shutil.get_terminal_size((80, 24)).columns)

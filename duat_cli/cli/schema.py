@@ -10,9 +10,9 @@ from duat_cli.cli import options
 from duat_cli.errors import EXIT_SOUND
 
 Report = Annotated[
-    Literal["inspect", "lora-diff", "matrix", "verify", "support"],
+    Literal["check", "inspect", "lora-diff", "matrix", "support", "verify"],
     typer.Argument(
-        metavar="REPORT", help="inspect, lora-diff, matrix, verify or support: the command whose JSON is described."
+        metavar="REPORT", help="The command it is of: check, inspect, lora-diff, matrix, support or verify."
     ),
 ]
 

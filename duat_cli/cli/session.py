@@ -46,7 +46,7 @@ class ModelOptions:
         """What is known before torch is imported: a typing error should not cost these seconds."""
         if self.model is None:
             talk.note("no MODEL given: using the bundled demo model")
-        elif self.model.startswith((".", "/", "~")) and not Path(self.model).expanduser().exists():
+        elif self.model.startswith((".", "/", "~")) and not _exists(self.model):
             raise CheckpointError(f"{self.model}: no such folder")
         libraries.calm(talk)
 
@@ -85,6 +85,16 @@ class ModelOptions:
         )
 
 
+def _exists(name: str) -> bool:
+    """False as well for a name that no file can have."""
+    try:
+        return Path(name).expanduser().exists()
+    except PermissionError:
+        return True  # reading it will say why
+    except (OSError, RuntimeError, ValueError):
+        return False
+
+
 @dataclass(frozen=True)
 class PromptOptions:
     """Which texts to run, and how much of them."""
@@ -93,13 +103,35 @@ class PromptOptions:
     file: str | None
     max_tokens: int | None
 
+    @property
+    def own(self) -> bool:
+        """Whether they are the user's; otherwise the bundled set."""
+        return bool(self.prompts) or self.file is not None
+
+    def read(self, progress: Progress) -> list[PromptText]:
+        """The texts, before anything is loaded."""
+        progress.doing("reading the prompts")
+        from duat_cli.loading.prompts import read_prompts
+
+        return read_prompts(self.prompts or [], self.file, sys.stdin)
+
 
 def open_session(
     wanted: ModelOptions, texts: PromptOptions, talk: Talk, progress: Progress
 ) -> tuple[LoadedModel, list[Prompt]]:
     """The model, and the prompts as its token ids. Texts, names and headers come first: their errors cost no load."""
-    loaded, prompts, _ = open_with_holdout(wanted, texts, None, talk, progress)
-    return loaded, prompts
+    wanted.announce(talk)
+    read = texts.read(progress)
+    return open_found(wanted, wanted.find(progress), texts, read, progress)
+
+
+def open_found(
+    wanted: ModelOptions, found: Found, texts: PromptOptions, read: list[PromptText], progress: Progress
+) -> tuple[LoadedModel, list[Prompt]]:
+    """The same of a checkpoint that is found and texts that are read."""
+    loaded, tokenizer = _load(wanted, found, progress)
+    prompts, notes = _encoded(tokenizer, loaded, read, texts.max_tokens, bundled=not texts.own)
+    return _noted(loaded, notes), prompts
 
 
 def open_with_holdout(
@@ -107,31 +139,33 @@ def open_with_holdout(
 ) -> tuple[LoadedModel, list[Prompt], list[Prompt]]:
     """As `open_session`, with the prompts held out: of a file, a share of the prompts, or the bundled set (None)."""
     wanted.announce(talk)
-    progress.doing("reading the prompts")
+    read = texts.read(progress)
     from duat_cli.loading.prompts import holdout_prompts, read_prompts, set_apart
 
-    read = read_prompts(texts.prompts or [], texts.file, sys.stdin)
     share = _share(holdout)
-    apart: list[PromptText] = []
+    apart: list[PromptText] = [] if texts.own or holdout is not None else holdout_prompts()
     if share is not None:
         read, apart = set_apart(read, share)
     elif holdout is not None:
         apart = read_prompts([], holdout, sys.stdin)
-    found = wanted.find(progress)
+    loaded, tokenizer = _load(wanted, wanted.find(progress), progress)
+    prompts, notes = _encoded(tokenizer, loaded, read, texts.max_tokens, bundled=not texts.own)
+    bundled = not texts.own and (holdout is None or share is not None)
+    held_out, more = _encoded(tokenizer, loaded, apart, texts.max_tokens, bundled=bundled)
+    return _noted(loaded, [*notes, *more]), prompts, held_out
+
+
+def _load(wanted: ModelOptions, found: Found, progress: Progress) -> tuple[LoadedModel, Any]:
+    """The model and its tokenizer."""
     progress.doing("loading torch and transformers")
     from duat_cli.loading.load import load_tokenizer
 
     loaded = wanted.load(progress, found)
-    tokenizer = load_tokenizer(loaded.files.path, trust_remote_code=wanted.trust_remote_code)
-    own = bool(texts.prompts) or texts.file is not None
-    if holdout is None and not own:
-        apart = holdout_prompts()
-    prompts, notes = _encoded(tokenizer, loaded, read, texts.max_tokens, bundled=not own)
-    held_out, more = _encoded(
-        tokenizer, loaded, apart, texts.max_tokens, bundled=not own and (holdout is None or share is not None)
-    )
-    notes = [*notes, *more]
-    return (replace(loaded, warnings=(*loaded.warnings, *notes)) if notes else loaded), prompts, held_out
+    return loaded, load_tokenizer(loaded.files.path, trust_remote_code=wanted.trust_remote_code)
+
+
+def _noted(loaded: LoadedModel, notes: list[str]) -> LoadedModel:
+    return replace(loaded, warnings=(*loaded.warnings, *notes)) if notes else loaded
 
 
 def _share(holdout: str | None) -> float | None:

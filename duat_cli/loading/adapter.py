@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from duat_cli.loading.files import fail, kind, read_json
+from duat_cli.loading.files import fail, kind, read_json, refuse_foreign_link
 from duat_cli.loading.headers import TensorEntry, read_header
 from duat_cli.loading.wording import shown
 
@@ -60,7 +60,8 @@ def open_adapter(path: Path, name: str) -> AdapterFiles:
     """The adapter of a folder; CheckpointError names file, field and way out. No weight is read."""
     if not path.is_dir():
         fail(path, "no such folder" if not path.exists() else "is a file; expected an adapter folder")
-    config = read_json(path / ADAPTER_CONFIG)
+    refuse_foreign_link(path, ADAPTER_CONFIG)
+    config = read_json(path / ADAPTER_CONFIG, unique=True)
     _check_config(path / ADAPTER_CONFIG, config)
     weights = path / ADAPTER_WEIGHTS
     if not (weights.exists() or weights.is_symlink()):
@@ -68,6 +69,7 @@ def open_adapter(path: Path, name: str) -> AdapterFiles:
             fail(path / _PICKLE, "is a pickle, which can run code and is never opened: save the adapter as "
                                  f"safetensors ({ADAPTER_WEIGHTS}), where you trust the file")  # fmt: skip
         fail(weights, "missing: no such file; expected a folder made by PEFT's save_pretrained")
+    refuse_foreign_link(path, ADAPTER_WEIGHTS)
     return AdapterFiles(path, name, config, read_header(weights, ADAPTER_WEIGHTS))
 
 

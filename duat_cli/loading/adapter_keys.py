@@ -22,7 +22,7 @@ _PARTS = (
     "lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b", "lokr_t2", "trainable_tokens_delta",
 )  # fmt: skip
 _PART = re.compile(rf"^(?P<module>.*?)\.(?P<part>{'|'.join(sorted(_PARTS, key=len, reverse=True))})(?P<rest>\..*)?$")
-_INFIXES = re.compile(r"\.(base_layer|original_module|token_adapter|modules_to_save(\.[^.]+)?)(?=\.|$)")
+_INFIXES = re.compile(r"\.(base_layer|token_adapter|modules_to_save(\.default)?)(?=\.|$)")
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,8 @@ def read_keys(adapter: AdapterFiles) -> Keys:
     saved: dict[str, str] = {}
     dialects: dict[str, None] = {}
     for key in adapter.tensors:
+        if ".original_module." in key:  # a copy of the base beside a saved module
+            continue
         name = key.removeprefix(PREFIX)
         if name == key:
             dialects[f"keys without the prefix '{PREFIX}'"] = None

@@ -8,15 +8,20 @@ then loaded once, in the stored dtype.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from duat_cli.loading.checkpoint import CheckpointFiles
+from duat_cli.loading.checkpoint import CheckpointFiles, config_fields
 from duat_cli.loading.source import Source
 from duat_cli.loading.stored import STORED, readers
+
+EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed_in", "shared")
+HEADS = ("lm_head", "embed_out", "output_projection")
+VOCABULARY = (*EMBEDDINGS, *HEADS)
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,8 @@ class BaseWeights:
         self._stack = contextlib.ExitStack()
         self._opened: dict[str, Any] = {}
         self._state: dict[str, Tensor] | None = None
+        self._skeleton: Any = None
+        self._shapes: dict[str, tuple[int, ...]] = {}
         self._tails: dict[str, list[str]] = {}
         self._votes: dict[str | None, set[bool]] = {}
         for name in files.tensors:
@@ -68,12 +75,11 @@ class BaseWeights:
             return Place(longer, tensor, entry.shape, dtype, False)
         if not load:
             return None
-        state = self._loaded()
-        name = next((n for n in (parameter, *_tail(parameter)) if n in state), None)
+        shapes = self._named()
+        name = next((n for n in (parameter, *_tail(parameter)) if n in shapes), None)
         if name is None:
             return None
-        held = state[name]
-        return Place(parameter, name, tuple(held.shape), str(held.dtype).removeprefix("torch."), True)
+        return Place(parameter, name, shapes[name], self.dtype(), True)
 
     def read(self, place: Place) -> Tensor:
         """The tensor as it is stored, in memory of its own or of the loaded model: not to be written to."""
@@ -96,13 +102,47 @@ class BaseWeights:
         if self._state is None:
             from duat_cli.loading.load import load_files  # transformers, only where it is needed
 
-            model = load_files(self.source, self.files, dtype="auto").model
+            model = load_files(self.source, self.files, dtype=self.dtype()).model
             self._state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
         return self._state
 
+    def _model(self) -> Any:
+        """The model without memory: enough to know what it has."""
+        if self._skeleton is None:
+            from duat_cli.loading.load import skeleton
+
+            self._skeleton = skeleton(self.files)
+        return self._skeleton
+
+    def _named(self) -> dict[str, tuple[int, ...]]:
+        if not self._shapes:
+            self._shapes = {name: tuple(tensor.shape) for name, tensor in self._model().state_dict().items()}
+        return self._shapes
+
+    def dtype(self) -> str:
+        """Of most stored bytes."""
+        sizes: Counter[str] = Counter()
+        for entry in self.files.tensors.values():
+            if STORED[entry.dtype].is_floating_point:
+                sizes[entry.dtype] += entry.bytes
+        most = sizes.most_common(1)
+        return str(STORED[most[0][0]]).removeprefix("torch.") if most else "float32"
+
+    def is_vocabulary(self, place: Place) -> bool:
+        """Whether a parameter has a row a token, whose number a resized vocabulary changes."""
+        leaf = place.parameter.rpartition(".")[0].rpartition(".")[2]
+        sizes = {v for k, v in config_fields(self.files.config) if k.rpartition(".")[2] == "vocab_size"}
+        return bool(place.shape) and (place.shape[0] in sizes or leaf in VOCABULARY)
+
+    def holds_inputs_first(self, module: str) -> bool:
+        """Whether a module of experts says of itself that it stores (experts, in, out)."""
+        modules = dict(self._model().named_modules())
+        found = next((modules[n] for n in (module, *_tail(module)) if n in modules), None)
+        return bool(getattr(found, "is_transposed", False))
+
     def parameters(self) -> list[str]:
         """Names of all parameters, in the order in which the model's classes declare them."""
-        return list(self._loaded())
+        return list(self._named())
 
     def is_transposed(self, parameter: str) -> bool | None:
         """Whether a square weight is stored as (in, out), by its neighbours: layers whose bias tells which side is

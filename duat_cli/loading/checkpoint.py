@@ -7,19 +7,21 @@ named by file and field. No weight is read and no library loaded: a folder takes
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from duat_cli.loading.files import fail, read_json
+from duat_cli.loading.files import fail, read_json, refuse_foreign_link
 from duat_cli.loading.headers import TensorEntry
 from duat_cli.loading.index import merge, weight_files
 from duat_cli.loading.wording import counted, listed, shown
 from duat_cli.text import clean
 
 CONFIG = "config.json"
+_MAX_CONFIG_BYTES = 16 << 20  # public ones have a few kB, with label names up to one MB
 
 # zero of these is no transformer
 _DEPTH = frozenset({"num_hidden_layers", "n_layer", "n_layers", "num_layers"})
@@ -50,6 +52,13 @@ class CheckpointFiles:
 
 def inspect_folder(path: Path) -> CheckpointFiles:
     """The files of a checkpoint, checked; `CheckpointError` names the first fault, and the way out."""
+    try:
+        return _inspect(path)
+    except OSError as error:  # of a folder that may not be searched, or a name that is too long
+        fail(path, f"cannot be read: {error.strerror or error}")
+
+
+def _inspect(path: Path) -> CheckpointFiles:
     _require_folder(path)
     config = _read_config(path)
     check_config(path / CONFIG, config)
@@ -79,13 +88,16 @@ def _read_config(path: Path) -> dict[str, Any]:
         if (path / "adapter_config.json").exists():
             fail(path, "holds an adapter (adapter_config.json) and no config.json: give the base model's folder")
         fail(path / CONFIG, "missing: no such file; expected a folder made by save_pretrained")
-    return read_json(path / CONFIG)
+    refuse_foreign_link(path, CONFIG)
+    return read_json(path / CONFIG, limit=_MAX_CONFIG_BYTES, unique=True)
 
 
 def check_config(where: Path, config: dict[str, Any]) -> None:
     """Fields that could steer the loader or exhaust memory, before transformers sees them."""
-    for field, value in _fields(config):
+    for field, value in config_fields(config):
         name = field.rpartition(".")[2]
+        if isinstance(value, float) and math.isnan(value):
+            fail(where, f"{clean(field)}: expected a number, got NaN")
         if name in _LAYERS | _SIZES:
             _check_number(where, field, value)
         elif name in ("dtype", "torch_dtype"):
@@ -97,12 +109,12 @@ def check_config(where: Path, config: dict[str, Any]) -> None:
     _check_architectures(where, config.get("architectures"))
 
 
-def _fields(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def config_fields(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted name, value) of the config and of the configs inside it."""
     for key, value in config.items():
         yield prefix + key, value
         if isinstance(value, dict) and key.endswith("_config"):
-            yield from _fields(value, f"{prefix}{key}.")
+            yield from config_fields(value, f"{prefix}{key}.")
 
 
 def _check_number(where: Path, field: str, value: object) -> None:
@@ -159,7 +171,7 @@ def _check_sizes(where: Path, config: dict[str, Any], tensors: dict[str, TensorE
     """
     elements = sum(t.elements for t in tensors.values())
     numbered = 1 + max((int(n) for name in tensors for n in re.findall(r"\.(\d{1,9})\.", name)), default=0)
-    for field, value in _fields(config):
+    for field, value in config_fields(config):
         name = field.rpartition(".")[2]
         if not isinstance(value, int):
             continue
@@ -176,7 +188,7 @@ def _check_sizes(where: Path, config: dict[str, Any], tensors: dict[str, TensorE
 
 def _refuse_small_floats(path: Path, tensors: dict[str, TensorEntry]) -> None:
     """Eight-bit floats mean nothing without their scales, which only a quantiser knows how to apply."""
-    small = [n for n, t in tensors.items() if t.dtype.startswith(("F8", "F6", "F4")) and t.elements]
+    small = [n for n, t in tensors.items() if t.dtype.startswith(("F8_", "F6_", "F4")) and t.elements]
     if small:
         entry, many = tensors[min(small)], counted(len(small), "tensor")
         fail(path / entry.shard, f"{many} quantised ({entry.dtype}): {listed(small)}; "

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from duat_cli.errors import CheckpointError
+from duat_cli.loading.wording import shown
 from duat_cli.text import clean
 
-_MAX_JSON_BYTES = 256 << 20  # the index of the largest public checkpoints is below 10 MB
-_LFS = b"version https://git-lfs"
+_MAX_JSON_BYTES = 256 << 20  # tokenizers are the largest, with tens of MB
+_LFS = re.compile(rb"\s*(?:\xef\xbb\xbf)?version https?://(?:git-lfs\.github\.com|hawser\.github\.com|git-media\.io)/")
+# names by content, as the hub's cache, git-annex and other stores of large files have them
+_BY_CONTENT = re.compile(r"[0-9a-f]{30,128}|(?:SHA|MD5)[0-9A-Z]*-.*")
 
 
 def fail(where: Path, text: str) -> NoReturn:
@@ -39,15 +42,26 @@ def _reason(error: Exception) -> str:
     return clean(getattr(error, "strerror", None) or str(error))
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object of a file, or the reason why the file is none."""
+def refuse_foreign_link(folder: Path, name: str) -> None:
+    """A link out of the folder, other than into a store of large files such as the hub's cache."""
+    try:
+        real, home = (folder / name).resolve(), folder.resolve()
+    except (OSError, RuntimeError, ValueError):
+        return  # reading it will say why
+    stored = real.parent.name == "blobs" or _BY_CONTENT.fullmatch(real.name)
+    if real.exists() and not real.is_relative_to(home) and not stored:
+        fail(folder / name, f"is a symlink to {shown(real)}, outside the folder, which is not allowed: copy the file")
+
+
+def read_json(path: Path, *, limit: int = _MAX_JSON_BYTES, unique: bool = False) -> dict[str, Any]:
+    """A JSON object of a file, or the reason why the file is none. unique: equal keys must have equal values."""
     with open_file(path) as file:
-        raw = file.read(_MAX_JSON_BYTES + 1)
-    if len(raw) > _MAX_JSON_BYTES:
-        fail(path, f"more than {_MAX_JSON_BYTES} bytes; expected a JSON text")
+        raw = file.read(limit + 1)
+    if len(raw) > limit:
+        fail(path, f"more than {limit} bytes, too large for what it is; expected a JSON text")
     refuse_pointer(path, raw)
     try:
-        value = json.loads(raw.decode("utf-8"))
+        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_agreeing if unique else None)
     except UnicodeDecodeError as error:
         fail(path, f"not UTF-8: byte 0x{raw[error.start]:02x} at offset {error.start}; save it as UTF-8")
     except json.JSONDecodeError as error:
@@ -59,9 +73,19 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def _agreeing(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Python keeps the last of two equal keys, other readers the first: nobody can tell which is meant."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found and found[key] != value:
+            raise ValueError(f"key {shown(key)} stands twice, with different values")
+        found[key] = value
+    return found
+
+
 def refuse_pointer(path: Path, start: bytes) -> None:
     """What git leaves in the place of a large file that was not fetched."""
-    if start.startswith(_LFS):
+    if _LFS.match(start):
         size = re.search(rb"\nsize (\d{1,20})", start)
         missing = f"{size[1].decode()} bytes" if size else "content"
         fail(path, f"is a git-lfs pointer ({missing} not fetched): run 'git lfs pull'")

@@ -34,6 +34,8 @@ class TensorEntry:
     shard: str
     """File that holds it, relative to the folder."""
     bytes: int
+    offset: int
+    """Of its first byte, from the file's start."""
 
     @property
     def elements(self) -> int:
@@ -57,8 +59,9 @@ def read_header(path: Path, shard: str) -> dict[str, TensorEntry]:
     entries = {}
     for name, value in header.items():
         if name == "__metadata__":
+            _check_metadata(path, value)
             continue
-        entries[name], low, high = _entry(path, name, value, shard)
+        entries[name], low, high = _entry(path, name, value, shard, 8 + length)
         ranges.append((low, high, name))
     _check_layout(path, sorted(ranges), 8 + length, size)
     return entries
@@ -71,13 +74,22 @@ def _header_length(path: Path, start: bytes, size: int) -> int:
         fail(path, f"too small for a safetensors header: {size} bytes; truncated?")
     length = int.from_bytes(start, "little")
     if length > min(size - 8, _MAX_HEADER_BYTES):
-        foreign = f"no safetensors file; it begins with {start!r}"
+        foreign = f"no safetensors file; it begins with {start!r}{_looks_like(start)}"
         cause = "truncated?" if length <= _MAX_HEADER_BYTES else foreign
         fail(path, f"header length field says {length} bytes, the file has {size}: {cause}")
     return length
 
 
+def _looks_like(start: bytes) -> str:
+    """What else the file may be, by its first bytes."""
+    if start.startswith((b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
+        return ", as a pickle of torch.save does, which duat never opens: convert it to safetensors"
+    return ", as a GGUF file does" if start.startswith(b"GGUF") else ""
+
+
 def _parse_header(path: Path, raw: bytes) -> dict[str, Any]:
+    if not raw.startswith(b"{"):
+        fail(path, f"header: expected a JSON object, which begins with '{{'; got {raw[:8]!r}; corrupt?")
     try:
         header = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
     except UnicodeDecodeError as error:
@@ -89,6 +101,12 @@ def _parse_header(path: Path, raw: bytes) -> dict[str, Any]:
     return header
 
 
+def _check_metadata(path: Path, value: object) -> None:
+    """Texts by name, as the format has it; readers refuse anything else."""
+    if not (isinstance(value, dict) and all(isinstance(text, str) for text in value.values())):
+        fail(path, f"header: __metadata__: expected texts by name, got {shown(value)}")
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Python keeps the last of two equal keys, other readers the first."""
     found = dict(pairs)
@@ -98,8 +116,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _entry(path: Path, name: str, value: object, shard: str) -> tuple[TensorEntry, int, int]:
-    """One tensor and its byte range, both ends checked against its shape and dtype."""
+def _entry(path: Path, name: str, value: object, shard: str, start: int) -> tuple[TensorEntry, int, int]:
+    """One tensor and its byte range, both ends checked against its shape and dtype; start: of the data."""
     place = f"header: tensor {shown(name)}"
     if not isinstance(value, dict):
         fail(path, f"{place}: expected an object, got {kind(value)}")
@@ -115,7 +133,7 @@ def _entry(path: Path, name: str, value: object, shard: str) -> tuple[TensorEntr
     if bits != 8 * (high - low):
         fail(path, f"{place}: shape {shape} of {dtype} takes {-(-bits // 8)} bytes, "
                     f"data_offsets hold {high - low}")  # fmt: skip
-    return TensorEntry(tuple(shape), dtype, shard, high - low), low, high
+    return TensorEntry(tuple(shape), dtype, shard, high - low, start + low), low, high
 
 
 def _are_sizes(value: object) -> TypeGuard[list[int]]:

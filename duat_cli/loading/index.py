@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from duat_cli.loading.files import fail, kind, read_json
+from duat_cli.loading.files import fail, kind, read_json, refuse_foreign_link
 from duat_cli.loading.headers import TensorEntry, read_header
 from duat_cli.loading.wording import counted, listed, shown
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_MAX_INDEX_BYTES = 64 << 20  # those of the largest public checkpoints have below 10 MB
 _OTHER_FORMATS = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack", ".gguf", ".onnx")
 
 
@@ -50,7 +51,7 @@ def _refuse_other_formats(path: Path) -> None:
 
 
 def _read_index(index: Path) -> WeightFiles:
-    content = read_json(index)
+    content = read_json(index, limit=_MAX_INDEX_BYTES, unique=True)
     weight_map, metadata = content.get("weight_map"), content.get("metadata")
     if not isinstance(weight_map, dict) or not weight_map:
         fail(index, f"weight_map: expected an object from tensor to file, got {kind(weight_map)}")
@@ -75,6 +76,7 @@ def merge(path: Path, weights: WeightFiles) -> tuple[dict[str, TensorEntry], lis
     """All tensors of all shards, and where the index disagrees with the headers, which decide."""
     holders: dict[str, list[TensorEntry]] = {}
     for shard in weights.shards:
+        refuse_foreign_link(path, shard)
         for name, entry in read_header(path / shard, shard).items():
             holders.setdefault(name, []).append(entry)
     mapped = weights.weight_map

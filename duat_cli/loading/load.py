@@ -18,12 +18,14 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 
 from duat_cli.errors import CheckpointError, InputError
 from duat_cli.loading.checkpoint import CONFIG, CheckpointFiles, inspect_folder
-from duat_cli.loading.files import read_json
+from duat_cli.loading.files import open_file, read_json
+from duat_cli.loading.memory import require_memory
 from duat_cli.loading.model_class import cannot, check_fit, check_model_type, model_class
+from duat_cli.loading.notes import weight_notes
 from duat_cli.loading.quiet import calling_tokenizer, foreign_errors, foreign_notes, hushed
 from duat_cli.loading.source import TOKENIZER_FILES, Source, resolve
 from duat_cli.loading.stored import STORED, readers
-from duat_cli.loading.weights_check import compare_with_files, scan_weights, weight_notes
+from duat_cli.loading.weights_check import compare_with_files, scan_weights
 from duat_cli.loading.wording import shown
 from duat_cli.text import clean, one_line
 
@@ -48,6 +50,10 @@ class LoadedModel:
     """Of the files and of the load, one clean line each."""
     nonfinite_weights: dict[str, int]
     """Parameter -> how many of its values are NaN or infinite; empty for a sound checkpoint."""
+    unexpected: tuple[str, ...] = ()
+    """Tensors of the files that the class does not use."""
+    spare: tuple[str, ...] = ()
+    """Missing tensors that do not matter, taken as zero."""
 
 
 def load(
@@ -82,16 +88,18 @@ def load_files(
     """The model of files that are found and checked."""
     asked_dtype, asked_device = parse_dtype(dtype), parse_device(device)
     check_model_type(files, trust_remote_code)
+    if asked_device.type == "cpu":
+        require_memory(files, dtype)
     with hushed() as log:
         config = _read_config(files, trust_remote_code)
         cls, notes = model_class(config, files, trust_remote_code)
-        unused, spare = check_fit(cls, config, files)
+        fit = check_fit(cls, config, files)
         log.clear()  # the rehearsal's lines; the real load repeats what matters
         model = _fill(cls, config, files, asked_dtype or stored_dtype(config, files), asked_device)
-    _clear(model, spare)
-    unused += compare_with_files(model, files)
+    _clear(model, fit.spare)
+    changed = compare_with_files(model, files)
     nonfinite, zero = scan_weights(model)
-    found = weight_notes(nonfinite, zero, model)
+    found = weight_notes(nonfinite, zero, sum(p.ndim > 1 for p in model.parameters()))
     return LoadedModel(
         model=model,
         name=place.name,
@@ -99,8 +107,10 @@ def load_files(
         files=files,
         dtype=str(model.dtype).removeprefix("torch."),
         device=str(model.device),
-        warnings=(*files.warnings, *notes, *unused, *foreign_notes(log), *found),
+        warnings=(*files.warnings, *notes, *fit.notes(cls), *changed, *foreign_notes(log), *found),
         nonfinite_weights=nonfinite,
+        unexpected=fit.unexpected,
+        spare=fit.spare,
     )
 
 
@@ -108,13 +118,25 @@ def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a checkpoint folder. Apart from `load`: a command about weights needs none."""
     if not any(any(path.glob(pattern)) for pattern in TOKENIZER_FILES):
         raise CheckpointError(f"{clean(str(path))}: no tokenizer, expected tokenizer.json; needed to read prompts")
-    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
-        if (path / name).exists() or (path / name).is_symlink():
-            read_json(path / name)  # transformers does not say which file is broken
+    for file in sorted(path.iterdir()):
+        if file.name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
+            read_json(file)  # transformers does not say which file is broken
+        elif file.name == "merges.txt" or any(file.match(pattern) for pattern in TOKENIZER_FILES):
+            open_file(file).close()  # nor does it notice a pipe, which it would wait for
     with calling_tokenizer(f"{clean(str(path))}: tokenizer cannot be loaded"):
         tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=trust_remote_code)
         tokenizer.truncation_side = "right"  # --max-tokens keeps the beginning, whatever the files prefer
         return tokenizer
+
+
+def skeleton(files: CheckpointFiles) -> PreTrainedModel:
+    """The checkpoint's modules without memory: names, shapes and classes."""
+    check_model_type(files, False)
+    with hushed():
+        config = _read_config(files, False)
+        cls, _ = model_class(config, files, False)
+        with foreign_errors(cannot(cls, files)), torch.device("meta"):
+            return cls(config)
 
 
 # --- options ----------------------------------------------------------------------------------------
@@ -152,7 +174,7 @@ def stored_dtype(config: PreTrainedConfig, files: CheckpointFiles) -> torch.dtyp
         return stated
     sizes: Counter[torch.dtype] = Counter()
     for entry in files.tensors.values():
-        if STORED[entry.dtype].is_floating_point:
+        if entry.elements and STORED[entry.dtype].is_floating_point:
             sizes[STORED[entry.dtype]] += entry.bytes
     return sizes.most_common(1)[0][0] if sizes else torch.float32
 
@@ -182,7 +204,7 @@ def _fill(
         model, info = cls.from_pretrained(
             None,
             config=config,
-            state_dict={n: opened[t.shard].get_slice(n) for n, t in files.tensors.items()},
+            state_dict={n: opened[t.shard].get_slice(n) for n, t in files.tensors.items() if t.dtype in STORED},
             dtype=dtype,
             attn_implementation="eager",
             local_files_only=True,
@@ -196,7 +218,7 @@ def _fill(
     return model.eval()
 
 
-def _clear(model: PreTrainedModel, names: list[str]) -> None:
+def _clear(model: PreTrainedModel, names: tuple[str, ...]) -> None:
     """Zero instead of transformers' random values, so that two runs have the same fingerprint."""
     with torch.no_grad():
         for name in names:

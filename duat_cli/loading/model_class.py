@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -102,16 +103,35 @@ def _remote_class(files: CheckpointFiles, names: list[str]) -> type[PreTrainedMo
         return get_class_from_dynamic_module(references[0], str(files.path), local_files_only=True)
 
 
-def check_fit(
-    cls: type[PreTrainedModel], config: PreTrainedConfig, files: CheckpointFiles
-) -> tuple[list[str], list[str]]:
-    """Rehearses the load without memory: (notes on unused tensors, missing tensors that do not matter).
+@dataclass(frozen=True)
+class Fit:
+    """How the tensors of the files and of a class go together, where they do."""
+
+    unexpected: tuple[str, ...]
+    """Tensors of the files that the class does not use."""
+    spare: tuple[str, ...]
+    """Missing tensors that do not matter."""
+
+    def notes(self, cls: type[PreTrainedModel]) -> list[str]:
+        notes = [f"the file has no pooler, taken as zero: {listed(list(self.spare))}"] if self.spare else []
+        if self.unexpected:
+            many = counted(len(self.unexpected), "unexpected tensor")
+            notes.append(f"{many}, unused by {cls.__name__}: {listed(list(self.unexpected))}")
+        return notes
+
+
+def check_fit(cls: type[PreTrainedModel], config: PreTrainedConfig, files: CheckpointFiles) -> Fit:
+    """Rehearses the load without memory.
 
     transformers does the renaming and fusing between file and modules, so only it can tell what fits. Tied
     weights and buffers that are computed are no part of what it calls missing. A missing tensor is an error,
     but for the pooler, which encoders are often saved without and which stands behind the last block.
     """
-    empty = {n: torch.empty(t.shape, dtype=STORED[t.dtype], device="meta") for n, t in files.tensors.items()}
+    empty = {
+        n: torch.empty(t.shape, dtype=STORED[t.dtype], device="meta")
+        for n, t in files.tensors.items()
+        if t.dtype in STORED
+    }
     with foreign_errors(cannot(cls, files)):
         _, info = cls.from_pretrained(
             None,
@@ -128,12 +148,7 @@ def check_fit(
     missing = set(info["missing_keys"])
     spare = {n for n in missing if ".pooler." in f".{n}"}
     _refuse_missing(cls, files, sorted(missing - spare))
-    notes = [f"the file has no pooler, taken as zero: {listed(sorted(spare))}"] if spare else []
-    unexpected = sorted(info["unexpected_keys"])
-    if unexpected:
-        many = counted(len(unexpected), "unexpected tensor")
-        notes.append(f"{many}, unused by {cls.__name__}: {listed(unexpected)}")
-    return notes, sorted(spare)
+    return Fit(tuple(sorted(info["unexpected_keys"])), tuple(sorted(spare)))
 
 
 def cannot(cls: type[PreTrainedModel], files: CheckpointFiles) -> str:

@@ -26,6 +26,7 @@ DEFAULT_SET = "prompts/default.jsonl"
 HOLDOUT_SET = "prompts/holdout.jsonl"
 SPLIT_SEED = 37
 _MAX_BYTES = 64 << 20
+_MAX_CHARACTERS = 4 << 20  # of one prompt; beyond, only making tokens of it takes long
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -125,7 +126,11 @@ def _read_file(name: str, stdin: IO[Any] | None) -> list[PromptText]:
 
 def _read_path(name: str, shown: str) -> bytes:
     try:
-        with Path(name).expanduser().open("rb") as file:
+        path = Path(name).expanduser()
+        # opening a named pipe waits for a writer; a shell's <(command) is one that has it
+        if path.is_fifo() and not name.startswith(("/dev/fd/", "/proc/self/fd/", "/dev/stdin")):
+            raise InputError(f"--prompts {shown}: is a named pipe, no regular file; use --prompts - and pipe into duat")
+        with path.open("rb") as file:
             return file.read(_MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = clean(getattr(error, "strerror", None) or str(error))
@@ -176,6 +181,8 @@ def _text_field(line: str, where: str) -> str:
 
 
 def _checked(text: str, where: str, line: int) -> PromptText:
+    if len(text) > _MAX_CHARACTERS:
+        raise InputError(f"{where}: too long, {len(text)} characters; expected at most {_MAX_CHARACTERS}")
     if not text.strip():
         raise InputError(f"{where}: empty prompt; expected a text")
     try:

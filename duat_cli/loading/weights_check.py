@@ -13,7 +13,7 @@ from duat_cli.errors import CheckpointError
 from duat_cli.loading.checkpoint import CheckpointFiles
 from duat_cli.loading.headers import TensorEntry
 from duat_cli.loading.stored import STORED, readers
-from duat_cli.loading.wording import counted, listed, shown
+from duat_cli.loading.wording import shown
 from duat_cli.text import clean
 
 _COMPARED_TENSORS = 8
@@ -102,17 +102,3 @@ def scan_weights(model: nn.Module) -> tuple[dict[str, int], list[str]]:
         elif low == high == 0 and parameter.ndim > 1:
             zero.append(name)
     return nonfinite, zero
-
-
-def weight_notes(nonfinite: dict[str, int], zero: list[str], model: nn.Module) -> list[str]:
-    notes = []
-    if nonfinite:
-        total = sum(nonfinite.values())
-        where = f"{counted(len(nonfinite), 'tensor')}: {listed(list(nonfinite))}"
-        notes.append(f"{counted(total, 'non-finite weight')} (NaN or Inf) in {where}")
-    matrices = sum(p.ndim > 1 for p in model.parameters())
-    if zero and len(zero) == matrices:
-        notes.append(f"all {matrices} weight matrices are zero: shares and densities are undefined")
-    elif zero:
-        notes.append(f"{len(zero)} of {matrices} weight matrices are all zero: {listed(zero)}")
-    return notes

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import random_like, relative_error, tolerance_for, wide
+from duat_cli.models.arrays import random_like, relative_error, rounding, tolerance_for, wide
 from duat_cli.models.rig import BlockRun, zero_given
 
 SEED = 17
@@ -17,7 +17,7 @@ SEED = 17
 
 @dataclass(frozen=True)
 class Arrival:
-    """The branch reaches the stream as `factor` times its output, or times what `norm` makes of it."""
+    """The branch reaches the stream as ±`factor` times its output, or times what `norm` makes of it."""
 
     factor: float
     norm: nn.Module | None
@@ -88,7 +88,7 @@ def _arrival(run: BlockRun, given: list[Tensor], attention: Tensor | None, direc
             continue
         arrived = wide(values[1] - values[0])
         if stream:
-            return Arrival(_factor(sent, arrived, run.input.dtype), norm)
+            return Arrival(_upwards(_factor(sent, arrived, run.input.dtype), run.input.dtype), norm)
         if module not in run.parts.norms or norm is not None:
             raise UnsupportedModelError("more than a norm stands between its branch and the residual stream")
         frozen = run.recording.norms[module]
@@ -126,3 +126,9 @@ def _factor(sent: Tensor, arrived: Tensor, dtype: torch.dtype) -> float:
     if not relative_error(factor * sent, arrived) <= tolerance_for(dtype):
         raise UnsupportedModelError("its branch does not arrive at the residual stream as it is")
     return factor
+
+
+def _upwards(factor: float, dtype: torch.dtype) -> float:
+    """A factor that was measured, in favour of a bound: not below 1 if it is 1 but for rounding."""
+    near = abs(abs(factor) - 1) <= rounding(dtype)
+    return max(abs(factor), 1.0) if near else abs(factor) * (1 + 1e-6)

@@ -25,8 +25,7 @@ def ball_of(norm: nn.Module, width: int) -> Ball:
     give more: then the scale depends on the length |P x| alone, and falls with it.
     """
     twin = wide_twin(norm)
-    device = next(iter(norm.parameters()), torch.empty(0)).device
-    tokens = _directions(width).to(device)
+    tokens = _directions(width).to(next(iter(twin.parameters()), torch.empty(0)))
     with torch.no_grad():
         try:
             form = recognise(twin, tokens, twin(tokens))

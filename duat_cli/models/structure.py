@@ -227,18 +227,9 @@ def _holds_stream(event: Event) -> bool:
         return False
     far = 1e4 * random_like(event.tensors[0])
     with torch.no_grad():
-        odd = wide(_again(event, far)) - wide(_again(event, -far))
+        odd = wide(event.again(far)) - wide(event.again(-far))
     factor = (odd * wide(far)).sum() / wide(far).square().sum()
     return bool(factor.abs() > 1e-3) and relative_error(odd, factor * wide(far)) <= 1e-2
-
-
-def _again(event: Event, value: Tensor) -> Tensor:
-    """The event's module once more, with `value` in the place of its first tensor."""
-    x = event.tensors[0]
-    args = [value if a is x else a for a in event.args]
-    kwargs = {k: value if v is x else v for k, v in event.kwargs.items()}
-    output = event.module(*args, **kwargs)
-    return output if isinstance(output, Tensor) else output[0]
 
 
 def _mixing_notes(blocks: Sequence[BlockParts]) -> list[str]:
@@ -258,7 +249,7 @@ def _mixes_tokens(event: Event) -> bool:
         return False
 
     def output(value: Tensor) -> Tensor:
-        return _again(event, value).reshape(DISCOVERY_TOKENS, -1)
+        return event.again(value).reshape(DISCOVERY_TOKENS, -1)
 
     with torch.no_grad():
         base = output(x)
@@ -286,8 +277,8 @@ def _is_affine(event: Event) -> bool:
     with torch.no_grad():
         r = random_like(x)
         try:
-            apart = _again(event, x) + _again(event, r) - _again(event, torch.zeros_like(x))
-            return relative_error(apart, _again(event, x + r)) <= rounding(x.dtype)
+            apart = event.again(x) + event.again(r) - event.again(torch.zeros_like(x))
+            return relative_error(apart, event.again(x + r)) <= rounding(x.dtype)
         except (RuntimeError, TypeError, ValueError, IndexError):
             return False
 
@@ -320,10 +311,10 @@ def _output_bias(leaves: list[Event], unit: Event) -> Tensor | None:
         if leaf.module is unit.module or not isinstance(bias, Tensor) or not _is_affine(leaf):
             continue
         with torch.no_grad():
-            kept, whole = bias.clone(), _again(unit, unit.tensors[0]).clone()
+            kept, whole = bias.clone(), unit.again(unit.tensors[0]).clone()
             try:
                 bias.zero_()
-                added = whole - _again(unit, unit.tensors[0])
+                added = whole - unit.again(unit.tensors[0])
             finally:
                 bias.copy_(kept)
         rows = added.reshape(-1, added.shape[-1])

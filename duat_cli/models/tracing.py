@@ -40,6 +40,13 @@ class Event:
             return self.output[0]
         return None
 
+    def again(self, value: Tensor) -> Tensor:
+        """The module once more, with `value` in the place of its first tensor: its output, or the first of a tuple."""
+        x = self.tensors[0]
+        args = [value if a is x else a for a in self.args]
+        output = self.module(*args, **{k: value if v is x else v for k, v in self.kwargs.items()})
+        return output if isinstance(output, Tensor) else output[0]
+
 
 @dataclass
 class Trace:

@@ -22,11 +22,13 @@ def leading(
     *,
     tolerance: float = 1e-3,
     max_steps: int = 400,
+    fewer: bool = False,
 ) -> Triplets | None:
     """The `count` largest triplets of an operator from R^columns, with full reorthogonalisation.
 
     A triplet counts as found when its Ritz residual is at most tolerance x σ. None where that does not happen
-    within `max_steps`, or where the operator has fewer directions than asked for.
+    within `max_steps`, or where the operator has fewer directions than asked for. fewer: then those that it has, as
+    far as one starting vector shows them: of equal singular values it sees one.
     """
     generator = torch.Generator().manual_seed(SEED)
     v = torch.randn(columns, generator=generator).to(like)
@@ -36,17 +38,17 @@ def leading(
         u = _orthogonal(apply(rights[-1]), lefts)
         alpha = float(u.norm())
         if alpha <= _tiny(like) * max([*alphas, *betas, alpha]):  # nothing new: the space found maps into itself
-            return _triplets(alphas, betas, lefts, rights, count)
+            return _triplets(alphas, betas, lefts, rights, count, fewer)
         alphas.append(alpha)
         lefts.append(u / alpha)
         w = _orthogonal(apply_transposed(lefts[-1]), rights)
         beta = float(w.norm())
         if beta <= _tiny(like) * max(alphas):
-            return _triplets(alphas, betas, lefts, rights, count)
+            return _triplets(alphas, betas, lefts, rights, count, fewer)
         if step >= count and (step % CHECK_EVERY == 0 or step == max_steps):
             p, s, _ = torch.linalg.svd(_core(alphas, betas, step), full_matrices=False)
             if bool((beta * p[-1, :count].abs() <= tolerance * s[:count]).all()):
-                return _triplets(alphas, betas, lefts, rights, count)
+                return _triplets(alphas, betas, lefts, rights, count, fewer)
         betas.append(beta)
         rights.append(w / beta)
     return None
@@ -62,13 +64,15 @@ def _core(alphas: list[float], betas: list[float], columns: int) -> Tensor:
 
 
 def _triplets(
-    alphas: list[float], betas: list[float], lefts: list[Tensor], rights: list[Tensor], count: int
+    alphas: list[float], betas: list[float], lefts: list[Tensor], rights: list[Tensor], count: int, fewer: bool
 ) -> Triplets | None:
-    if len(lefts) < count:
+    if not lefts or (len(lefts) < count and not fewer):
         return None
     p, s, qh = torch.linalg.svd(_core(alphas, betas, len(rights)), full_matrices=False)
-    if float(s[count - 1]) <= _tiny(lefts[0]) * float(s[0]):
+    real = int((s[:count] > _tiny(lefts[0]) * s[0]).sum())
+    if real < count and not fewer:
         return None
+    count = real
     left = torch.stack(lefts, 1) @ p[:, :count].to(lefts[0])
     right = torch.stack(rights, 1) @ qh[:count].mT.to(lefts[0])
     return Triplets(left, s[:count], right)

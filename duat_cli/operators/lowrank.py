@@ -67,6 +67,12 @@ def nonfinite(tensor: Tensor) -> int:
     return 0 if sound else int((~torch.isfinite(tensor)).sum())
 
 
+def energy(tensor: Tensor) -> float:
+    """Σ x², in float64 and in parts, so that a large tensor of a narrow dtype is never wide as a whole."""
+    parts = tensor.reshape(-1).split(1 << 22)
+    return sum(float(part.double().square().sum()) for part in parts)
+
+
 def is_zero(piece: Piece) -> bool:
     if isinstance(piece, LowRank):
         return is_zero(piece.left) or is_zero(piece.right)

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from duat_cli.report import facts, numbers
 from duat_cli.report.grid import Column, Labels, fits, grids, missing, value_at
-from duat_cli.report.page import Page, line
+from duat_cli.report.page import Page, item, line
 from duat_cli.results.base import Result
 from duat_cli.results.lora import (
     BlockChange,
@@ -24,6 +24,7 @@ from duat_cli.results.lora import (
 _BLANK = Text("")
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 _UNCHANGED_SHOWN = 4
+_LINT_SHOWN = 3
 
 
 def _name(row: Result) -> str:
@@ -235,13 +236,19 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _lint(report: LoraReport) -> list[RenderableType]:
+    """A few findings of every rule; a fault of one module is mostly one of all."""
     if not report.lint:
         return [line("lint: nothing found", "green")] if report.level == "lint" else []
-    return [line("lint", "bold"), *(part for entry in report.lint for part in _finding(entry))]
-
-
-def _finding(entry: LintFinding) -> list[RenderableType]:
-    return facts.section("", [f"{entry.level} {entry.rule}: {entry.message}"], _STYLES[entry.level])[1:]
+    by_rule: dict[str, list[LintFinding]] = {}
+    for entry in report.lint:
+        by_rule.setdefault(entry.rule, []).append(entry)
+    parts: list[RenderableType] = [line("lint", "bold")]
+    for entries in by_rule.values():
+        style = _STYLES[entries[0].level]
+        parts += [item(f"{e.level} {e.rule}: {e.message}", style) for e in entries[:_LINT_SHOWN]]
+        more = len(entries) - _LINT_SHOWN
+        parts += [item(f"{entries[0].rule}: {more} more", style)] if more > 0 else []
+    return parts
 
 
 def _absent(rows: Sequence[Result], shown: list[Column]) -> list[RenderableType]:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from duat_cli.results.base import Result
+from duat_cli.results.check import CheckReport
 from duat_cli.results.inspect import InspectReport, VerifyReport
 from duat_cli.results.lora import LoraReport
 from duat_cli.results.matrix import MatrixReport
@@ -13,6 +14,7 @@ from duat_cli.results.prune import PruneReport
 from duat_cli.results.support import SupportReport
 
 REPORTS: dict[str, type[Result]] = {
+    "check": CheckReport,
     "inspect": InspectReport,
     "lora-diff": LoraReport,
     "matrix": MatrixReport,

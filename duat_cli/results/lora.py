@@ -40,12 +40,12 @@ class Intruders(WithReasons):
     input: int | None = Field(description="intruders among the k on the input side")
 
 
-class Rounding(Result):
+class Rounding(WithReasons):
     """What rounding to the stored dtype can do to a difference of two stored weights."""
 
     dtype: str
     floor: Finite = Field(description="spectral norm that rounding alone may give; an estimate")
-    rank_above_floor: int = Field(description="singular values above the floor")
+    rank_above_floor: int | None = Field(description="singular values above the floor")
 
 
 class ModuleChange(WithReasons):

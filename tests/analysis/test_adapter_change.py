@@ -17,11 +17,14 @@ from safetensors.torch import load_file, save_file
 sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures"))
 import adapters
 
+from duat_cli.analysis.adapter_change import adapter_tensors, change_of
+from duat_cli.errors import DuatError
 from duat_cli.loading.adapter import open_adapter
 from duat_cli.loading.adapter_keys import read_keys
-from duat_cli.loading.adapter_plan import Plan, plans
+from duat_cli.loading.adapter_plan import plans
 from duat_cli.loading.base_weights import BaseWeights
 from duat_cli.loading.checkpoint import inspect_folder
+from duat_cli.loading.plan import Plan
 from duat_cli.loading.source import Source
 
 ATTENTION = ["q_proj", "o_proj"]
@@ -56,6 +59,9 @@ CASES: dict[str, tuple[str, Any]] = {
     "tokens by name": ("llama", lora(trainable_token_indices={"embed_tokens": [7]})),
     "tokens alone": ("llama", peft.TrainableTokensConfig(token_indices=[1, 5], target_modules=["embed_tokens"])),
     "pissa": ("llama", lora(init_lora_weights="pissa")),
+    "pissa dora": ("llama", lora(init_lora_weights="pissa", use_dora=True)),
+    "olora dora": ("llama", lora(init_lora_weights="olora", use_dora=True, lora_alpha=3)),
+    "rslora pissa": ("llama", lora(init_lora_weights="pissa", use_rslora=True)),
     "pissa conv1d": ("gpt2", lora(target_modules=GPT2, fan_in_fan_out=True, init_lora_weights="pissa")),
     "olora": ("llama", lora(init_lora_weights="olora", lora_alpha=3)),
     "olora scaled": ("llama", lora(init_lora_weights="olora")),
@@ -69,6 +75,7 @@ CASES: dict[str, tuple[str, Any]] = {
         "gpt_oss",
         lora(target_modules=[], target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]),
     ),
+    "experts by all-linear": ("mixtral", lora(target_modules="all-linear")),
     "mixtral experts": ("mixtral", lora(target_modules=[], target_parameters=["experts.down_proj"])),
     "adalora": ("llama", peft.AdaLoraConfig(init_r=4, target_r=2, total_step=9, target_modules=ATTENTION)),
     "ia3": (
@@ -132,6 +139,13 @@ def test_key_dialects_mean_the_same(rename: Callable[[str], str], llama: tuple[P
     found = adapters.ours(base, rewritten(adapter, tmp_path / "a", rename))
     assert expected.keys() == found.keys()
     assert all(torch.equal(expected[key], found[key]) for key in expected)
+
+
+def test_olora_on_conv1d_is_refused_as_peft_cannot_do_it(tmp_path: Path) -> None:
+    base = adapters.base_of("gpt2", tmp_path / "base")
+    adapter = adapters.make(base, tmp_path / "adapter", lora(target_modules=GPT2, fan_in_fan_out=True))
+    wrong = rewritten(adapter, tmp_path / "wrong", lambda key: key, init_lora_weights="olora")
+    assert refused(base, wrong)
 
 
 @pytest.mark.parametrize("stated", [True, False])
@@ -215,3 +229,114 @@ def test_an_initialisation_that_cannot_be_undone_says_so(llama: tuple[Path, Path
         with BaseWeights(Source(base, "base", None), inspect_folder(base)) as weights:
             found = list(plans(open_adapter(changed, "a"), read_keys(open_adapter(changed, "a")), weights))
         assert all(isinstance(plan, Plan) and plan.mutated == init and not plan.needs_base for plan in found)
+
+
+def test_adalora_with_pruned_ranks(tmp_path: Path) -> None:
+    base = adapters.base_of("llama", tmp_path / "base")
+
+    def prune(tuned: Any) -> None:
+        pattern = {}
+        for name, module in tuned.base_model.model.named_modules():
+            if hasattr(module, "lora_E"):
+                pattern[f"{name}.lora_E.default"] = [True, False, "q_proj" in name, False]
+        tuned.peft_config["default"].rank_pattern = pattern
+
+    adapter = adapters.make(base, tmp_path / "adapter", CASES["adalora"][1], edit=prune)
+    expected, found = adapters.merged(base, adapter), adapters.ours(base, adapter)
+    assert found
+    for key, change in found.items():
+        assert torch.linalg.matrix_rank(change) == (2 if "q_proj" in key else 1)
+        torch.testing.assert_close(change, expected[key], rtol=0, atol=1e-6)
+
+
+def test_an_untouched_dora_is_no_change(tmp_path: Path) -> None:
+    base = adapters.base_of("llama", tmp_path / "base")
+    adapter = tmp_path / "adapter"
+    peft.get_peft_model(adapters.load_base(base), lora(use_dora=True)).save_pretrained(adapter)
+    assert adapters.ours(base, adapter) == {}
+
+
+@pytest.mark.parametrize("model_type", ["gpt_oss", "qwen3_moe"])
+def test_a_square_expert_parameter(model_type: str, tmp_path: Path) -> None:
+    """Shapes do not tell its layout: a module that says it stores inputs first settles it, otherwise it is refused."""
+    from duat_cli.models import tiny
+
+    model = tiny.tiny_model(model_type)
+    experts = model.model.layers[-1].mlp.experts
+    sides = tuple(experts.down_proj.shape[1:])
+    config = type(model.config)(**{**model.config.to_dict(), "intermediate_size": sides[0], "hidden_size": sides[0]})
+    if model_type == "qwen3_moe":
+        config.moe_intermediate_size = config.hidden_size
+    torch.manual_seed(0)
+    base = tmp_path / "base"
+    type(model)(config).save_pretrained(base)
+    adapter = adapters.make(base, tmp_path / "a", lora(target_modules=[], target_parameters=["mlp.experts.down_proj"]))
+    if model_type == "qwen3_moe":
+        with pytest.raises(AssertionError, match="square parameter"):
+            adapters.ours(base, adapter)
+        return
+    expected, found = adapters.merged(base, adapter), adapters.ours(base, adapter)
+    assert found
+    for key, change in found.items():
+        assert change.shape[1] == change.shape[2]
+        torch.testing.assert_close(change, expected[key], rtol=0, atol=1e-6)
+
+
+# -- untrusted files -------------------------------------------------------------------------------------------
+
+JUNK = (None, True, -1, 1.5, "(", [1], {"q_proj": "x"}, {"(": 1}, [[0, 99]])
+FIELDS = (
+    "peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "target_modules", "target_parameters", "use_dora",
+    "layer_replication", "trainable_token_indices", "init_lora_weights", "modules_to_save", "fan_in_fan_out",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_field_of_a_wrong_type_is_refused_or_read_but_never_a_crash(
+    field: str, llama: tuple[Path, Path], tmp_path: Path
+) -> None:
+    base, adapter = llama
+    shutil.copytree(adapter, tmp_path / "a")
+    stated = json.loads((adapter / "adapter_config.json").read_text())
+    for junk in JUNK:
+        (tmp_path / "a" / "adapter_config.json").write_text(json.dumps({**stated, field: junk}))
+        refused(base, tmp_path / "a")  # either way, and nothing but a DuatError on the way
+
+
+def refused(base: Path, adapter: Path) -> bool:
+    """Whether anything of the adapter is refused; whatever else happens on the way is a failure of the test."""
+    try:
+        files = open_adapter(adapter, "a")
+        with BaseWeights(Source(base, "base", None), inspect_folder(base)) as weights, adapter_tensors(files) as read:
+            for plan in plans(files, read_keys(files), weights):
+                if not isinstance(plan, Plan) or change_of(plan, read, weights).fault is not None:
+                    return True
+    except DuatError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("name", ["lora", "dora", "adalora", "ia3", "loha", "lokr", "tokens"])
+def test_a_tensor_of_another_shape_is_refused(name: str, tmp_path: Path) -> None:
+    model_type, config = CASES[name]
+    base = adapters.base_of(model_type, tmp_path / "base")
+    adapter = adapters.make(base, tmp_path / "adapter", config)
+    assert not refused(base, adapter)
+    file = adapter / "adapter_model.safetensors"
+    tensors = load_file(file)
+    for key in [k for k in tensors if "layers.0" in k or "embed" in k]:
+        for shape in ((), (0,), (3,), (2, 0), (1, 1), (2, 3, 4)):
+            save_file({**tensors, key: torch.ones(shape)}, file)
+            assert refused(base, adapter), (key, shape)
+
+
+@pytest.mark.parametrize("name", ["lora", "dora", "adalora", "loha"])
+def test_half_a_pair_is_refused(name: str, tmp_path: Path) -> None:
+    model_type, config = CASES[name]
+    base = adapters.base_of(model_type, tmp_path / "base")
+    adapter = adapters.make(base, tmp_path / "adapter", config)
+    file = adapter / "adapter_model.safetensors"
+    tensors = load_file(file)
+    for key in [k for k in tensors if "layers.0" in k]:
+        save_file({k: v for k, v in tensors.items() if k != key}, file)
+        assert refused(base, adapter), key

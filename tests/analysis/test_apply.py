@@ -222,7 +222,9 @@ def test_tokenizer_files_come_along(tmp_path: Path) -> None:
     case.apply(TermId("head", 0, 0))
     assert (case.out / "tokenizer.json").read_text() == "{}"
     assert (case.out / "chat_template.jinja").exists()
-    assert oct(case.out.stat().st_mode & 0o777) == oct(0o777 & ~apply_module._umask())
+    mask = apply_module._umask()
+    assert case.out.stat().st_mode & 0o777 == 0o777 & ~mask
+    assert {p.stat().st_mode & 0o777 for p in case.out.iterdir()} == {0o666 & ~mask}
 
 
 def test_places_that_cannot_be_written(tmp_path: Path) -> None:
@@ -237,6 +239,21 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
     case = Case(tmp_path, "llama")
     with pytest.raises(InputError, match="empty"):
         case.apply()
+
+
+def test_a_disk_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(tmp_path, "llama")
+
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(case.model, "save_pretrained", full)
+    with pytest.raises(InputError, match="No space left"):
+        case.apply(TermId("head", 0, 0))
+    monkeypatch.setattr(apply_module.tempfile, "mkdtemp", full)
+    with pytest.raises(InputError, match="No space left"):
+        case.apply(TermId("head", 0, 0))
+    assert os.listdir(tmp_path) == ["source"]
 
 
 def test_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -255,3 +255,48 @@ def test_checkpoints_of_other_models_are_refused(tmp_path: Path) -> None:
     save_file({**tensors, name: torch.ones(7, 5)}, file / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"up_proj.weight'.*shape mismatch, \[7, 5\]"):
         tuned_report(llama, file)
+
+
+def test_a_large_difference_has_its_leading_values_and_says_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = adapters.base_of("llama", tmp_path / "base")
+    adapter = adapters.make(base, tmp_path / "adapter", CONFIGS["llama"])
+    peft.PeftModel.from_pretrained(adapters.load_base(base), adapter).merge_and_unload().save_pretrained(tmp_path / "t")
+    whole = {key(m): m for m in tuned_report(base, tmp_path / "t").modules}
+    monkeypatch.setattr(weight_change, "EXACT_SIDE", 1)
+    for module in tuned_report(base, tmp_path / "t").modules:
+        other = whole[key(module)]
+        assert module.frobenius_norm == other.frobenius_norm
+        assert module.spectral_norm == pytest.approx(other.spectral_norm, rel=1e-3)
+        assert module.stable_rank == pytest.approx(other.stable_rank, rel=1e-3)
+        assert module.entropy_rank is None
+        assert module.intruders is None
+        assert "--directions" in module.reasons["entropy_rank"] + module.reasons["intruders"]
+        assert module.rounding is not None
+        assert other.rounding is not None
+        assert module.rounding.rank_above_floor == other.rounding.rank_above_floor == 3
+
+
+def test_saved_stacks_heads_and_bases_that_are_not_finite(tmp_path: Path) -> None:
+    base = adapters.base_of("llama", tmp_path / "base")
+    adapter = adapters.make(base, tmp_path / "adapter", CONFIGS["llama"])
+    file = adapter / "adapter_model.safetensors"
+    save_file({**load_file(file), "base_model.model.score.weight": torch.ones(2, 32)}, file)
+    found = report(base, adapter)
+    assert found.added == ["score.weight"]
+    assert "score" not in {m.name for m in found.modules}
+    stored = load_file(base / "model.safetensors")
+    stored["model.layers.0.self_attn.q_proj.weight"][0, 0] = float("inf")
+    save_file(stored, base / "model.safetensors", metadata={"format": "pt"})
+    found = report(base, adapter)
+    [broken] = [m for m in found.modules if m.name == "model.layers.0.self_attn.q_proj"]
+    assert broken.relative_frobenius is None
+    assert broken.frobenius_norm is not None
+    assert "NaN or Inf" in broken.reasons["relative_frobenius"]
+    assert found.summary.relative_frobenius is None
+
+
+def test_equal_singular_values_are_not_taken_for_one() -> None:
+    """One starting vector shows each value once; the energy that is missing tells."""
+    assert weight_change._leading_values(0.1 * torch.eye(40, dtype=torch.float64)) is None

@@ -60,6 +60,7 @@ def test_the_cases(name: str, lint: bool, case: Any, tmp_path: Path, capsys: pyt
     if expected.kind == "warn":
         assert any(expected.matches(f"warn {warning}") for warning in report.warnings)
         assert any(m.frobenius_norm is None and "NaN" in m.reasons["frobenius_norm"] for m in report.modules)
+        assert report.summary.frobenius_norm is report.summary.relative_frobenius is None
     else:
         assert report.warnings == []
         assert len(report.modules) == 2

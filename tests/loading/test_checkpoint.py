@@ -196,6 +196,11 @@ def test_eight_bit_floats_without_their_scales(sound: Path) -> None:
     assert "1 tensor quantised (F8_E4M3): 'x'" in refusal(sound)
 
 
+def test_double_precision_is_no_small_float(sound: Path) -> None:
+    bad.wedit(sound, lambda s: {n: t.double() for n, t in s.items()})
+    assert {t.dtype for t in inspect_folder(sound).tensors.values()} == {"F64"}
+
+
 @pytest.mark.parametrize(
     ("fields", "part"),
     [

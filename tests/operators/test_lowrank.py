@@ -98,3 +98,12 @@ def test_the_floor_is_just_above_what_rounding_makes(rows: int, columns: int) ->
     assert noise < floor < 1.5 * noise
     values = torch.linalg.svdvals((tuned.float() - base.float()).double())
     assert int((values > floor).sum()) == 8
+
+
+def test_fewer_directions_where_asked_for() -> None:
+    matrix = draw(30, 20, 3).dense()
+    found = leading(lambda x: matrix @ x, lambda y: matrix.mT @ y, matrix[0], 20, 5, fewer=True)
+    assert found is not None
+    torch.testing.assert_close(found.values, torch.linalg.svdvals(matrix)[:3])
+    zero = torch.zeros(5, 5, dtype=torch.float64)
+    assert leading(lambda x: zero @ x, lambda y: zero @ y, zero[0], 5, 3, fewer=True) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts, Run, Skipped
+from duat_cli.results.check import BaselineFacts, Change, CheckedFile, CheckedModel, CheckReport, Counts, Outcome
 from duat_cli.results.inspect import (
     Block,
     BlockCertificate,
@@ -557,4 +558,130 @@ def plan(kind: Kind, of: int, removed: int, *, passed: bool = True) -> Plan:
             share=given / of,
             set=[f"block.0.{kind}.{k}" for k in range(given)],
         ),
+
+
+def outcome(rule: str, status: str, **fields: object) -> Outcome:
+    """A check with every field; `fields` say what differs from one that passed."""
+    plain: dict[str, object] = {
+        "rule": rule,
+        "level": "warn" if status == "warned" else "error",
+        "status": status,
+        "block": None,
+        "where": None,
+        "measured": 0.0,
+        "low": None,
+        "high": 0.0,
+        "beyond": None,
+        "unit": "values",
+        "message": "none found",
+        "advice": None,
+        "source": "policy default",
+        "location": {"file": "model/config.json", "line": 1},
+    }
+    return Outcome.model_validate({**plain, **fields})
+
+
+def check_report(*, sound: bool = False, name: str = "org/model") -> CheckReport:
+    """What a gate may find: numbers, places, foreign strings, and checks that did not run."""
+    drift = "If the change is meant, run again with --update-baseline and commit the baseline."
+    moved = [
+        outcome(
+            "drift.weights",
+            "failed",
+            block=number,
+            where=f"weights.model.layers.{number}.mlp.up_proj.weight",
+            measured=0.35 - number / 100,
+            high=1e-4,
+            beyond=0.3499 - number / 100,
+            unit="relative",
+            message=f"'model.layers.{number}.mlp.up_proj.weight' moved by about {0.35 - number / 100:.2g} of its norm",
+            advice=drift,
+            source="tolerance of float32",
+            location={"file": "duat-baseline.json", "line": 9 + number},
+        )
+        for number in range(9)
+    ]
+    findings = [
+        *moved,
+        outcome(
+            "drift.coupling",
+            "failed",
+            block=3,
+            where="blocks.3.coupling.effective_context",
+            measured=2.5,
+            low=3.0,
+            high=3.2,
+            beyond=0.5,
+            message="'blocks.3.coupling.effective_context' went from 3.1 to 2.5",
+            advice=drift,
+            source="tolerance of float32",
+            location={"file": "duat-baseline.json", "line": 4},
+        ),
+        outcome(
+            "bounds",
+            "failed",
+            block=1,
+            where="blocks.1.coupling.first_token_share",
+            measured=None,
+            high=0.5,
+            message="blocks.1.coupling.first_token_share has no value: the prompts have one token each",
+            advice="Compare with `duat inspect`; change the checkpoint, or the bound in the policy.",
+            source="duat.toml",
+            location={"file": "duat.toml", "line": 7},
+            reasons={"measured": "it has no value", "beyond": "it has no value"},
+        ),
+        outcome(
+            "integrity.unexpected",
+            "warned",
+            where="x\x1b[2J, 100%: [link=https://evil.example]y[/link] | `z` <b>",
+            measured=1.0,
+            beyond=1.0,
+            unit="tensors",
+            message="1 unexpected tensor: 'x\x1b[2J, 100%: [link=https://evil.example]y[/link] | `z` <b>'",
+            advice="Remove it.",
+            location={"file": "models/a b,c:d%.json", "line": 1},
+        ),
+    ]
+    passed = [
+        outcome("integrity.nonfinite", "passed"),
+        outcome("integrity.zero_blocks", "passed"),
+        outcome("integrity.dead_neurons", "passed", measured=0.004, high=0.01, unit="share"),
+        outcome("exactness.certificate", "passed", measured=3.1e-07, high=1e-4, unit="relative"),
+    ]
+    skipped = [
+        outcome(rule, "skipped", measured=None, message="no --adapter was given", reasons={"measured": "skipped"})
+        for rule in ("adapter.config", "adapter.non_finite")
+    ]
+    outcomes = [*([] if sound else findings), *passed, *skipped]
+    return CheckReport(
+        duat_version="0.1.0",
+        verdict="passed" if sound else "failed",
+        model=CheckedModel(
+            name=name,
+            path="/models/model",
+            revision=None,
+            model_type="llama",
+            files=[CheckedFile(name="model.safetensors", bytes=4_631_280)],
+            tensors=56,
+            stored=["BF16", "F32"],
+            header_sha256="ab" * 32,
+            fingerprint="cd" * 32,
+            reasons={"revision": "a local folder has none"},
+        ),
+        environment=environment(),
+        certificate=certificate(),
+        prompts=prompts(),
+        policy=["policy default", "duat.toml"],
+        baseline=BaselineFacts(
+            file="duat-baseline.json",
+            status="compared",
+            entries=229,
+            changes=[Change(key="summary.linear_share", old="0.1", new=None), Change(key="a", old=None, new="2")],
+        ),
+        counts=Counts(passed=4, failed=0 if sound else 11, warned=0 if sound else 1, skipped=2),
+        outcomes=outcomes,
+        off=["integrity.mixed_dtypes"],
+        warnings=["a \x1b[31mwarning"],
+        run=Run(started="2026-11-01T00:00:00+00:00", seconds=1.5, peak_memory_bytes=None),
+        reasons={},
     )

@@ -69,4 +69,4 @@ def test_clean_escapes_what_steers_or_hides() -> None:
 
 def test_one_line() -> None:
     assert one_line("a\n  b\t\x1bc") == "a b \\x1bc"
-    assert one_line("x" * 500, 20) == "x" * 16 + " ..."
+    assert one_line("x" * 500 + "end", 20) == "x" * 9 + " ... " + "xxxend"

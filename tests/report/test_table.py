@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import sample_reports as sample
 
+from duat_cli.report.check_table import render_check
 from duat_cli.report.lora_table import render_lora
 from duat_cli.report.page import Page
 from duat_cli.report.prune_table import render_prune
@@ -24,6 +25,8 @@ GOLDEN = Path(__file__).with_name("golden")
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 CASES: dict[str, Callable[[Page], str]] = {
+    "check": lambda page: render_check(sample.check_report(), page),
+    "check_passed": lambda page: render_check(sample.check_report(sound=True), page),
     "inspect": lambda page: render_inspect(sample.inspect_report(), page),
     "inspect_full": lambda page: render_inspect(
         sample.inspect_report(exact=False, spectrum=True, with_terms=True, per_prompt=True), page

@@ -1,0 +1,197 @@
+"""A baseline: what a checkpoint measured when somebody looked and said that it is good. A file to commit.
+
+Keys are stable (they are the paths of the inspect report), sorted, rounded, one entry a line, so that a change
+reads well in a review. A baseline is written on demand only, and refused where it belongs to something else.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from duat_cli import __version__
+from duat_cli.checks.places import block_of, hidden_size, text_config
+from duat_cli.checks.weights import PROBES, WeightFacts
+from duat_cli.errors import InputError
+from duat_cli.loading.checkpoint import CheckpointFiles
+from duat_cli.loading.files import read_json
+from duat_cli.loading.wording import shown
+from duat_cli.results.base import PromptFacts
+from duat_cli.text import clean
+
+SCHEMA = 1
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Sketch = Annotated[list[Number], Field(min_length=1 + PROBES, max_length=1 + PROBES)]
+Value = float | list[float]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class BaselineModel(_Part):
+    """Of which model: what training and rounding leave alone."""
+
+    model_type: str | None
+    hidden_size: int | None
+
+
+class BaselinePrompts(_Part):
+    sha256: str
+    count: int
+    tokens: int
+
+
+class Baseline(_Part):
+    schema_version: int
+    duat_version: str
+    model: BaselineModel
+    stored: list[str]
+    """Floating dtypes of the stored tensors."""
+    dtype: str | None
+    """Of the arithmetic; None for --weights-only."""
+    prompts: BaselinePrompts | None
+    metrics: dict[str, Number | Sketch]
+    """Path -> value; of a tensor its norm and sketch."""
+
+
+@dataclass(frozen=True)
+class BaselineFile:
+    """A baseline as read."""
+
+    path: Path
+    content: Baseline
+
+
+# --- from a run ---------------------------------------------------------------------------------------------
+
+
+def weight_metrics(weights: WeightFacts) -> dict[str, Value]:
+    """'weights.NAME' -> [norm, sketch]; what is not finite has no metric."""
+    found: dict[str, Value] = {}
+    for name, tensor in weights.tensors.items():
+        if tensor.floating and math.isfinite(tensor.norm):
+            found[f"weights.{name}"] = [tensor.norm, *tensor.sketch]
+    return found
+
+
+def prompt_set(prompts: Iterable[PromptFacts]) -> BaselinePrompts | None:
+    import hashlib
+
+    facts = list(prompts)
+    if not facts:
+        return None
+    text = "\n".join(f"{p.sha256} {p.tokens}" for p in facts)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return BaselinePrompts(sha256=digest, count=len(facts), tokens=sum(p.tokens for p in facts))
+
+
+def new_baseline(
+    files: CheckpointFiles, metrics: dict[str, Value], dtype: str | None, prompts: BaselinePrompts | None
+) -> Baseline:
+    return Baseline(
+        schema_version=SCHEMA,
+        duat_version=__version__,
+        model=identity(files),
+        stored=stored_floats(files),
+        dtype=dtype,
+        prompts=prompts,
+        metrics={key: rounded(metrics[key]) for key in sorted(metrics, key=natural)},
+    )
+
+
+def identity(files: CheckpointFiles) -> BaselineModel:
+    model_type = text_config(files.config).get("model_type")
+    return BaselineModel(
+        model_type=model_type if isinstance(model_type, str) else None, hidden_size=hidden_size(files.config)
+    )
+
+
+def stored_floats(files: CheckpointFiles) -> list[str]:
+    return sorted({t.dtype for t in files.tensors.values()} & {"F64", "F32", "F16", "BF16"})
+
+
+def rounded(value: Value) -> Value:
+    """Six digits; of a sketch six places behind the point, as its numbers are of the order of 1."""
+    if isinstance(value, list):
+        return [_digits(value[0], 8), *(round(v, 6) + 0.0 for v in value[1:])]
+    return _digits(value, 6)
+
+
+def _digits(value: float, digits: int) -> float:
+    return float(f"{value:.{digits}g}") + 0.0  # and no -0.0
+
+
+def natural(key: str) -> list[tuple[int, int, str]]:
+    """Block 2 before block 10."""
+    parts = re.split(r"(\d{1,9})", key)
+    return [(0, int(p), "") if p.isascii() and p.isdigit() else (1, 0, p) for p in parts if p]
+
+
+def block_index(key: str) -> int | None:
+    """The block that a metric is about."""
+    if key.startswith("weights."):
+        place = block_of(key.removeprefix("weights."))
+        return place[0].index if place else None
+    found = re.match(r"blocks\.(\d{1,6})\.", key)
+    return int(found[1]) if found else None
+
+
+# --- the file -----------------------------------------------------------------------------------------------
+
+
+def to_text(baseline: Baseline) -> str:
+    """JSON with one entry a line; ASCII."""
+    head = baseline.model_dump(mode="json", exclude={"metrics"})
+    lines = [f"{json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
+    entries = [f"  {json.dumps(k)}: {json.dumps(v, allow_nan=False)}" for k, v in baseline.metrics.items()]
+    return "\n".join(["{", *lines, '"metrics": {', ",\n".join(entries), "}", "}"]) + "\n"
+
+
+def read_baseline(name: str) -> BaselineFile | None:
+    """The file, or None where there is none; InputError says what is wrong with it."""
+    path = Path(name).expanduser()
+    where = f"--baseline {clean(name)}"
+    try:
+        if not (path.exists() or path.is_symlink()):
+            return None
+        content: dict[str, Any] = read_json(path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{where}: cannot be read: {clean(str(error))}") from error
+    schema = content.get("schema_version")
+    if type(schema) is int and schema > SCHEMA:
+        raise InputError(f"{where}: schema_version {schema} is newer than {SCHEMA}, the one of duat {__version__}")
+    try:
+        baseline = Baseline.model_validate(content)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        key = ".".join(clean(str(part)) for part in fault["loc"])[:200]
+        expected = fault["msg"].removeprefix("Input should be ")
+        raise InputError(
+            f"{where}: {key}: {expected}, got {shown(fault['input'], 60)}; restore it, or delete it and run with "
+            "--update-baseline"
+        ) from error
+    if baseline.schema_version != SCHEMA:
+        raise InputError(f"{where}: schema_version {baseline.schema_version} is unknown; expected {SCHEMA}")
+    return BaselineFile(path, baseline)
+
+
+def lines_of(path: Path) -> dict[str, int]:
+    """Key -> line, where a baseline has its entries."""
+    found: dict[str, int] = {}
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return found
+    for number, line in enumerate(text.split("\n"), 1):
+        entry = re.match(r'\s*("(?:[^"\\]|\\.)*"):', line)
+        if entry:
+            found.setdefault(json.loads(entry[1], strict=False), number)
+    return found

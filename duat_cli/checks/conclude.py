@@ -1,0 +1,283 @@
+"""From what was looked at to the report: rules judged, the baseline compared or renewed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from duat_cli import __version__
+from duat_cli.checks import baseline as baselines
+from duat_cli.checks.baseline import Baseline, BaselineFile, Value
+from duat_cli.checks.drift import compare, refuse_foreign, refuse_other_model
+from duat_cli.checks.judge import judge
+from duat_cli.checks.metrics import metrics_of, sampling_slack
+from duat_cli.checks.nearest import suggestion
+from duat_cli.checks.paths import matches
+from duat_cli.checks.policy import Policy
+from duat_cli.checks.rule import Evidence, Settings
+from duat_cli.checks.tolerances import COARSENESS, STORED_AS
+from duat_cli.errors import InputError
+from duat_cli.loading.wording import shown
+from duat_cli.results.base import Run
+from duat_cli.results.check import (
+    BaselineFacts,
+    Change,
+    CheckedFile,
+    CheckedModel,
+    CheckReport,
+    Counts,
+    Location,
+)
+
+NO_FORWARD = "needs a forward pass, which --weights-only leaves out"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to check, settled before anything is read."""
+
+    policy: Policy
+    settings: Mapping[str, Settings]
+    baseline_name: str | None
+    baseline: BaselineFile | None
+    update: bool
+    weights_only: bool
+    dtype: str
+    """As --dtype has it."""
+
+    @property
+    def forward(self) -> bool:
+        """Whether a rule that is on needs a forward pass."""
+        on = [s.rule for s in self.settings.values() if s.level != "off"]
+        wanted = [r for r in on if self.baseline or "baseline" not in r.needs]
+        needed = {need for rule in wanted for need in rule.needs}
+        return not self.weights_only and (self.update or bool({"report", "load", "slack"} & needed))
+
+
+def plan(
+    policy: Policy, settings: Mapping[str, Settings], name: str | None, update: bool, weights_only: bool, dtype: str
+) -> Plan:
+    """InputError where nothing would be checked, or the baseline cannot be what is asked for."""
+    if all(s.level == "off" for s in settings.values()):
+        raise InputError("no checks ran: the policy and --select leave no rule on")
+    found = baselines.read_baseline(name) if name is not None else None
+    if update and name is None:
+        raise InputError("--update-baseline: give the file to write with --baseline FILE")
+    if name is not None and found is None and not update:
+        raise InputError(f"--baseline {shown(name)}: no such file; --update-baseline makes it")
+    if update and weights_only and found and any(k.startswith("blocks.") for k in found.content.metrics):
+        raise InputError(
+            f"--update-baseline: {shown(name)} holds metrics of a forward pass, which --weights-only would drop; "
+            "run without it, or delete the file"
+        )
+    return Plan(policy, settings, name, found, update, weights_only, dtype)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What the report says of the checkpoint, besides the evidence."""
+
+    name: str
+    revision: str | None
+    fingerprint: str | None
+    warnings: tuple[str, ...]
+
+
+def conclude(plan: Plan, evidence: Evidence, subject: Subject, run: Run) -> tuple[CheckReport, str | None]:
+    """The report, and the text of the baseline to write, if one is to be written."""
+    evidence = replace(evidence, policy=plan.policy, baseline_file=plan.baseline_name or "")
+    metrics, reasons = metrics_of(evidence)
+    evidence, fresh = _with_baseline(plan, evidence, metrics, reasons)
+    locate = _Locator(plan, evidence)
+    on = [s for s in plan.settings.values() if s.level != "off"]
+    outcomes = [o for settings in on for o in judge(settings, evidence, locate)]
+    if all(o.status == "skipped" for o in outcomes):
+        raise InputError(f"no checks ran: {outcomes[0].rule}: {outcomes[0].message}")
+    failed = any(o.status == "failed" for o in outcomes)
+    text = baselines.to_text(fresh) if fresh and not failed else None
+    report = evidence.report
+    count = Counter(o.status for o in outcomes)
+    missing = {} if report else {"environment": "no forward pass", "certificate": "no forward pass"}
+    facts = _baseline_facts(plan, fresh, failed)
+    return CheckReport(
+        duat_version=__version__,
+        verdict="failed" if failed else "passed",
+        model=_model(evidence, subject),
+        environment=report.environment if report else None,
+        certificate=report.certificate if report else None,
+        prompts=report.prompts if report else [],
+        policy=[layer.source for layer in plan.policy.layers],
+        baseline=facts,
+        counts=Counts(passed=count["passed"], failed=count["failed"], warned=count["warned"], skipped=count["skipped"]),
+        outcomes=outcomes,
+        off=[name for name, s in plan.settings.items() if s.level == "off"],
+        warnings=list(subject.warnings),
+        run=run,
+        reasons=missing | ({} if facts else {"baseline": "no --baseline"}),
+    ), (text if facts and facts.status in ("created", "updated") else None)
+
+
+# --- the baseline ---------------------------------------------------------------------------------------------
+
+
+def _with_baseline(
+    plan: Plan, evidence: Evidence, metrics: dict[str, Value], reasons: dict[str, str]
+) -> tuple[Evidence, Baseline | None]:
+    """The evidence with the drift, or with why there is none; and what to write."""
+    report = evidence.report
+    dtype = report.environment.dtype if report else None
+    prompts = baselines.prompt_set(report.prompts) if report else None
+    _check_tolerances(plan, metrics)
+    if plan.update:
+        if plan.baseline:
+            refuse_other_model(plan.baseline, evidence.files, evidence.weights, metrics)
+        fresh = baselines.new_baseline(evidence.files, metrics, dtype, prompts)
+        return replace(evidence, absent={**evidence.absent, "baseline": "it is being renewed"}), fresh
+    if plan.baseline is None:
+        return replace(evidence, absent={**evidence.absent, "baseline": "no --baseline was given"}), None
+    limit = plan.policy.drift_dtype or dtype or _weights_dtype(plan, evidence)
+    refuse_foreign(plan.baseline, evidence.files, evidence.weights, metrics, dtype, prompts, limit)
+    drift = compare(
+        plan.baseline.content,
+        metrics,
+        reasons,
+        sampling_slack(report),
+        plan.policy,
+        limit,
+        forward=report is not None,
+    )
+    return replace(evidence, drift=drift), None
+
+
+def _weights_dtype(plan: Plan, evidence: Evidence) -> str:
+    """The tolerance without a forward pass: that of --dtype, whose 'auto' is the coarsest stored one."""
+    short = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+    if plan.dtype != "auto":
+        return short.get(plan.dtype, plan.dtype)
+    stored = [STORED_AS[d] for d in baselines.stored_floats(evidence.files)]
+    return max(stored, key=lambda d: COARSENESS[d], default="float32")
+
+
+def _check_tolerances(plan: Plan, metrics: Mapping[str, Value]) -> None:
+    """A tolerance that is for no metric would look meaningful and do nothing."""
+    known = {*metrics, *(plan.baseline.content.metrics if plan.baseline else ())}
+    for pattern, (layer, _) in plan.policy.tolerances().items():
+        possible = pattern.startswith(("blocks.", "summary.", "**", "*")) and plan.weights_only
+        if layer.file and not possible and not any(matches(pattern, key) for key in known):
+            raise InputError(
+                f"{layer.source}: drift.tolerance.{shown(pattern)} is for no metric of this run"
+                f"{suggestion(pattern, known)}"
+            )
+
+
+def _baseline_facts(plan: Plan, fresh: Baseline | None, failed: bool) -> BaselineFacts | None:
+    if plan.baseline_name is None:
+        return None
+    if fresh is None:
+        assert plan.baseline is not None
+        return BaselineFacts(
+            file=plan.baseline_name, status="compared", entries=len(plan.baseline.content.metrics), changes=[]
+        )
+    old = plan.baseline.content if plan.baseline else None
+    changes = _changes(old.metrics if old else {}, fresh.metrics)
+    heads = [(b.model_dump(exclude={"metrics", "duat_version"}) if b else {}) for b in (old, fresh)]
+    changes = [*_changes(*heads), *changes] if old else changes
+    if failed:
+        status = "not written"
+    elif old is None:
+        status = "created"
+    else:
+        status = "updated" if changes else "unchanged"
+    return BaselineFacts.model_validate(
+        {
+            "file": plan.baseline_name,
+            "status": status,
+            "entries": len(fresh.metrics),
+            "changes": changes if old else [],
+        }
+    )
+
+
+def _changes(old: Mapping[str, object], new: Mapping[str, object]) -> list[Change]:
+    keys = sorted({*old, *new}, key=baselines.natural)
+    changed = [key for key in keys if old.get(key) != new.get(key)]
+    return [Change(key=key, old=_text(old.get(key)), new=_text(new.get(key))) for key in changed]
+
+
+def _text(value: object) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, list) and value and isinstance(value[0], float | int):
+        return f"norm {value[0]:.6g} and its sketch"
+    return f"{value:.6g}" if isinstance(value, float | int) else str(value)
+
+
+# --- facts ------------------------------------------------------------------------------------------------------
+
+
+def _model(evidence: Evidence, subject: Subject) -> CheckedModel:
+    files = evidence.files
+    model_type = files.config.get("model_type")
+    reasons = {
+        **({} if subject.revision else {"revision": "a local folder has none"}),
+        **({} if subject.fingerprint else {"fingerprint": "the model was not loaded"}),
+        **({} if isinstance(model_type, str) else {"model_type": "config.json names none"}),
+    }
+    return CheckedModel(
+        name=subject.name,
+        path=str(files.path),
+        revision=subject.revision,
+        model_type=model_type if isinstance(model_type, str) else None,
+        files=[CheckedFile(name=s, bytes=(files.path / s).stat().st_size) for s in files.shards],
+        tensors=len(files.tensors),
+        stored=sorted({t.dtype for t in files.tensors.values()}),
+        header_sha256=_header_hash(evidence),
+        fingerprint=subject.fingerprint,
+        reasons=reasons,
+    )
+
+
+def _header_hash(evidence: Evidence) -> str:
+    total = hashlib.sha256()
+    for name, entry in sorted(evidence.files.tensors.items()):
+        total.update(f"{name}\0{entry.shape}\0{entry.dtype}\0".encode("utf-8", "surrogatepass"))
+    return total.hexdigest()
+
+
+class _Locator:
+    """The file and line that a reader of an outcome should open: the baseline, the policy, else config.json."""
+
+    def __init__(self, plan: Plan, evidence: Evidence) -> None:
+        self._config = evidence.files.path / "config.json"
+        self._baseline = plan.baseline_name
+        self._lines: dict[str, int] | None = None
+        self._texts: dict[str, list[str]] = {}
+
+    def __call__(self, key: tuple[str, str] | None) -> Location:
+        if key is None:
+            return Location(file=_relative(self._config), line=1)
+        file, name = key
+        if file == self._baseline:
+            if self._lines is None:
+                self._lines = baselines.lines_of(Path(file).expanduser())
+            return Location(file=_relative(Path(file)), line=self._lines.get(name, 1))
+        return Location(file=_relative(Path(file)), line=self._policy_line(file, name))
+
+    def _policy_line(self, file: str, name: str) -> int:
+        if file not in self._texts:
+            try:
+                self._texts[file] = Path(file).read_text(encoding="utf-8", errors="replace").split("\n")
+            except OSError:
+                self._texts[file] = []
+        return next((n for n, line in enumerate(self._texts[file], 1) if name in line), 1)
+
+
+def _relative(path: Path) -> str:
+    """As a link of a repository has it: relative where the file is below the working directory."""
+    try:
+        return path.expanduser().absolute().relative_to(Path.cwd()).as_posix()
+    except (ValueError, OSError):
+        return path.expanduser().absolute().as_posix()

@@ -1,0 +1,144 @@
+"""A run against its baseline, metric by metric."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from duat_cli.checks.baseline import Baseline, BaselineFile, BaselinePrompts, Value, identity, natural, stored_floats
+from duat_cli.checks.policy import Policy
+from duat_cli.checks.tolerances import COARSENESS, STORED_AS, Tolerance, tolerance
+from duat_cli.checks.weights import WeightFacts, distance
+from duat_cli.errors import InputError
+from duat_cli.loading.checkpoint import CheckpointFiles
+from duat_cli.loading.wording import shown
+from duat_cli.text import clean
+
+# |W - W'| / sqrt(|W|^2 + |W'|^2) is 1 for independent tensors, give or take a quarter for the sketch
+_RELATED, _UNRELATED = 0.2, 0.6
+_FOREIGN = 0.9  # share of the matrices that must be unrelated, and none related, for another model
+
+Status = Literal["within", "beyond", "better", "vanished", "new"]
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """One metric here and in the baseline."""
+
+    key: str
+    status: Status
+    old: Value | None
+    new: Value | None
+    change: float
+    """Of a number the difference, of a tensor its relative distance; 0 where one side is missing."""
+    tolerance: Tolerance | None
+    reason: str | None = None
+    """Why a vanished metric has no value, where that is known."""
+
+
+def family(key: str) -> str:
+    """The rule that a metric belongs to: drift.weights, drift.coupling, ..."""
+    parts = key.split(".")
+    if parts[0] == "blocks" and len(parts) > 2:
+        return f"drift.{parts[2].removesuffix('_weighted')}"
+    return f"drift.{parts[0]}"
+
+
+def compare(
+    baseline: Baseline,
+    metrics: Mapping[str, Value],
+    reasons: Mapping[str, str],
+    slack: Mapping[str, float],
+    policy: Policy,
+    dtype: str,
+    *,
+    forward: bool,
+) -> tuple[Deviation, ...]:
+    """Every metric of both. slack: what to add to a tolerance; forward: whether the run had a forward pass."""
+    own = policy.tolerances()
+    found = []
+    for key in sorted({*metrics, *baseline.metrics}, key=natural):
+        old, new = baseline.metrics.get(key), metrics.get(key)
+        if not forward and key.startswith(("blocks.", "summary.")):
+            continue
+        if new is None:
+            found.append(Deviation(key, "vanished", old, None, 0.0, None, reasons.get(key)))
+        elif old is None:
+            found.append(Deviation(key, "new", None, new, 0.0, None))
+        else:
+            found.append(_deviation(key, old, new, tolerance(key, dtype, own), slack.get(key, 0.0)))
+    return tuple(found)
+
+
+def _deviation(key: str, old: Value, new: Value, limit: Tolerance, slack: float) -> Deviation:
+    if isinstance(old, list) != isinstance(new, list):
+        return Deviation(key, "vanished", old, None, 0.0, None, "the baseline's entry is of another kind")
+    if isinstance(old, list) and isinstance(new, list):
+        change = distance(new[0], tuple(new[1:]), old[0], tuple(old[1:]))
+        return Deviation(key, "within" if change <= limit.atol + limit.rtol else "beyond", old, new, change, limit)
+    assert not isinstance(old, list)
+    assert not isinstance(new, list)
+    change = new - old
+    if abs(change) <= limit.of(old) + slack:
+        return Deviation(key, "within", old, new, change, limit)
+    better = limit.better is not None and (change < 0) == (limit.better == "lower")
+    return Deviation(key, "better" if better else "beyond", old, new, change, limit)
+
+
+# --- whose baseline it is ---------------------------------------------------------------------------------------
+
+
+def refuse_foreign(
+    found: BaselineFile,
+    files: CheckpointFiles,
+    weights: WeightFacts,
+    metrics: Mapping[str, Value],
+    dtype: str | None,
+    prompts: BaselinePrompts | None,
+    limit_dtype: str,
+) -> None:
+    """InputError where the baseline belongs to another model, prompt set or dtype."""
+    where, old = f"--baseline {clean(str(found.path))}", found.content
+    refuse_other_model(found, files, weights, metrics)
+    if dtype and old.dtype and dtype != old.dtype:
+        raise InputError(f"{where}: made with --dtype {shown(old.dtype)}, this run has {dtype}; run with the same")
+    if prompts and old.prompts and prompts != old.prompts:
+        raise InputError(
+            f"{where}: made with another prompt set ({old.prompts.count} prompts, {old.prompts.tokens} tokens; this "
+            f"run has {prompts.count} and {prompts.tokens}): give the same --prompts, or --update-baseline"
+        )
+    here = stored_floats(files)
+    if here != old.stored:
+        coarsest = max((STORED_AS.get(d, "float32") for d in {*here, *old.stored}), key=lambda d: COARSENESS[d])
+        if COARSENESS[coarsest] > COARSENESS[limit_dtype]:
+            raise InputError(
+                f"{where}: of a checkpoint stored as {', '.join(map(clean, old.stored)) or 'nothing'}, this one is "
+                f"{', '.join(here) or 'nothing'}: another dtype; allow its rounding by [drift] dtype = "
+                f'"{coarsest}" in the policy, or make a new baseline'
+            )
+
+
+def refuse_other_model(
+    found: BaselineFile, files: CheckpointFiles, weights: WeightFacts, metrics: Mapping[str, Value]
+) -> None:
+    """Another architecture or width, or weights that have nothing in common with the baseline's."""
+    where, old = f"--baseline {clean(str(found.path))}", found.content
+    here = identity(files)
+    if here != old.model:
+        was, now = (f"{m.model_type} of width {m.hidden_size}" for m in (old.model, here))
+        raise InputError(f"{where}: belongs to another model, {clean(was)}; this one is {clean(now)}")
+    angles = []
+    for name in weights.matrices:
+        before, now_here = old.metrics.get(f"weights.{name}"), metrics.get(f"weights.{name}")
+        if isinstance(before, list) and isinstance(now_here, list) and before[0] and now_here[0]:
+            far = distance(now_here[0], tuple(now_here[1:]), before[0], tuple(before[1:]))
+            angles.append(far * before[0] / math.hypot(before[0], now_here[0]))
+    alike = any(angle < _RELATED for angle in angles)
+    foreign = sum(angle > _UNRELATED for angle in angles)
+    if not alike and foreign > _FOREIGN * len(angles):
+        raise InputError(
+            f"{where}: belongs to another model: its tensors and this checkpoint's have nothing in common; give its "
+            "own baseline, or delete the file and run with --update-baseline"
+        )

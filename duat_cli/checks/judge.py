@@ -1,0 +1,160 @@
+"""Measurements against their bounds: outcomes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from duat_cli.checks.rule import Evidence, Measurement, Settings
+from duat_cli.results.check import Location, Outcome
+
+Locate = Callable[[tuple[str, str] | None], Location]
+
+
+@dataclass(frozen=True)
+class _Judged:
+    measurement: Measurement
+    low: float | None
+    high: float | None
+
+    @property
+    def beyond(self) -> float:
+        """How far outside; at most 0 where it passes. NaN counts as outside."""
+        value = self.measurement.value
+        sides = [
+            *([value - self.high] if self.high is not None else []),
+            *([self.low - value] if self.low is not None else []),
+        ]
+        worst = max(sides, default=-math.inf)
+        return math.inf if math.isnan(value) or any(map(math.isnan, sides)) else worst
+
+    @property
+    def tightness(self) -> float:
+        """How much of the room is used: 1 at the bound, whatever the unit."""
+        if self.low is not None and self.high is not None:
+            half = (self.high - self.low) / 2
+            return abs(self.measurement.value - self.low - half) / half if half else 0.0
+        if self.high is not None:
+            return self.measurement.value / self.high if self.high else self.measurement.value
+        return 0.0 if self.low is None else -self.measurement.value
+
+    @property
+    def fails(self) -> bool:
+        return self.measurement.undefined == "fail" or (not self.measurement.undefined and self.beyond > 0)
+
+
+def judge(settings: Settings, evidence: Evidence, locate: Locate) -> Iterator[Outcome]:
+    """One outcome a finding; one for a rule without findings, about the measurement nearest to its bound."""
+    why = next((evidence.absent[need] for need in settings.rule.needs if need in evidence.absent), None)
+    if why is not None:
+        yield _skipped(settings, why, locate)
+        return
+    judged = [_judged(m, settings, evidence) for m in settings.rule.measure(evidence, settings)]
+    failing = [j for j in judged if j.fails]
+    for found in sorted(failing, key=lambda j: -abs(j.tightness)):
+        yield _outcome(settings, found, locate)
+    if not failing:
+        yield _passed(settings, judged, locate)
+
+
+def _judged(measurement: Measurement, settings: Settings, evidence: Evidence) -> _Judged:
+    if measurement.low is not None or measurement.high is not None:
+        return _Judged(measurement, measurement.low, measurement.high)
+    return _Judged(measurement, None, _limit(settings, evidence))
+
+
+def _limit(settings: Settings, evidence: Evidence) -> float | None:
+    """The rule's threshold; for a certificate the tolerance of its dtype."""
+    if settings.max is None and evidence.report is not None and settings.rule.id.startswith("exactness."):
+        return evidence.report.certificate.tolerance
+    return settings.max
+
+
+def _outcome(settings: Settings, found: _Judged, locate: Locate) -> Outcome:
+    measurement = found.measurement
+    level = measurement.level or settings.level
+    if settings.level == "warn" or level == "off":
+        level = "warn"
+    value = None if measurement.undefined else _finite(measurement.value)
+    beyond = None if measurement.undefined else _finite(found.beyond)
+    reasons = {}
+    if value is None:
+        reasons["measured"] = "it has no value" if measurement.undefined else f"it is {measurement.value}"
+    if beyond is None:
+        reasons["beyond"] = reasons.get("measured", "it is infinite")
+    return Outcome(
+        rule=settings.rule.id,
+        level="error" if level == "error" else "warn",
+        status="failed" if level == "error" else "warned",
+        block=measurement.block,
+        where=measurement.where,
+        measured=value,
+        low=found.low,
+        high=found.high,
+        beyond=beyond,
+        unit=settings.rule.unit,
+        message=measurement.text,
+        advice=settings.rule.advice,
+        source=_source(settings, measurement),
+        location=locate(measurement.key or settings.key),
+        reasons=reasons,
+    )
+
+
+def _passed(settings: Settings, judged: list[_Judged], locate: Locate) -> Outcome:
+    nearest = max(judged, key=lambda j: j.tightness, default=None)
+    text = settings.rule.about if nearest is None else nearest.measurement.text
+    none = 0.0 if settings.max is not None else None
+    measured = _finite(nearest.measurement.value) if nearest else none
+    if len(judged) > 1:
+        text = f"{len(judged)} looked at; nearest to its bound: {text}"
+    return Outcome(
+        rule=settings.rule.id,
+        level="error" if settings.level == "error" else "warn",
+        status="passed",
+        block=None,
+        where=None if nearest is None else nearest.measurement.where,
+        measured=measured,
+        low=nearest.low if nearest else None,
+        high=nearest.high if nearest else settings.max,
+        beyond=None,
+        unit=settings.rule.unit,
+        message=text if nearest else f"none found: {text}",
+        advice=None,
+        source=_source(settings, nearest.measurement if nearest else None),
+        location=locate(settings.key),
+        reasons={"beyond": "it passed", **({} if measured is not None else {"measured": "nothing to measure"})},
+    )
+
+
+def _skipped(settings: Settings, why: str, locate: Locate) -> Outcome:
+    return Outcome(
+        rule=settings.rule.id,
+        level="error" if settings.level == "error" else "warn",
+        status="skipped",
+        block=None,
+        where=None,
+        measured=None,
+        low=None,
+        high=settings.max,
+        beyond=None,
+        unit=settings.rule.unit,
+        message=why,
+        advice=None,
+        source=_source(settings, None),
+        location=locate(settings.key),
+        reasons={"measured": why, "beyond": why},
+    )
+
+
+def _source(settings: Settings, measurement: Measurement | None) -> str:
+    if measurement is not None and measurement.source:
+        return measurement.source
+    if settings.level_source == settings.max_source:
+        return settings.max_source
+    return f"{settings.max_source}; level: {settings.level_source}"
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None

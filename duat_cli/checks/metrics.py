@@ -1,0 +1,53 @@
+"""What a run puts into a baseline, and what it holds against one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from duat_cli.checks.baseline import Value, rounded, weight_metrics
+from duat_cli.checks.paths import flatten
+from duat_cli.checks.registry import all_rules
+from duat_cli.checks.rule import Evidence, Settings
+from duat_cli.results.inspect import InspectReport
+
+_WATCHED = re.compile(r"blocks\.\d+\.(operator|density|coupling|coupling_weighted|terms)\.|summary\.")
+# what follows from prompts and options, or is an error that only its bound says something about
+_UNWATCHED = re.compile(
+    r"\.(rows|dense_bytes|certificate_error|threshold|\w*_reference\w*|conv_width|numerical_low|numerical_high)$"
+)
+_COUNTED = (
+    "integrity.constant_heads", "integrity.dead_neurons", "integrity.duplicate_blocks", "integrity.nonfinite",
+    "integrity.zero_blocks", "integrity.zero_matrices",
+)  # fmt: skip
+
+
+def metrics_of(evidence: Evidence) -> tuple[dict[str, Value], dict[str, str]]:
+    """(metric -> value, metric -> why it has none), rounded as the baseline has them."""
+    values: dict[str, Value] = weight_metrics(evidence.weights)
+    reasons = {f"weights.{name}": f"{count} non-finite values" for name, count in evidence.weights.nonfinite.items()}
+    for name in _COUNTED:
+        rule = all_rules()[name]
+        found = [m.value for m in rule.measure(evidence, Settings(rule, rule.level, rule.max, rule.allowed))]
+        values[name] = max(found, default=0.0) if rule.unit == "share" else sum(found, 0.0)
+    if evidence.report is not None:
+        numbers, whys = flatten(evidence.report)
+        values |= {path: value for path, value in numbers.items() if _is_watched(path)}
+        reasons |= {path: why for path, why in whys.items() if _is_watched(path)}
+    return {key: rounded(value) for key, value in values.items()}, reasons
+
+
+def _is_watched(path: str) -> bool:
+    return bool(_WATCHED.match(path)) and not _UNWATCHED.search(path)
+
+
+def sampling_slack(report: InspectReport | None) -> Mapping[str, float]:
+    """The width of the 95 % interval of every density that was estimated."""
+    if report is None:
+        return {}
+    found = {}
+    for block in report.blocks:
+        low, high = block.density.numerical_low, block.density.numerical_high
+        if low is not None and high is not None:
+            found[f"blocks.{block.index}.density.numerical"] = high - low
+    return found

@@ -1,0 +1,64 @@
+"""What a tensor's name says of its place: block, attention or not. Names only; no architecture is known here."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+_NUMBERED = re.compile(r"(?:^|(?<=\.))(\d{1,6})(?=\.)")
+_ATTENTION = re.compile(r"attn|attention|(?:^|\.)att(?:\.|$)", re.IGNORECASE)
+_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
+_WIDTH = ("hidden_size", "d_model", "n_embd", "dim")
+_DEPTH = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+
+
+@dataclass(frozen=True, order=True)
+class BlockPlace:
+    """'model.layers', 3: the stack that a block belongs to, and its number there."""
+
+    stack: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"block {self.index}"
+
+
+def block_of(name: str) -> tuple[BlockPlace, str] | None:
+    """The block of a tensor and its name within it: the first number of a name is the block's."""
+    found = _NUMBERED.search(name)
+    if found is None:
+        return None
+    return BlockPlace(name[: found.start()].rstrip("."), int(found[1])), name[found.end() + 1 :]
+
+
+def is_attention(name: str) -> bool:
+    return bool(_ATTENTION.search(name))
+
+
+def text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The part of a config that describes the text model."""
+    inner = config.get("text_config")
+    return inner if isinstance(inner, dict) else config
+
+
+def head_width(config: dict[str, Any]) -> int | None:
+    """Columns a head takes, where the config says so."""
+    text = text_config(config)
+    stated = _number(text, ("head_dim",))
+    if stated:
+        return stated
+    heads, width = _number(text, _HEADS), _number(text, _WIDTH)
+    return width // heads if heads and width and width % heads == 0 else None
+
+
+def hidden_size(config: dict[str, Any]) -> int | None:
+    return _number(text_config(config), _WIDTH)
+
+
+def depth(config: dict[str, Any]) -> int | None:
+    return _number(text_config(config), _DEPTH)
+
+
+def _number(config: dict[str, Any], names: tuple[str, ...]) -> int | None:
+    return next((config[n] for n in names if type(config.get(n)) is int and config[n] > 0), None)

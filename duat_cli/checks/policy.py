@@ -1,0 +1,279 @@
+"""Policies: TOML files that say which rules apply, from where on they fail, and what counts as drift.
+
+Every layer is strict: an unknown key is an error that names the nearest known one. A policy file, or the
+[tool.duat] of a pyproject.toml, comes over the shipped policy that it extends, and that over the rules' own.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from duat_cli.checks.nearest import suggestion
+from duat_cli.checks.paths import is_known, known_paths
+from duat_cli.errors import InputError
+from duat_cli.loading.wording import shown
+from duat_cli.text import clean
+
+PYPROJECT = "pyproject.toml"
+SHIPPED = ("default", "strict", "release", "adapter")
+_MAX_BYTES = 1 << 20
+SLACK_BUDGET = 0.1  # in the unit of the model's metric, as `duat prune-bound` has it
+SLACK_PROBES = 16
+
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(allow_inf_nan=False, ge=0.0)]
+Level = Literal["error", "warn", "off"]
+DtypeName = Literal["float64", "float32", "float16", "bfloat16"]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class RuleTable(_Table):
+    """[rules] "id" = { ... }; a level alone may stand for the table."""
+
+    level: Level | None = None
+    max: Positive | None = None
+    allowed: list[str] | None = None
+
+
+class BoundTable(_Table):
+    """[bounds] "path" = { ... }"""
+
+    min: Number | None = None
+    max: Number | None = None
+    level: Level = "error"
+    undefined: Literal["fail", "skip"] = "fail"
+
+
+class ToleranceTable(_Table):
+    """[drift.tolerance] "path" = { ... }"""
+
+    rtol: Positive | None = None
+    atol: Positive | None = None
+    better: Literal["lower", "higher"] | None = None
+
+
+class PruningTable(_Table):
+    """[pruning]: for the rules pruning.*"""
+
+    budget: Annotated[float, Field(allow_inf_nan=False, gt=0.0)] | None = None
+    probes: Annotated[int, Field(ge=2, le=4096)] | None = None
+
+
+class DriftTable(_Table):
+    dtype: DtypeName | None = None
+    tolerance: dict[str, ToleranceTable] = {}
+
+
+class PolicyFile(_Table):
+    extends: Literal["default", "strict", "release", "adapter"] | None = None
+    rules: dict[str, RuleTable] = {}
+    bounds: dict[str, BoundTable] = {}
+    drift: DriftTable = DriftTable()
+    pruning: PruningTable = PruningTable()
+
+    @field_validator("rules", mode="before")
+    @classmethod
+    def _levels(cls, rules: object) -> object:
+        if not isinstance(rules, dict):
+            return rules
+        return {key: {"level": value} if isinstance(value, str) else value for key, value in rules.items()}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One policy of the chain."""
+
+    source: str
+    """For the report: 'policy strict', or the file's name."""
+    file: Path | None
+    """The user's file; None for a shipped policy."""
+    content: PolicyFile
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The chain, the later over the earlier."""
+
+    layers: tuple[Layer, ...]
+
+    def rules(self) -> Iterator[tuple[Layer, str, RuleTable]]:
+        for layer in self.layers:
+            # a pattern first, so that a rule named in full stands over it
+            for key, table in sorted(layer.content.rules.items(), key=lambda pair: "*" not in pair[0]):
+                yield layer, key, table
+
+    def bounds(self) -> dict[str, tuple[Layer, BoundTable]]:
+        return {key: (layer, table) for layer in self.layers for key, table in layer.content.bounds.items()}
+
+    def tolerances(self) -> dict[str, tuple[Layer, ToleranceTable]]:
+        return {key: (la, table) for la in self.layers for key, table in la.content.drift.tolerance.items()}
+
+    def pruning(self) -> tuple[float, int]:
+        """Budget and probes of the rules pruning.*"""
+        tables = [layer.content.pruning for layer in reversed(self.layers)]
+        budget = next((t.budget for t in tables if t.budget is not None), SLACK_BUDGET)
+        return budget, next((t.probes for t in tables if t.probes is not None), SLACK_PROBES)
+
+    @property
+    def drift_dtype(self) -> str | None:
+        return next((la.content.drift.dtype for la in reversed(self.layers) if la.content.drift.dtype), None)
+
+
+def read_policy(name: str | None) -> Policy:
+    """The chain for --policy: a shipped name or a file; without it ./pyproject.toml's [tool.duat], or 'default'.
+
+    InputError names file, key and the nearest known key.
+    """
+    if name is None:
+        found = _own_project()
+        return _chain(found) if found else Policy((_shipped("default"),))
+    if name in SHIPPED:
+        return _chain(_shipped(name))
+    return _chain(_file(Path(name).expanduser()))
+
+
+def _chain(top: Layer) -> Policy:
+    layers = [top]
+    while layers[0].content.extends is not None:
+        layers.insert(0, _shipped(layers[0].content.extends))
+    if all(layer.source != "policy default" for layer in layers):
+        layers.insert(0, _shipped("default"))
+    return Policy(tuple(layers))
+
+
+def _shipped(name: str) -> Layer:
+    raw = (importlib.resources.files("duat_cli.configs") / "policies" / f"{name}.toml").read_bytes()
+    source = f"policy {name}"
+    return Layer(source, None, _validated(_parsed(raw, source), source))
+
+
+def _own_project() -> Layer | None:
+    """[tool.duat] of the working directory's pyproject.toml; a file without it, or that is no TOML, is not ours."""
+    path = Path(PYPROJECT)
+    try:
+        raw = path.read_bytes()
+        content = tomllib.loads(raw.decode("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    tool = content.get("tool")
+    if not (isinstance(tool, dict) and "duat" in tool):
+        return None
+    source = f"{PYPROJECT} [tool.duat]"
+    return Layer(source, path, _validated(tool["duat"], source))
+
+
+def _file(path: Path) -> Layer:
+    where = clean(str(path))
+    try:
+        if path.is_dir() or not path.is_file():
+            reason = "is no regular file" if path.exists() else "no such file"
+            raise InputError(f"--policy {where}: {reason}; expected a TOML file, or one of {', '.join(SHIPPED)}")
+        with path.open("rb") as file:
+            raw = file.read(_MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = clean(getattr(error, "strerror", None) or str(error))
+        raise InputError(f"--policy {where}: cannot be read: {reason}") from error
+    if len(raw) > _MAX_BYTES:
+        raise InputError(f"--policy {where}: more than {_MAX_BYTES} bytes; expected a TOML file")
+    content: Any = _parsed(raw, f"--policy {where}")
+    if path.name != PYPROJECT:
+        return Layer(where, path, _validated(content, where))
+    tool = content.get("tool")
+    if not (isinstance(tool, dict) and "duat" in tool):
+        raise InputError(f"--policy {where}: has no [tool.duat]; add it, or give another file")
+    return Layer(f"{where} [tool.duat]", path, _validated(tool["duat"], f"{where} [tool.duat]"))
+
+
+def _parsed(raw: bytes, where: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(raw.removeprefix(b"\xef\xbb\xbf").decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where}: not UTF-8: byte 0x{raw[error.start]:02x} at offset {error.start}") from error
+    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
+        raise InputError(f"{where}: not TOML: {clean(str(error))}") from error
+
+
+# --- validation ------------------------------------------------------------------------------------------
+
+
+def _validated(content: object, where: str) -> PolicyFile:
+    try:
+        policy = PolicyFile.model_validate(content)
+    except ValidationError as error:
+        _refuse(where, error.errors()[0], content)
+    for key, rule in policy.rules.items():
+        _check_rule(where, key, rule)
+    for path, bound in policy.bounds.items():
+        _check_bound(where, path, bound)
+    return policy
+
+
+def _refuse(where: str, fault: Any, content: object) -> NoReturn:
+    """pydantic's first complaint, with the key as the file has it and the nearest known one."""
+    parts = [str(part) for part in fault["loc"]]
+    key = ".".join(shown(p) if "." in p or clean(p) != p else p for p in parts)
+    got = shown(fault["input"], 60)
+    if fault["type"] == "extra_forbidden":
+        raise InputError(f"{where}: unknown key {key}{suggestion(parts[-1], _known_keys(parts))}")
+    expected = fault["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    raise InputError(f"{where}: {key or 'the policy'}: expected {expected}, got {got}")
+
+
+def _known_keys(parts: list[str]) -> list[str]:
+    tables: dict[str, type[_Table]] = {"rules": RuleTable, "bounds": BoundTable, "pruning": PruningTable}
+    if len(parts) == 1:
+        from duat_cli.checks.registry import all_rules
+
+        return [*PolicyFile.model_fields, *all_rules(), *known_paths()]
+    if parts[0] == "drift":
+        return list((DriftTable if len(parts) == 2 else ToleranceTable).model_fields)
+    return list(tables[parts[0]].model_fields)
+
+
+def _check_rule(where: str, key: str, table: RuleTable) -> None:
+    from duat_cli.checks.registry import all_rules
+
+    selected = select(key, all_rules())
+    if not selected:
+        raise InputError(f"{where}: rules: no rule is named {shown(key)}{suggestion(key, all_rules())}")
+    for name in selected:
+        if table.allowed is not None and all_rules()[name].allowed is None:
+            raise InputError(f"{where}: rules.{shown(key)}: allowed: the rule {name} has no list of allowed values")
+
+
+def _check_bound(where: str, path: str, bound: BoundTable) -> None:
+    place = f"{where}: bounds.{shown(path)}"
+    if not is_known(path):
+        known = [p.replace("#", "*") for p in known_paths()]
+        raise InputError(f"{place}: no report has such a field{suggestion(path, known)}")
+    if bound.min is None and bound.max is None and bound.level != "off":
+        raise InputError(f"{place}: expected min, max or both")
+    if bound.min is not None and bound.max is not None and bound.min > bound.max:
+        raise InputError(f"{place}: min {bound.min:g} is above max {bound.max:g}, so nothing could pass")
+    if bound.max is not None and bound.max < 0 and not _may_be_negative(path):
+        raise InputError(f"{place}: max {bound.max:g}: the field is never negative, so nothing could pass")
+    if bound.min is not None and bound.min < 0 and not _may_be_negative(path):
+        raise InputError(f"{place}: min {bound.min:g}: the field is never negative, so everything would pass")
+
+
+def _may_be_negative(path: str) -> bool:
+    """Shares of a sum of vectors may be; everything else is a norm, a count, a density or an error."""
+    shares = ("linear_share", "static_share", "dynamic_share")
+    return path.rsplit(".", maxsplit=1)[-1] in ("share", "*", "**", "low", "mean", "high", *shares)
+
+
+def select(pattern: str, names: Any) -> list[str]:
+    """The names that a pattern with `*` picks."""
+    from fnmatch import fnmatchcase
+
+    return [name for name in names if fnmatchcase(name, pattern)] if len(pattern) < 200 else []

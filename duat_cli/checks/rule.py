@@ -1,0 +1,96 @@
+"""What a rule is: what it looks at, what it measures, from where on that is a finding, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from duat_cli.checks.drift import Deviation
+from duat_cli.checks.policy import Level, Policy
+from duat_cli.checks.weights import WeightFacts
+from duat_cli.loading.checkpoint import CheckpointFiles
+from duat_cli.results.inspect import InspectReport
+from duat_cli.results.lora import LintFinding
+from duat_cli.results.prune import PruneReport
+
+Need = Literal["load", "report", "slack", "baseline", "adapter"]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of a checkpoint; None where it was not looked at, `absent` says why."""
+
+    files: CheckpointFiles
+    weights: WeightFacts
+    unexpected: tuple[str, ...] | None = None
+    """Tensors that the class does not use; needs the load."""
+    spare: tuple[str, ...] | None = None
+    """Missing tensors that do not matter, taken as zero; needs the load."""
+    report: InspectReport | None = None
+    slack: PruneReport | None = None
+    """Neurons and heads alone; only where a rule asks for it, because it takes minutes."""
+    drift: tuple[Deviation, ...] | None = None
+    """Every metric of the baseline or the run; needs --baseline."""
+    baseline_file: str = ""
+    policy: Policy | None = None
+    adapter: tuple[LintFinding, ...] | None = None
+    """What the adapter's linter found; needs --adapter."""
+    absent: dict[Need, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One number of a rule, at one place."""
+
+    value: float
+    text: str
+    """What was measured, as a sentence with its number."""
+    block: int | None = None
+    where: str | None = None
+    """Tensor, path of a report's field, or file."""
+    low: float | None = None
+    high: float | None = None
+    """Bounds of its own; without both the rule's `max` holds."""
+    level: Level | None = None
+    """A level of its own; None is the rule's."""
+    source: str | None = None
+    """Where its own bounds come from."""
+    key: tuple[str, str] | None = None
+    """(file, key in it) that a reader may want to edit."""
+    undefined: Literal["", "fail", "skip"] = ""
+    """There is no value (0 stands for it), and whether that is a finding."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A check with a stable id. A measurement above `max` is a finding."""
+
+    id: str
+    about: str
+    """What it looks at, for the list of rules."""
+    advice: str
+    """One sentence: what to do about a finding."""
+    needs: tuple[Need, ...]
+    """What must have been looked at besides files and weights."""
+    measure: Callable[[Evidence, Settings], Iterable[Measurement]]
+    level: Level = "error"
+    max: float | None = 0.0
+    """None: the evidence brings its own, or there is nothing to compare."""
+    unit: str = ""
+    allowed: tuple[str, ...] | None = None
+    """Values that the rule lets pass, for rules about kinds of things."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A rule as a policy has it, and where each of its settings comes from."""
+
+    rule: Rule
+    level: Level
+    max: float | None
+    allowed: tuple[str, ...] | None
+    level_source: str = "built in"
+    max_source: str = "built in"
+    key: tuple[str, str] | None = None
+    """(the user's file that names the rule, its key there); None for what is built in or shipped."""

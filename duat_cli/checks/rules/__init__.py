@@ -1,0 +1,1 @@
+"""The rules, one family a file; registry.py finds every file that has a RULES."""

@@ -1,0 +1,55 @@
+"""Rules about an adapter: a rule for each id of its linter, under --adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from duat_cli.checks.policy import Level
+from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
+
+# the linter's id -> what it is about, what to do
+_ERRORS = {
+    "ambiguous-layout": ("factors whose shapes fit two layouts", "Save the adapter again with PEFT."),
+    "alpha-zero": ("a scaling of zero", "Set lora_alpha in adapter_config.json to what it was trained with."),
+    "config": ("fields of adapter_config.json that contradict the tensors", "Restore the config of the training run."),
+    "convolution": ("factors of convolutions, which duat does not read", "Check these modules by hand."),
+    "dora-flag-missing": ("magnitudes without use_dora", "Set use_dora to true in adapter_config.json."),
+    "dora-magnitude-missing": ("use_dora without magnitudes", "Save the adapter again with all its tensors."),
+    "factor-missing": ("an A without its B, or a B without its A", "Save the adapter again with all its tensors."),
+    "non-finite": ("NaN and infinite values", "Go back to the last sound adapter."),
+    "rank-mismatch": ("ranks that contradict adapter_config.json", "Restore the config of the training run."),
+    "shape-mismatch": ("factors that do not fit the base", "Give the base that the adapter was trained on."),
+    "target-absent": ("modules that the base does not have", "Give the base that the adapter was trained on."),
+    "two-tied-deltas": ("two changes of one tied weight", "Keep one of them, or untie the base."),
+    "unknown-tensor": ("tensors that no method of PEFT has", "Remove them, or save the adapter again with PEFT."),
+}
+_WARNINGS = {
+    "mutated-base": ("an initialisation that changed the base", "Publish the adapter converted to the original base."),
+    "expert-keys": ("experts under keys that name no parameter", "Check that your runtime reads them."),
+    "module-saved-by-accident": ("modules that a pattern saved by accident", "Name the module in full."),
+    "target-unmatched": ("targets without a tensor", "Find out whether the tensors were lost at saving."),
+    "tied-weights": ("a change of a tied weight", "Decide whether it is meant at both places before you merge."),
+    "untouched": ("modules that training never touched", "Leave them out of target_modules."),
+}
+_NOTES = {
+    "embedding-saved": ("an embedding saved whole", "Drop it, if the vocabulary was not resized."),
+    "key-dialect": ("keys in another library's dialect", "Save the adapter again with PEFT."),
+    "needs-base": ("what cannot be checked without the base", "Give the base as MODEL."),
+}
+
+
+def _of(lint: str) -> Callable[[Evidence, Settings], Iterable[Measurement]]:
+    def measure(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+        return [Measurement(1, f.message, where=f.where) for f in evidence.adapter or () if f.rule == lint]
+
+    return measure
+
+
+def _rules(table: dict[str, tuple[str, str]], level: Level) -> list[Rule]:
+    return [
+        Rule(f"adapter.{name.replace('-', '_')}", about, advice, ("adapter",), _of(name), level=level, unit="findings")
+        for name, (about, advice) in table.items()
+    ]
+
+
+RULES = [*_rules(_ERRORS, "error"), *_rules(_WARNINGS, "warn"), *_rules(_NOTES, "off")]

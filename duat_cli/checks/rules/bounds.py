@@ -1,0 +1,64 @@
+"""The rule behind a policy's [bounds]: fields of the inspect report, by pattern."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from duat_cli.checks.baseline import block_index
+from duat_cli.checks.paths import flatten, matches
+from duat_cli.checks.policy import BoundTable, Layer
+from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
+from duat_cli.errors import InputError
+from duat_cli.loading.wording import shown
+
+
+def _bounds(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    assert evidence.report is not None
+    assert evidence.policy is not None
+    values, reasons = flatten(evidence.report)
+    for pattern, (layer, bound) in evidence.policy.bounds().items():
+        if bound.level == "off":
+            continue
+        found = list(_matching(pattern, layer, bound, values, reasons))
+        if not found:
+            last = evidence.report.model.blocks - 1
+            raise InputError(
+                f"{layer.source}: bounds.{shown(pattern)} matches nothing in this model's report, whose blocks are 0 "
+                f'to {last}; correct the path, or set its level to "off"'
+            )
+        yield from found
+
+
+def _matching(
+    pattern: str, layer: Layer, bound: BoundTable, values: dict[str, float], reasons: dict[str, str]
+) -> Iterator[Measurement]:
+    empty = Measurement(
+        0.0,
+        "",
+        low=bound.min,
+        high=bound.max,
+        level=bound.level,
+        source=layer.source,
+        key=(str(layer.file), pattern) if layer.file else None,
+    )
+    for path, value in values.items():
+        if matches(pattern, path):
+            text = f"{path} is {value:.6g}"
+            yield replace(empty, value=value, text=text, block=block_index(path), where=path)
+    for path, reason in reasons.items():
+        if matches(pattern, path):
+            text = f"{path} has no value: {reason}"
+            yield replace(empty, text=text, block=block_index(path), where=path, undefined=bound.undefined)
+
+
+RULES = [
+    Rule(
+        "bounds",
+        "fields of the inspect report that the policy bounds",
+        "Compare with `duat inspect`; change the checkpoint, or the bound in the policy.",
+        ("report",),
+        _bounds,
+        max=None,
+    ),
+]

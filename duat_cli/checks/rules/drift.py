@@ -1,0 +1,108 @@
+"""Rules about drift: every metric against the baseline, a rule for each group of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from duat_cli.checks.baseline import block_index
+from duat_cli.checks.drift import Deviation, family
+from duat_cli.checks.rule import Evidence, Measurement, Need, Rule, Settings
+from duat_cli.loading.wording import counted, listed, shown
+
+_UPDATE = "If the change is meant, run again with --update-baseline and commit the baseline."
+
+
+def _of(rule: str) -> Callable[[Evidence, Settings], Iterable[Measurement]]:
+    def measure(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+        for deviation in evidence.drift or ():
+            if family(deviation.key) == rule and deviation.status in ("within", "beyond"):
+                yield _measurement(deviation, evidence.baseline_file)
+
+    return measure
+
+
+def _measurement(deviation: Deviation, file: str) -> Measurement:
+    limit, key = deviation.tolerance, deviation.key
+    assert limit is not None
+    empty = Measurement(0.0, "", block_index(key), key, source=limit.source, key=(file, key))
+    if isinstance(deviation.new, list):
+        text = f"{shown(key.removeprefix('weights.'))} moved by about {deviation.change:.2g} of its norm"
+        return replace(empty, value=deviation.change, text=text, high=limit.atol + limit.rtol)
+    old, new = deviation.old, deviation.new
+    assert isinstance(old, float | int)
+    assert isinstance(new, float | int)
+    # what an interval adds to the tolerance is in the verdict already
+    room = limit.of(old) if deviation.status == "beyond" else max(limit.of(old), abs(new - old))
+    text = f"{shown(key)} went from {old:g} to {new:g}"
+    return replace(empty, value=new, text=text, low=old - room, high=old + room)
+
+
+def _vanished(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    gone: dict[int | None, list[Deviation]] = {}
+    for deviation in evidence.drift or ():
+        if deviation.status == "vanished":
+            gone.setdefault(block_index(deviation.key), []).append(deviation)
+    for block, found in gone.items():
+        keys = [d.key for d in found]
+        why = next((f" ({d.reason})" for d in found if d.reason), "")
+        text = f"{counted(len(keys), 'metric')} disappeared: {listed(keys)}{why}"
+        yield Measurement(len(keys), text, block, keys[0], key=(evidence.baseline_file, keys[0]))
+
+
+def _new(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    fresh: dict[int | None, list[str]] = {}
+    for deviation in evidence.drift or ():
+        if deviation.status == "new":
+            fresh.setdefault(block_index(deviation.key), []).append(deviation.key)
+    for block, keys in fresh.items():
+        text = f"{counted(len(keys), 'metric')} that the baseline lacks: {listed(keys)}"
+        yield Measurement(len(keys), text, block, keys[0], key=(evidence.baseline_file, ""))
+
+
+def _stale(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    for d in evidence.drift or ():
+        if d.status == "better":
+            text = f"{shown(d.key)} improved from {d.old:g} to {d.new:g}: the baseline is stale"
+            yield Measurement(1, text, block_index(d.key), d.key, key=(evidence.baseline_file, d.key))
+
+
+def _rule(name: str, about: str, unit: str, *needs: Need) -> Rule:
+    return Rule(name, about, _UPDATE, ("baseline", *needs), _of(name), max=None, unit=unit)
+
+
+RULES = [
+    _rule("drift.weights", "relative distance of every tensor from the baseline's, from its sketch", "relative"),
+    _rule("drift.integrity", "counts of what is broken in the weights", "count"),
+    _rule("drift.operator", "norm, effective heads and block correlation of W'", "", "report"),
+    _rule("drift.density", "density of W'", "share", "report"),
+    _rule("drift.coupling", "how tokens reach each other through W'", "", "report"),
+    _rule("drift.terms", "shares and norms of the UAT sum at every block", "", "report"),
+    _rule("drift.summary", "the summary's means", "", "report"),
+    Rule(
+        "drift.vanished",
+        "metrics of the baseline that this run lacks",
+        "Find out why the metric has no value any more; only then run with --update-baseline.",
+        ("baseline",),
+        _vanished,
+        unit="metrics",
+    ),
+    Rule(
+        "drift.new",
+        "metrics that the baseline lacks",
+        "Run with --update-baseline, so that they are watched from now on.",
+        ("baseline",),
+        _new,
+        level="warn",
+        unit="metrics",
+    ),
+    Rule(
+        "drift.stale",
+        "metrics that improved beyond their tolerance",
+        "Run with --update-baseline, so that the improvement is kept.",
+        ("baseline",),
+        _stale,
+        level="warn",
+        unit="metrics",
+    ),
+]

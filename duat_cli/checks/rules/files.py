@@ -1,0 +1,98 @@
+"""Rules about what the headers say, without a look at a value."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from duat_cli.checks.places import block_of, depth
+from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
+from duat_cli.loading.wording import counted, listed, shown
+
+_FLOATS = ("F64", "F32", "F16", "BF16")
+_WHOLE = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")
+
+
+def _notes(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    return [Measurement(1, text) for text in evidence.files.warnings]
+
+
+def _layers(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    """Blocks that config.json promises and no tensor belongs to; nothing where one block serves for all (albert)."""
+    stated = depth(evidence.files.config)
+    places = {place[0] for name in evidence.files.tensors if (place := block_of(name))}
+    stacks = Counter(place.stack for place in places)
+    if stated is None or not stacks or max(stacks.values()) == 1:
+        return
+    stack, held = stacks.most_common(1)[0]
+    text = f"config.json promises {counted(stated, 'block')}, the files hold {held} ({shown(stack)})"
+    yield Measurement(max(0, stated - held), text, where="config.json")
+
+
+def _dtype(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    allowed = settings.allowed or ()
+    for dtype in _FLOATS:
+        names = [n for n, t in evidence.files.tensors.items() if t.dtype == dtype]
+        if names and dtype not in allowed:
+            text = f"{counted(len(names), 'tensor')} stored as {dtype}: {listed(names)}; allowed: {', '.join(allowed)}"
+            yield Measurement(len(names), text, where=min(names))
+
+
+def _mixed(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    count = Counter(t.dtype for t in evidence.files.tensors.values() if t.dtype in _FLOATS)
+    text = ", ".join(f"{number} {dtype}" for dtype, number in count.most_common())
+    yield Measurement(max(0, len(count) - 1), f"dtypes of the tensors: {text or 'none'}")
+
+
+def _quantised(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    names = [n for n, t in evidence.files.tensors.items() if t.dtype in _WHOLE and sum(s > 1 for s in t.shape) > 1]
+    if names:
+        many = counted(len(names), "matrix") if len(names) == 1 else f"{len(names)} matrices"
+        yield Measurement(len(names), f"{many} of integers: {listed(names)}", where=min(names))
+
+
+RULES = [
+    Rule(
+        "integrity.files",
+        "what the index, the headers and the names in them have wrong without being unreadable",
+        "Save the checkpoint again with save_pretrained, which writes index and headers that agree.",
+        (),
+        _notes,
+        level="warn",
+    ),
+    Rule(
+        "integrity.layers",
+        "blocks that config.json promises and the files lack",
+        "Fetch the missing shards, or correct num_hidden_layers in config.json.",
+        (),
+        _layers,
+        level="warn",
+        unit="blocks",
+    ),
+    Rule(
+        "integrity.dtype",
+        "tensors stored in a dtype that is not allowed",
+        "Store the checkpoint in an allowed dtype, or add the dtype to `allowed` in the policy.",
+        (),
+        _dtype,
+        unit="tensors",
+        allowed=_FLOATS,
+    ),
+    Rule(
+        "integrity.mixed_dtypes",
+        "floating dtypes beyond the first among the tensors",
+        "Store all tensors in one dtype, or raise `max` where the mixture is meant.",
+        (),
+        _mixed,
+        level="off",
+        unit="dtypes",
+    ),
+    Rule(
+        "integrity.quantised",
+        "matrices of integers, whose scales duat does not know",
+        "Give the checkpoint in full precision, or dequantise it.",
+        (),
+        _quantised,
+        unit="matrices",
+    ),
+]

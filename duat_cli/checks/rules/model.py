@@ -1,0 +1,77 @@
+"""Rules that need the model: what the load left over, and whether the DUAT form is the model's own output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
+from duat_cli.loading.wording import counted, listed
+
+
+def _unexpected(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    names = list(evidence.unexpected or ())
+    if names:
+        text = f"{counted(len(names), 'unexpected tensor')}, unused by the model: {listed(names)}"
+        yield Measurement(len(names), text, where=min(names))
+
+
+def _missing(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    """A missing tensor that matters is an error of the load; what is left are poolers behind the last block."""
+    names = list(evidence.spare or ())
+    if names:
+        yield Measurement(len(names), f"{counted(len(names), 'tensor')} missing and taken as zero: {listed(names)}")
+
+
+def _certificate(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    assert evidence.report is not None
+    found = evidence.report.certificate
+    for block in evidence.report.blocks:
+        text = f"the DUAT form of block {block.index} is off by {block.certificate_error:.1e}"
+        yield Measurement(block.certificate_error, text, block.index, f"blocks.{block.index}.certificate_error")
+    text = f"the DUAT form is off by {found.relative_error:.1e} at most"
+    yield Measurement(found.relative_error, text, where="certificate.relative_error")
+
+
+def _skipped(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    assert evidence.report is not None
+    return [Measurement(1, f"{entry.what}: {entry.why}") for entry in evidence.report.skipped]
+
+
+RULES = [
+    Rule(
+        "integrity.unexpected",
+        "tensors that the model's class does not use",
+        "Remove them, or correct config.json: an unused tensor often is a renamed or a foreign one.",
+        ("load",),
+        _unexpected,
+        level="warn",
+        unit="tensors",
+    ),
+    Rule(
+        "integrity.missing",
+        "tensors that the files lack; those that matter are refused at the load",
+        "Fetch the checkpoint again, or save it with all its tensors.",
+        ("load",),
+        _missing,
+        level="warn",
+        unit="tensors",
+    ),
+    Rule(
+        "exactness.certificate",
+        "relative error of the DUAT form against the model's own output, by default the tolerance of the dtype",
+        "Run with --dtype float32; if it stays, report it: the numbers of this model are not to be relied on.",
+        ("report",),
+        _certificate,
+        max=None,
+        unit="relative",
+    ),
+    Rule(
+        "exactness.skipped",
+        "parts of the model that are outside the DUAT form",
+        "Nothing is wrong with the checkpoint; these parts have no numbers that could be checked.",
+        ("report",),
+        _skipped,
+        level="warn",
+        unit="parts",
+    ),
+]

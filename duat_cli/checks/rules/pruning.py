@@ -1,0 +1,37 @@
+"""Pruning slack: how much of the model can go within a budget. A share that grows says that training wasted it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
+
+
+def _slack(kind: str) -> Callable[[Evidence, Settings], Iterable[Measurement]]:
+    def measure(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+        assert evidence.slack is not None
+        for plan in evidence.slack.plans:
+            if plan.granularity == kind:
+                yield Measurement(
+                    plan.share,
+                    f"{plan.removed} of {plan.of} {kind}s can go together within {plan.budget:g} "
+                    f"{evidence.slack.protocol.unit}, {plan.share:.1%}",
+                    where=f"plans.{kind}.share",
+                )
+
+    return measure
+
+
+RULES = [
+    Rule(
+        f"pruning.{kind}s",
+        f"share of {kind}s that can be removed together within the budget of [pruning]",
+        f"See `duat prune-bound --granularity {kind}`: prune them, or find out why training left them idle.",
+        ("slack",),
+        _slack(kind),
+        level="off",
+        max=most,
+        unit="share",
+    )
+    for kind, most in (("neuron", 0.5), ("head", 0.25))
+]

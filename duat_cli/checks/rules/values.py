@@ -1,0 +1,188 @@
+"""Rules about the values of the weights, from one pass over the files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+
+from duat_cli.checks.places import block_of, head_width, is_attention
+from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
+from duat_cli.checks.weights import Indices, TensorFacts, distance
+from duat_cli.loading.wording import counted, shown
+
+_SAME = 1e-6  # relative distance of copies; the sketches hold more digits
+_HEAD = ("lm_head.weight", "embed_out.weight", "predictions.decoder.weight", "generator_lm_head.weight")
+_TABLE = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "shared.weight")
+
+
+def _block(name: str) -> int | None:
+    place = block_of(name)
+    return place[0].index if place else None
+
+
+def _nonfinite(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    for name, count in evidence.weights.nonfinite.items():
+        text = f"{counted(count, 'non-finite value')} (NaN or Inf) in {shown(name)}"
+        yield Measurement(count, text, _block(name), name)
+
+
+def _zero_matrices(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    for name in evidence.weights.zero_matrices:
+        yield Measurement(1, f"{shown(name)} is all zero", _block(name), name)
+
+
+def _zero_blocks(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    for place, tensors in evidence.weights.blocks().items():
+        matrices = [t for t in tensors.values() if t.matrix]
+        if matrices and all(t.zero for t in matrices):
+            text = f"all {len(matrices)} matrices of {place} ({shown(place.stack)}) are zero"
+            yield Measurement(1, text, place.index, place.stack)
+
+
+def _duplicates(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    """Blocks whose matrices are all those of an earlier block of the same stack."""
+    seen: dict[tuple[object, ...], list[tuple[int, dict[str, TensorFacts]]]] = {}
+    for place, tensors in sorted(evidence.weights.blocks().items()):
+        matrices = {name: t for name, t in sorted(tensors.items()) if t.matrix}
+        if not matrices or all(t.zero for t in matrices.values()):
+            continue
+        form = (place.stack, *((name, t.entry.shape) for name, t in matrices.items()))
+        earlier = seen.setdefault(form, [])
+        twin = next((i for i, other in earlier if _same(matrices, other)), None)
+        earlier.append((place.index, matrices))
+        if twin is not None:
+            text = f"{place} ({shown(place.stack)}) is a copy of block {twin}: {len(matrices)} matrices are equal"
+            yield Measurement(1, text, place.index, place.stack)
+
+
+def _same(tensors: dict[str, TensorFacts], others: dict[str, TensorFacts]) -> bool:
+    return all(
+        distance(t.norm, t.sketch, others[n].norm, others[n].sketch) <= _SAME for n, t in tensors.items()
+    )  # a comparison with NaN is False
+
+
+def _dead_neurons(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    """Zero rows and columns of the matrices of a block beside attention; an embedding may have unused rows."""
+    for name, tensor in evidence.weights.matrices.items():
+        if block_of(name) is None or is_attention(name) or tensor.zero:
+            continue
+        sides = (("rows", tensor.zero_rows, tensor.rows), ("columns", tensor.zero_columns, tensor.columns))
+        side, zero, count = max(sides, key=lambda s: len(s[1]) / s[2])
+        text = f"{len(zero)} of {count} {side} of {shown(name)} are zero{_first(zero)}"
+        yield Measurement(len(zero) / count, text, _block(name), name)
+
+
+def _constant_heads(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    """Runs of rows or columns, one head wide, that are all zero: queries, keys, values or outputs of a head.
+
+    Such a head attends the same way whatever it reads, or adds nothing.
+    """
+    width = head_width(evidence.files.config)
+    for name, tensor in evidence.weights.matrices.items():
+        if width is None or not is_attention(name) or tensor.zero:
+            continue
+        for side, zero, count in (
+            ("rows", tensor.zero_rows, tensor.rows),
+            ("columns", tensor.zero_columns, tensor.columns),
+        ):
+            heads = _whole_runs(zero, width) if count % width == 0 else []
+            if heads:
+                first = heads[0] * width
+                text = (
+                    f"zero in {shown(name)}: {side} {first}-{first + width - 1}, head {', '.join(map(str, heads[:8]))} "
+                    f"of {count // width}"
+                )
+                yield Measurement(len(heads), text, _block(name), name)
+
+
+def _whole_runs(zero: Indices, width: int) -> list[int]:
+    runs, counts = np.unique(zero // width, return_counts=True)
+    return [int(run) for run, count in zip(runs, counts, strict=True) if count == width]
+
+
+def _first(at: Indices) -> str:
+    return f": {', '.join(map(str, at[:4]))}{', ...' if len(at) > 4 else ''}" if len(at) else ""
+
+
+def _tied(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    """config.json ties the output to the embedding, and the files hold two different tensors."""
+    if evidence.files.config.get("tie_word_embeddings") is not True:
+        return
+    tensors = evidence.weights.tensors
+    heads = [n for n in tensors if n.endswith(_HEAD)]
+    tables = [n for n in tensors if n.endswith(_TABLE)]
+    for head in heads:
+        for table in tables:
+            one, two = tensors[head], tensors[table]
+            if one.entry.shape == two.entry.shape:
+                far = distance(one.norm, one.sketch, two.norm, two.sketch)
+                text = f"{shown(head)} and {shown(table)} are tied by config.json and differ by {far:.2g}"
+                yield Measurement(far if math.isfinite(far) else 1.0, text, where=head)
+
+
+RULES = [
+    Rule(
+        "integrity.nonfinite",
+        "NaN and infinite values",
+        "Go back to the last sound checkpoint: one such value makes every output NaN.",
+        (),
+        _nonfinite,
+        unit="values",
+    ),
+    Rule(
+        "integrity.zero_matrices",
+        "weight matrices that are zero throughout",
+        "Find out which step left the tensor at zero; a merge or a conversion that did not know its name is usual.",
+        (),
+        _zero_matrices,
+        level="warn",
+        unit="matrices",
+    ),
+    Rule(
+        "integrity.zero_blocks",
+        "blocks whose matrices are all zero",
+        "Remove the block from the checkpoint and its config, or restore its weights.",
+        (),
+        _zero_blocks,
+        unit="blocks",
+    ),
+    Rule(
+        "integrity.duplicate_blocks",
+        "blocks that are copies of an earlier one",
+        'If the copy is meant (depth up-scaling), set "integrity.duplicate_blocks" = "warn"; else restore the block.',
+        (),
+        _duplicates,
+        unit="blocks",
+    ),
+    Rule(
+        "integrity.dead_neurons",
+        "share of the rows or columns of an FFN matrix that is zero",
+        "Prune these neurons for good, or raise `max` where the checkpoint is sparse on purpose.",
+        (),
+        _dead_neurons,
+        level="warn",
+        max=0.01,
+        unit="share",
+    ),
+    Rule(
+        "integrity.constant_heads",
+        "attention heads of which queries, keys, values or outputs are zero",
+        "Prune the head for good, or restore its weights.",
+        (),
+        _constant_heads,
+        level="warn",
+        unit="heads",
+    ),
+    Rule(
+        "integrity.tied_weights",
+        "relative distance between an output matrix and the embedding that config.json ties it to",
+        "Drop the output matrix from the file, or set tie_word_embeddings to false.",
+        (),
+        _tied,
+        level="warn",
+        max=1e-6,
+        unit="relative",
+    ),
+]

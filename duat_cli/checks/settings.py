@@ -1,0 +1,44 @@
+"""What a policy makes of the rules: for each its level and threshold, and where they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from duat_cli.checks.nearest import suggestion
+from duat_cli.checks.policy import Policy, select
+from duat_cli.checks.registry import all_rules
+from duat_cli.checks.rule import Settings
+from duat_cli.errors import InputError
+from duat_cli.loading.wording import shown
+
+
+def settings_of(policy: Policy, selected: Sequence[str] = ()) -> dict[str, Settings]:
+    """Rule -> its settings. selected: patterns of --select; every other rule is off. InputError for a wrong one."""
+    found = {name: Settings(r, r.level, r.max, r.allowed) for name, r in all_rules().items()}
+    for layer, key, table in policy.rules():
+        for name in select(key, found):
+            old = found[name]
+            found[name] = replace(
+                old,
+                level=table.level or old.level,
+                max=old.max if table.max is None else table.max,
+                allowed=old.allowed if table.allowed is None else tuple(table.allowed),
+                level_source=layer.source if table.level else old.level_source,
+                max_source=old.max_source if table.max is None and table.allowed is None else layer.source,
+                key=(str(layer.file), key) if layer.file else old.key,
+            )
+    if not any(table.level != "off" for _, table in policy.bounds().values()):
+        found["bounds"] = replace(found["bounds"], level="off", level_source="no [bounds] in the policy")
+    if selected:
+        kept = {name for pattern in selected for name in _selected(pattern)}
+        for name in set(found) - kept:
+            found[name] = replace(found[name], level="off", level_source="--select")
+    return found
+
+
+def _selected(pattern: str) -> list[str]:
+    names = select(pattern, all_rules())
+    if not names:
+        raise InputError(f"--select {shown(pattern)}: no rule is named so{suggestion(pattern, all_rules())}")
+    return names

@@ -1,0 +1,62 @@
+"""How far a metric may move before that counts as drift: |new - old| <= atol + rtol |old|.
+
+float32 leaves room for another machine's BLAS, the half precisions for rounding the weights to them: a rounded
+weight is off by up to 2^-8 of itself in bfloat16 and by 2^-11 in float16. Eight-bit floats (2^-4) fit in neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from duat_cli.checks.paths import matches
+from duat_cli.checks.policy import Layer, ToleranceTable
+
+COARSENESS = {"float64": 0, "float32": 1, "float16": 2, "bfloat16": 3}
+STORED_AS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+# relative distance of a tensor, from its sketch
+_WEIGHTS = {"float64": 1e-5, "float32": 1e-4, "float16": 1e-3, "bfloat16": 8e-3}
+# (rtol, atol) of what the forward pass measures
+_REPORT = {"float64": (1e-5, 1e-6), "float32": (1e-3, 1e-4), "float16": (1e-2, 2e-3), "bfloat16": (5e-2, 2e-2)}
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    rtol: float
+    atol: float
+    better: Literal["lower", "higher"] | None
+    source: str
+    key: tuple[str, str] | None = None
+    """(file, key) of the user's policy that sets it."""
+
+    def of(self, old: float) -> float:
+        return self.atol + self.rtol * abs(old)
+
+
+def default_tolerance(key: str, dtype: str) -> Tolerance:
+    """Of a metric, when weights and arithmetic are of that dtype."""
+    source = f"tolerance of {dtype}"
+    if key.startswith("weights."):
+        return Tolerance(0.0, _WEIGHTS[dtype], None, source)
+    if key.startswith("integrity."):  # counts of what is broken
+        return Tolerance(0.0, 0.0, "lower", "counts are exact")
+    rtol, atol = _REPORT[dtype]
+    # the norm of W' has no natural scale, so only its relative change says something
+    return Tolerance(rtol, 0.0 if key.endswith(("frobenius_norm", "spectral_norm")) else atol, None, source)
+
+
+def tolerance(key: str, dtype: str, own: Mapping[str, tuple[Layer, ToleranceTable]]) -> Tolerance:
+    """The policy's over the default; of several patterns that match, the last."""
+    found = default_tolerance(key, dtype)
+    for pattern, (layer, table) in own.items():
+        if matches(pattern, key):
+            found = Tolerance(
+                found.rtol if table.rtol is None else table.rtol,
+                found.atol if table.atol is None else table.atol,
+                table.better or found.better,
+                layer.source,
+                (str(layer.file), pattern) if layer.file else None,
+            )
+    return found

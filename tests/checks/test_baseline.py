@@ -1,0 +1,192 @@
+"""The life of a baseline: made on demand, compared, refused where it is not ours, renewed with every change named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running_checks import Duat, apart
+
+import bad_checkpoints as bad  # isort: skip
+
+from duat_cli.checks.baseline import natural
+
+QUICK = ("--prompt", "hello", "-q")
+
+
+@pytest.fixture
+def m(tmp_path: Path) -> Path:
+    bad.llama(tmp_path / "m")
+    return tmp_path / "m"
+
+
+@pytest.fixture
+def made(m: Path, tmp_path: Path, duat: Duat) -> Path:
+    file = tmp_path / "b.json"
+    assert duat("check", m, *QUICK, "--baseline", file, "--update-baseline").code == 0
+    return file
+
+
+def edit(file: Path, **changes: Any) -> None:
+    content = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps(content))
+
+
+def test_the_same_model_passes_its_own_baseline(m: Path, made: Path, duat: Duat) -> None:
+    before = made.read_bytes()
+    done = duat("check", m, *QUICK, "--baseline", made, "--json")
+    assert done.code == 0
+    assert {
+        f"drift.{group}" for group in ("weights", "operator", "density", "coupling", "terms", "summary")
+    } <= done.rules("passed")
+    assert done.json["baseline"]["status"] == "compared"
+    assert made.read_bytes() == before
+
+
+def test_the_file_reads_well(made: Path, m: Path, duat: Duat) -> None:
+    text = made.read_text()
+    content = json.loads(text, parse_constant=pytest.fail)
+    keys = list(content["metrics"])
+    assert keys == sorted(keys, key=natural)
+    assert len(text.splitlines()) == len(keys) + len(content) + 3  # one entry a line
+    assert {key.split(".")[0] for key in keys} == {"blocks", "integrity", "summary", "weights"}
+    assert not any("certificate" in key or "dense_bytes" in key for key in keys)
+    again = made.with_name("c.json")
+    duat("check", m, *QUICK, "--baseline", again, "--update-baseline")
+    assert again.read_text() == text
+
+
+def test_keys_sort_by_number() -> None:
+    assert sorted(["b.10.x", "b.2.x", "b.x", "a"], key=natural) == ["a", "b.2.x", "b.10.x", "b.x"]
+
+
+@pytest.mark.parametrize("ci", ["", "true"])
+def test_p17_p21_it_is_never_made_unasked(ci: str, m: Path, tmp_path: Path, duat: Duat) -> None:
+    duat("check", m, *QUICK, "--baseline", tmp_path / "none.json", CI=ci).refused("no such file", "--update-baseline")
+    duat("check", m, *QUICK, "--update-baseline", CI=ci).refused("--baseline FILE")
+    assert not (tmp_path / "none.json").exists()
+
+
+@pytest.mark.parametrize("name", ["CI", "PRE_COMMIT"])
+def test_a_gate_does_not_pass_on_the_demo_by_mistake(name: str, duat: Duat) -> None:
+    duat("check", "--weights-only", **{name: "true"}).refused("MODEL missing")
+    assert duat("check", "--weights-only").code == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"schema_version": 2}, ("newer",)),
+        ({"schema_version": 0}, ("schema_version",)),
+        ({"schema_version": "1"}, ("schema_version",)),
+        ({"model": {"model_type": "gpt2", "hidden_size": 32}}, ("another model", "gpt2")),
+        ({"model": {"model_type": "llama", "hidden_size": 64}}, ("another model", "64")),
+        ({"dtype": "bfloat16"}, ("bfloat16", "float32")),
+        ({"stored": ["BF16"]}, ("BF16", "another dtype")),
+        ({"prompts": {"sha256": "0", "count": 1, "tokens": 5}}, ("another prompt set",)),
+        ({"metrics": {"a": "high"}}, ("metrics.a",)),
+        ({"metrics": {"weights.a": [1.0]}}, ("metrics.weights.a",)),
+        ({"extra": 1}, ("extra",)),
+    ],
+)
+def test_p17_what_is_not_ours_is_refused(
+    changes: dict[str, Any], words: tuple[str, ...], m: Path, made: Path, duat: Duat
+) -> None:
+    edit(made, **changes)
+    duat("check", m, *QUICK, "--baseline", made).refused(str(made), *words)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"schema_version": 1}', '{"metrics": NaN}'])
+def test_p17_what_is_no_baseline_is_refused(content: str, m: Path, made: Path, duat: Duat) -> None:
+    made.write_text(content)
+    duat("check", m, *QUICK, "--baseline", made).refused(str(made))
+
+
+def test_p17_another_model_of_the_same_shape(made: Path, tmp_path: Path, duat: Duat) -> None:
+    bad.llama(tmp_path / "other", seed=1)
+    duat("check", tmp_path / "other", *QUICK, "--baseline", made).refused("another model", "nothing in common")
+    done = duat("check", tmp_path / "other", *QUICK, "--baseline", made, "--update-baseline")
+    done.refused("another model")  # the answer to a wrong file is not to overwrite it
+
+
+def test_p17_the_run_differs(m: Path, made: Path, duat: Duat) -> None:
+    duat("check", m, *QUICK, "--baseline", made, "--dtype", "float64").refused("--dtype", "float64")
+    duat("check", m, "--prompt", "bye", "--baseline", made).refused("another prompt set")
+
+
+def test_p18_a_metric_that_vanished(m: Path, made: Path, duat: Duat) -> None:
+    metrics = json.loads(made.read_text())["metrics"]
+    edit(made, metrics=metrics | {"blocks.7.density.structural": 0.5, "weights.gone": [1.0] * 9})
+    done = duat("check", m, *QUICK, "--baseline", made, "--json")
+    assert done.code == 1
+    assert [(o["rule"], o["block"]) for o in done.findings()] == [("drift.vanished", 7), ("drift.vanished", None)]
+    assert "disappeared" in done.findings()[0]["message"]
+
+
+def test_a_metric_that_the_baseline_lacks_warns(m: Path, made: Path, duat: Duat) -> None:
+    metrics = json.loads(made.read_text())["metrics"]
+    del metrics["summary.dynamic_share"]
+    edit(made, metrics=metrics)
+    done = duat("check", m, *QUICK, "--baseline", made, "--json")
+    assert done.code == 0
+    assert done.rules("warned") == {"drift.new"}
+
+
+def test_an_improvement_says_that_the_baseline_is_stale(m: Path, made: Path, duat: Duat, tmp_path: Path) -> None:
+    metrics = json.loads(made.read_text())["metrics"]
+    edit(made, metrics=metrics | {"integrity.constant_heads": 3.0})
+    done = duat("check", m, *QUICK, "--baseline", made, "--json")
+    assert done.code == 0
+    assert [(o["rule"], o["where"]) for o in done.findings("warned")] == [("drift.stale", "integrity.constant_heads")]
+    assert "stale" in done.findings("warned")[0]["message"]
+    policy = tmp_path / "p.toml"
+    policy.write_text('[drift.tolerance]\n"summary.effective_context" = { better = "lower" }\n')
+    edit(made, metrics=metrics | {"summary.effective_context": 50.0})
+    done = duat("check", m, *QUICK, "--baseline", made, "--policy", policy, "--json")
+    assert (done.code, done.rules("warned")) == (0, {"drift.stale"})
+    edit(made, metrics=metrics | {"summary.effective_context": 0.1})
+    done = duat("check", m, *QUICK, "--baseline", made, "--policy", policy, "--json")
+    assert (done.code, done.rules()) == (1, {"drift.summary"})
+
+
+def test_p21_an_update_names_every_change(m: Path, made: Path, duat: Duat) -> None:
+    done = duat("check", m, *QUICK, "--baseline", made, "--update-baseline", "--json", CI="true")
+    assert done.json["baseline"]["status"] == "unchanged"
+    metrics = json.loads(made.read_text())["metrics"]
+    old = metrics.pop("summary.linear_share")
+    edit(made, metrics=metrics | {"summary.dynamic_share": 7.0, "gone": 1.0})
+    done = duat("check", m, *QUICK, "--baseline", made, "--update-baseline", CI="true")
+    assert "summary.dynamic_share: 7 -> " in done.stdout
+    assert "gone: 1 -> gone" in done.stdout
+    assert f"summary.linear_share: absent -> {old:.6g}" in done.stdout
+    assert duat("check", m, *QUICK, "--baseline", made).code == 0
+
+
+def test_a_failing_check_does_not_become_a_baseline(tmp_path: Path, duat: Duat) -> None:
+    bad.build("w_nan", tmp_path / "c")
+    file = tmp_path / "b.json"
+    done = duat("check", tmp_path / "c", *QUICK, "--baseline", file, "--update-baseline", "--json")
+    assert (done.code, done.json["baseline"]["status"]) == (1, "not written")
+    assert not file.exists()
+
+
+def test_weights_alone_and_with_the_model(m: Path, made: Path, tmp_path: Path, duat: Duat) -> None:
+    done = duat("check", m, "-q", "--weights-only", "--baseline", made, "--json")
+    assert done.code == 0
+    assert "drift.weights" in done.rules("passed")
+    assert "drift.coupling" in done.rules("skipped")  # not measured is not the same as vanished
+    duat("check", m, "-q", "--weights-only", "--baseline", made, "--update-baseline").refused("would drop")
+    light = tmp_path / "light.json"
+    assert duat("check", m, "-q", "--weights-only", "--baseline", light, "--update-baseline").code == 0
+    done = duat("check", m, *QUICK, "--baseline", light, "--json")
+    assert (done.code, done.rules("warned")) == (0, {"drift.new"})
+
+
+def test_through_the_installed_command(m: Path, tmp_path: Path) -> None:
+    file = tmp_path / "b.json"
+    args = ("check", m, "--weights-only", "-q", "--baseline", file)
+    assert apart(*args).code == 2
+    assert apart(*args, "--update-baseline").code == 0
+    assert apart(*args).code == 0

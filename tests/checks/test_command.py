@@ -1,0 +1,84 @@
+"""The command's own options: forms, reports beside the result, and what contradicts itself."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from running_checks import Duat, apart
+
+import bad_checkpoints as bad  # isort: skip
+
+LIGHT = ("--weights-only", "-q")
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    bad.build("w_nan", tmp_path / "m")
+    return tmp_path / "m"
+
+
+def test_the_form_follows_the_file_name(broken: Path, tmp_path: Path, duat: Duat) -> None:
+    for name in ("r.json", "r.xml", "r.md", "r.sarif", "r.txt"):
+        assert duat("check", broken, *LIGHT, "-o", tmp_path / name).code == 1
+    assert json.loads((tmp_path / "r.json").read_text())["verdict"] == "failed"
+    assert ElementTree.parse(tmp_path / "r.xml").getroot().get("failures") == "1"
+    assert (tmp_path / "r.md").read_text().startswith("## duat check")
+    assert json.loads((tmp_path / "r.sarif").read_text())["version"] == "2.1.0"
+    assert "FAILED: 1 failed" in (tmp_path / "r.txt").read_text()
+
+
+def test_several_reports_of_one_run(broken: Path, tmp_path: Path, duat: Duat) -> None:
+    wanted = {form: tmp_path / f"r_{form}" for form in ("table", "json", "junit", "github", "markdown", "sarif")}
+    options = [part for form, file in wanted.items() for part in ("--report", f"{form}={file}")]
+    done = duat("check", broken, *LIGHT, "--format", "github", *options)
+    assert done.code == 1
+    assert done.stdout == wanted["github"].read_text()
+    assert "integrity.nonfinite" in done.stdout
+    assert all("integrity.nonfinite" in file.read_text() for file in wanted.values())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--json", "--format", "sarif"), ("--json", "sarif")),
+        (("--format", "xml"), ("xml",)),
+        (("--report", "sarif"), ("FORMAT=FILE",)),
+        (("--report", "pdf=x"), ("pdf=x", "junit")),
+        (("--report", "json=-"), ("FORMAT=FILE",)),
+        (("--report", "json=a", "-o", "a"), ("named twice",)),
+        (("--baseline", "b.json", "--update-baseline", "-o", "b.json"), ("named twice",)),
+        (("--adapter", "nope"), ("nope", "no such folder")),
+    ],
+)
+def test_options_that_cannot_be_meant(
+    options: tuple[str, ...],
+    words: tuple[str, ...],
+    broken: Path,
+    tmp_path: Path,
+    duat: Duat,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    duat("check", broken, *LIGHT, *options).refused(*words)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m"]
+
+
+def test_weights_alone_wait_for_no_library(broken: Path) -> None:
+    code = (
+        "import sys\nfrom duat_cli.cli.main import run\n"
+        f"code = run(['check', {str(broken)!r}, '--weights-only', '-q', '--json'])\n"
+        "print(code, [m for m in ('torch', 'transformers', 'safetensors') if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "1 []"
+
+
+def test_the_verdict_of_the_installed_command(tmp_path: Path) -> None:
+    for name, code in (("good_single", 0), ("w_nan", 1), ("st_hole", 2)):
+        bad.build(name, tmp_path / name)
+        assert apart("check", tmp_path / name, *LIGHT).code == code

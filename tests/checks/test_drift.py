@@ -1,0 +1,171 @@
+"""Drift of the demo: what damage each rule finds, where, and what it lets pass."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from running_checks import Duat
+from safetensors.torch import load_file, save_file
+
+from duat_cli.loading.source import demo_path
+
+State = dict[str, torch.Tensor]
+PROMPT = ("--prompt", "def main(argv):\n    return len(argv)", "-q")
+
+
+def head(state: State) -> None:
+    state["model.layers.2.self_attn.o_proj.weight"][:, 32:64] = 0
+
+
+def layer(state: State) -> None:
+    for name in [n for n in state if ".layers.3." in n]:
+        state[name.replace(".3.", ".4.")] = state[name].clone()
+
+
+def norm(state: State) -> None:
+    state["model.layers.1.input_layernorm.weight"] *= 2
+
+
+def merge(state: State, times: int = 1) -> None:
+    """B A of the bundled adapter, times its scaling lora_alpha / r = 2."""
+    adapter = load_file(demo_path().parent / "adapter" / "adapter_model.safetensors")
+    for name in (n for n in adapter if n.endswith("lora_A.weight")):
+        up, down = adapter[name.replace("lora_A", "lora_B")].float(), adapter[name].float()
+        target = name.removeprefix("base_model.model.").replace(".lora_A", "")
+        state[target] = (state[target].float() + times * 2.0 * up @ down).to(state[target].dtype)
+
+
+def merge_twice(state: State) -> None:
+    merge(state, 2)
+
+
+def rounded(dtype: torch.dtype) -> Callable[[State], None]:
+    def change(state: State) -> None:
+        for name in state:
+            state[name] = state[name].to(dtype).to(state[name].dtype)
+
+    return change
+
+
+def widened(state: State) -> None:
+    """float32, and no value that bfloat16 holds."""
+    for name in state:
+        state[name] = state[name].float()
+    merge(state)
+
+
+def damaged(folder: Path, *changes: Callable[[State], None]) -> Path:
+    shutil.copytree(demo_path(), folder)
+    state = {name: tensor.clone() for name, tensor in load_file(folder / "model.safetensors").items()}
+    for change in changes:
+        change(state)
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def baseline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the demo as it is."""
+    from duat_cli.cli.main import run
+
+    file = tmp_path_factory.mktemp("baseline") / "b.json"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("duat_cli.cli.libraries.calm", lambda talk: None)
+        assert run(["check", str(demo_path()), *PROMPT, "--baseline", str(file), "--update-baseline"]) == 0
+    return file
+
+
+CASES = {
+    # change -> rule, block, tensor that must be named; another rule that must fail
+    "head": (head, 2, "model.layers.2.self_attn.o_proj.weight", "drift.operator"),
+    "layer": (layer, 4, "model.layers.4.mlp.up_proj.weight", "integrity.duplicate_blocks"),
+    "norm": (norm, 1, "model.layers.1.input_layernorm.weight", "drift.operator"),
+    "merge": (merge, 0, "model.layers.0.self_attn.q_proj.weight", "drift.operator"),
+    "merge twice": (merge_twice, 0, "model.layers.0.self_attn.q_proj.weight", "drift.operator"),
+    "fp8": (rounded(torch.float8_e4m3fn), 5, "model.layers.5.mlp.down_proj.weight", "drift.coupling"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_damage_is_found_and_named(name: str, baseline: Path, tmp_path: Path, duat: Duat) -> None:
+    change, block, tensor, other = CASES[name]
+    done = duat("check", damaged(tmp_path / "c", change), *PROMPT, "--baseline", baseline, "--json")
+    assert done.code == 1
+    found = {o["where"]: o for o in done.findings() if o["rule"] == "drift.weights"}
+    assert found[f"weights.{tensor}"]["block"] == block
+    assert {other, "drift.weights"} <= done.rules()
+    assert any(o["block"] == block for o in done.findings() if o["rule"] == other)
+    touched = {o["block"] for o in found.values()}
+    if name in ("head", "layer", "norm"):
+        assert touched == {block}  # and no tensor that did not change
+        deeper = {o["block"] for o in done.findings() if o["rule"].startswith("drift.") and o["block"] is not None}
+        assert min(deeper) == block  # what stands in front of the damage does not drift
+    if name == "head":
+        assert "integrity.constant_heads" in done.rules("warned")
+        assert "head 1" in next(o["message"] for o in done.findings("warned"))
+
+
+def test_the_distance_is_the_true_one(baseline: Path, tmp_path: Path, duat: Duat) -> None:
+    """From the sketch, against |W - W'| / |W'| of both tensors."""
+    folder = damaged(tmp_path / "c", merge_twice, rounded(torch.float8_e4m3fn))
+    done = duat("check", folder, "-q", "--weights-only", "--baseline", baseline, "--json")
+    old, new = (load_file(path / "model.safetensors") for path in (demo_path(), folder))
+    ratios = []
+    for outcome in done.findings():
+        if outcome["rule"] == "drift.weights":
+            a, b = (s[outcome["where"].removeprefix("weights.")].double() for s in (old, new))
+            ratios.append(outcome["measured"] / float((a - b).norm() / a.norm()))
+    assert len(ratios) > 50
+    assert 0.9 < torch.tensor(ratios).square().mean().sqrt() < 1.1  # unbiased in the square
+    assert min(ratios) > 0.2
+    assert max(ratios) < 2.5
+
+
+def test_rounding_to_bfloat16_is_within_its_tolerance(tmp_path: Path, duat: Duat) -> None:
+    """Of a float32 checkpoint, stored as float32 and as bfloat16; float8 is not, and float32 has no such tolerance."""
+    whole = damaged(tmp_path / "float32", widened)
+    half = damaged(tmp_path / "rounded", widened, rounded(torch.bfloat16))
+    stored = damaged(tmp_path / "stored", widened, lambda s: s.update({n: t.bfloat16() for n, t in s.items()}))
+    eighth = damaged(tmp_path / "eighth", widened, rounded(torch.float8_e4m3fn))
+    policy = tmp_path / "p.toml"
+    policy.write_text('[drift]\ndtype = "bfloat16"\n')
+    file = tmp_path / "b.json"
+    args = (*PROMPT, "--baseline", file, "--json")
+    assert duat("check", whole, *args, "--update-baseline").code == 0
+    assert duat("check", half, *args, "--policy", policy).rules("failed") == set()
+    assert duat("check", stored, *args, "--policy", policy).rules("failed") == set()
+    assert "drift.weights" in duat("check", eighth, *args, "--policy", policy).rules()
+    strict = duat("check", half, *args)
+    assert "drift.weights" in strict.rules()
+    assert all(0.0005 < o["measured"] < 0.008 for o in strict.findings() if o["rule"] == "drift.weights")
+    duat("check", stored, *args).refused("another dtype", 'dtype = "bfloat16"')
+    narrow = tmp_path / "n.json"
+    args = (*PROMPT, "--baseline", narrow, "--dtype", "bfloat16", "--json")
+    assert duat("check", whole, *args, "--update-baseline").code == 0
+    assert duat("check", half, *args).code == 0
+    assert duat("check", eighth, *args).code == 1
+
+
+def test_an_inserted_layer(baseline: Path, tmp_path: Path, duat: Duat) -> None:
+    import json
+
+    def deeper(state: State) -> None:
+        for name in [n for n in state if ".layers.5." in n]:
+            state[name.replace(".5.", ".6.")] = state[name].clone()
+
+    folder = damaged(tmp_path / "c", deeper)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 7}))
+    done = duat("check", folder, *PROMPT, "--baseline", baseline, "--json")
+    assert done.code == 1
+    assert any((o["rule"], o["block"]) == ("integrity.duplicate_blocks", 6) for o in done.findings())
+    assert any((o["rule"], o["block"]) == ("drift.new", 6) for o in done.findings("warned"))
+    removed = tmp_path / "removed"
+    shutil.copytree(demo_path(), removed)
+    (removed / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 5}))
+    done = duat("check", removed, *PROMPT, "--baseline", baseline, "--json")
+    assert any((o["rule"], o["block"]) == ("drift.vanished", 5) for o in done.findings())

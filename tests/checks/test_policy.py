@@ -1,0 +1,238 @@
+"""Policies: strict about keys and values, layered, and each setting says where it comes from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from running_checks import Duat
+
+from duat_cli.checks.paths import asks_for, is_known, known_paths, matches
+from duat_cli.checks.policy import SHIPPED, read_policy
+from duat_cli.checks.registry import all_rules
+from duat_cli.checks.settings import settings_of
+from duat_cli.errors import InputError
+
+LIGHT = ("--weights-only", "-q")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("max_densty = 0.5", ("unknown key max_densty", "nearest known is")),
+        ("[rule]\na = 1", ("unknown key rule", "'rules'")),
+        ('[rules]\n"integrity.nonfinit" = "warn"', ("integrity.nonfinit", "'integrity.nonfinite'")),
+        ('[rules]\n"integrity.nonfinite" = { levl = "warn" }', ("levl", "'level'")),
+        ('[rules]\n"integrity.nonfinite" = "high"', ("integrity.nonfinite", "'high'")),
+        ('[rules]\n"integrity.nonfinite" = { max = "high" }', ("integrity.nonfinite", "max", "number", "'high'")),
+        ('[rules]\n"integrity.nonfinite" = { max = nan }', ("max", "finite")),
+        ('[rules]\n"integrity.nonfinite" = { max = -1 }', ("max", "-1")),
+        ('[rules]\n"integrity.nonfinite" = { max = true }', ("max", "True")),
+        ('[rules]\n"integrity.nonfinite" = { allowed = ["F32"] }', ("allowed", "no list")),
+        ('[rules]\n"zzz*" = "off"', ("zzz*",)),
+        ("[rules]\nx = 3", ("rules.x",)),
+        ('[bounds]\n"blocks.*.densty.structural" = { max = 1 }', ("densty", "'blocks.*.density.structural'")),
+        ('[bounds]\n"blocks.x.density.structural" = { max = 1 }', ("blocks.x.density",)),
+        ('[bounds]\n"run.seconds" = { max = 1 }', ("run.seconds",)),
+        ('[bounds]\n"summary.linear_share" = {}', ("min, max or both",)),
+        ('[bounds]\n"summary.linear_share" = { min = 2, max = 1 }', ("nothing could pass",)),
+        ('[bounds]\n"blocks.*.density.structural" = { max = -1 }', ("never negative",)),
+        ('[bounds]\n"summary.linear_share" = { max = inf }', ("max", "finite")),
+        ('[bounds]\n"summary.linear_share" = { mx = 1 }', ("mx", "'max'")),
+        ("[drift]\ndtyp = 1", ("dtyp", "'dtype'")),
+        ('[drift]\ndtype = "float31"', ("dtype", "float31")),
+        ('[drift.tolerance]\n"weights.**" = { rtl = 1 }', ("rtl", "'rtol'")),
+        ('[drift.tolerance]\n"weights.**" = { rtol = -1 }', ("rtol", "-1")),
+        ('[drift.tolerance]\n"weigths.**" = { rtol = 1 }', ("weigths.**", "no metric")),
+        ('extends = "loose"', ("extends", "loose")),
+        ("extends = ", ("not TOML", "end of document")),
+        ("a = 1\na = 2", ("not TOML",)),
+    ],
+)
+def test_p19_a_wrong_policy_is_named(text: str, words: tuple[str, ...], tmp_path: Path, duat: Duat) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text(text)
+    duat("check", *LIGHT, "--policy", file).refused(str(file), *words)
+
+
+def test_files_that_are_no_policy(tmp_path: Path, duat: Duat) -> None:
+    for name in ("nope.toml", "nope"):
+        duat("check", *LIGHT, "--policy", tmp_path / name).refused("no such file", "strict")
+    duat("check", *LIGHT, "--policy", tmp_path).refused("no regular file")
+    (tmp_path / "p.toml").write_bytes(b"a = '\xff'")
+    duat("check", *LIGHT, "--policy", tmp_path / "p.toml").refused("UTF-8")
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    duat("check", *LIGHT, "--policy", tmp_path / "pyproject.toml").refused("[tool.duat]")
+
+
+def test_a_project_of_its_own(tmp_path: Path, duat: Duat, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    project = tmp_path / "pyproject.toml"
+    project.write_text('[tool.duat.rules]\n"integrity.files" = "off"\n')
+    report = duat("check", *LIGHT, "--json").json
+    assert report["policy"] == ["policy default", "pyproject.toml [tool.duat]"]
+    assert "integrity.files" in report["off"]
+    assert duat("check", *LIGHT, "--json", "--policy", "strict").json["policy"] == ["policy default", "policy strict"]
+    project.write_text('[tool.duat.ruls]\n"integrity.files" = "off"\n')
+    duat("check", *LIGHT).refused("pyproject.toml [tool.duat]", "ruls", "'rules'")
+    project.write_text("not TOML at all [")  # some other tool's business
+    assert duat("check", *LIGHT, "--json").json["policy"] == ["policy default"]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_policies_hold_for_the_demo(name: str, duat: Duat) -> None:
+    done = duat("check", "--policy", name, "--prompt", "def f(x):", "-q", "--json", "--adapter", demo_adapter())
+    assert done.code == 0, done.findings()
+    assert f"policy {name}" in done.json["policy"]
+
+
+def demo_adapter() -> Path:
+    from duat_cli.loading.source import demo_path
+
+    return demo_path().parent / "adapter"
+
+
+def test_the_default_policy_says_what_the_rules_have_anyway() -> None:
+    """It teaches; were it wrong, it would change what the rules' own files say."""
+    policy = read_policy("default")
+    tables = policy.layers[0].content.rules
+    assert {name for name in all_rules() if not name.startswith("adapter.")} == set(tables)
+    for name, table in tables.items():
+        rule = all_rules()[name]
+        assert (table.level, table.max) == (rule.level, rule.max), name
+        assert tuple(table.allowed or ()) == (rule.allowed or ()), name
+
+
+def test_every_rule_says_what_to_do() -> None:
+    for rule in all_rules().values():
+        assert rule.advice.endswith("."), rule.id
+        assert rule.about, rule.id
+        assert "." in rule.id or rule.id == "bounds"
+
+
+def test_the_adapter_rules_are_the_linter_s() -> None:
+    from duat_cli.analysis.adapter_lint import LEVELS
+
+    levels = {"error": "error", "warning": "warn", "note": "off"}
+    ours = {name.removeprefix("adapter."): r.level for name, r in all_rules().items() if name.startswith("adapter.")}
+    assert ours == {name.replace("-", "_"): levels[level] for name, level in LEVELS.items()}
+
+
+def test_layers_and_their_sources(tmp_path: Path) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text(
+        'extends = "strict"\n[rules]\n"integrity.dead_neurons" = { max = 0.3 }\n'
+        '"integrity.*" = "warn"\n"integrity.nonfinite" = "error"\n'
+    )
+    found = settings_of(read_policy(str(file)))
+    neurons = found["integrity.dead_neurons"]
+    assert (neurons.level, neurons.level_source) == ("warn", str(file))
+    assert (neurons.max, neurons.max_source) == (0.3, str(file))
+    assert found["integrity.nonfinite"].level == "error"  # named in full, though the pattern comes later
+    assert found["integrity.dtype"].max_source == "policy default"
+    assert found["drift.new"].level_source == "policy strict"
+
+
+def test_p20_no_checks_ran(tmp_path: Path, duat: Duat) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text('[rules]\n"*" = "off"\n')
+    duat("check", *LIGHT, "--policy", file).refused("no checks ran")
+    duat("check", *LIGHT, "--select", "drift.*").refused("no checks ran", "baseline")
+    duat("check", *LIGHT, "--select", "exactness.*").refused("no checks ran")
+    duat("check", *LIGHT, "--select", "nothing").refused("nothing", "nearest")
+    duat("check", *LIGHT, "--select", "integrity.mixed_dtypes").refused("no checks ran")
+
+
+def test_select(duat: Duat) -> None:
+    done = duat("check", "--select", "integrity.nonfinite", "--select", "integrity.dt*", "-q", "--json")
+    assert {o["rule"] for o in done.json["outcomes"]} == {"integrity.nonfinite", "integrity.dtype"}
+    assert done.json["environment"] is None  # nothing selected needs the model
+
+
+def test_bounds(tmp_path: Path, duat: Duat) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text(
+        '[rules]\n"integrity.dtype" = { allowed = ["F32"], level = "warn" }\n[bounds]\n'
+        '"blocks.*.density.structural" = { max = 0.6 }\n'
+        '"blocks.2.coupling.first_token_share" = { max = 1e-9 }\n'
+        '"summary.effective_context" = { min = 1e6, level = "warn" }\n'
+        '"blocks.[01].operator.stable_rank" = { min = 0.5 }\n'
+    )
+    done = duat("check", "--policy", file, "--prompt", "def main(argv):", "-q", "--json")
+    assert done.code == 1
+    failed = done.findings()
+    assert [(o["rule"], o["block"], o["where"]) for o in failed] == [
+        ("bounds", 2, "blocks.2.coupling.first_token_share")
+    ]
+    assert failed[0]["beyond"] == pytest.approx(failed[0]["measured"] - 1e-9)
+    assert failed[0]["source"] == str(file)
+    assert failed[0]["location"] == {"file": str(file), "line": 5}
+    assert {o["where"] for o in done.findings("warned")} == {
+        "summary.effective_context",
+        "model.embed_tokens.weight",
+    }
+    file.write_text('[bounds]\n"blocks.99.density.structural" = { max = 1 }\n')
+    duat("check", "--policy", file, "--prompt", "a", "-q").refused("matches nothing", "blocks are 0 to 5")
+
+
+def test_an_undefined_value_is_no_pass(tmp_path: Path, duat: Duat) -> None:
+    file = tmp_path / "p.toml"
+    for undefined, code in (("fail", 1), ("skip", 0)):
+        file.write_text(f'[bounds]\n"blocks.0.coupling.first_token_share" = {{ max = 1, undefined = "{undefined}" }}\n')
+        done = duat("check", "--policy", file, "--prompt", "a", "--max-tokens", "1", "-q", "--json")
+        assert done.code == code
+        if code:
+            assert done.findings()[0]["measured"] is None
+            assert "needs a second token" in done.findings()[0]["message"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "expected"),
+    [
+        ("a.b", "a.b", True),
+        ("a.*", "a.b", True),
+        ("a.*", "a.b.c", False),
+        ("a.**", "a.b.c", True),
+        ("**", "a", True),
+        ("**.c", "a.b.c", True),
+        ("a.**.c", "a.c", True),
+        ("blocks.[0-3].x", "blocks.2.x", True),
+        ("blocks.1?.x", "blocks.12.x", True),
+        ("blocks.1?.x", "blocks.1.x", False),
+        ("a", "a.b", False),
+        ("", "a", False),
+    ],
+)
+def test_patterns(pattern: str, path: str, expected: bool) -> None:
+    assert matches(pattern, path) is expected
+
+
+def test_every_field_of_a_report_can_be_bounded(duat: Duat) -> None:
+    """Each number of a real report is at a known path, and each known path is somewhere in it."""
+    from duat_cli.checks.paths import flatten
+    from duat_cli.results.inspect import InspectReport
+
+    args = ("--spectrum", "--terms", "--per-prompt", "--prompt", "def f(x):", "--json", "-q", "--layers", "1")
+    report = InspectReport.model_validate(duat("inspect", *args).json)
+    values, reasons = flatten(report)
+    assert len(values) > 150
+    for path in (*values, *reasons):
+        assert is_known(path), path
+    patterns = [p.replace("#", "*") for p in known_paths()]
+    absent = [p for p in patterns if not any(matches(p, path) for path in (*values, *reasons))]
+    assert [p for p in absent if "spreads" not in p] == []
+
+
+def test_what_a_bound_asks_for() -> None:
+    assert asks_for("blocks.*.operator.stable_rank") == {"spectrum"}
+    assert asks_for("terms.*.share") == {"terms"}
+    assert asks_for("blocks.*.prompts.*.terms.linear.share") == {"per_prompt"}
+    assert asks_for("blocks.*.operator.*") == set()
+
+
+def test_hostile_patterns_end_soon() -> None:
+    assert not is_known("**." * 30 + "x")
+    assert not is_known("*a" * 190)
+    policy = read_policy("default")
+    with pytest.raises(InputError, match="nearest"):
+        settings_of(policy, ["*a" * 90])

@@ -1,0 +1,223 @@
+"""What surrounds a run: signals, full disks, closed streams, odd folders, terminals, tokens, memory.
+
+The letters are those of the list of process faults: P1 to P24, each through `duat check`. What the fake analysis
+of tests/cli covers for every command is here once more with nothing faked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shlex
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running_checks import STEERING, Duat, Outcome, apart
+
+import bad_checkpoints as bad  # isort: skip
+
+from duat_cli.loading import memory
+from duat_cli.loading.checkpoint import inspect_folder
+from duat_cli.loading.source import demo_path
+
+QUICK = ("--weights-only", "-q")
+
+
+@pytest.fixture
+def m(tmp_path: Path) -> Path:
+    bad.llama(tmp_path / "m")
+    return tmp_path / "m"
+
+
+def shell(script: str, **env: str) -> Outcome:
+    """A bash line in which $D is duat."""
+    command = f"{shlex.quote(sys.executable)} -m duat_cli"
+    kept = {name: value for name, value in os.environ.items() if name not in STEERING}
+    settings = {**kept, "D": command, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(sys.path), **env}
+    done = subprocess.run(["bash", "-c", script], env=settings, capture_output=True, text=True, timeout=60, check=False)
+    return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
+def test_p1_p2_signals(number: signal.Signals, code: int, word: str, tmp_path: Path) -> None:
+    """It waits for its standard input when the signal comes."""
+    report, baseline = tmp_path / "r.json", tmp_path / "b.json"
+    report.write_text("old")
+    line = [sys.executable, "-m", "duat_cli", "check", str(demo_path()), "--prompts", "-", "-o", str(report)]
+    line += ["--baseline", str(baseline), "--update-baseline"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.Popen(line, env=env, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert run.stderr is not None
+    while "reading the prompts" not in run.stderr.readline():
+        assert run.poll() is None
+    run.send_signal(number)
+    assert run.wait(timeout=10) == code
+    assert run.stderr.read().endswith(f"duat: {word}\n")
+    assert report.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["r.json"]
+
+
+def test_p3_full_devices(m: Path) -> None:
+    for script in (f"$D check {m} --weights-only --json > /dev/full", f"$D check {m} {' '.join(QUICK)} -o /dev/full"):
+        done = shell(script)
+        assert done.code == 2
+        assert "cannot write: No space left" in done.stderr
+        assert done.stderr.count("duat: error") == 1
+
+
+def test_p4_a_limit_on_files(m: Path, tmp_path: Path) -> None:
+    report, baseline = tmp_path / "r.json", tmp_path / "b.json"
+    report.write_text("old")
+    limit = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))}
+    apart("check", m, *QUICK, "-o", report, process=limit).refused("cannot write")
+    apart("check", m, *QUICK, "--baseline", baseline, "--update-baseline", process=limit).refused("cannot write")
+    assert report.read_text() == "old"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m", "r.json"]
+
+
+def test_p5_a_working_folder_that_cannot_be_written(m: Path) -> None:
+    assert apart("check", m, *QUICK, process={"cwd": "/proc"}).code == 0
+
+
+@pytest.mark.parametrize(("case", "code"), [("good_single", "0"), ("w_nan", "1")])
+def test_p6_a_reader_that_leaves(case: str, code: str, tmp_path: Path) -> None:
+    bad.build(case, tmp_path / "c")
+    done = shell(f"$D check {tmp_path / 'c'} {' '.join(QUICK)} --json | head -1 > /dev/null; echo ${{PIPESTATUS[0]}}")
+    assert done.stdout.strip() == code
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("closing", [">&-", "2>&-", "<&-", "< /dev/null", ">&- 2>&- <&-"])
+def test_p7_closed_streams(closing: str, m: Path, tmp_path: Path) -> None:
+    report = tmp_path / "r.json"
+    assert shell(f"$D check {m} {' '.join(QUICK)} -o {report} {closing}").code == 0
+    assert json.loads(report.read_text())["verdict"] == "passed"
+
+
+@pytest.mark.parametrize("option", ["-o", "--report", "--baseline"])
+@pytest.mark.parametrize("name", ["", "missing/r.json"])
+def test_p8_targets_come_first(option: str, name: str, tmp_path: Path, duat: Duat) -> None:
+    value = f"json={tmp_path / name}" if option == "--report" else tmp_path / name
+    more = ["--update-baseline"] if option == "--baseline" else []
+    started = time.monotonic()
+    duat("check", tmp_path / "nope", option, value, *more).refused("folder" if name else "")
+    assert time.monotonic() - started < 1
+
+
+def test_p9_two_at_once(m: Path, tmp_path: Path) -> None:
+    baseline = tmp_path / "b.json"
+    line = [sys.executable, "-m", "duat_cli", "check", str(m), *QUICK, "--baseline", str(baseline), "--update-baseline"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    runs = [subprocess.Popen(line, env=env, stdout=subprocess.DEVNULL) for _ in range(2)]
+    assert [run.wait(timeout=60) for run in runs] == [0, 0]
+    assert json.loads(baseline.read_text())["schema_version"] == 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["b.json", "m"]
+
+
+@pytest.mark.parametrize("form", ["table", "junit", "github", "markdown", "sarif"])
+def test_p10_p11_a_poor_terminal(form: str, tmp_path: Path) -> None:
+    folder = tmp_path / "mödel"
+    bad.build("st_name_with_escapes", folder)
+    env = {"TERM": "dumb", "COLUMNS": "20", "NO_COLOR": "1", "LC_ALL": "C", "PYTHONUTF8": "0"}
+    done = apart("check", folder, "--weights-only", "--format", form, PYTHONIOENCODING="ascii", **env)
+    assert done.code == 0, done.stderr
+    assert done.text.isascii()
+    assert "\x1b" not in done.text
+    if form == "table":
+        assert max(map(len, done.stdout.splitlines())) <= 20
+        assert "integrity.files" in done.stdout.replace("\n", "")
+
+
+@pytest.mark.parametrize("name", ["./nope", "/nope/there", "nope/x", "nope"])
+def test_p12_p23_what_is_not_there(name: str, duat: Duat, tmp_path: Path) -> None:
+    started = time.monotonic()
+    duat("check", name, "--cache-dir", tmp_path).refused("no such folder")
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("name", ["m[bold]x[/red]", "m with spaces", "m\nline", "m\u202eevil", "-m", "m,a:b%"])
+@pytest.mark.parametrize("form", ["table", "json", "junit", "github", "markdown", "sarif"])
+def test_p13_odd_folder_names(name: str, form: str, tmp_path: Path, duat: Duat) -> None:
+    bad.build("w_nan", tmp_path / name)
+    done = duat("check", tmp_path / name, *QUICK, "--format", form)
+    assert done.code == 1
+    assert "\u202e" not in done.text
+    if form == "github":
+        assert all(line.startswith("::") for line in done.stdout.splitlines())
+
+
+def test_p14_twice_is_the_same(duat: Duat) -> None:
+    reports = [duat("check", "--json", "-q", "--prompt", "def f(x):").json for _ in range(2)]
+    assert all(report.pop("run") for report in reports)
+    assert reports[0] == reports[1]
+
+
+def test_p15_p16_json_is_one_document(tmp_path: Path) -> None:
+    for name in ("w_nan", "w_inf", "w_all_zero", "st_name_with_escapes"):
+        bad.build(name, tmp_path / name)
+        done = apart("check", tmp_path / name, "--weights-only", "--json")
+        assert done.json["warnings"]  # parsed without NaN and Infinity
+        assert done.stdout.isascii()
+        assert "{" not in done.stderr
+
+
+def test_p22_a_token_is_never_printed(m: Path, tmp_path: Path) -> None:
+    (m / bad.CFG).write_text('{"model_type": "hf_abcdefghijklmnop"}')
+    done = apart("check", m, "--token", "my-own-secret", HF_TOKEN="hf_abcdefghijklmnop", DUAT_DEBUG="1")
+    assert done.code == 2
+    assert "hf_abcdef" not in done.text
+    assert "my-own-secret" not in done.text
+    folder = tmp_path / "hf_abcdefghijklmnop"
+    bad.llama(folder)
+    done = apart("check", folder, *QUICK, "--json")
+    assert done.code == 0
+    assert "hf_abcdef" not in done.text
+
+
+def sparse(folder: Path, elements: int, shards: int) -> None:
+    """A checkpoint of that size that takes no room on the disk: its weights are holes, which read as zero."""
+    folder.mkdir()
+    rows = elements // shards // 1024
+    names = [f"model-{i:05}-of-{shards:05}.safetensors" for i in range(1, shards + 1)]
+    for number, name in enumerate(names):
+        size = rows * 1024 * 2
+        entry = {"dtype": "BF16", "shape": [rows, 1024], "data_offsets": [0, size]}
+        header = json.dumps({f"model.layers.{number}.mlp.up_proj.weight": entry}).encode()
+        with (folder / name).open("wb") as file:
+            file.write(struct.pack("<Q", len(header)) + header)
+            file.truncate(8 + len(header) + size)
+    weight_map = {f"model.layers.{i}.mlp.up_proj.weight": name for i, name in enumerate(names)}
+    (folder / bad.IDX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (folder / bad.CFG).write_text(json.dumps({"model_type": "llama", "num_hidden_layers": shards}))
+
+
+def test_p24_too_little_memory(tmp_path: Path) -> None:
+    """2 GB of weights under 3 GB of addresses: refused with both numbers, or streamed."""
+    sparse(tmp_path / "big", 1 << 30, 4)
+    limit: dict[str, Any] = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))}
+    started = time.monotonic()
+    apart("check", tmp_path / "big", process=limit).refused("needs 4.00 GiB", "has", "--weights-only")
+    assert time.monotonic() - started < 20
+    small = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))}
+    done = apart("check", tmp_path / "big", *QUICK, "--json", process=small, OPENBLAS_NUM_THREADS="1")
+    assert done.code == 1  # all zero, which is a finding
+    assert "integrity.zero_blocks" in done.rules()
+
+
+def test_memory_is_asked_of_the_system(monkeypatch: pytest.MonkeyPatch, duat: Duat) -> None:
+    assert memory.available_memory() > 0
+    files = inspect_folder(demo_path())
+    monkeypatch.setattr(memory, "available_memory", lambda: 6 << 20)
+    memory.require_memory(files, "auto")  # 4.4 MB stored
+    with pytest.raises(Exception, match=r"needs 0\.01 GiB for its weights as float32"):
+        memory.require_memory(files, "float32")
+    duat("verify").refused("needs", "--dtype auto")

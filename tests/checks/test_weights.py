@@ -1,0 +1,279 @@
+"""Weights in one pass: every number against torch on the loaded tensors, every rule able to fail and to pass."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from running_checks import Duat
+from safetensors.torch import save_file
+
+import bad_checkpoints as bad  # isort: skip
+
+from duat_cli.checks.places import block_of, depth, head_width, is_attention
+from duat_cli.checks.weights import PROBES, TensorFacts, distance, weight_facts
+from duat_cli.loading import stream
+from duat_cli.loading.checkpoint import inspect_folder
+
+State = dict[str, torch.Tensor]
+
+
+def facts(folder: Path, **tensors: torch.Tensor) -> dict[str, TensorFacts]:
+    folder.mkdir(exist_ok=True)
+    (folder / bad.CFG).write_text(json.dumps({"model_type": "llama"}))
+    save_file({name: t.contiguous() for name, t in tensors.items()}, folder / bad.W)
+    return weight_facts(inspect_folder(folder), lambda *_: None).tensors
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.int64, torch.bool, torch.uint8],
+)
+@pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 3, 4), (700, 300), (1, 1), ()])
+def test_norms_are_those_of_torch(dtype: torch.dtype, shape: tuple[int, ...], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    tensor = (torch.randn(shape) * 40).to(dtype)
+    found = facts(tmp_path / "m", x=tensor)["x"]
+    assert found.norm == pytest.approx(float(tensor.double().norm()), rel=2e-5)
+    assert found.rows * found.columns == tensor.numel()
+    assert found.nonfinite == 0
+
+
+def test_complex_numbers_count_twice(tmp_path: Path) -> None:
+    tensor = torch.randn(3, 4, dtype=torch.complex64)
+    found = facts(tmp_path / "m", x=tensor)["x"]
+    assert found.norm == pytest.approx(float(tensor.abs().norm()), rel=1e-6)
+    assert (found.rows, found.columns) == (3, 8)
+
+
+@pytest.mark.parametrize("scale", [1e-38, 1e-30, 1e-12, 1e12, 1e25, 1e38])
+def test_squares_beyond_float32(scale: float, tmp_path: Path) -> None:
+    tensor = (torch.rand(40, 50) + 0.1) * scale
+    found = facts(tmp_path / "m", x=tensor)["x"]
+    assert found.norm == pytest.approx(float(tensor.double().norm()), rel=1e-6)
+    assert (found.nonfinite, len(found.zero_rows)) == (0, 0)
+
+
+def test_a_sketch_estimates_a_distance(tmp_path: Path) -> None:
+    """Unbiased in the square, over many changes of many kinds; and exact where nothing changed."""
+    torch.manual_seed(1)
+    ratios = []
+    for number in range(60):
+        one = torch.randn(97, 61)
+        kinds = (
+            torch.randn(97, 61) * 0.01,
+            torch.randn(97, 1) @ torch.randn(1, 61) * 0.1,
+            torch.eye(97, 61)[torch.randperm(97)],
+        )
+        change = kinds[number % 3]
+        found = facts(tmp_path / "m", a=one, b=one + change, c=one.clone())
+        a, b, c = found["a"], found["b"], found["c"]
+        ratios.append(distance(b.norm, b.sketch, a.norm, a.sketch) / float(change.norm() / one.norm()))
+        assert distance(c.norm, c.sketch, a.norm, a.sketch) < 1e-6
+    assert 0.85 < np.sqrt(np.mean(np.square(ratios))) < 1.15
+    assert min(ratios) > 0.1
+    assert len(a.sketch) == PROBES
+
+
+def test_a_vector_s_sketch_tells_as_much(tmp_path: Path) -> None:
+    one = torch.ones(4096)
+    two = one.clone()
+    two[::2] += 0.02
+    found = facts(tmp_path / "m", a=one, b=two, c=one * 2)
+    true = float((two - one).norm() / one.norm())
+    assert distance(found["b"].norm, found["b"].sketch, found["a"].norm, found["a"].sketch) == pytest.approx(
+        true, rel=0.7
+    )
+    assert distance(found["c"].norm, found["c"].sketch, found["a"].norm, found["a"].sketch) >= 1.0 - 1e-6
+
+
+def test_rows_longer_than_a_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "LONGEST_ROW", 100)
+    monkeypatch.setattr(stream, "PIECE", 64)
+    tensors = {"long": torch.randn(5, 1037), "many": torch.randn(1000, 3), "vector": torch.randn(999)}
+    tensors["long"][2, 1000] = float("nan")
+    found = facts(tmp_path / "m", **tensors)
+    assert found["many"].norm == pytest.approx(float(tensors["many"].norm()), rel=1e-6)
+    assert found["vector"].norm == pytest.approx(float(tensors["vector"].norm()), rel=1e-6)
+    assert found["long"].nonfinite == 1
+
+
+def test_each_byte_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad.llama(tmp_path / "m", shards=True, tok=False)
+    files = inspect_folder(tmp_path / "m")
+    read: list[tuple[str, int, int]] = []
+    once = stream._read
+
+    def counting(path: Path, file: object, offset: int, buffer: np.ndarray, name: str) -> None:
+        read.append((path.name, offset, buffer.nbytes))
+        once(path, file, offset, buffer, name)
+
+    monkeypatch.setattr(stream, "_read", counting)
+    weight_facts(files, lambda *_: None)
+    assert sum(size for *_, size in read) == files.total_bytes
+    assert read == sorted(read)  # and in the order of the files
+    for (shard, start, size), (other, following, _) in itertools.pairwise(read):
+        assert shard != other or start + size == following
+
+
+def test_what_is_zero_and_what_is_not_finite(tmp_path: Path) -> None:
+    x = torch.randn(600, 500)
+    x[[3, 599]] = 0
+    x[:, [0, 7, 499]] = 0
+    x[:, 8] = 0
+    x[400, 8] = 1e-30
+    y = torch.randn(50, 40)
+    y[3, 5], y[49, 39], y[7, 7] = float("nan"), float("inf"), float("-inf")
+    found = facts(tmp_path / "m", x=x, y=y, z=torch.zeros(300, 700), signs=torch.tensor([[1.0, -1.0], [1.0, 1.0]]))
+    assert found["x"].zero_rows.tolist() == [3, 599]
+    assert found["x"].zero_columns.tolist() == [0, 7, 499]
+    assert found["y"].nonfinite == 3
+    assert np.isnan(found["y"].norm)
+    assert (len(found["z"].zero_rows), len(found["z"].zero_columns), found["z"].norm) == (300, 700, 0.0)
+    assert len(found["signs"].zero_rows) == 0
+
+
+# --- the rules ------------------------------------------------------------------------------------------------
+
+
+def zero_rows(name: str, low: int, high: int) -> Callable[[State], None]:
+    def change(state: State) -> None:
+        state[name][low:high] = 0
+
+    return change
+
+
+def zero_columns(name: str, low: int, high: int) -> Callable[[State], None]:
+    def change(state: State) -> None:
+        state[name][:, low:high] = 0
+
+    return change
+
+
+def copied(state: State) -> None:
+    for name in [n for n in state if "layers.0." in n]:
+        state[name.replace("layers.0.", "layers.1.")] = state[name].clone()
+
+
+def emptied(state: State) -> None:
+    for name in [n for n in state if "layers.1." in n]:
+        state[name].zero_()
+
+
+def untied(state: State) -> None:
+    state["lm_head.weight"] = state["model.embed_tokens.weight"] + 1e-3
+
+
+RULES: list[tuple[str, Callable[[State], object], str, int | None]] = [
+    ("integrity.nonfinite", lambda s: s["lm_head.weight"][0].fill_(float("inf")), "lm_head.weight", None),
+    ("integrity.zero_matrices", lambda s: s["lm_head.weight"].zero_(), "lm_head.weight", None),
+    ("integrity.zero_blocks", emptied, "model.layers", 1),
+    ("integrity.duplicate_blocks", copied, "model.layers", 1),
+    (
+        "integrity.dead_neurons",
+        zero_rows("model.layers.1.mlp.up_proj.weight", 3, 5),
+        "model.layers.1.mlp.up_proj.weight",
+        1,
+    ),
+    (
+        "integrity.dead_neurons",
+        zero_columns("model.layers.0.mlp.down_proj.weight", 9, 10),
+        "model.layers.0.mlp.down_proj.weight",
+        0,
+    ),
+    (
+        "integrity.constant_heads",
+        zero_columns("model.layers.1.self_attn.o_proj.weight", 8, 16),
+        "model.layers.1.self_attn.o_proj.weight",
+        1,
+    ),
+    (
+        "integrity.constant_heads",
+        zero_rows("model.layers.0.self_attn.v_proj.weight", 0, 8),
+        "model.layers.0.self_attn.v_proj.weight",
+        0,
+    ),
+    ("integrity.quantised", lambda s: s.update(q=torch.ones(4, 4, dtype=torch.int8)), "q", None),
+    ("integrity.mixed_dtypes", lambda s: s.update(h=torch.ones(4).half()), "", None),
+    ("integrity.dtype", lambda s: s.update(h=torch.ones(4).half()), "h", None),
+    ("integrity.tied_weights", untied, "lm_head.weight", None),
+    ("integrity.layers", lambda s: None, "config.json", None),
+    ("integrity.files", lambda s: s.update({"a\x1b[2J": torch.ones(1)}), "", None),
+]
+
+
+@pytest.mark.parametrize(("rule", "change", "where", "block"), RULES)
+def test_a_rule_finds_its_fault_and_nothing_else(
+    rule: str, change: Callable[[State], None], where: str, block: int | None, tmp_path: Path, duat: Duat
+) -> None:
+    bad.llama(tmp_path / "m", tok=False)
+    if rule == "integrity.tied_weights":
+        bad.jedit(tmp_path / "m" / bad.CFG, tie_word_embeddings=True)
+    policy = tmp_path / "p.toml"
+    policy.write_text(
+        'extends = "strict"\n[rules]\n"integrity.mixed_dtypes" = "error"\n'
+        '"integrity.layers" = "error"\n"integrity.dtype" = { allowed = ["F32"] }\n'
+    )
+    args = ("check", tmp_path / "m", "--weights-only", "-q", "--policy", policy, "--json")
+    if rule == "integrity.tied_weights":
+        bad.wedit(tmp_path / "m", lambda s: s.update({"lm_head.weight": s["model.embed_tokens.weight"].clone()}))
+    assert duat(*args).code == 0
+    if rule == "integrity.layers":
+        bad.jedit(tmp_path / "m" / bad.CFG, num_hidden_layers=3)
+
+    def once(state: State) -> None:
+        change(state)
+
+    bad.wedit(tmp_path / "m", once)
+    done = duat(*args)
+    assert done.code == 1
+    found = [o for o in done.findings() if o["rule"] == rule]
+    assert found, done.rules()
+    assert not where or where in {o["where"] for o in found}
+    assert block is None or {o["block"] for o in found} == {block}
+    related = {
+        "integrity.zero_blocks": {"integrity.zero_matrices"},
+        "integrity.mixed_dtypes": {"integrity.dtype"},
+        "integrity.dtype": {"integrity.mixed_dtypes"},
+    }
+    assert done.rules() <= {rule} | related.get(rule, set())
+
+
+def test_what_is_no_fault(tmp_path: Path, duat: Duat) -> None:
+    """An embedding may have unused rows, equal norms are no copies, one shared block stands for all."""
+    bad.llama(tmp_path / "m", tok=False)
+    bad.wedit(tmp_path / "m", zero_rows("model.embed_tokens.weight", 3, 9))
+    assert duat("check", tmp_path / "m", "--weights-only", "-q", "--policy", "strict").code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "stack", "index", "rest"),
+    [
+        ("model.layers.3.mlp.experts.7.w1.weight", "model.layers", 3, "mlp.experts.7.w1.weight"),
+        ("encoder.block.0.layer.1.x", "encoder.block", 0, "layer.1.x"),
+        ("h.11.attn.c_attn.weight", "h", 11, "attn.c_attn.weight"),
+        ("0.weight", "", 0, "weight"),
+    ],
+)
+def test_places(name: str, stack: str, index: int, rest: str) -> None:
+    found = block_of(name)
+    assert found is not None
+    assert (found[0].stack, found[0].index, found[1]) == (stack, index, rest)
+
+
+def test_names_and_configs() -> None:
+    assert block_of("lm_head.weight") is None
+    assert block_of("model.layer12.weight") is None
+    assert is_attention("h.0.attn.c_attn.weight")
+    assert is_attention("encoder.layer.0.attention.self.query.weight")
+    assert not is_attention("model.layers.0.mlp.up_proj.weight")
+    assert head_width({"hidden_size": 32, "num_attention_heads": 4}) == 8
+    assert head_width({"text_config": {"head_dim": 7}}) == 7
+    assert head_width({"hidden_size": 33, "num_attention_heads": 4}) is None
+    assert head_width({"hidden_size": "32", "num_attention_heads": 0}) is None
+    assert depth({"num_hidden_layers": True}) is None
