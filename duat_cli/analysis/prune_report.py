@@ -104,13 +104,14 @@ def blocks_of(session: Session, terms: Sequence[PruneTerm], budget: float) -> li
     by_place: dict[tuple[int, Kind], list[PruneTerm]] = defaultdict(list)
     for term in terms:
         by_place[term.block, term.kind].append(term)
+    asked = {term.kind for term in terms}
     found = []
     for number in range(len(session.structure.calls)):
         block, attention, ffn = (by_place[number, kind] for kind in ("block", "attention", "ffn"))
         reasons = {
-            name: f"the block has no {name}, or it was not asked for"
-            for name, there in (("block", block), ("attention", attention), ("ffn", ffn))
-            if not there
+            field: f"the block has no {name}" if kind in asked else f"--granularity leaves {kind} out"
+            for kind, (field, name) in _FIELDS.items()
+            if not by_place[number, kind]
         }
         bounds = {
             name: _largest([t.certified for t in there]) for name, there in (("attention", attention), ("ffn", ffn))
@@ -134,6 +135,15 @@ def blocks_of(session: Session, terms: Sequence[PruneTerm], budget: float) -> li
             )
         )
     return found
+
+
+_FIELDS: dict[Kind, tuple[str, str]] = {
+    "block": ("block", "block"),
+    "attention": ("attention", "softmax attention"),
+    "ffn": ("ffn", "FFN that could be told apart"),
+    "head": ("heads", "heads that could be told apart"),
+    "neuron": ("neurons", "neurons that could be told apart"),
+}
 
 
 def _largest(values: Sequence[float | None]) -> float | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -121,7 +121,7 @@ class Reader:
         self, run: BlockRun, sites: BlockSites, site: Site, here: list[TermId], size: float
     ) -> dict[TermId, Tensor]:
         """local of every neuron of a layer; the terms of those that are followed."""
-        ffn = next(s for s in sites.of("ffn") if _holds(s.module, site))
+        ffn = replace(next(s for s in sites.of("ffn") if _holds(s.module, site)), behind=None)  # in front of a norm
         activations = self._activations(run, site)
         weight = matrix_of(site.module, run.input).to(activations)  # (I, M)
         base = self._through(run, ffn, run.input.new_zeros(1, run.input.shape[1], weight.shape[1]))

@@ -75,10 +75,7 @@ def _blocks(report: PruneReport, page: Page) -> list[RenderableType]:
         *(part for table in grids(rows, _BLOCK, shown, page) for part in (_BLANK, table)),
         _BLANK,
         line(_precision(report), "dim"),
-        *facts.absences(
-            [entry for entry in missing(rows, shown, [row.index for row in rows]) if "not asked for" not in entry[1]],
-            "block",
-        ),
+        *facts.absences(missing(rows, shown, [row.index for row in rows]), "block"),
     ]
 
 
@@ -130,8 +127,8 @@ def _guarantee(plan: Plan) -> str:
     if not given.removed:
         return f"{plan.granularity}: none; even the smallest set tested exceeded the budget too often"
     return (
-        f"{plan.granularity}: with {_exactly(given.confidence)} % confidence, removing {given.removed} of {plan.of} "
-        f"exceeds the budget on at most {_exactly(given.share_above_limit)} % of prompts "
+        f"{plan.granularity}: with {_exactly(given.confidence)}% confidence, removing {given.removed} of {plan.of} "
+        f"exceeds the budget on at most {_exactly(given.share_above_limit)}% of prompts "
         f"({given.exceeded} of {given.holdout_prompts} "
         "held-out prompts did)"
     )
@@ -159,7 +156,11 @@ def _pictures(report: PruneReport, page: Page) -> list[RenderableType]:
     head = f"{'removed':>8} {'predicted':>9} {'measured':>9}"
     return [
         _BLANK,
-        line(f"Damage against the share of {plan.granularity}s removed, least damaging first", "bold"),
+        line(
+            f"Damage, {report.protocol.unit}, against the share of {plan.granularity}s removed, least damaging first "
+            "(bars: measured)",
+            "bold",
+        ),
         Text(head),
         *(Text(row.rstrip()) for row in rows),
     ]
@@ -191,13 +192,20 @@ def _predictions(report: PruneReport, page: Page) -> list[RenderableType]:
         _BLANK,
         line("How well the prediction orders the measured damage", "bold"),
         *(part for table in grids(rows, _KIND, columns, page) for part in (_BLANK, table)),
-        *facts.absences(_absent(rows), "row"),
+        *facts.section(f"no value ({numbers.ABSENT})", _absent(rows)),
         *_criteria(rows, names, page),
     ]
 
 
-def _absent(rows: list[Prediction]) -> list[tuple[str, str, list[int]]]:
-    return [(f"{row.granularity}: {name}", why, [k]) for k, row in enumerate(rows) for name, why in row.reasons.items()]
+def _absent(rows: list[Prediction]) -> list[str]:
+    """Why a kind has no figures: each reason once, with all that it explains."""
+    found: list[str] = []
+    for row in rows:
+        by_reason: dict[str, list[str]] = {}
+        for name, why in row.reasons.items():
+            by_reason.setdefault(why, []).append(name.replace("_", " "))
+        found += [f"{row.granularity}: {', '.join(names)}: {why}" for why, names in by_reason.items()]
+    return found
 
 
 def _criteria(rows: list[Prediction], names: list[str], page: Page) -> list[RenderableType]:

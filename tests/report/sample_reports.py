@@ -38,8 +38,23 @@ from duat_cli.results.lora import (
     TokenChange,
 )
 from duat_cli.results.matrix import MatrixCheck, MatrixForm, MatrixReport
+from duat_cli.results.prune import (
+    CurvePoint,
+    Estimated,
+    Guarantee,
+    HeadSummary,
+    Kind,
+    NeuronSummary,
+    Plan,
+    Prediction,
+    Protocol,
+    PruneBlock,
+    PruneReport,
+    PruneTerm,
+)
 from duat_cli.results.support import SupportEntry, SupportReport
 
+NOTHING_FITS = "not even the least damaging one stays within the budget"
 NO_SPECTRUM = "not computed without --spectrum"
 GATED = "a per-channel output gate: W' is no sum of Kronecker products"
 
@@ -426,6 +441,123 @@ def lora_report(*, full: bool = False, prompts_too: bool = False, two: bool = Fa
         warnings=["a warning"],
         run=Run(started="2026-11-01T00:00:00+00:00", seconds=1.5, peak_memory_bytes=None),
     )
+
+
+def prune_report(*, hidden: bool = False, nothing: bool = False) -> PruneReport:
+    """`duat prune-bound`. hidden: the other metric, with mean ablation; nothing: no set within the budget."""
+    unit = "relative" if hidden else "nats/token"
+    return PruneReport(
+        duat_version="0.1.0",
+        environment=environment(),
+        model=model(),
+        prompts=prompts(),
+        certificate=certificate(),
+        protocol=Protocol(
+            metric="hidden" if hidden else "kl",
+            unit=unit,
+            meaning="mean over tokens of KL(model's next-token distribution || the ablated one), nats",
+            ablate="mean" if hidden else "zero",
+            probes=32,
+            confidence=0.999 if hidden else 0.95,
+            tokens=159,
+            seed=29,
+        ),
+        blocks=[prune_block(k) for k in range(3)],
+        prediction=[prediction("neuron", 24, 46080), prediction("head", 24, 270), prediction("ffn", 2, 30)],
+        plans=[
+            plan("neuron", 46080, 0 if nothing else 12040),
+            plan("head", 270, 0 if nothing else 17, passed=False),
+            plan("ffn", 30, 0),
+        ],
+        terms=[prune_term(k) for k in range(3)],
+        skipped=[Skipped(what="heads of block 2", why="the block has no softmax attention")],
+        warnings=["3 of 31 held-out prompts are left out: the same tokens chose the sets, or came before"],
+        run=run(),
+    )
+
+
+def prune_block(index: int) -> PruneBlock:
+    bare = index == 2  # a mixer without attention
+    why, heads = "the block has no softmax attention", "the block has no heads that could be told apart"
+    return PruneBlock(
+        index=index,
+        name=f"model.layers.{index}",
+        block=0.652 / (index + 1),
+        attention=None if bare else 0.0992,
+        ffn=0.643,
+        heads=None
+        if bare
+        else HeadSummary(count=9, kv_heads=3, least=0.0149, least_index=3, largest=0.215, largest_index=8),
+        neurons=NeuronSummary(count=1536, median=3.2e-4, largest=0.024, negligible_share=0.701, certified_largest=41.2),
+        certified_attention=None if bare else 166.0,
+        certified_ffn=1343.0,
+        reasons={"attention": why, "certified_attention": why, "heads": heads} if bare else {},
+    )
+
+
+def prune_term(index: int) -> PruneTerm:
+    return PruneTerm(
+        kind="head", block=0, index=index, module="model.layers.0.self_attn.o_proj", local=0.11, frozen=0.09,
+        linearised=0.1, linearised_low=0.08, linearised_high=0.13, certified=12.0, certified_vacuous=False,
+        measured=0.104,
+    )  # fmt: skip
+
+
+def prediction(kind: Kind, n: int, of: int) -> Prediction:
+    if n < 3:
+        names = ("spearman", "kendall", "median_ratio", "worst_ratio")
+        return Prediction(
+            granularity=kind, metric="kl", n=n, of=of, criteria={},
+            reasons=dict.fromkeys(names, f"{n} ablated terms cannot be ranked"), **dict.fromkeys(names),
+        )  # fmt: skip
+    return Prediction(
+        granularity=kind,
+        metric="kl",
+        n=n,
+        of=of,
+        spearman=Estimated(value=0.991, low=0.959, high=1.0),
+        kendall=Estimated(value=0.949, low=0.88, high=0.99),
+        median_ratio=Estimated(value=0.942, low=0.9, high=1.1),
+        worst_ratio=Estimated(value=25.8, low=1.3, high=25.8),
+        criteria={
+            "magnitude": Estimated(value=-0.222, low=-0.5, high=0.1),
+            "activation x norm": Estimated(value=0.864, low=0.7, high=0.9),
+            "taylor": None,
+        },
+    )
+
+
+def plan(kind: Kind, of: int, removed: int, *, passed: bool = True) -> Plan:
+    curve = [CurvePoint(removed=max(1, of * k // 40), share=max(1, of * k // 40) / of, predicted=0.0049 * k**2,
+                        measured=0.005 * k**2) for k in range(7)]  # fmt: skip
+    if not removed:
+        return Plan(
+            granularity=kind, budget=0.1, removed=0, of=of, share=0.0, predicted=None, measured=None, curve=curve,
+            guarantee=None,
+            reasons=dict.fromkeys(("predicted", "measured", "guarantee"), NOTHING_FITS),
+        )  # fmt: skip
+    given = removed // 2 if passed else 0
+    return Plan(
+        granularity=kind,
+        budget=0.1,
+        removed=removed,
+        of=of,
+        share=removed / of,
+        predicted=0.0905,
+        measured=0.0929,
+        curve=curve,
+        guarantee=Guarantee(
+            budget=0.1,
+            confidence=0.999,
+            share_above_limit=0.125,
+            exceeded=1 if passed else 0,
+            holdout_prompts=83,
+            holdout_sha256="ab" * 32,
+            method="Clopper-Pearson",
+            removed=given,
+            share=given / of,
+            set=[f"block.0.{kind}.{k}" for k in range(given)],
+        ),
 
 
 def outcome(rule: str, status: str, **fields: object) -> Outcome:

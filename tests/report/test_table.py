@@ -15,6 +15,7 @@ import sample_reports as sample
 from duat_cli.report.check_table import render_check
 from duat_cli.report.lora_table import render_lora
 from duat_cli.report.page import Page
+from duat_cli.report.prune_table import render_prune
 from duat_cli.report.support_table import render_support
 from duat_cli.report.table import render_inspect
 from duat_cli.report.verify_table import render_verify
@@ -31,6 +32,8 @@ CASES: dict[str, Callable[[Page], str]] = {
         sample.inspect_report(exact=False, spectrum=True, with_terms=True, per_prompt=True), page
     ),
     "verify": lambda page: render_verify(sample.verify_report(), page),
+    "prune": lambda page: render_prune(sample.prune_report(), page),
+    "prune_none": lambda page: render_prune(sample.prune_report(hidden=True, nothing=True), page),
     "support": lambda page: render_support(sample.support_report(), page),
     "lora_diff": lambda page: render_lora(sample.lora_report(prompts_too=True), page),
     "lora_diff_full": lambda page: render_lora(sample.lora_report(full=True), page),
@@ -79,6 +82,22 @@ def test_color_changes_no_character(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_ascii_page(name: str) -> None:
     assert CASES[name](Page(80, boxes=False)).isascii()
+
+
+def test_a_guarantee_is_printed_unrounded() -> None:
+    """99.9 % must not become 100 %, nor 12.5 % become 12 %."""
+    text = " ".join(render_prune(sample.prune_report(), Page(120)).split())
+    assert (
+        "neuron: with 99.9% confidence, removing 6020 of 46080 exceeds the budget on at most 12.5% of prompts" in text
+    )
+    assert "(1 of 83 held-out prompts did)" in text
+    assert "head: none; even the smallest set tested exceeded the budget too often" in text
+    assert "ffn: none; not even the least damaging one stays within the budget" in text
+
+
+def test_a_prune_report_without_terms_renders() -> None:
+    empty = sample.prune_report().model_copy(update={"blocks": [], "plans": [], "prediction": [], "terms": []})
+    assert "exact: largest relative error" in render_prune(empty, Page(80))
 
 
 def test_absent_values_have_their_reason_below() -> None:

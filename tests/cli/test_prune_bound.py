@@ -1,0 +1,293 @@
+"""`duat prune-bound` with nothing faked, on a tiny checkpoint: the report, the set that is written, what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from duat_cli.cli import libraries
+from duat_cli.cli.main import run
+from duat_cli.models import tiny
+from duat_cli.results.prune import PruneReport
+
+WORDS = [f"w{k}" for k in range(20)]
+FAST = ("--probes", "8", "--measure", "4", "-q")
+
+
+@pytest.fixture(autouse=True)
+def _loud(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave logs and warnings of this process as they are, for the tests that come after."""
+    monkeypatch.setattr(libraries, "calm", lambda talk: None)
+
+
+def save(model_type: str, folder: Path, bare: bool = False) -> str:
+    """A tiny checkpoint with a tokenizer of a few words; `bare`: without its LM head."""
+    model = tiny.tiny_model(model_type)
+    (model.base_model if bare else model).save_pretrained(folder)
+    ids = {word: number for number, word in enumerate(["<unk>", *WORDS], tiny.FIRST_ORDINARY_ID)}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save("llama", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Files of prompts, each unlike the others: two that choose, forty that are held out, and these again with two."""
+    folder = tmp_path_factory.mktemp("prompts")
+    lines = [" ".join(WORDS[(k * step) % 20] for step in range(1, 6)) + f" {WORDS[k // 20]}" for k in range(45)]
+    made = {
+        "choose": lines[:2],
+        "holdout": lines[2:42],
+        "few": lines[2:12],
+        "overlap": [*lines[:2], *lines[2:30], lines[5]],
+    }
+    for name, content in made.items():
+        (folder / f"{name}.txt").write_text("\n".join(content) + "\n")
+    return {name: str(folder / f"{name}.txt") for name in made}
+
+
+def report(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> PruneReport:
+    assert run(["prune-bound", *arguments, "--json"]) == 0
+    return PruneReport.model_validate(json.loads(capsys.readouterr().out, parse_constant=pytest.fail))
+
+
+@pytest.mark.parametrize("metric", ["kl", "hidden", "nll"])
+@pytest.mark.parametrize("ablate", ["zero", "mean"])
+def test_the_report_is_whole(
+    metric: str, ablate: str, llama: str, texts: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = report(
+        [llama, "--prompts", texts["choose"], "--holdout", texts["holdout"], "--metric", metric, "--ablate", ablate,
+         "--budget", "0.3", "--probes", "64", "--measure", "30", "-q"],
+        capsys,
+    )  # fmt: skip
+    assert found.protocol.metric == metric
+    assert found.protocol.ablate == ablate
+    assert found.certificate.exact
+    assert {p.granularity: p.of for p in found.plans} == {
+        "neuron": 144,
+        "head": 12,
+        "ffn": 3,
+        "attention": 3,
+        "block": 3,
+    }
+    assert len(found.terms) == 144 + 12 + 3 + 3 + 3
+    for term in found.terms:
+        given = term.model_dump()
+        for name in ("local", "frozen", "linearised", "certified", "measured"):
+            assert (given[name] is None) == (name in term.reasons), (term, name)
+        assert term.linearised_low is not None
+        assert term.linearised is not None
+        assert term.linearised_high is not None
+        assert term.linearised_low <= term.linearised <= term.linearised_high
+    assert {t.kind: sum(x.measured is not None for x in found.terms if x.kind == t.kind) for t in found.terms} == {
+        "neuron": 30, "head": 12, "ffn": 3, "attention": 3, "block": 3,
+    }  # fmt: skip
+    for plan in found.plans:
+        assert 0 <= plan.removed <= plan.of
+        if plan.removed:
+            assert plan.measured is not None
+            assert plan.measured <= 0.3
+        if plan.guarantee is not None and plan.guarantee.removed:
+            assert plan.guarantee.holdout_prompts == 40
+            assert plan.guarantee.removed <= plan.removed
+            assert len(plan.guarantee.set) == plan.guarantee.removed
+            assert plan.guarantee.exceeded <= 40
+    neurons = next(p for p in found.prediction if p.granularity == "neuron")
+    assert neurons.spearman is not None
+    assert neurons.spearman.value > 0.8
+    assert neurons.spearman.low <= neurons.spearman.value <= neurons.spearman.high
+    assert {"magnitude", "activation x norm", "wanda", "taylor"} <= set(neurons.criteria)
+    blocks = next(p for p in found.prediction if p.granularity == "block")
+    assert {"shortgpt", "angular"} <= set(blocks.criteria)
+
+
+def test_the_same_numbers_twice(llama: str, texts: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [llama, "--prompts", texts["choose"], "--granularity", "head", *FAST]
+    first, second = (report(arguments, capsys).model_dump(exclude={"run"}) for _ in range(2))
+    assert first == second
+
+
+def test_a_granularity_alone_has_the_numbers_it_has_in_company(
+    llama: str, texts: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [llama, "--prompts", texts["choose"], "--measure", "12", "--probes", "8", "-q"]
+    together = report(arguments, capsys)
+    alone = report([*arguments, "--granularity", "head"], capsys)
+    by_term = {(t.kind, t.block, t.index): t for t in together.terms}
+    assert [t.kind for t in alone.terms] == ["head"] * 12
+    for term in alone.terms:
+        other = by_term[term.kind, term.block, term.index]
+        assert term.linearised == pytest.approx(other.linearised, rel=1e-4)
+        assert term.measured == pytest.approx(other.measured, rel=1e-6)
+        assert term.local == pytest.approx(other.local, rel=1e-6)
+
+
+@pytest.mark.parametrize("model_type", ["bert", "gemma2", "mixtral", "albert", "gpt2", "jamba", "t5"])
+def test_other_architectures(
+    model_type: str, tmp_path: Path, texts: dict[str, str], capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    model = save(model_type, tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    out = tmp_path / "report.txt"
+    code = run(["prune-bound", model, "--prompts", texts["choose"], "-o", str(out), *FAST])
+    text = out.read_text()
+    assert code == 0, capsys.readouterr().err
+    assert "exact: largest relative error" in text
+    assert max(map(len, text.split("\n"))) <= 80
+    found = report([model, "--prompts", texts["choose"], *FAST], capsys)
+    assert found.protocol.metric == ("hidden" if model_type == "t5" else "kl")
+    measured = [t for t in found.terms if t.measured is not None and t.kind in ("ffn", "attention")]
+    assert measured
+    for term in measured:  # a slope of zero in front of a norm would show here
+        assert term.linearised is not None
+        assert term.measured is not None
+        assert term.linearised > 0.02 * term.measured
+
+
+def test_one_token_prompts(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = report([llama, "--prompt", "w3", "--granularity", "head,block", *FAST], capsys)
+    assert found.protocol.tokens == 1
+    assert all(p.guarantee is None for p in found.plans)
+    assert all("guarantee" in p.reasons for p in found.plans)
+    assert all("taylor" not in p.criteria for p in found.prediction)  # no next token, no loss
+
+
+def test_held_out_prompts_that_chose_the_set_do_not_test_it(
+    llama: str, texts: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file holds the two that choose, and one prompt twice: 28 are left of 31, one fewer than needed."""
+    arguments = ["prune-bound", llama, "--prompts", texts["choose"], "--granularity", "head", *FAST]
+    assert run([*arguments, "--holdout", texts["overlap"]]) == 2
+    assert "28 prompts cannot show" in capsys.readouterr().err
+    found = report([*arguments[1:], "--holdout", texts["overlap"], "--exceed", "0.2"], capsys)
+    assert any("3 of 31 held-out prompts are left out" in w for w in found.warnings)
+    assert run([*arguments, "--holdout", texts["choose"]]) == 2
+    assert "nothing is left to hold out" in capsys.readouterr().err
+
+
+# -- what is refused: one line, exit 2 -----------------------------------------------------------------------
+
+REFUSED: dict[str, tuple[list[str], str]] = {
+    "budget 0": (["--budget", "0"], "--budget 0: expected a number above 0"),
+    "budget -1": (["--budget", "-1"], "--budget -1: expected a number above 0"),
+    "budget nan": (["--budget", "nan"], "--budget nan"),
+    "confidence 1": (["--confidence", "1"], "--confidence 1: expected a number between 0 and 1"),
+    "exceed 0": (["--exceed", "0"], "--exceed 0"),
+    "granularity": (["--granularity", "head,layer"], "'layer' is none of neuron, head, expert"),
+    "export of many": (["--export", "set.json"], "choose one, such as --granularity head"),
+    "export of a name": (["--export", "set.txt", "--granularity", "head"], "expected a name that ends in .json"),
+    "slices of heads": (["--export", "set.yaml", "--granularity", "head"], "use --granularity block"),
+    "apply of many": (["--apply", "out", "--granularity", "head,ffn"], "choose one"),
+    "holdout share": (["--holdout", "1.5"], "--holdout 1.5: expected a share between 0 and 1"),
+    "holdout file": (["--holdout", "nowhere.txt"], "nowhere.txt"),
+    "one prompt": (["--prompt", "w1", "--holdout", "0.5"], "nothing is left to hold out of 1 prompt"),
+    "experts": (["--granularity", "expert"], "the model has no such terms"),
+    "nll of one token": (["--metric", "nll", "--prompt", "w1"], "one token has no next token"),
+}
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()  # what writing the checkpoint said
+    assert run(["prune-bound", *arguments, "-q"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    [line] = [x for x in err.splitlines() if x.strip() and not x.startswith("[transformers]")]
+    return line
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_input_is_one_line(case: str, llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments, expected = REFUSED[case]
+    arguments = arguments if "--prompt" in arguments else [*arguments, "--prompt", "w1 w2 w3"]
+    assert expected in refused([llama, *arguments], capsys)
+
+
+def test_too_few_prompts_for_the_confidence(
+    llama: str, texts: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused([llama, "--prompts", texts["choose"], "--holdout", texts["few"]], capsys)
+    assert "10 prompts cannot show with 95 % confidence that at most 10 % exceed the budget; at least 29" in line
+    line = refused(
+        [llama, "--prompts", texts["choose"], "--holdout", texts["few"], "--confidence", "0.999", "--exceed", "0.125"],
+        capsys,
+    )
+    needed = math.ceil(math.log(0.001) / math.log(0.875))
+    assert f"99.9 % confidence that at most 12.5 % exceed the budget; at least {needed} are needed" in line
+
+
+def test_a_prompt_of_the_users_own_is_never_left_out(
+    llama: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A held-out prompt that is too long is an error, even where the choosing prompts are the bundled ones."""
+    file = tmp_path / "long.txt"
+    file.write_text("\n".join([f"w{k % 20} w{k // 20}" for k in range(30)] + ["w1 " * 5000]) + "\n")
+    assert "long.txt line 31: too long" in refused([llama, "--holdout", str(file), "--max-tokens", "100000"], capsys)
+
+
+@pytest.mark.parametrize("metric", ["kl", "nll"])
+def test_no_lm_head(metric: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = save("bert", tmp_path, bare=True)
+    line = refused([model, "--metric", metric, "--prompt", "w1 w2"], capsys)
+    assert f"--metric {metric}: BertModel has no LM head" in line
+    assert "--metric hidden" in line
+
+
+def test_a_masked_lm_has_no_next_token_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = refused([save("bert", tmp_path), "--metric", "nll", "--prompt", "w1 w2"], capsys)
+    assert "does not predict the next token" in line
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_weights_that_are_not_finite(value: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = save("llama", tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.layers.1.mlp.up_proj.weight"][0, 0] = value
+    save_file(tensors, file, metadata={"format": "pt"})
+    line = refused([model, "--prompt", "w1 w2"], capsys)
+    assert "model.layers.1.mlp.up_proj.weight holds 1 values that are NaN or infinite" in line
+
+
+# -- what is written -----------------------------------------------------------------------------------------
+
+
+def test_the_exported_set_is_the_one_that_holds(
+    llama: str, texts: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, folder = tmp_path / "set.json", tmp_path / "pruned"
+    found = report(
+        [llama, "--prompts", texts["choose"], "--holdout", texts["holdout"], "--granularity", "neuron", "--budget",
+         "0.3", "--export", str(file), "--apply", str(folder), *FAST],
+        capsys,
+    )  # fmt: skip
+    written: dict[str, Any] = json.loads(file.read_text())
+    [plan] = found.plans
+    assert plan.guarantee is not None
+    names = {f"block.{t['block']}.neuron.{t['index']}" for t in written["terms"]}
+    assert names == set(plan.guarantee.set)
+    assert len(names) == plan.guarantee.removed > 0
+    # The checkpoint, by transformers alone, does the damage that the set's own weights at zero do.
+    pruned = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    own = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
+    ids = torch.tensor([[41, 45, 50, 47]])
+    with torch.no_grad():
+        for term in written["terms"]:
+            own.model.layers[term["block"]].mlp.down_proj.weight[:, term["index"]] = 0
+        a, b = pruned(input_ids=ids).logits, own(input_ids=ids).logits
+    assert torch.allclose(a, b, atol=1e-5)
