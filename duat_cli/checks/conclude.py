@@ -68,6 +68,10 @@ def plan(
         raise InputError("--update-baseline: give the file to write with --baseline FILE")
     if name is not None and found is None and not update:
         raise InputError(f"--baseline {shown(name)}: no such file; --update-baseline makes it")
+    if found and not update and all(s.level == "off" for n, s in settings.items() if n.startswith("drift.")):
+        raise InputError(
+            f"--baseline {shown(name)}: nothing is compared with it: the policy or --select turns drift off"
+        )
     if update and weights_only and found and any(k.startswith("blocks.") for k in found.content.metrics):
         raise InputError(
             f"--update-baseline: {shown(name)} holds metrics of a forward pass, which --weights-only would drop; "

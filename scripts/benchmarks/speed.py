@@ -1,0 +1,62 @@
+"""`inspect` against one plain forward pass."""
+
+from __future__ import annotations
+
+import time
+
+from benchmarks.common import (
+    Row,
+    interleaved,
+    llama_shape,
+    loaded_model,
+    random_prompt,
+)
+
+
+def speed(runs: int) -> list[Row]:
+    import torch
+
+    from duat_cli.analysis.decomposition import Decomposition
+    from duat_cli.analysis.inspect import InspectOptions, sweep_prompt
+    from duat_cli.analysis.session import Session
+
+    model, prompt = llama_shape(), random_prompt(49152, 128)
+    ids = prompt.input_ids
+
+    @torch.no_grad()
+    def plain() -> None:
+        model(
+            input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False,
+            output_attentions=True, output_hidden_states=True,
+        )  # fmt: skip
+
+    start = time.perf_counter()
+    session = Session(loaded_model(model), lambda *_: None, cache=False)
+    opening = time.perf_counter() - start
+    layers = list(range(30))
+
+    def warm() -> None:
+        sweep_prompt(session, 0, prompt, layers, InspectOptions(), None, lambda *_: None, 1)
+
+    def cold() -> None:
+        session.forget_geometry()
+        warm()
+
+    def replayed() -> None:
+        decomposition = Decomposition()
+        session.sweep(prompt, decomposition.advance)
+
+    def captured() -> None:
+        session.sweep(prompt, lambda run: None)
+
+    base, *times = interleaved([plain, captured, replayed, warm, cold], runs)
+    names = [
+        "capture alone",
+        "capture and replay",
+        "all of inspect, warm Gram cache",
+        "all of inspect, cold Gram cache",
+    ]
+    limits = ["", "", "<= 2.0", "<= 2.4"]
+    rows = [Row("plain forward pass with attentions and hidden states", base, "s")]
+    rows += [Row(n, t / base, "x plain", lim) for n, t, lim in zip(names, times, limits, strict=True)]
+    return [*rows, Row("once a model: fingerprint, discovery and proof", opening / base, "x plain")]
