@@ -198,9 +198,17 @@ def _pre_activation(
     if first is None:
         return None, None, f"{type(unit.module).__name__} has no single linear layer in front of its nonlinearity"
     whole = run.recording.linears[first].reshape(len(pieces.linear), -1)
-    bias = first(torch.zeros_like(pieces.linear[None, :1]))[0]
-    if pieces.static is None and not bool(bias.any()):
+    bias = _bias_of(first, pieces.linear)
+    if pieces.static is None and bias is None:
         linear = first(pieces.linear[None])[0]
         return Carried(linear, None, whole - linear), whole, None
-    linear, dynamic = first(torch.stack([pieces.linear, pieces.dynamic])) - bias
+    linear, dynamic = first(torch.stack([pieces.linear, pieces.dynamic])) - (0.0 if bias is None else bias)
     return Carried(linear, whole - linear - dynamic, dynamic), whole, None
+
+
+def _bias_of(linear: nn.Module, like: Tensor) -> Tensor | None:
+    """What the layer gives for zero, (1, width), whatever its class does; None where that is zero."""
+    if type(linear) is nn.Linear and linear.bias is None:
+        return None
+    bias = linear(torch.zeros_like(like[None, :1]))[0]
+    return bias if bool(bias.any()) else None
