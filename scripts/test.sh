@@ -8,4 +8,5 @@ bash scripts/setup.sh ".[dev]"
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
 .venv/bin/mypy
-exec .venv/bin/python -m pytest "$@"
+# Two processes, each on one thread: most tests are too small to use two.
+exec .venv/bin/python -m pytest --numprocesses "${DUAT_TEST_PROCESSES:-2}" "$@"

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from duat_cli.analysis.damage import Loss
 from duat_cli.analysis.readings import Readings
 from duat_cli.analysis.sketch import Terms, responses
-from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import wide
-from duat_cli.models.factors import matrix_of
+from duat_cli.models.feedforward import matrix_of
 from duat_cli.models.passes import Recorded
 from duat_cli.models.sites import BlockSites, Site
 from duat_cli.models.structure import ModelStructure
@@ -48,10 +47,10 @@ def weight_scores(
     for number, module in enumerate(structure.calls):
         for kind, whole in (("neuron", "ffn"), ("head", "attention")):
             for place, site in enumerate(sites[module].of(kind)):  # type: ignore[arg-type]
-                rows = _rows(site.module)
                 squares = seen.squares.get((number, site))
-                if rows is None or squares is None:
+                if squares is None:
                     continue
+                rows = matrix_of(site.module, len(squares))
                 each = _of_rows(rows, squares.to(rows.device), site.count)
                 together = _of_rows(rows, squares.to(rows.device), 1)
                 _put(found, terms.starts.get((kind, number)), site.offset, each)  # type: ignore[arg-type]
@@ -61,20 +60,11 @@ def weight_scores(
     for number, module in enumerate(structure.calls):
         start = terms.starts.get(("block", number))
         if start is not None:
-            found["magnitude"][start] = sum(float(p.double().square().sum()) for p in module.parameters()) ** 0.5
+            found["magnitude"][start] = sum(float(p.detach().double().square().sum()) for p in module.parameters()) ** 0.5
     return found
 
 
 _WEIGHTS = ("magnitude", "activation x norm", "wanda")
-
-
-def _rows(linear: nn.Module) -> Tensor | None:
-    """The (in, out) matrix of a layer."""
-    like = next(linear.parameters())
-    try:
-        return matrix_of(linear, like.new_zeros(1, 1, 1))
-    except UnsupportedModelError:
-        return None
 
 
 def _of_rows(rows: Tensor, squares: Tensor, count: int) -> list[Tensor]:

@@ -101,15 +101,19 @@ class Decomposition:
             after.terms = _advance_terms(run, before, after.static, given)
         self.carried = after
         inputs = [_pieces(images, bare) for images in replay.unit_inputs]
-        errors = [relative_error(p.total, u.input.reshape(p.linear.shape))
-                  for u, p in zip(run.units, inputs, strict=True)]  # fmt: skip
-        error = max(relative_error(after.total, run.output[0]), *errors, 0.0)
+        errors = [_missed(p, u.input) for u, p in zip(run.units, inputs, strict=True)]
+        error = max(_missed(after, run.output), *errors, 0.0)
         place = _ffn_place(run)
         pieces, whole, reason = _pre_activation(run, inputs, place)
         pre = None if pieces is None or whole is None else _three(pieces, whole)
         terms = BlockTerms(_three(after, run.output[0]), pre, reason, error)
         dynamic = None if pieces is None else pieces.dynamic
         return Step(items, given, replay, terms, dynamic, whole, None if place is None else run.units[place])
+
+
+def _missed(pieces: Carried, whole: Tensor) -> float:
+    """How far the sum of the pieces is from the whole, relative."""
+    return relative_error(pieces.total, whole.reshape(pieces.linear.shape))
 
 
 def _items(before: Carried, bare: bool) -> Tensor:

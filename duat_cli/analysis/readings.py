@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_error, tolerance_for, wide
-from duat_cli.models.factors import matrix_of
+from duat_cli.models.feedforward import matrix_of
 from duat_cli.models.passes import Removal
 from duat_cli.models.rig import BlockRun, zero_given
 from duat_cli.models.sites import BlockSites, Edit, Site, TermId, watching
@@ -123,7 +123,7 @@ class Reader:
         """local of every neuron of a layer; the terms of those that are followed."""
         ffn = replace(next(s for s in sites.of("ffn") if _holds(s.module, site)), behind=None)  # in front of a norm
         activations = self._activations(run, site)
-        weight = matrix_of(site.module, run.input).to(activations)  # (I, M)
+        weight = matrix_of(site.module, site.count).to(activations)  # (I, M)
         base = self._through(run, ffn, run.input.new_zeros(1, run.input.shape[1], weight.shape[1]))
         try:
             tokens, rows = self._transfer(run, ffn, weight, base)

@@ -243,7 +243,7 @@ def _read_value(run: BlockRun) -> Tensor:
     if source is None:
         raise UnsupportedModelError("its values are no plain view of one linear layer")
     columns = source.columns.to(run.input.device)
-    matrix = matrix_of(source.linear, run.input)[:, columns]  # (M, kv_heads, d)
+    matrix = _matrix(source.linear, run.input)[:, columns]  # (M, kv_heads, d)
     matrix = matrix.permute(1, 0, 2)
     if source.norm is None:
         return matrix
@@ -257,7 +257,7 @@ def _read_output(run: BlockRun, tap: Tap) -> Tensor:
     _, _, heads, width = run.attention[0].output.shape
     if source is None:
         raise UnsupportedModelError("no linear layer takes its concatenated heads")
-    matrix = matrix_of(source.linear, run.input)  # (heads d, M)
+    matrix = _matrix(source.linear, run.input)  # (heads d, M)
     if matrix.shape[0] != heads * width:
         raise UnsupportedModelError("its output projection does not take the concatenated heads")
     matrix = matrix.reshape(heads, width, -1)
@@ -275,7 +275,7 @@ def _gain(form: NormForm, width: int) -> Tensor:
     return form.gain.reshape(width)
 
 
-def matrix_of(linear: nn.Module, like: Tensor) -> Tensor:
+def _matrix(linear: nn.Module, like: Tensor) -> Tensor:
     """The (in, out) matrix of a linear layer, whichever way its class stores it, confirmed on a random vector."""
     weight = linear.weight
     assert isinstance(weight, Tensor)

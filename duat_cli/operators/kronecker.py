@@ -10,6 +10,7 @@ Every number below is a closed form in Ĥ and the Gram matrix G[h, k] = ⟨V_h O
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -114,10 +115,9 @@ def kronecker_spectrum(K: Tensor, root: Tensor) -> Tensor:
 
 def effective_heads(spectrum: Tensor) -> float | None:
     """exp of the entropy of σ²/Σσ²: how many Kronecker products W' really has. None for W' = 0."""
-    energy = spectrum.square()
-    total = energy.sum()
-    if float(total) == 0.0:
+    energy = [value * value for value in spectrum.tolist()]  # a handful of numbers: a tensor would cost more
+    total = math.fsum(energy)
+    if total == 0.0:
         return None
-    share = energy / total
-    count = float(torch.exp(-(torch.special.xlogy(share, share)).sum()))
-    return min(max(count, 1.0), float(len(spectrum)))  # rounding may leave the range by 1e-8
+    entropy = -math.fsum(part / total * math.log(part / total) for part in energy if part / total > 0)
+    return min(max(math.exp(entropy), 1.0), float(len(energy)))  # rounding may leave the range by 1e-8

@@ -75,8 +75,19 @@ def _blocks(report: PruneReport, page: Page) -> list[RenderableType]:
         *(part for table in grids(rows, _BLOCK, shown, page) for part in (_BLANK, table)),
         _BLANK,
         line(_precision(report), "dim"),
+        *_shared_heads(report),
         *facts.absences(missing(rows, shown, [row.index for row in rows]), "block"),
     ]
+
+
+def _shared_heads(report: PruneReport) -> list[RenderableType]:
+    """Which heads share a key and value head."""
+    heads = next((b.heads for b in report.blocks if b.heads), None)
+    if heads is None or heads.kv_heads >= heads.count:
+        return []
+    group = heads.count // heads.kv_heads
+    text = f"Heads 0-{group - 1}, and so on by {group}, share a key and value head, which stays while one of them does."
+    return [line(text, "dim")]
 
 
 def _precision(report: PruneReport) -> str:
