@@ -60,8 +60,8 @@ def weight_scores(
     for number, module in enumerate(structure.calls):
         start = terms.starts.get(("block", number))
         if start is not None:
-            squares = (parameter.detach().double().square().sum() for parameter in module.parameters())
-            found["magnitude"][start] = sum(map(float, squares)) ** 0.5
+            parts = (parameter.detach().double().square().sum() for parameter in module.parameters())
+            found["magnitude"][start] = sum(map(float, parts)) ** 0.5
     return found
 
 
