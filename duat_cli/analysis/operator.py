@@ -98,6 +98,8 @@ class _Pairs:
 
     def vectors(self, most: int) -> Tensor:
         """The first `most` draws that hit nonzero blocks, in order of drawing: (n, heads)."""
+        if len(self._found) == 1:  # all rows at once: in order already
+            return self._found[0][1][:most]
         places = torch.cat([p for p, _ in self._found])
         vectors = torch.cat([v for _, v in self._found])
         return vectors[places.argsort()][:most]

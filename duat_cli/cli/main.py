@@ -77,7 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except signals.Stopped as stop:
         streams.say(f"duat: {stop.text}")
         os._exit(stop.exit_code)  # no waiting for the libraries' threads: everything of ours is cleaned up
-    sys.exit(_flushed(code))
+    code = _flushed(code)
+    streams.settle_talk()
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:

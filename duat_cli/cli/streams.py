@@ -7,6 +7,7 @@ import errno
 import io
 import os
 import sys
+from typing import TextIO
 
 from duat_cli.errors import InputError
 
@@ -45,16 +46,28 @@ def say(text: str) -> None:
     """Write a line to standard error; a standard error that cannot take it is not worth failing for."""
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(text + "\n")
+    settle_talk()
+
+
+def settle_talk() -> None:
+    """Flush standard error; what it cannot take goes nowhere, or the interpreter would exit with 120 for it."""
+    try:
         sys.stderr.flush()
+    except (OSError, ValueError):
+        _discard(sys.stderr)
 
 
 def discard_output() -> None:
     """Send what is still buffered for standard output nowhere, so that the interpreter's exit is quiet."""
+    _discard(sys.stdout)
+
+
+def _discard(stream: TextIO) -> None:
     with contextlib.suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
+        os.dup2(null, stream.fileno())
         os.close(null)
-        sys.stdout.flush()
+        stream.flush()
 
 
 def is_broken_pipe(error: BaseException | None) -> bool:

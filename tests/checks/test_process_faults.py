@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from children import hear_signals
 from running_checks import STEERING, Duat, Outcome, apart
 
 import bad_checkpoints as bad  # isort: skip
@@ -55,7 +56,8 @@ def test_p1_p2_signals(number: signal.Signals, code: int, word: str, tmp_path: P
     line = [sys.executable, "-m", "duat_cli", "check", str(demo_path()), "--prompts", "-", "-o", str(report)]
     line += ["--baseline", str(baseline), "--update-baseline"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    run = subprocess.Popen(line, env=env, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    run = subprocess.Popen(line, env=env, stdin=pipe, stderr=pipe, text=True, preexec_fn=hear_signals)  # noqa: PLW1509 - no threads yet
     assert run.stderr is not None
     while "reading the prompts" not in run.stderr.readline():
         assert run.poll() is None

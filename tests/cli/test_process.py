@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from children import hear_signals
 from running import Duat, apart, command, environment
 
 from duat_cli.cli.progress import PATIENCE
@@ -29,7 +30,13 @@ def test_signals(tmp_path: Path, number: signal.Signals, code: int, word: str) -
     report = tmp_path / "r.json"
     report.write_text("old")
     line = command("inspect", "m", "-o", str(report))
-    run = subprocess.Popen(line, env=environment(DUAT_FAKE="slow"), stderr=subprocess.PIPE, text=True)
+    run = subprocess.Popen(
+        line,
+        env=environment(DUAT_FAKE="slow"),
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=hear_signals,  # noqa: PLW1509
+    )
     assert run.stderr is not None
     assert run.stderr.readline() == "computing\n"
     started = time.monotonic()
