@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.models.sites import TermId
+from duat_cli.models.structure import ModelStructure, run_stack
 
 
 @dataclass(frozen=True)
@@ -169,3 +170,11 @@ def _mixed(output: Any, before: Tensor, factor: float) -> Any:
     hidden = output if isinstance(output, Tensor) else output[0]
     mixed = before + factor * (hidden - before)
     return mixed if isinstance(output, Tensor) else (mixed, *output[1:])
+
+
+def forward_of(structure: ModelStructure, ids: Tensor) -> Callable[[], Tensor]:
+    return lambda: run_stack(structure.stack, ids)[0]
+
+
+def untouched(model: nn.Module) -> bool:
+    return not any("forward" in m.__dict__ or m._forward_hooks or m._forward_pre_hooks for m in model.modules())

@@ -15,12 +15,14 @@ from torch import Tensor, nn
 
 from duat_cli.analysis.damage import Metric
 from duat_cli.models.arrays import wide
-from duat_cli.models.passes import BlockGradient, Means, Recorded, gradients
+from duat_cli.models.gradients import BlockGradient, gradients
+from duat_cli.models.passes import Means, Recorded
 from duat_cli.models.sites import BlockSites, Kind, TermId
 from duat_cli.models.structure import ModelStructure
 
 SEED = 29
 PROBE_ELEMENTS = 1 << 26  # of probes in the output's space at once: 256 MB in float32
+PRODUCT_ELEMENTS = 1 << 20  # of gradients times values at once: what the cache holds
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,9 @@ def _gather(block: BlockGradient, terms: Terms, found: Tensor, means: Means | No
     rows = block.probes
     for at in block.sites:
         value = at.value if means is None else at.value - means[block.number, at.site].to(at.value)
-        # not in place: gradients may share memory; wide: products of many tokens are summed
-        sums = at.site.collect(wide(at.gradient) * wide(value), at.index)
+        # some probes at a time, for the memory; not in place: gradients may share it
+        some = max(1, PRODUCT_ELEMENTS // value.numel())
+        sums = torch.cat([at.site.collect(wide(g) * wide(value), at.index) for g in at.gradient.split(some)])
         first = terms.starts[at.site.kind, block.number] + at.site.offset
         found[rows, first : first + at.site.count] += sums.float().cpu()
     place = terms.starts.get(("block", block.number))

@@ -1,8 +1,6 @@
 """Forward passes that begin in the middle: what came before is on record, what comes after runs for real.
 
-A removal in block i changes nothing in front of it, so its effect needs the blocks from i on alone; and the gradient
-of the output is carried back block by block, each block recomputed from its recorded input, so that one block's
-intermediate tensors are alive at a time.
+A removal in block i changes nothing in front of it, so its effect needs the blocks from i on alone.
 """
 
 from __future__ import annotations
@@ -209,94 +207,3 @@ def _block_calls(structure: ModelStructure, handle: Handler) -> Iterator[None]:
                 del module.forward
             else:
                 module.forward = before
-
-
-# -- gradients -----------------------------------------------------------------------------------------------
-
-GRADIENT_BYTES = 256 << 20  # of one block's batched gradients
-
-
-@dataclass(frozen=True)
-class SiteGradient:
-    """One call of a site: its tensor, and the gradient of every probe to it."""
-
-    site: Site
-    value: Tensor
-    index: Tensor | None  # the expert of every routing weight
-    gradient: Tensor  # (probes, *value.shape)
-
-
-@dataclass(frozen=True)
-class BlockGradient:
-    """One block call: the gradient of every probe at its output, and at its sites."""
-
-    number: int
-    call: BlockCall
-    probes: slice  # which of the probes these are
-    after: Tensor  # (probes, 1, N, M)
-    sites: list[SiteGradient]
-
-
-def gradients(
-    structure: ModelStructure,
-    sites: Mapping[nn.Module, BlockSites],
-    forward: Forward,
-    recorded: Recorded,
-    probes: Tensor,
-) -> Iterator[BlockGradient]:
-    """The gradients of ⟨probe, output⟩ for every probe (probes, *output.shape), from the last block to the first.
-
-    Yields each block in pieces of some probes if the gradients of all of them would not fit.
-    """
-    with torch.enable_grad():
-        hidden = recorded.calls[-1].after.detach().clone().requires_grad_()
-        output = run_from(structure, forward, recorded, hidden)
-        (at_output,) = _pulled(output, [hidden], probes)
-    for number in reversed(range(len(recorded.calls))):
-        call = recorded.calls[number]
-        parts = structure.block(number).parts
-        x = call.before.detach().clone().requires_grad_()
-        captured: list[tuple[Site, Tensor, Tensor | None]] = []
-
-        def capture(site: Site, value: Tensor, index: Tensor | None, captured: list[Any] = captured) -> Tensor:
-            if not value.requires_grad:
-                value = value.detach().requires_grad_()
-            captured.append((site, value, index))
-            return value.clone()  # what the block does to it in place must not reach the captured tensor
-
-        with torch.enable_grad(), watching(sites[parts.module].sites, capture):
-            args, kwargs = parts.hidden.put(call.args, call.kwargs, x.clone())  # blocks may write to it
-            after = hidden_of(parts.module(*args, **kwargs), x)
-            below: list[Tensor] = []
-            for piece in at_output.split(_piece(captured, x)):
-                # nothing stands in front of the first block
-                inputs = [value for _, value, _ in captured] + ([x] if number else [])
-                grads = _pulled(after, inputs, piece) if inputs else []
-                first = sum(map(len, below))
-                below.append(grads.pop() if number else piece)
-                found = [
-                    SiteGradient(site, value.detach(), index, gradient)
-                    for (site, value, index), gradient in zip(captured, grads, strict=True)
-                ]
-                yield BlockGradient(number, call, slice(first, first + len(piece)), piece, found)
-        at_output = torch.cat(below)
-
-
-def _piece(captured: Sequence[tuple[Site, Tensor, Tensor | None]], x: Tensor) -> int:
-    """How many probes at once: a probe's gradients at the sites, at the norms and at the attention matrices."""
-    tokens = x.shape[1]
-    heads = max((site.count for site, _, _ in captured if site.kind == "head"), default=1)
-    elements = 8 * x.numel() + sum(4 * value.numel() for _, value, _ in captured) + 3 * heads * tokens**2
-    return max(1, GRADIENT_BYTES // (elements * x.element_size()))
-
-
-def _pulled(output: Tensor, inputs: list[Tensor], probes: Tensor) -> list[Tensor]:
-    """Each probe's gradient at the inputs, (probes, *input.shape); zero where the output does not depend on one."""
-    try:
-        grads: Sequence[Tensor | None] = torch.autograd.grad(
-            output, inputs, probes, is_grads_batched=True, allow_unused=True, retain_graph=True
-        )
-    except RuntimeError:  # an operation without a batching rule
-        rows = [torch.autograd.grad(output, inputs, p, allow_unused=True, retain_graph=True) for p in probes]
-        grads = [None if column[0] is None else torch.stack(column) for column in zip(*rows, strict=True)]
-    return [x.new_zeros(len(probes), *x.shape) if g is None else g for x, g in zip(inputs, grads, strict=True)]

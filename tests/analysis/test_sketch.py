@@ -15,7 +15,7 @@ from duat_cli.analysis import sketch
 from duat_cli.analysis.ablation import mean_values
 from duat_cli.analysis.damage import Divergence, Hidden, Loss, Metric
 from duat_cli.analysis.sketch import SEED, Terms, responses
-from duat_cli.models import passes
+from duat_cli.models import gradients
 from duat_cli.models.passes import Recorded, record
 from duat_cli.models.sites import Kind, TermId, find_sites
 from duat_cli.models.structure import ModelStructure, discover
@@ -101,7 +101,7 @@ def test_a_response_does_not_depend_on_what_else_is_asked_for(model_type: str) -
 @pytest.mark.parametrize("model_type", ["llama", "falcon", "mixtral"])
 def test_a_response_does_not_depend_on_how_many_probes_fit(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _, together = hidden(model_type)
-    monkeypatch.setattr(passes, "GRADIENT_BYTES", 1)
+    monkeypatch.setattr(gradients, "GRADIENT_BYTES", 1)
     _, singly = hidden(model_type)
     assert torch.allclose(together, singly, rtol=1e-4, atol=1e-6)
 
@@ -147,7 +147,7 @@ def bias_response(
 ) -> Tensor:  # fmt: skip
     generator = torch.Generator().manual_seed(SEED)
     probes = metric.probes(recorded.output, ids, lambda s: torch.randn(s, generator=generator), PROBES)
-    for found in passes.gradients(structure, sites, metric.forward(ids), recorded, probes):
+    for found in gradients.gradients(structure, sites, metric.forward(ids), recorded, probes):
         for at in found.sites:
             if found.number == block and at.site == site:
                 return (at.gradient * bias.detach()).flatten(1).sum(dim=1)

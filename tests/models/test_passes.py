@@ -1,22 +1,20 @@
-"""Passes that begin in the middle against whole passes; gradients block by block against those of the whole model."""
+"""Passes that begin in the middle against whole passes."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from helpers import single_model, token_ids
-from removal import scaled
-from torch import Tensor, nn
+from removal import forward_of, scaled, untouched
+from torch import Tensor
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models import passes
-from duat_cli.models.passes import Removal, gradients, prove_chained, record, run_from, run_without
+from duat_cli.models.passes import Removal, prove_chained, record, run_from, run_without
 from duat_cli.models.sites import TermId, find_sites
-from duat_cli.models.structure import ModelStructure, discover, run_stack
+from duat_cli.models.structure import ModelStructure, discover
 
 TYPES = ["llama", "gpt2", "bert", "gemma2", "falcon", "mixtral", "gpt_oss", "albert", "jamba", "t5"]
 
@@ -30,14 +28,6 @@ def prepared(model_type: str) -> tuple[Any, ModelStructure, Tensor]:
     model = single_model(model_type)
     structure = discover(model)
     return model, structure, token_ids(structure.stack)
-
-
-def forward_of(structure: ModelStructure, ids: Tensor) -> Callable[[], Tensor]:
-    return lambda: run_stack(structure.stack, ids)[0]
-
-
-def untouched(model: nn.Module) -> bool:
-    return not any("forward" in m.__dict__ or m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
 @pytest.mark.parametrize("model_type", TYPES)
@@ -117,76 +107,10 @@ def test_an_exception_leaves_nothing_behind(model_type: str) -> None:
     with pytest.raises(RuntimeError):
         run_without(structure, forward, recorded, {1: Removal({site: torch.ones(site.count + 1)})})
     assert untouched(model)
-    walk = gradients(structure, sites, forward, recorded, torch.randn(2, *recorded.output.shape))
-    next(walk)
-    walk.close()
-    assert untouched(model)
     with pytest.raises(StoppedError):
         prove_chained(structure, stop)
     assert untouched(model)
     assert torch.equal(record(structure, forward).output, recorded.output)
-
-
-@pytest.mark.parametrize("model_type", TYPES)
-def test_gradients_are_those_of_the_whole_model(model_type: str) -> None:
-    """At every block's output, against autograd through the model itself from that block's output."""
-    _, structure, ids = prepared(model_type)
-    forward = forward_of(structure, ids)
-    recorded = record(structure, forward)
-    generator = torch.Generator().manual_seed(3)
-    probes = torch.randn(3, *recorded.output.shape, generator=generator)
-    found = {b.number: b.after for b in gradients(structure, find_sites(structure), forward, recorded, probes)}
-    assert list(found) == list(range(len(structure.calls)))[::-1]
-    for number, got in found.items():
-        leaf = recorded.calls[number].after.clone().requires_grad_()
-        with torch.enable_grad():
-            output = continued(structure, forward, recorded, number, leaf)
-            want = torch.stack([torch.autograd.grad(output, leaf, p, retain_graph=True)[0] for p in probes])
-        assert (got - want).norm() <= 1e-4 * want.norm(), number
-
-
-def continued(
-    structure: ModelStructure, forward: Callable[[], Tensor], recorded: Any, number: int, leaf: Tensor
-) -> Any:
-    """The model's own pass with `leaf` in place of what block call `number` puts out."""
-    count = 0
-
-    def replace(module: nn.Module, args: Any, output: Any) -> Any:
-        nonlocal count
-        count += 1
-        return passes.with_hidden(output, leaf, leaf * 1.0) if count == number + 1 else None
-
-    handles = [module.register_forward_hook(replace) for module in dict.fromkeys(structure.calls)]
-    try:
-        return forward()
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@pytest.mark.parametrize("model_type", ["llama", "mixtral", "falcon"])
-def test_the_size_of_a_piece_changes_nothing(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, structure, ids = prepared(model_type)
-    forward = forward_of(structure, ids)
-    recorded = record(structure, forward)
-    sites = find_sites(structure)
-    probes = torch.randn(5, *recorded.output.shape, generator=torch.Generator().manual_seed(3))
-
-    def walk() -> dict[tuple[int, int, int], Tensor]:
-        found: dict[tuple[int, int, int], Tensor] = {}
-        for block in gradients(structure, sites, forward, recorded, probes):
-            for k, at in enumerate(block.sites):
-                for row, gradient in zip(range(block.probes.start, block.probes.stop), at.gradient, strict=True):
-                    found[block.number, k, row] = gradient.clone()
-        return found
-
-    whole = walk()
-    monkeypatch.setattr(passes, "GRADIENT_BYTES", 1)
-    single = walk()
-    assert whole.keys() == single.keys()
-    assert {row for _, _, row in whole} == set(range(5))
-    for key, gradient in whole.items():
-        assert (gradient - single[key]).norm() <= 1e-5 * gradient.norm() + 1e-9, key
 
 
 def test_a_block_that_reads_more_than_the_hidden_states_is_refused() -> None:
