@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import time
+from functools import partial
 from pathlib import Path
 
 from benchmarks.common import (
@@ -38,11 +39,10 @@ def prune(runs: int) -> list[Row]:
     recorded = [ablator.record(p.input_ids) for p in prompts]
     picked = torch.randperm(len(both.ids), generator=torch.Generator().manual_seed(0))[:8].tolist()
 
-    def sketch(terms: Terms) -> None:
-        for k, (prompt, one) in enumerate(zip(prompts, recorded, strict=True)):
-            responses(structure, sites, metric, prompt.input_ids, one, terms, 32, k)
+    def sketch(k: int, terms: Terms) -> None:
+        responses(structure, sites, metric, prompts[k].input_ids, recorded[k], terms, 32, k)
 
-    def by_hooks() -> None:
+    def by_hooks(k: int) -> None:
         for place in picked:
             site, number = sites[structure.calls[both.ids[place].block]].find(both.ids[place])
 
@@ -52,16 +52,21 @@ def prune(runs: int) -> list[Row]:
                 value[..., number * width : (number + 1) * width] = 0
                 return value
 
-            for prompt, one in zip(prompts, recorded, strict=True):
-                with torch.no_grad(), watching([site], silence):
-                    metric.measured(one.output, metric.forward(prompt.input_ids)(), prompt.input_ids)
+            with torch.no_grad(), watching([site], silence):
+                metric.measured(recorded[k].output, metric.forward(prompts[k].input_ids)(), prompts[k].input_ids)
 
-    def from_block() -> None:
+    def from_block(k: int) -> None:
         for place in picked:
-            for prompt, one in zip(prompts, recorded, strict=True):
-                ablator.damage(one, prompt.input_ids, ablator.removals([both.ids[place]]))
+            ablator.damage(recorded[k], prompts[k].input_ids, ablator.removals([both.ids[place]]))
 
-    every, few, hooks, skipping = interleaved([lambda: sketch(both), lambda: sketch(heads), by_hooks, from_block], runs)
+    # prompt by prompt: the machine's speed drifts within seconds
+    turns = [
+        interleaved(
+            [partial(sketch, k, both), partial(sketch, k, heads), partial(by_hooks, k), partial(from_block, k)], runs
+        )
+        for k in range(len(prompts))
+    ]
+    every, few, hooks, skipping = map(sum, zip(*turns, strict=True))
     scale = len(both.ids) / len(picked)
     large = peak("prune")
     return [
