@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from duat_cli.analysis.damage import Metric
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.passes import Means, Recorded, Removal, record, run_without
+from duat_cli.models.passes import Means, Recorded, Removals, record, removals, run_without
 from duat_cli.models.sites import BlockSites, Site, TermId
 from duat_cli.models.structure import ModelStructure
 
 Tick = Callable[[], None]
-Removals = Mapping[int, Removal]  # by block call
 
 
 class Ablator:
@@ -54,32 +53,18 @@ class Ablator:
 
     def removals(self, terms: Iterable[TermId]) -> Removals:
         """What to take out of which block call: the same for every prompt."""
-        places: dict[int, dict[Site, list[int]]] = defaultdict(lambda: defaultdict(list))
-        whole: set[int] = set()
-        for term in terms:
-            if term.kind == "block":
-                whole.add(term.block)
-                continue
-            site, place = self.sites[self.structure.calls[term.block]].find(term)
-            places[term.block][site].append(place)
-        found = {}
-        for block in sorted(whole | set(places)):
-            masks = {site: torch.ones(site.count) for site in places[block]}
-            for site, mask in masks.items():
-                mask[places[block][site]] = 0
-            found[block] = Removal(masks, block in whole, self.means, block)
-        return found
+        return removals(self.structure, self.sites, terms, self.means)
 
 
 def measured(ablator: Ablator, prompts: Sequence[Prompt], sets: Sequence[Sequence[TermId]], tick: Tick) -> Tensor:
     """The damage of every set under every prompt, (sets, prompts) float64. One prompt's passes are kept at a time."""
     found = torch.zeros(len(sets), len(prompts), dtype=torch.float64)
-    removals = [ablator.removals(terms) for terms in sets]
+    removed = [ablator.removals(terms) for terms in sets]
     for p, prompt in enumerate(prompts):
         ids = ablator.place(prompt)
         recorded = ablator.record(ids)
-        for k, removed in enumerate(removals):
-            found[k, p] = ablator.damage(recorded, ids, removed)
+        for k, gone in enumerate(removed):
+            found[k, p] = ablator.damage(recorded, ids, gone)
             tick()
     return found
 

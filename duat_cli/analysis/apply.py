@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,11 +27,11 @@ from duat_cli.loading.files import read_json
 from duat_cli.loading.load import load
 from duat_cli.loading.quiet import hushed
 from duat_cli.loading.source import TOKENIZER_FILES
-from duat_cli.loading.stored import STORED
+from duat_cli.loading.stored import most_stored
 from duat_cli.models.arrays import relative_error, tolerance_for
 from duat_cli.models.feedforward import FeedForward, find_feedforward
-from duat_cli.models.passes import Removal, record, run_without
-from duat_cli.models.sites import BlockSites, Site, TermId
+from duat_cli.models.passes import record, removals, run_without
+from duat_cli.models.sites import BlockSites, TermId
 from duat_cli.models.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
 from duat_cli.models.surgery import without_blocks, without_neurons, zeroed
 from duat_cli.models.tracing import trace
@@ -229,18 +229,9 @@ def _edited(
         yield
 
 
-def stored_dtype(files: CheckpointFiles, otherwise: torch.dtype) -> torch.dtype:
-    """The floating-point dtype of most of the checkpoint's bytes."""
-    bytes_of: Counter[torch.dtype] = Counter()
-    for entry in files.tensors.values():
-        if STORED[entry.dtype].is_floating_point:
-            bytes_of[STORED[entry.dtype]] += entry.bytes
-    return bytes_of.most_common(1)[0][0] if bytes_of else otherwise
-
-
 def _state(model: Any, files: CheckpointFiles) -> tuple[dict[str, Tensor] | None, torch.dtype]:
     """The weights in the dtype that the checkpoint has, where that loses nothing; None: as they are."""
-    dtype = stored_dtype(files, model.dtype)
+    dtype = most_stored(files) or model.dtype
     if dtype == model.dtype:
         return None, dtype
     state = {}
@@ -261,19 +252,11 @@ def _ablated(
     model: Any, structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], terms: Sequence[TermId]
 ) -> Tensor:
     """The output of the model with the terms removed by hooks, its weights untouched."""
-    removals: dict[int, Removal] = {}
-    for block in {t.block for t in terms}:
-        here = [t for t in terms if t.block == block]
-        masks: dict[Site, Tensor] = {}
-        for term in (t for t in here if t.kind != "block"):
-            site, number = sites[structure.calls[block]].find(term)
-            masks.setdefault(site, torch.ones(site.count))[number] = 0
-        removals[block] = Removal(masks, whole=any(t.kind == "block" for t in here))
 
     def forward() -> Tensor:
         return _output(model)
 
-    return run_without(structure, forward, record(structure, forward), removals)
+    return run_without(structure, forward, record(structure, forward), removals(structure, sites, terms))
 
 
 def _output(model: Any) -> Tensor:

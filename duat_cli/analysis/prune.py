@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from duat_cli import __version__
 from duat_cli.analysis.ablation import Ablator, mean_values
-from duat_cli.analysis.apply import Applied, apply_terms, stored_dtype
+from duat_cli.analysis.apply import Applied, apply_terms
 from duat_cli.analysis.certified import Bound, certified_bounds
 from duat_cli.analysis.criteria import Activations, Scores, block_scores, taylor, weight_scores
 from duat_cli.analysis.damage import Loss, Metric, MetricName, metric_for
@@ -26,6 +26,7 @@ from duat_cli.analysis.sketch import SEED, Terms, responses
 from duat_cli.errors import InputError
 from duat_cli.loading.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
+from duat_cli.loading.stored import most_stored
 from duat_cli.models.passes import Means, Recorded, prove_chained, record
 from duat_cli.models.rig import BlockRun
 from duat_cli.models.sites import BlockSites, Kind, TermId, find_sites
@@ -80,7 +81,7 @@ class PruneOutcome:
         if suffix != ".json":
             gone = [term.block for term in terms]
             path = loaded.name if loaded.revision else str(loaded.files.path)
-            dtype = str(stored_dtype(loaded.files, loaded.model.dtype)).removeprefix("torch.")
+            dtype = str(most_stored(loaded.files) or loaded.model.dtype).removeprefix("torch.")
             return mergekit_slices(facts.blocks, gone, model=path, dtype=dtype)
         chosen = chosen_set(
             loaded.model,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import relative_error, tolerance_for, wide
+from duat_cli.models.arrays import gaussian, relative_error, tolerance_for, wide
 from duat_cli.models.feedforward import matrix_of
 from duat_cli.models.passes import Removal
 from duat_cli.models.rig import BlockRun, zero_given
@@ -172,8 +172,7 @@ class Reader:
     def _transfer(self, run: BlockRun, ffn: Site, weight: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
         """How the FFN's output reaches the block's: a scale a token t, (N,), and |w_k D| for every row, (I,)."""
         count, width = run.input.shape[1], weight.shape[1]
-        generator = torch.Generator().manual_seed(SEED)
-        vector = torch.randn(width, generator=generator).to(run.input)
+        vector = gaussian((width,), run.input, SEED)
         moved = wide(self._through(run, ffn, vector.expand(1, count, width)) - base)[0]  # (N, M): t_i (v D)
         if moved.shape[-1] == width and relative_error(moved, wide(vector).expand_as(moved)) <= 1e-6:
             return torch.ones(count, device=moved.device), weight.norm(dim=1)

@@ -7,7 +7,6 @@ name and shape is compared, then the weights are read, then some of them are com
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from duat_cli.loading.model_class import cannot, check_fit, check_model_type, mo
 from duat_cli.loading.notes import weight_notes
 from duat_cli.loading.quiet import calling_tokenizer, foreign_errors, foreign_notes, hushed
 from duat_cli.loading.source import TOKENIZER_FILES, Source, resolve
-from duat_cli.loading.stored import STORED, readers
+from duat_cli.loading.stored import STORED, most_stored, readers
 from duat_cli.loading.weights_check import compare_with_files, scan_weights
 from duat_cli.loading.wording import shown
 from duat_cli.text import clean, one_line
@@ -172,11 +171,7 @@ def stored_dtype(config: PreTrainedConfig, files: CheckpointFiles) -> torch.dtyp
     stated = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
     if isinstance(stated, torch.dtype):
         return stated
-    sizes: Counter[torch.dtype] = Counter()
-    for entry in files.tensors.values():
-        if entry.elements and STORED[entry.dtype].is_floating_point:
-            sizes[STORED[entry.dtype]] += entry.bytes
-    return sizes.most_common(1)[0][0] if sizes else torch.float32
+    return most_stored(files) or torch.float32
 
 
 # --- config and weights ----------------------------------------------------------------------------

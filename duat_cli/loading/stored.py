@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,15 @@ STORED = {
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
     "F8_E5M2FNUZ": torch.float8_e5m2fnuz, "F8_E8M0": torch.float8_e8m0fnu,
 }  # fmt: skip
+
+
+def most_stored(files: CheckpointFiles) -> torch.dtype | None:
+    """The floating-point dtype of most of the checkpoint's bytes; None if it holds none."""
+    sizes: Counter[torch.dtype] = Counter()
+    for entry in files.tensors.values():
+        if entry.elements and STORED[entry.dtype].is_floating_point:
+            sizes[STORED[entry.dtype]] += entry.bytes
+    return sizes.most_common(1)[0][0] if sizes else None
 
 
 @contextlib.contextmanager

@@ -42,6 +42,11 @@ def random_like(x: Tensor, seed: int = 20240511) -> Tensor:
     return (torch.randn(x.shape, generator=generator).to(size) * size).to(x.dtype)
 
 
+def gaussian(shape: tuple[int, ...], like: Tensor, seed: int) -> Tensor:
+    """Standard Gaussian noise with the dtype and the device of `like`, the same on every device and in every run."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(like)
+
+
 def same_storage(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors are views of one memory."""
     return a.device == b.device and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import relative_error
+from duat_cli.models.arrays import gaussian, relative_error
 from duat_cli.models.feedforward import FeedForward, equal, evaluate, find_feedforward
 from duat_cli.models.sites import Site, watching
 from duat_cli.models.tracing import Event, Trace
@@ -185,10 +185,10 @@ def _gives(form: Form, asked: _Asked) -> bool:
     """Whether the form gives every expert's output: the first one far out first, as that is what tells forms apart."""
     built = Experts(asked.module, asked.hidden, *form, routing=1.0, factor=1.0, shared=None, complete=True)
     first = form[1] if form[1] is not None else form[2]
-    z = _noise((TOKENS, asked.hidden.shape[-1]), asked.hidden, 0)
+    z = gaussian((TOKENS, asked.hidden.shape[-1]), asked.hidden, SEED)
     z = z * (SPREAD / float((z @ first[0].T).abs().max().clamp_min(1e-30)))
     for expert in range(built.count):
-        for vectors in (z, _noise(tuple(z.shape), z, 1 + expert)):
+        for vectors in (z, gaussian(tuple(z.shape), z, SEED + 1 + expert)):
             if not relative_error(built.evaluate(expert, vectors), asked(expert, vectors)) <= ALIKE:
                 return False
     whole = asked(0, z)
@@ -200,7 +200,7 @@ def _routing_sum(unit: Event, site: Site) -> float:
     seen: list[Tensor] = []
     with watching([site], lambda _, value, __: seen.append(value.detach().double())):
         for k, size in enumerate(SIZES):
-            unit.again(size * _noise(tuple(unit.tensors[0].shape), unit.tensors[0], 100 + k))
+            unit.again(size * gaussian(tuple(unit.tensors[0].shape), unit.tensors[0], SEED + 100 + k))
     sums = torch.cat([value.sum(dim=-1).flatten() for value in seen])
     top = float(sums.max())
     if min(float(v.min()) for v in seen) < 0 or not float(sums.min()) >= top * (1 - 1e-5):
@@ -226,8 +226,8 @@ def _way_out(unit: Event, site: Site) -> tuple[float, list[tuple[Tensor, Tensor]
     factors: list[float] = []
     rests: list[tuple[Tensor, Tensor]] = []
     for k, size in enumerate(SIZES):
-        tokens = size * _noise(tuple(x.shape), x, 200 + k)
-        noise = _noise(tuple(x.shape), x, 300 + k)
+        tokens = size * gaussian(tuple(x.shape), x, SEED + 200 + k)
+        noise = gaussian(tuple(x.shape), x, SEED + 300 + k)
         base = with_experts(tokens, torch.zeros_like(noise))
         moved = (with_experts(tokens, noise) - base).reshape(-1)
         sent = noise.double().reshape(-1)
@@ -250,8 +250,3 @@ def _shared(unit: Event, written: Trace, call: int, rests: list[tuple[Tensor, Te
             if equal(form.source, unit.tensors[0]) and all(relative_error(y, rest) <= TOLERANCE for y, rest in made):
                 return form
     return None
-
-
-def _noise(shape: tuple[int, ...], like: Tensor, salt: int) -> Tensor:
-    generator = torch.Generator().manual_seed(SEED + salt)
-    return torch.randn(shape, generator=generator).to(like)

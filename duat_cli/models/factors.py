@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import random_like, relative_error, tolerance_for, wide
+from duat_cli.models.arrays import gaussian, random_like, relative_error, tolerance_for, wide
 from duat_cli.models.attention import RowSource
 from duat_cli.models.norms import NormForm
 from duat_cli.models.rig import BlockRun, Replay, zero_given
@@ -127,11 +127,6 @@ def _fit(direction: Tensor, target: Tensor) -> Tensor:
     return (direction * target).sum(dim=-1, keepdim=True) / square.clamp_min(torch.finfo(square.dtype).tiny)
 
 
-def _noise(shape: tuple[int, ...], like: Tensor, salt: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(SEED + salt)
-    return torch.randn(shape, generator=generator).to(like)
-
-
 def _reach(
     run: BlockRun, known: BlockFactors, base: Replay, base_items: Tensor, given: list[Tensor]
 ) -> tuple[Tensor, float]:
@@ -197,9 +192,9 @@ def _find_tap(run: BlockRun, given: list[Tensor]) -> Tap:
     """
     out = run.attention[0].output
     silent = torch.zeros_like(out)
-    noise = _noise(tuple(out.shape), out)
+    noise = gaussian(tuple(out.shape), out, SEED)
     zero = torch.zeros_like(run.input)
-    stream = _noise(tuple(zero.shape), zero, salt=1)
+    stream = gaussian(tuple(zero.shape), zero, SEED + 1)
     replay = run.replay(
         torch.cat([zero, stream, zero]),
         [torch.zeros_like(g[:1]).expand(3, *g.shape[1:]) for g in given],
@@ -283,7 +278,7 @@ def _matrix(linear: nn.Module, like: Tensor) -> Tensor:
     for matrix in (weight.T, weight):
         if not matrix.is_floating_point():
             break
-        vector = _noise((1, 1, matrix.shape[0]), like)
+        vector = gaussian((1, 1, matrix.shape[0]), like, SEED)
         try:
             answer = linear(vector) - linear(torch.zeros_like(vector))
         except RuntimeError:
@@ -297,7 +292,7 @@ def _matrix(linear: nn.Module, like: Tensor) -> Tensor:
 def _probe_value(run: BlockRun) -> Tensor:
     """V row by row: unit vectors as tokens through the frozen block, up to the attention function."""
     _, tokens, width = run.input.shape
-    vector = _noise((1, 1, width), run.input, salt=2).expand(1, tokens, width)
+    vector = gaussian((1, 1, width), run.input, SEED + 2).expand(1, tokens, width)
     base, at_vector = (_values(run, z) for z in (torch.zeros_like(run.input), vector))
     moved = wide(at_vector - base)  # (1, kv_heads, N, d)
     if not bool(moved.any()):
@@ -339,7 +334,7 @@ def _probe_output(run: BlockRun, tap: Tap) -> Tensor:
         return tap.read(run.replay(torch.zeros_like(like), zero_given(run, 1), attention=shaped))[0]  # (N, M)
 
     base = arrival(like.new_zeros(1, tokens, side))
-    moved = arrival(_noise((1, 1, side), like, salt=3).expand(1, tokens, side)) - base
+    moved = arrival(gaussian((1, 1, side), like, SEED + 3).expand(1, tokens, side)) - base
     moved = wide(moved)
     reference = moved[_strongest(moved[None])]
     scale = _fit(reference.expand_as(moved), moved)  # (N, 1)

@@ -6,7 +6,8 @@ A removal in block i changes nothing in front of it, so its effect needs the blo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.rig import hidden_of, without_cache
-from duat_cli.models.sites import BlockSites, Site, watching
+from duat_cli.models.sites import BlockSites, Site, TermId, watching
 from duat_cli.models.structure import ModelStructure
 
 Forward = Callable[[], Tensor]  # one pass of the model, to the tensor whose change is of interest
@@ -61,6 +62,33 @@ class Removal:
     def bridge(self, before: Tensor) -> Tensor:
         """The output of a block that is gone."""
         return before if self.means is None else before + self.means[self.number, None].to(before)
+
+
+Removals = Mapping[int, Removal]  # by block call
+
+
+def removals(
+    structure: ModelStructure,
+    sites: Mapping[nn.Module, BlockSites],
+    terms: Iterable[TermId],
+    means: Means | None = None,
+) -> Removals:
+    """What to take out of which block call to remove all these terms together."""
+    places: dict[int, dict[Site, list[int]]] = defaultdict(lambda: defaultdict(list))
+    whole: set[int] = set()
+    for term in terms:
+        if term.kind == "block":
+            whole.add(term.block)
+            continue
+        site, place = sites[structure.calls[term.block]].find(term)
+        places[term.block][site].append(place)
+    found = {}
+    for block in sorted(whole | set(places)):
+        masks = {site: torch.ones(site.count) for site in places[block]}
+        for site, mask in masks.items():
+            mask[places[block][site]] = 0
+        found[block] = Removal(masks, block in whole, means, block)
+    return found
 
 
 def record(
@@ -136,17 +164,15 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(inner)
 
 
-def run_without(
-    structure: ModelStructure, forward: Forward, recorded: Recorded, removals: Mapping[int, Removal]
-) -> Tensor:
-    """The pass once more with `removals` (by block call) taken out; blocks before the first are not run again."""
-    start = min(removals, default=0)
+def run_without(structure: ModelStructure, forward: Forward, recorded: Recorded, gone: Removals) -> Tensor:
+    """The pass once more with `gone` taken out; blocks before the first are not run again."""
+    start = min(gone, default=0)
 
     def handle(number: int, original: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if number < start:
             call = recorded.calls[number]
             return with_hidden(call.output, call.before, call.after.clone())
-        removal = removals.get(number)
+        removal = gone.get(number)
         if removal is None:
             return original(*args, **kwargs)
         before = structure.block(number).parts.hidden.get(args, kwargs)

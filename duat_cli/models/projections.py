@@ -42,7 +42,7 @@ def output_source(parts: BlockParts, written: Trace, call: AttentionCall) -> Out
     behind = written.events_after(call)
     inside = set(parts.module.modules())
     for event in behind:
-        if event.module not in inside or any(event.module.children()) or not _has_matrix(event.module):
+        if event.module not in inside or any(event.module.children()) or not has_matrix(event.module):
             continue
         if not event.tensors or event.tensors[0].shape[-1] != heads * width or event.result is None:
             continue
@@ -54,16 +54,17 @@ def output_source(parts: BlockParts, written: Trace, call: AttentionCall) -> Out
     return None
 
 
-def _has_matrix(module: nn.Module) -> bool:
+def has_matrix(module: nn.Module) -> bool:
+    """Whether a module holds one matrix to multiply by."""
     weight = getattr(module, "weight", None)
-    return isinstance(weight, Tensor) and weight.ndim == 2
+    return isinstance(weight, Tensor) and weight.ndim == 2 and not isinstance(module, nn.Embedding)
 
 
 def _maker(attention: nn.Module, written: Trace, value: Tensor) -> Event | None:
     inside = set(attention.modules())
     for event in reversed(written.events):
         leaf = event.module in inside and not any(event.module.children())
-        if leaf and event.result is not None and same_storage(event.result, value) and _has_matrix(event.module):
+        if leaf and event.result is not None and same_storage(event.result, value) and has_matrix(event.module):
             return event
     return None
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from duat_cli.models.arrays import relative_error, rounding, same_storage
 from duat_cli.models.parts import BlockParts
+from duat_cli.models.projections import has_matrix
 from duat_cli.models.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
 from duat_cli.models.tracing import Event, Trace, trace
 
@@ -270,16 +271,11 @@ def _unit_sites(
         reasons["expert"] = experts
 
 
-def _has_matrix(module: nn.Module) -> bool:
-    weight = getattr(module, "weight", None)
-    return isinstance(weight, Tensor) and weight.ndim == 2 and not isinstance(module, nn.Embedding)
-
-
 def _last_linear(unit: Event, written: Trace) -> Event | None:
     """The linear layer inside the unit whose output is the unit's."""
     inside = set(unit.module.modules()) - {unit.module}
     for event in reversed(written.events):
-        if event.module in inside and not any(event.module.children()) and _has_matrix(event.module):
+        if event.module in inside and not any(event.module.children()) and has_matrix(event.module):
             made = event.result
             if made is not None and unit.result is not None and event.tensors and same_storage(made, unit.result):
                 return event
@@ -313,7 +309,7 @@ def _readers(parts: BlockParts, unit: Event, written: Trace) -> list[Event]:
 def _may_be_down(parts: BlockParts, event: Event) -> bool:
     """Whether a reader is one linear layer outside attention."""
     attention = {inner for module in parts.attention for inner in module.modules()}
-    return event.module not in attention and not any(event.module.children()) and _has_matrix(event.module)
+    return event.module not in attention and not any(event.module.children()) and has_matrix(event.module)
 
 
 def _experts(unit: nn.Module, written: Trace) -> Site | str:

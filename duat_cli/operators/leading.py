@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from duat_cli.operators.lowrank import Triplets
+from duat_cli.operators.spectrum import orthogonal
 
 SEED = 17
 CHECK_EVERY = 8
@@ -35,13 +36,13 @@ def leading(
     rights, lefts = [v / v.norm()], list[Tensor]()
     alphas, betas = list[float](), list[float]()
     for step in range(1, max_steps + 1):
-        u = _orthogonal(apply(rights[-1]), lefts)
+        u = orthogonal(apply(rights[-1]), lefts)
         alpha = float(u.norm())
         if alpha <= _tiny(like) * max([*alphas, *betas, alpha]):  # nothing new: the space found maps into itself
             return _triplets(alphas, betas, lefts, rights, count, fewer)
         alphas.append(alpha)
         lefts.append(u / alpha)
-        w = _orthogonal(apply_transposed(lefts[-1]), rights)
+        w = orthogonal(apply_transposed(lefts[-1]), rights)
         beta = float(w.norm())
         if beta <= _tiny(like) * max(alphas):
             return _triplets(alphas, betas, lefts, rights, count, fewer)
@@ -76,15 +77,6 @@ def _triplets(
     left = torch.stack(lefts, 1) @ p[:, :count].to(lefts[0])
     right = torch.stack(rights, 1) @ qh[:count].mT.to(lefts[0])
     return Triplets(left, s[:count], right)
-
-
-def _orthogonal(vector: Tensor, basis: list[Tensor]) -> Tensor:
-    """`vector` less its components in `basis`, twice, because once is not enough in floating point."""
-    if basis:
-        stacked = torch.stack(basis)
-        for _ in range(2):
-            vector = vector - stacked.mT @ (stacked @ vector)
-    return vector
 
 
 def _tiny(like: Tensor) -> float:

@@ -31,12 +31,12 @@ def spectral_norm(
     betas: list[float] = []
     for step in range(max_steps):
         u = _product(apply, right[-1], shape, start.dtype)
-        u = _orthogonal(u, left)
+        u = orthogonal(u, left)
         alphas.append(float(torch.linalg.vector_norm(u)))
         if alphas[-1] == 0.0:
             return _largest(alphas[:-1] or [0.0], betas[: max(step - 1, 0)])[0]
         left.append(u / alphas[-1])
-        w = _orthogonal(_product(apply_transposed, left[-1], shape, start.dtype), right)
+        w = orthogonal(_product(apply_transposed, left[-1], shape, start.dtype), right)
         beta = float(torch.linalg.vector_norm(w))
         sigma, last = _largest(alphas, betas)
         if beta * last <= 0.1 * tolerance * sigma or len(right) == right[0].numel():
@@ -50,12 +50,12 @@ def _product(apply: Callable[[Tensor], Tensor], vector: Tensor, shape: torch.Siz
     return apply(vector.reshape(shape).to(dtype)).reshape(-1).double()
 
 
-def _orthogonal(vector: Tensor, basis: list[Tensor]) -> Tensor:
+def orthogonal(vector: Tensor, basis: list[Tensor]) -> Tensor:
     """`vector` less its components in `basis`, twice, because once is not enough in floating point."""
     if basis:
         stacked = torch.stack(basis)
         for _ in range(2):
-            vector = vector - stacked.T @ (stacked @ vector)
+            vector = vector - stacked.mT @ (stacked @ vector)
     return vector
 
 
