@@ -16,7 +16,7 @@ from duat_cli.models.passes import Means, Recorded, Removals, record, removals, 
 from duat_cli.models.sites import BlockSites, Site, TermId
 from duat_cli.models.structure import ModelStructure
 
-Tick = Callable[[], None]
+Tick = Callable[[int, int], None]  # passes done, passes in all
 
 
 class Ablator:
@@ -65,7 +65,7 @@ def measured(ablator: Ablator, prompts: Sequence[Prompt], sets: Sequence[Sequenc
         recorded = ablator.record(ids)
         for k, gone in enumerate(removed):
             found[k, p] = ablator.damage(recorded, ids, gone)
-            tick()
+            tick(p * len(sets) + k + 1, len(sets) * len(prompts))
     return found
 
 

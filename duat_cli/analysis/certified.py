@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from duat_cli.analysis.layers import Layers
 from duat_cli.errors import UnsupportedModelError
+from duat_cli.kinds import Kind
 from duat_cli.models.arrays import relative_error, tolerance_for, wide
 from duat_cli.models.arrival import Arrival, BlockArrivals, block_arrivals
 from duat_cli.models.experts import Experts
@@ -28,7 +29,7 @@ from duat_cli.models.heads import ValuePath, norm_before, require_averages
 from duat_cli.models.inner import Inner, inner_of, or_reason
 from duat_cli.models.reach import ball_of
 from duat_cli.models.rig import BlockRun, hidden_of
-from duat_cli.models.sites import BlockSites, Kind, Site, find_sites
+from duat_cli.models.sites import BlockSites, Site, find_sites
 from duat_cli.models.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
 from duat_cli.models.tracing import Trace, trace
 from duat_cli.operators.bounds import Ball, head_maximum, spectral_limit

@@ -16,8 +16,9 @@ from torch import Tensor
 from duat_cli.analysis.ablation import Ablator, Tick, measured
 from duat_cli.analysis.damage import Metric
 from duat_cli.analysis.sketch import Terms
+from duat_cli.kinds import Kind
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.sites import Kind, TermId
+from duat_cli.models.sites import TermId
 from duat_cli.operators.binomial import NestedChoice, allowed, choose_nested
 
 CURVE_POINTS = 10
@@ -111,11 +112,11 @@ def guaranteed(
     exceeded = [0] * len(sizes)
     alive = len(sizes)
     removals = [ablator.removals(nested.order[:size]) for size in sizes]
-    for prompt in held_out:
+    for p, prompt in enumerate(held_out):
         ids = ablator.place(prompt)
         recorded = ablator.record(ids)
         for k in range(alive):
             exceeded[k] += ablator.damage(recorded, ids, removals[k]) > budget
-            tick()
+            tick(p * len(sizes) + k + 1, len(sizes) * len(held_out))
         alive = next((k + 1 for k in range(alive) if exceeded[k] > most), alive)
     return choose_nested(exceeded[:alive], len(held_out), share, confidence), sizes

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli import __version__
-from duat_cli.analysis.ablation import Ablator, mean_values
+from duat_cli.analysis.ablation import Ablator, Tick, mean_values
 from duat_cli.analysis.apply import Applied, apply_terms
 from duat_cli.analysis.certified import Bound, certified_bounds
 from duat_cli.analysis.criteria import Activations, Scores, block_scores, taylor, weight_scores
@@ -24,18 +24,18 @@ from duat_cli.analysis.readings import Reader, Readings
 from duat_cli.analysis.session import Progress, Session, prompt_facts
 from duat_cli.analysis.sketch import SEED, Terms, responses
 from duat_cli.errors import InputError
+from duat_cli.kinds import KINDS, Kind
 from duat_cli.loading.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.loading.stored import most_stored
 from duat_cli.models.passes import Means, Recorded, prove_chained, record
 from duat_cli.models.rig import BlockRun
-from duat_cli.models.sites import BlockSites, Kind, TermId, find_sites
+from duat_cli.models.sites import BlockSites, TermId, find_sites
 from duat_cli.models.structure import DISCOVERY_TOKENS, probe_ids, run_stack
 from duat_cli.operators.binomial import prompts_needed
 from duat_cli.results.base import Skipped
 from duat_cli.results.prune import Plan, Protocol, PruneReport
 
-KINDS: tuple[Kind, ...] = ("neuron", "head", "expert", "ffn", "attention", "block")
 FOLLOWED = 256  # terms carried frozen to the last block, where a model has more than this many
 NAMES: dict[Kind, str] = {
     "neuron": "neurons",
@@ -122,19 +122,17 @@ def prune_bound(
     nested: dict[Kind, Nested] = {}
     plans = []
     for kind in work.kinds:
-        progress(0, 1, f"sets of {NAMES[kind]}")
+        tick = _named(progress, f"sets of {NAMES[kind]}")
         nested[kind] = nested_sets(
-            work.ablator, work.terms, kind, damage[0], work.responses, prompts, options.budget, lambda: None
+            work.ablator, work.terms, kind, damage[0], work.responses, prompts, options.budget, tick
         )
-        tested = None
+        tested, sizes = None, list[int]()
         if held_out and nested[kind].chosen is not None:
-            progress(0, 1, f"sets of {NAMES[kind]} on {len(held_out)} held-out prompts")
+            tick = _named(progress, f"sets of {NAMES[kind]} on {len(held_out)} held-out prompts")
             tested, sizes = guaranteed(
-                work.ablator, nested[kind], held_out, options.budget, options.exceed, options.confidence, lambda: None
+                work.ablator, nested[kind], held_out, options.budget, options.exceed, options.confidence, tick
             )
-            plans.append(plan_of(nested[kind], options.budget, tested, sizes, _fingerprint(held_out)))
-        else:
-            plans.append(plan_of(nested[kind], options.budget, None, [], ""))
+        plans.append(plan_of(nested[kind], options.budget, tested, sizes, _fingerprint(held_out)))
     progress(0, 1, "certified bounds")
     bounds = certified(session, work)
     terms = terms_of(session.structure, work.sites, work.terms, damage, work.readings, bounds, work.measured())
@@ -165,6 +163,13 @@ def prune_bound(
         run=session.run_facts(),
     )
     return PruneOutcome(report, session, work.sites, nested)
+
+
+def _named(progress: Progress, what: str) -> Tick:
+    def tick(done: int, total: int) -> None:
+        progress(done, total, what)
+
+    return tick
 
 
 def fresh(prompts: Sequence[Prompt], held_out: Sequence[Prompt]) -> tuple[list[Prompt], list[str]]:
@@ -237,18 +242,18 @@ class _Work:
         self.sample = {kind: self._sample(kind) for kind in self.kinds}
         self._seen = Activations()
         self._damage = {kind: torch.zeros(len(places), dtype=torch.float64) for kind, places in self.sample.items()}
-        loss = metric_for(None, self.session.loaded.model, self.structure)
-        causal = loss.name == "kl" and self._can_score()
-        self._loss = Loss(self.session.loaded.model) if causal else None
+        self._loss = self._loss_metric()
         self._taylor = torch.zeros(len(self.terms.ids), dtype=torch.float64)
         self._scored = 0
         self.ablator = Ablator(self.structure, self.sites, self.metric, self._means())
 
-    def _can_score(self) -> bool:
+    def _loss_metric(self) -> Loss | None:
+        """What Taylor's criterion is the slope of; None for a model that predicts no next token."""
         try:
-            return metric_for("nll", self.session.loaded.model, self.structure).name == "nll"
+            found = metric_for("nll", self.session.loaded.model, self.structure)
         except InputError:
-            return False
+            return None
+        return found if isinstance(found, Loss) else None
 
     def _kinds(self) -> tuple[Kind, ...]:
         kept: list[Kind] = []

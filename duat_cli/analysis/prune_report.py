@@ -16,7 +16,8 @@ from duat_cli.analysis.plans import Nested
 from duat_cli.analysis.readings import Readings
 from duat_cli.analysis.session import Session
 from duat_cli.analysis.sketch import Terms
-from duat_cli.models.sites import BlockSites, Kind, TermId
+from duat_cli.kinds import Kind
+from duat_cli.models.sites import BlockSites, TermId
 from duat_cli.models.structure import ModelStructure
 from duat_cli.operators.binomial import NestedChoice
 from duat_cli.operators.ranking import Estimate, bootstrap, kendall, median_ratio, spearman, worst_ratio

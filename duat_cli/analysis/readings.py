@@ -55,10 +55,15 @@ class Reader:
         sites = self._sites[run.parts.module]
         terms = self._wanted[run.index]
         fresh: dict[TermId, Tensor] = {}
+        given = [unit.output[None] for unit in run.units]
+        whole = _output(run, run.input, given)
         for term in terms:
             if term.kind == "neuron":
                 continue
-            difference = self._term(run, sites, term)
+            if term.kind == "block":
+                difference = run.output - run.input
+            else:
+                difference = whole - self._without(run, sites, term, given)
             self.found.local[term] = float(torch.linalg.vector_norm(wide(difference))) / size
             if term in self._followed:
                 fresh[term] = difference
@@ -91,17 +96,14 @@ class Reader:
             moved.append(_output(run, items, zero_given(run, len(items))) - base)
         self._carried = torch.cat(moved)
 
-    def _term(self, run: BlockRun, sites: BlockSites, term: TermId) -> Tensor:
-        """What the term adds to the block's output, (1, N, M)."""
-        if term.kind == "block":
-            return run.output - run.input
+    def _without(self, run: BlockRun, sites: BlockSites, term: TermId, given: list[Tensor]) -> Tensor:
+        """The replayed block's output without one term, (1, N, M)."""
         site, place = sites.find(term)
         mask = torch.ones(site.count, device=run.input.device)
         mask[place] = 0
         edit = Removal({site: mask}).edit
-        given = [unit.output[None] for unit in run.units]
         if site.kind != "expert":
-            return _output(run, run.input, given) - _output(run, run.input, given, site, edit)
+            return _output(run, run.input, given, site, edit)
         # The routed unit does not run in a replay: it runs here, without the expert, from its recorded input.
         without = [
             self._unit_without(unit.module, unit.input, site, edit)[None]
@@ -109,7 +111,7 @@ class Reader:
             else unit.output[None]
             for unit in run.units
         ]
-        return _output(run, run.input, given) - _output(run, run.input, without)
+        return _output(run, run.input, without)
 
     def _unit_without(self, module: nn.Module, x: Tensor, site: Site, edit: Edit) -> Tensor:
         """A unit's own output with an edit in force; the rig's stand-in is bypassed because no replay is on."""

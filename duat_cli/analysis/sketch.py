@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.analysis.damage import Metric
+from duat_cli.kinds import Kind
 from duat_cli.models.arrays import wide
 from duat_cli.models.gradients import BlockGradient, gradients
 from duat_cli.models.passes import Means, Recorded
-from duat_cli.models.sites import BlockSites, Kind, TermId
+from duat_cli.models.sites import BlockSites, TermId
 from duat_cli.models.structure import ModelStructure
 
 SEED = 29

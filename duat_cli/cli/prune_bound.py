@@ -12,6 +12,7 @@ import typer
 
 from duat_cli.cli import options
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
+from duat_cli.kinds import KINDS, Kind
 
 if TYPE_CHECKING:
     from duat_cli.analysis.prune import PruneOptions, PruneOutcome
@@ -19,10 +20,8 @@ if TYPE_CHECKING:
     from duat_cli.cli.presentation import Presentation
     from duat_cli.cli.progress import Progress
     from duat_cli.cli.talk import Talk
-    from duat_cli.models.sites import Kind
 
 EXPORT_SUFFIXES = (".json", ".yaml", ".yml")
-ALL_KINDS = ("neuron", "head", "expert", "ffn", "attention", "block")
 
 Granularity = Annotated[
     str | None,
@@ -265,13 +264,13 @@ class _Chosen:
 
 def _kinds(text: str | None) -> tuple[Kind, ...]:
     if text is None:
-        return ALL_KINDS  # type: ignore[return-value]
+        return KINDS
     found: list[Kind] = []
     for part in text.split(","):
         name = part.strip().lower()
-        if name not in ALL_KINDS:
-            raise InputError(f"--granularity '{text}': '{part.strip()}' is none of {', '.join(ALL_KINDS)}")
-        found.append(name)  # type: ignore[arg-type]
+        if name not in KINDS:
+            raise InputError(f"--granularity '{text}': '{part.strip()}' is none of {', '.join(KINDS)}")
+        found.append(name)
     return tuple(dict.fromkeys(found))
 
 

@@ -18,13 +18,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from duat_cli.kinds import Kind
 from duat_cli.models.arrays import relative_error, rounding, same_storage
 from duat_cli.models.parts import BlockParts
 from duat_cli.models.projections import has_matrix
 from duat_cli.models.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
 from duat_cli.models.tracing import Event, Trace, trace
 
-Kind = Literal["neuron", "head", "expert", "ffn", "attention", "block"]
 Place = Literal["input", "output", "routing"]
 
 

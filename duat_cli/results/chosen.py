@@ -6,13 +6,14 @@ from typing import Literal
 
 from pydantic import Field
 
+from duat_cli.kinds import Kind
 from duat_cli.results.base import SCHEMA_VERSION, Result
 
 
 class ChosenTerm(Result):
     """One term."""
 
-    kind: Literal["neuron", "head", "expert", "ffn", "attention", "block"]
+    kind: Kind
     block: int = Field(description="number of the block call, from 0")
     index: int | None = Field(description="among the terms of its kind in that block, from 0; null for a block")
     module: str = Field(description="the module that holds it, by its name in the model")

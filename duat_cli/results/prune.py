@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from duat_cli.kinds import Kind
 from duat_cli.results.base import (
     Certificate,
     Environment,
@@ -17,8 +18,6 @@ from duat_cli.results.base import (
     Skipped,
     WithReasons,
 )
-
-Kind = Literal["neuron", "head", "expert", "ffn", "attention", "block"]
 
 
 class Protocol(Result):

@@ -38,10 +38,10 @@ def test_damage_is_that_of_the_model_with_its_weights_at_zero(model_type: str) -
     ablator = Ablator(structure, sites, metric)
     prompts = prompts_of(model, 5, 9)
     sets = [[TermId("head", 1, 2)], [TermId("ffn", 0, 0), TermId("head", 2, 0), TermId("head", 2, 3)]]
-    ticks: list[int] = []
-    found = measured(ablator, prompts, sets, lambda: ticks.append(1))
+    ticks: list[tuple[int, int]] = []
+    found = measured(ablator, prompts, sets, lambda *at: ticks.append(at))
     assert found.shape == (2, 2)
-    assert len(ticks) == 4
+    assert ticks == [(1, 4), (2, 4), (3, 4), (4, 4)]
     head_dim = getattr(model.config, "head_dim", None) or model.config.hidden_size // model.config.num_attention_heads
     for k, terms in enumerate(sets):
         for p, prompt in enumerate(prompts):
@@ -57,7 +57,7 @@ def test_damage_is_that_of_the_model_with_its_weights_at_zero(model_type: str) -
 def test_nothing_removed_does_no_damage() -> None:
     model, structure, sites = prepared("llama")
     ablator = Ablator(structure, sites, Hidden(structure))
-    assert measured(ablator, prompts_of(model, 6), [[]], lambda: None).tolist() == [[0.0]]
+    assert measured(ablator, prompts_of(model, 6), [[]], lambda *_: None).tolist() == [[0.0]]
 
 
 @pytest.mark.parametrize("model_type", ["llama", "albert", "gemma2"])
@@ -87,7 +87,7 @@ def test_mean_ablation_sets_the_term_to_its_mean() -> None:
     [prompt] = prompts_of(model, 8)
     means = mean_values(structure, sites, metric, [prompt.input_ids])
     site = sites[structure.calls[1]].of("neuron")[0]
-    got = measured(Ablator(structure, sites, metric, means), [prompt], [[TermId("neuron", 1, 7)]], lambda: None)
+    got = measured(Ablator(structure, sites, metric, means), [prompt], [[TermId("neuron", 1, 7)]], lambda *_: None)
     down = site.module
     kept = down.weight.detach().clone(), down.bias.detach().clone()
     with torch.no_grad():
@@ -110,7 +110,7 @@ def test_mean_ablation_of_a_block_with_one_token_is_nothing() -> None:
     means = mean_values(structure, sites, metric, [prompt.input_ids])
     ablator = Ablator(structure, sites, metric, means)
     sets = [[TermId("block", 1)], [TermId("head", 0, 1)], [TermId("ffn", 2, 0)], [TermId("neuron", 1, 3)]]
-    assert float(measured(ablator, [prompt], sets, lambda: None).max()) < 1e-5
+    assert float(measured(ablator, [prompt], sets, lambda *_: None).max()) < 1e-5
 
 
 def test_a_module_that_runs_twice_in_a_block_counts_every_token_once() -> None:

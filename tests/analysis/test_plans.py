@@ -71,7 +71,7 @@ def test_a_curve_is_the_mean_over_prompts() -> None:
 def test_the_least_damaging_go_first_and_the_chosen_set_is_within_the_budget() -> None:
     damage = torch.tensor([0.4, 0.1, 0.3, 0.2], dtype=torch.float64)
     fake = Fake(lambda prompt, removed: [0.0, 0.1, 0.3, 0.6, 1.0][removed])
-    found = nested_sets(fake, terms_of(4), "head", damage, [damage[None].float()], prompts(2), 0.5, lambda: None)  # type: ignore[arg-type]
+    found = nested_sets(fake, terms_of(4), "head", damage, [damage[None].float()], prompts(2), 0.5, lambda *_: None)  # type: ignore[arg-type]
     assert [t.index for t in found.order] == [1, 3, 2, 0]
     assert found.chosen == Point(2, pytest.approx(0.3), pytest.approx(0.3))
     assert [p.removed for p in found.curve] == [1, 2, 3, 4]
@@ -81,7 +81,7 @@ def test_the_least_damaging_go_first_and_the_chosen_set_is_within_the_budget() -
 def test_a_set_is_chosen_only_if_every_smaller_one_fits() -> None:
     damage = torch.full((4,), 0.01, dtype=torch.float64)
     fake = Fake(lambda prompt, removed: [0.0, 0.1, 0.9, 0.1, 0.1][removed])
-    found = nested_sets(fake, terms_of(4), "head", damage, [damage[None].float()], prompts(1), 0.5, lambda: None)  # type: ignore[arg-type]
+    found = nested_sets(fake, terms_of(4), "head", damage, [damage[None].float()], prompts(1), 0.5, lambda *_: None)  # type: ignore[arg-type]
     assert found.chosen is not None
     assert found.chosen.removed == 1
 
@@ -90,7 +90,7 @@ def test_a_set_is_chosen_only_if_every_smaller_one_fits() -> None:
 def test_everything_may_go_where_nothing_does_damage(count: int) -> None:
     zero = torch.zeros(count, dtype=torch.float64)
     found = nested_sets(
-        Fake(lambda *_: 0.0), terms_of(count), "head", zero, [zero[None].float()], prompts(2), 0.1, lambda: None
+        Fake(lambda *_: 0.0), terms_of(count), "head", zero, [zero[None].float()], prompts(2), 0.1, lambda *_: None
     )  # type: ignore[arg-type]
     assert found.chosen == Point(count, 0.0, 0.0)
 
@@ -98,7 +98,7 @@ def test_everything_may_go_where_nothing_does_damage(count: int) -> None:
 def test_nothing_may_go_where_everything_does_damage() -> None:
     ones = torch.ones(5, dtype=torch.float64)
     found = nested_sets(
-        Fake(lambda *_: 1.0), terms_of(5), "head", ones, [ones[None].float()], prompts(2), 0.1, lambda: None
+        Fake(lambda *_: 1.0), terms_of(5), "head", ones, [ones[None].float()], prompts(2), 0.1, lambda *_: None
     )  # type: ignore[arg-type]
     assert found.chosen is None
     assert found.curve
@@ -111,7 +111,7 @@ def test_a_loss_may_fall() -> None:
     fake.metric = Loss(None)  # type: ignore[assignment]
     found = nested_sets(
         fake, terms_of(3), "head", damage, [torch.tensor([[0.2, -0.05, -0.4], [0.0, 0.0, 0.0]])], prompts(1), 0.1,
-        lambda: None,
+        lambda *_: None,
     )  # type: ignore[arg-type]  # fmt: skip
     assert [t.index for t in found.order] == [0, 1, 2]
     assert [p.predicted for p in found.curve] == pytest.approx([-0.2, -0.15, 0.25])
@@ -123,7 +123,7 @@ def test_the_curve_ends_a_little_beyond_the_budget() -> None:
     damage = torch.full((1000,), 0.01, dtype=torch.float64)
     one = torch.full((1, 1000), 0.01)
     found = nested_sets(
-        Fake(lambda prompt, m: 0.01 * m), terms_of(1000), "head", damage, [one], prompts(1), 0.1, lambda: None
+        Fake(lambda prompt, m: 0.01 * m), terms_of(1000), "head", damage, [one], prompts(1), 0.1, lambda *_: None
     )  # type: ignore[arg-type]
     assert found.curve[-1].predicted == pytest.approx(BEYOND * 0.1, rel=0.1)
     assert len(found.curve) <= 12
@@ -149,11 +149,11 @@ def test_on_a_model_a_point_of_the_curve_is_the_ablation_of_its_set() -> None:
         for k, p in enumerate(given)
     ]
     damage = metric.predicted(torch.stack(found), 0.95)[0]
-    plan = nested_sets(ablator, terms, "neuron", damage, found, given, 0.3, lambda: None)
+    plan = nested_sets(ablator, terms, "neuron", damage, found, given, 0.3, lambda *_: None)
     assert plan.chosen is not None
     assert 1 < plan.chosen.removed < len(terms.ids)
     sets = [plan.order[: p.removed] for p in plan.curve]
-    again = measured(ablator, given, sets, lambda: None).mean(dim=1).tolist()
+    again = measured(ablator, given, sets, lambda *_: None).mean(dim=1).tolist()
     assert [p.measured for p in plan.curve] == pytest.approx(again)
     small = [p for p in plan.curve if p.measured < 0.1]
     assert small
@@ -172,7 +172,7 @@ def test_the_statement_fails_no_more_often_than_it_says(share: float, confidence
     for _ in range(rounds):
         drawn = torch.rand(60, generator=generator).tolist()
         fake = Fake(lambda prompt, removed, drawn=drawn: float(drawn[prompt] < truth[removed]))
-        choice, sizes = guaranteed(fake, nested(4), prompts(60), 0.5, share, confidence, lambda: None)  # type: ignore[arg-type]
+        choice, sizes = guaranteed(fake, nested(4), prompts(60), 0.5, share, confidence, lambda *_: None)  # type: ignore[arg-type]
         if choice.chosen is not None:
             given += 1
             wrong += truth[sizes[choice.chosen]] > share
@@ -184,7 +184,7 @@ def test_the_statement_fails_no_more_often_than_it_says(share: float, confidence
 def test_the_counts_are_those_of_the_set_that_is_named() -> None:
     exceeded = {5: 1, 10: 2, 15: 4, 20: 30}
     fake = Fake(lambda prompt, removed: 1.0 if prompt < exceeded[removed] else 0.0)
-    choice, sizes = guaranteed(fake, nested(20), prompts(100), 0.5, 0.1, 0.95, lambda: None)  # type: ignore[arg-type]
+    choice, sizes = guaranteed(fake, nested(20), prompts(100), 0.5, 0.1, 0.95, lambda *_: None)  # type: ignore[arg-type]
     assert sizes == [5, 10, 15, 20]
     assert allowed(100, 0.1, 0.95) == 4
     assert choice.chosen == 2
@@ -194,14 +194,14 @@ def test_the_counts_are_those_of_the_set_that_is_named() -> None:
 
 def test_a_set_that_has_failed_and_all_larger_ones_are_run_no_more() -> None:
     fake = Fake(lambda prompt, removed: 1.0 if removed > 5 else 0.0)
-    choice, _ = guaranteed(fake, nested(20), prompts(100), 0.5, 0.1, 0.95, lambda: None)  # type: ignore[arg-type]
+    choice, _ = guaranteed(fake, nested(20), prompts(100), 0.5, 0.1, 0.95, lambda *_: None)  # type: ignore[arg-type]
     assert choice.chosen == 0
     assert fake.runs < 100 * TESTED_SETS * 0.6
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_sets_of_few_terms(size: int) -> None:
-    choice, sizes = guaranteed(Fake(lambda *_: 0.0), nested(size), prompts(40), 0.5, 0.1, 0.95, lambda: None)  # type: ignore[arg-type]
+    choice, sizes = guaranteed(Fake(lambda *_: 0.0), nested(size), prompts(40), 0.5, 0.1, 0.95, lambda *_: None)  # type: ignore[arg-type]
     assert sizes == list(range(1, size + 1))
     assert choice.chosen == size - 1
 
@@ -210,4 +210,4 @@ def test_too_few_prompts_are_refused() -> None:
     needed = prompts_needed(0.1, 0.95)
     assert needed == 29  # 0.9^29 < 0.05 < 0.9^28
     with pytest.raises(InputError, match="29"):
-        guaranteed(Fake(lambda *_: 0.0), nested(2), prompts(28), 0.5, 0.1, 0.95, lambda: None)  # type: ignore[arg-type]
+        guaranteed(Fake(lambda *_: 0.0), nested(2), prompts(28), 0.5, 0.1, 0.95, lambda *_: None)  # type: ignore[arg-type]

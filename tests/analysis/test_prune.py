@@ -10,9 +10,9 @@ import torch
 
 from duat_cli.analysis.prune import PruneOptions, check_holdout, fresh, prune_bound
 from duat_cli.errors import InputError
+from duat_cli.kinds import Kind
 from duat_cli.loading.load import LoadedModel, load, load_tokenizer
 from duat_cli.loading.prompts import Prompt, default_prompts, encode, limits
-from duat_cli.models.sites import Kind
 from duat_cli.results.prune import PruneReport
 
 

@@ -14,9 +14,10 @@ from torch import Tensor
 from duat_cli.analysis.decomposition import Decomposition
 from duat_cli.analysis.readings import Reader, Readings
 from duat_cli.analysis.sketch import Terms
+from duat_cli.kinds import Kind
 from duat_cli.models.passes import record
 from duat_cli.models.rig import BlockRun
-from duat_cli.models.sites import Kind, TermId, find_sites
+from duat_cli.models.sites import TermId, find_sites
 from duat_cli.models.structure import ModelStructure, discover, run_stack
 
 KINDS: tuple[Kind, ...] = ("neuron", "head", "expert", "ffn", "attention", "block")

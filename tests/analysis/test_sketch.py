@@ -15,9 +15,10 @@ from duat_cli.analysis import sketch
 from duat_cli.analysis.ablation import mean_values
 from duat_cli.analysis.damage import Divergence, Hidden, Loss, Metric
 from duat_cli.analysis.sketch import SEED, Terms, responses
+from duat_cli.kinds import Kind
 from duat_cli.models import gradients
 from duat_cli.models.passes import Recorded, record
-from duat_cli.models.sites import Kind, TermId, find_sites
+from duat_cli.models.sites import TermId, find_sites
 from duat_cli.models.structure import ModelStructure, discover
 
 KINDS: tuple[Kind, ...] = ("neuron", "head", "expert", "ffn", "attention", "block")
