@@ -6,15 +6,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from helpers import single_model, token_ids
 from torch import Tensor, nn
 
 from duat_cli.models.sites import TermId
-from duat_cli.models.structure import ModelStructure, run_stack
+from duat_cli.models.structure import ModelStructure, discover, run_stack
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,16 @@ def _mixed(output: Any, before: Tensor, factor: float) -> Any:
     hidden = output if isinstance(output, Tensor) else output[0]
     mixed = before + factor * (hidden - before)
     return mixed if isinstance(output, Tensor) else (mixed, *output[1:])
+
+
+TYPES = ["llama", "gpt2", "bert", "gemma2", "falcon", "mixtral", "gpt_oss", "albert", "jamba", "t5"]
+
+
+@functools.cache
+def prepared(model_type: str) -> tuple[Any, ModelStructure, Tensor]:
+    model = single_model(model_type)
+    structure = discover(model)
+    return model, structure, token_ids(structure.stack)
 
 
 def forward_of(structure: ModelStructure, ids: Tensor) -> Callable[[], Tensor]:

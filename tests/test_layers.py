@@ -1,5 +1,6 @@
-"""Imports go one way: errors, results, text ← operators ← models ← analysis ← cli, loading beside models, checks on
-loading; report reads results. Found by ast, so that imports inside functions and under TYPE_CHECKING count too."""
+"""Imports go one way: errors, kinds, results, text ← operators ← models ← analysis ← cli, loading beside models,
+checks on loading; report reads results. Found by ast, so that imports inside functions and under TYPE_CHECKING count
+too."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import pytest
 import duat_cli
 
 ROOT = Path(duat_cli.__file__).parent
-BASE = {"errors", "results", "text"}
+BASE = {"errors", "kinds", "results", "text"}
 MAY = {
     "operators": {"operators", *BASE},
     "loading": {"loading", *BASE},
@@ -23,8 +24,9 @@ MAY = {
     "report": {"report", *BASE},
     "cli": {"cli", "report", "analysis", "models", "loading", "operators", "checks", *BASE},
     "errors": set(),
+    "kinds": set(),
     "text": set(),
-    "results": {"results", "errors", "text"},
+    "results": {"results", "errors", "kinds", "text"},
 }
 FREE = {"__init__", "__main__", "demo", "configs"}
 MATHEMATICS = {"torch", "duat_cli", "__future__"}

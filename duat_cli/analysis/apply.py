@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from duat_cli.errors import DuatError, InputError, UnsupportedModelError
 from duat_cli.loading.checkpoint import CheckpointFiles
-from duat_cli.loading.files import read_json
+from duat_cli.loading.files import plain_mode, read_json
 from duat_cli.loading.load import load
 from duat_cli.loading.quiet import hushed
 from duat_cli.loading.source import TOKENIZER_FILES
@@ -286,14 +286,6 @@ def _unwritable(directory: Path, fault: OSError) -> InputError:
 
 
 def _open_to_all(folder: Path) -> None:
-    """Permissions as a plain write gives them; temporary files are their owner's alone."""
-    mask = _umask()
-    folder.chmod(0o777 & ~mask)
+    folder.chmod(plain_mode(folder=True))
     for file in folder.rglob("*"):
-        file.chmod((0o777 if file.is_dir() else 0o666) & ~mask)
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
+        file.chmod(plain_mode(folder=file.is_dir()))

@@ -13,6 +13,7 @@ from pathlib import Path
 from duat_cli.cli import streams
 from duat_cli.cli.talk import redact
 from duat_cli.errors import InputError
+from duat_cli.loading.files import plain_mode
 
 STANDARD_OUTPUT = "-"
 
@@ -98,13 +99,7 @@ def _part_file(final: Path) -> Path:
 
 def _settle(part: Path, final: Path) -> None:
     """Bytes to the disk first, then the name to the bytes; permissions as a plain write gives them."""
-    part.chmod(stat.S_IMODE(final.stat().st_mode) if final.exists() else 0o666 & ~_umask())
+    part.chmod(stat.S_IMODE(final.stat().st_mode) if final.exists() else plain_mode())
     with open(part, "rb+") as file:
         os.fsync(file.fileno())
     os.replace(part, final)
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask

@@ -179,7 +179,7 @@ def prune_bound(
     kinds = _kinds(granularity)
     _check(budget, confidence, exceed)
     presentation = Presentation.of(output, form, json, no_color)
-    chosen = _Chosen.of(export, apply, kinds, presentation)
+    chosen = _Chosen.of(export, apply, kinds, ablate, presentation)
 
     with Progress(talk) as progress:
         loaded, inputs, held_out = open_with_holdout(wanted, texts, holdout, talk, progress)
@@ -214,11 +214,18 @@ class _Chosen:
     apply: Path | None
 
     @classmethod
-    def of(cls, export: str | None, apply: str | None, kinds: Sequence[str], presentation: Presentation) -> _Chosen:
+    def of(
+        cls, export: str | None, apply: str | None, kinds: Sequence[str], ablate: Ablate, presentation: Presentation
+    ) -> _Chosen:
         """Checked before anything is computed."""
         for name, value in (("--export", export), ("--apply", apply)):
             if value is not None and len(kinds) != 1:
                 raise InputError(f"{name}: sets of different kinds overlap; choose one, such as --granularity head")
+            if value is not None and ablate != "zero":
+                raise InputError(
+                    f"{name}: others would set the terms to zero, and the damage of --ablate mean is another; "
+                    "use --ablate zero"
+                )
         if export is not None and Path(export).suffix not in EXPORT_SUFFIXES:
             raise InputError(f"--export '{export}': expected a name that ends in {', '.join(EXPORT_SUFFIXES)}")
         if export is not None and Path(export).suffix != ".json" and tuple(kinds) != ("block",):

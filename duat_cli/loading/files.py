@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import stat
 from pathlib import Path
@@ -21,6 +22,13 @@ _BY_CONTENT = re.compile(r"[0-9a-f]{30,128}|(?:SHA|MD5)[0-9A-Z]*-.*")
 def fail(where: Path, text: str) -> NoReturn:
     """Refuses the checkpoint: which file, and what is wrong with it."""
     raise CheckpointError(f"{clean(str(where))}: {text}")
+
+
+def plain_mode(folder: bool = False) -> int:
+    """The permissions that a plain write gives; temporary files are their owner's alone."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return (0o777 if folder else 0o666) & ~mask
 
 
 def open_file(path: Path) -> BinaryIO:

@@ -222,9 +222,10 @@ def test_tokenizer_files_come_along(tmp_path: Path) -> None:
     case.apply(TermId("head", 0, 0))
     assert (case.out / "tokenizer.json").read_text() == "{}"
     assert (case.out / "chat_template.jinja").exists()
-    mask = apply_module._umask()
-    assert case.out.stat().st_mode & 0o777 == 0o777 & ~mask
-    assert {p.stat().st_mode & 0o777 for p in case.out.iterdir()} == {0o666 & ~mask}
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    assert case.out.stat().st_mode == (tmp_path / "folder").stat().st_mode
+    assert {p.stat().st_mode for p in case.out.iterdir()} == {(tmp_path / "file").stat().st_mode}
 
 
 def test_places_that_cannot_be_written(tmp_path: Path) -> None:

@@ -190,6 +190,8 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "export of a name": (["--export", "set.txt", "--granularity", "head"], "expected a name that ends in .json"),
     "slices of heads": (["--export", "set.yaml", "--granularity", "head"], "use --granularity block"),
     "apply of many": (["--apply", "out", "--granularity", "head,ffn"], "choose one"),
+    "apply of means": (["--apply", "out", "--granularity", "head", "--ablate", "mean"], "use --ablate zero"),
+    "export of means": (["--export", "a.json", "--granularity", "head", "--ablate", "mean"], "use --ablate zero"),
     "holdout share": (["--holdout", "1.5"], "--holdout 1.5: expected a share between 0 and 1"),
     "holdout file": (["--holdout", "nowhere.txt"], "nowhere.txt"),
     "one prompt": (["--prompt", "w1", "--holdout", "0.5"], "nothing is left to hold out of 1 prompt"),

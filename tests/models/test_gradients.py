@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from helpers import single_model, token_ids
-from removal import forward_of, untouched
+from removal import TYPES, forward_of, prepared, untouched
 from torch import Tensor, nn
 from torch.nn import functional
 
 from duat_cli.models import gradients
 from duat_cli.models.passes import record, with_hidden
 from duat_cli.models.sites import find_sites
-from duat_cli.models.structure import ModelStructure, discover
-
-TYPES = ["llama", "gpt2", "bert", "gemma2", "falcon", "mixtral", "gpt_oss", "albert", "jamba", "t5"]
-
-
-@functools.cache
-def prepared(model_type: str) -> tuple[Any, ModelStructure, Tensor]:
-    model = single_model(model_type)
-    structure = discover(model)
-    return model, structure, token_ids(structure.stack)
+from duat_cli.models.structure import ModelStructure
 
 
 @pytest.mark.parametrize("model_type", TYPES)

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import pytest
 import torch
 from helpers import single_model, token_ids
-from removal import forward_of, scaled, untouched
+from removal import TYPES, forward_of, prepared, scaled, untouched
 from torch import Tensor
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.passes import Removal, prove_chained, record, run_from, run_without
 from duat_cli.models.sites import TermId, find_sites
-from duat_cli.models.structure import ModelStructure, discover
-
-TYPES = ["llama", "gpt2", "bert", "gemma2", "falcon", "mixtral", "gpt_oss", "albert", "jamba", "t5"]
+from duat_cli.models.structure import discover
 
 
 class StoppedError(Exception):
     pass
-
-
-@functools.cache
-def prepared(model_type: str) -> tuple[Any, ModelStructure, Tensor]:
-    model = single_model(model_type)
-    structure = discover(model)
-    return model, structure, token_ids(structure.stack)
 
 
 @pytest.mark.parametrize("model_type", TYPES)
