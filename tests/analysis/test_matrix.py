@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from duat_cli.analysis import decomposition
+from duat_cli.analysis import decomposition, matrix_case
 from duat_cli.analysis import matrix as subject
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.load import LoadedModel
@@ -66,7 +66,7 @@ def test_every_check_holds_and_both_files_give_the_contribution(
     assert relative_error(made["W_HVO"] @ x, made["contribution"]) < 1e-5
     assert relative_error(made["W_O"] @ (made["W_HV"] @ x), made["contribution"]) < 1e-5
 
-    monkeypatch.setattr(subject, "DENSE_SIDE", 8)
+    monkeypatch.setattr(matrix_case, "DENSE_SIDE", 8)
     factors = matrices(model)
     assert not factors.report.dense
     assert relative_error(by_factors(factors.tensors), factors.tensors["contribution"]) < 1e-5

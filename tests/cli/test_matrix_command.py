@@ -72,7 +72,7 @@ def test_the_written_matrix_applied_to_x_is_the_contribution(
 def test_a_larger_case_is_written_as_factors(
     llama: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("duat_cli.analysis.matrix.DENSE_SIDE", 1024)
+    monkeypatch.setattr("duat_cli.analysis.matrix_case.DENSE_SIDE", 1024)
     file = tmp_path / "m.safetensors"
     assert run(["matrix", llama, "--prompt", "Nui zi " * 25, "-o", str(file), "-q"]) == 0
     page = capsys.readouterr().out
@@ -106,7 +106,7 @@ def test_the_default_prompt_is_the_papers_and_said(llama: str, capsys: pytest.Ca
 def test_a_failed_check_is_exit_1(
     llama: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("duat_cli.analysis.matrix.tolerance_for", lambda dtype: 1e-12)
+    monkeypatch.setattr("duat_cli.analysis.matrix_checks.tolerance_for", lambda dtype: 1e-12)
     assert run(["matrix", llama, "-q"]) == 1
     assert "FAILS" in capsys.readouterr().out
 
