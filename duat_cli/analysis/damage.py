@@ -20,6 +20,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from duat_cli.errors import InputError
 from duat_cli.models.arrays import relative_error, tolerance_for, wide
@@ -28,6 +29,7 @@ from duat_cli.models.structure import DISCOVERY_TOKENS, ModelStructure, probe_id
 from duat_cli.operators.chi_square import mean_length, mean_square
 
 MetricName = Literal["hidden", "kl", "nll"]
+LOGITS_AT_ONCE = 1 << 22  # 32 MB in float64
 Interval = tuple[Tensor, Tensor, Tensor]  # estimate, low, high
 
 
@@ -102,10 +104,12 @@ class Divergence:
         return lambda: _logits(self.model, ids)
 
     def measured(self, reference: Tensor, output: Tensor, ids: Tensor) -> float:
-        before, after = (x[0].double().log_softmax(dim=-1) for x in (reference, output))
-        p = before.exp()
-        apart = torch.where(p > 0, p * (before - after), 0.0)  # tokens that the model rules out
-        return max(float(apart.sum(dim=-1).mean()), 0.0)
+        total = 0.0
+        for logits in zip(*(_by_tokens(x[0]) for x in (reference, output)), strict=True):
+            before, after = (x.double().log_softmax(dim=-1) for x in logits)
+            p = before.exp()
+            total += float(torch.where(p > 0, p * (before - after), 0.0).sum())  # 0: tokens that the model rules out
+        return max(total / reference.shape[1], 0.0)
 
     def probes(self, reference: Tensor, ids: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:
         tokens = reference.shape[1]
@@ -136,8 +140,12 @@ class Loss:
         return self._loss(output, ids) - self._loss(reference, ids)
 
     def _loss(self, logits: Tensor, ids: Tensor) -> float:
-        logs = logits[0, :-1].double().log_softmax(dim=-1)
-        return -float(logs.gather(1, ids[0, 1:, None]).mean())
+        pieces = _by_tokens(logits[0, :-1])
+        targets = ids[0, 1:].split(len(pieces[0]))
+        total = 0.0
+        for piece, target in zip(pieces, targets, strict=True):
+            total += float(functional.cross_entropy(piece.double(), target, reduction="sum"))
+        return total / (ids.shape[1] - 1)
 
     def probes(self, reference: Tensor, ids: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:
         scored = reference.shape[1] - 1
@@ -198,6 +206,11 @@ def _hidden_states(output: Any) -> Tensor:
 
 def _logits(model: Any, ids: Tensor) -> Tensor:
     return run_stack(model, ids).logits
+
+
+def _by_tokens(logits: Tensor) -> tuple[Tensor, ...]:
+    """Logits, (tokens, vocabulary), in pieces: in double precision those of a long prompt would not fit."""
+    return logits.split(max(1, LOGITS_AT_ONCE // logits.shape[1]))
 
 
 def _fisher_noise(logits: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:

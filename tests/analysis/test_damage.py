@@ -11,6 +11,7 @@ import torch
 from helpers import single_model, token_ids
 from torch import Tensor
 
+from duat_cli.analysis import damage
 from duat_cli.analysis.damage import Divergence, Hidden, Loss, is_causal, metric_for
 from duat_cli.errors import InputError
 from duat_cli.models.structure import discover
@@ -75,6 +76,15 @@ def test_nll_is_the_change_of_the_loss() -> None:
 
     assert Loss(None).measured(before, after, tokens) == pytest.approx(loss(after) - loss(before), rel=1e-9)
     assert Loss(None).measured(after, before, tokens) == pytest.approx(loss(before) - loss(after), rel=1e-9)
+
+
+@pytest.mark.parametrize("at_once", [1, 14, 21])  # one token, two, three
+def test_damage_is_the_same_in_pieces_of_some_tokens(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, after, tokens = logits(5, seed=0), logits(5, seed=1), ids(5)
+    whole = [metric(None).measured(before, after, tokens) for metric in (Divergence, Loss)]
+    monkeypatch.setattr(damage, "LOGITS_AT_ONCE", at_once)
+    pieces = [metric(None).measured(before, after, tokens) for metric in (Divergence, Loss)]
+    assert pieces == pytest.approx(whole, rel=1e-12)
 
 
 # -- probes --------------------------------------------------------------------------------------------------
