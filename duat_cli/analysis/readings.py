@@ -146,18 +146,17 @@ class Reader:
 
     def _activations(self, run: BlockRun, site: Site) -> Tensor:
         """The neurons' activations, (N, I), from the unit's recorded input or output."""
-        for unit in run.units:
-            if _holds(unit.module, site) and unit.module is not site.module:
-                seen: list[Tensor] = []
+        unit = next(u for u in run.units if u.module is site.unit)
+        if not _holds(unit.module, site):  # the layer stands behind the unit
+            return wide(unit.output.reshape(-1, site.count))
+        seen: list[Tensor] = []
 
-                def see(_: Site, value: Tensor, __: Tensor | None, seen: list[Tensor] = seen) -> None:
-                    seen.append(value)
+        def see(_: Site, value: Tensor, __: Tensor | None) -> None:
+            seen.append(value)
 
-                with watching([site], see):
-                    unit.module(unit.input)
-                return wide(seen[0].reshape(-1, seen[0].shape[-1]))
-        unit = next(u for u in run.units if u.output.shape[-1] == site.count)
-        return wide(unit.output.reshape(-1, site.count))
+        with watching([site], see):
+            unit.module(unit.input)
+        return wide(seen[0].reshape(-1, seen[0].shape[-1]))
 
     def _through(self, run: BlockRun, ffn: Site, value: Tensor) -> Tensor:
         """The frozen block's output on a zero stream with `value` as what the FFN's last layer puts out."""

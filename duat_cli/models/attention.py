@@ -14,6 +14,7 @@ H_frozen V(Z) during replay.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -33,6 +34,10 @@ from duat_cli.models.arrays import relative_error, rounding
 INTERFACE_NAME = "duat_capture"
 
 CapturePath = Literal["attention interface", "softmax interception"]
+
+
+class ForeignAttentionError(UnsupportedModelError):
+    """The model does something else for an attention function that it does not know."""
 
 
 class RowSource(Protocol):
@@ -159,6 +164,7 @@ def _routed(
 ) -> tuple[Tensor, None]:
     probe = _active.probe
     eager = _eager(module)
+    _refuse_foreign(module, eager, kwargs)
     if probe is None:
         return eager(module, query, key, value, attention_mask, **kwargs)[0], None
     replacement = probe.replacement(module, value)
@@ -167,6 +173,18 @@ def _routed(
     call = _captured_call(module, eager, query, key, value, attention_mask, kwargs)
     probe.captured(call)
     return call.output, None
+
+
+# What transformers hands to every attention function, for those that read it.
+_FOR_ALL = {"position_ids", "cache_position", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "s_aux", "input_ids"}
+
+
+def _refuse_foreign(module: nn.Module, eager: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+    """Sparse attention hands its choice of keys to unknown functions, and to its own eager one a mask instead."""
+    named = inspect.signature(eager).parameters
+    for name, value in kwargs.items():
+        if isinstance(value, Tensor) and name not in named and name not in _FOR_ALL:
+            raise ForeignAttentionError(f"{type(module).__name__} hands `{name}` to attention functions not its own")
 
 
 def _captured_call(

@@ -55,6 +55,7 @@ class Site:
     count: int  # terms
     offset: int = 0  # index of the first of them among the block's terms of this kind
     routing: Routing | None = None
+    unit: nn.Module | None = None  # of neurons: the nonlinear module that makes them, or holds the layer
     behind: nn.Module | None = None  # a norm without bias that reads the output alone: both are zero together
 
     @property
@@ -237,10 +238,12 @@ def _attention_sites(parts: BlockParts, written: Trace, found: list[Site], reaso
         found += [Site("attention", module, "output", 1, k) for k, module in enumerate(parts.attention)]
         return
     projection = parts.output_source.linear
-    call = next(c for c in written.attention if c.module is parts.attention[0])
-    _, _, heads, _ = call.output.shape
     found.append(Site("attention", projection, "output", 1))
-    found.append(Site("head", projection, "input", heads))
+    call = next((c for c in written.attention if c.module is parts.attention[0]), None)
+    if call is None:
+        reasons["head"] = "the module that runs its attention was not seen to"
+    else:
+        found.append(Site("head", projection, "input", call.output.shape[2]))
 
 
 def _unit_sites(
@@ -263,7 +266,7 @@ def _unit_sites(
         reasons["neuron"] = f"the output of {type(unit).__name__} is not made by one linear layer of its neurons"
     else:
         offset = sum(site.count for site in found if site.kind == "neuron")
-        found.append(Site("neuron", down.module, "input", down.tensors[0].shape[-1], offset))
+        found.append(Site("neuron", down.module, "input", down.tensors[0].shape[-1], offset, unit=unit))
     experts = _experts(unit, written)
     if isinstance(experts, Site):
         found.append(experts)

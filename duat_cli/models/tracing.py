@@ -14,7 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from duat_cli.models.attention import AttentionCall, SoftmaxInterception, interface_installed, probing
+from duat_cli.models.attention import (
+    AttentionCall,
+    ForeignAttentionError,
+    SoftmaxInterception,
+    interface_installed,
+    probing,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,10 +94,17 @@ class _Listener:
 
 def trace(model: Any, forward: Callable[[], Any]) -> Trace:
     """Run `forward` once and write down every module call of `model` and every attention call."""
+    try:
+        return _traced(model, forward, interface_installed(model))
+    except ForeignAttentionError:  # its own attention function stays, and its softmax is watched
+        return _traced(model, forward, contextlib.nullcontext())
+
+
+def _traced(model: Any, forward: Callable[[], Any], interface: contextlib.AbstractContextManager[Any]) -> Trace:
     written = Trace()
     stack: list[nn.Module] = []
     with contextlib.ExitStack() as context:
-        context.enter_context(interface_installed(model))
+        context.enter_context(interface)
         context.enter_context(probing(_Listener(written)))
         context.enter_context(torch.no_grad())
         context.enter_context(_events(model, written, stack))

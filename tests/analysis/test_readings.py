@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,6 +102,42 @@ def test_local_of_neurons_is_a_replay_without_each(model_type: str) -> None:
     assert len(here.removed) == 3 * len(here.structure.calls)
     for term, want in here.removed.items():
         assert here.found.local[term] == pytest.approx(want, rel=2e-3, abs=1e-6), term
+
+
+def test_neurons_of_several_ffns_in_a_block_are_read_from_their_own() -> None:
+    """mobilebert has four of one width: a neuron's layer and what makes its input have the longest common name."""
+    model = single_model("mobilebert")
+    structure = discover(model)
+    sites, ids = find_sites(structure), token_ids(model)
+    names = {module: name for name, module in model.named_modules()}
+    reader = Reader(sites, Terms.of(structure, sites, ("neuron",)).ids, set())
+    checked = 0
+
+    def listen(run: BlockRun) -> None:
+        nonlocal checked
+        reader(run)
+        found = sites[run.parts.module].of("neuron")
+        assert len(found) == 4
+        for site in found:
+            own = max(run.units, key=lambda u: len(os.path.commonprefix([names[u.module], names[site.module]])))
+            for place in (0, site.count - 1):
+                given = []
+                for unit in run.units:
+                    output = unit.output.clone()
+                    if unit is own:
+                        output[..., place] = 0
+                    given.append(output[None])
+                whole, without = (run.replay(run.input, g).output for g in ([u.output[None] for u in run.units], given))
+                assert whole is not None
+                assert without is not None
+                want = float((whole - without).norm() / run.output.norm())
+                got = reader.found.local[TermId("neuron", run.index, site.offset + place)]
+                assert got == pytest.approx(want, rel=2e-3)
+                checked += 1
+
+    with structure.rig().active() as rig:
+        rig.run(lambda: run_stack(structure.stack, ids), listen)
+    assert checked == 8 * len(structure.calls)
 
 
 @pytest.mark.parametrize("model_type", [*DENSE, *ROUTED])

@@ -48,6 +48,20 @@ def assert_untouched(model: Any, before: Tensor, ids: Tensor, touched: list[nn.M
     assert torch.equal(own_output(model, ids), before)
 
 
+@pytest.mark.parametrize("model_type", [*TYPES, "deepseek_v32", "glm_moe_dsa", "gpt_oss", "mistral"])
+def test_what_runs_in_the_rig_is_the_model(model_type: str) -> None:
+    """On more tokens than discovery had: sparse attention leaves keys out only then."""
+    model = single_model(model_type)
+    structure = discover(model)
+    ids = token_ids(structure.stack, 24)
+    with torch.no_grad():
+        own = run_stack(structure.stack, ids)[0]
+    seen: list[Tensor] = []
+    with structure.rig().active() as rig:
+        rig.run(lambda: seen.append(run_stack(structure.stack, ids)[0]), lambda run: None)
+    assert far(seen[0], own) <= 1e-5
+
+
 @pytest.mark.parametrize("model_type", TYPES)
 def test_a_run_leaves_nothing_behind(model_type: str) -> None:
     model = single_model(model_type)
