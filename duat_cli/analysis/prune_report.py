@@ -114,6 +114,11 @@ def blocks_of(session: Session, terms: Sequence[PruneTerm], budget: float) -> li
             for kind, (field, name) in _FIELDS.items()
             if not by_place[number, kind]
         }
+        ablated = {}
+        for kind, there in (("block", block), ("attention", attention), ("ffn", ffn)):
+            ablated[kind] = _largest([t.measured for t in there])
+            if ablated[kind] is None:
+                reasons[f"{kind}_measured"] = NOT_ABLATED if there else reasons[kind]
         bounds = {
             name: _largest([t.certified for t in there]) for name, there in (("attention", attention), ("ffn", ffn))
         }
@@ -128,6 +133,9 @@ def blocks_of(session: Session, terms: Sequence[PruneTerm], budget: float) -> li
                 block=_largest([t.linearised for t in block]),
                 attention=_largest([t.linearised for t in attention]),
                 ffn=_largest([t.linearised for t in ffn]),
+                block_measured=ablated["block"],
+                attention_measured=ablated["attention"],
+                ffn_measured=ablated["ffn"],
                 heads=_heads(by_place[number, "head"], session.kv_heads),
                 neurons=_neurons(by_place[number, "neuron"], budget),
                 certified_attention=bounds["attention"],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import RenderableType
 from rich.text import Text
 
@@ -14,6 +16,7 @@ _BLANK = Text("")
 _BLOCK = Labels(("block",), lambda row: str(row.index) if isinstance(row, PruneBlock) else "")
 _KIND = Labels(("what",), lambda row: row.granularity if isinstance(row, Plan | Prediction) else "", False)
 PICTURE_WIDTH = 40
+NAMED_TERMS = 12  # a longer set is not printed
 _SHORT = {"hidden": "rel.", "kl": "nats", "nll": "nats"}  # units, for headers
 
 
@@ -41,43 +44,90 @@ def _stand_in(report: PruneReport) -> str:
 
 
 def _blocks(report: PruneReport, page: Page) -> list[RenderableType]:
+    return [*_parts(report, page), *_heads_and_neurons(report, page)]
+
+
+def _parts(report: PruneReport, page: Page) -> list[RenderableType]:
+    """Whole blocks, attentions and FFNs: what is measured beside what was predicted."""
     unit = _SHORT[report.protocol.metric]
-    columns = [
-        Column(("block", unit), "block", numbers.plain),
-        Column(("attention", unit), "attention", numbers.plain),
-        Column(("FFN", unit), "ffn", numbers.plain),
-    ]
-    if any(b.heads for b in report.blocks):
+    columns = []
+    for name, field in _PARTS:
         columns += [
-            Column(("least", "head", unit), "heads.least", numbers.plain),
-            Column(("worst", "head", unit), "heads.largest", numbers.plain),
-        ]
-    if any(b.neurons for b in report.blocks):
-        columns += [
-            Column(("median", "neuron", unit), "neurons.median", numbers.error),
-            Column(("idle", "neurons", "%"), "neurons.negligible_share", numbers.percent),
+            Column((name, "pred.", unit), field, numbers.plain),
+            Column((name, "meas.", unit), f"{field}_measured", numbers.plain),
         ]
     optional = [
-        Column(("worst", "neuron", unit), "neurons.largest", numbers.plain),
         Column(("certified", "attention", "norm"), "certified_attention", numbers.plain),
         Column(("certified", "FFN", "norm"), "certified_ffn", numbers.plain),
     ]
-    shown = [c for c in columns if any(c.cell(b) != numbers.ABSENT for b in report.blocks)]
-    for column in optional:
-        if any(column.cell(b) != numbers.ABSENT for b in report.blocks) and fits(
-            report.blocks, _BLOCK, [*shown, column], page
-        ):
-            shown.append(column)
     rows = report.blocks
+    shown = _filled(rows, columns)
+    if not shown:
+        return []
+    for column in _filled(rows, optional):
+        if fits(rows, _BLOCK, [*shown, column], page):
+            shown.append(column)
     return [
         _BLANK,
-        line(f"Predicted damage of removing it alone, {report.protocol.unit}", "bold"),
+        line(f"Damage of removing one whole part, {report.protocol.unit}: predicted, and really ablated", "bold"),
         *(part for table in grids(rows, _BLOCK, shown, page) for part in (_BLANK, table)),
         _BLANK,
-        line(_precision(report), "dim"),
-        *_shared_heads(report),
+        *_far_off(report),
         *facts.absences(missing(rows, shown, [row.index for row in rows]), "block"),
     ]
+
+
+_PARTS = (("block", "block"), ("attention", "attention"), ("FFN", "ffn"))
+FAR_OFF = 2.0  # a factor
+
+
+def _far_off(report: PruneReport) -> list[RenderableType]:
+    """The part whose prediction is furthest from its ablation, if it is far."""
+    worst, where = FAR_OFF, ""
+    for row in report.blocks:
+        for name, field in _PARTS:
+            predicted, real = getattr(row, field), getattr(row, f"{field}_measured")
+            if predicted and real and predicted * real > 0:
+                factor = max(predicted / real, real / predicted)
+                if factor > worst:
+                    worst, where = factor, f"{name} {row.index}" if field == "block" else f"{name} of block {row.index}"
+    if not where:
+        return []
+    text = (
+        f"The prediction is linear, and a whole part can be far from that: off by {numbers.plain(worst)} times for "
+        f"{where}. Go by what is measured."
+    )
+    return [line(text, "yellow")]
+
+
+def _heads_and_neurons(report: PruneReport, page: Page) -> list[RenderableType]:
+    unit = _SHORT[report.protocol.metric]
+    rows = report.blocks
+    shown = _filled(
+        rows,
+        [
+            Column(("least", "head", unit), "heads.least", numbers.plain),
+            Column(("worst", "head", unit), "heads.largest", numbers.plain),
+            Column(("median", "neuron", unit), "neurons.median", numbers.error),
+            Column(("worst", "neuron", unit), "neurons.largest", numbers.plain),
+            Column(("idle", "neurons", "%"), "neurons.negligible_share", numbers.percent),
+        ],
+    )
+    precision = [line(_precision(report), "dim"), *_shared_heads(report)]
+    if not shown:
+        return [_BLANK, *precision]
+    return [
+        _BLANK,
+        line(f"Predicted damage of removing one head or one neuron, {report.protocol.unit}", "bold"),
+        *(part for table in grids(rows, _BLOCK, shown, page) for part in (_BLANK, table)),
+        _BLANK,
+        *precision,
+        *facts.absences(missing(rows, shown, [row.index for row in rows]), "block"),
+    ]
+
+
+def _filled(rows: list[PruneBlock], columns: list[Column]) -> list[Column]:
+    return [c for c in columns if any(c.cell(row) != numbers.ABSENT for row in rows)]
 
 
 def _shared_heads(report: PruneReport) -> list[RenderableType]:
@@ -123,7 +173,9 @@ def _plans(report: PruneReport, page: Page) -> list[RenderableType]:
     budget = numbers.plain(report.plans[0].budget) if report.plans else ""
     return [
         _BLANK,
-        line(f"Largest sets within the budget of {budget} {report.protocol.unit} (mean over the prompts)", "bold"),
+        line(
+            f"Largest sets tried within the budget of {budget} {report.protocol.unit} (mean over the prompts)", "bold"
+        ),
         *(part for table in grids(report.plans, _KIND, columns, page) for part in (_BLANK, table)),
         _BLANK,
         line("Guarantee", "bold"),
@@ -141,8 +193,12 @@ def _guarantee(plan: Plan) -> str:
         f"{plan.granularity}: with {_exactly(given.confidence)}% confidence, removing {given.removed} of {plan.of} "
         f"exceeds the budget on at most {_exactly(given.share_above_limit)}% of prompts "
         f"({given.exceeded} of {given.holdout_prompts} "
-        "held-out prompts did)"
+        f"held-out prompts did). {_named(given.set)}"
     )
+
+
+def _named(terms: Sequence[str]) -> str:
+    return f"Which: {', '.join(terms) if len(terms) <= NAMED_TERMS else '--json or --export'}"
 
 
 def _exactly(share: float) -> str:

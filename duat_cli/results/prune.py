@@ -49,8 +49,8 @@ class PruneTerm(WithReasons):
     linearised_low: Finite | None = Field(description="of the probes' sampling alone, at the report's confidence")
     linearised_high: Finite | None
     certified: Finite | None = Field(
-        description="most that its removal changes the residual stream at any token, for every possible input; "
-        "euclidean norm, a proved bound"
+        description="most that its removal changes the residual stream at any token where the term meets it, before "
+        "later parts of the block react, for every possible input; euclidean norm, a proved bound"
     )
     certified_vacuous: bool = Field(description="the bound is no more than what any change there could do")
     measured: Finite | None = Field(description="damage of the real ablation, in the metric's unit")
@@ -87,6 +87,9 @@ class PruneBlock(WithReasons):
     block: Finite | None
     attention: Finite | None
     ffn: Finite | None = Field(description="the most damaging, where a block has several")
+    block_measured: Finite | None = Field(description="damage of the real ablation; null if it is not in the sample")
+    attention_measured: Finite | None
+    ffn_measured: Finite | None
     heads: HeadSummary | None
     neurons: NeuronSummary | None
     certified_attention: Finite | None

@@ -485,13 +485,20 @@ def prune_block(index: int) -> PruneBlock:
         block=0.652 / (index + 1),
         attention=None if bare else 0.0992,
         ffn=0.643,
+        block_measured=4.39 / (index + 1),
+        attention_measured=None if bare or index == 1 else 2.56,
+        ffn_measured=3.04,
         heads=None
         if bare
         else HeadSummary(count=9, kv_heads=3, least=0.0149, least_index=3, largest=0.215, largest_index=8),
         neurons=NeuronSummary(count=1536, median=3.2e-4, largest=0.024, negligible_share=0.701, certified_largest=41.2),
         certified_attention=None if bare else 166.0,
         certified_ffn=1343.0,
-        reasons={"attention": why, "certified_attention": why, "heads": heads} if bare else {},
+        reasons={"attention": why, "attention_measured": why, "certified_attention": why, "heads": heads}
+        if bare
+        else {"attention_measured": "not ablated for real"}
+        if index == 1
+        else {},
     )
 
 
