@@ -234,10 +234,16 @@ def _state(model: Any, files: CheckpointFiles) -> tuple[dict[str, Tensor] | None
     dtype = most_stored(files) or model.dtype
     if dtype == model.dtype:
         return None, dtype
-    state = {}
+    state: dict[str, Tensor] = {}
+    # One converted tensor for each in memory: save_pretrained knows tied weights by their address and writes them once.
+    converted: dict[tuple[object, ...], Tensor] = {}
     for name, value in model.state_dict().items():
-        state[name] = value.to(dtype) if value.is_floating_point() else value
-        if not torch.equal(state[name].to(value.dtype), value):
+        # Views that start at one address are one tensor only if they read it alike; empty ones share address 0.
+        place = value.device, value.data_ptr(), value.dtype, value.shape, value.stride()
+        known = converted.get(place) if value.numel() else None
+        state[name] = (value.to(dtype) if value.is_floating_point() else value) if known is None else known
+        converted[place] = state[name]
+        if known is None and not torch.equal(state[name].to(value.dtype), value):
             return None, model.dtype
     return state, dtype
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from helpers import single_model
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -214,6 +216,42 @@ def test_the_stored_dtype_stays(tmp_path: Path) -> None:
         case.model.lm_head.weight[0, 0] += 1e-5  # no longer a bfloat16 number
     case.out = case.folder / "second"
     assert case.apply(TermId("head", 0, 2)).dtype == "float32"
+
+
+def tensors_of(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_tied_weights_are_written_once(dtype: torch.dtype, tmp_path: Path) -> None:
+    """gpt2's LM head is its embedding, and stays so in a checkpoint that is worked on in another dtype."""
+    case = Case(tmp_path, "gpt2", dtype)
+    assert case.model.lm_head.weight is case.model.transformer.wte.weight
+    before = tensors_of(tmp_path / "source")
+    assert "lm_head.weight" not in before
+    case.apply(TermId("head", 0, 1))
+    assert tensors_of(case.out).keys() == before.keys()
+    assert sum(t.nbytes for t in tensors_of(case.out).values()) == sum(t.nbytes for t in before.values())
+    case.out = tmp_path / "shorter"
+    assert case.apply(TermId("block", 2)).removed_blocks == (2,)
+    after = tensors_of(case.out)
+    assert after.keys() == {name for name in before if ".h.2." not in name}
+    assert all(torch.equal(value, before[name]) for name, value in after.items())
+    assert {value.dtype for value in after.values()} == {dtype}
+
+
+def test_views_of_one_storage_are_told_apart(tmp_path: Path) -> None:
+    """Same address, other strides or another shape: another tensor. Only what is the same is converted once."""
+    case = Case(tmp_path, "llama", torch.bfloat16)
+    whole = torch.arange(9.0).reshape(3, 3)
+    values = {"a": whole, "same": whole, "transposed": whole.T, "row": whole[0], "empty": whole[:0]}
+    fake: Any = SimpleNamespace(dtype=torch.float32, state_dict=lambda: values)
+    state, dtype = apply_module._state(fake, case.loaded.files)
+    assert state is not None
+    assert dtype == torch.bfloat16
+    assert state["a"] is state["same"]
+    assert len({id(value) for value in state.values()}) == 4
+    assert all(torch.equal(state[name].float(), value) for name, value in values.items())
 
 
 def test_tokenizer_files_come_along(tmp_path: Path) -> None:
