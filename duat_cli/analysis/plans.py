@@ -64,13 +64,15 @@ def nested_sets(
     budget: float,
     tick: Tick,
 ) -> Nested:
-    """The nested sets of one kind, some of them measured. damage: predicted, for every term."""
+    """The nested sets of one kind, some of them measured; never all blocks. damage: predicted, for every term."""
     here = terms.places(kind)
     order = damage[here].argsort() + here.start
     names = [terms.ids[k] for k in order.tolist()]
-    if not names:
-        return Nested(kind, [], [], None)
-    curve = predicted_curve(ablator.metric, responses, order)
+    # Without its last block no model is left: that set can be measured, but neither exported nor written.
+    most = len(names) - 1 if kind == "block" else len(names)
+    if most < 1:
+        return Nested(kind, names, [], None)
+    curve = predicted_curve(ablator.metric, responses, order[:most])
     sizes = _sizes(curve, budget)
     means = measured(ablator, prompts, [names[:size] for size in sizes], tick).mean(dim=1).tolist()
     points = [Point(size, float(curve[size - 1]), mean) for size, mean in zip(sizes, means, strict=True)]

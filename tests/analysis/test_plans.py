@@ -95,6 +95,25 @@ def test_everything_may_go_where_nothing_does_damage(count: int) -> None:
     assert found.chosen == Point(count, 0.0, 0.0)
 
 
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_one_block_always_stays(count: int) -> None:
+    """Where nothing does damage all blocks but the last may go; of a single block there is no set."""
+    damage = torch.arange(count, dtype=torch.float64) / 1000
+    blocks = Terms([TermId("block", k) for k in range(count)], {("block", k): k for k in range(count)})
+    fake = Fake(lambda *_: 0.0)
+    found = nested_sets(fake, blocks, "block", damage, [damage[None].float()], prompts(2), 0.5, lambda *_: None)  # type: ignore[arg-type]
+    assert [t.block for t in found.order] == list(range(count))
+    assert [p.removed for p in found.curve] == list(range(1, count))
+    if count == 1:
+        assert found.chosen is None
+        return
+    assert found.chosen is not None
+    assert found.chosen.removed == count - 1
+    choice, sizes = guaranteed(fake, found, prompts(40), 0.5, 0.1, 0.95, lambda *_: None)  # type: ignore[arg-type]
+    assert choice.chosen is not None
+    assert sizes[choice.chosen] == count - 1
+
+
 def test_nothing_may_go_where_everything_does_damage() -> None:
     ones = torch.ones(5, dtype=torch.float64)
     found = nested_sets(
