@@ -112,6 +112,7 @@ def _columns(site: Site, numbers: list[int]) -> tuple[Tensor, Tensor]:
 
 
 def _experts(site: Site, numbers: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    _refuse_weightless(site)
     for parameter in site.module.parameters(recurse=False):
         if parameter.shape[0] == site.count and parameter.ndim >= 2:
             mask = torch.zeros_like(parameter, dtype=torch.bool)
@@ -119,9 +120,23 @@ def _experts(site: Site, numbers: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
             yield parameter, mask
 
 
+def _refuse_weightless(site: Site) -> None:
+    """An expert that is the identity (longcat_flash) passes its input on, whatever weights are zeroed.
+
+    Reading back does not show it: the short input may not be routed there.
+    """
+    if any(p.ndim >= 3 and p.shape[0] != site.count for p in site.module.parameters(recurse=False)):
+        raise UnsupportedModelError(
+            f"not each of the {site.count} experts has weights of its own that could be zeroed (an identity expert "
+            "has none)"
+        )
+
+
 def _whole(sites: BlockSites, site: Site) -> Iterator[tuple[Tensor, Tensor]]:
     """What makes a branch's output: a linear layer, or the last one of a unit, or, of routed units, everything."""
     inside = set(site.module.modules())
+    for routed in (s for s in sites.sites if s.place == "routing" and s.module in inside):
+        _refuse_weightless(routed)
     last = [s.module for s in sites.sites if s.kind == "neuron" and s.module in inside]
     for module in last or [site.module]:
         for parameter in module.parameters():

@@ -65,6 +65,18 @@ def test_a_tied_weight_is_not_zeroed() -> None:
     assert same(before, state(model))
 
 
+@pytest.mark.parametrize("term", [TermId("expert", 1, 0), TermId("expert", 1, 5), TermId("ffn", 1, 0)])
+def test_experts_without_weights_are_not_zeroed(term: TermId) -> None:
+    """longcat_flash: experts 4 and 5 are the identity, and rows of theirs in gate_up_proj are never read."""
+    model, structure, sites = found("longcat_flash")
+    site, _ = sites[structure.calls[1]].find(TermId("expert", 1, 0))
+    assert {name: p.shape[0] for name, p in site.module.named_parameters()} == {"gate_up_proj": 6, "down_proj": 4}
+    before = state(model)
+    with pytest.raises(UnsupportedModelError, match="6 experts"), zeroed(model, structure, sites, [term]):
+        pass
+    assert same(before, state(model))
+
+
 def test_blocks_are_cut_out() -> None:
     model, structure, _ = found("gemma2")
     before, config = state(model), model.config
