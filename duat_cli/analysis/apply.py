@@ -55,6 +55,10 @@ class Applied:
     """Relative distance of the written checkpoint's output from the ablated model's."""
     dtype: str
     """Of the written weights."""
+    bytes_before: int
+    """Of the tensors in the files of the checkpoint that was loaded."""
+    bytes_after: int
+    """Of the tensors in the written files."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,7 @@ def apply_terms(
         part = _part_folder(directory)
         try:
             dtype = _written(model, structure, sites, plan, part, files)
-            error = _distance(part, model, expected)
+            error, size = _read_back(part, model, expected)
             if not error <= tolerance_for(model.dtype):
                 raise UnsupportedModelError(f"it then gives another output than the ablation (relative {error:.1e})")
             _open_to_all(part)
@@ -118,7 +122,14 @@ def apply_terms(
         finally:
             shutil.rmtree(part, ignore_errors=True)
         return Applied(
-            plan.blocks, plan.width, len(plan.zeroed), (*notes, *faults), error, str(dtype).removeprefix("torch.")
+            removed_blocks=plan.blocks,
+            removed_neurons=plan.width,
+            zeroed=len(plan.zeroed),
+            notes=(*notes, *faults),
+            error=error,
+            dtype=str(dtype).removeprefix("torch."),
+            bytes_before=files.total_bytes,
+            bytes_after=size,
         )
     raise UnsupportedModelError(f"the set could not be written: {'; '.join(faults)}")
 
@@ -273,10 +284,10 @@ def _output(model: Any) -> Tensor:
     return output[0]
 
 
-def _distance(part: Path, model: Any, expected: Tensor) -> float:
-    """How far the written checkpoint, read back, is from what was meant."""
+def _read_back(part: Path, model: Any, expected: Tensor) -> tuple[float, int]:
+    """How far the written checkpoint, read back, is from what was meant; and the bytes of its tensors."""
     again = load(str(part), dtype=str(model.dtype).removeprefix("torch."), device=str(model.device))
-    return relative_error(_output(again.model), expected)
+    return relative_error(_output(again.model), expected), again.files.total_bytes
 
 
 def _part_folder(directory: Path) -> Path:

@@ -13,13 +13,16 @@ import typer
 from duat_cli.cli import options
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
 from duat_cli.kinds import KINDS, Kind
+from duat_cli.loading.wording import counted
 
 if TYPE_CHECKING:
+    from duat_cli.analysis.apply import Applied
     from duat_cli.analysis.prune import PruneOptions, PruneOutcome
     from duat_cli.cli.output import Target
     from duat_cli.cli.presentation import Presentation
     from duat_cli.cli.progress import Progress
     from duat_cli.cli.talk import Talk
+    from duat_cli.results.prune import Plan
 
 EXPORT_SUFFIXES = (".json", ".yaml", ".yml")
 
@@ -250,23 +253,53 @@ class _Chosen:
         [plan] = outcome.report.plans
         terms = outcome.chosen(plan)
         if not terms:
-            raise InputError(
-                f"--export, --apply: no set of {plan.granularity}s stays within the budget of {plan.budget:g}; "
-                "raise --budget"
-            )
+            raise InputError(_nothing(plan))
         if self.export is not None:
             self.export.write(outcome.exported(terms, self.export.path.suffix if self.export.path else ".json"))
-            talk.note(f"wrote {self.export.path}: {len(terms)} of {plan.of} {plan.granularity}s")
+            talk.note(f"wrote {self.export.path}: {_set_line(plan)}")
         if self.apply is not None:
             progress.doing(f"writing {self.apply}")
             applied = outcome.applied(terms, self.apply)
             for note in applied.notes:
                 talk.note(note)
-            removed = f"{len(applied.removed_blocks)} blocks and {applied.removed_neurons} neurons a block removed"
-            talk.note(
-                f"wrote {self.apply}: {removed}, {applied.zeroed} terms zeroed; read back, its output is "
-                f"{applied.error:.1e} from the ablation"
-            )
+            talk.note(f"wrote {self.apply} without {_set_line(plan)}")
+            talk.note(_applied_line(applied))
+
+
+def _nothing(plan: Plan) -> str:
+    """Why there is no set to write."""
+    if plan.granularity == "block" and plan.of == 1:
+        return "--export, --apply: the model has one block, and one has to stay"
+    budget = f"the budget of {plan.budget:g}"
+    if plan.removed:
+        why = f"no set of {plan.granularity}s is guaranteed to stay within {budget} on the held-out prompts"
+    else:
+        why = f"no set of {plan.granularity}s stays within {budget}"
+    return f"--export, --apply: {why}; raise --budget"
+
+
+def _set_line(plan: Plan) -> str:
+    """Which set is written."""
+    given = plan.guarantee
+    if given is None:
+        return f"{plan.removed} of {counted(plan.of, plan.granularity)}, the largest set within the budget"
+    beside = "" if given.removed == plan.removed else f" (the largest within the budget has {plan.removed})"
+    return f"the guaranteed set of {given.removed} of {counted(plan.of, plan.granularity)}{beside}"
+
+
+def _applied_line(applied: Applied) -> str:
+    """What became of the set, of the size of the weights, and of the output."""
+    parts = [f"{counted(len(applied.removed_blocks), 'block')} removed"] if applied.removed_blocks else []
+    parts += [f"{counted(applied.removed_neurons, 'neuron')} a block removed"] if applied.removed_neurons else []
+    parts += [f"{counted(applied.zeroed, 'term')} zeroed (still stored: no byte saved)"] if applied.zeroed else []
+    return (
+        f"{', '.join(parts)}; weights {_size(applied.bytes_before)} -> {_size(applied.bytes_after)} in "
+        f"{applied.dtype}; read back: relative distance of its output from the ablated model's {applied.error:.1e}"
+    )
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} KB"
 
 
 def _kinds(text: str | None) -> tuple[Kind, ...]:

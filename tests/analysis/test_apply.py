@@ -233,8 +233,11 @@ def test_tied_weights_are_written_once(dtype: torch.dtype, tmp_path: Path) -> No
     assert tensors_of(case.out).keys() == before.keys()
     assert sum(t.nbytes for t in tensors_of(case.out).values()) == sum(t.nbytes for t in before.values())
     case.out = tmp_path / "shorter"
-    assert case.apply(TermId("block", 2)).removed_blocks == (2,)
+    done = case.apply(TermId("block", 2))
+    assert done.removed_blocks == (2,)
     after = tensors_of(case.out)
+    assert done.bytes_before == sum(t.nbytes for t in before.values())
+    assert done.bytes_after == sum(t.nbytes for t in after.values()) < done.bytes_before
     assert after.keys() == {name for name in before if ".h.2." not in name}
     assert all(torch.equal(value, before[name]) for name, value in after.items())
     assert {value.dtype for value in after.values()} == {dtype}
@@ -299,10 +302,10 @@ def test_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyP
     case = Case(tmp_path, "llama")
     before = state_of(case.model)
 
-    def interrupted(*args: Any) -> float:
+    def interrupted(*args: Any) -> tuple[float, int]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(apply_module, "_distance", interrupted)
+    monkeypatch.setattr(apply_module, "_read_back", interrupted)
     with pytest.raises(KeyboardInterrupt):
         case.apply(*neurons(3, 1), TermId("block", 1))
     assert os.listdir(tmp_path) == ["source"]

@@ -289,3 +289,94 @@ def test_the_exported_set_is_the_one_that_holds(
             own.model.layers[term["block"]].mlp.down_proj.weight[:, term["index"]] = 0
         a, b = pruned(input_ids=ids).logits, own(input_ids=ids).logits
     assert torch.allclose(a, b, atol=1e-5)
+
+
+def written(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[PruneReport, list[str]]:
+    """The report, and the lines about what was written."""
+    capsys.readouterr()
+    assert run(["prune-bound", *arguments, *FAST[:-1], "--json"]) == 0
+    out, err = capsys.readouterr()
+    lines = [line.removeprefix("duat: ") for line in err.splitlines() if line.startswith("duat: ")]
+    return PruneReport.model_validate_json(out), lines
+
+
+def stored(folder: Path) -> int:
+    return sum(tensor.nbytes for tensor in load_file(folder / "model.safetensors").values())
+
+
+def test_what_is_said_of_heads_that_are_zeroed(
+    llama: str, texts: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The guaranteed set is smaller than the largest: said, and that zeros take the room of what they replace."""
+    file, folder = tmp_path / "set.json", tmp_path / "pruned"
+    found, lines = written(
+        [llama, "--prompts", texts["choose"], "--holdout", texts["holdout"], "--granularity", "head", "--budget",
+         "0.3", "--metric", "kl", "--export", str(file), "--apply", str(folder)],
+        capsys,
+    )  # fmt: skip
+    [plan] = found.plans
+    assert plan.guarantee is not None
+    assert 1 < plan.guarantee.removed < plan.removed
+    chosen = f"the guaranteed set of {plan.guarantee.removed} of {plan.of} heads "
+    chosen += f"(the largest within the budget has {plan.removed})"
+    assert f"wrote {file}: {chosen}" in lines
+    assert lines[-2] == f"wrote {folder} without {chosen}"
+    size = f"{stored(Path(llama)) / 1000:.1f} KB"
+    told, _, error = lines[-1].rpartition(" ")
+    assert told == (
+        f"{plan.guarantee.removed} terms zeroed (still stored: no byte saved); weights {size} -> {size} in float32; "
+        "read back: relative distance of its output from the ablated model's"
+    )
+    assert 0 <= float(error) <= 1e-5
+
+
+def test_what_is_said_of_blocks_that_are_removed(
+    llama: str, texts: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A budget that everything keeps: all blocks but one go, in the checkpoint and in the slices."""
+    file, folder = tmp_path / "slices.yaml", tmp_path / "smaller"
+    found, lines = written(
+        [llama, "--prompts", texts["choose"], "--granularity", "block", "--budget", "1000", "--export", str(file),
+         "--apply", str(folder)],
+        capsys,
+    )  # fmt: skip
+    [plan] = found.plans
+    assert (plan.removed, plan.of) == (2, 3)
+    assert f"wrote {file}: 2 of 3 blocks, the largest set within the budget" in lines
+    assert file.read_text().count("layer_range") == 1
+    before, after = stored(Path(llama)), stored(folder)
+    assert after < before
+    assert lines[-1].startswith(
+        f"2 blocks removed; weights {before / 1000:.1f} KB -> {after / 1000:.1f} KB in float32; read back: "
+    )
+    config = json.loads((folder / "config.json").read_text())
+    assert config["num_hidden_layers"] == 1
+
+
+def test_nothing_to_write_is_said_with_its_reason(
+    llama: str, texts: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Too small a budget; and one that holds for the prompts that chose, but for no set on those held out."""
+    common = [llama, "--prompts", texts["choose"], "--granularity", "head", "--apply", str(tmp_path / "out"), *FAST]
+    held = ["--holdout", texts["holdout"]]
+    for arguments, expected in (
+        (["--budget", "1e-12", *held], "no set of heads stays within the budget of 1e-12; raise --budget"),
+        (
+            ["--budget", "0.3", "--metric", "hidden", *held],
+            "no set of heads is guaranteed to stay within the budget of 0.3 on the held-out prompts; raise --budget",
+        ),
+    ):
+        assert run(["prune-bound", *common, *arguments]) == 2
+        assert capsys.readouterr().err.strip().endswith(expected)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_one_block_of_a_model_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = save("llama", tmp_path / "whole")
+    model = AutoModelForCausalLM.from_pretrained(folder, num_hidden_layers=1)
+    model.save_pretrained(folder)
+    capsys.readouterr()
+    arguments = [folder, "--prompt", "w1 w2 w3", "--granularity", "block", "--budget", "1000", *FAST]
+    assert run(["prune-bound", *arguments, "--export", str(tmp_path / "set.json")]) == 2
+    assert "the model has one block, and one has to stay" in capsys.readouterr().err
+    assert not (tmp_path / "set.json").exists()
