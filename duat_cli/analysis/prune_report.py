@@ -38,6 +38,7 @@ NEGLIGIBLE = 0.01  # of the budget
 NOT_CARRIED = "carried for the terms that are ablated for real; a larger --measure takes more"
 NOT_ABLATED = "not in the sample that was ablated; a larger --measure takes more"
 NO_HOLDOUT = "no held-out prompts: give --holdout FILE, or a share such as --holdout 0.5"
+ONE_BLOCK = "the model has one block, and one has to stay"
 NOTHING_FITS = "not even the least damaging one stays within the budget"
 METHOD = "Clopper-Pearson limit of nested sets tested in order, from the smallest, on held-out prompts"
 
@@ -265,7 +266,8 @@ def plan_of(nested: Nested, budget: float, tested: NestedChoice | None, sizes: S
     total, chosen = len(nested.order), nested.chosen
     reasons: dict[str, str] = {}
     if chosen is None:
-        reasons |= dict.fromkeys(("predicted", "measured", "guarantee"), NOTHING_FITS)
+        why = ONE_BLOCK if nested.kind == "block" and total == 1 else NOTHING_FITS
+        reasons |= dict.fromkeys(("predicted", "measured", "guarantee"), why)
     elif tested is None:
         reasons["guarantee"] = NO_HOLDOUT
     return Plan(
