@@ -96,7 +96,8 @@ def _compare(base: BaseWeights, tuned: BaseWeights, name: str, old: Place, new: 
     numbers = into.add(change, first, NOT_READ)
     if numbers is not None and second.ndim == 2:
         entry = into.modules.pop()
-        into.modules.append(entry.model_copy(update={"rounding": rounding(second, numbers)}))
+        found = rounding(first, second, difference, numbers)
+        into.modules.append(entry.model_copy(update={"rounding": found}))
 
 
 def _plan(base: BaseWeights, name: str, place: Place, before: Tensor) -> Plan:

@@ -15,7 +15,7 @@ from duat_cli.loading.plan import Plan
 from duat_cli.models.cache import TensorCache
 from duat_cli.operators.leading import leading
 from duat_cli.operators.lowrank import EXACT_SIDE, LowRank, Piece, Triplets, energy, singular, spectrum
-from duat_cli.operators.ranks import Ranks, ranks, rounding_floor
+from duat_cli.operators.ranks import Ranks, ranks, rounding_floor, svd_error
 from duat_cli.results.lora import Alignment, Intruders, ModuleChange, Rounding
 
 SHOWN = 16  # leading singular values in the report
@@ -150,15 +150,16 @@ def _own_shape(change: Change) -> tuple[int, ...]:
     return (len(change.pieces), *shape) if len(change.pieces) > 1 else shape
 
 
-def rounding(tuned: Tensor, numbers: Numbers) -> Rounding | None:
-    """tuned: as it is stored."""
-    if numbers.values is None:
+def rounding(before: Tensor, after: Tensor, difference: Tensor, numbers: Numbers) -> Rounding | None:
+    """before, after: the matrices as they are stored; difference: after - before, float64, that numbers are of."""
+    if numbers.values is None or not len(numbers.values):
         return None
-    floor = rounding_floor(tuned.float(), float(torch.finfo(tuned.dtype).eps))
+    off = svd_error(tuple(difference.shape), float(numbers.values[0]), partial=numbers.partial)
+    floor = rounding_floor(before, after, difference) + off
     above = int((numbers.values > floor).sum())
     open_ended = numbers.partial and above == SHOWN
     return Rounding(
-        dtype=str(tuned.dtype).removeprefix("torch."),
+        dtype=str(after.dtype).removeprefix("torch."),
         floor=floor,
         rank_above_floor=None if open_ended else above,
         reasons={"rank_above_floor": f"{above} at least; {LARGE}"} if open_ended else {},

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from duat_cli.operators.lowrank import EXACT_SIDE
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -34,14 +36,48 @@ def ranks(values: Tensor, shape: tuple[int, ...], eps: float) -> Ranks | None:
     )
 
 
-def rounding_floor(stored: Tensor, eps: float) -> float:
-    """The spectral norm that rounding alone may give a difference of a matrix stored with that eps.
+_ROWS = 1 << 22  # entries worked on at a time, so that a large matrix is never wide as a whole
 
-    Entry w is off by a uniform error of variance ulp(w)²/12; a matrix of independent errors has a norm of about
-    max over rows of the root of the summed variance, plus the same over columns (Bandeira & van Handel 2016).
-    An estimate: it takes rounding errors as independent. 5 % are added for the spread.
+
+def rounding_floor(before: Tensor, after: Tensor, difference: Tensor) -> float:
+    """The spectral norm that rounding alone may give after - before, two stored matrices; an upper estimate.
+
+    before, after: (rows, columns) as stored; difference: after - before, float64. Of every entry these variances are
+    summed: ulp(w)²/12 of both stored values, each in its own dtype; of a change d that was computed as a product and
+    scaled before it was added, (u d)²/3 for two roundings to the dtype of `after` (u = eps/2, as ulp(d) ≤ 2 u |d|) and
+    for min(rows, columns) partial sums in float32, the most that an inner dimension can have. A matrix of independent
+    errors has a norm of about max over rows of the root of the summed variance, plus the same over columns (Bandeira &
+    van Handel 2016); 5 % are added for the spread.
+
+    An estimate: errors are taken as independent. Arithmetic coarser than the dtype of `after` is not counted, nor are
+    terms of the product that cancel.
     """
-    _, exponent = torch.frexp(stored)
-    ulp = torch.ldexp(torch.full_like(stored, eps), exponent - 1)  # of w in [2^(e-1), 2^e)
-    variance = torch.where(stored == 0, 0.0, ulp.square() / 12)
-    return 1.05 * float(variance.sum(1).max().sqrt() + variance.sum(0).max().sqrt())
+    coarse = float(torch.finfo(after.dtype).eps)
+    fine = min(coarse, float(torch.finfo(torch.float32).eps))
+    product = (2 * coarse**2 + min(difference.shape) * fine**2) / 12
+    rows, columns = 0.0, torch.zeros(difference.shape[1], dtype=torch.float64)
+    step = max(1, _ROWS // max(1, difference.shape[1]))
+    for old, new, change in zip(before.split(step), after.split(step), difference.split(step), strict=True):
+        variance = _variance(old) + _variance(new) + product * change.square()
+        rows = max(rows, float(variance.sum(1).max()))
+        columns += variance.sum(0)
+    return 1.05 * (rows**0.5 + float(columns.max()) ** 0.5)
+
+
+def _variance(stored: Tensor) -> Tensor:
+    """ulp²/12 of each entry, float64; below the normal numbers the spacing stays as it is there."""
+    info = torch.finfo(stored.dtype)
+    _, exponent = torch.frexp(stored.double().abs().clamp_min(info.tiny))
+    return torch.ldexp(torch.full(stored.shape, info.eps, dtype=torch.float64), exponent - 1).square() / 12
+
+
+def svd_error(shape: tuple[int, ...], top: float, *, partial: bool) -> float:
+    """How far the singular values of a dense matrix may be off as `spectrum` or, partial, `leading` finds them.
+
+    top: σ_1. Of an SVD in float64 max(shape) eps σ_1; by a Gram matrix the root of that relative error, as it is of σ²;
+    of products in float32 its eps.
+    """
+    if partial:
+        return max(shape) * float(torch.finfo(torch.float32).eps) * top
+    relative = max(shape) * float(torch.finfo(torch.float64).eps)
+    return (relative if min(shape) <= EXACT_SIDE else relative**0.5) * top

@@ -143,8 +143,8 @@ def _legend(shown: Sequence[str]) -> list[str]:
         " every one of the base.",
         "alignment.output": "align.: share of the change's leading directions inside the base's 10, beside it that of "
         "a random change.",
-        "rounding.rank_above_floor": "rank over rounding: singular values above what rounding to the stored dtype makes"
-        " by itself.",
+        "rounding.rank_above_floor": "rank over rounding: singular values above what rounding, of the weights and of"
+        " the change, may make (an estimate).",
         "sup_local": "largest effect: the most that the change can add to the module's output, for any input.",
     }
     return [f"dW: the change. {'; '.join(ranks)}.", *(text for path, text in meanings.items() if path in shown)]

@@ -41,11 +41,15 @@ class Intruders(WithReasons):
 
 
 class Rounding(WithReasons):
-    """What rounding to the stored dtype can do to a difference of two stored weights."""
+    """What rounding can do to the singular values of a difference of two stored weights."""
 
-    dtype: str
-    floor: Finite = Field(description="spectral norm that rounding alone may give; an estimate")
-    rank_above_floor: int | None = Field(description="singular values above the floor")
+    dtype: str = Field(description="of the tuned weight as it is stored")
+    floor: Finite = Field(
+        description="spectral norm that rounding alone may give: of both weights to their stored dtypes, of the change "
+        "(a product computed in the tuned weight's dtype, with sums in float32) before it was added, and the error of "
+        "the singular values found here; an upper estimate that takes rounding errors as independent"
+    )
+    rank_above_floor: int | None = Field(description="singular values above the floor: what rounding did not make")
 
 
 class ModuleChange(WithReasons):

@@ -228,6 +228,60 @@ def test_rounding_to_bfloat16_is_no_rank(tmp_path: Path) -> None:
     assert (module.rounding.dtype, module.rounding.rank_above_floor) == ("bfloat16", 2)
 
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def merged(folder: Path, dtype: torch.dtype, rank: int, size: float) -> LoraReport:
+    """A LoRA with random factors, merged by PEFT in that dtype; size: about |dW| / |W|."""
+    model = tiny.tiny_model("llama").to(dtype)
+    model.save_pretrained(folder / "base")
+    deviation = float(model.state_dict()["model.layers.0.mlp.down_proj.weight"].float().std())
+    config = peft.LoraConfig(r=rank, lora_alpha=7, target_modules=["q_proj", "down_proj", "embed_tokens"])
+    tuned = peft.get_peft_model(model, config)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in tuned.named_parameters():
+            if "lora_" in name:
+                noise = torch.randn(parameter.shape, generator=generator)
+                parameter.copy_(noise * (size * deviation / (7 / rank) / rank**0.5) ** 0.5)
+    tuned.merge_and_unload().save_pretrained(folder / "tuned")
+    return tuned_report(folder / "base", folder / "tuned")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [0.05, 1.0, 300.0])
+def test_the_rank_of_a_merged_adapter_whatever_the_dtype_and_the_size(
+    dtype: torch.dtype, size: float, tmp_path: Path
+) -> None:
+    found = merged(tmp_path, dtype, 4, size)
+    assert len(found.modules) >= 5
+    for module in found.modules:
+        assert module.rounding is not None
+        assert module.rounding.rank_above_floor == 4, (key(module), module.singular_values, module.rounding)
+        assert module.relative_frobenius is not None
+        assert 0.2 * size < module.relative_frobenius < 5 * size
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_full_fine_tune_has_full_rank(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = tiny.tiny_model("llama").to(dtype)
+    model.save_pretrained(tmp_path / "base")
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(parameter.float() * (1 + 0.5 * noise) + 0.05 * noise)
+    model.save_pretrained(tmp_path / "tuned")
+    found = tuned_report(tmp_path / "base", tmp_path / "tuned")
+    matrices = [m for m in found.modules if len(m.shape) == 2]
+    assert len(matrices) > 10
+    for module in matrices:
+        assert module.rounding is not None
+        assert module.rounding.rank_above_floor is not None
+        lost = min(module.shape) - module.rounding.rank_above_floor
+        assert lost <= (0 if dtype == torch.float32 else 0.1 * min(module.shape)), (key(module), lost)
+
+
 def test_a_resized_vocabulary_and_an_added_tensor(tmp_path: Path) -> None:
     base = adapters.base_of("llama", tmp_path / "base")
     model = adapters.load_base(base)

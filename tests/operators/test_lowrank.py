@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from duat_cli.operators.leading import leading
 from duat_cli.operators.lowrank import LowRank, inner, overlap, singular, spectrum
-from duat_cli.operators.ranks import ranks, rounding_floor
 
 
 def draw(rows: int, columns: int, rank: int, seed: int = 0) -> LowRank:
@@ -74,30 +73,6 @@ def test_leading_says_none_where_there_are_not_enough_directions() -> None:
     for matrix in (torch.eye(30, dtype=torch.float64), draw(30, 20, 3).dense(), torch.zeros(5, 5, dtype=torch.float64)):
         columns = matrix.shape[1]
         assert leading(lambda x, m=matrix: m @ x, lambda y, m=matrix: m.mT @ y, matrix[0], columns, 5) is None
-
-
-def test_ranks_by_hand() -> None:
-    found = ranks(torch.tensor([2.0, 1.0, 1.0, 1e-20], dtype=torch.float64), (10, 10), 2e-16)
-    assert found is not None
-    assert (found.numerical, found.energy_90) == (3, 3)
-    assert found.stable == pytest.approx(6 / 4)
-    p = [4 / 6, 1 / 6, 1 / 6]
-    assert found.entropy == pytest.approx(torch.tensor([-x * torch.tensor(x).log() for x in p]).sum().exp().item())
-    assert ranks(torch.zeros(3, dtype=torch.float64), (3, 3), 2e-16) is None
-
-
-@pytest.mark.parametrize(("rows", "columns"), [(300, 300), (100, 400)])
-def test_the_floor_is_just_above_what_rounding_makes(rows: int, columns: int) -> None:
-    """And a true change of rank 8 stands out from it, where the entropy rank reads rounding as rank."""
-    generator = torch.Generator().manual_seed(4)
-    base = torch.randn(rows, columns, generator=generator).bfloat16()
-    change = draw(rows, columns, 8, 5).dense().float() * 0.02
-    tuned = (base.float() + change).bfloat16()
-    floor = rounding_floor(tuned.float(), float(torch.finfo(torch.bfloat16).eps))
-    noise = float(torch.linalg.matrix_norm(tuned.float() - base.float() - change, ord=2))
-    assert noise < floor < 1.5 * noise
-    values = torch.linalg.svdvals((tuned.float() - base.float()).double())
-    assert int((values > floor).sum()) == 8
 
 
 def test_fewer_directions_where_asked_for() -> None:
