@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from duat_cli.results.lora import Comparison, LoraSummary, ModuleChange
 
+FAR_BELOW = 8  # times a rank that is called low is at most the matrix's smaller side
+
 
 def summarise(
     modules: Sequence[ModuleChange], energy: float | None, base_energy: float | None, comparison: Comparison | None
@@ -23,7 +25,13 @@ def summarise(
         changed=len(modules),
         frobenius_norm=energy**0.5 if energy is not None and modules else None,
         relative_frobenius=relative,
-        notable=[*_largest(modules), *_intruders(modules), *_rounded(modules), *_alike(comparison)][:4],
+        notable=[
+            *_largest(modules),
+            *_low_rank(modules),
+            *_intruders(modules),
+            *_rounded(modules),
+            *_alike(comparison),
+        ][:4],
         reasons=reasons,
     )
 
@@ -42,6 +50,29 @@ def _intruders(modules: Sequence[ModuleChange]) -> list[str]:
     if not settled:
         return []
     return [f"{len(having)} of {len(settled)} parameters have intruder dimensions on the output side"]
+
+
+def _low_rank(modules: Sequence[ModuleChange]) -> list[str]:
+    """Of a checkpoint, all singular values known: where every matrix moves by a few directions and rounding.
+
+    They must hold 90 % of each change: where they do not, what lies below the floor may well be more than rounding.
+    """
+    found = []
+    for module in modules:
+        if len(module.shape) < 2:
+            continue
+        rank = module.rounding.rank_above_floor if module.rounding is not None else None
+        if rank is None or module.energy_rank_90 is None or module.energy_rank_90 > rank:
+            return []
+        if FAR_BELOW * rank > min(module.shape):
+            return []
+        found.append(rank)
+    if not found:
+        return []
+    return [
+        f"every changed matrix moves, up to rounding, by a change of rank at most {max(found)}: a merged low-rank "
+        "adapter looks like this"
+    ]
 
 
 def _rounded(modules: Sequence[ModuleChange]) -> list[str]:

@@ -228,6 +228,10 @@ def test_rounding_to_bfloat16_is_no_rank(tmp_path: Path) -> None:
     assert (module.rounding.dtype, module.rounding.rank_above_floor) == ("bfloat16", 2)
 
 
+LOW = (
+    "every changed matrix moves, up to rounding, by a change of rank at most {}: a merged low-rank adapter looks "
+    "like this"
+)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -255,6 +259,7 @@ def test_the_rank_of_a_merged_adapter_whatever_the_dtype_and_the_size(
 ) -> None:
     found = merged(tmp_path, dtype, 4, size)
     assert len(found.modules) >= 5
+    assert LOW.format(4) in found.summary.notable
     for module in found.modules:
         assert module.rounding is not None
         assert module.rounding.rank_above_floor == 4, (key(module), module.singular_values, module.rounding)
@@ -273,6 +278,7 @@ def test_a_full_fine_tune_has_full_rank(dtype: torch.dtype, tmp_path: Path) -> N
             parameter.copy_(parameter.float() * (1 + 0.5 * noise) + 0.05 * noise)
     model.save_pretrained(tmp_path / "tuned")
     found = tuned_report(tmp_path / "base", tmp_path / "tuned")
+    assert not any("merged" in line for line in found.summary.notable)
     matrices = [m for m in found.modules if len(m.shape) == 2]
     assert len(matrices) > 10
     for module in matrices:

@@ -432,7 +432,15 @@ def lora_report(*, full: bool = False, prompts_too: bool = False, two: bool = Fa
         if prompts_too
         else None,
         summary=LoraSummary(
-            changed=2, frobenius_norm=2.6, relative_frobenius=0.05, notable=["something that the numbers support"]
+            changed=2,
+            frobenius_norm=2.6,
+            relative_frobenius=0.05,
+            notable=[
+                "every changed matrix moves, up to rounding, by a change of rank at most 7: a merged low-rank adapter "
+                "looks like this"
+                if full
+                else "something that the numbers support"
+            ],
         ),
         lint=[
             LintFinding(rule="untouched", level="warning", where="./tuned", message="1 of 3 modules with an all-zero B")
