@@ -79,7 +79,7 @@ class Counts(Result):
 class CheckReport(Result):
     """`duat check`."""
 
-    schema_version: Literal["1"] = "1"
+    schema_version: Literal["2"] = "2"
     command: Literal["check"] = "check"
     duat_version: str
     verdict: Literal["passed", "failed"]

@@ -144,7 +144,7 @@ class Summary(WithReasons):
 class InspectReport(Result):
     """`duat inspect`."""
 
-    schema_version: Literal["1"] = "1"
+    schema_version: Literal["2"] = "2"
     command: Literal["inspect"] = "inspect"
     duat_version: str
     environment: Environment
@@ -170,7 +170,7 @@ class BlockCertificate(Result):
 class VerifyReport(Result):
     """`duat verify`: the certificate alone."""
 
-    schema_version: Literal["1"] = "1"
+    schema_version: Literal["2"] = "2"
     command: Literal["verify"] = "verify"
     duat_version: str
     environment: Environment

@@ -193,7 +193,7 @@ class LoraSummary(WithReasons):
 class LoraReport(Result):
     """`duat lora-diff`."""
 
-    schema_version: Literal["1"] = "1"
+    schema_version: Literal["2"] = "2"
     command: Literal["lora-diff"] = "lora-diff"
     duat_version: str
     mode: Literal["adapter", "two adapters", "checkpoint"]

@@ -44,7 +44,7 @@ class MatrixCheck(WithReasons):
 class MatrixReport(Result):
     """`duat matrix`: W' of one block under one prompt, as the paper's explicit matrices (Eq. 5-10)."""
 
-    schema_version: Literal["1"] = "1"
+    schema_version: Literal["2"] = "2"
     command: Literal["matrix"] = "matrix"
     duat_version: str
     environment: Environment

@@ -164,7 +164,7 @@ class Plan(WithReasons):
 class PruneReport(Result):
     """`duat prune-bound`."""
 
-    schema_version: Literal["1"] = "1"
+    schema_version: Literal["2"] = "2"
     command: Literal["prune-bound"] = "prune-bound"
     duat_version: str
     environment: Environment

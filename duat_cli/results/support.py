@@ -23,7 +23,7 @@ class SupportEntry(Result):
 class SupportReport(Result):
     """`duat support`."""
 
-    schema_version: Literal["1"] = "1"
+    schema_version: Literal["2"] = "2"
     command: Literal["support"] = "support"
     duat_version: str
     transformers: str
