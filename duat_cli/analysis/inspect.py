@@ -82,7 +82,7 @@ def inspect(
 
 def verify(loaded: LoadedModel, prompts: Sequence[Prompt], progress: Progress) -> VerifyReport:
     """The certificate alone: blocks, factors of W', and how far each is from the model's own output."""
-    session = Session(loaded, progress, cache=False)
+    session = Session(loaded, progress, cache=False, every_plain=True)
     errors: dict[int, list[float]] = defaultdict(list)
     operators: dict[int, list[float]] = defaultdict(list)
     reasons: dict[int, str] = {}

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import transformers
@@ -21,6 +21,7 @@ from duat_cli.loading.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.cache import TensorCache
+from duat_cli.models.plain import deviation, instrumented_outputs, plain_outputs
 from duat_cli.models.rig import BlockRun
 from duat_cli.models.structure import ModelStructure, discover, run_stack
 from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts, Run, Skipped
@@ -35,10 +36,16 @@ class Listener(Protocol):
 
 
 class Session:
-    """A loaded model with its proved structure; sweeps run prompts through it."""
+    """A loaded model with its proved structure; sweeps run prompts through it.
 
-    def __init__(self, loaded: LoadedModel, progress: Progress, *, cache: bool = True) -> None:
+    The first prompt, with `every_plain` each, also runs without instruments, and the two passes are compared.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, progress: Progress, *, cache: bool = True, every_plain: bool = False
+    ) -> None:
         self.loaded = loaded
+        self._every_plain, self._swept = every_plain, False
         self._started = datetime.now(UTC)
         self._clock = time.perf_counter()
         self._dtype = loaded.model.dtype
@@ -49,6 +56,7 @@ class Session:
             self.structure: ModelStructure = discover(loaded.model)
         except UnsupportedModelError as fault:
             raise self._blamed(fault) from fault
+        self.plain_error = self.structure.plain_error  # the largest so far
         self._cache = TensorCache(f"{self.fingerprint[:32]}-{loaded.dtype}", enabled=cache)
         self._geometries: dict[int, Geometry] = {}
         self.heads = self.kv_heads = 0
@@ -68,8 +76,15 @@ class Session:
                 self.heads, self.kv_heads = run.attention[0].rows.heads, run.attention[0].value.shape[1]
             listener(run)
 
+        def forward() -> Any:
+            return run_stack(self.structure.stack, ids)
+
         with self.structure.rig().active() as rig:
-            rig.run(lambda: run_stack(self.structure.stack, ids), listen)
+            seen = instrumented_outputs(rig, forward, listen)
+        if self._every_plain or not self._swept:
+            plain = plain_outputs(self.structure.calls[-1], forward)
+            self.plain_error = max(self.plain_error, deviation(seen, plain))
+        self._swept = True
 
     def geometry(self, call: int) -> Geometry:
         """The Gram matrix and samples of the block of that call; its factors must exist."""
@@ -127,7 +142,11 @@ class Session:
     def certificate(self, error: float) -> Certificate:
         tolerance = tolerance_for(self._dtype)
         return Certificate(
-            relative_error=error, tolerance=tolerance, exact=error <= tolerance, capture=self.structure.path
+            relative_error=error,
+            plain_error=self.plain_error,
+            tolerance=tolerance,
+            exact=max(error, self.plain_error) <= tolerance,
+            capture=self.structure.path,
         )
 
     def skipped(self) -> list[Skipped]:

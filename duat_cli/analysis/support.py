@@ -51,6 +51,9 @@ def examine(model: Any, model_type: str | None = None) -> SupportEntry:
         return _refused(model_type, str(fault))
     except FAILURES as fault:
         return _refused(model_type, f"its own code could not be replayed: {type(fault).__name__}")
+    if not structure.plain_error <= tolerance_for(model.dtype):
+        reason = f"duat's instruments change this model: under them its output is off by {structure.plain_error:.1e}"
+        return _refused(model_type, reason, structure)
     if not error <= tolerance_for(model.dtype):
         return _refused(model_type, f"the rebuilt output misses the model's by {error:.1e}", structure)
     parts = [*structure.uncovered, *faults]

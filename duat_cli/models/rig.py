@@ -21,12 +21,11 @@ from transformers import Cache
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.attention import (
     AttentionCall,
-    GateFreezer,
-    SoftmaxInterception,
     apply_rows,
     interface_installed,
     probing,
 )
+from duat_cli.models.interception import GateFreezer, SoftmaxInterception
 from duat_cli.models.norms import FrozenNorm, freeze
 from duat_cli.models.parts import BlockParts
 
@@ -193,6 +192,14 @@ def first_tensor(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
     return None
 
 
+def only_tensor(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
+    """What a norm reads. UnsupportedModelError if it is given a second tensor, which a frozen norm would drop."""
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    if len(tensors) != 1:
+        raise UnsupportedModelError(f"{type(module).__name__} is held as a norm, but takes {len(tensors)} tensors")
+    return tensors[0]
+
+
 class Rig:
     """Instruments the given blocks of a model while active; leaves no trace behind."""
 
@@ -220,11 +227,11 @@ class Rig:
                 self._instrument(parts)
             yield self
 
-    def run(self, forward: Callable[[], Any], on_block: Callable[[BlockRun], None]) -> None:
-        """Run the model; `on_block` is called behind every block with that block's `BlockRun`."""
+    def run(self, forward: Callable[[], Any], on_block: Callable[[BlockRun], None]) -> Any:
+        """Run the model and return its output; `on_block` is called behind every block with its `BlockRun`."""
         self._on_block, self._calls = on_block, 0
         try:
-            forward()
+            return forward()
         finally:
             self._on_block = self._recording = None
 
@@ -304,12 +311,13 @@ class Rig:
         return forward
 
     def _norm_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            x = only_tensor(module, args, kwargs)
             if self._plan is not None and self._run is not None:
                 if self._plan.attention_calls:
                     self._plan.result.points.append((module, self._plan.by_item(x)))
                 return self._run.recording.norms[module][self._plan.next_call(module)](x)
-            y = original(x, *args, **kwargs)
+            y = original(*args, **kwargs)
             if self._recording is not None and self._block is not None:
                 self._recording.norms[module].append(freeze(self._block.norms[module], x, y))
             return y

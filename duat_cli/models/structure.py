@@ -22,6 +22,7 @@ from duat_cli.models.arrays import random_like, relative_error, rounding, same_s
 from duat_cli.models.attention import CapturePath
 from duat_cli.models.norms import NormForm, recognise, scale_invariant
 from duat_cli.models.parts import BlockParts, HiddenSlot
+from duat_cli.models.plain import deviation, instrumented_outputs, plain_outputs
 from duat_cli.models.projections import output_source, value_source
 from duat_cli.models.proof import ProvedBlock, Verdict, examine
 from duat_cli.models.rig import Rig, hidden_of
@@ -42,6 +43,7 @@ class ModelStructure:
     path: CapturePath
     hidden_size: int
     uncovered: tuple[str, ...]  # parts of the model that the DUAT form leaves out
+    plain_error: float  # of a pass of the probe prompt under instruments, relative to one without
 
     def block(self, call: int) -> ProvedBlock:
         """The block of that call."""
@@ -94,7 +96,19 @@ def _discover(model: Any) -> ModelStructure:
     path: CapturePath = "softmax interception" if "softmax interception" in paths else "attention interface"
     width = parts[0].hidden.get(calls[0].args, calls[0].kwargs).shape[-1]
     uncovered = (*uncovered, *_mixing_notes([b.parts for b in blocks]), *_proof_notes(blocks))
-    return ModelStructure(stack, blocks, tuple(e.module for e in calls), path, width, uncovered)
+    structure = ModelStructure(stack, blocks, tuple(e.module for e in calls), path, width, uncovered, 0.0)
+    return replace(structure, plain_error=_instruments_error(structure, ids))
+
+
+def _instruments_error(structure: ModelStructure, ids: Tensor) -> float:
+    """How far a pass under instruments is from the model as transformers runs it."""
+
+    def forward() -> Any:
+        return run_stack(structure.stack, ids)
+
+    with structure.rig().active() as rig:
+        seen = instrumented_outputs(rig, forward, lambda _run: None)
+    return deviation(seen, plain_outputs(structure.calls[-1], forward))
 
 
 def _stack_of(model: Any) -> tuple[Any, tuple[str, ...]]:

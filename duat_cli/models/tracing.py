@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from duat_cli.models.attention import (
     AttentionCall,
     ForeignAttentionError,
-    SoftmaxInterception,
     interface_installed,
     probing,
 )
+from duat_cli.models.interception import SoftmaxInterception
 
 
 @dataclass(frozen=True, eq=False)

@@ -39,13 +39,17 @@ def arithmetic(environment: Environment) -> str:
 
 
 def verdict(certificate: Certificate) -> Text:
-    """The certificate in one sentence."""
-    error, tolerance = numbers.error(certificate.relative_error), f"{certificate.tolerance:.0e}"
+    """The certificate in one sentence, and what is to blame where it is not exact."""
+    error, plain = numbers.error(certificate.relative_error), numbers.error(certificate.plain_error)
+    tolerance = f"{certificate.tolerance:.0e}"
+    text = f"largest relative error {error}, instruments {plain}, tolerance {tolerance}, {certificate.capture}"
     if certificate.exact:
-        text = f"exact: largest relative error {error}, tolerance {tolerance}, {certificate.capture}"
-        return line(text, "green")
-    text = f"NOT EXACT: largest relative error {error}, tolerance {tolerance}, {certificate.capture}"
-    return line(f"{text}; do not rely on the numbers above", "bold red")
+        return line(f"exact: {text}", "green")
+    if certificate.plain_error > certificate.tolerance:
+        text += (
+            f"; duat's instruments change this model: under them its output is {plain} off the model as it runs alone"
+        )
+    return line(f"NOT EXACT: {text}; do not rely on the numbers above", "bold red")
 
 
 def remarks(report: InspectReport | VerifyReport | PruneReport) -> list[RenderableType]:

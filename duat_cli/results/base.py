@@ -65,8 +65,12 @@ class Certificate(Result):
     """How far the DUAT form is from the model's own output."""
 
     relative_error: Finite = Field(description="largest over blocks and prompts of |x - rebuilt| / |x|")
+    plain_error: Finite = Field(
+        description="relative error of the output of a pass under duat's instruments against the model as transformers "
+        "runs it, untouched: the largest over a probe prompt and the report's first prompt (`duat verify`: each prompt)"
+    )
     tolerance: Finite
-    exact: bool = Field(description="relative_error <= tolerance")
+    exact: bool = Field(description="relative_error and plain_error are both at most the tolerance")
     capture: Literal["attention interface", "softmax interception"]
 
 

@@ -94,6 +94,7 @@ def prompts() -> list[PromptFacts]:
 def certificate(exact: bool = True) -> Certificate:
     return Certificate(
         relative_error=3.14e-07 if exact else 0.0321,
+        plain_error=0.0,
         tolerance=1e-4,
         exact=exact,
         capture="attention interface",

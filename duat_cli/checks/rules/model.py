@@ -30,6 +30,8 @@ def _certificate(evidence: Evidence, settings: Settings) -> Iterable[Measurement
         yield Measurement(block.certificate_error, text, block.index, f"blocks.{block.index}.certificate_error")
     text = f"the DUAT form is off by {found.relative_error:.1e} at most"
     yield Measurement(found.relative_error, text, where="certificate.relative_error")
+    text = f"duat's instruments move the output of the model by {found.plain_error:.1e}"
+    yield Measurement(found.plain_error, text, where="certificate.plain_error")
 
 
 def _skipped(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:

@@ -1,0 +1,247 @@
+"""Faults planted in the instruments: whatever they do to the model, it is never certified."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from helpers import single_model, token_ids
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.modeling_outputs import BaseModelOutput
+
+from duat_cli.analysis.inspect import InspectOptions, inspect, verify
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.loading.load import LoadedModel
+from duat_cli.loading.prompts import Prompt
+from duat_cli.models import attention, interception, norms, rig
+from duat_cli.models.attention import AttentionCall, StoredRows
+from duat_cli.models.structure import discover
+from duat_cli.results.base import Certificate
+
+
+def quiet(done: int, total: int, doing: str) -> None:
+    pass
+
+
+def as_loaded(model: Any) -> LoadedModel:
+    return LoadedModel(
+        model=model, name="planted", revision=None, files=None,  # type: ignore[arg-type]
+        dtype="float32", device="cpu", warnings=(), nonfinite_weights={},
+    )  # fmt: skip
+
+
+def prompt_of(ids: Tensor) -> Prompt:
+    return Prompt("planted", hashlib.sha256(b"planted").hexdigest(), ids, 1)
+
+
+def certificate_of(model: Any) -> Certificate:
+    return verify(as_loaded(model), [prompt_of(token_ids(model, 9))], quiet).certificate
+
+
+def verdict(model: Any) -> str:
+    try:
+        return "exact" if certificate_of(model).exact else "not exact"
+    except UnsupportedModelError:
+        return "refused"
+
+
+# -- a model that is no part of transformers -----------------------------------------------------------------
+
+
+class OwnConfig(PreTrainedConfig):
+    model_type = "own"
+
+    def __init__(self, vocab_size: int = 64, hidden_size: int = 24, **kwargs: Any) -> None:
+        self.vocab_size, self.hidden_size = vocab_size, hidden_size
+        super().__init__(**kwargs)
+
+
+class OwnAttention(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(-1, (3, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        mixed = scaled_dot_product_attention(q, k, v, None, 0.0, True)  # everything by position
+        return self.o(mixed.transpose(1, 2).flatten(2))
+
+
+class OwnBlock(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.attention, self.second = nn.LayerNorm(width), OwnAttention(width), nn.LayerNorm(width)
+        self.ffn = nn.Sequential(nn.Linear(width, 40), nn.GELU(), nn.Linear(40, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm(x))
+        return x + self.ffn(self.second(x))
+
+
+class OwnModel(PreTrainedModel):
+    config_class = OwnConfig
+
+    def __init__(self, config: OwnConfig) -> None:
+        super().__init__(config)
+        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(OwnBlock(config.hidden_size) for _ in range(3))
+        self.norm = nn.LayerNorm(config.hidden_size)
+        self.post_init()
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> BaseModelOutput:
+        x = self.embed(input_ids)
+        for layer in self.layers:
+            x = layer(x)
+        return BaseModelOutput(last_hidden_state=self.norm(x))
+
+
+def own_model() -> OwnModel:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = OwnModel(OwnConfig())
+        for parameter in model.parameters():
+            parameter.data = 0.5 * torch.randn_like(parameter)
+    return model.requires_grad_(False).eval()
+
+
+def test_arguments_by_position_reach_the_attention() -> None:
+    certificate = certificate_of(own_model())
+    assert certificate.exact
+    assert certificate.capture == "softmax interception"
+    assert 0 < certificate.plain_error < 1e-5  # torch's kernel and the written-out form round apart
+
+
+# -- faults --------------------------------------------------------------------------------------------------
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def lost_mask(patch: pytest.MonkeyPatch) -> None:
+    """The attention function of that name has no mask function: the mask is None."""
+    patch.setattr(AttentionMaskInterface, "register", classmethod(lambda cls, name, function: None))
+    patch.delitem(attention.ALL_MASK_ATTENTION_FUNCTIONS._global_mapping, attention.INTERFACE_NAME, raising=False)
+
+
+def lost_argument(name: str, value: Any) -> Plant:
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        routed = attention._routed
+
+        def without(module: Any, q: Any, k: Any, v: Any, mask: Any, kwargs: dict[str, Any]) -> Any:
+            return routed(module, q, k, v, mask, {**kwargs, name: value})
+
+        patch.setattr(attention, "_routed", without)
+
+    return plant
+
+
+def lost_flag(name: str, value: Any) -> Plant:
+    """The stand-in of torch's attention reads its arguments and leaves one out."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        whole = interception._understood
+
+        def understood(called: str, stand_in: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if called != "scaled_dot_product_attention":
+                return whole(called, stand_in, args, kwargs)
+            q, k, v, _, _, causal = args
+            return stand_in(q, k, v, **{"is_causal": causal, name: value})
+
+        patch.setattr(interception, "_understood", understood)
+
+    return plant
+
+
+def norm_in_the_pass(patch: pytest.MonkeyPatch) -> None:
+    """The instrumented norm has another epsilon than the model's."""
+    make = rig.Rig._norm_forward
+
+    def planted(self: rig.Rig, module: nn.Module, original: Any) -> Any:
+        def other(x: Tensor, *args: Any) -> Tensor:
+            return original(x, *args) * (x.square().mean(-1, keepdim=True) / (x.square().mean(-1, keepdim=True) + 0.1))
+
+        return make(self, module, other)
+
+    patch.setattr(rig.Rig, "_norm_forward", planted)
+
+
+def norm_in_replay(patch: pytest.MonkeyPatch) -> None:
+    """The norm that is held has another scale than the one that ran."""
+    patch.setattr(rig, "freeze", lambda form, x, y: replace(norms.freeze(form, x, y), scale=torch.rsqrt(
+        x.square().mean(-1, keepdim=True) + 0.1)))  # fmt: skip
+
+
+def head_order(of_output: bool) -> Plant:
+    """H of another head than its V; with `of_output` the model goes on with that product."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        captured = attention._captured_call
+
+        def planted(*args: Any) -> AttentionCall:
+            call = captured(*args)
+            assert isinstance(call.rows, StoredRows)
+            rows = StoredRows(call.rows.matrix.flip(0))
+            output = attention.apply_rows(rows, call.value) if of_output else call.output
+            return replace(call, rows=rows, output=output)
+
+        patch.setattr(attention, "_captured_call", planted)
+
+    return plant
+
+
+FAULTS: dict[str, tuple[Callable[[], Any], Plant]] = {
+    "lost mask": (lambda: single_model("llama"), lost_mask),
+    "lost scale": (lambda: single_model("llama"), lost_argument("scaling", 1.0)),
+    "lost softcap": (lambda: single_model("gemma2"), lost_argument("softcap", None)),
+    "lost causal flag": (own_model, lost_flag("is_causal", False)),
+    "lost scale of torch's": (own_model, lost_flag("scale", 1.0)),
+    "another epsilon in the pass": (lambda: single_model("llama"), norm_in_the_pass),
+    "another epsilon in replay": (lambda: single_model("llama"), norm_in_replay),
+    "H of another head order": (lambda: single_model("llama"), head_order(False)),
+    "H of another head order goes on": (lambda: single_model("llama"), head_order(True)),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_never_certified(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    build, plant = FAULTS[name]
+    assert verdict(build()) == "exact"
+    plant(monkeypatch)
+    assert verdict(build()) in ("not exact", "refused")
+
+
+def test_a_fault_that_the_sum_cannot_see_is_seen_against_the_plain_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost_argument("scaling", 1.0)(monkeypatch)
+    model = single_model("llama")
+    certificate = certificate_of(model)
+    assert certificate.relative_error <= certificate.tolerance < certificate.plain_error
+    assert not certificate.exact
+    assert discover(model).plain_error > certificate.tolerance
+
+
+def fault_from(tokens: int, patch: pytest.MonkeyPatch) -> None:
+    """A fault that shows on prompts of that many tokens alone."""
+    routed = attention._routed
+
+    def planted(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, kwargs: dict[str, Any]) -> Any:
+        return routed(module, q, k, v, mask, kwargs | ({"scaling": 1.0} if q.shape[2] == tokens else {}))
+
+    patch.setattr(attention, "_routed", planted)
+
+
+def test_inspect_holds_its_first_prompt_against_the_plain_model_and_verify_every_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = single_model("llama")
+    first, second = (prompt_of(token_ids(model, n)) for n in (9, 13))
+    fault_from(13, monkeypatch)
+    loaded, options = as_loaded(model), InspectOptions(cache=False)
+    assert inspect(loaded, [first, second], options, quiet).certificate.plain_error == 0.0
+    assert not inspect(loaded, [second, first], options, quiet).certificate.exact
+    assert not verify(loaded, [first, second], quiet).certificate.exact
