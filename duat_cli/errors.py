@@ -28,3 +28,9 @@ class CheckpointError(DuatError):
 
 class UnsupportedModelError(DuatError):
     """A model whose DUAT form duat cannot prove; the text says which part and why."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """torch raises its own kinds, on the CPU a plain RuntimeError."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text

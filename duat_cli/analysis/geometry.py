@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from duat_cli.models.arrays import relative_error, rounding
 from duat_cli.models.cache import TensorCache
 from duat_cli.models.factors import BlockFactors
-from duat_cli.operators.kronecker import HeadFactors, gram, gram_root
+from duat_cli.operators.kronecker import HeadFactors, gram, gram_root, gram_row
 from duat_cli.operators.sampling import sample_entries
 
 ENTRY_SAMPLES = 2048
+RECOMPUTED = 16  # of them, whenever they come from the cache
 SEED = 11
 
 
@@ -27,16 +29,25 @@ class Geometry:
 
 def geometry(factors: BlockFactors, name: str, cache: TensorCache) -> Geometry:
     """From the cache where the factors were read from weights; a probed V has an arbitrary scale and is not kept."""
-    stored = cache.get(name) if factors.origin == "read" else None
-    entries = cache.get(name + ".entries") if stored is not None else None
-    device = factors.heads.value.device
-    if stored is None or entries is None:
+    kept = factors.origin == "read"
+    stored, entries = (cache.get(name), cache.get(name + ".entries")) if kept else (None, None)
+    if stored is None or entries is None or not _belongs(stored, entries, factors.heads):
         stored, entries = gram(factors.heads), sample_entries(factors.heads, ENTRY_SAMPLES, SEED)
-        if factors.origin == "read":
+        if kept:
             cache.put(name, stored)
             cache.put(name + ".entries", entries)
+    device = factors.heads.value.device
     stored = stored.to(device)
     return Geometry(stored, gram_root(stored), entries.to(device), _nonzero_share(factors.heads))
+
+
+def _belongs(stored: Tensor, entries: Tensor, heads: HeadFactors) -> bool:
+    """Whether what the cache holds is of these factors: shapes, one row of G and some entries computed anew."""
+    if stored.shape != (heads.heads, heads.heads) or entries.shape != (ENTRY_SAMPLES, heads.heads):
+        return False
+    row, some = gram_row(heads, heads.heads // 2), sample_entries(heads, ENTRY_SAMPLES, SEED, first=RECOMPUTED)
+    pairs = ((stored[heads.heads // 2], row), (entries[:RECOMPUTED], some))
+    return all(relative_error(mine.to(anew), anew) <= rounding(heads.value.dtype) for mine, anew in pairs)
 
 
 def _nonzero_share(heads: HeadFactors) -> float:

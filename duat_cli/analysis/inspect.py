@@ -165,7 +165,7 @@ def sweep_prompt(
 def _operator(session: Session, run: BlockRun, step: Step) -> tuple[AttentionOperator | None, str | None]:
     """W' of this block and input, or why there is none."""
     try:
-        return step.operator(run, session.structure.block(run.index)), None
+        return session.operator(run, step), None
     except UnsupportedModelError as fault:
         return None, str(fault)
 

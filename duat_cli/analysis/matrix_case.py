@@ -1,10 +1,7 @@
 """One block's W' under one prompt, and what the model itself does there.
 
 What the steps are checked against comes from the model's own code, not from the factors of W': the captured H V of
-its forward pass, and what that H V moves where attention meets the residual stream. For the second the frozen
-block is replayed twice on a zero stream, once with the captured H V of x in place of attention's result and once
-with H V of a zero input, and the two are subtracted at the tap. With the stream at zero nothing large cancels; H V of
-a zero input holds the constants (biases of V, offsets of norms), which stand outside W'.
+its forward pass, and what that H V moves where attention meets the residual stream.
 """
 
 from __future__ import annotations
@@ -20,8 +17,8 @@ from duat_cli.analysis.session import Progress, Session
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.cache import TensorCache
-from duat_cli.models.factors import Tap
-from duat_cli.models.rig import BlockRun, zero_given
+from duat_cli.models.factors import own_contribution
+from duat_cli.models.rig import BlockRun
 from duat_cli.operators import paper
 from duat_cli.operators.kronecker import HeadFactors, KroneckerSum
 
@@ -120,7 +117,7 @@ def _case(session: Session, run: BlockRun, step: Step, error: float) -> Case:
         raise UnsupportedModelError(reason) from fault
     known = block.factors
     assert known is not None
-    mixed, contribution = _own_attention(run, known.tap)
+    mixed, contribution = own_contribution(run, known.tap)
     work = torch.promote_types(run.input.dtype, torch.float32)
     factors = HeadFactors(operator.factors.value.to(work), operator.factors.output.to(work))
     sharp = geometry(replace(known, heads=factors), run.parts.name, TensorCache("", enabled=False))
@@ -135,16 +132,6 @@ def _case(session: Session, run: BlockRun, step: Step, error: float) -> Case:
         error=error,
         dtype=run.input.dtype,
     )
-
-
-def _own_attention(run: BlockRun, tap: Tap) -> tuple[Tensor, Tensor]:
-    """H V(x) - H V(0), (N, heads, d), and what it moves at the tap, (N, M): the model's own, without factors."""
-    zero = torch.zeros_like(run.input)
-    constant = run.replay(zero, zero_given(run, 1)).mixed[0]  # (1, N, heads, d)
-    own = run.attention[0].output
-    replay = run.replay(torch.cat([zero, zero]), zero_given(run, 2), attention=torch.cat([own, constant]))
-    seen = tap.read(replay)
-    return (own - constant)[0], seen[0] - seen[1]
 
 
 def dense_matrices(case: Case) -> Dense | None:

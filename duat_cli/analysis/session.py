@@ -14,13 +14,15 @@ from typing import Any, Protocol
 import torch
 import transformers
 
+from duat_cli.analysis.decomposition import Step
 from duat_cli.analysis.geometry import Geometry, geometry
 from duat_cli.errors import CheckpointError, DuatError, UnsupportedModelError
 from duat_cli.loading.fingerprint import fingerprint
 from duat_cli.loading.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import tolerance_for
-from duat_cli.models.cache import TensorCache
+from duat_cli.models.cache import TensorCache, model_key
+from duat_cli.models.factors import AttentionOperator, checked
 from duat_cli.models.plain import deviation, instrumented_outputs, plain_outputs
 from duat_cli.models.rig import BlockRun
 from duat_cli.models.structure import ModelStructure, discover, run_stack
@@ -45,7 +47,7 @@ class Session:
         self, loaded: LoadedModel, progress: Progress, *, cache: bool = True, every_plain: bool = False
     ) -> None:
         self.loaded = loaded
-        self._every_plain, self._swept = every_plain, False
+        self._every_plain, self._swept = every_plain, False  # whether a prompt has run to its end
         self._started = datetime.now(UTC)
         self._clock = time.perf_counter()
         self._dtype = loaded.model.dtype
@@ -57,7 +59,7 @@ class Session:
         except UnsupportedModelError as fault:
             raise self._blamed(fault) from fault
         self.plain_error = self.structure.plain_error  # the largest so far
-        self._cache = TensorCache(f"{self.fingerprint[:32]}-{loaded.dtype}", enabled=cache)
+        self._cache = TensorCache(model_key(self.fingerprint, loaded.model), enabled=cache)
         self._geometries: dict[int, Geometry] = {}
         self.heads = self.kv_heads = 0
 
@@ -81,10 +83,26 @@ class Session:
 
         with self.structure.rig().active() as rig:
             seen = instrumented_outputs(rig, forward, listen)
-        if self._every_plain or not self._swept:
+        if self._checks:
             plain = plain_outputs(self.structure.calls[-1], forward)
             self.plain_error = max(self.plain_error, deviation(seen, plain))
         self._swept = True
+
+    @property
+    def _checks(self) -> bool:
+        """Whether the prompt under way is one that the model's own output is compared on."""
+        return self._every_plain or not self._swept
+
+    def operator(self, run: BlockRun, step: Step) -> AttentionOperator:
+        """W' of this block and input; UnsupportedModelError says why there is none.
+
+        On the first prompt, with `every_plain` on each, W' x' is compared with what the model's attention adds.
+        """
+        block = self.structure.block(run.index)
+        operator = step.operator(run, block)
+        if self._checks and block.factors is not None:
+            return checked(operator, run, block.factors.tap)
+        return operator
 
     def geometry(self, call: int) -> Geometry:
         """The Gram matrix and samples of the block of that call; its factors must exist."""

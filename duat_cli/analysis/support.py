@@ -12,12 +12,12 @@ from duat_cli.errors import DuatError, UnsupportedModelError
 from duat_cli.loading.load import LoadedModel
 from duat_cli.models import tiny
 from duat_cli.models.arrays import tolerance_for
+from duat_cli.models.foreign import model_code
 from duat_cli.models.rig import BlockRun
 from duat_cli.models.structure import ModelStructure, discover, probe_ids, run_stack
 from duat_cli.results.support import SupportEntry
 
 CHECKED_TOKENS = 17
-FAILURES = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, NotImplementedError)
 
 
 def support_of(loaded: LoadedModel) -> SupportEntry:
@@ -46,11 +46,10 @@ def examine(model: Any, model_type: str | None = None) -> SupportEntry:
     model_type = model_type or model.config.model_type
     try:
         structure = discover(model)
-        error, faults = _errors(structure)
+        with model_code(type(model).__name__):
+            error, faults = _errors(structure)
     except DuatError as fault:
         return _refused(model_type, str(fault))
-    except FAILURES as fault:
-        return _refused(model_type, f"its own code could not be replayed: {type(fault).__name__}")
     if not structure.plain_error <= tolerance_for(model.dtype):
         reason = f"duat's instruments change this model: under them its output is off by {structure.plain_error:.1e}"
         return _refused(model_type, reason, structure)

@@ -25,7 +25,7 @@ from duat_cli.cli.prune_bound import prune_bound
 from duat_cli.cli.schema import schema
 from duat_cli.cli.support import support
 from duat_cli.cli.verify import verify
-from duat_cli.errors import EXIT_SOUND, EXIT_UNDECIDED, DuatError
+from duat_cli.errors import EXIT_SOUND, EXIT_UNDECIDED, DuatError, is_out_of_memory
 from duat_cli.text import one_line
 
 PANEL_READ = "Read a checkpoint"
@@ -91,6 +91,8 @@ def run(arguments: Sequence[str]) -> int:
         raise
     except DuatError as error:
         talk.error(str(error))
+        if error.__cause__ is not None and os.environ.get("DUAT_DEBUG"):
+            streams.say(talk.redact(traceback.format_exc().rstrip()))
         return error.exit_code
     except SystemExit as leave:
         return _left(leave)
@@ -107,19 +109,13 @@ def _explain(error: BaseException) -> None:
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "duat"
         talk.error(f"{usage().replace('Value error, ', '')} (help: {command} --help)")
-    elif _is_out_of_memory(error):
+    elif is_out_of_memory(error):
         talk.error(f"out of memory ({one_line(str(error), 120)}); use shorter prompts (--max-tokens)")
     elif os.environ.get("DUAT_DEBUG"):
         streams.say(talk.redact(traceback.format_exc().rstrip()))
     else:
         text = one_line(f"{type(error).__name__}: {error}", 200).rstrip(": ")
         talk.error(f"unexpected {text} (set DUAT_DEBUG=1 for the traceback)")
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """torch raises its own kinds, on the CPU a plain RuntimeError."""
-    text = str(error).lower()
-    return isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text
 
 
 def _left(leave: SystemExit) -> int:

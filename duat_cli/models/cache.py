@@ -1,17 +1,37 @@
-"""Gram matrices on disk, one file a checkpoint fingerprint. A cache that cannot be read or written is no error."""
+"""Gram matrices on disk, one file a model: weights, class and config. A file that cannot be read is no error."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import tempfile
 from pathlib import Path
 
+import torch
+import transformers
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import PreTrainedModel
 
-FORMAT = "1"  # raise it when what is stored, or how it is computed, changes
+FORMAT = "2"  # raise it when what is stored, or how it is computed, changes
+
+
+_NO_PART_OF_THE_MODEL = {"_name_or_path", "name_or_path", "_commit_hash", "transformers_version"}
+
+
+def model_key(fingerprint: str, model: PreTrainedModel) -> str:
+    """A hash of all that a Gram matrix follows from: weights, class, resolved config, dtype, and the libraries.
+
+    The same weights under another config are another model: gemma's norms scale by 1 + gain, llama's by the gain.
+    """
+    config = {k: v for k, v in model.config.to_dict().items() if k not in _NO_PART_OF_THE_MODEL}
+    cls = type(model)
+    parts = [fingerprint, cls.__module__, cls.__qualname__, config, str(model.dtype), transformers.__version__,
+             torch.__version__]  # fmt: skip
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:40]
 
 
 def cache_folder() -> Path:

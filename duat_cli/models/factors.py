@@ -8,7 +8,7 @@ block does, and the residual of that fit is the proof: reading or probing, a wro
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -112,6 +112,30 @@ def operator_of(
     )
     _accept(operator.error, run.input.dtype)
     return operator
+
+
+def own_contribution(run: BlockRun, tap: Tap) -> tuple[Tensor, Tensor]:
+    """H V(x) - H V(0), (N, heads, d), and what it moves at the tap, (N, M): the model's own, without factors.
+
+    The frozen block is replayed twice on a zero stream, once with the captured H V of x in place of attention's result
+    and once with H V of a zero input, and the two are subtracted at the tap. With the stream at zero nothing large
+    cancels; H V of a zero input holds the constants (biases of V, offsets of norms), which stand outside W'.
+    """
+    zero = torch.zeros_like(run.input)
+    constant = run.replay(zero, zero_given(run, 1)).mixed[0]  # (1, N, heads, d)
+    own = run.attention[0].output
+    replay = run.replay(torch.cat([zero, zero]), zero_given(run, 2), attention=torch.cat([own, constant]))
+    seen = tap.read(replay)
+    return (own - constant)[0], seen[0] - seen[1]
+
+
+def checked(operator: AttentionOperator, run: BlockRun, tap: Tap) -> AttentionOperator:
+    """`operator` with the error of W' x' against what the model's own attention adds; refused beyond the tolerance."""
+    images = [weights @ operator.values for _, weights in operator.attention_chunks()]  # (heads, rows, d) each
+    image = torch.einsum("hnd,hdm->nm", torch.cat(images, dim=1), operator.factors.output)
+    error = relative_error(image, wide(own_contribution(run, tap)[1]))
+    _accept(error, run.input.dtype)
+    return replace(operator, error=max(operator.error, error))
 
 
 def _accept(error: float, dtype: torch.dtype) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import random_like, relative_error, rounding, same_storage, wide
 from duat_cli.models.attention import CapturePath
+from duat_cli.models.foreign import model_code
 from duat_cli.models.norms import NormForm, recognise, scale_invariant
 from duat_cli.models.parts import BlockParts, HiddenSlot
 from duat_cli.models.plain import deviation, instrumented_outputs, plain_outputs
@@ -67,13 +68,8 @@ def _cache_off(stack: Any) -> dict[str, Any]:
 
 def discover(model: Any) -> ModelStructure:
     """Find and prove the structure of `model`; UnsupportedModelError names what could not be proved."""
-    try:
+    with model_code(type(model).__name__):
         return _discover(model)
-    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, NotImplementedError) as fault:
-        first_line = (str(fault).splitlines() or [""])[0]
-        raise UnsupportedModelError(
-            f"{type(model).__name__}: its own code could not be replayed: {type(fault).__name__}: {first_line}"
-        ) from fault
 
 
 def _discover(model: Any) -> ModelStructure:

@@ -25,11 +25,14 @@ class ShareEstimate:
     high: float
 
 
-def sample_entries(factors: HeadFactors, count: int, seed: int) -> Tensor:
-    """`count` uniform draws (a, b), as the vectors (A_1[a, b] … A_h[a, b]): (count, heads)."""
+def sample_entries(factors: HeadFactors, count: int, seed: int, first: int | None = None) -> Tensor:
+    """`count` uniform draws (a, b), as the vectors (A_1[a, b] … A_h[a, b]): (count, heads).
+
+    first: compute only so many of these draws.
+    """
     generator = torch.Generator().manual_seed(seed)
-    width = factors.hidden_size
-    a, b = (torch.randint(width, (count,), generator=generator).to(factors.value.device) for _ in range(2))
+    width, device = factors.hidden_size, factors.value.device
+    a, b = (torch.randint(width, (count,), generator=generator).to(device)[:first] for _ in range(2))
     values = factors.value.transpose(0, 1)[a]  # (count, kv_heads, d); whole rows, as they lie in memory
     outputs = factors.output.permute(2, 0, 1)[b].unflatten(1, (len(factors.value), factors.groups))
     return (values[:, :, None] * outputs).sum(dim=-1).flatten(1)

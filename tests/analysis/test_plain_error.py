@@ -16,6 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_outputs import BaseModelOutput
 
+from duat_cli.analysis.decomposition import Step
 from duat_cli.analysis.inspect import InspectOptions, inspect, verify
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.load import LoadedModel
@@ -245,3 +246,21 @@ def test_inspect_holds_its_first_prompt_against_the_plain_model_and_verify_every
     assert inspect(loaded, [first, second], options, quiet).certificate.plain_error == 0.0
     assert not inspect(loaded, [second, first], options, quiet).certificate.exact
     assert not verify(loaded, [first, second], quiet).certificate.exact
+
+
+@pytest.mark.parametrize("planted", ["values", "token_scale"])
+def test_factors_that_miss_what_attention_adds_are_refused(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W' x' is compared with the model's own attention, whatever the fits of its factors say."""
+    own = Step.operator
+
+    def wrong(self: Step, run: Any, block: Any) -> Any:
+        operator = own(self, run, block)
+        return replace(operator, **{planted: 1.01 * getattr(operator, planted)})
+
+    model = single_model("llama")
+    sound = inspect(as_loaded(model), [prompt_of(token_ids(model, 9))], InspectOptions(cache=False), quiet)
+    assert all(0 < (block.operator.certificate_error or 0) < 1e-5 for block in sound.blocks)
+    monkeypatch.setattr(Step, "operator", wrong)
+    report = inspect(as_loaded(model), [prompt_of(token_ids(model, 9))], InspectOptions(cache=False), quiet)
+    assert all(block.operator.frobenius_norm is None for block in report.blocks)
+    assert "residual of 1.0e-02" in report.blocks[0].operator.reasons["frobenius_norm"]

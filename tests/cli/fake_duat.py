@@ -51,6 +51,8 @@ def act() -> None:
         raise KeyError("no such\nthing")
     if "memory" in modes():
         raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried 9 bytes")
+    if "cause" in modes():
+        raise UnsupportedModelError("its own code could not be replayed") from KeyError("the cause")
     if "panic" in modes():
         raise PanicException("range end index 7 out of range")
 

@@ -82,6 +82,13 @@ def test_an_unknown_error_says_how_to_see_more(duat: Duat, fake: str) -> None:
     assert "Traceback" in debug.stderr
 
 
+def test_a_refusal_shows_its_cause_when_asked(duat: Duat) -> None:
+    one_error(duat("inspect", "m", fake="cause"), "could not be replayed")
+    debug = duat("inspect", "m", fake="cause", DUAT_DEBUG="1")
+    assert debug.returncode == 2
+    assert "KeyError: 'the cause'" in debug.stderr
+
+
 def test_out_of_memory_says_what_to_do(duat: Duat) -> None:
     one_error(duat("inspect", "m", fake="memory"), "out of memory", "--max-tokens")
 

@@ -27,6 +27,7 @@ from duat_cli.operators.kronecker import (
     frobenius_norm,
     gram,
     gram_root,
+    gram_row,
     kronecker_spectrum,
 )
 
@@ -151,6 +152,12 @@ def test_the_block_from_j_to_i_is_the_transposed_mix_of_head_maps() -> None:
 def test_gram_is_the_inner_products_of_the_head_maps(case: Case) -> None:
     expected = torch.tensor([[float((A * B).sum()) for B in case.maps] for A in case.maps], dtype=torch.float64)
     assert far(gram(case.factors), expected) <= 1e-10
+
+
+def test_a_row_of_gram_is_that_row(case: Case) -> None:
+    for head in range(case.factors.heads):
+        expected = torch.stack([(case.maps[head] * B).sum() for B in case.maps])
+        assert far(gram_row(case.factors, head), expected) <= 1e-10
 
 
 def test_gram_of_float32_factors_is_float64_and_close() -> None:

@@ -67,6 +67,7 @@ def test_sampled_entries_are_uniform(factors: HeadFactors) -> None:
 def test_a_seed_gives_the_same_draws_and_another_gives_others(factors: HeadFactors) -> None:
     assert torch.equal(sample_entries(factors, 50, seed=1), sample_entries(factors, 50, seed=1))
     assert not torch.equal(sample_entries(factors, 50, seed=1), sample_entries(factors, 50, seed=2))
+    assert torch.equal(sample_entries(factors, 50, seed=1, first=7), sample_entries(factors, 50, seed=1)[:7])
 
 
 def draw_pairs(left: Tensor, count: int, seed: int) -> Tensor:
