@@ -65,6 +65,26 @@ _PRODUCTS: dict[Any, Callable[..., tuple[Tensor, Tensor]]] = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class _Einsum:
+    """An einsum that is H V: how its values lie as (batch, heads, N, d), and what the product is turned into."""
+
+    value: tuple[int, int, int, int]
+    back: Callable[[Tensor], Tensor]
+
+
+_PLAIN = _Einsum((0, 1, 2, 3), lambda product: product)
+_TOKENS_FIRST = _Einsum((0, 2, 1, 3), lambda product: product.transpose(1, 2))
+_EINSUMS = {
+    "bnij,bnjd->bnid": _PLAIN,
+    "bhij,bhjd->bhid": _PLAIN,
+    "bhqk,bkhd->bqhd": _TOKENS_FIRST,
+    "bhlt,bthd->blhd": _TOKENS_FIRST,
+    "bnij,bjnd->bind": _TOKENS_FIRST,
+    "bnij,jbnd->ibnd": _Einsum((1, 2, 0, 3), lambda product: product.permute(2, 0, 1, 3)),
+}
+
+
 def _understood(name: str, stand_in: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`stand_in` with the arguments of the function it stands in for, all of which it has to know by name."""
     try:
@@ -169,18 +189,9 @@ class SoftmaxInterception(TorchFunctionMode):
 
     def _einsum(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An einsum after the softmax is rewritten as the product it stands for, where it is one."""
-        equation, first, second = args
-        terms = equation.replace(" ", "")
-        weights_of = {
-            "bnij,bnjd->bnid": (first, second, lambda out: out),
-            "bhij,bhjd->bhid": (first, second, lambda out: out),
-            "bhqk,bkhd->bqhd": (first, second.transpose(1, 2), lambda out: out.transpose(1, 2)),
-            "bhlt,bthd->blhd": (first, second.transpose(1, 2), lambda out: out.transpose(1, 2)),
-            "bnij,jbnd->ibnd": (first, second.permute(1, 2, 0, 3), lambda out: out.permute(2, 0, 1, 3)),
-            "bnij,bjnd->bind": (first, second.transpose(1, 2), lambda out: out.transpose(1, 2)),
-        }.get(terms)
-        if weights_of is None or tuple(first.shape[-2:]) != self._armed:
+        equation, weights, value = args
+        form = _EINSUMS.get(equation.replace(" ", "")) if isinstance(equation, str) and not kwargs else None
+        if form is None or tuple(weights.shape[-2:]) != self._armed:
             return func(*args, **kwargs)
         self._armed = None
-        weights, value, back = weights_of
-        return back(self._product(weights, value))
+        return form.back(self._product(weights, value.permute(form.value)))

@@ -79,9 +79,11 @@ def _discover(model: Any) -> ModelStructure:
     callers = {call.module for call in written.attention}
     if not callers:
         raise UnsupportedModelError(
-            f"{type(model).__name__}: no softmax attention runs in its forward pass; duat needs a transformer"
+            f"{type(model).__name__}: no softmax attention that duat can follow runs in its forward pass"
         )
     calls = _block_calls(stack, written, callers)
+    if not calls:
+        raise UnsupportedModelError(f"{type(model).__name__} never calls the blocks that hold its attention")
     _assert_chained(calls)
     modules = list(dict.fromkeys(event.module for event in calls))
     names = {module: name for name, module in stack.named_modules()}
@@ -110,6 +112,10 @@ def _instruments_error(structure: ModelStructure, ids: Tensor) -> float:
 def _stack_of(model: Any) -> tuple[Any, tuple[str, ...]]:
     if getattr(model.config, "is_encoder_decoder", False):
         encoder = model.get_encoder()
+        if not hasattr(encoder, "config"):
+            raise UnsupportedModelError(
+                f"{type(encoder).__name__} has no config of its own, so its attention stays unseen"
+            )
         return encoder, ("decoder stack (cross-attention); only the encoder is analysed",)
     return model.base_model, ()
 
