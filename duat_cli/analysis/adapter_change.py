@@ -54,7 +54,7 @@ class Change:
 @contextlib.contextmanager
 def adapter_tensors(adapter: AdapterFiles) -> Iterator[Read]:
     """Reads the adapter's tensors by key."""
-    with open_tensors(adapter.where) as opened:
+    with open_tensors(adapter.where, adapter.seal, next(iter(adapter.tensors), None)) as opened:
         yield opened.get_tensor
 
 

@@ -25,6 +25,7 @@ LEVELS = {
     "dora-flag-missing": "error",
     "dora-magnitude-missing": "error",
     "factor-missing": "error",
+    "foreign-code": "error",
     "needs-base": "note",
     "non-finite": "error",
     "rank-mismatch": "error",
@@ -41,6 +42,10 @@ LEVELS = {
     "embedding-saved": "note",
     "key-dialect": "note",
 }
+
+_OWN_LIBRARIES = ("transformers", "diffusers", "lerobot")  # PEFT's allow-list for auto_mapping, whose names it writes
+_MEGATRON = "megatron.core"  # PEFT writes it into every LoRA config, and imports it where megatron_config is set
+_MODULE_FIELDS = ("auto_map", "custom_modules", "_custom_modules")  # no field of PEFT's, and names of code elsewhere
 
 
 def lint_adapter(adapter: AdapterFiles, base: BaseWeights | None = None) -> list[LintFinding]:
@@ -70,12 +75,33 @@ def lint_plans(
     known = [plan for plan in found if isinstance(plan, Plan)]
     for dialect in keys.dialects:
         yield finding("key-dialect", adapter.name, f"{dialect}: read, but PEFT may drop them without a word")
+    yield from _foreign_code(adapter)
     yield from _alpha(adapter)
     yield from _mutated(adapter, known)
     yield from _saved(adapter, known)
     yield from _unmatched(adapter, keys)
     yield from _experts(adapter, known, keys)
     yield from _tied(known, base)
+
+
+def _foreign_code(adapter: AdapterFiles) -> Iterator[LintFinding]:
+    """Modules named in the config, which a runtime may import, and so run; duat imports none of them.
+
+    PEFT 0.21 imports megatron_core where megatron_config is set, and auto_mapping's parent_library where it is to find
+    the base model's class itself; saved without a task type, an adapter names the class it was made with there.
+    """
+    config = adapter.config
+    named = {field: config[field] for field in _MODULE_FIELDS if config.get(field)}
+    megatron = config.get("megatron_core")
+    if config.get("megatron_config") or megatron not in (None, _MEGATRON):
+        named["megatron_core"] = megatron
+    mapping = config.get("auto_mapping")
+    library = mapping.get("parent_library") if isinstance(mapping, dict) else mapping
+    if mapping and not (isinstance(library, str) and library.partition(".")[0] in _OWN_LIBRARIES):
+        named["auto_mapping"] = library
+    for field, value in named.items():
+        yield finding("foreign-code", ADAPTER_CONFIG, f"{field} names {shown(value)}, which a runtime may import, and "
+                      "so run: duat does not; load the adapter elsewhere only if you trust that module")  # fmt: skip
 
 
 def _alpha(adapter: AdapterFiles) -> Iterator[LintFinding]:

@@ -23,13 +23,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from duat_cli.errors import InputError
-from duat_cli.models.arrays import relative_error, tolerance_for, wide
+from duat_cli.models.arrays import wide
+from duat_cli.models.causality import has_lm_head, is_causal
 from duat_cli.models.passes import Forward
-from duat_cli.models.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
+from duat_cli.models.structure import ModelStructure, run_stack
 from duat_cli.operators.chi_square import mean_length, mean_square
+from duat_cli.operators.divergence import by_tokens, kl
 
 MetricName = Literal["hidden", "kl", "nll"]
-LOGITS_AT_ONCE = 1 << 22  # 32 MB in float64
 Interval = tuple[Tensor, Tensor, Tensor]  # estimate, low, high
 
 
@@ -104,12 +105,7 @@ class Divergence:
         return lambda: _logits(self.model, ids)
 
     def measured(self, reference: Tensor, output: Tensor, ids: Tensor) -> float:
-        total = 0.0
-        for logits in zip(*(_by_tokens(x[0]) for x in (reference, output)), strict=True):
-            before, after = (x.double().log_softmax(dim=-1) for x in logits)
-            p = before.exp()
-            total += float(torch.where(p > 0, p * (before - after), 0.0).sum())  # 0: tokens that the model rules out
-        return max(total / reference.shape[1], 0.0)
+        return float(kl(reference[0], output[0]).mean())
 
     def probes(self, reference: Tensor, ids: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:
         tokens = reference.shape[1]
@@ -140,7 +136,7 @@ class Loss:
         return self._loss(output, ids) - self._loss(reference, ids)
 
     def _loss(self, logits: Tensor, ids: Tensor) -> float:
-        pieces = _by_tokens(logits[0, :-1])
+        pieces = by_tokens(logits[0, :-1])
         targets = ids[0, 1:].split(len(pieces[0]))
         total = 0.0
         for piece, target in zip(pieces, targets, strict=True):
@@ -167,7 +163,7 @@ class Loss:
 
 def metric_for(name: MetricName | None, model: Any, structure: ModelStructure) -> Metric:
     """The metric asked for; by default kl where there is an LM head, else hidden."""
-    head = _has_lm_head(model, structure)
+    head = has_lm_head(model, structure)
     if name == "hidden" or (name is None and not head):
         return Hidden(structure)
     if not head:
@@ -183,22 +179,6 @@ def metric_for(name: MetricName | None, model: Any, structure: ModelStructure) -
     return Divergence(model, causal)
 
 
-def _has_lm_head(model: Any, structure: ModelStructure) -> bool:
-    if model is structure.stack or getattr(model.config, "is_encoder_decoder", False):
-        return False
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    return head is not None
-
-
-def is_causal(model: Any, structure: ModelStructure) -> bool:
-    """Whether no token's logits depend on a later token: found by changing the last one."""
-    ids = probe_ids(structure.stack, DISCOVERY_TOKENS)
-    other = torch.cat([ids[:, :-1], ids[:, :1]], dim=1)
-    with torch.no_grad():
-        before, after = (wide(_logits(model, x))[:, :-1] for x in (ids, other))
-    return relative_error(after, before) <= tolerance_for(model.dtype)
-
-
 def _hidden_states(output: Any) -> Tensor:
     hidden = getattr(output, "last_hidden_state", None)
     return hidden if isinstance(hidden, Tensor) else output[0]
@@ -206,11 +186,6 @@ def _hidden_states(output: Any) -> Tensor:
 
 def _logits(model: Any, ids: Tensor) -> Tensor:
     return run_stack(model, ids).logits
-
-
-def _by_tokens(logits: Tensor) -> tuple[Tensor, ...]:
-    """Logits, (tokens, vocabulary), in pieces: in double precision those of a long prompt would not fit."""
-    return logits.split(max(1, LOGITS_AT_ONCE // logits.shape[1]))
 
 
 def _fisher_noise(logits: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:

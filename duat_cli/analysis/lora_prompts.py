@@ -19,8 +19,10 @@ from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import wide
+from duat_cli.models.causality import why_no_next_token
 from duat_cli.models.rig import BlockRun
-from duat_cli.models.tuned import is_causal_lm, logits_of
+from duat_cli.models.tuned import logits_of
+from duat_cli.operators.divergence import kl
 from duat_cli.operators.kronecker import HeadFactors, gram
 from duat_cli.operators.operator_change import maps_and_changes, split
 from duat_cli.results.lora import BlockChange, OperatorChange, PromptChange, TermsChange, TokenChange
@@ -30,6 +32,7 @@ MOVED_TOKENS = 5
 _SPLIT = ("routing", "weights", "interaction")
 PROBED = "V and O are probed, whose scale is arbitrary: routing and weights cannot be told apart"
 ZERO = "the base's is zero"
+ONE_TOKEN = "needs a second token"
 
 Progress = Callable[[int, int, str], None]
 Decode = Callable[[int], str]
@@ -51,6 +54,15 @@ class Kept:
     error: float  # of the certificate
 
 
+@dataclass(frozen=True)
+class _Pair:
+    """Both models, and why a next-token distribution cannot be compared."""
+
+    base: LoadedModel
+    tuned: LoadedModel
+    why_no_next_token: str | None
+
+
 @dataclass
 class Findings:
     """Of all prompts."""
@@ -67,6 +79,8 @@ def compare_on_prompts(
     """Both models on every prompt. UnsupportedModelError where they are not built alike."""
     if len(base.structure.calls) != len(tuned.structure.calls):
         raise UnsupportedModelError("base and tuned model have another number of blocks")
+    reasons = (why_no_next_token(one.loaded.model, one.structure) for one in (base, tuned))
+    pair = _Pair(base.loaded, tuned.loaded, next((why for why in reasons if why is not None), None))
     grams: dict[int, Tensor] = {}
     rows: list[list[BlockChange]] = []
     found = Findings()
@@ -82,7 +96,7 @@ def compare_on_prompts(
 
         last = _sweep(tuned, prompt, compare)[-1]
         rows.append(changes)
-        found.prompts.append(_prompt(base.loaded, tuned.loaded, number, prompt, before[-1].output, last.output, decode))
+        found.prompts.append(_prompt(pair, number, prompt, before[-1].output, last.output, decode))
         found.base_error = max(found.base_error, *(kept.error for kept in before))
     found.blocks = [_mean([blocks[k] for blocks in rows]) for k in range(len(rows[0]))]
     found.tuned_error = max(block.tuned_certificate for block in found.blocks)
@@ -217,44 +231,45 @@ def _mean(rows: list[BlockChange]) -> BlockChange:
 # -- one prompt ----------------------------------------------------------------------------------------------
 
 
-def _prompt(
-    base: LoadedModel, tuned: LoadedModel, number: int, prompt: Prompt, before: Tensor, after: Tensor, decode: Decode
-) -> PromptChange:
+def _prompt(models: _Pair, number: int, prompt: Prompt, before: Tensor, after: Tensor, decode: Decode) -> PromptChange:
     size = float(wide(before).norm())
     output = float((wide(after) - wide(before)).norm()) / size if size else 0.0
     names = ("kl", "loss_base", "loss_tuned")
-    if not (is_causal_lm(base.model) and is_causal_lm(tuned.model)):
-        why = f"{type(base.model).__name__} is no next-token model"
+    if models.why_no_next_token is not None:
+        why = models.why_no_next_token
         return PromptChange(prompt=number, output=output, kl=None, loss_base=None, loss_tuned=None, moved_tokens=[],
                             reasons=dict.fromkeys(names, why))  # fmt: skip
-    p, q = logits_of(base.model, prompt.input_ids), logits_of(tuned.model, prompt.input_ids)
+    p, q = (logits_of(loaded.model, prompt.input_ids) for loaded in (models.base, models.tuned))
     ids = prompt.input_ids[0]
-    reasons: dict[str, str] = {}
+    each, why_no_kl = _divergence(p, q)
     losses = [_loss(logits, ids) for logits in (p, q)]
-    if losses[0] is None:
-        reasons |= dict.fromkeys(names[1:], "needs a second token")
-    rows = min(p.shape[1], q.shape[1])
-    kl = _kl(p, q) if p.shape[1] == q.shape[1] else None
-    if kl is None:
-        reasons["kl"] = f"vocabularies of {p.shape[1]} and {q.shape[1]} tokens; the common part is {rows}"
-    moved = [] if kl is None else kl.argsort(descending=True)[:MOVED_TOKENS].tolist()
+    why_no_loss = ONE_TOKEN if len(ids) < 2 else "infinite or NaN: a token of the prompt has probability 0"
+    reasons = {name: why_no_loss for name, loss in zip(names[1:], losses, strict=True) if loss is None}
+    moved = [] if each is None else each.argsort(descending=True)[:MOVED_TOKENS].tolist()
     return PromptChange(
         prompt=number,
         output=output,
-        kl=None if kl is None else float(kl.mean()),
+        kl=None if each is None else float(each.mean()),
         loss_base=losses[0],
         loss_tuned=losses[1],
-        moved_tokens=[TokenChange(position=i, text=decode(int(ids[i])), kl=float(kl[i])) for i in moved]
-        if kl is not None
+        moved_tokens=[TokenChange(position=i, text=decode(int(ids[i])), kl=float(each[i])) for i in moved]
+        if each is not None
         else [],
-        reasons=reasons,
+        reasons=reasons if why_no_kl is None else {**reasons, "kl": why_no_kl},
     )
 
 
-def _kl(p: Tensor, q: Tensor) -> Tensor:
-    """KL(softmax p || softmax q) of each row, nats: (N,) float64."""
-    a, b = p.double().log_softmax(-1), q.double().log_softmax(-1)
-    return (a.exp() * (a - b)).sum(-1).clamp_min(0).cpu()
+def _divergence(p: Tensor, q: Tensor) -> tuple[Tensor | None, str | None]:
+    """KL of each token, nats, (N,) float64 on the CPU; or None and why."""
+    if p.shape[1] != q.shape[1]:
+        common = min(p.shape[1], q.shape[1])
+        return None, f"vocabularies of {p.shape[1]} and {q.shape[1]} tokens; the common part is {common}"
+    each = kl(p, q).cpu()
+    if bool(each.isnan().any()):
+        return None, "the logits hold NaN"
+    if bool(each.isinf().any()):
+        return None, "infinite: the tuned model gives probability 0 to a token to which the base does not"
+    return each, None
 
 
 def _loss(logits: Tensor, ids: Tensor) -> float | None:

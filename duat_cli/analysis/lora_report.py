@@ -12,7 +12,7 @@ from torch import Tensor
 
 from duat_cli.analysis.adapter_change import Change, Read, adapter_tensors, change_of
 from duat_cli.analysis.lora_places import NONE_IN_FRONT, Places, places_of, sup_local
-from duat_cli.analysis.lora_prompts import Decode, Findings, compare_on_prompts
+from duat_cli.analysis.lora_prompts import ONE_TOKEN, Decode, Findings, compare_on_prompts
 from duat_cli.analysis.session import Session, prompt_facts
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.adapter import AdapterFiles
@@ -179,25 +179,34 @@ def _with_sup(
 
 
 def _summary(before: LoraSummary, found: Findings) -> LoraSummary:
-    kl, changes = _kl(found), _loss_changes(found)
+    kls = [p.kl for p in found.prompts]
+    finite = [kl for kl in kls if kl is not None]
+    changes, reasons = _loss_changes(found), dict(before.reasons)
+    if len(finite) < len(kls):
+        reasons["kl"] = _first_reason(found, "kl")
+    if changes is None:
+        reasons["loss_change"] = _first_reason(found, "loss_base", "loss_tuned")
     return before.model_copy(
         update={
-            "kl": kl,
+            "kl": statistics.fmean(finite) if len(finite) == len(kls) else None,
             "loss_change": statistics.fmean(changes) if changes else None,
             "notable": [*_notable(found), *before.notable],
+            "reasons": reasons,
         }
     )
 
 
-def _kl(found: Findings) -> float | None:
-    values = [p.kl for p in found.prompts if p.kl is not None]
-    return statistics.fmean(values) if values else None
+def _first_reason(found: Findings, *fields: str) -> str:
+    reasons = (p.reasons[field] for p in found.prompts for field in fields if field in p.reasons)
+    return next((why for why in reasons if why != ONE_TOKEN), ONE_TOKEN)
 
 
-def _loss_changes(found: Findings) -> list[float]:
-    """Tuned less base, of every prompt that has both."""
-    pairs = [(p.loss_base, p.loss_tuned) for p in found.prompts]
-    return [tuned - base for base, tuned in pairs if base is not None and tuned is not None]
+def _loss_changes(found: Findings) -> list[float] | None:
+    """Tuned less base, of every prompt but those of one token; None where one of the others has no finite loss."""
+    scored = [p for p in found.prompts if ONE_TOKEN not in p.reasons.values()]
+    pairs = [(p.loss_base, p.loss_tuned) for p in scored]
+    known = [tuned - base for base, tuned in pairs if base is not None and tuned is not None]
+    return known if known and len(known) == len(pairs) else None
 
 
 def _notable(found: Findings) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from duat_cli.loading.files import fail, kind, read_json, refuse_foreign_link
 from duat_cli.loading.headers import TensorEntry, read_header
+from duat_cli.loading.seal import Seal
 from duat_cli.loading.wording import shown
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -37,6 +38,8 @@ class AdapterFiles:
     """As the user wrote it."""
     config: dict[str, Any]
     tensors: dict[str, TensorEntry]
+    seal: Seal
+    """Of the weight file."""
 
     @property
     def method(self) -> str:
@@ -70,7 +73,8 @@ def open_adapter(path: Path, name: str) -> AdapterFiles:
                                  f"safetensors ({ADAPTER_WEIGHTS}), where you trust the file")  # fmt: skip
         fail(weights, "missing: no such file; expected a folder made by PEFT's save_pretrained")
     refuse_foreign_link(path, ADAPTER_WEIGHTS)
-    return AdapterFiles(path, name, config, read_header(weights, ADAPTER_WEIGHTS))
+    header = read_header(weights, ADAPTER_WEIGHTS)
+    return AdapterFiles(path, name, config, header.tensors, header.seal)
 
 
 def _check_config(where: Path, config: dict[str, Any]) -> None:

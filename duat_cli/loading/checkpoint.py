@@ -2,7 +2,8 @@
 
 transformers is no validator: it fills missing tensors with random values, follows `../` in an index and
 builds a million layers before it notices. Here every file is read as untrusted input, and what is wrong is
-named by file and field. No weight is read and no library loaded: a folder takes about a millisecond.
+named by file and field. No library is loaded, and no weight read but tensors that stand in several files: a folder
+takes about a millisecond.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from duat_cli.loading.files import fail, read_json, refuse_foreign_link
 from duat_cli.loading.headers import TensorEntry
 from duat_cli.loading.index import merge, weight_files
+from duat_cli.loading.seal import Seal
 from duat_cli.loading.wording import counted, listed, shown
 from duat_cli.text import clean
 
@@ -48,6 +50,8 @@ class CheckpointFiles:
     warnings: tuple[str, ...]
     total_bytes: int
     """Of all tensors, without the headers."""
+    seals: dict[str, Seal]
+    """Shard -> what it was when its header was read: a file that changes afterwards is refused."""
 
 
 def inspect_folder(path: Path) -> CheckpointFiles:
@@ -63,13 +67,14 @@ def _inspect(path: Path) -> CheckpointFiles:
     config = _read_config(path)
     check_config(path / CONFIG, config)
     weights = weight_files(path)
-    tensors, warnings = merge(path, weights)
+    merged = merge(path, weights)
+    tensors = merged.tensors
     _refuse_small_floats(path, tensors)
     _check_sizes(path / CONFIG, config, tensors)
     _check_model_type(path / CONFIG, config)
-    warnings = [*weights.warnings, *warnings, *_odd_names(tensors)]
+    warnings = [*weights.warnings, *merged.warnings, *_odd_names(tensors)]
     total = sum(t.bytes for t in tensors.values())
-    return CheckpointFiles(path, config, weights.shards, tensors, tuple(warnings), total)
+    return CheckpointFiles(path, config, weights.shards, tensors, tuple(warnings), total, merged.seals)
 
 
 def _require_folder(path: Path) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from duat_cli.loading.files import fail, kind, open_file, refuse_pointer
+from duat_cli.loading.seal import Seal, seal_of
 from duat_cli.loading.wording import shown
 from duat_cli.text import clean
 
@@ -42,18 +44,27 @@ class TensorEntry:
         return math.prod(self.shape)
 
 
-def read_header(path: Path, shard: str) -> dict[str, TensorEntry]:
-    """The tensors of one safetensors file, from its first bytes; every offset is checked.
+@dataclass(frozen=True)
+class Header:
+    """What one file holds, and what it was when that was read."""
+
+    tensors: dict[str, TensorEntry]
+    seal: Seal
+
+
+def read_header(path: Path, shard: str) -> Header:
+    """The header of one safetensors file, from its first bytes; every offset is checked.
 
     Format: 8 bytes header length (little endian), a JSON header, then the data without gaps.
     """
     with open_file(path) as file:
-        size = path.stat().st_size
+        size = os.fstat(file.fileno()).st_size
         start = file.read(8)
         refuse_pointer(path, start + file.read(512))
         length = _header_length(path, start, size)
         file.seek(8)
         raw = file.read(length)
+        seal = seal_of(file, 8 + length)
     header = _parse_header(path, raw)
     ranges = []
     entries = {}
@@ -64,7 +75,7 @@ def read_header(path: Path, shard: str) -> dict[str, TensorEntry]:
         entries[name], low, high = _entry(path, name, value, shard, 8 + length)
         ranges.append((low, high, name))
     _check_layout(path, sorted(ranges), 8 + length, size)
-    return entries
+    return Header(entries, seal)
 
 
 def _header_length(path: Path, start: bytes, size: int) -> int:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from duat_cli.loading.duplicates import require_equal
 from duat_cli.loading.files import fail, kind, read_json, refuse_foreign_link
 from duat_cli.loading.headers import TensorEntry, read_header
+from duat_cli.loading.seal import Seal
 from duat_cli.loading.wording import counted, listed, shown
 
 WEIGHTS = "model.safetensors"
@@ -72,22 +74,38 @@ def _check_shard_name(index: Path, tensor: str, name: object) -> None:
         fail(index, f"{place}: {shown(name)} is no safetensors file; convert the checkpoint to safetensors")
 
 
-def merge(path: Path, weights: WeightFiles) -> tuple[dict[str, TensorEntry], list[str]]:
-    """All tensors of all shards, and where the index disagrees with the headers, which decide."""
+@dataclass(frozen=True)
+class Merged:
+    """All tensors of all shards."""
+
+    tensors: dict[str, TensorEntry]
+    seals: dict[str, Seal]
+    """By shard."""
+    warnings: list[str]
+    """Where the index disagrees with the headers, which decide."""
+
+
+def merge(path: Path, weights: WeightFiles) -> Merged:
+    """Reads every header; no value but those of tensors that several shards hold, which must be equal."""
     holders: dict[str, list[TensorEntry]] = {}
+    seals: dict[str, Seal] = {}
     for shard in weights.shards:
         refuse_foreign_link(path, shard)
-        for name, entry in read_header(path / shard, shard).items():
+        header = read_header(path / shard, shard)
+        seals[shard] = header.seal
+        for name, entry in header.tensors.items():
             holders.setdefault(name, []).append(entry)
+    for name, entries in holders.items():
+        require_equal(path, name, entries)
     mapped = weights.weight_map
     if mapped is None:
-        return {name: entries[0] for name, entries in holders.items()}, []
+        return Merged({name: entries[0] for name, entries in holders.items()}, seals, [])
     absent = [name for name in mapped if name not in holders]
     if absent:
         many = counted(len(absent), "tensor")
         fail(path / INDEX, f"weight_map: {many} missing from every shard: {listed(absent)}")
     tensors = {name: _chosen(entries, mapped.get(name)) for name, entries in holders.items()}
-    return tensors, _index_warnings(weights, holders, tensors)
+    return Merged(tensors, seals, _index_warnings(weights, holders, tensors))
 
 
 def _chosen(entries: list[TensorEntry], mapped: str | None) -> TensorEntry:
@@ -106,7 +124,7 @@ def _index_warnings(
     twice = [name for name, entries in holders.items() if len(entries) > 1]
     if twice:
         many = counted(len(twice), "tensor")
-        warnings.append(f"{many} in more than one shard: {listed(twice)}; the index decides")
+        warnings.append(f"{many} in more than one shard: {listed(twice)}; with equal values")
     size = sum(e.bytes for entries in holders.values() for e in entries)
     if weights.total_size not in (None, size):
         stated = shown(weights.total_size)

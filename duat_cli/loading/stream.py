@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from duat_cli.loading.checkpoint import CheckpointFiles
 from duat_cli.loading.files import fail, open_file
 from duat_cli.loading.headers import TensorEntry
+from duat_cli.loading.seal import Seal, require_unchanged
 from duat_cli.loading.wording import shown
 
 PIECE = 1 << 17  # values: what stays in a core's cache while it is looked at
@@ -56,13 +57,16 @@ class Streamed:
 def stream(files: CheckpointFiles) -> Iterator[Streamed]:
     """Every tensor that is not empty, in the order of the files, whose pieces are read as they are asked for.
 
-    CheckpointError where a file ends early or fails to read.
+    CheckpointError where a file ends early, fails to read, or is no longer the one that was checked.
     """
     for shard in files.shards:
+        path, seal = files.path / shard, files.seals[shard]
         names = [name for name, entry in files.tensors.items() if entry.shard == shard and entry.elements]
-        for name in sorted(names, key=lambda name: files.tensors[name].offset):
+        names.sort(key=lambda name: files.tensors[name].offset)
+        require_unchanged(path, seal, names[0] if names else None, header=True)
+        for name in names:
             entry = files.tensors[name]
-            yield Streamed(name, entry, _pieces(files.path / shard, name, entry))
+            yield Streamed(name, entry, _pieces(path, seal, name, entry))
 
 
 def _matrix(entry: TensorEntry) -> tuple[int, int]:
@@ -72,7 +76,7 @@ def _matrix(entry: TensorEntry) -> tuple[int, int]:
     return values // columns, columns
 
 
-def _pieces(path: Path, name: str, entry: TensorEntry) -> Iterator[Piece]:
+def _pieces(path: Path, seal: Seal, name: str, entry: TensorEntry) -> Iterator[Piece]:
     dtype = np.dtype(_STORED[entry.dtype])
     rows, columns = _matrix(entry)
     long = columns > LONGEST_ROW
@@ -86,6 +90,7 @@ def _pieces(path: Path, name: str, entry: TensorEntry) -> Iterator[Piece]:
                 width = min(LONGEST_ROW, columns - start)
                 raw = buffer[: count * width * dtype.itemsize]
                 _read(path, file, offset, raw, name)
+                require_unchanged(path, seal, name)
                 offset += raw.size
                 yield Piece(row, _values(raw.view(dtype), entry.dtype).reshape(count, width), not long)
 
@@ -97,7 +102,7 @@ def _read(path: Path, file: BinaryIO, offset: int, buffer: NDArray[np.uint8], na
         while done < len(view):
             got = file.readinto(view[done:])  # type: ignore[attr-defined]
             if not got:
-                fail(path, f"ended within tensor {shown(name)}: the file became shorter while it was read")
+                fail(path, f"ended within tensor {shown(name)}: it became shorter while it was read")
             done += got
     except OSError as error:
         fail(path, f"cannot be read: {error.strerror or error}")

@@ -69,15 +69,6 @@ def _users(model: nn.Module, tensor: Tensor) -> list[tuple[nn.Module, str]]:
     return [(m, leaf) for m in model.modules() for leaf, held in m._parameters.items() if held is tensor]
 
 
-def is_causal_lm(model: Any) -> bool:
-    """Whether its logits are those of the next token."""
-    from transformers.models.auto import modeling_auto
-
-    names = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
-    decoder = type(model).__name__ not in ("BertLMHeadModel", "RobertaForCausalLM") or model.config.is_decoder
-    return type(model).__name__ in names and decoder
-
-
 @torch.no_grad()
 def logits_of(model: Any, ids: Tensor) -> Tensor:
     """(N, vocabulary) of one prompt (1, N), unbatched."""

@@ -110,6 +110,7 @@ FAULTS: dict[str, Callable[[Tensors, dict[str, Any]], None]] = {
     "embedding-saved": _saved,
     "key-dialect": _dialect,
     "config": lambda t, c: c.update(alpha_pattern={"q_proj": "high"}),
+    "foreign-code": lambda t, c: c.update(megatron_config={"a": 1}, megatron_core="os"),
     "convolution": lambda t, c: t.update({A: torch.ones(3, 4, 2, 2)}),
 }
 
@@ -142,3 +143,43 @@ def test_experts_and_tied_weights(tmp_path: Path) -> None:
     assert "two-tied-deltas" in [f.rule for f in found]
     config = peft.LoraConfig(r=2, target_modules=["wte"])
     assert "tied-weights" in [f.rule for f in findings(base, adapters.make(base, tmp_path / "c", config))]
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"megatron_config": {"tensor_model_parallel_size": 1}},  # PEFT imports its default, megatron.core
+        {"megatron_core": "evil"},
+        {"megatron_core": ["evil"]},
+        {"auto_mapping": {"base_model_class": "Net", "parent_library": "evil"}},
+        {"auto_mapping": {"base_model_class": "Net", "parent_library": "transformers_modules.org.model.evil"}},
+        {"auto_mapping": {"base_model_class": "Net"}},
+        {"auto_mapping": "evil.Net"},
+        {"auto_map": {"AutoModel": "evil.Net"}},
+        {"custom_modules": {"torch.nn.Linear": "evil.Linear"}},
+    ],
+)
+def test_modules_named_for_import_are_an_error_and_not_imported(
+    stated: dict[str, Any], good: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    base, adapter = good
+    [found] = findings(base, broken(adapter, tmp_path / "a", lambda t, c: c.update(stated)))
+    assert (found.rule, found.level) == ("foreign-code", "error")
+    assert found.message.split()[0] in ("megatron_core", "auto_mapping", "auto_map", "custom_modules")
+    assert "evil" not in sys.modules
+
+
+@pytest.mark.parametrize("task_type", [None, "CAUSAL_LM"])
+@pytest.mark.parametrize("config", [peft.LoraConfig, peft.AdaLoraConfig, peft.IA3Config, peft.LoHaConfig])
+def test_what_peft_writes_by_itself_names_no_foreign_code(config: Any, task_type: str | None, tmp_path: Path) -> None:
+    base = adapters.base_of("llama", tmp_path / "base")
+    more = {"feedforward_modules": []} if config is peft.IA3Config else {}
+    more |= {"total_step": 10} if config is peft.AdaLoraConfig else {}
+    made = adapters.make(base, tmp_path / "a", config(target_modules=["q_proj"], task_type=task_type, **more))
+    written = json.loads((made / "adapter_config.json").read_text())
+    assert (written["auto_mapping"] is None) == (task_type is not None)
+    if config is peft.LoraConfig:
+        assert (written["megatron_core"], written["megatron_config"]) == ("megatron.core", None)
+    assert "foreign-code" not in [f.rule for f in findings(base, made)]

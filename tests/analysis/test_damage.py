@@ -11,10 +11,11 @@ import torch
 from helpers import single_model, token_ids
 from torch import Tensor
 
-from duat_cli.analysis import damage
-from duat_cli.analysis.damage import Divergence, Hidden, Loss, is_causal, metric_for
+from duat_cli.analysis.damage import Divergence, Hidden, Loss, metric_for
 from duat_cli.errors import InputError
+from duat_cli.models.causality import is_causal
 from duat_cli.models.structure import discover
+from duat_cli.operators import divergence
 
 GENERATOR_SEED = 5
 
@@ -82,7 +83,7 @@ def test_nll_is_the_change_of_the_loss() -> None:
 def test_damage_is_the_same_in_pieces_of_some_tokens(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     before, after, tokens = logits(5, seed=0), logits(5, seed=1), ids(5)
     whole = [metric(None).measured(before, after, tokens) for metric in (Divergence, Loss)]
-    monkeypatch.setattr(damage, "LOGITS_AT_ONCE", at_once)
+    monkeypatch.setattr(divergence, "AT_ONCE", at_once)
     pieces = [metric(None).measured(before, after, tokens) for metric in (Divergence, Loss)]
     assert pieces == pytest.approx(whole, rel=1e-12)
 
@@ -178,6 +179,20 @@ def test_a_decoder_without_a_mask_is_not_causal() -> None:
     assert not is_causal(model, structure)
     with pytest.raises(InputError, match="does not predict the next token"):
         metric_for("nll", model, structure)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("decoder", [False, True])
+def test_causality_of_an_untrained_model_in_every_dtype(decoder: bool, dtype: torch.dtype) -> None:
+    """Its attention is nearly uniform and its weights are small: a later token moves earlier logits by 1e-3."""
+    from transformers import ElectraConfig, ElectraForCausalLM
+
+    config = ElectraConfig(vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+                           intermediate_size=48, embedding_size=32, is_decoder=decoder)  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model: Any = ElectraForCausalLM._from_config(config, attn_implementation="eager").eval().to(dtype)
+    assert is_causal(model, discover(model)) == decoder
 
 
 @pytest.mark.parametrize("name", ["kl", "nll"])

@@ -11,6 +11,7 @@ from typing import Any
 import peft
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -33,7 +34,7 @@ from duat_cli.loading.load import LoadedModel, load
 from duat_cli.loading.prompts import Prompt
 from duat_cli.loading.source import Source
 from duat_cli.models import tiny
-from duat_cli.models.tuned import is_causal_lm, logits_of, tuned_copy
+from duat_cli.models.tuned import logits_of, tuned_copy
 from duat_cli.operators.lowrank import LowRank
 from duat_cli.results.base import Run
 from duat_cli.results.lora import LoraReport
@@ -336,7 +337,63 @@ def test_what_has_no_meaning_under_prompts_is_refused(tmp_path: Path, monkeypatc
 def test_an_encoder_has_no_next_token(tmp_path: Path) -> None:
     base, adapter = made("bert", tmp_path)
     report = report_of(base, adapter)
-    assert not is_causal_lm(adapters.load_base(base))
     assert report.by_prompt is not None
     assert all(p.kl is None and "no next-token model" in p.reasons["kl"] for p in report.by_prompt)
     assert [p.output for p in report.by_prompt] == sorted((p.output for p in report.by_prompt), reverse=True)
+
+
+# -- the next token ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["Camembert", "XLMRoberta", "Electra"])
+@pytest.mark.parametrize("decoder", [False, True])
+def test_a_head_for_next_tokens_needs_a_causal_mask(name: str, decoder: bool, tmp_path: Path) -> None:
+    """Without is_decoder these classes are encoders: a token's logits have seen the next one."""
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+        max_position_embeddings=40, is_decoder=decoder, pad_token_id=1,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        getattr(transformers, f"{name}ForCausalLM")(config).save_pretrained(tmp_path / "base")
+    config = peft.LoraConfig(r=2, lora_alpha=30, target_modules=["query", "value"])
+    adapter = adapters.make(tmp_path / "base", tmp_path / "adapter", config)
+    report = report_of(tmp_path / "base", adapter)
+    assert report.by_prompt is not None
+    for prompt in report.by_prompt:
+        assert (prompt.kl is not None) == (prompt.loss_base is not None) == bool(prompt.moved_tokens) == decoder
+        assert decoder or "move with later tokens" in prompt.reasons["kl"]
+    assert (report.summary.kl is not None) == decoder
+    assert decoder or "move with later tokens" in report.summary.reasons["kl"]
+
+
+def test_logits_that_rule_out_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both at -inf: not counted. Only the tuned model's: infinite, so null with the reason, and no mean of the rest."""
+    base, adapter = made("llama", tmp_path)
+    plain, calls = report_of(base, adapter), []
+
+    def ruled_out(model: Any, ids: Tensor) -> Tensor:
+        calls.append(logits_of(model, ids).clone())
+        calls[-1][:, 0] = -torch.inf
+        if tuned_only and len(calls) == 4:
+            calls[-1][0, 1] = -torch.inf
+        return calls[-1]
+
+    monkeypatch.setattr("duat_cli.analysis.lora_prompts.logits_of", ruled_out)
+    tuned_only = False
+    assert plain.by_prompt is not None
+    both = report_of(base, adapter)
+    assert both.by_prompt is not None
+    for row in both.by_prompt:
+        p, q = (logits[:, 1:].double().softmax(-1) for logits in calls[2 * row.prompt : 2 * row.prompt + 2])
+        assert row.kl == pytest.approx(float((p * (p / q).log()).sum(-1).mean()), rel=1e-6)
+    calls.clear()
+    tuned_only = True
+    report = report_of(base, adapter)
+    assert report.by_prompt is not None
+    [first, second] = sorted(report.by_prompt, key=lambda row: row.prompt)
+    assert first.kl is not None
+    assert second.kl is None
+    assert "probability 0" in second.reasons["kl"]
+    assert report.summary.kl is None
+    assert report.summary.reasons["kl"] == second.reasons["kl"]

@@ -16,6 +16,10 @@ _ERRORS = {
     "dora-flag-missing": ("magnitudes without use_dora", "Set use_dora to true in adapter_config.json."),
     "dora-magnitude-missing": ("use_dora without magnitudes", "Save the adapter again with all its tensors."),
     "factor-missing": ("an A without its B, or a B without its A", "Save the adapter again with all its tensors."),
+    "foreign-code": (
+        "modules that adapter_config.json names for import",
+        "Set the field to null, or load the adapter only where you trust that module.",
+    ),
     "non-finite": ("NaN and infinite values", "Go back to the last sound adapter."),
     "rank-mismatch": ("ranks that contradict adapter_config.json", "Restore the config of the training run."),
     "shape-mismatch": ("factors that do not fit the base", "Give the base that the adapter was trained on."),
