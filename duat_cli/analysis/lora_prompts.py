@@ -19,7 +19,9 @@ from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import wide
+from duat_cli.models.branches import Branches, ffn_terms, find_branches
 from duat_cli.models.rig import BlockRun
+from duat_cli.models.sites import find_sites
 from duat_cli.models.tuned import is_causal_lm, logits_of
 from duat_cli.operators.kronecker import HeadFactors, gram
 from duat_cli.operators.operator_change import maps_and_changes, split
@@ -43,7 +45,8 @@ class Kept:
     factors: HeadFactors | None
     origin: str  # of V and O: "read" or "probed"
     reason: str | None  # why there is no W'
-    ffn: Tensor | None
+    ffn: Tensor | None  # what the FFNs add to the stream, as one vector
+    ffn_reason: str
     dynamic: Tensor | None
     pre: Tensor | None
     pre_reason: str | None
@@ -67,20 +70,21 @@ def compare_on_prompts(
     """Both models on every prompt. UnsupportedModelError where they are not built alike."""
     if len(base.structure.calls) != len(tuned.structure.calls):
         raise UnsupportedModelError("base and tuned model have another number of blocks")
+    branches = [find_branches(s.structure, find_sites(s.structure)) for s in (base, tuned)]
     grams: dict[int, Tensor] = {}
     rows: list[list[BlockChange]] = []
     found = Findings()
     for number, prompt in enumerate(prompts):
         _check_room(base, prompt)
         progress(2 * number, 2 * len(prompts), f"base model, prompt {number + 1} of {len(prompts)}")
-        before = _sweep(base, prompt)
+        before = _sweep(base, branches[0], prompt)
         progress(2 * number + 1, 2 * len(prompts), f"tuned model, prompt {number + 1} of {len(prompts)}")
         changes: list[BlockChange] = []
 
         def compare(run: BlockRun, kept: Kept, before: list[Kept] = before, into: list[BlockChange] = changes) -> None:
             into.append(_block(base, run.index, before[run.index], kept, grams))
 
-        last = _sweep(tuned, prompt, compare)[-1]
+        last = _sweep(tuned, branches[1], prompt, compare)[-1]
         rows.append(changes)
         found.prompts.append(_prompt(base.loaded, tuned.loaded, number, prompt, before[-1].output, last.output, decode))
         found.base_error = max(found.base_error, *(kept.error for kept in before))
@@ -108,14 +112,16 @@ def _check_room(base: Session, prompt: Prompt) -> None:
         )
 
 
-def _sweep(session: Session, prompt: Prompt, listener: Callable[[BlockRun, Kept], None] | None = None) -> list[Kept]:
+def _sweep(
+    session: Session, branches: Branches, prompt: Prompt, listener: Callable[[BlockRun, Kept], None] | None = None
+) -> list[Kept]:
     """All blocks in order; with a listener only the last is kept."""
     decomposition = Decomposition()
     kept: list[Kept] = []
 
     def listen(run: BlockRun) -> None:
         step = decomposition.advance(run)
-        block = _keep(session, run, step)
+        block = _keep(session, branches, run, step)
         if listener is None:
             kept.append(block)
         else:
@@ -126,8 +132,9 @@ def _sweep(session: Session, prompt: Prompt, listener: Callable[[BlockRun, Kept]
     return kept
 
 
-def _keep(session: Session, run: BlockRun, step: Step) -> Kept:
+def _keep(session: Session, branches: Branches, run: BlockRun, step: Step) -> Kept:
     left, factors, origin, reason = None, None, "", None
+    ffn, ffn_reason = None, ZERO
     block = session.structure.block(run.index)
     try:
         operator = step.operator(run, block)
@@ -135,12 +142,17 @@ def _keep(session: Session, run: BlockRun, step: Step) -> Kept:
         left, factors, origin = operator.matrix().left, operator.factors, block.factors.origin
     except UnsupportedModelError as fault:
         reason = str(fault)
+    try:
+        ffn = ffn_terms(run, branches[run.parts.module])
+    except UnsupportedModelError as fault:
+        ffn_reason = str(fault)
     return Kept(
         left=left,
         factors=factors,
         origin=origin,
         reason=reason,
-        ffn=None if step.ffn is None else step.ffn.output.clone(),
+        ffn=ffn,
+        ffn_reason=ffn_reason,
         dynamic=None if step.dynamic_bias is None else step.dynamic_bias.clone(),
         pre=None if step.pre_activation is None else step.pre_activation.clone(),
         pre_reason=step.terms.pre_activation_reason,
@@ -190,7 +202,7 @@ def _terms(before: Kept, after: Kept) -> TermsChange:
     values: dict[str, float | None] = {}
     reasons: dict[str, str] = {}
     pairs = {
-        "ffn": (before.ffn, after.ffn, before.ffn, "no nonlinear FFN was found in the block"),
+        "ffn": (before.ffn, after.ffn, before.ffn, before.ffn_reason if before.ffn is None else after.ffn_reason),
         "dynamic_bias": (before.dynamic, after.dynamic, before.pre, before.pre_reason or "the tuned block has none"),
         "output": (before.output, after.output, before.output, ZERO),
     }
