@@ -136,7 +136,9 @@ def prune_bound(
         plans.append(plan_of(nested[kind], options.budget, tested, sizes, _fingerprint(held_out)))
     progress(0, 1, "certified bounds")
     bounds = certified(session, work)
-    terms = terms_of(session.structure, work.sites, work.terms, damage, work.readings, bounds, work.measured())
+    terms = terms_of(
+        session.structure, work.sites, work.terms, damage, work.readings, bounds, work.measured(), work.branches
+    )
     report = PruneReport(
         duat_version=__version__,
         environment=session.environment(),

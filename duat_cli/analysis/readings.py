@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import gaussian, relative_error, rounding, tolerance_for, wide
-from duat_cli.models.branches import Branch, Branches
+from duat_cli.models.branches import Branch, Branches, branch_at
 from duat_cli.models.feedforward import matrix_of
 from duat_cli.models.norm_scale import NormScale, norm_scale
 from duat_cli.models.passes import Removal
@@ -158,7 +158,7 @@ class _Here:
 
     def branch_of(self, site: Site) -> Branch | str:
         """The branch that the site's terms are part of, or why it is not known."""
-        return next(branch for end, branch in self._branches.items() if _holds(end.module, site))
+        return branch_at(self._branches, site)
 
     def without(self, site: Site, place: int) -> Replay:
         """The block without one term of the site."""

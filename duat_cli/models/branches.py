@@ -47,6 +47,11 @@ class Branch:
 Branches = Mapping[nn.Module, Mapping[Site, Branch | str]]  # by block module, of its attention and FFN sites
 
 
+def branch_at(branches: Mapping[Site, Branch | str], site: Site) -> Branch | str:
+    """The branch of a block that the terms of a site are part of, or why it is not known."""
+    return next(branch for end, branch in branches.items() if site.module in set(end.module.modules()))
+
+
 def ffn_term(run: BlockRun, ffn: Branch) -> Tensor:
     """What an FFN adds to the stream where they meet, (N, M): its last layer's bias and its norm's are part of it.
 
@@ -113,9 +118,9 @@ def branch_of(run: BlockRun, site: Site) -> Branch:
 
     nothing, stream = (replay(z, silenced(site.module)) for z in (zero, random_like(run.input)))
     alone = replay(zero, watching([Site(site.kind, site.module, "output", 1)], noise))
-    for before, after in zip(nothing.values, alone.values, strict=True):
-        if moved(torch.cat([before, after]), 1):
-            raise UnsupportedModelError("its branch stands in front of attention, which reads it")
+    # Nothing is written down in front of attention.
+    if nothing.values and moved(torch.cat([nothing.values[0], alone.values[0]]), 1):
+        raise UnsupportedModelError("its branch stands in front of attention, which reads it")
     each = zip(*map(points_of, (nothing, alone, stream)), strict=True)
     points = [(three[0][0], torch.cat([values for _, values in three])) for three in each]
     found = meeting_of(run, points, sent[0])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import single_model, token_ids
+from helpers import far, single_model, token_ids
 from torch import Tensor
 
 from duat_cli.analysis.certified import certified_bounds
@@ -16,7 +16,7 @@ from duat_cli.analysis.decomposition import Decomposition
 from duat_cli.analysis.readings import Reader, Readings
 from duat_cli.analysis.sketch import Terms
 from duat_cli.kinds import Kind
-from duat_cli.models.branches import find_branches
+from duat_cli.models.branches import Branch, ffn_terms, find_branches
 from duat_cli.models.passes import record
 from duat_cli.models.rig import BlockRun
 from duat_cli.models.sites import TermId, find_sites
@@ -133,6 +133,44 @@ def test_local_is_what_plain_hooks_see_where_the_branch_meets_the_stream(model_t
                     rows = slice(k * width, (k + 1) * width)
                     want = lost(taken[..., rows] @ weight.detach()[rows]) / float(stream.norm())
                     assert here.found.local[TermId(part, block, k)] == pytest.approx(want, rel=1e-3), (part, block, k)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("model_type", list(WIRED))
+def test_the_place_where_a_branch_meets_the_stream_is_named(model_type: str) -> None:
+    here, wired = read(model_type), WIRED[model_type]
+    names = {module: name for name, module in here.structure.stack.named_modules()}
+    branches = find_branches(here.structure, here.sites)
+    for block in here.structure.calls:
+        expected = (
+            ("attention", wired.attention_meets, wired.attention_norm),
+            ("ffn", wired.ffn_meets, wired.ffn_norm),
+        )
+        for kind, meets, norm in expected:
+            [branch] = [b for end, b in branches[block].items() if end.kind == kind]
+            assert isinstance(branch, Branch)
+            place = f"output of {names[block]}" if meets is None else f"input of {names[block]}.{meets}"
+            assert branch.name(names, block) == place
+            assert branch.norm is (None if norm is None else block.get_submodule(norm))
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "opt", "gemma2", "falcon", "phi"])
+def test_the_uat_term_is_what_the_ffn_adds_without_biases(model_type: str) -> None:
+    """Eq. 11's term of the last block, where nothing follows; a bias (gpt2, opt, falcon, phi) is static in the sum."""
+    here, wired = read(model_type), WIRED[model_type]
+    block, seen = here.structure.calls[-1], []
+    bias = getattr(block.get_submodule(wired.ffn), "bias", None)
+    found = find_branches(here.structure, here.sites)[block]
+
+    def listen(run: BlockRun) -> None:
+        if run.index == len(here.structure.calls) - 1:
+            seen.append(ffn_terms(run, found))
+
+    with here.structure.rig().active() as rig:
+        rig.run(lambda: run_stack(here.structure.stack, here.ids), listen)
+    _, given, _ = hooked(here, block, wired.ffn, None)
+    added = given if wired.ffn_norm is None else block.get_submodule(wired.ffn_norm)(given)
+    assert far(seen[0], added.flatten()) < 1e-5
+    assert far(here.uat[-1], added if bias is None else added - bias) < 1e-4
 
 
 def hooked(here: Read, block: Any, last: str, meets: str | None) -> tuple[Tensor, Tensor, Tensor]:
