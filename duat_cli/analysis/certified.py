@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from duat_cli.analysis.layers import Layers
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.kinds import Kind
-from duat_cli.models.arrays import relative_error, tolerance_for, wide
 from duat_cli.models.arrival import Arrival, BlockArrivals, block_arrivals
 from duat_cli.models.experts import Experts
 from duat_cli.models.feedforward import FeedForward
@@ -120,7 +119,7 @@ def certified_bounds(structure: ModelStructure) -> list[BlockBounds]:
         def listen(run: BlockRun) -> None:
             known = inner[run.index]
             output = known.path.output.flatten(0, 1) if isinstance(known.path, ValuePath) else None
-            found.append(block_arrivals(run, output, known.columns_outside))
+            found.append(block_arrivals(run, output, known.columns_outside, known.last_layers()))
 
         with structure.rig().active() as rig:
             rig.run(forward, listen)
@@ -247,27 +246,9 @@ class _Block:
         missing = next((t.reason for t in branches if t.stream is None), None)
         if missing is not None:
             raise UnsupportedModelError(missing)
-        total = sum(float(t.stream.sum()) for t in branches if t.stream is not None)
-        return _one(total + self._beside_branches())
-
-    def _beside_branches(self) -> float:
-        """The block adds a constant that should be its layers' biases, which the branches' bounds hold; what is left.
-
-        More than rounding of it means that something else stands beside attention and FFN.
-        """
-        constant = wide(self.arrivals.constant)
-        known = torch.zeros_like(constant[0])
-        if isinstance(self.inner.path, ValuePath) and self.inner.path.output_bias is not None:
-            known = known + self.inner.path.output_bias
-        for place, (_, form) in enumerate(self.inner.units):
-            outside = isinstance(form, FeedForward) and self.inner.columns_outside(place) is not None
-            if isinstance(form, FeedForward) and form.bias is not None and outside:
-                known = known + form.bias
-        rest = constant - known if bool(constant.any()) else constant
-        hidden = self.inner.parts.hidden.get(self.inner.event.args, self.inner.event.kwargs)
-        if not relative_error(rest + constant, constant) <= tolerance_for(hidden.dtype):
+        if bool(self.arrivals.constant.any()):  # biases of the branches are in their bounds, and gone here
             raise UnsupportedModelError("it adds something to the stream beside attention and FFN")
-        return float(torch.linalg.vector_norm(rest.double(), dim=-1).max())
+        return _one(sum(float(t.stream.sum()) for t in branches if t.stream is not None))
 
     # -- norms behind a branch ---------------------------------------------------------------------------------
 

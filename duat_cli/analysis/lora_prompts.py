@@ -19,8 +19,10 @@ from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import wide
+from duat_cli.models.branches import Branches, ffn_terms, find_branches
 from duat_cli.models.causality import why_no_next_token
 from duat_cli.models.rig import BlockRun
+from duat_cli.models.sites import find_sites
 from duat_cli.models.tuned import logits_of
 from duat_cli.operators.divergence import kl
 from duat_cli.operators.kronecker import HeadFactors, gram
@@ -46,7 +48,8 @@ class Kept:
     factors: HeadFactors | None
     origin: str  # of V and O: "read" or "probed"
     reason: str | None  # why there is no W'
-    ffn: Tensor | None
+    ffn: Tensor | None  # what the FFNs add to the stream, as one vector
+    ffn_reason: str
     dynamic: Tensor | None
     pre: Tensor | None
     pre_reason: str | None
@@ -81,20 +84,21 @@ def compare_on_prompts(
         raise UnsupportedModelError("base and tuned model have another number of blocks")
     reasons = (why_no_next_token(one.loaded.model, one.structure) for one in (base, tuned))
     pair = _Pair(base.loaded, tuned.loaded, next((why for why in reasons if why is not None), None))
+    branches = [find_branches(s.structure, find_sites(s.structure)) for s in (base, tuned)]
     grams: dict[int, Tensor] = {}
     rows: list[list[BlockChange]] = []
     found = Findings()
     for number, prompt in enumerate(prompts):
         _check_room(base, prompt)
         progress(2 * number, 2 * len(prompts), f"base model, prompt {number + 1} of {len(prompts)}")
-        before = _sweep(base, prompt)
+        before = _sweep(base, branches[0], prompt)
         progress(2 * number + 1, 2 * len(prompts), f"tuned model, prompt {number + 1} of {len(prompts)}")
         changes: list[BlockChange] = []
 
         def compare(run: BlockRun, kept: Kept, before: list[Kept] = before, into: list[BlockChange] = changes) -> None:
             into.append(_block(base, run.index, before[run.index], kept, grams))
 
-        last = _sweep(tuned, prompt, compare)[-1]
+        last = _sweep(tuned, branches[1], prompt, compare)[-1]
         rows.append(changes)
         found.prompts.append(_prompt(pair, number, prompt, before[-1].output, last.output, decode))
         found.base_error = max(found.base_error, *(kept.error for kept in before))
@@ -122,14 +126,16 @@ def _check_room(base: Session, prompt: Prompt) -> None:
         )
 
 
-def _sweep(session: Session, prompt: Prompt, listener: Callable[[BlockRun, Kept], None] | None = None) -> list[Kept]:
+def _sweep(
+    session: Session, branches: Branches, prompt: Prompt, listener: Callable[[BlockRun, Kept], None] | None = None
+) -> list[Kept]:
     """All blocks in order; with a listener only the last is kept."""
     decomposition = Decomposition()
     kept: list[Kept] = []
 
     def listen(run: BlockRun) -> None:
         step = decomposition.advance(run)
-        block = _keep(session, run, step)
+        block = _keep(session, branches, run, step)
         if listener is None:
             kept.append(block)
         else:
@@ -140,8 +146,9 @@ def _sweep(session: Session, prompt: Prompt, listener: Callable[[BlockRun, Kept]
     return kept
 
 
-def _keep(session: Session, run: BlockRun, step: Step) -> Kept:
+def _keep(session: Session, branches: Branches, run: BlockRun, step: Step) -> Kept:
     left, factors, origin, reason = None, None, "", None
+    ffn, ffn_reason = None, ZERO
     block = session.structure.block(run.index)
     try:
         operator = step.operator(run, block)
@@ -149,12 +156,17 @@ def _keep(session: Session, run: BlockRun, step: Step) -> Kept:
         left, factors, origin = operator.matrix().left, operator.factors, block.factors.origin
     except UnsupportedModelError as fault:
         reason = str(fault)
+    try:
+        ffn = ffn_terms(run, branches[run.parts.module])
+    except UnsupportedModelError as fault:
+        ffn_reason = str(fault)
     return Kept(
         left=left,
         factors=factors,
         origin=origin,
         reason=reason,
-        ffn=None if step.ffn is None else step.ffn.output.clone(),
+        ffn=ffn,
+        ffn_reason=ffn_reason,
         dynamic=None if step.dynamic_bias is None else step.dynamic_bias.clone(),
         pre=None if step.pre_activation is None else step.pre_activation.clone(),
         pre_reason=step.terms.pre_activation_reason,
@@ -204,7 +216,7 @@ def _terms(before: Kept, after: Kept) -> TermsChange:
     values: dict[str, float | None] = {}
     reasons: dict[str, str] = {}
     pairs = {
-        "ffn": (before.ffn, after.ffn, before.ffn, "no nonlinear FFN was found in the block"),
+        "ffn": (before.ffn, after.ffn, before.ffn, before.ffn_reason if before.ffn is None else after.ffn_reason),
         "dynamic_bias": (before.dynamic, after.dynamic, before.pre, before.pre_reason or "the tuned block has none"),
         "output": (before.output, after.output, before.output, ZERO),
     }

@@ -28,6 +28,7 @@ from duat_cli.kinds import KINDS, Kind
 from duat_cli.loading.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.loading.stored import most_stored
+from duat_cli.models.branches import find_branches
 from duat_cli.models.passes import Means, Recorded, prove_chained, record
 from duat_cli.models.rig import BlockRun
 from duat_cli.models.sites import BlockSites, TermId, find_sites
@@ -135,7 +136,9 @@ def prune_bound(
         plans.append(plan_of(nested[kind], options.budget, tested, sizes, _fingerprint(held_out)))
     progress(0, 1, "certified bounds")
     bounds = certified(session, work)
-    terms = terms_of(session.structure, work.sites, work.terms, damage, work.readings, bounds, work.measured())
+    terms = terms_of(
+        session.structure, work.sites, work.terms, damage, work.readings, bounds, work.measured(), work.branches
+    )
     report = PruneReport(
         duat_version=__version__,
         environment=session.environment(),
@@ -236,6 +239,7 @@ class _Work:
         stack = self.structure.stack
         prove_chained(self.structure, lambda: run_stack(stack, probe_ids(stack, DISCOVERY_TOKENS))[0])
         self.sites = find_sites(self.structure)
+        self.branches = find_branches(self.structure, self.sites)
         self.metric: Metric = metric_for(self.options.metric, self.session.loaded.model, self.structure)
         self.kinds = self._kinds()
         self.terms = Terms.of(self.structure, self.sites, self.kinds)
@@ -327,7 +331,7 @@ class _Work:
         self._scored += 1
 
     def _read(self, prompt: Prompt) -> None:
-        reader = Reader(self.sites, self.terms.ids, self._followed())
+        reader = Reader(self.sites, self.branches, self.terms.ids, self._followed())
         decomposition = Decomposition()
         last: list[Tensor] = []
 

@@ -17,6 +17,7 @@ from duat_cli.analysis.readings import Readings
 from duat_cli.analysis.session import Session
 from duat_cli.analysis.sketch import Terms
 from duat_cli.kinds import Kind
+from duat_cli.models.branches import Branches, branch_at
 from duat_cli.models.sites import BlockSites, TermId
 from duat_cli.models.structure import ModelStructure
 from duat_cli.operators.binomial import NestedChoice
@@ -56,6 +57,7 @@ def terms_of(
     readings: Sequence[Readings],
     bounds: Mapping[TermId, Bound],
     measured: Mapping[TermId, float],
+    branches: Branches,
 ) -> list[PruneTerm]:
     """One entry a term, in the order of `terms`."""
     names = {module: name for name, module in structure.stack.named_modules()}
@@ -66,14 +68,20 @@ def terms_of(
         if term.index is not None:
             module = sites[module].find(term)[0].module
         bound = bounds[term]
-        local, frozen = (_mean([getattr(r, name).get(term) for r in readings]) for name in ("local", "frozen"))
+        local, frozen, stream = (
+            _mean([getattr(r, name).get(term) for r in readings]) for name in ("local", "frozen", "stream")
+        )
         reasons = {}
         if local is None:
             reasons["local"] = next((r.reasons[term] for r in readings if term in r.reasons), "undefined")
+            reasons["certified_relative"] = reasons["local"]
+        place_met = _met(term, structure.calls[term.block], sites, branches, names)
+        if place_met is None:
+            reasons["place"] = reasons.get("local", "undefined")
         if frozen is None:
             reasons["frozen"] = reasons.get("local", NOT_CARRIED)
         if bound.value is None:
-            reasons["certified"] = bound.reason or "no bound is proved"
+            reasons["certified"] = reasons["certified_relative"] = bound.reason or "no bound is proved"
         if term not in measured:
             reasons["measured"] = NOT_ABLATED
         found.append(
@@ -82,18 +90,34 @@ def terms_of(
                 block=term.block,
                 index=term.index,
                 module=names[module],
+                place=place_met,
                 local=local,
                 frozen=frozen,
                 linearised=estimate[place],
                 linearised_low=low[place],
                 linearised_high=high[place],
                 certified=bound.value,
+                certified_relative=bound.value / stream if bound.value is not None and stream else None,
                 certified_vacuous=bound.vacuous,
                 measured=measured.get(term),
                 reasons=reasons,
             )
         )
     return found
+
+
+def _met(
+    term: TermId,
+    block: nn.Module,
+    sites: Mapping[nn.Module, BlockSites],
+    branches: Branches,
+    names: Mapping[nn.Module, str],
+) -> str | None:
+    """Where the term meets the stream, in words; None where that is not known."""
+    if term.kind == "block":
+        return f"output of {names[block]}"
+    branch = branch_at(branches[block], sites[block].find(term)[0])
+    return None if isinstance(branch, str) else branch.name(names, block)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -120,13 +144,9 @@ def blocks_of(session: Session, terms: Sequence[PruneTerm], budget: float) -> li
             ablated[kind] = _largest([t.measured for t in there])
             if ablated[kind] is None:
                 reasons[f"{kind}_measured"] = NOT_ABLATED if there else reasons[kind]
-        bounds = {
-            name: _largest([t.certified for t in there]) for name, there in (("attention", attention), ("ffn", ffn))
-        }
+        bounds: dict[str, object] = {}
         for name, there in (("attention", attention), ("ffn", ffn)):
-            if bounds[name] is None:
-                why = there[0].reasons.get("certified") if there else reasons[name]
-                reasons[f"certified_{name}"] = why or "no bound is proved"
+            bounds |= _bounds(name, there, reasons)
         found.append(
             PruneBlock(
                 index=number,
@@ -139,12 +159,28 @@ def blocks_of(session: Session, terms: Sequence[PruneTerm], budget: float) -> li
                 ffn_measured=ablated["ffn"],
                 heads=_heads(by_place[number, "head"], session.kv_heads),
                 neurons=_neurons(by_place[number, "neuron"], budget),
-                certified_attention=bounds["attention"],
-                certified_ffn=bounds["ffn"],
+                **bounds,  # type: ignore[arg-type]
                 reasons=reasons,
             )
         )
     return found
+
+
+def _bounds(name: str, there: list[PruneTerm], reasons: dict[str, str]) -> dict[str, object]:
+    """Place and certified bound of the block's attention or FFN, by the report's field names; why, where null."""
+    largest = _largest([t.certified for t in there])
+    worst = next((t for t in there if t.certified == largest), None)
+    values: dict[str, object] = {
+        f"{name}_place": worst and worst.place,
+        f"certified_{name}": largest,
+        f"certified_{name}_relative": worst and worst.certified_relative,
+    }
+    for field, value in values.items():
+        if value is None:
+            key = "place" if field.endswith("place") else "certified"
+            why = next((t.reasons[k] for t in there for k in (key, "certified_relative") if k in t.reasons), None)
+            reasons[field] = why or reasons.get(name, "no bound is proved")
+    return values
 
 
 _FIELDS: dict[Kind, tuple[str, str]] = {
@@ -180,14 +216,20 @@ def _neurons(neurons: list[PruneTerm], budget: float) -> NeuronSummary | None:
         return None
     damage = [t.linearised for t in neurons if t.linearised is not None]
     certified = _largest([t.certified for t in neurons])
-    why = next((t.reasons["certified"] for t in neurons if "certified" in t.reasons), None)
+    relative = _largest([t.certified_relative for t in neurons])
+    reasons = {}
+    for field, value in (("certified", certified), ("certified_relative", relative)):
+        if value is None:
+            name = field.replace("certified", "certified_largest")
+            reasons[name] = next((t.reasons[field] for t in neurons if field in t.reasons), "no bound is proved")
     return NeuronSummary(
         count=len(neurons),
         median=statistics.median(damage),
         largest=max(damage),
         negligible_share=sum(abs(d) < NEGLIGIBLE * budget for d in damage) / len(damage),
         certified_largest=certified,
-        reasons={"certified_largest": why} if certified is None and why else {},
+        certified_largest_relative=relative,
+        reasons=reasons,
     )
 
 
@@ -283,6 +325,7 @@ def plan_of(nested: Nested, budget: float, tested: NestedChoice | None, sizes: S
             for p in nested.curve
         ],
         guarantee=None if tested is None else _guarantee(nested, budget, tested, sizes, holdout),
+        set=[name_of(term) for term in nested.order[: chosen.removed if chosen else 0]],
         reasons=reasons,
     )
 
@@ -298,6 +341,7 @@ def _guarantee(nested: Nested, budget: float, tested: NestedChoice, sizes: Seque
         holdout_prompts=tested.prompts,
         holdout_sha256=holdout,
         method=METHOD,
+        tested=list(sizes),
         removed=removed,
         share=removed / len(nested.order),
         set=[name_of(term) for term in nested.order[:removed]],

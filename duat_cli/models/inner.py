@@ -31,11 +31,19 @@ class Inner:
     path: ValuePath | str
     units: tuple[tuple[nn.Module, FeedForward | Experts | str], ...]  # in call order
 
+    def last_layers(self) -> list[nn.Module]:
+        """What the branches end in: the layer that takes the heads, and for a unit the layer behind it or itself."""
+        attention = self.parts.output_source
+        outside = [f.down if isinstance(f, FeedForward) and self._outside(m, f) else m for m, f in self.units]
+        return [*([] if attention is None else [attention.linear]), *outside]
+
     def columns_outside(self, place: int) -> Tensor | None:
         """The layer behind a unit, where it stands outside of it."""
         module, form = self.units[place]
-        outside = isinstance(form, FeedForward) and form.down not in set(module.modules())
-        return form.columns() if outside and isinstance(form, FeedForward) else None
+        return form.columns() if isinstance(form, FeedForward) and self._outside(module, form) else None
+
+    def _outside(self, unit: nn.Module, form: FeedForward) -> bool:
+        return form.down not in set(unit.modules())
 
 
 def inner_of(structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], written: Trace, number: int) -> Inner:

@@ -68,7 +68,7 @@ class Replay:
     values: list[Tensor] = field(default_factory=list)  # a call: (items, kv_heads, N, d)
     mixed: list[Tensor] = field(default_factory=list)  # H V, a call: (items, N, heads, d)
     unit_inputs: list[Tensor] = field(default_factory=list)  # a unit call: (items, N, width)
-    points: list[tuple[nn.Module, Tensor]] = field(default_factory=list)  # norm and unit inputs behind attention
+    points: list[tuple[nn.Module, Tensor]] = field(default_factory=list)  # norm, unit inputs, not before attention
 
 
 @dataclass
@@ -314,7 +314,7 @@ class Rig:
         def forward(*args: Any, **kwargs: Any) -> Any:
             x = only_tensor(module, args, kwargs)
             if self._plan is not None and self._run is not None:
-                if self._plan.attention_calls:
+                if self._plan.attention_calls or not self._run.attention:
                     self._plan.result.points.append((module, self._plan.by_item(x)))
                 return self._run.recording.norms[module][self._plan.next_call(module)](x)
             y = original(*args, **kwargs)
@@ -329,10 +329,10 @@ class Rig:
             plan = self._plan
             x = first_tensor(args, kwargs)
             if plan is not None and x is not None:
-                if plan.attention_calls:
+                assert self._run is not None
+                if plan.attention_calls or not self._run.attention:
                     plan.result.points.append((module, plan.by_item(x)))
                 plan.result.unit_inputs.append(plan.by_item(x))
-                assert self._run is not None
                 call, given = self._run.units[plan.unit_calls], plan.given[plan.unit_calls]
                 plan.unit_calls += 1
                 # A copy, because some blocks add the residual to it in place.

@@ -45,8 +45,10 @@ def kendall(x: Tensor, y: Tensor) -> Tensor:
 
 
 def median_ratio(x: Tensor, y: Tensor) -> Tensor:
-    """Median of x / y along the last axis."""
-    return (x / y).nanmedian(dim=-1).values
+    """Median of x / y along the last axis: of an even number of ratios the mean of the two in the middle."""
+    ratio = x / y
+    lower, upper = ratio.nanmedian(dim=-1).values, -(-ratio).nanmedian(dim=-1).values
+    return (lower + upper) / 2
 
 
 def worst_ratio(x: Tensor, y: Tensor) -> Tensor:

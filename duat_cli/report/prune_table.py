@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 from rich.console import RenderableType
@@ -57,8 +58,8 @@ def _parts(report: PruneReport, page: Page) -> list[RenderableType]:
             Column((name, "meas.", unit), f"{field}_measured", numbers.plain),
         ]
     optional = [
-        Column(("certified", "attention", "norm"), "certified_attention", numbers.plain),
-        Column(("certified", "FFN", "norm"), "certified_ffn", numbers.plain),
+        Column(("certified", "attention", "x stream"), "certified_attention_relative", numbers.plain),
+        Column(("certified", "FFN", "x stream"), "certified_ffn_relative", numbers.plain),
     ]
     rows = report.blocks
     shown = _filled(rows, columns)
@@ -73,6 +74,7 @@ def _parts(report: PruneReport, page: Page) -> list[RenderableType]:
         *(part for table in grids(rows, _BLOCK, shown, page) for part in (_BLANK, table)),
         _BLANK,
         *_far_off(report),
+        *_certified(report, shown),
         *facts.absences(missing(rows, shown, [row.index for row in rows]), "block"),
     ]
 
@@ -98,6 +100,24 @@ def _far_off(report: PruneReport) -> list[RenderableType]:
         f"{where}. Go by what is measured."
     )
     return [line(text, "yellow")]
+
+
+def _certified(report: PruneReport, shown: list[Column]) -> list[RenderableType]:
+    """What the certified columns say, and where: named once, for the first block that has the place."""
+    names = {"attention": "certified_attention_relative", "ffn": "certified_ffn_relative"}
+    printed = [name for name, path in names.items() if any(column.path == path for column in shown)]
+    if not printed:
+        return []
+    first = {n: next((b for b in report.blocks if getattr(b, f"{n}_place")), None) for n in printed}
+    places = [f"{_LABEL[n]} of block {b.index} at the {getattr(b, f'{n}_place')}" for n, b in first.items() if b]
+    text = (
+        "Certified: the most that the removal changes the stream at one token where the part meets it, for any input, "
+        "as a multiple of the stream's norm there over these prompts"
+    )
+    return [line(f"{text} ({'; '.join(places)}).", "dim")]
+
+
+_LABEL = {"attention": "attention", "ffn": "FFN"}
 
 
 def _heads_and_neurons(report: PruneReport, page: Page) -> list[RenderableType]:
@@ -147,7 +167,7 @@ def _precision(report: PruneReport) -> str:
         for t in report.terms
         if t.linearised and t.linearised_low is not None and t.linearised_high is not None
     ]
-    middle = sorted(spreads)[len(spreads) // 2] if spreads else 0.0
+    middle = statistics.median(spreads) if spreads else 0.0
     idle = ""
     if any(b.neurons for b in report.blocks) and report.plans:
         idle = f"Idle: each alone does less than 1 % of the budget, {numbers.plain(report.plans[0].budget)}. "
@@ -188,7 +208,10 @@ def _guarantee(plan: Plan) -> str:
     if given is None:
         return f"{plan.granularity}: none; {plan.reasons.get('guarantee', 'no reason was given')}"
     if not given.removed:
-        return f"{plan.granularity}: none; even the smallest set tested exceeded the budget too often"
+        return (
+            f"{plan.granularity}: none; the first set tested, {given.tested[0]} of the {plan.removed}, exceeded the "
+            "budget too often"
+        )
     return (
         f"{plan.granularity}: with {_exactly(given.confidence)}% confidence, removing {given.removed} of {plan.of} "
         f"exceeds the budget on at most {_exactly(given.share_above_limit)}% of prompts "

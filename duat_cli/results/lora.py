@@ -132,7 +132,11 @@ class OperatorChange(WithReasons):
 class TermsChange(WithReasons):
     """Relative changes of a block's vectors, tuned less base."""
 
-    ffn: Finite | None = Field(description="|f' - f| / |f| of what the FFN adds")
+    ffn: Finite | None = Field(
+        description="|f' - f| / |f| of what the FFN adds to the residual stream: behind its own last layer, its bias "
+        "included, and behind a norm and a factor of its own, in front of any norm on the stream; the UAT term of the "
+        "sum is f without the biases, which the sum counts as static. Of several FFNs in a block, all as one vector"
+    )
     dynamic_bias: Finite | None = Field(
         description="change of the dynamic part in front of the FFN's nonlinearity, to the base's whole pre-activation"
     )

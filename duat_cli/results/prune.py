@@ -40,17 +40,29 @@ class PruneTerm(WithReasons):
     block: int
     index: int | None = Field(description="among the terms of its kind in that block; null for a block")
     module: str = Field(description="the module that holds it")
-    local: Finite | None = Field(description="|term| / |block's output|, where it meets the stream; exact")
+    place: str | None = Field(
+        description="where it meets the residual stream, in front of any norm on the stream: what local and certified "
+        "speak of; such as 'input of layers.0.post_attention_layernorm' or 'output of layers.0'"
+    )
+    local: Finite | None = Field(
+        description="|what its removal takes from the stream| / |the stream|, both at the place, over all tokens: "
+        "biases of a removed FFN or attention included, a norm on the branch answering, all else held; exact"
+    )
     frozen: Finite | None = Field(
-        description="|term carried to the last block's output with all dynamic parameters frozen| / |that output|: "
-        "Eq. 16's term to the letter, exact; a direct effect, no bound on the ablation"
+        description="|term carried to the last block's output with all dynamic parameters frozen| / |that output|, "
+        "exact: one summand of Eq. 16, which bounds by the norm of the sum over a set, to which single norms do not "
+        "add up; a direct effect, no bound on the ablation"
     )
     linearised: Finite | None = Field(description="predicted damage of its removal, in the metric's unit; an estimate")
     linearised_low: Finite | None = Field(description="of the probes' sampling alone, at the report's confidence")
     linearised_high: Finite | None
     certified: Finite | None = Field(
-        description="most that its removal changes the residual stream at any token where the term meets it, before "
-        "later parts of the block react, for every possible input; euclidean norm, a proved bound"
+        description="most that its removal changes the residual stream at any token, at the place, before later "
+        "parts of the block react, for every possible input; euclidean norm, a proved bound"
+    )
+    certified_relative: Finite | None = Field(
+        description="certified / the stream's norm at the place (root mean square over a prompt's tokens, mean over "
+        "the prompts)"
     )
     certified_vacuous: bool = Field(description="the bound is no more than what any change there could do")
     measured: Finite | None = Field(description="damage of the real ablation, in the metric's unit")
@@ -66,6 +78,7 @@ class NeuronSummary(WithReasons):
         description="share of neurons that can go one by one: predicted damage below 1 % of the budget"
     )
     certified_largest: Finite | None
+    certified_largest_relative: Finite | None = Field(description="largest certified_relative")
 
 
 class HeadSummary(WithReasons):
@@ -92,8 +105,12 @@ class PruneBlock(WithReasons):
     ffn_measured: Finite | None
     heads: HeadSummary | None
     neurons: NeuronSummary | None
-    certified_attention: Finite | None
-    certified_ffn: Finite | None
+    attention_place: str | None = Field(description="where attention meets the residual stream, as in terms")
+    ffn_place: str | None = Field(description="of the FFN with the largest bound, where a block has several")
+    certified_attention: Finite | None = Field(description="euclidean norm at one token")
+    certified_attention_relative: Finite | None = Field(description="to the stream's norm at the place, as in terms")
+    certified_ffn: Finite | None = Field(description="the largest, where a block has several")
+    certified_ffn_relative: Finite | None
 
 
 class Estimated(Result):
@@ -142,9 +159,13 @@ class Guarantee(Result):
     holdout_prompts: int
     holdout_sha256: str = Field(description="of the held-out prompts' own sha256, one a line")
     method: str
-    removed: int = Field(description="size of the set; 0 if not even the smallest passed")
+    tested: list[int] = Field(
+        description="sizes of the sets to be tested, in this order: about a quarter, a half, three quarters and all of "
+        "the plan's set"
+    )
+    removed: int = Field(description="size of the last set that passed; 0 if the first one tested did not")
     share: Finite = Field(description="of the terms of this kind")
-    set: list[str] = Field(description="names such as block.3.head.1; neurons as ranges in --export only")
+    set: list[str] = Field(description="the first of the plan's set, as many as removed")
 
 
 class Plan(WithReasons):
@@ -159,6 +180,10 @@ class Plan(WithReasons):
     measured: Finite | None = Field(description="mean over the prompts; at most the budget")
     curve: list[CurvePoint]
     guarantee: Guarantee | None
+    set: list[str] = Field(
+        description="kind, block and index of its terms as block.3.head.1 (block.3 for a block), in the order of "
+        "removal: a smaller set of the curve is the beginning of this one"
+    )
 
 
 class PruneReport(Result):

@@ -16,6 +16,7 @@ from helpers import single_model
 from torch import Tensor, nn
 
 from duat_cli.analysis.certified import BlockBounds, certified_bounds
+from duat_cli.models import tiny
 from duat_cli.models.passes import record
 from duat_cli.models.rig import hidden_of
 from duat_cli.models.sites import BlockSites, Site, find_sites, watching
@@ -281,6 +282,42 @@ def test_what_has_no_bound_says_why() -> None:
     bounds = certified_bounds(discover(single_model("diffllama")))[0]
     assert "2 times" in str(bounds.heads.reason)
     assert bounds.units[0].neurons.stream is not None
+
+
+def test_a_bias_behind_which_a_norm_stands_is_part_of_the_attention_bound() -> None:
+    """gemma2 with attention biases: the block adds nothing else, and is never moved further than its bound."""
+    config = tiny.tiny_config("gemma2")
+    config.attention_bias = True
+    model = tiny.model_class(config)._from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    tiny.randomise(model, 0)
+    block = model.requires_grad_(False).model.layers[BLOCK]
+    assert bool(block.self_attn.o_proj.bias.any())
+    bounds = certified_bounds(discover(model))[BLOCK]
+    assert bounds.block.stream is not None
+    assert float(bounds.block.stream) == pytest.approx(float(bounds.attention.stream + bounds.units[0].whole.stream))  # type: ignore[operator]
+    seen: list[Any] = []
+    handle = block.register_forward_pre_hook(lambda m, a, k: seen.append((a, k)), with_kwargs=True)
+    model(input_ids=torch.full((1, 1), 20))
+    handle.remove()
+    (args, kwargs) = seen[0]
+
+    def change(x: Tensor) -> Tensor:
+        return (hidden_of(block(x, *args[1:], **{**kwargs, "past_key_values": None}), x) - x).norm(dim=-1)[:, 0]
+
+    found = ascend(change, 1, 32, steps=60)
+    assert 0.5 * float(bounds.block.stream) <= float(found) <= float(bounds.block.stream)
+
+
+def test_what_a_block_adds_beside_its_branches_is_no_bias_of_theirs() -> None:
+    """A llama block that adds a constant of its own has no bound."""
+    model = single_model("llama")
+    layer = model.model.layers[BLOCK]
+    before = layer.forward
+    layer.forward = lambda x, *args, **kwargs: before(x, *args, **kwargs) + 0.01
+    bounds = certified_bounds(discover(model))
+    assert bounds[BLOCK].block.stream is None
+    assert "beside attention and FFN" in str(bounds[BLOCK].block.reason)
+    assert bounds[0].block.stream is not None
 
 
 def test_the_first_call_of_a_shared_block_reads_another_input() -> None:

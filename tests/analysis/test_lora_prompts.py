@@ -72,7 +72,7 @@ def report_of(base: Path, adapter: Path, count: int = 2) -> LoraReport:
     return adapter_on_prompts(first, weights(), opened, asked(loaded, count), quiet, lambda: RUN)
 
 
-def made(model_type: str, folder: Path, targets: list[str] | None = None, **config: Any) -> tuple[Path, Path]:
+def made(model_type: str, folder: Path, targets: list[str] | str | None = None, **config: Any) -> tuple[Path, Path]:
     base = adapters.base_of(model_type, folder / "base")
     fields = {"r": 3, "lora_alpha": 30, "target_modules": targets or NAMES[model_type], **config}
     return base, adapters.make(base, folder / "adapter", peft.LoraConfig(**fields))
@@ -183,6 +183,47 @@ def test_block_outputs_and_ffn_terms_by_hooks(model_type: str, tmp_path: Path) -
         for name, value in (("out", block.terms.output), ("ffn", block.terms.ffn)):
             a, b = seen[0][name][k], seen[1][name][k]
             assert value == pytest.approx(float((b - a).norm() / a.norm()), rel=1e-4)
+
+
+# type -> LoRA's targets, and the module whose output is the FFN's part of the residual stream
+ADDED: dict[str, tuple[str | list[str], str]] = {
+    "opt": (["fc2"], "fc2"),  # the unit that is captured ends at the activations
+    "bert": (r".*layer\.\d+\.output\.dense", "output.dense"),
+    "gpt2": (r".*mlp\.c_proj", "mlp"),
+    "llama": (["down_proj"], "mlp"),
+    "phi": (["fc2"], "mlp"),
+    "falcon": (["dense_4h_to_h"], "mlp"),
+    "gpt_neox": (["dense_4h_to_h"], "mlp"),
+    "gemma2": (["up_proj", "down_proj"], "post_feedforward_layernorm"),
+    "olmo2": (["down_proj"], "post_feedforward_layernorm"),
+    "granite": (["down_proj"], "mlp"),  # with a factor behind, the same in both
+    "deepseek_v3": (["o_proj", "shared_experts.down_proj"], "mlp"),
+}
+
+
+@pytest.mark.parametrize("model_type", ADDED)
+def test_the_ffns_term_is_what_plain_hooks_see_added_to_the_stream(model_type: str, tmp_path: Path) -> None:
+    """In base and PEFT's merged model, in float64."""
+    targets, added = ADDED[model_type]
+    base, adapter = made(model_type, tmp_path, targets)
+    report = report_of(base, adapter, count=1)
+    seen: list[list[Tensor]] = []
+    for model in (adapters.load_base(base), merged_model(base, adapter)):
+        kept: list[Tensor] = []
+        for block in model.get_submodule(helpers.WIRINGS[model_type].blocks):
+            block.get_submodule(added).register_forward_hook(
+                lambda m, a, o, kept=kept: kept.append((o if isinstance(o, Tensor) else o[0]).clone())
+            )
+        if getattr(model, "_can_set_experts_implementation", lambda: False)():
+            model.set_experts_implementation("eager")  # grouped_mm has no float64
+        with torch.no_grad(), helpers.InDouble():
+            model.double()(input_ids=some_prompts(model, 1)[0].input_ids)
+        seen.append(kept)
+    assert report.blocks is not None
+    for block, a, b in zip(report.blocks, *seen, strict=True):
+        want = float((b - a).norm() / a.norm())
+        assert want > 0.01
+        assert block.terms.ffn == pytest.approx(want, rel=1e-4)
 
 
 def test_the_dynamic_bias_is_what_earlier_ffns_make_of_the_pre_activation(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,63 @@ def test_the_prediction_orders_and_sizes_the_measured_damage(
     assert 1 - near <= found.median_ratio.value <= 1 + near
     for criterion, value in found.criteria.items():
         assert value is None or value.value < found.spearman.value, criterion
+
+
+def test_a_plan_names_its_set_and_bounds_stand_beside_the_stream() -> None:
+    """The sets as a reader would rebuild them from the terms; the stream's norm by a plain hook."""
+    loaded = load(None)
+    given, options = some_prompts(loaded, 2, 16), PruneOptions(kinds=("head", "ffn"), measure=4, budget=0.3)
+    held_out = some_prompts(loaded, 15, 12)[2:]
+    options = replace(options, exceed=0.5, confidence=0.9)
+    report = prune_bound(loaded, given, held_out, options, quiet).report
+    assert [plan.granularity for plan in report.plans] == ["head", "ffn"]
+    for plan in report.plans:
+        terms = sorted((t for t in report.terms if t.kind == plan.granularity), key=lambda t: t.linearised or 0.0)
+        assert plan.set == [f"block.{t.block}.{t.kind}.{t.index}" for t in terms[: plan.removed]]
+        if plan.guarantee is not None:
+            assert plan.guarantee.tested[-1] == plan.removed
+            assert plan.guarantee.removed in (0, *plan.guarantee.tested)
+            assert plan.guarantee.set == plan.set[: plan.guarantee.removed]
+    assert any(plan.removed > 0 and plan.guarantee is not None for plan in report.plans)
+    layers = loaded.model.model.layers
+    sizes: dict[str, list[float]] = {}
+    handles = []
+    for k, layer in enumerate(layers):
+        handles.append(
+            layer.post_attention_layernorm.register_forward_pre_hook(
+                lambda m, a, k=k: sizes.setdefault(f"input of layers.{k}.post_attention_layernorm", []).append(
+                    rms(a[0])
+                )
+            )
+        )
+        handles.append(
+            layer.register_forward_hook(
+                lambda m, a, o, k=k: sizes.setdefault(f"output of layers.{k}", []).append(
+                    rms(o if isinstance(o, torch.Tensor) else o[0])
+                )
+            )
+        )
+    with torch.no_grad():
+        for one in given:
+            loaded.model(input_ids=one.input_ids)
+    for handle in handles:
+        handle.remove()
+    for term in report.terms:
+        assert term.place is not None
+        assert term.place.startswith("input" if term.kind == "head" else "output")
+        assert term.certified is not None
+        size = sum(sizes[term.place]) / len(given)
+        assert term.certified_relative == pytest.approx(term.certified / size, rel=1e-4)
+    for block in report.blocks:
+        [ffn] = [t for t in report.terms if t.kind == "ffn" and t.block == block.index]
+        assert (block.ffn_place, block.certified_ffn) == (ffn.place, ffn.certified)
+        assert block.certified_ffn_relative == ffn.certified_relative
+        assert block.certified_attention_relative is None
+        assert "leaves attention out" in block.reasons["certified_attention_relative"]
+
+
+def rms(x: torch.Tensor) -> float:
+    return float(x.square().sum(dim=-1).mean() ** 0.5)
 
 
 def prompt(*ids: int) -> Prompt:

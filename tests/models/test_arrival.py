@@ -32,7 +32,7 @@ def arrivals(model_type: str) -> tuple[list[BlockArrivals], Any]:
         heads, width = run.attention[0].output.shape[2:]
         output = matrix_of(run.parts.output_source.linear, heads * width)
         outside = run.parts.module.output.dense if model_type == "bert" else None
-        found.append(block_arrivals(run, output, lambda k: None if outside is None else matrix_of(outside, 48)))
+        found.append(block_arrivals(run, output, lambda k: None if outside is None else matrix_of(outside, 48), []))
 
     return found, sweep(model, token_ids(model), listen)
 
@@ -60,7 +60,7 @@ def test_a_branch_that_is_not_what_was_said_is_refused() -> None:
         heads, width = run.attention[0].output.shape[2:]
         output = matrix_of(run.parts.output_source.linear, heads * width).clone()
         output[3] *= 1.1
-        reasons.append(block_arrivals(run, output, lambda k: None).attention)
+        reasons.append(block_arrivals(run, output, lambda k: None, []).attention)
 
     sweep(model, token_ids(model), listen)
     assert all("does not arrive" in str(reason) for reason in reasons)

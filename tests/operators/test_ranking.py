@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from duat_cli.operators import ranking
 from duat_cli.operators.ranking import bootstrap, kendall, median_ratio, ranks, spearman, worst_ratio
 
 numbers = st.lists(st.integers(-5, 5), min_size=3, max_size=12)
@@ -48,6 +50,26 @@ def test_ratios() -> None:
     assert float(median_ratio(x, y)) == 2.0
     assert float(worst_ratio(x, y)) == pytest.approx(3.0)
     assert float(worst_ratio(y, x)) == pytest.approx(3.0), "too small by a factor is as bad as too large"
+
+
+@given(st.lists(st.floats(0.01, 100.0), min_size=1, max_size=9))
+def test_the_median_of_an_even_number_lies_between_the_middle_two(x: list[float]) -> None:
+    ones = torch.ones(3, len(x), dtype=torch.float64)
+    found = median_ratio(torch.tensor(x, dtype=torch.float64) * ones, ones)
+    assert found.tolist() == pytest.approx([statistics.median(x)] * 3)
+
+
+def test_the_bootstrap_of_an_even_number_is_of_its_median() -> None:
+    x = torch.tensor([1.0, 2.0, 4.0, 8.0])
+    found = bootstrap(median_ratio, x, torch.ones(4), 0.5)
+    assert found is not None
+    generator = torch.Generator().manual_seed(ranking.SEED)
+    picks = torch.randint(4, (ranking.RESAMPLES, 4), generator=generator)
+    drawn = sorted(statistics.median(x[row].tolist()) for row in picks)
+    assert found.value == 3.0
+    assert [found.low, found.high] == pytest.approx(
+        [statistics.quantiles(drawn, n=4, method="inclusive")[k] for k in (0, 2)]
+    )
 
 
 def test_the_bootstrap_interval_narrows_around_the_truth() -> None:

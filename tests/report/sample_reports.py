@@ -500,10 +500,31 @@ def prune_block(index: int) -> PruneBlock:
         heads=None
         if bare
         else HeadSummary(count=9, kv_heads=3, least=0.0149, least_index=3, largest=0.215, largest_index=8),
-        neurons=NeuronSummary(count=1536, median=3.2e-4, largest=0.024, negligible_share=0.701, certified_largest=41.2),
+        neurons=NeuronSummary(
+            count=1536,
+            median=3.2e-4,
+            largest=0.024,
+            negligible_share=0.701,
+            certified_largest=41.2,
+            certified_largest_relative=3.1,
+        ),
+        attention_place=None if bare else f"input of layers.{index}.post_attention_layernorm",
+        ffn_place=f"output of layers.{index}",
         certified_attention=None if bare else 166.0,
+        certified_attention_relative=None if bare else 12.5,
         certified_ffn=1343.0,
-        reasons={"attention": why, "attention_measured": why, "certified_attention": why, "heads": heads}
+        certified_ffn_relative=88.4,
+        reasons=dict.fromkeys(
+            (
+                "attention",
+                "attention_measured",
+                "attention_place",
+                "certified_attention",
+                "certified_attention_relative",
+            ),
+            why,
+        )
+        | {"heads": heads}
         if bare
         else {"attention_measured": "not ablated for real"}
         if index == 1
@@ -513,10 +534,21 @@ def prune_block(index: int) -> PruneBlock:
 
 def prune_term(index: int) -> PruneTerm:
     return PruneTerm(
-        kind="head", block=0, index=index, module="model.layers.0.self_attn.o_proj", local=0.11, frozen=0.09,
-        linearised=0.1, linearised_low=0.08, linearised_high=0.13, certified=12.0, certified_vacuous=False,
+        kind="head",
+        block=0,
+        index=index,
+        module="layers.0.self_attn.o_proj",
+        place="input of layers.0.post_attention_layernorm",
+        local=0.11,
+        frozen=0.09,
+        linearised=0.1,
+        linearised_low=0.08,
+        linearised_high=0.13,
+        certified=12.0,
+        certified_relative=0.9,
+        certified_vacuous=False,
         measured=0.104,
-    )  # fmt: skip
+    )
 
 
 def prediction(kind: Kind, n: int, of: int) -> Prediction:
@@ -549,7 +581,7 @@ def plan(kind: Kind, of: int, removed: int, *, passed: bool = True) -> Plan:
     if not removed:
         return Plan(
             granularity=kind, budget=0.1, removed=0, of=of, share=0.0, predicted=None, measured=None, curve=curve,
-            guarantee=None,
+            guarantee=None, set=[],
             reasons=dict.fromkeys(("predicted", "measured", "guarantee"), NOTHING_FITS),
         )  # fmt: skip
     given = removed // 2 if passed else 0
@@ -570,10 +602,12 @@ def plan(kind: Kind, of: int, removed: int, *, passed: bool = True) -> Plan:
             holdout_prompts=83,
             holdout_sha256="ab" * 32,
             method="Clopper-Pearson",
+            tested=[max(1, round(removed * k / 4)) for k in range(1, 5)],
             removed=given,
             share=given / of,
             set=[f"block.0.{kind}.{k}" for k in range(given)],
         ),
+        set=[f"block.0.{kind}.{k}" for k in range(removed)],
         reasons={},
     )
 
