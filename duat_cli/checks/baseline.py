@@ -18,7 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from duat_cli import __version__
 from duat_cli.checks.places import block_of, hidden_size, text_config
-from duat_cli.checks.weights import PROBES, WeightFacts
+from duat_cli.checks.sketch import PROBES
+from duat_cli.checks.weights import WeightFacts
 from duat_cli.errors import InputError
 from duat_cli.loading.checkpoint import CheckpointFiles
 from duat_cli.loading.files import read_json
@@ -26,7 +27,8 @@ from duat_cli.loading.wording import shown
 from duat_cli.results.base import PromptFacts
 from duat_cli.text import clean
 
-SCHEMA = 1
+SCHEMA = 2
+FIRST_SCHEMA = 1  # with sketches of another kind; read, and no longer written
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Sketch = Annotated[list[Number], Field(min_length=1 + PROBES, max_length=1 + PROBES)]
 Value = float | list[float]
@@ -73,12 +75,14 @@ class BaselineFile:
 # --- from a run ---------------------------------------------------------------------------------------------
 
 
-def weight_metrics(weights: WeightFacts) -> dict[str, Value]:
-    """'weights.NAME' -> [norm, sketch]; what is not finite has no metric."""
+def weight_metrics(weights: WeightFacts, schema: int = SCHEMA) -> dict[str, Value]:
+    """'weights.NAME' -> [norm, sketch as that schema has it]; what is not finite has no metric."""
     found: dict[str, Value] = {}
     for name, tensor in weights.tensors.items():
         if tensor.floating and math.isfinite(tensor.norm):
-            found[f"weights.{name}"] = [tensor.norm, *tensor.sketch]
+            sketch = tensor.first_sketch if schema == FIRST_SCHEMA else tensor.sketch
+            assert sketch is not None
+            found[f"weights.{name}"] = [tensor.norm, *sketch]
     return found
 
 
@@ -178,7 +182,7 @@ def read_baseline(name: str) -> BaselineFile | None:
             f"{where}: {key}: {expected}, got {shown(fault['input'], 60)}; restore it, or delete it and run with "
             "--update-baseline"
         ) from error
-    if baseline.schema_version != SCHEMA:
+    if baseline.schema_version not in (FIRST_SCHEMA, SCHEMA):
         raise InputError(f"{where}: schema_version {baseline.schema_version} is unknown; expected {SCHEMA}")
     return BaselineFile(path, baseline)
 

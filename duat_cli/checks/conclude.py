@@ -56,6 +56,16 @@ class Plan:
         needed = {need for rule in wanted for need in rule.needs}
         return not self.weights_only and (self.update or bool({"report", "load", "slack"} & needed))
 
+    @property
+    def schema(self) -> int:
+        """Of the baseline to compare with."""
+        return self.baseline.content.schema_version if self.baseline else baselines.SCHEMA
+
+    @property
+    def first_sketch(self) -> bool:
+        """Whether the weights must be sketched as the first baselines were."""
+        return self.schema == baselines.FIRST_SCHEMA
+
 
 def plan(
     policy: Policy, settings: Mapping[str, Settings], name: str | None, update: bool, weights_only: bool, dtype: str
@@ -93,7 +103,7 @@ class Subject:
 def conclude(plan: Plan, evidence: Evidence, subject: Subject, run: Run) -> tuple[CheckReport, str | None]:
     """The report, and the text of the baseline to write, if one is to be written."""
     evidence = replace(evidence, policy=plan.policy, baseline_file=plan.baseline_name or "")
-    metrics, reasons = metrics_of(evidence)
+    metrics, reasons = metrics_of(evidence, plan.schema)
     evidence, fresh = _with_baseline(plan, evidence, metrics, reasons)
     locate = _Locator(plan, evidence)
     on = [s for s in plan.settings.values() if s.level != "off"]
@@ -105,7 +115,7 @@ def conclude(plan: Plan, evidence: Evidence, subject: Subject, run: Run) -> tupl
     report = evidence.report
     count = Counter(o.status for o in outcomes)
     missing = {} if report else {"environment": "no forward pass", "certificate": "no forward pass"}
-    facts = _baseline_facts(plan, fresh, failed)
+    facts = _baseline_facts(plan, fresh, metrics, failed)
     return CheckReport(
         duat_version=__version__,
         verdict="failed" if failed else "passed",
@@ -118,7 +128,7 @@ def conclude(plan: Plan, evidence: Evidence, subject: Subject, run: Run) -> tupl
         counts=Counts(passed=count["passed"], failed=count["failed"], warned=count["warned"], skipped=count["skipped"]),
         outcomes=outcomes,
         off=[name for name, s in plan.settings.items() if s.level == "off"],
-        warnings=list(subject.warnings),
+        warnings=[*subject.warnings, *_baseline_warnings(plan)],
         run=run,
         reasons=missing | ({} if facts else {"baseline": "no --baseline"}),
     ), (text if facts and facts.status in ("created", "updated") else None)
@@ -138,7 +148,7 @@ def _with_baseline(
     if plan.update:
         if plan.baseline:
             refuse_other_model(plan.baseline, evidence.files, evidence.weights, metrics)
-        fresh = baselines.new_baseline(evidence.files, metrics, dtype, prompts)
+        fresh = baselines.new_baseline(evidence.files, metrics_of(evidence)[0], dtype, prompts)
         return replace(evidence, absent={**evidence.absent, "baseline": "it is being renewed"}), fresh
     if plan.baseline is None:
         return replace(evidence, absent={**evidence.absent, "baseline": "no --baseline was given"}), None
@@ -177,7 +187,19 @@ def _check_tolerances(plan: Plan, metrics: Mapping[str, Value]) -> None:
             )
 
 
-def _baseline_facts(plan: Plan, fresh: Baseline | None, failed: bool) -> BaselineFacts | None:
+def _baseline_warnings(plan: Plan) -> list[str]:
+    if plan.update or not plan.first_sketch:
+        return []
+    return [
+        f"--baseline {shown(plan.baseline_name)}: its sketches, of schema version 1, may be off by 0.63 of a change "
+        "of low rank, today's by a quarter; --update-baseline renews it"
+    ]
+
+
+def _baseline_facts(
+    plan: Plan, fresh: Baseline | None, metrics: Mapping[str, Value], failed: bool
+) -> BaselineFacts | None:
+    """metrics: of the run, as the schema of the baseline that is there has them."""
     if plan.baseline_name is None:
         return None
     if fresh is None:
@@ -186,7 +208,7 @@ def _baseline_facts(plan: Plan, fresh: Baseline | None, failed: bool) -> Baselin
             file=plan.baseline_name, status="compared", entries=len(plan.baseline.content.metrics), changes=[]
         )
     old = plan.baseline.content if plan.baseline else None
-    changes = _changes(old.metrics if old else {}, fresh.metrics)
+    changes = _changes(old.metrics if old else {}, metrics)
     heads = [(b.model_dump(exclude={"metrics", "duat_version"}) if b else {}) for b in (old, fresh)]
     changes = [*_changes(*heads), *changes] if old else changes
     if failed:

@@ -16,9 +16,9 @@ from duat_cli.loading.checkpoint import CheckpointFiles
 from duat_cli.loading.wording import shown
 from duat_cli.text import clean
 
-# |W - W'| / sqrt(|W|^2 + |W'|^2) is 1 for independent tensors, give or take a quarter for the sketch
-_RELATED, _UNRELATED = 0.2, 0.6
-_FOREIGN = 0.9  # share of the matrices that must be unrelated, and none related, for another model
+# |W - W'| / sqrt(|W|^2 + |W'|^2) is 1 for independent tensors, give or take a quarter for the sketch; for another
+# model its root mean square over the matrices must be near 1, where that spread cancels, and none may be related
+_RELATED, _FOREIGN = 0.2, 0.8
 
 Status = Literal["within", "beyond", "better", "vanished", "new"]
 
@@ -136,8 +136,7 @@ def refuse_other_model(
             far = distance(now_here[0], tuple(now_here[1:]), before[0], tuple(before[1:]))
             angles.append(far * before[0] / math.hypot(before[0], now_here[0]))
     alike = any(angle < _RELATED for angle in angles)
-    foreign = sum(angle > _UNRELATED for angle in angles)
-    if not alike and foreign > _FOREIGN * len(angles):
+    if angles and not alike and math.hypot(*angles) > _FOREIGN * math.sqrt(len(angles)):
         raise InputError(
             f"{where}: belongs to another model: its tensors and this checkpoint's have nothing in common; give its "
             "own baseline, or delete the file and run with --update-baseline"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from duat_cli.checks.baseline import Value, rounded, weight_metrics
+from duat_cli.checks.baseline import SCHEMA, Value, rounded, weight_metrics
 from duat_cli.checks.paths import flatten
 from duat_cli.checks.registry import all_rules
 from duat_cli.checks.rule import Evidence, Settings
@@ -22,9 +22,9 @@ _COUNTED = (
 )  # fmt: skip
 
 
-def metrics_of(evidence: Evidence) -> tuple[dict[str, Value], dict[str, str]]:
-    """(metric -> value, metric -> why it has none), rounded as the baseline has them."""
-    values: dict[str, Value] = weight_metrics(evidence.weights)
+def metrics_of(evidence: Evidence, schema: int = SCHEMA) -> tuple[dict[str, Value], dict[str, str]]:
+    """(metric -> value, metric -> why it has none), rounded as a baseline of that schema has them."""
+    values: dict[str, Value] = weight_metrics(evidence.weights, schema)
     reasons = {f"weights.{name}": f"{count} non-finite values" for name, count in evidence.weights.nonfinite.items()}
     for name in _COUNTED:
         rule = all_rules()[name]

@@ -239,7 +239,7 @@ def _check(
     if plan.forward:
         evidence, subject = _with_model(plan, wanted, found, texts, read, progress)
     else:
-        weights = weight_facts(found.files, progress)
+        weights = weight_facts(found.files, progress, first_sketch=plan.first_sketch)
         why = NO_FORWARD if plan.weights_only else "no rule that is on needs it"
         absent: dict[Need, str] = dict.fromkeys(("load", "report", "slack"), why)
         evidence = Evidence(found.files, weights, absent=absent)
@@ -280,7 +280,7 @@ def _with_model(
     from duat_cli.cli.session import open_found
 
     loaded, inputs = open_found(wanted, found, texts, read, progress)
-    weights = weight_facts(found.files, progress)
+    weights = weight_facts(found.files, progress, first_sketch=plan.first_sketch)
     evidence = Evidence(found.files, weights, unexpected=loaded.unexpected, spare=loaded.spare)
     if loaded.nonfinite_weights:
         for need in ("report", "slack"):

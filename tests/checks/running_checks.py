@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from children import PATIENCE
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures"))
 
@@ -91,7 +92,7 @@ def apart(*arguments: object, process: dict[str, Any] | None = None, **env: str)
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
         **(process or {}),
     )

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from running_checks import Duat, apart
+from safetensors.torch import load_file, save_file
 
 import bad_checkpoints as bad  # isort: skip
 
 from duat_cli.checks.baseline import natural
+from duat_cli.loading.source import demo_path
 
 QUICK = ("--prompt", "hello", "-q")
 
@@ -58,6 +61,73 @@ def test_the_file_reads_well(made: Path, m: Path, duat: Duat) -> None:
     assert again.read_text() == text
 
 
+# --- baselines of schema version 1 ------------------------------------------------------------------------------
+
+FIRST = Path(__file__).parents[1] / "fixtures" / "baseline_0_1_0.json"
+
+
+def test_a_baseline_written_by_0_1_0_passes(duat: Duat, tmp_path: Path) -> None:
+    done = duat("check", demo_path(), "-q", "--baseline", FIRST, "--json")
+    assert done.code == 0
+    assert done.findings("failed") == done.findings("warned") == []
+    assert {f"drift.{g}" for g in ("weights", "integrity", "operator", "density", "coupling", "terms")} <= done.rules(
+        "passed"
+    )
+    assert [w for w in done.json["warnings"] if "schema version 1" in w and "--update-baseline" in w]
+
+
+@pytest.fixture
+def first_of_weights(tmp_path: Path) -> Path:
+    """What 0.1.0 wrote of the demo with --weights-only."""
+    content = json.loads(FIRST.read_text())
+    kept = {k: v for k, v in content["metrics"].items() if k.startswith(("weights.", "integrity."))}
+    file = tmp_path / "first.json"
+    file.write_text(json.dumps({**content, "dtype": None, "prompts": None, "metrics": kept}))
+    return file
+
+
+@pytest.mark.parametrize("rank", [1, 192])
+def test_a_first_baseline_still_finds_drift(rank: int, demo: Path, first_of_weights: Path, duat: Duat) -> None:
+    torch.manual_seed(rank)
+    name = "model.layers.2.self_attn.q_proj.weight"
+    state = load_file(demo / bad.W)
+    rows, columns = state[name].shape
+    change = torch.randn(rows, rank) @ torch.randn(rank, columns)
+    # no change of the norm: it must be the sketch that tells
+    change -= (change * state[name]).sum() / state[name].float().square().sum() * state[name]
+    moved = state[name] + 0.1 * change / change.norm() * state[name].float().norm()
+    state[name] = (moved / moved.norm() * state[name].float().norm()).to(state[name].dtype)
+    save_file(state, demo / bad.W, metadata={"format": "pt"})
+    done = duat("check", demo, "--weights-only", "-q", "--baseline", first_of_weights, "--json")
+    assert done.code == 1
+    assert [o["where"] for o in done.findings()] == [f"weights.{name}"]
+    assert 0.02 < done.findings()[0]["measured"] < 0.3
+
+
+def test_a_first_baseline_of_another_model_is_refused(demo: Path, first_of_weights: Path, duat: Duat) -> None:
+    torch.manual_seed(0)
+    state = {k: torch.randn(v.shape).to(v.dtype) if v.ndim > 1 else v for k, v in load_file(demo / bad.W).items()}
+    save_file(state, demo / bad.W, metadata={"format": "pt"})
+    for update in ([], ["--update-baseline"]):
+        done = duat("check", demo, "--weights-only", "-q", "--baseline", first_of_weights, *update)
+        done.refused("another model", "nothing in common")
+
+
+def test_a_first_baseline_is_renewed_and_only_the_schema_changes(first_of_weights: Path, duat: Duat) -> None:
+    done = duat(
+        "check", demo_path(), "--weights-only", "-q", "--baseline", first_of_weights, "--update-baseline", "--json"
+    )
+    assert done.code == 0
+    assert done.json["baseline"]["changes"] == [{"key": "schema_version", "old": "1", "new": "2"}]
+    assert json.loads(first_of_weights.read_text())["schema_version"] == 2
+    done = duat("check", demo_path(), "--weights-only", "-q", "--baseline", first_of_weights, "--json")
+    assert done.code == 0
+    assert not any("schema version" in w for w in done.json["warnings"])
+
+
+# --- keys and files -----------------------------------------------------------------------------------------------
+
+
 def test_keys_sort_by_number() -> None:
     assert sorted(["b.10.x", "b.2.x", "b.x", "a"], key=natural) == ["a", "b.2.x", "b.10.x", "b.x"]
 
@@ -78,7 +148,7 @@ def test_a_gate_does_not_pass_on_the_demo_by_mistake(name: str, duat: Duat) -> N
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"schema_version": 2}, ("newer",)),
+        ({"schema_version": 3}, ("newer",)),
         ({"schema_version": 0}, ("schema_version",)),
         ({"schema_version": "1"}, ("schema_version",)),
         ({"model": {"model_type": "gpt2", "hidden_size": 32}}, ("another model", "gpt2")),

@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 import bad_checkpoints as bad  # isort: skip
 
 from duat_cli.checks.places import block_of, depth, head_width, is_attention
-from duat_cli.checks.weights import PROBES, TensorFacts, distance, weight_facts
+from duat_cli.checks.sketch import PROBES
+from duat_cli.checks.weights import TensorFacts, distance, weight_facts
 from duat_cli.loading import stream
 from duat_cli.loading.checkpoint import inspect_folder
 
@@ -75,8 +76,8 @@ def test_a_sketch_estimates_a_distance(tmp_path: Path) -> None:
         a, b, c = found["a"], found["b"], found["c"]
         ratios.append(distance(b.norm, b.sketch, a.norm, a.sketch) / float(change.norm() / one.norm()))
         assert distance(c.norm, c.sketch, a.norm, a.sketch) < 1e-6
-    assert 0.85 < np.sqrt(np.mean(np.square(ratios))) < 1.15
-    assert min(ratios) > 0.1
+    assert 0.9 < np.sqrt(np.mean(np.square(ratios))) < 1.1
+    assert min(ratios) > 0.3
     assert len(a.sketch) == PROBES
 
 

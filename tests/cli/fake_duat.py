@@ -44,9 +44,9 @@ def load_files(place: Any, files: Any, **options: Any) -> SimpleNamespace:
 def act() -> None:
     if "slow" in modes():
         print("computing", file=sys.stderr, flush=True)
-        time.sleep(30)
+        time.sleep(3600)
     if "pause" in modes():
-        time.sleep(1.0)
+        _wait_for(Path(os.environ["DUAT_FAKE_UNTIL"]))
     if "crash" in modes():
         raise KeyError("no such\nthing")
     if "memory" in modes():
@@ -55,6 +55,13 @@ def act() -> None:
         raise UnsupportedModelError("its own code could not be replayed") from KeyError("the cause")
     if "panic" in modes():
         raise PanicException("range end index 7 out of range")
+
+
+def _wait_for(file: Path) -> None:
+    """Until the test has seen what it waits for and makes the file; a minute is for one that never does."""
+    deadline = time.monotonic() + 60
+    while not file.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def inspect(loaded: Any, prompts: Any, options: Any, progress: Any, matrices: Any = None) -> Any:
@@ -116,8 +123,6 @@ if __name__ == "__main__":
     from duat_cli.cli import progress
     from duat_cli.cli.main import main
 
-    if "pause" in modes():
-        progress.PATIENCE = 0.4
-
+    progress.PATIENCE, progress.PAUSES = (0.1, (0.1,)) if "pause" in modes() else (3600.0, progress.PAUSES)
     sys.modules.update(FAKES)
     main()

@@ -12,8 +12,9 @@ from typing import Any
 
 import fake_duat
 import pytest
+from children import PATIENCE
 
-from duat_cli.cli import libraries, talk
+from duat_cli.cli import libraries, progress, talk
 from duat_cli.cli.main import run
 
 FAKE = str(Path(__file__).with_name("fake_duat.py"))
@@ -41,6 +42,7 @@ def duat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(libraries, "calm", lambda talk: None)  # it would silence the tests that come after
     monkeypatch.setattr(talk, "_given_tokens", set())
+    monkeypatch.setattr(progress, "PATIENCE", 3600.0)  # a busy machine would let it speak
 
     def here(*arguments: str, fake: str = "", **env: str) -> Outcome:
         with monkeypatch.context() as settings:
@@ -70,7 +72,7 @@ def apart(*arguments: str, fake: str = "", process: dict[str, Any] | None = None
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE,
         check=False,
         **(process or {}),
     )

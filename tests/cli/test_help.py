@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import typer
+from children import PATIENCE
 from running import Duat, environment
 
 from duat_cli.cli.main import app
@@ -39,7 +40,7 @@ def heavy_imports(lines: list[list[str]], exit_code: int, before: str = "") -> l
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE,
         check=True,
     )
     code, *loaded = result.stdout.splitlines()[-1].split()[1:]

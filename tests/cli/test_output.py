@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from children import PATIENCE
 from running import Duat, apart, command, environment
 
 from duat_cli.cli.output import Target
@@ -61,7 +62,7 @@ def test_two_at_once_leave_one_whole_report(tmp_path: Path) -> None:
     file = tmp_path / "r.json"
     line = command("inspect", "m", "-q", "-o", str(file))
     runs = [subprocess.Popen(line, env=environment(DUAT_FAKE="big")) for _ in range(2)]
-    assert [run.wait(timeout=30) for run in runs] == [0, 0]
+    assert [run.wait(timeout=PATIENCE) for run in runs] == [0, 0]
     assert json.loads(file.read_text())["command"] == "inspect"
     assert list(tmp_path.iterdir()) == [file]
 
@@ -95,7 +96,7 @@ def test_a_pipe_is_written_directly(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     reader = subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE, text=True)
     Target.of("--output", str(pipe)).write("through")
-    assert reader.communicate(timeout=10)[0] == "through"
+    assert reader.communicate(timeout=PATIENCE)[0] == "through"
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 
