@@ -28,3 +28,7 @@ class CheckpointError(DuatError):
 
 class UnsupportedModelError(DuatError):
     """A model whose DUAT form duat cannot prove; the text says which part and why."""
+
+
+class NoSignalError(UnsupportedModelError):
+    """A model whose hidden states are zero: the certificate is relative to them, so it is not defined."""
