@@ -298,7 +298,7 @@ def _with_model(
     try:
         report = inspect(loaded, inputs, settings, progress)
     except NoSignalError as fault:  # the rules on weights say what is zero
-        evidence.absent.update(report=str(fault), slack=str(fault))
+        evidence.absent.update({"report": str(fault), "slack": str(fault)})
         return evidence, Subject(loaded.name, loaded.revision, None, loaded.warnings), fault
     except UnsupportedModelError as fault:
         raise UnsupportedModelError(f"{fault}; --weights-only checks what needs no forward pass") from fault

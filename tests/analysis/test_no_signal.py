@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,10 +20,9 @@ LINE = "duat: error: every hidden state behind block 0 (layers.0) is zero"
 
 
 @pytest.fixture(autouse=True)
-def _loud(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _loud(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave logs and warnings of this process as they are, for the tests that come after."""
     monkeypatch.setattr(libraries, "calm", lambda talk: None)
-    yield
 
 
 @pytest.fixture(scope="module")
