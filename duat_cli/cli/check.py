@@ -283,7 +283,10 @@ def _with_model(
     from duat_cli.checks.weights import weight_facts
     from duat_cli.cli.session import open_found
 
-    loaded, inputs = open_found(wanted, found, texts, read, progress)
+    try:
+        loaded, inputs = open_found(wanted, found, texts, read, progress)
+    except UnsupportedModelError as fault:
+        raise _with_hint(fault) from fault
     weights = weight_facts(found.files, progress)
     evidence = Evidence(found.files, weights, unexpected=loaded.unexpected, spare=loaded.spare)
     if loaded.nonfinite_weights:
@@ -301,9 +304,13 @@ def _with_model(
         evidence.absent.update({"report": str(fault), "slack": str(fault)})
         return evidence, Subject(loaded.name, loaded.revision, None, loaded.warnings), fault
     except UnsupportedModelError as fault:
-        raise UnsupportedModelError(f"{fault}; --weights-only checks what needs no forward pass") from fault
+        raise _with_hint(fault) from fault
     subject = Subject(loaded.name, loaded.revision, report.model.fingerprint, tuple(report.warnings))
     return replace(evidence, report=report, slack=_slack(plan, loaded, inputs, progress)), subject, None
+
+
+def _with_hint(fault: UnsupportedModelError) -> UnsupportedModelError:
+    return UnsupportedModelError(f"{fault}; --weights-only checks what needs no forward pass")
 
 
 def _slack(plan: Plan, loaded: LoadedModel, inputs: list[Prompt], progress: Progress) -> PruneReport | None:

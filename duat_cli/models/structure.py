@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import random_like, relative_error, rounding, same_storage, wide
 from duat_cli.models.attention import CapturePath
+from duat_cli.models.modality import require_token_ids, stack_of
 from duat_cli.models.norms import NormForm, recognise, scale_invariant
 from duat_cli.models.parts import BlockParts, HiddenSlot
 from duat_cli.models.projections import output_source, value_source
@@ -98,10 +99,10 @@ def _discover(model: Any) -> ModelStructure:
 
 
 def _stack_of(model: Any) -> tuple[Any, tuple[str, ...]]:
+    require_token_ids(model)
     if getattr(model.config, "is_encoder_decoder", False):
-        encoder = model.get_encoder()
-        return encoder, ("decoder stack (cross-attention); only the encoder is analysed",)
-    return model.base_model, ()
+        return stack_of(model), ("decoder stack (cross-attention); only the encoder is analysed",)
+    return stack_of(model), ()
 
 
 def probe_ids(stack: Any, tokens: int) -> Tensor:
