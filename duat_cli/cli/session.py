@@ -159,7 +159,6 @@ def _load(wanted: ModelOptions, found: Found, progress: Progress) -> tuple[Loade
     """The model and its tokenizer."""
     progress.doing("loading torch and transformers")
     from duat_cli.loading.load import load_tokenizer
-
     from duat_cli.models.modality import require_token_ids
 
     loaded = wanted.load(progress, found)
