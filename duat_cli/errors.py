@@ -30,6 +30,10 @@ class UnsupportedModelError(DuatError):
     """A model whose DUAT form duat cannot prove; the text says which part and why."""
 
 
+class NoSignalError(UnsupportedModelError):
+    """A model whose hidden states are zero: the certificate is relative to them, so it is not defined."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """torch raises its own kinds, on the CPU a plain RuntimeError."""
     text = str(error).lower()

@@ -16,7 +16,7 @@ import transformers
 
 from duat_cli.analysis.decomposition import Step
 from duat_cli.analysis.geometry import Geometry, geometry
-from duat_cli.errors import CheckpointError, DuatError, UnsupportedModelError
+from duat_cli.errors import CheckpointError, DuatError, NoSignalError, UnsupportedModelError
 from duat_cli.loading.fingerprint import fingerprint
 from duat_cli.loading.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
@@ -74,6 +74,7 @@ class Session:
                         f"block {run.index} puts out values that are not finite in {self.loaded.dtype}"
                     )
                 )
+            require_signal(run)
             if run.attention and not self.heads:
                 self.heads, self.kv_heads = run.attention[0].rows.heads, run.attention[0].value.shape[1]
             listener(run)
@@ -181,6 +182,15 @@ class Session:
             started=self._started.isoformat(timespec="seconds"),
             seconds=round(time.perf_counter() - self._clock, 3),
             peak_memory_bytes=peak_memory(),
+        )
+
+
+def require_signal(run: BlockRun) -> None:
+    """Refuses a block that puts out zeros alone: |x - rebuilt| / |x| is 0 / 0 there, and so is every share of x."""
+    if not bool(run.output.any()):
+        raise NoSignalError(
+            f"every hidden state behind block {run.index} ({run.parts.name}) is zero, so the certificate, an error "
+            "relative to the hidden states, is undefined; are the weights zero?"
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from duat_cli.analysis.decomposition import Decomposition
-from duat_cli.analysis.session import Progress
+from duat_cli.analysis.session import Progress, require_signal
 from duat_cli.errors import DuatError, UnsupportedModelError
 from duat_cli.loading.load import LoadedModel
 from duat_cli.models import tiny
@@ -73,6 +73,7 @@ def _errors(structure: ModelStructure) -> tuple[float, list[str]]:
     faults: dict[str, list[int]] = {}
 
     def listen(run: BlockRun) -> None:
+        require_signal(run)
         step = decomposition.advance(run)
         errors.append(step.terms.error)
         try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
 import typer
 
 from duat_cli.cli import options
-from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError, UnsupportedModelError
+from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError, NoSignalError, UnsupportedModelError
 
 if TYPE_CHECKING:
     from duat_cli.checks.conclude import Plan, Subject
@@ -236,8 +236,9 @@ def _check(
     wanted.announce(talk)
     read = texts.read(progress) if plan.forward else []
     found = wanted.find(progress)
+    undefined: NoSignalError | None = None
     if plan.forward:
-        evidence, subject = _with_model(plan, wanted, found, texts, read, progress)
+        evidence, subject, undefined = _with_model(plan, wanted, found, texts, read, progress)
     else:
         weights = weight_facts(found.files, progress, first_sketch=plan.first_sketch)
         why = NO_FORWARD if plan.weights_only else "no rule that is on needs it"
@@ -249,7 +250,10 @@ def _check(
         evidence.absent["adapter"] = "no --adapter was given"
     else:
         evidence = replace(evidence, adapter=_lint(adapter, found, progress))
-    return conclude(plan, evidence, subject, clock.run())
+    result, text = conclude(plan, evidence, subject, clock.run())
+    if undefined is not None and result.verdict == "passed":  # no rule on the weights is on that says it
+        raise undefined
+    return result, text
 
 
 def _lint(name: str, found: Found, progress: Progress) -> tuple[LintFinding, ...]:
@@ -272,20 +276,23 @@ def _with_model(
     texts: PromptOptions,
     read: list[PromptText],
     progress: Progress,
-) -> tuple[Evidence, Subject]:
-    """The model loaded and, where its weights are numbers, run."""
+) -> tuple[Evidence, Subject, NoSignalError | None]:
+    """The model loaded and, where its weights are numbers, run; and why the run says nothing, if it does not."""
     from duat_cli.checks.conclude import Subject
     from duat_cli.checks.rule import Evidence
     from duat_cli.checks.weights import weight_facts
     from duat_cli.cli.session import open_found
 
-    loaded, inputs = open_found(wanted, found, texts, read, progress)
+    try:
+        loaded, inputs = open_found(wanted, found, texts, read, progress)
+    except UnsupportedModelError as fault:
+        raise _with_hint(fault) from fault
     weights = weight_facts(found.files, progress, first_sketch=plan.first_sketch)
     evidence = Evidence(found.files, weights, unexpected=loaded.unexpected, spare=loaded.spare)
     if loaded.nonfinite_weights:
         for need in ("report", "slack"):
             evidence.absent[need] = "weights that are not finite leave nothing to compute"
-        return evidence, Subject(loaded.name, loaded.revision, None, loaded.warnings)
+        return evidence, Subject(loaded.name, loaded.revision, None, loaded.warnings), None
     from duat_cli.analysis.inspect import InspectOptions, inspect
     from duat_cli.checks.paths import asks_for
 
@@ -293,10 +300,17 @@ def _with_model(
     settings = InspectOptions(spectrum="spectrum" in asked, terms="terms" in asked, per_prompt="per_prompt" in asked)
     try:
         report = inspect(loaded, inputs, settings, progress)
+    except NoSignalError as fault:  # the rules on weights say what is zero
+        evidence.absent.update({"report": str(fault), "slack": str(fault)})
+        return evidence, Subject(loaded.name, loaded.revision, None, loaded.warnings), fault
     except UnsupportedModelError as fault:
-        raise UnsupportedModelError(f"{fault}; --weights-only checks what needs no forward pass") from fault
+        raise _with_hint(fault) from fault
     subject = Subject(loaded.name, loaded.revision, report.model.fingerprint, tuple(report.warnings))
-    return replace(evidence, report=report, slack=_slack(plan, loaded, inputs, progress)), subject
+    return replace(evidence, report=report, slack=_slack(plan, loaded, inputs, progress)), subject, None
+
+
+def _with_hint(fault: UnsupportedModelError) -> UnsupportedModelError:
+    return UnsupportedModelError(f"{fault}; --weights-only checks what needs no forward pass")
 
 
 def _slack(plan: Plan, loaded: LoadedModel, inputs: list[Prompt], progress: Progress) -> PruneReport | None:

@@ -52,7 +52,8 @@ PromptsFile = Annotated[
         "--prompts",
         metavar="FILE",
         rich_help_panel=PANEL_INPUT,
-        help='Texts, one a line, or JSON lines with a "text" field; - reads standard input.',
+        help='Texts, one a line; a name that ends in .jsonl holds JSON lines with a "text" field. '
+        "- reads standard input, one text a line.",
     ),
 ]
 MaxTokens = Annotated[

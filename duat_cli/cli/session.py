@@ -159,8 +159,10 @@ def _load(wanted: ModelOptions, found: Found, progress: Progress) -> tuple[Loade
     """The model and its tokenizer."""
     progress.doing("loading torch and transformers")
     from duat_cli.loading.load import load_tokenizer
+    from duat_cli.models.modality import require_token_ids
 
     loaded = wanted.load(progress, found)
+    require_token_ids(loaded.model)  # before the tokenizer, which a model of images has none of
     return loaded, load_tokenizer(loaded.files.path, trust_remote_code=wanted.trust_remote_code)
 
 

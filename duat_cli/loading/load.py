@@ -209,8 +209,24 @@ def _fill(
     if info["error_msgs"]:
         raise CheckpointError(f"{cannot(cls, files)}: {one_line('; '.join(info['error_msgs']), 300)}")
     model.config.name_or_path = str(files.path)
+    if not _grouped_kernel_knows(model.dtype, device) and hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")  # the model's own loop; nothing changes where it has no experts
     model.requires_grad_(False)
     return model.eval()
+
+
+def _grouped_kernel_knows(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the kernel that transformers takes for routed experts (`grouped_mm`) computes in this dtype; asked by a
+    call, because torch lists neither dtypes nor devices. A torch without the kernel leaves transformers to a loop."""
+    kernel = getattr(torch.nn.functional, "grouped_mm", None)
+    if kernel is None:
+        return True
+    one = torch.zeros(16, 16, dtype=dtype, device=device)  # rows and columns in multiples of 16 bytes, as it demands
+    try:
+        kernel(one, one[None], offs=torch.tensor([16], dtype=torch.int32, device=device))
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
 
 
 def _clear(model: PreTrainedModel, names: tuple[str, ...]) -> None:

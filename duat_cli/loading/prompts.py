@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # texts are read before torch is imported
 
 DEFAULT_SET = "prompts/default.jsonl"
 HOLDOUT_SET = "prompts/holdout.jsonl"
+JSON_LINES = ".jsonl"
 SPLIT_SEED = 37
 _MAX_BYTES = 64 << 20
 _MAX_CHARACTERS = 4 << 20  # of one prompt; beyond, only making tokens of it takes long
@@ -68,7 +69,8 @@ class Limits:
 def read_prompts(prompt: Sequence[str], prompts_file: str | None, stdin: IO[Any] | None) -> list[PromptText]:
     """The texts of --prompt and of --prompts, in this order; without either the bundled set.
 
-    '-' is standard input: one text for --prompt, a file for --prompts. InputError names file and line.
+    A file whose name ends in .jsonl holds JSON lines; every other file holds one text a line, whatever the line begins
+    with. '-' is standard input: one text for --prompt, one text a line for --prompts. InputError names file and line.
     """
     if [*prompt, prompts_file].count("-") > 1:
         raise InputError("standard input can be read once: give '-' to one of --prompt and --prompts")
@@ -113,12 +115,14 @@ def _option(text: str, number: int, stdin: IO[Any] | None) -> PromptText:
 
 def _read_file(name: str, stdin: IO[Any] | None) -> list[PromptText]:
     shown = "standard input" if name == "-" else clean(name)
+    if name.lower().endswith((".json", ".ndjson")):  # its lines would run as texts, braces and all
+        raise InputError(f"{shown}: JSON lines are read from a name that ends in {JSON_LINES}; rename it")
     raw = _read_stdin(stdin) if name == "-" else _read_path(name, shown)
     if len(raw) > _MAX_BYTES:
         raise InputError(f"{shown}: more than {_MAX_BYTES} bytes; expected one prompt a line")
     if not raw:
         raise InputError(f"{shown}: empty, no prompts; expected one a line")
-    texts = list(_lines(raw, shown, json_lines=name.endswith(".jsonl")))
+    texts = list(_lines(raw, shown, json_lines=name.lower().endswith(JSON_LINES)))
     if not texts:
         raise InputError(f"{shown}: only blank lines, no prompts; expected one a line")
     return texts
@@ -148,13 +152,13 @@ def _read_stdin(stdin: IO[Any] | None) -> bytes:
 
 
 def _lines(raw: bytes, name: str, json_lines: bool) -> Iterator[PromptText]:
-    """One prompt a line, blank lines aside; a line that starts with '{' is an object with a "text"."""
+    """One prompt a line, blank lines aside; with `json_lines` each line is an object with a "text"."""
     for number, line in enumerate(raw.removeprefix(_BOM).split(b"\n"), 1):
         where = f"{name} line {number}"
         text = _decode(line.removesuffix(b"\r"), where, 0)
         if not text.strip():
             continue
-        if json_lines or text.startswith("{"):
+        if json_lines:
             text = _text_field(text, where)
         yield _checked(text, where, number)
 

@@ -21,6 +21,7 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import random_like, relative_error, rounding, same_storage, wide
 from duat_cli.models.attention import CapturePath
 from duat_cli.models.foreign import model_code
+from duat_cli.models.modality import require_token_ids, stack_of
 from duat_cli.models.norms import NormForm, recognise, scale_invariant
 from duat_cli.models.parts import BlockParts, HiddenSlot
 from duat_cli.models.plain import deviation, instrumented_outputs, plain_outputs
@@ -110,14 +111,13 @@ def _instruments_error(structure: ModelStructure, ids: Tensor) -> float:
 
 
 def _stack_of(model: Any) -> tuple[Any, tuple[str, ...]]:
+    require_token_ids(model)
     if getattr(model.config, "is_encoder_decoder", False):
-        encoder = model.get_encoder()
-        if not hasattr(encoder, "config"):
-            raise UnsupportedModelError(
-                f"{type(encoder).__name__} has no config of its own, so its attention stays unseen"
-            )
-        return encoder, ("decoder stack (cross-attention); only the encoder is analysed",)
-    return model.base_model, ()
+        if not hasattr(stack_of(model), "config"):
+            name = type(stack_of(model)).__name__
+            raise UnsupportedModelError(f"{name} has no config of its own, so its attention stays unseen")
+        return stack_of(model), ("decoder stack (cross-attention); only the encoder is analysed",)
+    return stack_of(model), ()
 
 
 def probe_ids(stack: Any, tokens: int) -> Tensor:

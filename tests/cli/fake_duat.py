@@ -103,6 +103,7 @@ FAKES = {
     for fake in (
         module("duat_cli.loading.source", resolve=resolve),
         module("duat_cli.loading.checkpoint", inspect_folder=lambda path: SimpleNamespace(path=path)),
+        module("duat_cli.models.modality", require_token_ids=lambda model: None),
         module("duat_cli.loading.load", load_files=load_files, load_tokenizer=lambda *a, **k: None),
         module(
             "duat_cli.loading.prompts",

@@ -62,17 +62,32 @@ def test_the_bundled_set_fits_a_model_of_512_positions_by_bytes() -> None:
 
 def test_options_then_file(tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
-    file.write_bytes(b'\xef\xbb\xbfone\r\n\n  two \n{"text": "th\\nree", "id": 3}\nfour')
+    file.write_bytes(b'\xef\xbb\xbfone\r\n\n  two \n{"text": "three"}\nfour')
     read = read_prompts(["zero"], str(file), None)
-    assert [p.text for p in read] == ["zero", "one", "  two ", "th\nree", "four"]
+    assert [p.text for p in read] == ["zero", "one", "  two ", '{"text": "three"}', "four"]
     assert [p.line for p in read] == [1, 1, 3, 4, 5]
     assert read[2].where == f"{file} line 3"
 
 
 def test_a_jsonl_file_is_json_on_every_line(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.JSONL"
+    file.write_text('{"text": "th\\nree", "id": 3}\n')
+    assert texts([], str(file), None) == ["th\nree"]
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"text": "a"}\nplain\n')
     assert "prompts.jsonl line 2: not JSON" in refusal([], str(file), None)
+
+
+def test_a_brace_makes_no_json_of_a_text(tmp_path: Path) -> None:
+    """Code and LaTeX begin with braces; only the file's name says that its lines are JSON."""
+    lines = ["{nope", '{"text": 3}', '{"txt": "a"}']
+    file = tmp_path / "prompts.txt"
+    file.write_text("\n".join(lines))
+    assert texts([], str(file), None) == lines
+    assert texts([], "-", stream("\n".join(lines).encode())) == lines
+    for name in ("prompts.json", "prompts.NDJSON"):
+        (tmp_path / name).write_text('{"text": "a"}\n')
+        assert "ends in .jsonl" in refusal([], str(tmp_path / name), None)
 
 
 def test_standard_input_is_one_prompt_or_a_file() -> None:
@@ -100,7 +115,16 @@ def test_an_empty_option(text: str) -> None:
         (b"\n  \n\t\n", "only blank lines, no prompts"),
         (b"fine\ncaf\xe9\n", "line 2: not UTF-8 (byte 0xe9 at offset 3)"),
         ("text".encode("utf-16"), "line 1: not UTF-8"),
-        (b"fine\n{nope\n", "line 2: not JSON"),
+    ],
+)
+def test_a_file_that_cannot_be_used(raw: bytes, part: str, tmp_path: Path) -> None:
+    _refused_file(tmp_path / "prompts.txt", raw, part)
+
+
+@pytest.mark.parametrize(
+    ("raw", "part"),
+    [
+        (b'{"text": "fine"}\n{nope\n', "line 2: not JSON"),
         (b'{"txt": "a"}\n', 'line 1: expected an object with a "text"'),
         (b'{"text": 3}\n', 'line 1: expected an object with a "text"'),
         (b'{"text": " "}\n', "line 1: empty prompt"),
@@ -108,8 +132,11 @@ def test_an_empty_option(text: str) -> None:
         (b'{"a":' + b"[" * 100_000, "line 1: not JSON"),
     ],
 )
-def test_a_file_that_cannot_be_used(raw: bytes, part: str, tmp_path: Path) -> None:
-    file = tmp_path / "prompts.txt"
+def test_json_lines_that_cannot_be_used(raw: bytes, part: str, tmp_path: Path) -> None:
+    _refused_file(tmp_path / "prompts.jsonl", raw, part)
+
+
+def _refused_file(file: Path, raw: bytes, part: str) -> None:
     file.write_bytes(raw)
     message = refusal([], str(file), None)
     assert message.startswith(f"{file}")
