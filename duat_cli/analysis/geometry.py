@@ -8,7 +8,8 @@ from torch import Tensor
 
 from duat_cli.models.cache import TensorCache
 from duat_cli.models.factors import BlockFactors
-from duat_cli.operators.kronecker import HeadFactors, gram, gram_root
+from duat_cli.operators.kronecker import gram, gram_root
+from duat_cli.operators.pattern import EntryPattern
 from duat_cli.operators.sampling import sample_entries
 
 ENTRY_SAMPLES = 2048
@@ -22,7 +23,7 @@ class Geometry:
     gram: Tensor  # G, (heads, heads), float64
     root: Tensor  # R with R R = G
     entries: Tensor  # (ENTRY_SAMPLES, heads)
-    nonzero_share: float  # share of entries of V O that are not identically zero
+    pattern: EntryPattern  # which entries of V O can be nonzero
 
 
 def geometry(factors: BlockFactors, name: str, cache: TensorCache) -> Geometry:
@@ -36,11 +37,4 @@ def geometry(factors: BlockFactors, name: str, cache: TensorCache) -> Geometry:
             cache.put(name, stored)
             cache.put(name + ".entries", entries)
     stored = stored.to(device)
-    return Geometry(stored, gram_root(stored), entries.to(device), _nonzero_share(factors.heads))
-
-
-def _nonzero_share(heads: HeadFactors) -> float:
-    """Rows of V that are all zero, and columns of O, make rows and columns of every head map zero."""
-    rows = (heads.value != 0).any(dim=-1).any(dim=0)
-    columns = (heads.output != 0).any(dim=1).any(dim=0)
-    return float(rows.double().mean() * columns.double().mean())
+    return Geometry(stored, gram_root(stored), entries.to(device), EntryPattern(factors.heads))
