@@ -69,13 +69,11 @@ def no_operator(tokens: int, width: int, element_size: int, reason: str) -> Oper
     )
 
 
-def density(
-    numbers: OperatorNumbers, nonzero_share: float, tokens: int, width: int, options: DensityOptions
-) -> Density:
+def density(numbers: OperatorNumbers, tokens: int, width: int, options: DensityOptions) -> Density:
     estimate = numbers.numerical
     names = ("numerical", "numerical_low", "numerical_high")
     return Density(
-        structural=numbers.nonzero_blocks * nonzero_share,
+        structural=numbers.structural,
         numerical=estimate.share if estimate else None,
         numerical_low=estimate.low if estimate else None,
         numerical_high=estimate.high if estimate else None,

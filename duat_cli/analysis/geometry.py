@@ -10,6 +10,7 @@ from duat_cli.models.arrays import relative_error, rounding
 from duat_cli.models.cache import TensorCache
 from duat_cli.models.factors import BlockFactors
 from duat_cli.operators.kronecker import HeadFactors, gram, gram_root, gram_row
+from duat_cli.operators.pattern import EntryPattern
 from duat_cli.operators.sampling import sample_entries
 
 ENTRY_SAMPLES = 2048
@@ -24,7 +25,7 @@ class Geometry:
     gram: Tensor  # G, (heads, heads), float64
     root: Tensor  # R with R R = G
     entries: Tensor  # (ENTRY_SAMPLES, heads)
-    nonzero_share: float  # share of entries of V O that are not identically zero
+    pattern: EntryPattern  # which entries of V O can be nonzero
 
 
 def geometry(factors: BlockFactors, name: str, cache: TensorCache) -> Geometry:
@@ -38,7 +39,7 @@ def geometry(factors: BlockFactors, name: str, cache: TensorCache) -> Geometry:
             cache.put(name + ".entries", entries)
     device = factors.heads.value.device
     stored = stored.to(device)
-    return Geometry(stored, gram_root(stored), entries.to(device), _nonzero_share(factors.heads))
+    return Geometry(stored, gram_root(stored), entries.to(device), EntryPattern(factors.heads))
 
 
 def _belongs(stored: Tensor, entries: Tensor, heads: HeadFactors) -> bool:
@@ -48,10 +49,3 @@ def _belongs(stored: Tensor, entries: Tensor, heads: HeadFactors) -> bool:
     row, some = gram_row(heads, heads.heads // 2), sample_entries(heads, ENTRY_SAMPLES, SEED, first=RECOMPUTED)
     pairs = ((stored[heads.heads // 2], row), (entries[:RECOMPUTED], some))
     return all(relative_error(mine.to(anew), anew) <= rounding(heads.value.dtype) for mine, anew in pairs)
-
-
-def _nonzero_share(heads: HeadFactors) -> float:
-    """Rows of V that are all zero, and columns of O, make rows and columns of every head map zero."""
-    rows = (heads.value != 0).any(dim=-1).any(dim=0)
-    columns = (heads.output != 0).any(dim=1).any(dim=0)
-    return float(rows.double().mean() * columns.double().mean())

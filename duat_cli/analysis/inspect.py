@@ -208,7 +208,7 @@ def _prompt_block(
     return PromptBlock(
         prompt=number,
         operator=operator_stats(numbers, tokens, width, run.input.element_size(), operator.error, options.spectrum),
-        density=density(numbers, geometry.nonzero_share, tokens, width, options),
+        density=density(numbers, tokens, width, options),
         coupling=coupling(numbers.coupling, tokens),
         coupling_weighted=coupling(numbers.weighted, tokens),
         terms=terms,

@@ -21,6 +21,7 @@ from duat_cli.models.factors import own_contribution
 from duat_cli.models.rig import BlockRun
 from duat_cli.operators import paper
 from duat_cli.operators.kronecker import HeadFactors, KroneckerSum
+from duat_cli.operators.pattern import EntryPattern
 
 DENSE_SIDE = 4096  # longest side of a matrix that is built: 64 MiB in float32
 
@@ -32,7 +33,7 @@ class Case:
     operator: KroneckerSum  # left (heads, N, N), value (kv_heads, M, d), output (heads, d, M)
     origin: str  # of V and O: "read" or "probed"
     gram: Tensor  # G, (heads, heads)
-    nonzero_share: float  # of the entries of the maps V_h O_h
+    pattern: EntryPattern  # which entries of the maps V_h O_h can be nonzero
     X: Tensor  # (N, M)
     mixed: Tensor  # the model's own concatenated heads, without their constant, times t: (N, heads, d)
     contribution: Tensor  # what the model's own attention adds, without its constant: (N, M)
@@ -125,7 +126,7 @@ def _case(session: Session, run: BlockRun, step: Step, error: float) -> Case:
         operator=KroneckerSum(operator.matrix().left.to(work), factors),
         origin=known.origin,
         gram=sharp.gram,
-        nonzero_share=sharp.nonzero_share,
+        pattern=sharp.pattern,
         X=run.input[0].to(work).clone(),
         mixed=mixed.to(work) * operator.token_scale.to(work)[:, None, None],
         contribution=contribution.to(work),

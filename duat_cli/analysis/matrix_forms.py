@@ -96,8 +96,8 @@ def _value_density(case: Case) -> float:
 
 
 def _operator_density(case: Case) -> float:
-    """(nonzero blocks / N²) × (nonzero share of V O)."""
-    return float((case.left != 0).any(0).double().mean()) * case.nonzero_share
+    """The mean over blocks of the share of entries that can be nonzero."""
+    return case.pattern.filled(case.left.abs().flatten(1)) / case.tokens**2
 
 
 def corner(case: Case) -> Tensor:

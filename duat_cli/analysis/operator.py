@@ -36,7 +36,7 @@ class OperatorNumbers:
     effective_heads: float | None
     block_correlation: float | None
     spectral_norm: float | None
-    nonzero_blocks: float  # share of blocks B_ij that are not zero
+    structural: float  # share of entries that are not identically zero
     numerical: ShareEstimate | None  # None for W' = 0
     coupling: CouplingNumbers
     weighted: CouplingNumbers
@@ -52,11 +52,13 @@ def measure(
     grams = token_grams(operator.values, operator.factors.output)
     pairs = _Pairs(tokens)
     squares: list[Tensor] = []
+    filled = 0.0
     for start, attention in _row_pieces(operator, heads):
         scaled = attention * operator.source_scale[:, None, :]
         rows, alive = sums.add(scaled)
         coupling.add(torch.stack([rows, weighted_squares(attention, grams)]), start)
         pairs.add(scaled, alive, start)
+        filled += geometry.pattern.filled(scaled.flatten(1).abs())
         if matrix:
             squares.append(rows)
     norm = frobenius_norm(sums.head_products, geometry.gram)
@@ -66,7 +68,7 @@ def measure(
         effective_heads=effective_heads(kronecker_spectrum(sums.head_products, geometry.root)),
         block_correlation=sums.block_correlation(),
         spectral_norm=_spectral(operator) if spectrum and norm > 0 else None,
-        nonzero_blocks=nonzero,
+        structural=filled / tokens**2,
         numerical=_numerical(operator, geometry, norm, threshold, pairs, nonzero) if norm > 0 else None,
         coupling=coupling.numbers(0),
         weighted=coupling.numbers(1),

@@ -97,6 +97,22 @@ def test_its_numbers_are_those_of_the_dense_operator(checkpoint: Path, loaded: L
         assert block.density.numerical == pytest.approx(float((W.abs() > cutoff).double().mean()), abs=1e-4)
 
 
+def test_heads_that_write_to_disjoint_columns_fill_half_of_each_block(loaded: LoadedModel, prompts: Encoded) -> None:
+    for layer in loaded.model.model.layers:
+        value, output = layer.self_attn.v_proj.weight.data, layer.self_attn.o_proj.weight.data
+        value.unflatten(0, (2, 16))[0, :, 16:] = 0  # kv head 0 reads the first half of the width, kv head 1 the second
+        value.unflatten(0, (2, 16))[1, :, :16] = 0
+        output[16:, :32] = 0  # heads 0 and 1 write to the first half, heads 2 and 3 to the second
+        output[:16, 32:] = 0
+    [prompt] = prompts(loaded, TEXTS[1])
+    report = inspect(loaded, [prompt], InspectOptions(cache=False), quiet)
+    n = prompt.input_ids.shape[1]
+    dense = dense_blocks(loaded.model.double(), prompt.input_ids, LLAMA)
+    for block, known in zip(report.blocks, dense, strict=True):
+        assert block.density.structural == pytest.approx(float((known.W != 0).double().mean()), abs=1e-12)
+        assert block.density.structural == pytest.approx((n + 1) / (4 * n), abs=1e-12)
+
+
 def test_the_references_are_counted_token_by_token(loaded: LoadedModel, prompts: Encoded) -> None:
     for width in (1, 3, 4):
         report = report_of(loaded, prompts, TEXTS[1], conv_width=width)

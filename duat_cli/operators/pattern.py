@@ -1,0 +1,80 @@
+"""Which entries of W' can be other than zero, by the zeros of its factors alone.
+
+Entry (a, b) of Σ_h ĥ_h V_h O_h is Σ_h ĥ_h Σ_d V_h[a, d] O_h[d, b]. It can be nonzero if some head with ĥ_h ≠ 0 has a
+channel d with V_h[a, d] ≠ 0 and O_h[d, b] ≠ 0. The union over heads and channels is counted, never heads one by one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from duat_cli.operators.kronecker import HeadFactors
+
+ROWS_AT_ONCE = 1024  # distinct patterns of rows compared with all columns at once
+
+
+class EntryPattern:
+    """The shares of a block's M x M entries that can be nonzero, by the set of heads that reach the block."""
+
+    def __init__(self, factors: HeadFactors) -> None:
+        self._factors = factors
+        self._shares: dict[tuple[bool, ...], float] = {}
+        self._alike: bool | None = None
+
+    def filled(self, sizes: Tensor, counts: Tensor | None = None) -> float:
+        """Σ over blocks of the share of entries that can be nonzero.
+
+        sizes: |ĥ| of each block, (heads, blocks); counts: how often each of them stands in W', (blocks,), once if None.
+        """
+        some, every = sizes.amax(dim=0) > 0, sizes.amin(dim=0) > 0
+        times = (some if counts is None else some * counts).sum(dtype=torch.float64)
+        if not bool((some & ~every).any()) or self._heads_are_alike():
+            return float(times) * self.share() if float(times) else 0.0
+        patterns, place = torch.unique((sizes > 0).T, dim=0, return_inverse=True)
+        weight = torch.ones_like(some, dtype=torch.float64) if counts is None else counts.double()
+        totals = weight.new_zeros(len(patterns)).index_add_(0, place, weight)
+        return sum(self.share(row) * n for row, n in zip(patterns, totals.tolist(), strict=True))
+
+    def share(self, heads: Tensor | None = None) -> float:
+        """The share of the entries of Σ_h V_h O_h that can be nonzero; heads: which ones to sum, (heads,) bool."""
+        chosen = torch.ones(self._factors.heads, dtype=torch.bool) if heads is None else heads.cpu()
+        key = tuple(chosen.tolist())
+        if key not in self._shares:
+            self._shares[key] = _share(self._factors, chosen.nonzero()[:, 0])
+        return self._shares[key]
+
+    def _heads_are_alike(self) -> bool:
+        """Whether every head alone reaches the entries that all of them reach together."""
+        if self._alike is None:
+            alone = torch.eye(self._factors.heads, dtype=torch.bool)
+            self._alike = all(self.share(head) == self.share() for head in alone)
+        return self._alike
+
+
+def _share(factors: HeadFactors, heads: Tensor) -> float:
+    """The share for a sum over these heads; heads: their numbers."""
+    heads = heads.to(factors.value.device)
+    value, output = factors.value[heads // factors.groups] != 0, factors.output[heads] != 0  # (k, M, d), (k, d, M)
+    if not len(heads):
+        return 0.0
+    if bool(value.all()) and bool(output.all()):
+        return 1.0
+    live = value.any(dim=1) & output.any(dim=2)  # (k, d): channels that carry anything
+    rows, columns = value.transpose(0, 1)[:, live], output.permute(2, 0, 1)[:, live]  # (M, channels) each
+    rows, columns = rows[rows.any(dim=1)], columns[columns.any(dim=1)]
+    if not len(rows) or not len(columns):
+        return 0.0
+    # Two sets of channels that together are more than there are have one in common: then every entry is reached.
+    if int(rows.sum(dim=1).min() + columns.sum(dim=1).min()) > int(live.sum()):
+        return len(rows) * len(columns) / factors.hidden_size**2
+    return _reached(rows, columns) / factors.hidden_size**2
+
+
+def _reached(rows: Tensor, columns: Tensor) -> float:
+    """How many pairs of a row and a column have a channel in common; equal ones are compared once."""
+    rows, of_row = torch.unique(rows, dim=0, return_counts=True)
+    columns, of_column = torch.unique(columns, dim=0, return_counts=True)
+    other = columns.float().T
+    reached = [(part.float() @ other > 0).double() @ of_column.double() for part in rows.split(ROWS_AT_ONCE)]
+    return float(torch.cat(reached) @ of_row.double())
