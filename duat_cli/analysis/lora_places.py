@@ -1,10 +1,8 @@
-"""Where in a block a changed parameter acts, seen on a run: the norm in front of it, and its side of the FFN."""
+"""The norm that stands in front of a changed parameter, seen on a run, and the most that the change can add."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +11,6 @@ from torch import Tensor, nn
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import random_like, same_storage, wide
 from duat_cli.models.norms import NormForm
-from duat_cli.models.parts import BlockParts
 from duat_cli.models.structure import ModelStructure, run_stack
 from duat_cli.models.tuned import own_names
 from duat_cli.operators.lowrank import LowRank, Piece, spectrum
@@ -22,27 +19,19 @@ NONE_IN_FRONT = "no norm of its block stands directly in front of it"
 LARGE = 1e3  # so far out that a norm's epsilon does not show
 
 
-@dataclass(frozen=True)
-class Places:
-    """By parameter: the norm that its module reads, and its side of the FFN's nonlinearity."""
-
-    norms: dict[str, tuple[nn.Module, NormForm]]
-    second: list[str]  # in front of the nonlinearity: part of W'_{j,2}
-    third: list[str]  # behind it: part of W'_{j,3}
-    elsewhere: list[str]  # in no block, or in experts whose sides are not told apart
+Norms = dict[str, tuple[nn.Module, NormForm]]
+"""By parameter: the norm whose output its module reads."""
 
 
-def places_of(model: Any, structure: ModelStructure, prompt: Prompt, names: list[str]) -> Places:
-    """One plain run with eyes on the changed modules: who reads a norm's very output, who makes an FFN's."""
+def norms_in_front(model: Any, structure: ModelStructure, prompt: Prompt, names: list[str]) -> Norms:
+    """One plain run with eyes on the changed modules: who reads a norm's very output."""
     own = own_names(model, names)
     modules = {name: model.get_submodule(module) for name, (module, _) in own.items()}
     forms = {norm: form for block in structure.blocks for norm, form in block.parts.norms.items()}
-    units = [unit for block in structure.blocks for unit in block.parts.units]
-    inside = {m: block for block in structure.blocks for m in block.parts.module.modules()}
     made: dict[nn.Module, Tensor] = {}
     read: dict[nn.Module, Tensor] = {}
     with ExitStack() as stack, torch.no_grad():
-        for module in {*forms, *units, *modules.values()}:
+        for module in {*forms, *modules.values()}:
             stack.callback(module.register_forward_hook(_see(made, read)).remove)
         run_stack(structure.stack, prompt.input_ids.to(model.device))
     in_front = {}
@@ -50,28 +39,7 @@ def places_of(model: Any, structure: ModelStructure, prompt: Prompt, names: list
         source = next((n for n in forms if n in made and module in read and same_storage(made[n], read[module])), None)
         if source is not None and source is not module and read[module].shape[-1] == forms[source].gain.numel():
             in_front[name] = (source, forms[source])
-    second: list[str] = []
-    third: list[str] = []
-    elsewhere: list[str] = []
-    for name, module in modules.items():
-        block = inside.get(module)
-        if block is None or own[name][1] not in ("weight", "bias") or module not in made:
-            elsewhere.append(name)
-        else:
-            (third if _is_behind(module, block.parts, made) else second).append(name)
-    return Places(in_front, second, third, elsewhere)
-
-
-def _is_behind(module: nn.Module, parts: BlockParts, made: Mapping[nn.Module, Tensor]) -> bool:
-    """Whether a module stands behind the block's FFN nonlinearity: it makes the FFN unit's output, or runs after it."""
-    unit = next((u for u in reversed(parts.units) if u in made), None)
-    if unit is None or module is unit or any(module in set(a.modules()) for a in parts.attention):
-        return False
-    if module in set(unit.modules()):
-        mine, whole = made[module], made[unit]
-        return mine.numel() == whole.numel() and torch.equal(mine.reshape(-1), whole.reshape(-1))
-    order = list(made)
-    return order.index(module) > order.index(unit)
+    return in_front
 
 
 def _see(made: dict[nn.Module, Tensor], read: dict[nn.Module, Tensor]) -> Any:

@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from duat_cli.analysis.adapter_change import Change, Read, adapter_tensors, change_of
-from duat_cli.analysis.lora_places import NONE_IN_FRONT, Places, places_of, sup_local
+from duat_cli.analysis.lora_eq18 import Stated, check_eq18
+from duat_cli.analysis.lora_places import NONE_IN_FRONT, Norms, norms_in_front, sup_local
 from duat_cli.analysis.lora_prompts import ONE_TOKEN, Decode, Findings, compare_on_prompts
 from duat_cli.analysis.session import Session, prompt_facts
 from duat_cli.errors import UnsupportedModelError
@@ -22,11 +24,12 @@ from duat_cli.loading.base_weights import BaseWeights
 from duat_cli.loading.load import LoadedModel
 from duat_cli.loading.plan import Plan
 from duat_cli.loading.prompts import Prompt
+from duat_cli.loading.source import Source
 from duat_cli.models.tuned import Value, own_names, tuned_copy
+from duat_cli.operators.lowrank import Piece, is_zero
 from duat_cli.results.base import Run
-from duat_cli.results.lora import Eq18, LoraReport, LoraSummary, ModuleChange
+from duat_cli.results.lora import LoraReport, LoraSummary, ModuleChange
 
-STATEMENT = "the tuned model as the same sum, dW added to W'_{j,2} and W'_{j,3} (Eq. 18)"
 Progress = Callable[[int, int, str], None]
 
 
@@ -65,19 +68,34 @@ def adapter_on_prompts(
         tied = frozenset(p.parameter for p in known if p.kind == "trainable tokens")
         changes = _changes(known, read, base, report)
         tuned = tuned_copy(asked.loaded.model, changes, tied=tied)
-        by_name = {p.parameter: p for p in known}
+        by_name, by_parameter = {p.parameter: p for p in known}, _by_parameter(known)
 
         def pieces(name: str) -> Change:
             return change_of(by_name[name], read, base)
 
-        return _extended(report, asked, replace(asked.loaded, model=tuned), pieces, progress, run)
+        def stated(name: str) -> Piece | None:
+            return _piece([change_of(plan, read, base) for plan in by_parameter.get(name, [])])
+
+        return _extended(report, asked, replace(asked.loaded, model=tuned), stated, pieces, progress, run)
 
 
 def checkpoint_on_prompts(
     report: LoraReport, asked: Asked, tuned: LoadedModel, progress: Progress, run: Callable[[], Run]
 ) -> LoraReport:
-    """The same for a fully tuned checkpoint."""
-    return _extended(report, asked, tuned, None, progress, run)
+    """The same for a fully tuned checkpoint, whose dW is the difference of the files."""
+    sources = [Source(one.files.path, one.name, one.revision) for one in (asked.loaded, tuned)]
+    weights = [BaseWeights(source, one.files) for source, one in zip(sources, (asked.loaded, tuned), strict=True)]
+
+    def stated(name: str) -> Piece | None:
+        places = [one.find(name, load=False) for one in weights]
+        if places[0] is None or places[1] is None or places[0].shape != places[1].shape:
+            raise UnsupportedModelError("the files do not both hold it in one shape under its name")
+        old, new = (one.read(place) for one, place in zip(weights, places, strict=True) if place is not None)
+        difference = new.double() - old.double()
+        return None if is_zero(difference) else difference
+
+    with weights[0], weights[1]:
+        return _extended(report, asked, tuned, stated, None, progress, run)
 
 
 def _changes(known: list[Plan], read: Read, base: BaseWeights, report: LoraReport) -> Mapping[str, Value]:
@@ -89,9 +107,6 @@ def _changes(known: list[Plan], read: Read, base: BaseWeights, report: LoraRepor
             f"{report.tuned}: the change of {what} is not defined, so the tuned model cannot be run"
         )
     unchanged = set(report.unchanged)
-    by_parameter: dict[str, list[Plan]] = {}
-    for plan in known:
-        by_parameter.setdefault(plan.parameter, []).append(plan)
 
     def whole(planned: list[Plan]) -> Tensor:
         first, *others = (change_of(plan, read, base).dense() for plan in planned)
@@ -101,15 +116,33 @@ def _changes(known: list[Plan], read: Read, base: BaseWeights, report: LoraRepor
 
     return {
         name: functools.partial(whole, planned)
-        for name, planned in by_parameter.items()
+        for name, planned in _by_parameter(known).items()
         if len(planned) > 1 or name not in unchanged
     }
+
+
+def _by_parameter(known: list[Plan]) -> dict[str, list[Plan]]:
+    found: dict[str, list[Plan]] = {}
+    for plan in known:
+        found.setdefault(plan.parameter, []).append(plan)
+    return found
+
+
+def _piece(changes: list[Change]) -> Piece | None:
+    """All changes of one matrix or vector as one; None where they change nothing."""
+    if any(len(change.pieces) != 1 for change in changes):
+        raise UnsupportedModelError("a stack of experts has a change each")
+    moving = [change for change in changes if not change.is_zero]
+    if len(moving) < 2:
+        return moving[0].pieces[0] if moving else None
+    return torch.stack([change.dense() for change in moving]).sum(0)
 
 
 def _extended(
     report: LoraReport,
     asked: Asked,
     tuned: LoadedModel,
+    stated: Stated,
     pieces: Callable[[str], Change] | None,
     progress: Progress,
     run: Callable[[], Run],
@@ -118,12 +151,13 @@ def _extended(
     other = Session(tuned, progress, cache=False)
     found = compare_on_prompts(base, other, asked.prompts, asked.decode, progress)
     changed = [f"{m.name}.{m.parameter}" for m in report.modules]
-    places = places_of(asked.loaded.model, base.structure, asked.prompts[0], changed)
+    norms = norms_in_front(asked.loaded.model, base.structure, asked.prompts[0], changed)
     modules = report.modules
     if pieces is not None:
         moved = _changed_modules(asked.loaded.model, changed)
-        modules = [_with_sup(m, name, places, pieces, moved) for m, name in zip(report.modules, changed, strict=True)]
-    eq18 = _eq18(base, found, places)
+        modules = [_with_sup(m, name, norms, pieces, moved) for m, name in zip(report.modules, changed, strict=True)]
+    progress(0, 1, "testing Eq. 18")
+    eq18 = check_eq18(base, other, asked.prompts, changed, stated)
     notes = [w for w in (*asked.loaded.warnings, *tuned.warnings) if w not in report.warnings]
     return report.model_copy(
         update={
@@ -135,6 +169,7 @@ def _extended(
             "blocks": found.blocks,
             "by_prompt": found.prompts,
             "certificate": base.certificate(found.base_error),
+            "tuned_certificate": other.certificate(found.tuned_error),
             "eq18": eq18,
             "skipped": [*report.skipped, *base.skipped()],
             "warnings": [*report.warnings, *dict.fromkeys(notes)],
@@ -144,30 +179,17 @@ def _extended(
     )
 
 
-def _eq18(base: Session, found: Findings, places: Places) -> Eq18:
-    tolerance = base.certificate(0.0).tolerance
-    return Eq18(
-        statement=STATEMENT,
-        relative_error=found.tuned_error,
-        tolerance=tolerance,
-        holds=found.tuned_error <= tolerance,
-        on_second=places.second,
-        on_third=places.third,
-        elsewhere=places.elsewhere,
-    )
-
-
 def _changed_modules(model: Any, changed: list[str]) -> set[int]:
     return {id(model.get_submodule(module)) for module, _ in own_names(model, changed).values()}
 
 
 def _with_sup(
-    entry: ModuleChange, name: str, places: Places, pieces: Callable[[str], Change], moved: set[int]
+    entry: ModuleChange, name: str, norms: Norms, pieces: Callable[[str], Change], moved: set[int]
 ) -> ModuleChange:
     """The entry with its largest possible effect, where a norm that itself stays as it is stands in front."""
     why = NONE_IN_FRONT
-    if name in places.norms and entry.parameter == "weight":
-        norm, form = places.norms[name]
+    if name in norms and entry.parameter == "weight":
+        norm, form = norms[name]
         change = pieces(name)
         if id(norm) in moved:
             why = "the norm in front changes as well"

@@ -127,7 +127,7 @@ def lora_diff(
 ) -> int:
     """What an adapter, or a full fine-tune, really changed: in the weights, and with prompts in every block.
 
-    Exit code: 0 done, 1 a certificate is not exact, or with --lint the adapter has an error, 2 could not tell.
+    Exit code: 0 done, 1 not exact, or with --lint the adapter has an error, 2 could not tell.
     """
     from duat_cli.cli.clock import Clock
     from duat_cli.cli.presentation import Presentation, talk_of
@@ -163,9 +163,9 @@ def lora_diff(
 
 
 def _is_sound(report: LoraReport, lint: bool) -> bool:
-    certified = report.certificate is None or report.certificate.exact
+    certified = all(c is None or c.exact for c in (report.certificate, report.tuned_certificate))
     linted = not lint or all(finding.level != "error" for finding in report.lint)
-    return certified and linted and (report.eq18 is None or report.eq18.holds)
+    return certified and linted and (report.eq18 is None or report.eq18.holds is not False)
 
 
 @dataclass(frozen=True)

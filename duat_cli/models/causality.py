@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from duat_cli.models.arrays import relative_error, wide
 from duat_cli.models.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
@@ -13,11 +14,16 @@ KEPT = DISCOVERY_TOKENS // 2  # tokens in front of those that are changed
 
 
 def has_lm_head(model: Any, structure: ModelStructure) -> bool:
-    """Whether the model puts out logits over its vocabulary for every token that it reads."""
+    """Whether the model puts out, as `logits`, logits over its vocabulary for every token that it reads."""
     if model is structure.stack or getattr(model.config, "is_encoder_decoder", False):
         return False
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    return head is not None
+    if head is None:
+        return False
+    ids = probe_ids(structure.stack, DISCOVERY_TOKENS)
+    with torch.no_grad():  # a class for pretraining may hold its head's output under another name
+        logits = getattr(run_stack(model, ids), "logits", None)
+    return isinstance(logits, Tensor) and logits.shape[:-1] == ids.shape
 
 
 def is_causal(model: Any, structure: ModelStructure) -> bool:

@@ -13,6 +13,7 @@ from duat_cli.report.page import Page, item, line
 from duat_cli.results.base import Result
 from duat_cli.results.lora import (
     BlockChange,
+    Eq18,
     LintFinding,
     LoraReport,
     ModuleChange,
@@ -211,13 +212,31 @@ def _token(token: TokenChange) -> str:
 
 def _verdict(report: LoraReport) -> list[RenderableType]:
     parts: list[RenderableType] = [_BLANK] if report.level != "lint" else []
-    if report.certificate is not None:
-        parts.append(facts.verdict(report.certificate))
-    if report.eq18 is not None:
-        error, tolerance = numbers.error(report.eq18.relative_error), f"{report.eq18.tolerance:.0e}"
-        state, style = ("exact", "green") if report.eq18.holds else ("NOT EXACT", "bold red")
-        parts.append(line(f"{report.eq18.statement}: {state}, relative error {error}, tolerance {tolerance}", style))
-    return parts
+    for model, certificate in (("base", report.certificate), ("tuned", report.tuned_certificate)):
+        if certificate is not None:
+            parts.append(Text(f"{model} model: ").append_text(facts.verdict(certificate)))
+    return [*parts, *(_eq18(report.eq18) if report.eq18 is not None else [])]
+
+
+def _eq18(found: Eq18) -> list[RenderableType]:
+    """Whether it holds where it speaks, how far the test could see, and what acts elsewhere."""
+    parts: list[RenderableType] = []
+    if found.holds is None or found.relative_error is None or found.change_error is None:
+        parts.append(line(f"{found.statement}: not tested, {found.reasons['holds']}"))
+    else:
+        layers = len({name.rpartition(".")[0] for name in (*found.on_second, *found.on_third)})
+        errors = f"error {numbers.error(found.relative_error)} of the sum, {numbers.error(found.change_error)} of dW x"
+        limits = f"tolerances {found.tolerance:.0e} and {found.change_tolerance:.0e}"
+        state, style = ("holds", "green") if found.holds else (f"DOES NOT HOLD in {_some(found.failed)}", "bold red")
+        parts.append(line(f"{found.statement}: {state}; {numbers.plural(layers, 'layer')}, {errors}, {limits}", style))
+    if found.through_attention:
+        many = numbers.plural(len(found.through_attention), "attention parameter")
+        parts.append(line(f"dW of {many} acts through H (queries, keys) and A (values, outputs) instead, see routing "
+                          "and weights", "dim"))  # fmt: skip
+    by_reason: dict[str, list[str]] = {}
+    for entry in found.not_covered:
+        by_reason.setdefault(entry.why, []).append(entry.what)
+    return [*parts, *facts.section("Eq. 18 not tested", [f"{_some(names)}: {why}" for why, names in by_reason.items()])]
 
 
 def _lists(report: LoraReport) -> list[RenderableType]:

@@ -172,15 +172,34 @@ class PromptChange(WithReasons):
 
 
 class Eq18(WithReasons):
-    """Eq. 18: the tuned network as the same UAT sum, with dW added to W'_{j,2} and W'_{j,3}."""
+    """Eq. 18, tested where it speaks, the linear layers of the FFNs: W'_tuned = W'_base + dW.
+
+    On the tuned run's own inputs x each layer must give y = W_base x + dW x + b, with dW from the adapter's factors or
+    from the difference of the files.
+    """
 
     statement: str
-    relative_error: Finite = Field(description="largest over blocks and prompts of |x - rebuilt| / |x|, tuned model")
-    tolerance: Finite
-    holds: bool
-    on_second: list[str] = Field(description="changed parameters in front of a block's FFN nonlinearity, W'_{j,2}")
-    on_third: list[str] = Field(description="changed parameters behind it, W'_{j,3}")
+    relative_error: Finite | None = Field(
+        description="of the sum, largest over layers: |y - (W_base x + dW x + b)| / |y|, y as the tuned model made it"
+    )
+    tolerance: Finite = Field(description="of relative_error")
+    change_error: Finite | None = Field(
+        description="of dW alone, largest over layers: |(W_tuned - W_base - dW) x| / |dW x|, in float64"
+    )
+    change_tolerance: Finite = Field(description="of change_error")
+    holds: bool | None = Field(description="both errors of every layer tested are within their tolerances")
+    inputs: int = Field(description="input vectors that a layer was tested on, at most")
+    failed: list[str] = Field(description="layers of which it does not hold")
+    on_second: list[str] = Field(
+        description="changed parameters of linear layers in front of an FFN's nonlinearity, W'_{j,2}; tested"
+    )
+    on_third: list[str] = Field(description="changed parameters of linear layers behind it, W'_{j,3}; tested")
+    through_attention: list[str] = Field(
+        description="changed parameters of attention, of which Eq. 18 says nothing: queries and keys act through H, "
+        "values and outputs through A (blocks[].operator)"
+    )
     elsewhere: list[str] = Field(description="changed parameters that are in no block")
+    not_covered: list[Skipped] = Field(description="other changed parameters in blocks, and why they were not tested")
 
 
 class LoraSummary(WithReasons):
@@ -218,6 +237,7 @@ class LoraReport(Result):
     blocks: list[BlockChange] | None = Field(default=None, description="with prompts")
     by_prompt: list[PromptChange] | None = Field(default=None, description="with prompts, most moved first")
     certificate: Certificate | None = Field(default=None, description="of the base model, with prompts")
+    tuned_certificate: Certificate | None = Field(default=None, description="of the tuned model, with prompts")
     eq18: Eq18 | None = Field(default=None, description="with prompts")
     summary: LoraSummary
     lint: list[LintFinding]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from duat_cli.analysis.damage import Divergence, Hidden, Loss, metric_for
 from duat_cli.errors import InputError
-from duat_cli.models.causality import is_causal
+from duat_cli.models.causality import is_causal, why_no_next_token
 from duat_cli.models.structure import discover
 from duat_cli.operators import divergence
 
@@ -193,6 +193,16 @@ def test_causality_of_an_untrained_model_in_every_dtype(decoder: bool, dtype: to
         torch.manual_seed(0)
         model: Any = ElectraForCausalLM._from_config(config, attn_implementation="eager").eval().to(dtype)
     assert is_causal(model, discover(model)) == decoder
+
+
+def test_a_head_whose_output_has_another_name_is_none() -> None:
+    from transformers import BertForPreTraining
+
+    model, _ = structure_of("bert")
+    model = BertForPreTraining._from_config(model.config, attn_implementation="eager").eval()
+    assert model.get_output_embeddings() is not None
+    assert metric_for(None, model, discover(model)).name == "hidden"
+    assert "no LM head" in str(why_no_next_token(model, discover(model)))
 
 
 @pytest.mark.parametrize("name", ["kl", "nll"])

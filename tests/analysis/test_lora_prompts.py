@@ -21,7 +21,7 @@ import helpers
 
 from duat_cli.analysis.checkpoint_diff import checkpoint_report
 from duat_cli.analysis.lora_diff import LoraOptions, adapter_report
-from duat_cli.analysis.lora_places import places_of, sup_local, true_gain
+from duat_cli.analysis.lora_places import norms_in_front, sup_local, true_gain
 from duat_cli.analysis.lora_prompts import compare_on_prompts
 from duat_cli.analysis.lora_report import Asked, adapter_on_prompts, checkpoint_on_prompts
 from duat_cli.analysis.session import Session
@@ -246,12 +246,16 @@ def test_which_side_of_the_nonlinearity(model_type: str, third: str, tmp_path: P
     base, adapter = made(model_type, tmp_path)
     report = report_of(base, adapter, count=1)
     assert report.eq18 is not None
-    behind = set(report.eq18.on_third)
-    everything = behind | set(report.eq18.on_second) | set(report.eq18.elsewhere)
+    found = report.eq18
+    lists = (found.on_second, found.on_third, found.through_attention, found.elsewhere)
+    everything = {n for names in lists for n in names}
+    assert sum(map(len, lists)) == len(everything)
+    assert found.not_covered == []
     assert everything == {f"{m.name}.{m.parameter}" for m in report.modules}
-    expected = {n for n in everything if n.endswith(f"{third}.weight") and "attention" not in n}
-    assert behind == expected
-    assert not any("layer" in n for n in report.eq18.elsewhere)
+    assert set(found.on_third) == {n for n in everything if n.endswith(f"{third}.weight") and "attention" not in n}
+    attention = {n for n in everything if "attn" in n or "attention" in n}
+    assert set(found.through_attention) == attention
+    assert not any("layer" in n for n in found.elsewhere)
 
 
 @pytest.mark.parametrize(
@@ -265,8 +269,7 @@ def test_the_largest_effect_is_never_exceeded(model_type: str, name: str, tmp_pa
     session = Session(loaded, quiet, cache=False)
     for module in [m for m in report.modules if m.name.endswith(name)]:
         key = f"{module.name}.weight"
-        places = places_of(loaded.model, session.structure, some_prompts(model, 1)[0], [key])
-        norm, form = places.norms[key]
+        norm, form = norms_in_front(loaded.model, session.structure, some_prompts(model, 1)[0], [key])[key]
         change = changes[key].T if model_type == "gpt2" else changes[key]  # (out, in)
         generator = torch.Generator().manual_seed(0)
         x = 50 * torch.randn(4000, change.shape[1], generator=generator)
