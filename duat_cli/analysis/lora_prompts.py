@@ -151,7 +151,7 @@ def _keep(session: Session, branches: Branches, run: BlockRun, step: Step) -> Ke
     ffn, ffn_reason = None, ZERO
     block = session.structure.block(run.index)
     try:
-        operator = step.operator(run, block)
+        operator = session.operator(run, step)
         assert block.factors is not None
         left, factors, origin = operator.matrix().left, operator.factors, block.factors.origin
     except UnsupportedModelError as fault:

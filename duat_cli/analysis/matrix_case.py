@@ -112,7 +112,7 @@ def _case(session: Session, run: BlockRun, step: Step, error: float) -> Case:
     """Everything of this block that the matrices need, copied out of the run."""
     block = session.structure.block(run.index)
     try:
-        operator = step.operator(run, block)
+        operator = session.operator(run, step)
     except UnsupportedModelError as fault:
         reason = f"block {run.index} ({run.parts.name}) has no explicit matrices: {fault}"
         raise UnsupportedModelError(reason) from fault

@@ -41,8 +41,8 @@ def arithmetic(environment: Environment) -> str:
 def verdict(certificate: Certificate) -> Text:
     """The certificate in one sentence, and what is to blame where it is not exact."""
     error, plain = numbers.error(certificate.relative_error), numbers.error(certificate.plain_error)
-    tolerance = f"{certificate.tolerance:.0e}"
-    text = f"largest relative error {error}, instruments {plain}, tolerance {tolerance}, {certificate.capture}"
+    rest = f"tolerance {certificate.tolerance:.0e}, {certificate.capture}"
+    text = f"largest relative error {error}, against the untouched model {plain}, {rest}"
     if certificate.exact:
         return line(f"exact: {text}", "green")
     if certificate.plain_error > certificate.tolerance:
