@@ -112,7 +112,7 @@ def _case(session: Session, run: BlockRun, step: Step, error: float) -> Case:
     """Everything of this block that the matrices need, copied out of the run."""
     block = session.structure.block(run.index)
     try:
-        operator = session.operator(run, step)
+        operator = step.operator(run, block)  # its image of x is one of the checks of the report
     except UnsupportedModelError as fault:
         reason = f"block {run.index} ({run.parts.name}) has no explicit matrices: {fault}"
         raise UnsupportedModelError(reason) from fault

@@ -107,7 +107,7 @@ def test_absent_values_have_their_reason_below() -> None:
 
 
 def test_an_inexact_report_warns_against_its_numbers() -> None:
-    assert "exact: largest relative error 3.1e-07, tolerance 1e-04, attention interface" in CASES["inspect"](Page())
+    assert "exact: largest relative error 3.1e-07, against the untouched model 0, tolerance" in CASES["inspect"](Page())
     assert "NOT EXACT: largest relative error 3.2e-02" in CASES["inspect_full"](Page())
 
 
