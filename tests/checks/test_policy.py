@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from running_checks import Duat
 
+from duat_cli.checks.nearest import nearest, suggestion
 from duat_cli.checks.paths import asks_for, is_known, known_paths, matches
 from duat_cli.checks.policy import SHIPPED, read_policy
 from duat_cli.checks.registry import all_rules
@@ -19,7 +20,10 @@ LIGHT = ("--weights-only", "-q")
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("max_densty = 0.5", ("unknown key max_densty", "nearest known is")),
+        ("max_densty = 0.5", ("unknown key max_densty; expected one of extends, rules, bounds, drift, pruning",)),
+        ("xyzzy = 1", ("unknown key xyzzy; expected one of extends, rules, bounds, drift, pruning",)),
+        ("[drift]\nxyzzy = 1", ("unknown key drift.xyzzy; expected one of dtype, tolerance",)),
+        ("extend = 1", ("unknown key extend; the nearest known is 'extends'",)),
         ("[rule]\na = 1", ("unknown key rule", "'rules'")),
         ('[rules]\n"integrity.nonfinit" = "warn"', ("integrity.nonfinit", "'integrity.nonfinite'")),
         ('[rules]\n"integrity.nonfinite" = { levl = "warn" }', ("levl", "'level'")),
@@ -139,7 +143,7 @@ def test_p20_no_checks_ran(tmp_path: Path, duat: Duat) -> None:
     duat("check", *LIGHT, "--policy", file).refused("no checks ran")
     duat("check", *LIGHT, "--select", "drift.*").refused("no checks ran", "baseline")
     duat("check", *LIGHT, "--select", "exactness.*").refused("no checks ran")
-    duat("check", *LIGHT, "--select", "nothing").refused("nothing", "nearest")
+    duat("check", *LIGHT, "--select", "nothing").refused("nothing", "no rule is named so")
     duat("check", *LIGHT, "--select", "integrity.mixed_dtypes").refused("no checks ran")
 
 
@@ -223,6 +227,12 @@ def test_every_field_of_a_report_can_be_bounded(duat: Duat) -> None:
     assert [p for p in absent if "spreads" not in p] == []
 
 
+def test_only_a_similar_key_is_suggested() -> None:
+    assert nearest("xyzzy", all_rules()) == nearest("xyzzy", []) == ""
+    assert nearest("Integrity.Nonfinit", all_rules()) == "integrity.nonfinite"
+    assert suggestion("xyzzy", all_rules()) == ""
+
+
 def test_what_a_bound_asks_for() -> None:
     assert asks_for("blocks.*.operator.stable_rank") == {"spectrum"}
     assert asks_for("terms.*.share") == {"terms"}
@@ -234,5 +244,5 @@ def test_hostile_patterns_end_soon() -> None:
     assert not is_known("**." * 30 + "x")
     assert not is_known("*a" * 190)
     policy = read_policy("default")
-    with pytest.raises(InputError, match="nearest"):
+    with pytest.raises(InputError, match="no rule is named so"):
         settings_of(policy, ["*a" * 90])
