@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from running_checks import Duat
 
+import bad_checkpoints as bad  # isort: skip
+
 from duat_cli.checks.nearest import nearest, suggestion
-from duat_cli.checks.paths import asks_for, is_known, known_paths, matches
+from duat_cli.checks.paths import asks_for, is_known, known_paths, leaves_out, matches
 from duat_cli.checks.policy import SHIPPED, read_policy
 from duat_cli.checks.registry import all_rules
 from duat_cli.checks.settings import settings_of
@@ -237,7 +239,39 @@ def test_what_a_bound_asks_for() -> None:
     assert asks_for("blocks.*.operator.stable_rank") == {"spectrum"}
     assert asks_for("terms.*.share") == {"terms"}
     assert asks_for("blocks.*.prompts.*.terms.linear.share") == {"per_prompt"}
-    assert asks_for("blocks.*.operator.*") == set()
+    assert asks_for("blocks.*.operator.s*") == asks_for("blocks.*.*.s*_[nr]*") == {"spectrum"}
+    assert asks_for("blocks.*.prompts.*.operator.s*") == {"spectrum", "per_prompt"}
+    assert asks_for("blocks.*.spreads.operator.spectral_norm.high") == {"spectrum", "per_prompt"}
+    assert asks_for("*.0.share") == asks_for("t*.*.share") == {"terms"}
+    assert asks_for("blocks.*.operator.*") == asks_for("**") == set()
+    assert leaves_out("blocks.*.operator.*") == leaves_out("**") == ["spectral_norm", "stable_rank"]
+    assert leaves_out("blocks.*.operator.s*") == leaves_out("blocks.*.density.*") == []
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    bad.llama(tmp_path / "m")
+    return tmp_path / "m"
+
+
+def test_a_pattern_over_nothing_but_the_spectrum_has_it_computed(small: Path, tmp_path: Path, duat: Duat) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text('[bounds]\n"blocks.*.operator.s*" = { max = 1e-9 }\n')
+    done = duat("check", small, "--prompt", "hello", "-q", "--json", "--policy", file)
+    found = [o for o in done.findings() if o["rule"] == "bounds"]
+    assert len(found) == 4  # two fields of two blocks
+    assert all(o["measured"] > 0 for o in found)
+    assert not any("leaves out" in w for w in done.json["warnings"])
+
+
+def test_a_pattern_over_more_leaves_the_spectrum_out_and_says_so_once(small: Path, tmp_path: Path, duat: Duat) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text('[bounds]\n"blocks.*.operator.*" = { min = 0 }\n"blocks.0.operator.stable_rank" = { min = 0 }\n')
+    done = duat("check", small, "--prompt", "hello", "-q", "--json", "--policy", file)
+    assert done.code == 0
+    said = [w for w in done.json["warnings"] if "leaves out" in w]
+    assert len(said) == 1
+    assert "p.toml: bounds.'blocks.*.operator.*' leaves out spectral_norm and stable_rank" in said[0]
 
 
 def test_hostile_patterns_end_soon() -> None:
