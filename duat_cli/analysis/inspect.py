@@ -24,14 +24,16 @@ from duat_cli.analysis.assemble import (
 from duat_cli.analysis.decomposition import Decomposition, Step, shares
 from duat_cli.analysis.notable import summarise
 from duat_cli.analysis.operator import measure
+from duat_cli.analysis.range import block_range, range_warnings
 from duat_cli.analysis.session import Progress, Session, prompt_facts
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
+from duat_cli.models.activations import Place, largest_activation
 from duat_cli.models.factors import AttentionOperator
 from duat_cli.models.rig import BlockRun
 from duat_cli.results.base import Skipped
-from duat_cli.results.inspect import Block, BlockCertificate, InspectReport, PromptBlock, UatTerm, VerifyReport
+from duat_cli.results.inspect import Block, BlockCertificate, InspectReport, PromptBlock, Range, UatTerm, VerifyReport
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,8 @@ def inspect(
     ]
     session.save_cache()
     by_block: dict[int, list[PromptBlock]] = {i: [s.blocks[i] for s in sweeps] for i in layers}
-    blocks = [_block(session, i, rows, options.per_prompt) for i, rows in by_block.items()]
+    ranges = {i: block_range(loaded, [s.largest[i] for s in sweeps]) for i in layers}
+    blocks = [_block(session, i, rows, ranges[i], options.per_prompt) for i, rows in by_block.items()]
     certificate = session.certificate(max(e for s in sweeps for e in s.errors))
     return InspectReport(
         duat_version=__version__,
@@ -75,7 +78,7 @@ def inspect(
         terms=_mean_terms([s.terms for s in sweeps]) if options.terms else None,
         summary=summarise(blocks, certificate, session.heads, prompt_facts(prompts)),
         skipped=[*session.skipped(), *_operator_faults(sweeps)],
-        warnings=list(loaded.warnings),
+        warnings=[*loaded.warnings, *range_warnings(ranges)],
         run=session.run_facts(),
     )
 
@@ -133,6 +136,7 @@ class PromptSweep:
     errors: list[float]  # certificate of every block, chosen or not
     terms: list[UatTerm]
     faults: dict[int, str]  # blocks whose factors this prompt refuted
+    largest: dict[int, tuple[float, Place]]  # largest activation of every chosen block
 
 
 def sweep_prompt(
@@ -146,13 +150,14 @@ def sweep_prompt(
     prompts: int,
 ) -> PromptSweep:
     decomposition = Decomposition(one_by_one=options.terms)
-    sweep = PromptSweep({}, [], [], {})
+    sweep = PromptSweep({}, [], [], {}, {})
     count = len(session.structure.calls)
 
     def listen(run: BlockRun) -> None:
         step = decomposition.advance(run)
         sweep.errors.append(step.terms.error)
         if run.index in layers:
+            sweep.largest[run.index] = largest_activation(run)
             sweep.blocks[run.index] = _prompt_block(session, run, step, number, options, matrices, sweep.faults)
         if options.terms and run.index == count - 1:
             sweep.terms.extend(_uat_terms(decomposition, run.output[0]))
@@ -237,7 +242,7 @@ def _uat_terms(decomposition: Decomposition, output: Tensor) -> list[UatTerm]:
 # -- over prompts --------------------------------------------------------------------------------------------
 
 
-def _block(session: Session, index: int, rows: list[PromptBlock], per_prompt: bool) -> Block:
+def _block(session: Session, index: int, rows: list[PromptBlock], within: Range, per_prompt: bool) -> Block:
     groups = {
         name: [getattr(row, name) for row in rows]
         for name in ("operator", "density", "coupling", "coupling_weighted", "terms")
@@ -247,6 +252,7 @@ def _block(session: Session, index: int, rows: list[PromptBlock], per_prompt: bo
         name=session.structure.block(index).parts.name,
         **{name: mean_over(models) for name, models in groups.items()},
         certificate_error=max(row.certificate_error for row in rows),
+        range=within,
         spreads=spreads(groups) if per_prompt else None,
         prompts=rows if per_prompt else None,
     )

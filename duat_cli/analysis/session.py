@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import platform
-import resource
-import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -19,6 +17,7 @@ from duat_cli.analysis.geometry import Geometry, geometry
 from duat_cli.errors import CheckpointError, DuatError, NoSignalError, UnsupportedModelError
 from duat_cli.loading.fingerprint import fingerprint
 from duat_cli.loading.load import LoadedModel
+from duat_cli.loading.memory import peak_memory
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.cache import TensorCache, model_key
@@ -196,9 +195,3 @@ def require_signal(run: BlockRun) -> None:
 
 def prompt_facts(prompts: Sequence[Prompt]) -> list[PromptFacts]:
     return [PromptFacts(sha256=p.sha256, tokens=p.input_ids.shape[1]) for p in prompts]
-
-
-def peak_memory() -> int:
-    """Peak resident memory of this process, bytes (Linux counts KiB, macOS bytes)."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

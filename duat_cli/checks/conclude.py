@@ -15,7 +15,7 @@ from duat_cli.checks.drift import compare, refuse_foreign, refuse_other_model
 from duat_cli.checks.judge import judge
 from duat_cli.checks.metrics import metrics_of, sampling_slack
 from duat_cli.checks.nearest import suggestion
-from duat_cli.checks.paths import matches
+from duat_cli.checks.paths import leaves_out, matches
 from duat_cli.checks.policy import Policy
 from duat_cli.checks.rule import Evidence, Settings
 from duat_cli.checks.tolerances import COARSENESS, STORED_AS
@@ -128,10 +128,21 @@ def conclude(plan: Plan, evidence: Evidence, subject: Subject, run: Run) -> tupl
         counts=Counts(passed=count["passed"], failed=count["failed"], warned=count["warned"], skipped=count["skipped"]),
         outcomes=outcomes,
         off=[name for name, s in plan.settings.items() if s.level == "off"],
-        warnings=[*subject.warnings, *_baseline_warnings(plan)],
+        warnings=[*subject.warnings, *_baseline_warnings(plan), *(_bounds_warnings(plan) if report else [])],
         run=run,
         reasons=missing | ({} if facts else {"baseline": "no --baseline"}),
     ), (text if facts and facts.status in ("created", "updated") else None)
+
+
+def _bounds_warnings(plan: Plan) -> list[str]:
+    """A bound whose pattern matches some fields that are not computed says so once, and holds for the others."""
+    bounds = plan.policy.bounds() if plan.settings["bounds"].level != "off" else {}
+    return [
+        f"{layer.source}: bounds.{shown(pattern)} leaves out {' and '.join(names)}, which take long: they are computed "
+        "where a pattern matches nothing else"
+        for pattern, (layer, table) in bounds.items()
+        if table.level != "off" and (names := leaves_out(pattern))
+    ]
 
 
 # --- the baseline ---------------------------------------------------------------------------------------------

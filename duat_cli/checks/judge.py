@@ -103,10 +103,11 @@ def _outcome(settings: Settings, found: _Judged, locate: Locate) -> Outcome:
 
 
 def _passed(settings: Settings, judged: list[_Judged], locate: Locate) -> Outcome:
-    nearest = max(judged, key=lambda j: j.tightness, default=None)
+    defined = [j for j in judged if not j.measurement.undefined]
+    nearest = max(defined or judged, key=lambda j: j.tightness, default=None)
     text = settings.rule.about if nearest is None else nearest.measurement.text
     none = 0.0 if settings.max is not None else None
-    measured = _finite(nearest.measurement.value) if nearest else none
+    measured = _finite(nearest.measurement.value) if nearest and defined else (none if not judged else None)
     if len(judged) > 1:
         text = f"{len(judged)} looked at; nearest to its bound: {text}"
     return Outcome(

@@ -20,6 +20,7 @@ from duat_cli.results.inspect import Block, InspectReport, PromptBlock
 _WITHOUT_NUMBERS = {"run", "reasons", "environment"}  # nothing that time or the machine sets is a check
 _LONGEST, _PARTS = 400, 40  # characters and parts of a pattern; the deepest field has seven
 _SPREAD_NAMES = ("*.*", "*.*.*", "*.*.*.*")
+_SPECTRAL = ("spectral_norm", "stable_rank")
 
 
 def matches(pattern: str, path: str) -> bool:
@@ -106,10 +107,9 @@ def _places(hint: object, path: str) -> Iterator[str]:
 
 def is_known(pattern: str) -> bool:
     """Whether a report could have a number at a pattern."""
-    parts = pattern.split(".")
-    if len(pattern) > _LONGEST or len(parts) > _PARTS:
+    if len(pattern) > _LONGEST or pattern.count(".") >= _PARTS:
         return False
-    return any(_overlap(parts, place.split(".")) for place in known_paths())
+    return bool(_places_of(pattern))
 
 
 def _overlap(pattern: list[str], place: list[str]) -> bool:
@@ -131,14 +131,29 @@ def _fits(part: str, place: str) -> bool:
     return fnmatchcase(place, part)
 
 
-def asks_for(pattern: str) -> set[str]:
-    """The options of `duat inspect` without which a pattern's fields are not computed."""
-    parts = pattern.split(".")
-    wanted = set()
-    if any(fnmatchcase(name, parts[-1]) and "*" not in parts[-1] for name in ("spectral_norm", "stable_rank")):
-        wanted.add("spectrum")
+def needs(path: str) -> set[str]:
+    """The options of `duat inspect` without which the report has no number at a path."""
+    parts = path.split(".")
+    wanted = {"spectrum"} if any(part in _SPECTRAL for part in parts) else set()
     if parts[0] == "terms":
         wanted.add("terms")
     if parts[0] == "blocks" and len(parts) > 2 and parts[2] in ("prompts", "spreads"):
         wanted.add("per_prompt")
     return wanted
+
+
+def asks_for(pattern: str) -> set[str]:
+    """The options that every field of a pattern needs: it was written for these fields, so they are computed."""
+    places = _places_of(pattern)
+    return needs(pattern) | (set.intersection(*map(needs, places)) if places else set())
+
+
+def leaves_out(pattern: str) -> list[str]:
+    """Fields of every report that a pattern matches among others, and that stay null for want of an option."""
+    names = {place.rsplit(".", maxsplit=1)[-1] for place in _places_of(pattern)}
+    return [] if "spectrum" in asks_for(pattern) else sorted(names & set(_SPECTRAL))
+
+
+def _places_of(pattern: str) -> list[str]:
+    parts = pattern.split(".")
+    return [place for place in known_paths() if _overlap(parts, place.split("."))]

@@ -224,7 +224,8 @@ def _refuse(where: str, fault: Any, content: object) -> NoReturn:
     key = ".".join(shown(p) if "." in p or clean(p) != p else p for p in parts)
     got = shown(fault["input"], 60)
     if fault["type"] == "extra_forbidden":
-        raise InputError(f"{where}: unknown key {key}{suggestion(parts[-1], _known_keys(parts))}")
+        hint = suggestion(parts[-1], _known_keys(parts)) or suggestion(parts[-1], PolicyFile.model_fields)
+        raise InputError(f"{where}: unknown key {key}{hint}")
     expected = fault["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     raise InputError(f"{where}: {key or 'the policy'}: expected {expected}, got {got}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -20,17 +19,9 @@ class Clock:
 
     def run(self) -> Run:
         """The report's `run` object."""
+        from duat_cli.loading.memory import peak_memory
         from duat_cli.results.base import Run
 
         started = self._started.isoformat(timespec="seconds")
         seconds = round(time.perf_counter() - self._tick, 3)
-        return Run(started=started, seconds=seconds, peak_memory_bytes=_peak_memory())
-
-
-def _peak_memory() -> int | None:
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # the one in bytes, the others in KiB
+        return Run(started=started, seconds=seconds, peak_memory_bytes=peak_memory())

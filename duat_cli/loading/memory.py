@@ -1,9 +1,11 @@
-"""Whether a model's weights fit into memory, asked before they are read: the system would kill the process."""
+"""How much memory there is and was taken; whether a model's weights fit, asked before they are read: the system would
+kill the process."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import sys
 from pathlib import Path
 
 from duat_cli.loading.checkpoint import CheckpointFiles
@@ -31,6 +33,23 @@ def require_memory(files: CheckpointFiles, dtype: str) -> None:
 def available_memory() -> float:
     """Bytes that this process can still have, as far as the system says; infinite where it says nothing."""
     return min(_of_system(), _of_limit(), _of_container())
+
+
+def peak_memory() -> int | None:
+    """Peak resident memory of this process, bytes; None where the system does not say (Windows).
+
+    ru_maxrss, where there is nothing better, counts the process that started this one, too: Linux carries the parent's
+    peak through fork and exec.
+    """
+    peak = _fields(Path("/proc/self/status")).get("VmHWM")
+    if peak is not None:
+        return 1024 * peak
+    try:
+        import resource
+    except ImportError:
+        return None
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return used if sys.platform == "darwin" else used * 1024  # the one in bytes, the others in KiB
 
 
 def _of_system() -> float:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import Cache
 
 from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.activations import Extremes
 from duat_cli.models.attention import (
     AttentionCall,
     apply_rows,
@@ -57,6 +58,7 @@ class Recording:
     linears: dict[nn.Module, Tensor] = field(default_factory=dict)  # first linear -> its output
     attention: list[AttentionCall] = field(default_factory=list)
     gates: dict[nn.Module, list[Tensor]] = field(default_factory=lambda: defaultdict(list))  # of gated attention
+    extremes: Extremes = field(default_factory=Extremes)  # of the outputs of norms and attention
     attention_rests: dict[nn.Module, tuple[Any, ...] | None] = field(default_factory=dict)  # its other outputs
 
 
@@ -320,6 +322,7 @@ class Rig:
             y = original(*args, **kwargs)
             if self._recording is not None and self._block is not None:
                 self._recording.norms[module].append(freeze(self._block.norms[module], x, y))
+                self._recording.extremes.see("norm", y)
             return y
 
         return forward
@@ -361,6 +364,7 @@ class Rig:
             if self._recording is not None:
                 rest = None if isinstance(output, Tensor) else tuple(output[1:])
                 self._recording.attention_rests[module] = rest
+                self._recording.extremes.see("attention", output if rest is None else output[0])
             return output
 
         return forward

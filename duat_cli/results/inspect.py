@@ -62,6 +62,21 @@ class Coupling(WithReasons):
     first_token_share: Finite | None = Field(description="mean of p_i0 over i >= 1, 0 to 1")
 
 
+class Range(WithReasons):
+    """The largest activation of one block, against the dtype in which the checkpoint is stored."""
+
+    largest_activation: Finite | None = Field(
+        description="largest absolute value at the output of a norm, of attention, of an FFN unit or of the block, "
+        "over tokens and prompts; not of what is inside them, such as attention scores"
+    )
+    place: Literal["norm", "attention", "ffn", "block"] = Field(description="whose output it is")
+    stored_dtype: str | None = Field(description="dtype of most stored bytes; null where that is not known")
+    share: Finite | None = Field(
+        description="largest_activation / largest number of stored_dtype: above 1 the checkpoint overflows in its own "
+        "dtype. Where that is float16 or float8; no activation comes near the largest number of the others"
+    )
+
+
 class Part(WithReasons):
     share: Finite | None = Field(description="<part, x> / |x|^2; the three shares of a place sum to 1")
     norm: Finite | None = Field(description="|part| / |x|")
@@ -116,6 +131,7 @@ class Block(Result):
     coupling_weighted: Coupling = Field(description="by |B_ij x_j|")
     terms: Terms
     certificate_error: Finite = Field(description="largest over prompts of |x_i - rebuilt| / |x_i|")
+    range: Range
     spreads: dict[str, Spread] | None = Field(
         default=None, description="with --per-prompt: 'group.field' to its spread over the prompts"
     )

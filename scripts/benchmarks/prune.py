@@ -89,8 +89,8 @@ def prune_child() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from duat_cli.analysis.damage import metric_for
-    from duat_cli.analysis.session import peak_memory
     from duat_cli.analysis.sketch import Terms, responses
+    from duat_cli.loading.memory import peak_memory
     from duat_cli.models.passes import record
     from duat_cli.models.sites import find_sites
     from duat_cli.models.structure import discover

@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from running_checks import Duat
 
-from duat_cli.checks.paths import asks_for, is_known, known_paths, matches
+import bad_checkpoints as bad  # isort: skip
+
+from duat_cli.checks.nearest import nearest, suggestion
+from duat_cli.checks.paths import asks_for, is_known, known_paths, leaves_out, matches
 from duat_cli.checks.policy import SHIPPED, read_policy
 from duat_cli.checks.registry import all_rules
 from duat_cli.checks.settings import settings_of
@@ -19,7 +23,10 @@ LIGHT = ("--weights-only", "-q")
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("max_densty = 0.5", ("unknown key max_densty", "nearest known is")),
+        ("max_densty = 0.5", ("unknown key max_densty; expected one of extends, rules, bounds, drift, pruning",)),
+        ("xyzzy = 1", ("unknown key xyzzy; expected one of extends, rules, bounds, drift, pruning",)),
+        ("[drift]\nxyzzy = 1", ("unknown key drift.xyzzy; expected one of dtype, tolerance",)),
+        ("extend = 1", ("unknown key extend; the nearest known is 'extends'",)),
         ("[rule]\na = 1", ("unknown key rule", "'rules'")),
         ('[rules]\n"integrity.nonfinit" = "warn"', ("integrity.nonfinit", "'integrity.nonfinite'")),
         ('[rules]\n"integrity.nonfinite" = { levl = "warn" }', ("levl", "'level'")),
@@ -139,7 +146,7 @@ def test_p20_no_checks_ran(tmp_path: Path, duat: Duat) -> None:
     duat("check", *LIGHT, "--policy", file).refused("no checks ran")
     duat("check", *LIGHT, "--select", "drift.*").refused("no checks ran", "baseline")
     duat("check", *LIGHT, "--select", "exactness.*").refused("no checks ran")
-    duat("check", *LIGHT, "--select", "nothing").refused("nothing", "nearest")
+    duat("check", *LIGHT, "--select", "nothing").refused("nothing", "no rule is named so")
     duat("check", *LIGHT, "--select", "integrity.mixed_dtypes").refused("no checks ran")
 
 
@@ -223,16 +230,92 @@ def test_every_field_of_a_report_can_be_bounded(duat: Duat) -> None:
     assert [p for p in absent if "spreads" not in p] == []
 
 
+def test_only_a_similar_key_is_suggested() -> None:
+    assert nearest("xyzzy", all_rules()) == nearest("xyzzy", []) == ""
+    assert nearest("Integrity.Nonfinit", all_rules()) == "integrity.nonfinite"
+    assert suggestion("xyzzy", all_rules()) == ""
+
+
 def test_what_a_bound_asks_for() -> None:
     assert asks_for("blocks.*.operator.stable_rank") == {"spectrum"}
     assert asks_for("terms.*.share") == {"terms"}
     assert asks_for("blocks.*.prompts.*.terms.linear.share") == {"per_prompt"}
-    assert asks_for("blocks.*.operator.*") == set()
+    assert asks_for("blocks.*.operator.s*") == asks_for("blocks.*.*.s*_[nr]*") == {"spectrum"}
+    assert asks_for("blocks.*.prompts.*.operator.s*") == {"spectrum", "per_prompt"}
+    assert asks_for("blocks.*.spreads.operator.spectral_norm.high") == {"spectrum", "per_prompt"}
+    assert asks_for("*.0.share") == asks_for("t*.*.share") == {"terms"}
+    assert asks_for("blocks.*.operator.*") == asks_for("**") == set()
+    assert leaves_out("blocks.*.operator.*") == leaves_out("**") == ["spectral_norm", "stable_rank"]
+    assert leaves_out("blocks.*.operator.s*") == leaves_out("blocks.*.density.*") == []
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    bad.llama(tmp_path / "m")
+    return tmp_path / "m"
+
+
+def test_a_pattern_over_nothing_but_the_spectrum_has_it_computed(small: Path, tmp_path: Path, duat: Duat) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text('[bounds]\n"blocks.*.operator.s*" = { max = 1e-9 }\n')
+    done = duat("check", small, "--prompt", "hello", "-q", "--json", "--policy", file)
+    found = [o for o in done.findings() if o["rule"] == "bounds"]
+    assert len(found) == 4  # two fields of two blocks
+    assert all(o["measured"] > 0 for o in found)
+    assert not any("leaves out" in w for w in done.json["warnings"])
+
+
+def test_a_pattern_over_more_leaves_the_spectrum_out_and_says_so_once(small: Path, tmp_path: Path, duat: Duat) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text('[bounds]\n"blocks.*.operator.*" = { min = 0 }\n"blocks.0.operator.stable_rank" = { min = 0 }\n')
+    done = duat("check", small, "--prompt", "hello", "-q", "--json", "--policy", file)
+    assert done.code == 0
+    said = [w for w in done.json["warnings"] if "leaves out" in w]
+    assert len(said) == 1
+    assert "p.toml: bounds.'blocks.*.operator.*' leaves out spectral_norm and stable_rank" in said[0]
 
 
 def test_hostile_patterns_end_soon() -> None:
     assert not is_known("**." * 30 + "x")
     assert not is_known("*a" * 190)
     policy = read_policy("default")
-    with pytest.raises(InputError, match="nearest"):
+    with pytest.raises(InputError, match="no rule is named so"):
         settings_of(policy, ["*a" * 90])
+
+
+# --- exactness.range ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("factor", "code", "status"), [(1.0, 0, "passed"), (2e4, 0, "warned"), (6e4, 1, "failed")])
+def test_activations_beyond_the_stored_dtype(factor: float, code: int, status: str, tmp_path: Path, duat: Duat) -> None:
+    """A norm's gain scales its output, whose largest entry is about 2.5 of it."""
+    bad.llama(tmp_path / "m", dtype="float16")
+
+    def larger(state: dict[str, torch.Tensor]) -> None:
+        state["model.layers.1.input_layernorm.weight"] *= factor
+        state["model.layers.1.self_attn.o_proj.weight"] *= 0
+
+    bad.wedit(tmp_path / "m", larger)
+    policy = tmp_path / "p.toml"
+    policy.write_text('[rules]\n"integrity.*" = "off"\n')
+    done = duat("check", tmp_path / "m", "--prompt", "hello", "-q", "--json", "--policy", policy)
+    assert done.code == code
+    outcomes = [o for o in done.json["outcomes"] if o["rule"] == "exactness.range"]
+    assert [o["status"] for o in outcomes] == [status]
+    assert outcomes[0]["measured"] == pytest.approx(2.5 * factor / 65504, rel=0.5)
+    assert outcomes[0]["where"] == ("blocks.1.range.share" if factor > 1 else outcomes[0]["where"])
+    assert any("float16" in w for w in done.json["warnings"]) == (status != "passed")
+
+
+def test_a_wide_dtype_has_no_range_to_measure(small: Path, duat: Duat) -> None:
+    done = duat("check", small, "--prompt", "hello", "-q", "--json", "--select", "exactness.range")
+    (outcome,) = done.json["outcomes"]
+    assert (done.code, outcome["status"], outcome["measured"]) == (0, "passed", None)
+    assert "no activation comes near" in outcome["message"]
+
+
+def test_the_range_is_no_drift_metric(small: Path, tmp_path: Path, duat: Duat) -> None:
+    file = tmp_path / "b.json"
+    assert duat("check", small, "--prompt", "hello", "-q", "--baseline", file, "--update-baseline").code == 0
+    assert "largest_activation" not in file.read_text()
+    assert ".range." not in file.read_text()

@@ -14,6 +14,7 @@ from duat_cli.results.inspect import (
     Part,
     Parts,
     PromptBlock,
+    Range,
     Spread,
     Summary,
     Terms,
@@ -179,6 +180,7 @@ def block(index: int, spectrum: bool = False, gated: bool = False, per_prompt: b
         "certificate_error": 1.2e-07 * (index + 1),
     }
     return Block(
+        range=Range(largest_activation=37.5, place="block", stored_dtype="BF16", share=None, reasons={"share": "-"}),
         index=index,
         name=f"model.layers.{index}",
         **pieces,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from duat_cli.checks.baseline import block_index
-from duat_cli.checks.paths import flatten, matches
+from duat_cli.checks.paths import asks_for, flatten, matches, needs
 from duat_cli.checks.policy import BoundTable, Layer
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
 from duat_cli.errors import InputError
@@ -33,6 +33,8 @@ def _bounds(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
 def _matching(
     pattern: str, layer: Layer, bound: BoundTable, values: dict[str, float], reasons: dict[str, str]
 ) -> Iterator[Measurement]:
+    """The pattern's fields, without those that need an option which other fields of it do not need."""
+    asked = asks_for(pattern)
     empty = Measurement(
         0.0,
         "",
@@ -43,11 +45,11 @@ def _matching(
         key=(str(layer.file), pattern) if layer.file else None,
     )
     for path, value in values.items():
-        if matches(pattern, path):
+        if matches(pattern, path) and needs(path) <= asked:
             text = f"{path} is {value:.6g}"
             yield replace(empty, value=value, text=text, block=block_index(path), where=path)
     for path, reason in reasons.items():
-        if matches(pattern, path):
+        if matches(pattern, path) and needs(path) <= asked:
             text = f"{path} has no value: {reason}"
             yield replace(empty, text=text, block=block_index(path), where=path, undefined=bound.undefined)
 

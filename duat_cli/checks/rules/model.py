@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
 from duat_cli.loading.wording import counted, listed
@@ -39,6 +40,21 @@ def _skipped(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     return [Measurement(1, f"{entry.what}: {entry.why}") for entry in evidence.report.skipped]
 
 
+def _range(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    """Beyond the dtype's largest number is the rule's level; near it warns."""
+    assert evidence.report is not None
+    for block in evidence.report.blocks:
+        found, where = block.range, f"blocks.{block.index}.range.share"
+        what = f"block {block.index}'s activations (output: {found.place})"
+        if found.share is None:
+            why = found.reasons["share"]
+            missed: Literal["fail", "skip"] = "fail" if found.largest_activation is None else "skip"
+            yield Measurement(0.0, f"{what}: {why}", block.index, where, undefined=missed)
+            continue
+        text = f"{what} reach {found.largest_activation:.3g}, {found.share:.3g} of the largest {found.stored_dtype}"
+        yield Measurement(found.share, text, block.index, where, level=None if found.share > 1 else "warn")
+
+
 RULES = [
     Rule(
         "integrity.unexpected",
@@ -66,6 +82,15 @@ RULES = [
         _certificate,
         max=None,
         unit="relative",
+    ),
+    Rule(
+        "exactness.range",
+        "largest activation over the largest number of the stored float16 or float8: above 1 an error, below it warns",
+        "Store it in bfloat16 or float32: run in the dtype it is stored in, these activations become infinite.",
+        ("report",),
+        _range,
+        max=0.5,
+        unit="share",
     ),
     Rule(
         "exactness.skipped",
