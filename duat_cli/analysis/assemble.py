@@ -6,8 +6,21 @@ from typing import Any, Protocol
 
 from duat_cli.analysis.decomposition import BlockTerms, PartNumbers, ThreeParts
 from duat_cli.analysis.operator import OperatorNumbers
+from duat_cli.analysis.uniform import NullNumbers
+from duat_cli.operators.sampling import ShareEstimate
 from duat_cli.operators.statistics import CouplingNumbers
-from duat_cli.results.inspect import Coupling, Density, OperatorStats, Part, Parts, Terms
+from duat_cli.results.inspect import (
+    Coupling,
+    Density,
+    NullDensity,
+    NullOperator,
+    Nulls,
+    NullStats,
+    OperatorStats,
+    Part,
+    Parts,
+    Terms,
+)
 
 ZERO_OPERATOR = "W' is zero"
 ZERO_STREAM = "the vector to share is zero"
@@ -70,16 +83,19 @@ def no_operator(tokens: int, width: int, element_size: int, reason: str) -> Oper
 
 
 def density(numbers: OperatorNumbers, tokens: int, width: int, options: DensityOptions) -> Density:
-    estimate = numbers.numerical
-    names = ("numerical", "numerical_low", "numerical_high")
     return Density(
         structural=numbers.structural,
-        numerical=estimate.share if estimate else None,
-        numerical_low=estimate.low if estimate else None,
-        numerical_high=estimate.high if estimate else None,
+        **_interval(numbers.numerical),
         **_references(tokens, width, options),
-        reasons={} if estimate else dict.fromkeys(names, ZERO_OPERATOR),
     )
+
+
+def _interval(estimate: ShareEstimate | None) -> dict[str, Any]:
+    """The fields of a numerical density, and why they are null if they are."""
+    names = ("numerical", "numerical_low", "numerical_high")
+    if estimate is None:
+        return {**dict.fromkeys(names), "reasons": dict.fromkeys(names, ZERO_OPERATOR)}
+    return dict(zip(names, (estimate.share, estimate.low, estimate.high), strict=True))
 
 
 def no_density(tokens: int, width: int, options: DensityOptions, reason: str) -> Density:
@@ -119,7 +135,32 @@ def no_coupling(reason: str) -> Coupling:
     return Coupling(**dict.fromkeys(names), reasons=dict.fromkeys(names, reason))
 
 
+def null_stats(numbers: OperatorNumbers | NullNumbers, tokens: int) -> NullStats:
+    values = {name: getattr(numbers, name) for name in ("effective_heads", "block_correlation")}
+    reasons = {name: ZERO_OPERATOR for name, value in values.items() if value is None}
+    return NullStats(
+        operator=NullOperator(**values, reasons=reasons),
+        density=NullDensity(structural=numbers.structural, **_interval(numbers.numerical)),
+        coupling=coupling(numbers.coupling, tokens),
+        coupling_weighted=coupling(numbers.weighted, tokens),
+    )
+
+
+def nulls(uniform: NullStats | str, reinitialised: NullStats | str) -> Nulls:
+    """Each the null, or why there is none."""
+    reasons = {}
+    for name, null in (("uniform", uniform), ("reinitialised", reinitialised)):
+        if isinstance(null, str):
+            reasons[name] = null
+    return Nulls(
+        uniform=None if isinstance(uniform, str) else uniform,
+        reinitialised=None if isinstance(reinitialised, str) else reinitialised,
+        reasons=reasons,
+    )
+
+
 def block_terms(terms: BlockTerms) -> Terms:
+    assert terms.own is not None
     output = _parts(terms.output)
     pre = _parts(terms.pre_activation) if terms.pre_activation is not None else None
     reasons = {} if terms.pre_activation_reason is None else {"pre_activation": terms.pre_activation_reason}
@@ -127,6 +168,7 @@ def block_terms(terms: BlockTerms) -> Terms:
         linear=output.linear,
         static=output.static,
         dynamic=output.dynamic,
+        own=_part(terms.own),
         pre_activation=pre,
         reasons=reasons,
     )

@@ -41,7 +41,8 @@ class ThreeParts:
 class BlockTerms:
     """The paper's sum at one block's output and at its FFN's first linear layer."""
 
-    output: ThreeParts
+    output: ThreeParts  # of everything up to here
+    own: PartNumbers | None  # this block's own UAT term U f in its output, if asked for
     pre_activation: ThreeParts | None
     pre_activation_reason: str | None
     error: float  # the certificate: largest relative error of the rebuilt output and FFN input
@@ -66,7 +67,9 @@ class Carried:
 class Step:
     """One block's replay with what it was given: the reference for everything measured by differences."""
 
-    items: Tensor  # (3, N, M): static, linear + static, dynamic + static; without biases (2, N, M): linear, dynamic
+    # (3, N, M): static, linear + static, dynamic + static; without biases (2, N, M): linear, dynamic. One more where
+    # the block's own term has to be replayed: the static piece again, with the units' outputs.
+    items: Tensor
     given: list[Tensor]
     replay: Replay
     terms: BlockTerms
@@ -84,8 +87,9 @@ class Step:
 class Decomposition:
     """Carries the pieces of one prompt through the blocks."""
 
-    def __init__(self, *, one_by_one: bool = False) -> None:
-        self._one_by_one = one_by_one
+    def __init__(self, *, one_by_one: bool = False, own: bool = False) -> None:
+        """one_by_one: carry every UAT term apart; own: measure each block's own in its output."""
+        self._one_by_one, self._own = one_by_one, own
         self.carried: Carried | None = None
 
     def advance(self, run: BlockRun) -> Step:
@@ -94,6 +98,9 @@ class Decomposition:
         before = self.carried or Carried(x, None, torch.zeros_like(x))
         bare = run.parts.homogeneous and before.static is None
         items, given = _items(before, bare), _given(run, bare)
+        if self._own and not run.parts.arrives:
+            origin = torch.zeros_like(items[:1]) if bare else items[:1]
+            items, given = torch.cat([items, origin]), [torch.cat([g, g[-1:]]) for g in given]
         replay = run.replay(items, given)
         assert replay.output is not None
         after = _pieces(replay.output, bare)
@@ -106,7 +113,8 @@ class Decomposition:
         place = _ffn_place(run)
         pieces, whole, reason = _pre_activation(run, inputs, place)
         pre = None if pieces is None or whole is None else _three(pieces, whole)
-        terms = BlockTerms(_three(after, run.output[0]), pre, reason, error)
+        own = shares([_own_term(run, replay.output, given, bare)], run.output[0])[0] if self._own else None
+        terms = BlockTerms(_three(after, run.output[0]), own, pre, reason, error)
         dynamic = None if pieces is None else pieces.dynamic
         return Step(items, given, replay, terms, dynamic, whole, None if place is None else run.units[place])
 
@@ -139,6 +147,14 @@ def _given(run: BlockRun, bare: bool) -> list[Tensor]:
         static = torch.zeros_like(unit.output) if bias is None else bias.to(unit.output).expand_as(unit.output)
         given.append(torch.stack([static, unit.output] if bare else [static, static, unit.output]))
     return given
+
+
+def _own_term(run: BlockRun, images: Tensor, given: list[Tensor], bare: bool) -> Tensor:
+    """U f, (N, M): what the units' outputs less their biases are in the block's output."""
+    if not run.parts.arrives:
+        return images[-1] if bare else images[-1] - images[0]
+    moved = [(g[-1] if bare else g[-1] - g[0]).reshape(images[0].shape) for g in given]
+    return moved[0] if len(moved) == 1 else torch.stack(moved).sum(dim=0)
 
 
 def _advance_terms(run: BlockRun, before: Carried, static: Tensor | None, given: list[Tensor]) -> list[Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -19,6 +19,8 @@ from duat_cli.analysis.assemble import (
     no_coupling,
     no_density,
     no_operator,
+    null_stats,
+    nulls,
     operator_stats,
 )
 from duat_cli.analysis.decomposition import Decomposition, Step, shares
@@ -26,6 +28,8 @@ from duat_cli.analysis.notable import summarise
 from duat_cli.analysis.operator import measure
 from duat_cli.analysis.range import block_range, range_warnings
 from duat_cli.analysis.session import Progress, Session, prompt_facts
+from duat_cli.analysis.uniform import UniformNulls
+from duat_cli.analysis.untrained import untrained
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
@@ -34,6 +38,8 @@ from duat_cli.models.factors import AttentionOperator
 from duat_cli.models.rig import BlockRun
 from duat_cli.results.base import Skipped
 from duat_cli.results.inspect import Block, BlockCertificate, InspectReport, PromptBlock, Range, UatTerm, VerifyReport
+
+NOT_ASKED = "computed with --null all"
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,7 @@ class InspectOptions:
     spectrum: bool = False
     terms: bool = False
     per_prompt: bool = False
+    null: Literal["all", "uniform"] = "uniform"  # "all": of the re-initialised architecture as well
     cache: bool = True
 
 
@@ -64,6 +71,8 @@ def inspect(
         for number, prompt in enumerate(prompts)
     ]
     session.save_cache()
+    if options.null == "all":
+        sweeps = _with_untrained(session, prompts, sweeps, options, progress)
     by_block: dict[int, list[PromptBlock]] = {i: [s.blocks[i] for s in sweeps] for i in layers}
     ranges = {i: block_range(loaded, [s.largest[i] for s in sweeps]) for i in layers}
     blocks = [_block(session, i, rows, ranges[i], options.per_prompt) for i, rows in by_block.items()]
@@ -76,7 +85,7 @@ def inspect(
         certificate=certificate,
         blocks=blocks,
         terms=_mean_terms([s.terms for s in sweeps]) if options.terms else None,
-        summary=summarise(blocks, certificate, session.heads, prompt_facts(prompts)),
+        summary=summarise(blocks, certificate, session.heads),
         skipped=[*session.skipped(), *_operator_faults(sweeps)],
         warnings=[*loaded.warnings, *range_warnings(ranges)],
         run=session.run_facts(),
@@ -149,8 +158,9 @@ def sweep_prompt(
     progress: Progress,
     prompts: int,
 ) -> PromptSweep:
-    decomposition = Decomposition(one_by_one=options.terms)
+    decomposition = Decomposition(one_by_one=options.terms, own=True)
     sweep = PromptSweep({}, [], [], {}, {})
+    uniform = UniformNulls(options.threshold)
     count = len(session.structure.calls)
 
     def listen(run: BlockRun) -> None:
@@ -158,12 +168,18 @@ def sweep_prompt(
         sweep.errors.append(step.terms.error)
         if run.index in layers:
             sweep.largest[run.index] = largest_activation(run)
-            sweep.blocks[run.index] = _prompt_block(session, run, step, number, options, matrices, sweep.faults)
+            sweep.blocks[run.index] = _prompt_block(
+                session, run, step, number, options, matrices, sweep.faults, uniform
+            )
         if options.terms and run.index == count - 1:
             sweep.terms.extend(_uat_terms(decomposition, run.output[0]))
         progress(number * count + run.index + 1, prompts * count, f"prompt {number + 1} of {prompts}")
 
     session.sweep(prompt, listen)
+    for index, numbers in uniform.numbers().items():
+        stats = null_stats(numbers, prompt.input_ids.shape[1])
+        block = sweep.blocks[index]
+        sweep.blocks[index] = block.model_copy(update={"null": nulls(stats, block.null.reasons["reinitialised"])})
     return sweep
 
 
@@ -183,6 +199,7 @@ def _prompt_block(
     options: InspectOptions,
     matrices: dict[str, Tensor] | None,
     faults: dict[int, str],
+    uniform: UniformNulls,
 ) -> PromptBlock:
     tokens, width = run.input.shape[1:]
     operator, reason = _operator(session, run, step)
@@ -197,6 +214,7 @@ def _prompt_block(
             density=no_density(tokens, width, options, reason),
             coupling=no_coupling(reason),
             coupling_weighted=no_coupling(reason),
+            null=nulls(reason, reason),
             terms=terms,
             certificate_error=step.terms.error,
         )
@@ -210,12 +228,14 @@ def _prompt_block(
     )
     if matrices is not None and numbers.matrix is not None:
         matrices[f"prompt.{number}.block.{run.index}"] = numbers.matrix.float().cpu().contiguous()
+    uniform.add(run.index, operator, geometry, numbers)
     return PromptBlock(
         prompt=number,
         operator=operator_stats(numbers, tokens, width, run.input.element_size(), operator.error, options.spectrum),
         density=density(numbers, tokens, width, options),
         coupling=coupling(numbers.coupling, tokens),
         coupling_weighted=coupling(numbers.weighted, tokens),
+        null=nulls("computed for all blocks together", NOT_ASKED),  # the first follows once all blocks are through
         terms=terms,
         certificate_error=step.terms.error,
     )
@@ -239,6 +259,28 @@ def _uat_terms(decomposition: Decomposition, output: Tensor) -> list[UatTerm]:
     ]
 
 
+def _with_untrained(
+    session: Session,
+    prompts: Sequence[Prompt],
+    sweeps: list[PromptSweep],
+    options: InspectOptions,
+    progress: Progress,
+) -> list[PromptSweep]:
+    """The sweeps with the statistics of the re-initialised architecture beside those of every block that has any."""
+    counts = [p.input_ids.shape[1] for p in prompts]
+    blocks = len(session.structure.calls)
+    known = untrained(session.loaded.model, blocks, counts, options.threshold, cache=options.cache, progress=progress)
+    found = []
+    for sweep, tokens in zip(sweeps, counts, strict=True):
+        rows = dict(sweep.blocks)
+        for index, row in sweep.blocks.items():
+            if row.null.uniform is not None:
+                null = nulls(row.null.uniform, known.of(index, tokens))
+                rows[index] = row.model_copy(update={"null": null})
+        found.append(replace(sweep, blocks=rows))
+    return found
+
+
 # -- over prompts --------------------------------------------------------------------------------------------
 
 
@@ -247,10 +289,12 @@ def _block(session: Session, index: int, rows: list[PromptBlock], within: Range,
         name: [getattr(row, name) for row in rows]
         for name in ("operator", "density", "coupling", "coupling_weighted", "terms")
     }
+    null = mean_over([row.null for row in rows])
     return Block(
         index=index,
         name=session.structure.block(index).parts.name,
         **{name: mean_over(models) for name, models in groups.items()},
+        null=null,
         certificate_error=max(row.certificate_error for row in rows),
         range=within,
         spreads=spreads(groups) if per_prompt else None,

@@ -1,17 +1,23 @@
-"""The summary: means over blocks, and at most three sentences that the numbers support."""
+"""The summary: means over blocks, and at most three sentences that the numbers support.
+
+Statistics of W' are mentioned where they differ from their nulls, by the difference from the nearer one.
+"""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
 
-from duat_cli.results.base import Certificate, PromptFacts
+from duat_cli.results.base import Certificate
 from duat_cli.results.inspect import Block, Summary
 
 MOST = 3
+FEWEST_HEADS, LEAST_SHARE, LEAST_RATIO = 0.5, 0.25, 2.0  # differences from the nearer null that are worth a sentence
 
 
-def summarise(blocks: Sequence[Block], certificate: Certificate, heads: int, prompts: Sequence[PromptFacts]) -> Summary:
+def summarise(blocks: Sequence[Block], certificate: Certificate, heads: int) -> Summary:
     """Shares are those of the last block in the report."""
     last = blocks[-1].terms
     context = _mean(b.coupling.effective_context for b in blocks)
@@ -24,7 +30,7 @@ def summarise(blocks: Sequence[Block], certificate: Certificate, heads: int, pro
         "structural_density": structural,
     }
     reasons = {name: "no block has it" for name, value in values.items() if value is None}
-    return Summary(**values, notable=_notable(blocks, certificate, heads, prompts), reasons=reasons)
+    return Summary(**values, notable=_notable(blocks, certificate, heads), reasons=reasons)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -32,63 +38,67 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def _notable(
-    blocks: Sequence[Block], certificate: Certificate, heads: int, prompts: Sequence[PromptFacts]
-) -> list[str]:
+def _notable(blocks: Sequence[Block], certificate: Certificate, heads: int) -> list[str]:
     if not certificate.exact:
         return []  # no sentence stands on numbers that the certificate does not carry
-    candidates = [
-        _terms_sentence(blocks[-1]),
-        _first_token(blocks),
-        _few_heads(blocks, heads, prompts),
-        _local(blocks, prompts),
-    ]
+    candidates = [_own_terms(blocks), _heads(blocks, heads), _first_token(blocks), _local(blocks)]
     return [c for c in candidates if c is not None][:MOST]
 
 
-def _terms_sentence(last: Block) -> str | None:
-    shares = {
-        "the linear path from the input": last.terms.linear.share,
-        "biases": last.terms.static.share,
-        "the nonlinear (UAT) terms": last.terms.dynamic.share,
-    }
-    known = {k: v for k, v in shares.items() if v is not None}
-    if not known:
+def _own_terms(blocks: Sequence[Block]) -> str | None:
+    shares = [(share, block.index) for block in blocks if (share := block.terms.own.share) is not None]
+    if not shares:
         return None
-    name = max(known, key=lambda k: known[k])
-    if known[name] <= 0.5:
-        return f"no part makes most of block {last.index}'s output; the largest, {known[name]:.0%}, is {name}"
-    return f"block {last.index}'s output is made mostly of {name}: a share of {known[name]:.0%}"
+    (low, least), (high, most) = min(shares), max(shares)
+    if len(shares) == 1:
+        return f"block {most}'s own UAT term makes {high:.0%} of its output"
+    return (
+        f"a block's own UAT term makes {high:.0%} of its output in block {most}, the most, {low:.0%} in block {least}"
+    )
 
 
-def _extreme(
-    blocks: Sequence[Block], value: Callable[[Block], float | None], *, largest: bool
-) -> tuple[Block, float] | None:
-    known = [(b, v) for b in blocks if (v := value(b)) is not None]
-    if not known:
+@dataclass(frozen=True)
+class _Gap:
+    """A block's value, and the null that is nearer to it."""
+
+    block: Block
+    value: float
+    null: float
+
+
+def _gaps(blocks: Sequence[Block], path: str) -> list[_Gap]:
+    """Of the blocks whose value at 'group.field' lies beyond all its nulls."""
+    read, found = attrgetter(path), []
+    for block in blocks:
+        value = read(block)
+        nulls = [null for n in (block.null.uniform, block.null.reinitialised) if n and (null := read(n)) is not None]
+        if value is not None and nulls and not min(nulls) <= value <= max(nulls):
+            found.append(_Gap(block, value, min(nulls, key=lambda null: abs(null - value))))
+    return found
+
+
+def _heads(blocks: Sequence[Block], heads: int) -> str | None:
+    gap = max(_gaps(blocks, "operator.effective_heads"), key=lambda g: abs(g.value - g.null), default=None)
+    if gap is None or abs(gap.value - gap.null) < FEWEST_HEADS:
         return None
-    return (max if largest else min)(known, key=lambda pair: pair[1])
+    name = f"block {gap.block.index}'s attention"
+    return f"{name} acts like {gap.value:.1f} of its {heads} heads, its null like {gap.null:.1f}"
 
 
 def _first_token(blocks: Sequence[Block]) -> str | None:
-    found = _extreme(blocks, lambda b: b.coupling.first_token_share, largest=True)
-    if found is None or found[1] < 0.5:
+    gap = max(_gaps(blocks, "coupling.first_token_share"), key=lambda g: g.value - g.null, default=None)
+    if gap is None or gap.value - gap.null < LEAST_SHARE:
         return None
-    weighted = found[0].coupling_weighted.first_token_share
+    weighted = gap.block.coupling_weighted.first_token_share
     rest = "" if weighted is None else f" ({weighted:.0%} once weighted by what that token carries)"
-    return f"block {found[0].index} couples most to the first token: {found[1]:.0%} of a row's energy on average{rest}"
+    return (
+        f"block {gap.block.index} couples to the first token by {gap.value:.0%} of a row's energy on average{rest}, "
+        f"its null by {gap.null:.0%}"
+    )
 
 
-def _few_heads(blocks: Sequence[Block], heads: int, prompts: Sequence[PromptFacts]) -> str | None:
-    found = _extreme(blocks, lambda b: b.operator.effective_heads, largest=False)
-    if found is None or heads < 2 or found[1] > 0.5 * heads or min(p.tokens for p in prompts) < heads:
+def _local(blocks: Sequence[Block]) -> str | None:
+    gap = max(_gaps(blocks, "coupling.effective_context"), key=lambda g: g.null / g.value, default=None)
+    if gap is None or gap.null < LEAST_RATIO * gap.value:
         return None
-    return f"block {found[0].index}'s attention acts like {found[1]:.1f} of its {heads} heads"
-
-
-def _local(blocks: Sequence[Block], prompts: Sequence[PromptFacts]) -> str | None:
-    tokens = statistics.fmean(p.tokens for p in prompts)
-    found = _extreme(blocks, lambda b: b.coupling.effective_context, largest=False)
-    if found is None or found[1] > 0.25 * tokens:
-        return None
-    return f"block {found[0].index} reads {found[1]:.1f} of {tokens:.0f} tokens in effect, the fewest"
+    return f"block {gap.block.index} reads {gap.value:.1f} tokens in effect, its null {gap.null:.1f}"

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from duat_cli.analysis.entries import Pairs, are_counted, cutoff_of, estimated
 from duat_cli.analysis.geometry import Geometry
 from duat_cli.models.factors import AttentionOperator
 from duat_cli.operators.kronecker import effective_heads, frobenius_norm, kronecker_spectrum
-from duat_cli.operators.sampling import ShareEstimate, exact_share, sampled_share
+from duat_cli.operators.sampling import ShareEstimate, exact_share
 from duat_cli.operators.spectrum import spectral_norm
 from duat_cli.operators.statistics import (
     CouplingNumbers,
@@ -22,9 +22,7 @@ from duat_cli.operators.statistics import (
     weighted_squares,
 )
 
-EXACT_ENTRIES = 1 << 22  # entries of W' that are counted one by one; above it they are sampled
 ROW_ELEMENTS = 1 << 19  # elements of Ĥ worked on at once
-PAIR_DRAWS = 2048
 SEED = 13
 
 
@@ -40,6 +38,8 @@ class OperatorNumbers:
     numerical: ShareEstimate | None  # None for W' = 0
     coupling: CouplingNumbers
     weighted: CouplingNumbers
+    seen: Tensor  # which tokens some head of each row reaches, (N, N)
+    arriving: Tensor  # ‖Σ_h v_jh O_h‖² of each source token, (N,)
     matrix: Tensor | None  # C, (N, N), if asked for
 
 
@@ -50,17 +50,24 @@ def measure(
     tokens, heads = operator.values.shape[1], operator.factors.heads
     sums, coupling = OperatorSums(geometry.root), CouplingSums(kinds=2)
     grams = token_grams(operator.values, operator.factors.output)
-    pairs = _Pairs(tokens)
+    pairs = Pairs(tokens)
     squares: list[Tensor] = []
-    filled = 0.0
+    seen: list[Tensor] = []
+    # where it does not matter which heads reach a block, the blocks that any head reaches are counted
+    whole, filled = geometry.pattern.alike and bool((operator.source_scale != 0).all()), 0.0
     for start, attention in _row_pieces(operator, heads):
         scaled = attention * operator.source_scale[:, None, :]
         rows, alive = sums.add(scaled)
         coupling.add(torch.stack([rows, weighted_squares(attention, grams)]), start)
         pairs.add(scaled, alive, start)
-        filled += geometry.pattern.filled(scaled.flatten(1).abs())
+        seen.append(attention.abs().amax(dim=0) > 0)
+        if not whole:
+            filled += geometry.pattern.filled(scaled.flatten(1).abs())
         if matrix:
             squares.append(rows)
+    reached = torch.cat(seen)
+    if whole:
+        filled = int(torch.count_nonzero(reached)) * geometry.pattern.share()
     norm = frobenius_norm(sums.head_products, geometry.gram)
     nonzero = sums.nonzero_blocks / tokens**2
     return OperatorNumbers(
@@ -72,6 +79,8 @@ def measure(
         numerical=_numerical(operator, geometry, norm, threshold, pairs, nonzero) if norm > 0 else None,
         coupling=coupling.numbers(0),
         weighted=coupling.numbers(1),
+        seen=reached,
+        arriving=grams.sum(dim=(1, 2)),
         matrix=torch.cat(squares).sqrt() if matrix else None,
     )
 
@@ -83,53 +92,14 @@ def _row_pieces(operator: AttentionOperator, heads: int) -> Iterator[tuple[int, 
             yield rows.start + first, attention[:, first : first + step]
 
 
-class _Pairs:
-    """Uniformly drawn token pairs (i, j), their ĥ_ij, and whether their block is zero."""
-
-    def __init__(self, tokens: int) -> None:
-        self._i, self._j = _draws(tokens)
-        self._found: list[tuple[Tensor, Tensor]] = []  # (draw indices, ĥ)
-
-    def add(self, rows: Tensor, alive: Tensor, start: int) -> None:
-        here = torch.arange(len(self._i))
-        if rows.shape[1] < rows.shape[2]:
-            here = ((self._i >= start) & (self._i < start + rows.shape[1])).nonzero()[:, 0]
-        places = ((self._i[here] - start) * rows.shape[2] + self._j[here]).to(rows.device)
-        alive = alive.flatten()[places]
-        self._found.append((here.to(rows.device)[alive], rows.flatten(1)[:, places[alive]].T))
-
-    def vectors(self, most: int) -> Tensor:
-        """The first `most` draws that hit nonzero blocks, in order of drawing: (n, heads)."""
-        if len(self._found) == 1:  # all rows at once: in order already
-            return self._found[0][1][:most]
-        places = torch.cat([p for p, _ in self._found])
-        vectors = torch.cat([v for _, v in self._found])
-        return vectors[places.argsort()][:most]
-
-
-@functools.lru_cache(maxsize=8)
-def _draws(tokens: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(SEED)
-    i, j = torch.randint(tokens, (2, PAIR_DRAWS), generator=generator)
-    return i, j
-
-
 def _numerical(
-    operator: AttentionOperator,
-    geometry: Geometry,
-    norm: float,
-    threshold: float,
-    pairs: _Pairs,
-    nonzero: float,
+    operator: AttentionOperator, geometry: Geometry, norm: float, threshold: float, pairs: Pairs, nonzero: float
 ) -> ShareEstimate | None:
     side = operator.values.shape[1] * operator.factors.hidden_size
-    cutoff = threshold * norm / side  # rms(W') = ‖W'‖_F / (N M)
-    if side**2 <= EXACT_ENTRIES:
+    cutoff = cutoff_of(side, norm, threshold)
+    if are_counted(side):
         return exact_share(operator.matrix().left, operator.factors, cutoff)
-    vectors = pairs.vectors(len(geometry.entries))
-    if not len(vectors):
-        return None
-    return sampled_share(vectors, geometry.entries[: len(vectors)], cutoff, nonzero)
+    return estimated(pairs.vectors(len(geometry.entries)), geometry, cutoff, nonzero)
 
 
 def _spectral(operator: AttentionOperator) -> float:

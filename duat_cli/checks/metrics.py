@@ -12,8 +12,10 @@ from duat_cli.checks.rule import Evidence, Settings
 from duat_cli.results.inspect import InspectReport
 
 _WATCHED = re.compile(r"blocks\.\d+\.(operator|density|coupling|coupling_weighted|terms)\.|summary\.")
-# what follows from prompts and options, or is an error that only its bound says something about
+# what follows from prompts and options, is an error that only its bound says something about, or says in another way
+# what is watched already
 _UNWATCHED = re.compile(
+    r"\.terms\.own\.|"
     r"\.(rows|dense_bytes|certificate_error|threshold|\w*_reference\w*|conv_width|numerical_low|numerical_high)$"
 )
 _COUNTED = (

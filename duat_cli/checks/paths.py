@@ -24,8 +24,9 @@ _SPECTRAL = ("spectral_norm", "stable_rank")
 
 
 def matches(pattern: str, path: str) -> bool:
-    """Whether a pattern is one of this path."""
-    return _matches(tuple(pattern.split(".")), tuple(path.split(".")))
+    """Whether a pattern is one of this path. Wildcards do not reach the nulls: a bound on those names them."""
+    parts, places = tuple(pattern.split(".")), tuple(path.split("."))
+    return ("null" not in places or "null" in parts) and _matches(parts, places)
 
 
 def _matches(pattern: tuple[str, ...], path: tuple[str, ...]) -> bool:
@@ -139,6 +140,8 @@ def needs(path: str) -> set[str]:
         wanted.add("terms")
     if parts[0] == "blocks" and len(parts) > 2 and parts[2] in ("prompts", "spreads"):
         wanted.add("per_prompt")
+    if "null" in parts and "uniform" not in parts:
+        wanted.add("null")
     return wanted
 
 

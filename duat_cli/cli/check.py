@@ -297,7 +297,12 @@ def _with_model(
     from duat_cli.checks.paths import asks_for
 
     asked = {o for path, (_, table) in plan.policy.bounds().items() if table.level != "off" for o in asks_for(path)}
-    settings = InspectOptions(spectrum="spectrum" in asked, terms="terms" in asked, per_prompt="per_prompt" in asked)
+    settings = InspectOptions(
+        spectrum="spectrum" in asked,
+        terms="terms" in asked,
+        per_prompt="per_prompt" in asked,
+        null="all" if "null" in asked else "uniform",
+    )
     try:
         report = inspect(loaded, inputs, settings, progress)
     except NoSignalError as fault:  # the rules on weights say what is zero

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -71,13 +71,23 @@ Matrices = Annotated[
         help="Write every block's coupling matrix C to a .safetensors file.",
     ),
 ]
+Null = Annotated[
+    Literal["all", "uniform"],
+    typer.Option(
+        "--null",
+        metavar="WHICH",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="What to compare the statistics of W' with: uniform attention, or all: also the same architecture "
+        "re-initialised, which takes a second model's memory.",
+    ),
+]
 NoCache = Annotated[
     bool,
     typer.Option(
         "--no-cache",
         metavar="",
         rich_help_panel=options.PANEL_COMPUTE,
-        help="Neither read nor write the cache of Gram matrices.",
+        help="Neither read nor write the cache of Gram matrices and nulls.",
     ),
 ]
 
@@ -94,6 +104,7 @@ def inspect(
     terms: Terms = False,
     per_prompt: PerPrompt = False,
     matrices: Matrices = None,
+    null: Null = "all",
     no_cache: NoCache = False,
     device: options.Device = "auto",
     dtype: options.DtypeOption = "float32",
@@ -136,6 +147,7 @@ def inspect(
             spectrum=spectrum,
             terms=terms,
             per_prompt=per_prompt,
+            null=null,
             cache=not no_cache,
         )
         tensors: dict[str, Tensor] | None = {} if matrix_file else None

@@ -69,3 +69,4 @@ class BlockParts:
     homogeneous: bool = False  # no biases anywhere: the replayed block maps zero to zero, and c = 0
     direct: bool = False  # whether attention is O(H V(x)) of the two sources alone, so that replay may skip Q and K
     batched: bool = False  # whether several items may share one replay
+    arrives: bool = False  # whether what the units give is in the block's output as it is, and nowhere else

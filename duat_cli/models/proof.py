@@ -76,6 +76,7 @@ def _verdict(run: BlockRun) -> Verdict:
     given = zero_given(run, 1)
     at_zero = run.replay(base, given)
     run.parts = _economies(run, homogeneous=_is_zero(at_zero) and not run.parts.unit_biases)
+    run.parts = replace(run.parts, arrives=_arrives(run, at_zero))
     notes = _notes(run)
     try:
         factors = find_factors(run, at_zero, base, given)
@@ -177,6 +178,16 @@ def _economies(run: BlockRun, homogeneous: bool) -> BlockParts:
     if kept.value_source is not None and kept.output_source is not None:
         kept = _kept(run, replace(kept, direct=True), kept, items, expected)
     return kept
+
+
+def _arrives(run: BlockRun, at_zero: Replay) -> bool:
+    """Whether noise in place of the units' outputs, on a stream of zeros, moves the output by just that noise."""
+    if not run.units or any(u.output.numel() != run.input.numel() for u in run.units):
+        return False
+    assert at_zero.output is not None
+    noise = [random_like(u.output, seed) for seed, u in enumerate(run.units)]
+    moved = output_of(run, torch.zeros_like(run.input), [n[None] for n in noise]) - at_zero.output
+    return relative_error(sum(noise).reshape(moved.shape), moved) <= rounding(moved.dtype)  # type: ignore[union-attr]
 
 
 def _kept(run: BlockRun, tried: BlockParts, otherwise: BlockParts, items: Tensor, expected: Tensor) -> BlockParts:

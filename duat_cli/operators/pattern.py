@@ -27,12 +27,10 @@ class EntryPattern:
 
         sizes: |ĥ| of each block, (heads, blocks); counts: how often each of them stands in W', (blocks,), once if None.
         """
-        some, every = sizes.amax(dim=0) > 0, sizes.amin(dim=0) > 0
-        times = (some if counts is None else some * counts).sum(dtype=torch.float64)
-        if not bool((some & ~every).any()) or self._heads_are_alike():
-            return float(times) * self.share() if float(times) else 0.0
+        weight = torch.ones_like(sizes[0], dtype=torch.float64) if counts is None else counts.double()
+        if self.alike:
+            return float(weight @ (sizes.amax(dim=0) > 0).double()) * self.share()
         patterns, place = torch.unique((sizes > 0).T, dim=0, return_inverse=True)
-        weight = torch.ones_like(some, dtype=torch.float64) if counts is None else counts.double()
         totals = weight.new_zeros(len(patterns)).index_add_(0, place, weight)
         return sum(self.share(row) * n for row, n in zip(patterns, totals.tolist(), strict=True))
 
@@ -44,12 +42,16 @@ class EntryPattern:
             self._shares[key] = _share(self._factors, chosen.nonzero()[:, 0])
         return self._shares[key]
 
-    def _heads_are_alike(self) -> bool:
+    @property
+    def alike(self) -> bool:
         """Whether every head alone reaches the entries that all of them reach together."""
         if self._alike is None:
             alone = torch.eye(self._factors.heads, dtype=torch.bool)
-            self._alike = all(self.share(head) == self.share() for head in alone)
+            self._alike = self._whole() or all(self.share(head) == self.share() for head in alone)
         return self._alike
+
+    def _whole(self) -> bool:
+        return bool((self._factors.value != 0).all()) and bool((self._factors.output != 0).all())
 
 
 def _share(factors: HeadFactors, heads: Tensor) -> float:

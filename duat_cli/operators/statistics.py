@@ -39,7 +39,7 @@ class CouplingSums:
         p = squares / (totals + (1 - alive))[..., None]
         smallest = torch.finfo(p.dtype).tiny  # 0 log 0 = 0; a plain logarithm is seven times faster than xlogy
         entropy = -(p * p.clamp_min(smallest).log()).sum(dim=-1) / math.log(2)
-        distance = (p * _distances(start, count, tokens, p.dtype, p.device)).sum(dim=-1)
+        distance = (p * distances(start, count, tokens, p.dtype, p.device)).sum(dim=-1)
         later = alive.clone()
         later[:, : max(1 - start, 0)] = 0
         columns = {
@@ -52,6 +52,10 @@ class CouplingSums:
             "later_rows": later,
             "first": p[..., 0] * later,
         }
+        self.add_rows(columns)
+
+    def add_rows(self, columns: dict[str, Tensor]) -> None:
+        """What each row adds to the sums, by name: (kinds, n) each."""
         self._sums += torch.stack([columns[name] for name in _SUMMED], dim=-1).sum(dim=1, dtype=torch.float64).cpu()
 
     def numbers(self, kind: int) -> CouplingNumbers:
@@ -68,7 +72,7 @@ class CouplingSums:
 
 
 @functools.lru_cache(maxsize=4)
-def _distances(start: int, count: int, tokens: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def distances(start: int, count: int, tokens: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """|i - j| for the rows i = start … start + count - 1, (count, tokens)."""
     i, j = torch.arange(start, start + count, device=device), torch.arange(tokens, device=device)
     return (i[:, None] - j).abs().to(dtype)

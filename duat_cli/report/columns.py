@@ -60,13 +60,14 @@ def _has_spectrum(report: InspectReport) -> bool:
 _ESSENTIAL: Titles = {
     "operator.effective_heads": ("eff.", "heads", "/{heads}"),
     "operator.block_correlation": ("corr.", "0-1"),
-    "density.numerical": ("density", "%"),
+    "density.numerical": ("dens.", "%"),
     "coupling.off_diagonal_share": ("off-", "diag", "%"),
     "coupling.effective_context": ("context", "tokens"),
     "terms.linear.share": ("linear", "%"),
     "terms.static.share": ("static", "%"),
-    "terms.dynamic.share": ("dynamic", "%"),
-    "certificate_error": ("error", "relative"),
+    "terms.dynamic.share": ("dyn.", "%"),
+    "terms.own.share": ("own", "%"),
+    "certificate_error": ("error", "rel."),
 }
 _SPECTRUM: Titles = {
     "operator.frobenius_norm": ("Frobenius", "norm", "of W'"),
@@ -98,5 +99,6 @@ _ORDER = (
     "terms.linear.share",
     "terms.static.share",
     "terms.dynamic.share",
+    "terms.own.share",
     "certificate_error",
 )

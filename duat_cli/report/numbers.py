@@ -43,6 +43,13 @@ def error(value: float | None) -> str:
     return "0" if value == 0 else f"{value:.1e}"
 
 
+def signed(form: Form) -> Form:
+    """The same form for a difference: with its sign."""
+    return lambda value: (
+        f"+{form(value)}" if value is not None and form(value)[0].isdigit() and value > 0 else form(value)
+    )
+
+
 def whole(value: float | None) -> str:
     """A whole number."""
     return ABSENT if value is None else str(round(value))

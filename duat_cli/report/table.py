@@ -9,6 +9,7 @@ from rich.text import Text
 
 from duat_cli.report import columns, facts, numbers
 from duat_cli.report.grid import Column, Labels, grids, missing
+from duat_cli.report.nulls import null_tables
 from duat_cli.report.page import Page, line
 from duat_cli.results.base import Result
 from duat_cli.results.inspect import Block, InspectReport, UatTerm
@@ -26,6 +27,7 @@ def render_inspect(report: InspectReport, page: Page) -> str:
     parts: list[RenderableType] = [
         *facts.loaded(report.model, report.prompts, report.environment),
         *_block_tables(report, page),
+        *null_tables(report.blocks, report.model.heads, page),
         *_term_tables(report, page),
         *_prompt_tables(report, page),
         _BLANK,
@@ -55,17 +57,20 @@ def _legend(report: InspectReport) -> list[RenderableType]:
     return [
         line(
             "eff. heads to context: of W', the attention operator from a block's input to what attention "
-            f"adds; dense it would be {side} x {side}, {numbers.size(rows.dense_bytes)}.",
+            f"adds; dense it would be {side} x {side}, {numbers.size(rows.dense_bytes)}. Softmax rows are positive, so "
+            "heads look alike untrained as well: compare the null below.",
             "dim",
         ),
         line(
-            f"density: entries of W' above {density.threshold:g} rms; compare a linear layer with "
+            f"dens.: entries of W' above {density.threshold:g} rms; compare a linear layer with "
             f"{numbers.percent(density.linear_reference)} %, a 1-D convolution (width {density.conv_width}) "
-            f"with {numbers.percent(density.conv1d_reference)} %.",
+            f"with {numbers.percent(density.conv1d_reference)} %. In a causal model no token reads a later one, so at "
+            "most (N+1)/2N of W' is filled.",
             "dim",
         ),
         line(
-            "linear, static, dynamic: parts of the block's output: input path, biases, UAT terms; sum 100.",
+            "linear, static, dyn.: of all up to here, shares of the block's output: input path, biases (carried by T, "
+            "which the input sets), UAT terms; sum 100. own: this block's own UAT term.",
             "dim",
         ),
     ]
@@ -81,7 +86,10 @@ def _term_tables(report: InspectReport, page: Page) -> list[RenderableType]:
         line("Terms of the last block's output", "bold"),
         *_tables(report.terms, _TERM, _TERM_COLUMNS, page),
         _BLANK,
-        line("Parts of the input of each FFN's activation; dynamic is the paper's dynamic bias", "bold"),
+        line(
+            "Parts of the input of each FFN's activation, of all up to here; dynamic: what UAT terms add to its bias",
+            "bold",
+        ),
         *_tables(report.blocks, columns.BLOCK, parts, page),
         *_absent_in_blocks(report.blocks, parts),
     ]

@@ -28,10 +28,11 @@ class OperatorStats(WithReasons):
     spectral_norm: Finite | None = Field(description="Lanczos, relative error <= 1e-3; with --spectrum")
     stable_rank: Finite | None = Field(description="(frobenius_norm / spectral_norm)^2; with --spectrum")
     effective_heads: Finite | None = Field(
-        description="exp of the entropy of the squared Kronecker spectrum: 1 to heads; exact"
+        description="exp of the entropy of the squared Kronecker spectrum: 1 to heads; compare its nulls; exact"
     )
     block_correlation: Finite | None = Field(
-        description="root mean square cosine over all pairs of nonzero blocks B_ij: 1/sqrt(heads) to 1; exact"
+        description="root mean square cosine over all pairs of nonzero blocks B_ij, at most 1 (all alike); near 1 "
+        "without any training, because softmax rows are positive: compare its nulls; exact"
     )
     certificate_error: Finite | None = Field(
         description="largest relative residual of the proof that the factors V, O and H are the model's own"
@@ -39,9 +40,12 @@ class OperatorStats(WithReasons):
 
 
 class Density(WithReasons):
-    """How full W' is."""
+    """How full W' is. A causal W' is block triangular: there no entry leads to a token from a later one."""
 
-    structural: Finite | None = Field(description="share of entries not identically zero; exact")
+    structural: Finite | None = Field(
+        description="share of entries not identically zero, by the zeros of H, V and O: the union over heads and "
+        "channels, block by block; exact"
+    )
     numerical: Finite | None = Field(description="share of entries with |w| > threshold * rms(W')")
     numerical_low: Finite | None = Field(description="lower end of the 95 % interval; equal to numerical if exact")
     numerical_high: Finite | None = Field(description="upper end of the 95 % interval; equal to numerical if exact")
@@ -77,26 +81,74 @@ class Range(WithReasons):
     )
 
 
+class NullOperator(WithReasons):
+    """`OperatorStats` of a null: what does not depend on how large the weights are."""
+
+    effective_heads: Finite | None = Field(description="exact")
+    block_correlation: Finite | None = Field(description="exact")
+
+
+class NullDensity(WithReasons):
+    """`Density` of a null, by the same threshold."""
+
+    structural: Finite | None = Field(description="exact")
+    numerical: Finite | None
+    numerical_low: Finite | None = Field(description="lower end of the 95 % interval; equal to numerical if exact")
+    numerical_high: Finite | None = Field(description="upper end of the 95 % interval; equal to numerical if exact")
+
+
+class NullStats(Result):
+    """What the statistics of W' are where nothing was learned; each field as the one of that name beside it."""
+
+    operator: NullOperator
+    density: NullDensity
+    coupling: Coupling
+    coupling_weighted: Coupling
+
+
+class Nulls(WithReasons):
+    """Two values to compare each statistic of W' with; a statistic that equals both says nothing of training."""
+
+    uniform: NullStats | None = Field(
+        description="the same weights and the same scales of every token, H uniform over the positions that some head "
+        "of the row reaches; closed form"
+    )
+    reinitialised: NullStats | None = Field(
+        description="the model's class built anew from its config (transformers' own initialisation, fixed seed), on "
+        "as many random tokens (the nearest of at most 16 counts); with --null all"
+    )
+
+
 class Part(WithReasons):
     share: Finite | None = Field(description="<part, x> / |x|^2; the three shares of a place sum to 1")
     norm: Finite | None = Field(description="|part| / |x|")
 
 
 class Parts(Result):
-    """One vector split into the paper's three parts."""
+    """One vector split into the paper's three parts, each of everything up to here: all blocks, not this one alone."""
 
     linear: Part = Field(description="the linear path from x_0, the first block's input")
-    static: Part = Field(description="all biases, the FFN's output bias among them")
-    dynamic: Part = Field(description="the UAT terms; at a pre-activation, the dynamic bias b'_{j,2} of Eq. 12/34")
+    static: Part = Field(
+        description="all biases, the FFN's output bias among them; carried by T, which the input sets, so it moves "
+        "between prompts as well"
+    )
+    dynamic: Part = Field(
+        description="the UAT terms of this block and all before it; at a pre-activation, the part of the bias b'_{j,2} "
+        "of Eq. 12/34 that the UAT terms make (its rest, W' b'_{j-1,3} + b, is in `static`)"
+    )
 
 
 class Terms(WithReasons):
-    """The paper's sum at one block."""
+    """The paper's sum at one block: shares of its output, of all terms up to here, and the block's own term."""
 
-    linear: Part
-    static: Part
-    dynamic: Part
-    pre_activation: Parts | None = Field(description="the same three at the FFN's first linear layer")
+    linear: Part = Field(description="of all up to here: the linear path from x_0, the first block's input")
+    static: Part = Field(description="of all up to here: the biases, carried by T, which the input sets")
+    dynamic: Part = Field(description="of all up to here: the UAT terms of this block and all before it")
+    own: Part = Field(
+        description="this block's own UAT term U_j f_j in its output: a part of `dynamic`, the FFN's output bias not "
+        "among it"
+    )
+    pre_activation: Parts | None = Field(description="the three parts at the FFN's first linear layer")
 
 
 class Spread(Result):
@@ -116,6 +168,7 @@ class PromptBlock(Result):
     density: Density
     coupling: Coupling
     coupling_weighted: Coupling
+    null: Nulls
     terms: Terms
     certificate_error: Finite
 
@@ -129,6 +182,7 @@ class Block(Result):
     density: Density
     coupling: Coupling = Field(description="by |B_ij|_F")
     coupling_weighted: Coupling = Field(description="by |B_ij x_j|")
+    null: Nulls = Field(description="the same statistics where nothing was learned")
     terms: Terms
     certificate_error: Finite = Field(description="largest over prompts of |x_i - rebuilt| / |x_i|")
     range: Range
@@ -149,9 +203,9 @@ class UatTerm(Result):
 
 
 class Summary(WithReasons):
-    linear_share: Finite | None = Field(description="of the last block's output, mean over prompts")
-    static_share: Finite | None
-    dynamic_share: Finite | None
+    linear_share: Finite | None = Field(description="of all up to the last block's output, mean over prompts")
+    static_share: Finite | None = Field(description="of all up to the last block's output")
+    dynamic_share: Finite | None = Field(description="of all up to the last block's output")
     effective_context: Finite | None = Field(description="mean over blocks, tokens")
     structural_density: Finite | None = Field(description="mean over blocks")
     notable: list[str] = Field(description="at most three sentences that the numbers support")

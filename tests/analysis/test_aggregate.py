@@ -22,7 +22,8 @@ def part(share: float | None, norm: float) -> Part:
 def terms(share: float, pre: float | None) -> Terms:
     inner = None if pre is None else Parts(linear=part(pre, 1.0), static=part(0.0, 0.0), dynamic=part(1 - pre, 2.0))
     return Terms(
-        linear=part(share, 1.0), static=part(0.25, 0.5), dynamic=part(0.75 - share, 1.5), pre_activation=inner,
+        linear=part(share, 1.0), static=part(0.25, 0.5), dynamic=part(0.75 - share, 1.5),
+        own=part(0.5 - share, 0.5), pre_activation=inner,
         reasons={} if inner else {"pre_activation": "no FFN"},
     )  # fmt: skip
 

@@ -12,6 +12,7 @@ from helpers import WIRINGS, InDouble, dense_blocks, double_model, far, single_m
 from torch import Tensor, nn
 
 from duat_cli.analysis.decomposition import BlockTerms, Carried, Decomposition, PartNumbers, ThreeParts, shares
+from duat_cli.models import proof
 from duat_cli.models.attention import StoredRows
 from duat_cli.models.structure import discover, run_stack
 
@@ -29,7 +30,7 @@ class Carry:
 
 
 def carried(model: Any, ids: Tensor, *, one_by_one: bool = False, before: Callable[[Any], None] | None = None) -> Carry:
-    structure, decomposition = discover(model), Decomposition(one_by_one=one_by_one)
+    structure, decomposition = discover(model), Decomposition(one_by_one=one_by_one, own=True)
     blocks: list[BlockTerms] = []
     outputs: list[Tensor] = []
 
@@ -241,10 +242,102 @@ def test_the_sum_is_the_papers_built_by_hand(model_type: str) -> None:
     for k, block in enumerate(got.blocks):
         parts = [expected.linear[k], expected.static[k], sum(expected.terms[k])]
         assert_numbers(block.output, parts, expected.x[k])
+        assert_own(block, expected.terms[k][-1], expected.x[k])
         assert block.pre_activation is not None
         assert_numbers(block.pre_activation, list(expected.pre[k]), sum(expected.pre[k]))
     assert got.blocks[-1].output.dynamic.share > 0.05  # there is something to compare
     assert got.blocks[-1].pre_activation.dynamic.share > 0.05
+
+
+def assert_own(block: BlockTerms, term: Tensor, x: Tensor) -> None:
+    assert block.own is not None
+    assert block.own.share == pytest.approx(float((term * x).sum() / x.square().sum()), abs=1e-10)
+    assert block.own.norm == pytest.approx(float(term.norm() / x.norm()), abs=1e-10)
+
+
+def _behind_norm(block: Any, seen: dict[str, Tensor]) -> Tensor:
+    return seen["post_feedforward_layernorm"]  # an RMSNorm without a bias: frozen, it is linear
+
+
+def _behind_layer(block: Any, seen: dict[str, Tensor]) -> Tensor:
+    return seen["activation_fn"] @ block.fc2.weight.T
+
+
+def _scaled(block: Any, seen: dict[str, Tensor]) -> Tensor:
+    return 0.6 * seen["mlp"]
+
+
+def _in_front_of_norm(block: Any, seen: dict[str, Tensor]) -> Tensor:
+    """The share of the dense layer's output that its norm lets through, by the norm's own scale."""
+    norm, term = block.output.LayerNorm, seen["intermediate"] @ block.output.dense.weight.T
+    (into,) = seen["output.LayerNorm.in"]
+    scale = ((into - into.mean(-1, keepdim=True)).square().mean(-1, keepdim=True) + norm.eps).rsqrt()
+    return (term - term.mean(-1, keepdim=True)) * scale * norm.weight
+
+
+OWN = {
+    "gemma2": (["post_feedforward_layernorm"], _behind_norm),
+    "opt": (["activation_fn"], _behind_layer),
+    "granite": (["mlp"], _scaled),
+    "bert": (["intermediate", "output.LayerNorm"], _in_front_of_norm),
+}
+
+
+@pytest.mark.parametrize("model_type", list(OWN))
+def test_a_blocks_own_term_where_more_stands_between_it_and_the_stream(model_type: str) -> None:
+    names, term_of = OWN[model_type]
+    model = double_model(model_type)
+    if model_type == "granite":
+        for module in model.modules():
+            if hasattr(module, "residual_multiplier"):
+                module.residual_multiplier = 0.6
+    ids = token_ids(model)
+    blocks = list(model.get_submodule(WIRINGS[model_type].blocks))
+    seen: list[dict[str, Tensor]] = [{} for _ in blocks]
+    for block, place in zip(blocks, seen, strict=True):
+        for name in names:
+
+            def keep(m: Any, a: Any, o: Any, place: dict[str, Any] = place, name: str = name) -> None:
+                place[name], place[f"{name}.in"] = o.reshape(-1, o.shape[-1]), a
+
+            block.get_submodule(name).register_forward_hook(keep)
+    with torch.no_grad(), InDouble():
+        hidden = model.base_model(input_ids=ids, output_hidden_states=True).hidden_states
+        outputs = [x[0] for x in hidden[1:]]
+        expected = [term_of(b, s) for b, s in zip(blocks, seen, strict=True)]
+        got = carried(model, ids)
+    for block, term, x in list(zip(got.blocks, expected, outputs, strict=True))[:-1]:  # the last passes a final norm
+        assert_own(block, term.reshape(x.shape), x)
+        assert (block.own.norm or 0) > 0.01
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "mixtral", "phi"])
+def test_an_own_term_that_arrives_as_it_is_is_what_its_replay_gives(
+    model_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = double_model(model_type)
+    with InDouble():
+        assert all(block.parts.arrives for block in discover(model).blocks)
+        direct = carried(model, token_ids(model))
+        monkeypatch.setattr(proof, "_arrives", lambda run, at_zero: False)
+        replayed = carried(model, token_ids(model))
+    for one, other in zip(direct.blocks, replayed.blocks, strict=True):
+        assert one.own is not None
+        assert other.own is not None
+        assert one.own.share == pytest.approx(other.own.share, abs=1e-12)
+        assert one.own.norm == pytest.approx(other.own.norm, abs=1e-12)
+        assert (one.own.norm or 0) > 0.01
+
+
+def test_own_terms_are_the_carried_ones_where_they_begin() -> None:
+    """In the first block the own term is all of the dynamic part; later ones hold what came before as well."""
+    model = double_model("llama")
+    with InDouble():
+        first, second, _ = carried(model, token_ids(model)).blocks
+    assert first.own is not None
+    assert second.own is not None
+    assert first.own.share == pytest.approx(first.output.dynamic.share, abs=1e-12)
+    assert abs(second.own.share - second.output.dynamic.share) > 1e-3
 
 
 def assert_numbers(got: ThreeParts, parts: list[Tensor], whole: Tensor) -> None:

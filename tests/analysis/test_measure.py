@@ -27,6 +27,7 @@ from helpers import (
 )
 from torch import Tensor
 
+from duat_cli.analysis import entries as entries_module
 from duat_cli.analysis import operator as operator_module
 from duat_cli.analysis.geometry import Geometry, geometry
 from duat_cli.analysis.operator import OperatorNumbers, measure
@@ -108,7 +109,7 @@ def test_the_numerical_density_is_the_count(model_type: str) -> None:
 def test_the_sampled_density_holds_the_exact_one(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every block's 95 % interval; at three blocks a chance of 1 in 7 to miss one, and the seed is fixed."""
     exact = in_single(model_type)
-    monkeypatch.setattr(operator_module, "EXACT_ENTRIES", 0)
+    monkeypatch.setattr(entries_module, "EXACT_ENTRIES", 0)
     model = single_model(model_type)
     sampled = measured(model, token_ids(model), spectrum=False)
     inside = 0
@@ -159,7 +160,7 @@ def test_rows_in_pieces_give_the_same_numbers(
 
 
 def test_the_sampled_density_does_not_depend_on_the_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operator_module, "EXACT_ENTRIES", 0)
+    monkeypatch.setattr(entries_module, "EXACT_ENTRIES", 0)
     model = double_model("llama")
     ids = token_ids(model, 13)
     with InDouble():

@@ -128,6 +128,13 @@ def test_a_first_baseline_is_renewed_and_only_the_schema_changes(first_of_weight
 # --- keys and files -----------------------------------------------------------------------------------------------
 
 
+def test_nulls_and_own_terms_are_no_metrics(made: Path) -> None:
+    """A baseline of an earlier version has neither; they must not show as new ones."""
+    metrics = json.loads(made.read_text(encoding="utf-8"))["metrics"]
+    assert any(".terms.dynamic." in key for key in metrics)
+    assert [key for key in metrics if ".null." in key or ".terms.own." in key] == []
+
+
 def test_keys_sort_by_number() -> None:
     assert sorted(["b.10.x", "b.2.x", "b.x", "a"], key=natural) == ["a", "b.2.x", "b.10.x", "b.x"]
 

@@ -236,7 +236,18 @@ def test_only_a_similar_key_is_suggested() -> None:
     assert suggestion("xyzzy", all_rules()) == ""
 
 
+def test_wildcards_do_not_reach_the_nulls() -> None:
+    """A policy from before they were there bounds what it did; one that names them bounds them."""
+    path = "blocks.0.null.uniform.coupling.effective_context"
+    assert not matches("blocks.**.effective_context", path)
+    assert not matches("blocks.*.*.*.*.effective_context", path)
+    assert matches("blocks.*.null.*.coupling.effective_context", path)
+    assert is_known("blocks.*.null.reinitialised.operator.effective_heads")
+
+
 def test_what_a_bound_asks_for() -> None:
+    assert asks_for("blocks.*.null.reinitialised.operator.effective_heads") == {"null"}
+    assert asks_for("blocks.*.null.uniform.operator.effective_heads") == set()
     assert asks_for("blocks.*.operator.stable_rank") == {"spectrum"}
     assert asks_for("terms.*.share") == {"terms"}
     assert asks_for("blocks.*.prompts.*.terms.linear.share") == {"per_prompt"}

@@ -10,6 +10,10 @@ from duat_cli.results.inspect import (
     Coupling,
     Density,
     InspectReport,
+    NullDensity,
+    NullOperator,
+    Nulls,
+    NullStats,
     OperatorStats,
     Part,
     Parts,
@@ -165,9 +169,39 @@ def terms(index: int) -> Terms:
         linear=linear,
         static=static,
         dynamic=dynamic,
+        own=part(0.38 - 0.11 * index),
         pre_activation=None if index == 3 else Parts(linear=linear, static=static, dynamic=dynamic),
         reasons={"pre_activation": "a mixture of experts: no single first layer"} if index == 3 else {},
     )
+
+
+def null_coupling(index: int) -> Coupling:
+    return Coupling(
+        off_diagonal_share=0.702,
+        entropy_bits=5.1,
+        effective_context=36.4 + index,
+        mean_distance=26.5,
+        first_token_share=0.0402,
+    )
+
+
+def null_stats(index: int, uniform: bool) -> NullStats:
+    return NullStats(
+        operator=NullOperator(effective_heads=1.0 if uniform else 1.031, block_correlation=1.0 if uniform else 0.9963),
+        density=NullDensity(structural=0.507, numerical=0.5021, numerical_low=0.4876, numerical_high=0.5166),
+        coupling=null_coupling(index),
+        coupling_weighted=null_coupling(index + 1),
+    )
+
+
+def nulls(index: int, full: bool, gated: bool) -> Nulls:
+    if gated:
+        return Nulls(uniform=None, reinitialised=None, reasons={"uniform": GATED, "reinitialised": GATED})
+    if not full:
+        return Nulls(
+            uniform=null_stats(index, True), reinitialised=None, reasons={"reinitialised": "computed with --null all"}
+        )
+    return Nulls(uniform=null_stats(index, True), reinitialised=null_stats(index, False))
 
 
 def block(index: int, spectrum: bool = False, gated: bool = False, per_prompt: bool = False) -> Block:
@@ -176,6 +210,7 @@ def block(index: int, spectrum: bool = False, gated: bool = False, per_prompt: b
         "density": density(),
         "coupling": coupling(index, one_token=index == 1),
         "coupling_weighted": coupling(index + 1),
+        "null": nulls(index, full=not spectrum, gated=gated),
         "terms": terms(index),
         "certificate_error": 1.2e-07 * (index + 1),
     }

@@ -1,0 +1,88 @@
+"""The same architecture without its training: a model's class built anew from its config, and tokens that mean nothing.
+
+A random model's statistics do not depend on the text, only on how many tokens it has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SEED = 20260101
+FIRST_ORDINARY_ID = 10  # special ids without an entry in the config are the first ones as a rule
+
+
+def bytes_of(model: Any) -> int:
+    """Of a second model like this one."""
+    return sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
+
+
+def reinitialised(model: Any) -> Any:
+    """A model of the same class, config, dtype and device with transformers' own initialisation, by a fixed seed."""
+    with seeded():
+        fresh = type(model)._from_config(copy.deepcopy(model.config), dtype=model.dtype, attn_implementation="eager")
+    fresh.requires_grad_(False)
+    return fresh.eval().to(model.device)
+
+
+@contextlib.contextmanager
+def seeded() -> Iterator[None]:
+    """Random numbers by a fixed seed; afterwards every generator goes on as if nothing had been drawn."""
+    own, numbers, tensors = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    random.seed(SEED)
+    np.random.seed(SEED)
+    torch.default_generator.manual_seed(SEED)  # the CPU's alone: torch.manual_seed would set every device's
+    try:
+        yield
+    finally:
+        random.setstate(own)
+        np.random.set_state(numbers)
+        torch.set_rng_state(tensors)
+
+
+def random_ids(config: Any, tokens: int) -> Tensor:
+    """Token ids that are no special ones, (1, tokens); fewer tokens are the beginning of more."""
+    text = config.get_text_config()
+    ordinary = torch.ones(text.vocab_size, dtype=torch.bool)
+    ordinary[: min(FIRST_ORDINARY_ID, text.vocab_size - 1)] = False
+    special = [i for i in _special_ids(config) | _special_ids(text) if 0 <= i < text.vocab_size]
+    ordinary[special] = False
+    choice = ordinary.nonzero()[:, 0] if bool(ordinary.any()) else torch.arange(text.vocab_size)
+    places = torch.randint(len(choice), (1, tokens), generator=torch.Generator().manual_seed(SEED))
+    return choice[places]
+
+
+def _special_ids(config: Any) -> set[int]:
+    found: set[int] = set()
+    for name, value in config.to_dict().items():
+        if name.endswith(("_token_id", "_token_index", "_token_ids")):
+            found |= {i for i in (value if isinstance(value, list) else [value]) if isinstance(i, int)}
+    return found
+
+
+def identity(model: Any) -> dict[str, Any] | None:
+    """All that the fresh model follows from; None for code that comes with a checkpoint, which no version names."""
+    cls = type(model)
+    if not cls.__module__.startswith("transformers."):
+        return None
+    return {
+        "class": f"{cls.__module__}.{cls.__qualname__}",
+        "config": _without_paths(json.loads(model.config.to_json_string(use_diff=False))),
+        "experts": getattr(model.config, "_experts_implementation", None),
+        "dtype": str(model.dtype),
+        "device": model.device.type,
+    }
+
+
+def _without_paths(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_paths(v) for k, v in value.items() if k not in ("_name_or_path", "name_or_path")}
+    return [_without_paths(v) for v in value] if isinstance(value, list) else value
