@@ -22,12 +22,13 @@ from duat_cli.analysis.layers import Layers
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.kinds import Kind
 from duat_cli.models.arrival import Arrival, BlockArrivals, block_arrivals
+from duat_cli.models.calls import hidden_of
 from duat_cli.models.experts import Experts
 from duat_cli.models.feedforward import FeedForward
 from duat_cli.models.heads import ValuePath, norm_before, require_averages
 from duat_cli.models.inner import Inner, inner_of, or_reason
 from duat_cli.models.reach import ball_of
-from duat_cli.models.rig import BlockRun, hidden_of
+from duat_cli.models.rig import BlockRun
 from duat_cli.models.sites import BlockSites, Site, find_sites
 from duat_cli.models.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
 from duat_cli.models.tracing import Trace, trace

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from duat_cli.models.calls import hidden_of
 from duat_cli.models.passes import BlockCall, Forward, Recorded, run_from
-from duat_cli.models.rig import hidden_of
 from duat_cli.models.sites import BlockSites, Site, watching
 from duat_cli.models.structure import ModelStructure
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.rig import hidden_of, without_cache
+from duat_cli.models.calls import hidden_of, without_cache
 from duat_cli.models.sites import BlockSites, Site, TermId, watching
 from duat_cli.models.structure import ModelStructure
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_error
-from duat_cli.models.rig import BlockRun, Rig, hidden_of
+from duat_cli.models.calls import hidden_of
+from duat_cli.models.rig import BlockRun, Rig
 
 
 @dataclass(frozen=True)

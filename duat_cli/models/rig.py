@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache
 
-from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.activations import Extremes
 from duat_cli.models.attention import (
     AttentionCall,
@@ -26,6 +24,7 @@ from duat_cli.models.attention import (
     interface_installed,
     probing,
 )
+from duat_cli.models.calls import first_tensor, hidden_of, only_tensor, without_cache
 from duat_cli.models.interception import GateFreezer, SoftmaxInterception
 from duat_cli.models.norms import FrozenNorm, freeze
 from duat_cli.models.parts import BlockParts
@@ -169,37 +168,6 @@ def _stack(singles: list[Replay]) -> Replay:
 def zero_given(run: BlockRun, items: int) -> list[Tensor]:
     """A zero output for every unit call, for that many items."""
     return [u.output.new_zeros(items, *u.output.shape) for u in run.units]
-
-
-def hidden_of(output: Any, like: Tensor) -> Tensor:
-    """The hidden states in what a block returned: the first tensor of the input's shape."""
-    candidates = (
-        [output] if isinstance(output, Tensor) else list(output.values() if isinstance(output, dict) else output)
-    )
-    for candidate in candidates:
-        if isinstance(candidate, Tensor) and candidate.shape == like.shape:
-            return candidate
-    raise UnsupportedModelError("a block returns no hidden states of its input's shape")
-
-
-def without_cache(values: Iterable[Any]) -> list[Any]:
-    """A cache holds the keys of the real run already: a replay that saw it would attend to them twice."""
-    return [None if isinstance(value, Cache) else value for value in values]
-
-
-def first_tensor(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor):
-            return value
-    return None
-
-
-def only_tensor(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
-    """What a norm reads. UnsupportedModelError if it is given a second tensor, which a frozen norm would drop."""
-    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-    if len(tensors) != 1:
-        raise UnsupportedModelError(f"{type(module).__name__} is held as a norm, but takes {len(tensors)} tensors")
-    return tensors[0]
 
 
 class Rig:

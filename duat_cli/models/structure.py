@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import random_like, relative_error, rounding, same_storage, wide
 from duat_cli.models.attention import CapturePath
+from duat_cli.models.calls import hidden_of
 from duat_cli.models.foreign import model_code
 from duat_cli.models.modality import require_token_ids, stack_of
 from duat_cli.models.norms import NormForm, recognise, scale_invariant
@@ -27,7 +28,7 @@ from duat_cli.models.parts import BlockParts, HiddenSlot
 from duat_cli.models.plain import deviation, instrumented_outputs, plain_outputs
 from duat_cli.models.projections import output_source, value_source
 from duat_cli.models.proof import ProvedBlock, Verdict, examine
-from duat_cli.models.rig import Rig, hidden_of
+from duat_cli.models.rig import Rig
 from duat_cli.models.tracing import Event, Trace, trace
 
 DISCOVERY_TOKENS = 11  # short, odd, and unlike a count of heads or experts

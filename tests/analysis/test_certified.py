@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from duat_cli.analysis.certified import BlockBounds, certified_bounds
 from duat_cli.models import tiny
+from duat_cli.models.calls import hidden_of
 from duat_cli.models.passes import record
-from duat_cli.models.rig import hidden_of
 from duat_cli.models.sites import BlockSites, Site, find_sites, watching
 from duat_cli.models.structure import ModelStructure, discover, run_stack
 

@@ -12,7 +12,8 @@ import torch
 from helpers import InDouble, double_model, far, single_model, token_ids
 from torch import Tensor, nn
 
-from duat_cli.models.rig import BlockRun, hidden_of, zero_given
+from duat_cli.models.calls import hidden_of
+from duat_cli.models.rig import BlockRun, zero_given
 from duat_cli.models.structure import ModelStructure, discover, run_stack
 
 TYPES = ["llama", "gemma2", "gpt2", "opt", "bloom", "bert", "deepseek_v3"]

@@ -1,0 +1,42 @@
+"""What a module was called with and what it returned: the tensors that matter among arguments and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import Cache
+
+from duat_cli.errors import UnsupportedModelError
+
+
+def hidden_of(output: Any, like: Tensor) -> Tensor:
+    """The hidden states in what a block returned: the first tensor of the input's shape."""
+    candidates = (
+        [output] if isinstance(output, Tensor) else list(output.values() if isinstance(output, dict) else output)
+    )
+    for candidate in candidates:
+        if isinstance(candidate, Tensor) and candidate.shape == like.shape:
+            return candidate
+    raise UnsupportedModelError("a block returns no hidden states of its input's shape")
+
+
+def without_cache(values: Iterable[Any]) -> list[Any]:
+    """A cache holds the keys of the real run already: a replay that saw it would attend to them twice."""
+    return [None if isinstance(value, Cache) else value for value in values]
+
+
+def first_tensor(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            return value
+    return None
+
+
+def only_tensor(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
+    """What a norm reads. UnsupportedModelError if it is given a second tensor, which a frozen norm would drop."""
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    if len(tensors) != 1:
+        raise UnsupportedModelError(f"{type(module).__name__} is held as a norm, but takes {len(tensors)} tensors")
+    return tensors[0]
