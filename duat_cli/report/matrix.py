@@ -61,7 +61,7 @@ def _forms(forms: list[MatrixForm], page: Page) -> list[RenderableType]:
     table.add_column("\nwhat it is", overflow="fold", ratio=1)
     for header in ("\nshape", "density\n%", "expected\n%", "\nas"):
         table.add_column(
-            header, justify="left" if header == "as" else "right", no_wrap=header != "as", vertical="bottom"
+            header, justify="left" if header == "\nas" else "right", no_wrap=header != "\nas", vertical="bottom"
         )
     for form in forms:
         density, expected = numbers.percent(form.density), numbers.percent(form.expected_density)
