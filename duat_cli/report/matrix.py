@@ -60,9 +60,7 @@ def _forms(forms: list[MatrixForm], page: Page) -> list[RenderableType]:
     table.add_column("", no_wrap=True)
     table.add_column("\nwhat it is", overflow="fold", ratio=1)
     for header in ("\nshape", "density\n%", "expected\n%", "\nas"):
-        table.add_column(
-            header, justify="left" if header == "\nas" else "right", no_wrap=header != "\nas", vertical="bottom"
-        )
+        table.add_column(header, justify="left" if header == "\nas" else "right", no_wrap=header != "\nas")
     for form in forms:
         density, expected = numbers.percent(form.density), numbers.percent(form.expected_density)
         cells = (form.name, form.formula, _shape(form), density, expected, form.expected_formula or "")
