@@ -11,6 +11,18 @@ from duat_cli.results.matrix import MatrixForm
 
 SHOWN_TOKENS = 8
 CORNER = 6  # entries of B_00 shown, a side
+# Quoted from Wang & Li. DUAT: "Dynamic Universal Approximation Theory: the basic theory for Transformer-based large
+# language models"; UAT: "Universal Approximation Theory: The basic theory for large language models".
+_SLICED = (
+    'the input "is divided into x_1, ..., x_h based on h" (DUAT, below Eq. 8): there a head reads 1/h of each token, '
+    "so W'_HV has density 1/h = {share} % before a mask; here every head reads all of x"
+)
+_DENSE = (
+    '"a dense matrix (almost devoid of zero elements and whose internal elements are highly correlated)" (DUAT, '
+    "section 4.2): no causal mask is meant there"
+)
+_LINEAR = '"the sparsity of the parameter matrix corresponding to the Linear operation is 1/M" (UAT, appendix B.1)'
+_UNSTATED = "the papers state no density of W'_O; their 1/M of a linear layer belongs to W (x) I_M"
 
 
 def forms(case: Case, dense: Dense | None) -> list[MatrixForm]:
@@ -24,8 +36,10 @@ def forms(case: Case, dense: Dense | None) -> list[MatrixForm]:
         shape=[rows, hidden],
         built=dense is not None,
         density=paper.density(dense.W_O) if dense else filled / case.tokens,
-        paper_density=1 / case.tokens,
-        paper_formula="1/N",
+        expected_density=1 / case.tokens,
+        expected_formula="1/N",
+        papers=None,
+        reasons={"papers": _UNSTATED},
     )
     left = MatrixForm(
         name="W (x) I_M",
@@ -33,8 +47,9 @@ def forms(case: Case, dense: Dense | None) -> list[MatrixForm]:
         shape=[case.width**2, case.inner * case.width],
         built=False,
         density=filled / case.width,
-        paper_density=1 / case.width,
-        paper_formula="1/M",
+        expected_density=1 / case.width,
+        expected_formula="1/M",
+        papers=_LINEAR,
     )
     return [_input_form(rows), value, output, whole, left]
 
@@ -46,9 +61,10 @@ def _input_form(length: int) -> MatrixForm:
         shape=[length],
         built=True,
         density=None,
-        paper_density=None,
-        paper_formula=None,
-        reasons=dict.fromkeys(("density", "paper_density", "paper_formula"), "x' is a vector"),
+        expected_density=None,
+        expected_formula=None,
+        papers=None,
+        reasons=dict.fromkeys(("density", "expected_density", "expected_formula", "papers"), "x' is a vector"),
     )
 
 
@@ -60,8 +76,9 @@ def _value_form(case: Case, dense: Dense | None) -> MatrixForm:
         shape=[case.tokens * case.inner, case.tokens * case.width],
         built=dense is not None,
         density=paper.density(dense.W_HV) if dense else _value_density(case),
-        paper_density=expected,
-        paper_formula=formula,
+        expected_density=expected,
+        expected_formula=formula,
+        papers=_SLICED.format(share=f"{100 / len(case.left):.3g}"),
     )
 
 
@@ -73,8 +90,9 @@ def _operator_form(case: Case, dense: Dense | None) -> MatrixForm:
         shape=[case.tokens * case.width] * 2,
         built=dense is not None,
         density=paper.density(dense.W_HVO) if dense else _operator_density(case),
-        paper_density=expected,
-        paper_formula=formula,
+        expected_density=expected,
+        expected_formula=formula,
+        papers=_DENSE,
     )
 
 

@@ -30,6 +30,7 @@ from duat_cli.models.projections import output_source, value_source
 from duat_cli.models.proof import ProvedBlock, Verdict, examine
 from duat_cli.models.rig import Rig
 from duat_cli.models.tracing import Event, Trace, trace
+from duat_cli.models.unread import unread_attention
 
 DISCOVERY_TOKENS = 11  # short, odd, and unlike a count of heads or experts
 SEED = 20240511
@@ -95,7 +96,8 @@ def _discover(model: Any) -> ModelStructure:
     paths = {call.path for call in written.attention}
     path: CapturePath = "softmax interception" if "softmax interception" in paths else "attention interface"
     width = parts[0].hidden.get(calls[0].args, calls[0].kwargs).shape[-1]
-    uncovered = (*uncovered, *_mixing_notes([b.parts for b in blocks]), *_proof_notes(blocks))
+    unread = unread_attention(model, written.called() | callers)
+    uncovered = (*uncovered, *_mixing_notes([b.parts for b in blocks]), *_proof_notes(blocks), *unread)
     structure = ModelStructure(stack, blocks, tuple(e.module for e in calls), path, width, uncovered, 0.0)
     return replace(structure, plain_error=_instruments_error(structure, ids))
 

@@ -121,7 +121,9 @@ def attention_value_matrix(H: Tensor, W_V: Tensor, *, max_entries: int = MAX_ENT
 
         W'_HV[(i, h, b), (j, a)] = H[h, i, j] W_V[h, a, b]
 
-    Stacking the blocks whole, head before token, gives the same rows in another order.
+    Stacking the blocks whole, head before token, gives the same rows in another order. The papers divide x into
+    x_1, ..., x_h (DUAT, below Eq. 8), so that their W'_HV is zero outside 1/h of its entries; transformers' heads read
+    all of x.
 
     H (heads, N, N), W_V (heads, M, d); gives (N·heads·d, N·M).
     """

@@ -28,6 +28,7 @@ def render_matrix(report: MatrixReport, page: Page) -> str:
         line(_case(report)),
         _BLANK,
         *_forms(report.matrices, page),
+        *_papers(report.matrices),
         _BLANK,
         *_corner(report, page),
         _BLANK,
@@ -57,22 +58,29 @@ def _forms(forms: list[MatrixForm], page: Page) -> list[RenderableType]:
         return [title, *(item(_form(form)) for form in forms)]
     table = _table(page)
     table.add_column("", no_wrap=True)
-    table.add_column("what it is", overflow="fold", ratio=1)
-    for header in ("shape", "density %", "paper %", "as"):
-        table.add_column(header, justify="left" if header == "as" else "right", no_wrap=header != "as")
+    table.add_column("\nwhat it is", overflow="fold", ratio=1)
+    for header in ("\nshape", "density\n%", "expected\n%", "\nas"):
+        table.add_column(header, justify="left" if header == "\nas" else "right", no_wrap=header != "\nas")
     for form in forms:
-        density, expected = numbers.percent(form.density), numbers.percent(form.paper_density)
-        cells = (form.name, form.formula, _shape(form), density, expected, form.paper_formula or "")
+        density, expected = numbers.percent(form.density), numbers.percent(form.expected_density)
+        cells = (form.name, form.formula, _shape(form), density, expected, form.expected_formula or "")
         table.add_row(*(Text(cell) for cell in cells))
     return [title, table]
+
+
+def _papers(forms: list[MatrixForm]) -> list[RenderableType]:
+    """What is expected, and what the papers state, which is not the same."""
+    quoted = [f"{form.name}: {form.papers}" for form in forms if form.papers]
+    legend = line("expected: what the form and the mask leave if no weight is zero.", "dim")
+    return [_BLANK, legend, *facts.section("What the papers say", quoted)]
 
 
 def _form(form: MatrixForm) -> str:
     text = f"{form.name} = {form.formula}: {_shape(form)}"
     if form.density is None:
         return text
-    paper = f"{numbers.percent(form.paper_density)} %, {form.paper_formula}"
-    return f"{text}, density {numbers.percent(form.density)} % (paper: {paper})"
+    expected = f"{numbers.percent(form.expected_density)} %, {form.expected_formula}"
+    return f"{text}, density {numbers.percent(form.density)} % (expected: {expected})"
 
 
 def _shape(form: MatrixForm) -> str:

@@ -27,8 +27,9 @@ class MatrixForm(WithReasons):
     shape: list[int]
     built: bool = Field(description="written out entry by entry; otherwise only its factors exist")
     density: Share | None = Field(description="share of entries that are not zero; counted where built")
-    paper_density: Share | None = Field(description="what the paper states for a matrix of this kind")
-    paper_formula: str | None = Field(description="paper_density as a formula")
+    expected_density: Share | None = Field(description="what the form and the mask leave if no weight is zero")
+    expected_formula: str | None = Field(description="expected_density as a formula")
+    papers: str | None = Field(description="what the papers say of such a matrix: quotation, place, what follows")
 
 
 class MatrixCheck(WithReasons):

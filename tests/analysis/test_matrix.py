@@ -18,6 +18,7 @@ from duat_cli.loading.prompts import Prompt
 from duat_cli.models import tiny
 from duat_cli.models.arrays import relative_error
 from duat_cli.models.factors import AttentionOperator
+from duat_cli.operators import paper
 from duat_cli.report.json import to_json
 from duat_cli.report.matrix import render_matrix
 from duat_cli.report.page import Page
@@ -119,9 +120,33 @@ def test_the_corner_is_the_matrix() -> None:
     assert relative_error(torch.tensor(found.report.corner), found.tensors["W_HVO"][:6, :6]) < 1e-5
 
 
+def test_what_the_papers_say_stands_beside_what_is_expected() -> None:
+    forms = {form.name: form for form in matrices(loaded("llama"), tokens=9).report.matrices}
+    assert "1/h = 25 % before a mask" in (forms["W'_HV"].papers or "")
+    assert "almost devoid of zero elements" in (forms["W'_HVO"].papers or "")
+    assert "is 1/M" in (forms["W (x) I_M"].papers or "")
+    assert (forms["W'_O"].papers, "papers" in forms["W'_O"].reasons) == (None, True)
+
+
+def test_heads_that_read_slices_of_x_leave_one_in_h_entries() -> None:
+    """The papers' W'_HV, entry by entry: head h maps its own d columns of x (DUAT, Eq. 7-8)."""
+    heads, tokens, d = 4, 3, 2
+    filled = sum(
+        source // d == head  # of (row token, head, b; column token, source): b and both tokens do not matter
+        for head in range(heads)
+        for _ in range(tokens * d * tokens)
+        for source in range(heads * d)
+    )
+    assert filled / (tokens * heads * d * tokens * heads * d) == 1 / heads
+    sliced = torch.zeros(heads, heads * d, d)
+    for head in range(heads):
+        sliced[head, head * d : (head + 1) * d] = 1.0
+    assert paper.density(paper.attention_value_matrix(torch.ones(heads, tokens, tokens), sliced)) == 1 / heads
+
+
 def test_without_a_causal_mask_the_density_is_one() -> None:
     form = next(f for f in matrices(loaded("bert")).report.matrices if f.name == "W'_HVO")
-    assert (form.density, form.paper_density) == (1.0, 1.0)
+    assert (form.density, form.expected_density) == (1.0, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -293,9 +293,10 @@ def matrix_report() -> MatrixReport:
                 shape=[1152, 1152],
                 built=False,
                 density=None,
-                paper_density=0.75,
-                paper_formula="(N + 1) / 2N",
-                reasons={"density": unbuilt},
+                expected_density=0.75,
+                expected_formula="(N + 1) / 2N",
+                papers=None,
+                reasons={"density": unbuilt, "papers": "none states it"},
             )
         ],
         corner=[[0.25, -0.5], [0.125, 1.0]],

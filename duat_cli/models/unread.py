@@ -1,0 +1,59 @@
+"""Parts of a model that have attention and did not run: a vision tower beside a text model, blocks that are skipped."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from torch import nn
+
+_NAMED = re.compile(r"attention|attn", re.IGNORECASE)  # what transformers itself goes by in classes
+_FUSED = re.compile(r"(?i)^(w_?)?(qkv|query_key_value|c_attn|in_proj)(_proj)?$")
+_QUERY = re.compile(r"(?i)^(w_?)?(q|query)(_?(proj|lin|linear))?$")
+_SHOWN = 3
+
+
+def unread_attention(model: Any, ran: Collection[nn.Module]) -> list[str]:
+    """One note for every outermost module that holds attention and of which nothing is in `ran`.
+
+    ran: the modules whose forward was run by the pass that discovery reads, and those whose attention it captured.
+    Modules of one class whose names differ in numbers alone, such as blocks of a list, share a note. The decoder of an
+    encoder-decoder is passed over: discovery has a note of its own for it.
+    """
+    awake = set(ran) | _decoder(model)
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, module in _outermost(model, "", awake):
+        place = re.sub(r"\d+", "*", name)
+        found.setdefault((place, type(module).__name__), []).append(name)
+    return [
+        f"{_listed(names)} ({kind}) holds attention and was not read: it does not run on token ids alone"
+        for (_, kind), names in found.items()
+    ]
+
+
+def _decoder(model: Any) -> set[nn.Module]:
+    if not getattr(model.config, "is_encoder_decoder", False):
+        return set()
+    inside = set(model.get_decoder().modules())  # where a class names no decoder, transformers answers with the model
+    return set() if model.get_encoder() in inside else inside
+
+
+def _outermost(module: nn.Module, name: str, awake: Collection[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    if not any(inner in awake for inner in module.modules()):
+        if any(map(_is_attention, module.modules())):
+            yield name, module
+        return
+    for child_name, child in module.named_children():
+        yield from _outermost(child, f"{name}.{child_name}".lstrip("."), awake)
+
+
+def _is_attention(module: nn.Module) -> bool:
+    """By its class's name or by the query layers it has: what does not run shows no more."""
+    inside = any(_FUSED.match(name) or _QUERY.match(name) for name, _ in module.named_children())
+    return inside or bool(_NAMED.search(type(module).__name__))
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
