@@ -26,6 +26,7 @@ from duat_cli.analysis.assemble import (
 from duat_cli.analysis.decomposition import Decomposition, Step, shares
 from duat_cli.analysis.notable import summarise
 from duat_cli.analysis.operator import measure
+from duat_cli.analysis.operator_file import OperatorFile
 from duat_cli.analysis.range import block_range, range_warnings
 from duat_cli.analysis.session import Progress, Session, prompt_facts
 from duat_cli.analysis.uniform import UniformNulls
@@ -61,15 +62,19 @@ def inspect(
     prompts: Sequence[Prompt],
     options: InspectOptions,
     progress: Progress,
-    matrices: dict[str, Tensor] | None = None,
+    matrices: OperatorFile | None = None,
 ) -> InspectReport:
-    """The report on `loaded` over `prompts`. matrices: filled with C by 'prompt.block' if given."""
+    """The report on `loaded` over `prompts`. matrices: filled with every block's factors and C if given."""
     session = Session(loaded, progress, cache=options.cache)
     layers = _chosen(options.layers, len(session.structure.calls))
+    if matrices is not None:
+        matrices.open(session, prompts, layers)
     sweeps = [
         sweep_prompt(session, number, prompt, layers, options, matrices, progress, len(prompts))
         for number, prompt in enumerate(prompts)
     ]
+    if matrices is not None:
+        matrices.finish()
     session.save_cache()
     if options.null == "all":
         sweeps = _with_untrained(session, prompts, sweeps, options, progress)
@@ -154,7 +159,7 @@ def sweep_prompt(
     prompt: Prompt,
     layers: list[int],
     options: InspectOptions,
-    matrices: dict[str, Tensor] | None,
+    matrices: OperatorFile | None,
     progress: Progress,
     prompts: int,
 ) -> PromptSweep:
@@ -197,7 +202,7 @@ def _prompt_block(
     step: Step,
     number: int,
     options: InspectOptions,
-    matrices: dict[str, Tensor] | None,
+    matrices: OperatorFile | None,
     faults: dict[int, str],
     uniform: UniformNulls,
 ) -> PromptBlock:
@@ -208,6 +213,8 @@ def _prompt_block(
         reason = reason or "unknown"
         if session.structure.block(run.index).factors is not None:
             faults[run.index] = reason
+        if matrices is not None:
+            matrices.missing(run.index, reason)
         return PromptBlock(
             prompt=number,
             operator=no_operator(tokens, width, run.input.element_size(), reason),
@@ -227,7 +234,7 @@ def _prompt_block(
         matrix=matrices is not None,
     )
     if matrices is not None and numbers.matrix is not None:
-        matrices[f"prompt.{number}.block.{run.index}"] = numbers.matrix.float().cpu().contiguous()
+        matrices.block(number, run.index, operator, run.input[0], numbers.matrix)
     uniform.add(run.index, operator, geometry, numbers)
     return PromptBlock(
         prompt=number,

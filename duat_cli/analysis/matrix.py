@@ -2,45 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Literal, cast
 
 from torch import Tensor
 
 from duat_cli import __version__
-from duat_cli.analysis.matrix_case import Case, Dense, capture, dense_matrices
+from duat_cli.analysis.matrix_case import DENSE_SIDE, Case, Dense, capture, dense_matrices
 from duat_cli.analysis.matrix_checks import checks
 from duat_cli.analysis.matrix_forms import SHOWN_TOKENS, corner, coupling, forms
+from duat_cli.analysis.operator_file import OperatorFile
 from duat_cli.analysis.session import Progress, Session, prompt_facts
 from duat_cli.errors import InputError
 from duat_cli.loading.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
-from duat_cli.operators import paper
+from duat_cli.models.factors import AttentionOperator
 from duat_cli.results.matrix import MatrixReport
 from duat_cli.text import clean
 
 
-@dataclass(frozen=True)
-class Matrices:
-    """The report, and what `-o` writes."""
-
-    report: MatrixReport
-    tensors: dict[str, Tensor]
-    metadata: dict[str, str]
-
-
-def matrix(loaded: LoadedModel, prompt: Prompt, layer: int, token_texts: Sequence[str], progress: Progress) -> Matrices:
-    """The explicit matrices of block `layer` under `prompt`; token_texts: what each token says."""
+def matrix(
+    loaded: LoadedModel,
+    prompt: Prompt,
+    layer: int,
+    decode: Callable[[int], str],
+    progress: Progress,
+    file: OperatorFile | None = None,
+    *,
+    dense: bool = False,
+) -> MatrixReport:
+    """The explicit matrices of block `layer` under `prompt`; decode: what a token says; file, dense: what to write."""
     session = Session(loaded, progress, cache=False)
     count = len(session.structure.calls)
     if not 0 <= layer < count:
         raise InputError(f"--layer {layer}: no such block; the model has blocks 0 to {count - 1}")
-    case = capture(session, prompt, layer, progress)
+    if file is not None:
+        file.open(session, [prompt], [layer])
+
+    def write(operator: AttentionOperator, case: Case) -> None:
+        if file is not None:
+            file.block(0, layer, operator, case.X, coupling(case, case.tokens))
+            file.add(0, layer, contribution=case.contribution)
+
+    case = capture(session, prompt, layer, progress, write)
     progress(0, 0, "building and checking the matrices")
-    dense = dense_matrices(case)
-    report = _report(session, prompt, layer, token_texts, case, dense)
-    return Matrices(report, _tensors(case, dense), _metadata(report))
+    built = dense_matrices(case)
+    if file is not None:
+        if dense:
+            file.add(0, layer, **_written_out(case, built))
+        file.finish()
+    texts = [decode(i) for i in prompt.input_ids[0].tolist()]
+    return _report(session, prompt, layer, texts, case, built)
+
+
+def _written_out(case: Case, built: Dense | None) -> dict[str, Tensor]:
+    """The matrices of --dense, by their names in the file."""
+    if built is None:
+        raise InputError(
+            f"--dense: the longest side of W', N max(M, heads d) = {case.side}, is over {DENSE_SIDE}; take fewer "
+            "tokens (--max-tokens), or the factors alone, from which W' can be rebuilt"
+        )
+    return {"W_HVO": built.W_HVO, "W_HV": built.W_HV, "W_O": built.W_O}
 
 
 def _report(
@@ -65,54 +87,8 @@ def _report(
         matrices=forms(case, dense),
         corner=corner(case).tolist(),
         token_texts=[clean(text) for text in texts[:SHOWN_TOKENS]] if len(texts) == case.tokens else [],
-        coupling=coupling(case).tolist(),
+        coupling=coupling(case, SHOWN_TOKENS).tolist(),
         checks=checks(case, dense),
         warnings=list(session.loaded.warnings),
         run=session.run_facts(),
     )
-
-
-def _tensors(case: Case, dense: Dense | None) -> dict[str, Tensor]:
-    """What the file holds: the dense matrices, or the Kronecker factors where those are too large."""
-    factors = case.operator.factors
-    if dense is None:
-        found = {"left": case.left, "value": factors.value, "output": factors.output, "x": case.X}
-        return found | {"contribution": case.contribution}
-    found = {"W_HVO": dense.W_HVO, "W_HV": dense.W_HV, "W_O": dense.W_O}
-    return found | {"x": paper.vectorise(case.X), "contribution": paper.vectorise(case.contribution)}
-
-
-_CONVENTIONS = (
-    "X is N x M, one token a row; vec is row-major, so X[i, a] stands at i M + a of x'. W' maps a block's input to "
-    "what attention adds to the residual stream, norm in front included, without constants (biases). "
-)
-_DENSE_SHAPES = (
-    "W_HVO (N M, N M); W_HV (N heads d, N M), rows by token, head, width; W_O (N M, N heads d); x (N M); "
-    "contribution (N M)"
-)
-_DENSE_RULE = "contribution = W_HVO @ x = W_O @ (W_HV @ x), to rounding; contribution is the model's own"
-_FACTOR_SHAPES = "left (heads, N, N); value (kv_heads, M, d); output (heads, d, M); x (N, M); contribution (N, M)"
-_FACTOR_RULE = (
-    "contribution = sum_h left[h] @ (x @ value[h // (heads // kv_heads)]) @ output[h], to rounding; contribution is "
-    "the model's own; W_HVO = sum_h left[h] (x) (value[h // (heads // kv_heads)] @ output[h])^T"
-)
-
-
-def _metadata(report: MatrixReport) -> dict[str, str]:
-    """What a reader of the file alone needs."""
-    return {
-        "format": "duat matrix 1",
-        "duat_version": report.duat_version,
-        "kind": "dense" if report.dense else "kronecker",
-        "shapes": _DENSE_SHAPES if report.dense else _FACTOR_SHAPES,
-        "conventions": _CONVENTIONS + (_DENSE_RULE if report.dense else _FACTOR_RULE),
-        "model_type": report.model.model_type,
-        "fingerprint": report.model.fingerprint,
-        "prompt_sha256": report.prompt.sha256,
-        "layer": str(report.layer),
-        "N": str(report.tokens),
-        "M": str(report.hidden_size),
-        "heads": str(report.heads),
-        "kv_heads": str(report.kv_heads),
-        "d": str(report.head_width),
-    }

@@ -6,6 +6,7 @@ its forward pass, and what that H V moves where attention meets the residual str
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,7 +18,7 @@ from duat_cli.analysis.session import Progress, Session
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.cache import TensorCache
-from duat_cli.models.factors import own_contribution
+from duat_cli.models.factors import AttentionOperator, own_contribution
 from duat_cli.models.rig import BlockRun
 from duat_cli.operators import paper
 from duat_cli.operators.kronecker import HeadFactors, KroneckerSum
@@ -89,8 +90,14 @@ class Dense:
     W_HVO: Tensor  # (N·M, N·M)
 
 
-def capture(session: Session, prompt: Prompt, layer: int, progress: Progress) -> Case:
-    """Run the prompt; blocks behind `layer` are only passed through."""
+def capture(
+    session: Session,
+    prompt: Prompt,
+    layer: int,
+    progress: Progress,
+    found: Callable[[AttentionOperator, Case], None],
+) -> Case:
+    """Run the prompt; blocks behind `layer` are only passed through. found: called while the block is alive."""
     decomposition = Decomposition()
     errors: list[float] = []
     cases: list[Case] = []
@@ -101,15 +108,17 @@ def capture(session: Session, prompt: Prompt, layer: int, progress: Progress) ->
         step = decomposition.advance(run)
         errors.append(step.terms.error)
         if run.index == layer:
-            cases.append(_case(session, run, step, max(errors)))
+            operator, case = _case(session, run, step, max(errors))
+            cases.append(case)
+            found(operator, case)
         progress(run.index + 1, layer + 1, f"running the prompt up to block {layer}")
 
     session.sweep(prompt, listen)
     return cases[0]
 
 
-def _case(session: Session, run: BlockRun, step: Step, error: float) -> Case:
-    """Everything of this block that the matrices need, copied out of the run."""
+def _case(session: Session, run: BlockRun, step: Step, error: float) -> tuple[AttentionOperator, Case]:
+    """W' of this block, and everything of it that the matrices need, copied out of the run."""
     block = session.structure.block(run.index)
     try:
         operator = step.operator(run, block)  # its image of x is one of the checks of the report
@@ -122,7 +131,7 @@ def _case(session: Session, run: BlockRun, step: Step, error: float) -> Case:
     work = torch.promote_types(run.input.dtype, torch.float32)
     factors = HeadFactors(operator.factors.value.to(work), operator.factors.output.to(work))
     sharp = geometry(replace(known, heads=factors), run.parts.name, TensorCache("", enabled=False))
-    return Case(
+    return operator, Case(
         operator=KroneckerSum(operator.matrix().left.to(work), factors),
         origin=known.origin,
         gram=sharp.gram,

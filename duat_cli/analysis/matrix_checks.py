@@ -89,7 +89,7 @@ def _coupling_sides(case: Case, dense: Dense | None) -> _Sides | str:
         return _too_large(case)
     blocks = dense.W_HVO.reshape(case.tokens, case.width, case.tokens, case.width)
     norms = torch.linalg.vector_norm(blocks, dim=(1, 3), dtype=torch.float64)
-    return _Sides(coupling(case), norms[:SHOWN_TOKENS, :SHOWN_TOKENS])
+    return _Sides(coupling(case, SHOWN_TOKENS), norms[:SHOWN_TOKENS, :SHOWN_TOKENS])
 
 
 def _orientation_sides(case: Case, dense: Dense | None) -> _Sides | str:

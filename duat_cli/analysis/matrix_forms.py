@@ -124,7 +124,8 @@ def corner(case: Case) -> Tensor:
     return torch.einsum("h,had,hdb->ba", first, case.value[:, :CORNER], case.output[:, :, :CORNER])
 
 
-def coupling(case: Case) -> Tensor:
-    """C[i, j] = sqrt(ĥ_ijᵀ G ĥ_ij) between the first tokens: (<= SHOWN_TOKENS, <= SHOWN_TOKENS)."""
-    h = case.left[:, :SHOWN_TOKENS, :SHOWN_TOKENS].double()
-    return torch.einsum("hij,hk,kij->ij", h, case.gram, h).clamp_min(0).sqrt()
+def coupling(case: Case, tokens: int) -> Tensor:
+    """C[i, j] = sqrt(ĥ_ijᵀ G ĥ_ij) between the first `tokens` tokens, a row at a time: (<= tokens, <= tokens)."""
+    rows = case.left[:, :tokens, :tokens].unbind(1)  # each (heads, tokens)
+    squares = [torch.einsum("hj,hk,kj->j", h, case.gram, h) for h in (row.double() for row in rows)]
+    return torch.stack(squares).clamp_min(0).sqrt()

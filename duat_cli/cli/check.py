@@ -195,7 +195,7 @@ def _outlets(wanted: list[str]) -> list[_Outlet]:
         if form not in get_args(CheckForm) or not equals or not name or name == "-":
             forms = ", ".join(get_args(CheckForm))
             raise InputError(f"--report '{text}': expected FORMAT=FILE, such as sarif=duat.sarif; formats: {forms}")
-        found.append(_Outlet(cast(CheckForm, form), Target.of("--report", name)))
+        found.append(_Outlet(cast(CheckForm, form), Target.of_text("--report", name)))
     return found
 
 

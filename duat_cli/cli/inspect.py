@@ -11,8 +11,6 @@ from duat_cli.cli import options
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from duat_cli.cli.output import Target
     from duat_cli.cli.presentation import Presentation
 
@@ -68,7 +66,8 @@ Matrices = Annotated[
         "--matrices",
         metavar="FILE",
         rich_help_panel=options.PANEL_COMPUTE,
-        help="Write every block's coupling matrix C to a .safetensors file.",
+        help="Write every block's W' by its factors (H, V, O, scales), C, inputs and tokens to a .safetensors file, "
+        "block by block; heads x N x N x 4 bytes a block and prompt of N tokens. To rebuild W': its metadata, README.",
     ),
 ]
 Null = Annotated[
@@ -126,6 +125,7 @@ def inspect(
     from duat_cli.cli.presentation import Presentation, talk_of
     from duat_cli.cli.progress import Progress
     from duat_cli.cli.session import ModelOptions, PromptOptions, open_session
+    from duat_cli.cli.tensor_target import operator_file
 
     wanted = ModelOptions(model, revision, token, cache_dir, trust_remote_code, dtype, device)
     texts = PromptOptions(prompt, prompts, max_tokens)
@@ -150,10 +150,10 @@ def inspect(
             null=null,
             cache=not no_cache,
         )
-        tensors: dict[str, Tensor] | None = {} if matrix_file else None
-        report = compute(loaded, inputs, settings, progress, tensors)
-        if matrix_file and tensors is not None:
-            _write_matrices(matrix_file, tensors)
+        with operator_file(matrix_file, loaded, wanted.trust_remote_code) as file:
+            report = compute(loaded, inputs, settings, progress, file)
+    if matrix_file is not None:
+        talk.note(f"wrote {matrix_file.path}")
 
     from duat_cli.report.table import render_inspect
 
@@ -167,24 +167,11 @@ def _check_threshold(threshold: float) -> None:
 
 
 def _matrix_file(name: str | None, presentation: Presentation) -> Target | None:
-    if name is None:
-        return None
-    from duat_cli.cli.output import Target
+    from duat_cli.cli.tensor_target import tensor_target
 
-    target = Target.of("--matrices", name)
-    if target.path is None:
-        raise InputError("--matrices -: expected a file name; standard output is for the report")
+    target = tensor_target("--matrices", name)
+    if target is None or target.path is None:
+        return None
     if presentation.target.path and presentation.target.path.resolve() == target.path.resolve():
         raise InputError(f"--matrices '{name}' and --output name the same file")
     return target
-
-
-def _write_matrices(target: Target, tensors: dict[str, Tensor]) -> None:
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    with target.replacing() as part:
-        try:
-            save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, part)
-        except SafetensorError as error:  # it names no file, and hides the reason of the system
-            raise InputError(f"--matrices '{target.path}': cannot write: {error}") from error

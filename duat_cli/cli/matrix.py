@@ -10,15 +10,9 @@ from duat_cli.cli import options
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
 
 if TYPE_CHECKING:
-    from duat_cli.analysis.matrix import Matrices
-    from duat_cli.cli.output import Target
-    from duat_cli.cli.session import ModelOptions
-    from duat_cli.loading.load import LoadedModel
-    from duat_cli.loading.prompts import Prompt
     from duat_cli.results.matrix import MatrixReport
 
 PAPER_PROMPT = "Nui zi created Nui zi dynamics"
-SUFFIX = ".safetensors"
 
 Layer = Annotated[
     int,
@@ -51,7 +45,17 @@ MatrixFile = Annotated[
         "-o",
         metavar="FILE",
         rich_help_panel=options.PANEL_OUTPUT,
-        help="Also write the matrices to a .safetensors file: dense where small, else their factors.",
+        help="Also write W' by its factors (H, V, O, scales), C, the input, what attention adds and the tokens to a "
+        ".safetensors file, as duat inspect --matrices does. To rebuild W': its metadata, README.",
+    ),
+]
+DenseToo = Annotated[
+    bool,
+    typer.Option(
+        "--dense",
+        metavar="",
+        rich_help_panel=options.PANEL_OUTPUT,
+        help="With -o: also W'_HVO, W'_HV and W'_O written out, as far as their sides are at most 4096.",
     ),
 ]
 Form = Annotated[  # unlike other commands', whose FILE holds the report
@@ -80,6 +84,7 @@ def matrix(
     form: Form = None,
     json: options.Json = False,
     output: MatrixFile = None,
+    dense: DenseToo = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
     no_color: options.NoColor = False,
@@ -91,12 +96,15 @@ def matrix(
     from duat_cli.cli.presentation import Presentation, talk_of
     from duat_cli.cli.progress import Progress
     from duat_cli.cli.session import ModelOptions, PromptOptions, open_session
+    from duat_cli.cli.tensor_target import operator_file, tensor_target, token_texts
 
     wanted = ModelOptions(model, revision, token, cache_dir, trust_remote_code, dtype, device)
     texts = PromptOptions([_only(prompt)], None, max_tokens)
     talk = talk_of(quiet, verbose, no_color)
     presentation = Presentation.of(None, form, json, no_color)
-    target = _target(output)
+    target = tensor_target("--output", output)
+    if dense and target is None:
+        raise InputError("--dense: writes W' to a file; give -o FILE as well")
     if not prompt:
         talk.note(f"no --prompt given: using the paper's '{PAPER_PROMPT}'")
 
@@ -104,15 +112,16 @@ def matrix(
         loaded, [text] = open_session(wanted, texts, talk, progress)
         from duat_cli.analysis.matrix import matrix as compute
 
-        found = compute(loaded, text, layer, _token_texts(loaded, text, wanted), progress)
+        decode = token_texts(loaded, trust_remote_code)
+        with operator_file(target, loaded, trust_remote_code) as file:
+            report = compute(loaded, text, layer, decode, progress, file, dense=dense)
         if target is not None:
-            _write(target, found)
             talk.note(f"wrote {target.path}")
 
     from duat_cli.report.matrix import render_matrix
 
-    presentation.emit(found.report, render_matrix, talk)
-    return EXIT_SOUND if _is_sound(found.report) else EXIT_FINDINGS
+    presentation.emit(report, render_matrix, talk)
+    return EXIT_SOUND if _is_sound(report) else EXIT_FINDINGS
 
 
 def _is_sound(report: MatrixReport) -> bool:
@@ -123,36 +132,3 @@ def _only(prompt: list[str] | None) -> str:
     if prompt and len(prompt) > 1:
         raise InputError(f"--prompt: given {len(prompt)} times; a matrix belongs to one prompt")
     return prompt[0] if prompt else PAPER_PROMPT
-
-
-def _target(name: str | None) -> Target | None:
-    if name is None:
-        return None
-    from duat_cli.cli.output import Target
-
-    target = Target.of("--output", name)
-    if target.path is None or target.path.suffix != SUFFIX:
-        raise InputError(f"--output '{name}': expected a file name that ends in {SUFFIX}; the report is on stdout")
-    return target
-
-
-def _token_texts(loaded: LoadedModel, prompt: Prompt, wanted: ModelOptions) -> list[str]:
-    """What each token says; a token may be part of a character."""
-    from duat_cli.loading.load import load_tokenizer
-    from duat_cli.loading.quiet import calling_tokenizer
-
-    tokenizer = load_tokenizer(loaded.files.path, trust_remote_code=wanted.trust_remote_code)
-    with calling_tokenizer("--prompt: the tokenizer fails", InputError):
-        return [str(tokenizer.decode([i])) for i in prompt.input_ids[0].tolist()]
-
-
-def _write(target: Target, found: Matrices) -> None:
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    tensors = {name: tensor.cpu().contiguous() for name, tensor in found.tensors.items()}
-    with target.replacing() as part:
-        try:
-            save_file(tensors, part, metadata=found.metadata)
-        except SafetensorError as error:  # it names no file, and hides the reason of the system
-            raise InputError(f"--output '{target.path}': cannot write: {error}") from error

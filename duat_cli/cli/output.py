@@ -16,6 +16,10 @@ from duat_cli.errors import InputError
 from duat_cli.loading.files import plain_mode
 
 STANDARD_OUTPUT = "-"
+_NO_TEXT = frozenset({
+    ".safetensors", ".npz", ".npy", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".hdf5", ".pkl", ".pickle", ".onnx", ".gguf",
+    ".parquet", ".arrow", ".msgpack", ".zip", ".gz", ".tar", ".png", ".jpg", ".pdf",
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,17 @@ class Target:
         target = cls(option, Path(name))
         target._check()
         return target
+
+    @classmethod
+    def of_text(cls, option: str, name: str | None) -> Target:
+        """The target of a report; refuses a name by which others would take it for something else than text."""
+        suffix = Path(name).suffix.lower() if name else ""
+        if suffix in _NO_TEXT:
+            raise InputError(
+                f"{option} '{name}': a report is text, {suffix} is no text file's name; tensors are written by "
+                "'duat inspect --matrices FILE' and 'duat matrix -o FILE', to .safetensors"
+            )
+        return cls.of(option, name)
 
     def write(self, text: str) -> None:
         """Write a whole text."""

@@ -35,7 +35,7 @@ class Presentation:
     def of(cls, output: str | None, form: Format | None, json: bool, no_color: bool) -> Presentation:
         if json and form == "table":
             raise InputError("--json and --format table contradict each other; give one of them")
-        target = Target.of("--output", output)
+        target = Target.of_text("--output", output)
         implied: Format = "json" if json or (target.path and target.path.suffix == ".json") else "table"
         terminal = target.path is None and sys.stdout.isatty()
         return cls(target, form or implied, _is_colorful(terminal, no_color))

@@ -22,7 +22,7 @@ def schema(report: Report = "inspect", output: options.Output = None) -> int:
     """The JSON Schema of a report: every field with its meaning and unit."""
     from duat_cli.cli.output import Target
 
-    target = Target.of("--output", output)
+    target = Target.of_text("--output", output)
     from duat_cli.report.schema import to_schema
 
     target.write(to_schema(report))

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tempfile
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from duat_cli.analysis import decomposition, matrix_case
 from duat_cli.analysis import matrix as subject
+from duat_cli.analysis.operator_file import OperatorFile
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
@@ -38,9 +42,27 @@ def prompt_of(model: LoadedModel, tokens: int = TOKENS) -> Prompt:
     return Prompt("", "0" * 64, tiny.tiny_inputs(model.model, tokens)["input_ids"], 1)
 
 
-def matrices(model: LoadedModel, layer: int = 1, tokens: int = TOKENS) -> subject.Matrices:
-    texts = [f"t\x1b{i}" for i in range(tokens)]
-    return subject.matrix(model, prompt_of(model, tokens), layer, texts, lambda *_: None)
+def says(token: int) -> str:
+    return f"t\x1b{token}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """The report, and the tensors of the file by the last part of their names."""
+
+    report: MatrixReport
+    tensors: dict[str, Tensor]
+
+
+def matrices(model: LoadedModel, layer: int = 1, tokens: int = TOKENS, *, dense: bool = True) -> Found:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "m.safetensors"
+        file = OperatorFile(path, says, "--output")
+        try:
+            report = subject.matrix(model, prompt_of(model, tokens), layer, says, lambda *_: None, file, dense=dense)
+        finally:
+            file.close()
+        return Found(report, {name.rpartition(".")[2]: tensor for name, tensor in load_file(path).items()})
 
 
 def verdicts(report: MatrixReport) -> dict[str, bool | None]:
@@ -49,9 +71,10 @@ def verdicts(report: MatrixReport) -> dict[str, bool | None]:
 
 def by_factors(tensors: dict[str, Tensor]) -> Tensor:
     """The rule in the file's metadata, head by head."""
-    left, value, output, x = (tensors[name] for name in ("left", "value", "output", "x"))
-    groups = len(left) // len(value)
-    return sum((left[h] @ (x @ value[h // groups]) @ output[h] for h in range(len(left))), torch.zeros_like(x))
+    H, s, t, value, output, x = (tensors[name] for name in ("H", "s", "t", "V", "O", "x"))
+    groups = len(H) // len(value)
+    heads = [(t[:, None] * H[h] * s[h]) @ (x @ value[h // groups]) @ output[h] for h in range(len(H))]
+    return torch.stack(heads).sum(0)
 
 
 @pytest.mark.parametrize("model_type", WIRINGS)
@@ -62,16 +85,20 @@ def test_every_check_holds_and_both_files_give_the_contribution(
     dense = matrices(model)
     assert dense.report.certificate.exact
     assert set(verdicts(dense.report).values()) == {True}
-    made, x = dense.tensors, dense.tensors["x"]
-    assert made["contribution"].norm() > 0
-    assert relative_error(made["W_HVO"] @ x, made["contribution"]) < 1e-5
-    assert relative_error(made["W_O"] @ (made["W_HV"] @ x), made["contribution"]) < 1e-5
+    made = dense.tensors
+    x, contribution = (made[name].reshape(-1) for name in ("x", "contribution"))
+    assert contribution.norm() > 0
+    assert relative_error(made["W_HVO"] @ x, contribution) < 1e-5
+    assert relative_error(made["W_O"] @ (made["W_HV"] @ x), contribution) < 1e-5
 
     monkeypatch.setattr(matrix_case, "DENSE_SIDE", 8)
-    factors = matrices(model)
+    factors = matrices(model, dense=False)
     assert not factors.report.dense
     assert relative_error(by_factors(factors.tensors), factors.tensors["contribution"]) < 1e-5
-    assert torch.equal(factors.tensors["contribution"].reshape(-1), made["contribution"])
+    assert "W_HVO" not in factors.tensors
+    assert torch.equal(factors.tensors["contribution"], made["contribution"])
+    with pytest.raises(InputError, match=r"--dense: the longest side of W', .*, is over"):
+        matrices(model)
     unchecked = [name for name, holds in verdicts(factors.report).items() if holds is None]
     assert unchecked == ["product", "coupling", "orientation"]
     for small, large in zip(dense.report.matrices, factors.report.matrices, strict=True):
@@ -93,7 +120,7 @@ def test_the_contribution_is_the_output_projection_without_its_constants() -> No
     width = block.attn.c_proj.weight.shape[0]
     offset = block.attn.c_attn.bias[-width:] + block.ln_1.bias @ block.attn.c_attn.weight[:, -width:]
     constant = offset @ block.attn.c_proj.weight + block.attn.c_proj.bias  # each row of H sums to 1
-    own = matrices(model).tensors["contribution"].reshape(TOKENS, -1)
+    own = matrices(model).tensors["contribution"]
     assert relative_error(own, seen[0] - constant) < 1e-5
 
 
@@ -112,7 +139,7 @@ def test_shapes_densities_and_what_is_shown() -> None:
     assert report.kv_heads < report.heads
     assert len(report.coupling) == len(report.token_texts) == 8
     assert report.coupling[0][1:] == [0.0] * 7
-    assert report.token_texts[0] == "t\\x1b0"
+    assert report.token_texts[0] == f"t\\x1b{prompt_of(loaded('llama'), 9).input_ids[0, 0]}"
 
 
 def test_the_corner_is_the_matrix() -> None:
@@ -211,7 +238,7 @@ def test_the_page_keeps_its_width_and_every_number(width: int) -> None:
     text = render_matrix(report, Page(width=width))
     assert max(map(len, text.split("\n"))) <= width
     assert text.count("holds") == len(report.checks)
-    assert text.count("'t\\x1b7'") >= 1
+    assert text.count("'t\\x1b") >= 8
     assert "\x1b" not in text
 
 

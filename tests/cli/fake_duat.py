@@ -68,9 +68,7 @@ def inspect(loaded: Any, prompts: Any, options: Any, progress: Any, matrices: An
     progress(3, 30, "block \x1b[31mthree")
     act()
     if matrices is not None:
-        import torch
-
-        matrices["0.C"] = torch.ones(2, 3).T
+        matrices.path.write_bytes(b"matrices")
     warnings = ("a \x1b[31mred\x1b[0m [bold]warning[/bold]",) * (4000 if "big" in modes() else 1)
     return sample_reports.inspect_report(
         exact="inexact" not in modes(),
@@ -80,6 +78,14 @@ def inspect(loaded: Any, prompts: Any, options: Any, progress: Any, matrices: An
         name=loaded.name,
         warnings=warnings,
     )
+
+
+class OperatorFile:
+    def __init__(self, path: Path, decode: Any, option: str) -> None:
+        self.path = path
+
+    def close(self) -> None:
+        pass
 
 
 def verify(loaded: Any, prompts: Any, progress: Any) -> Any:
@@ -111,6 +117,7 @@ FAKES = {
             encode=lambda *a, **k: [[1]],
             limits=lambda model: SimpleNamespace(max_positions=None, vocab_size=1),
         ),
+        module("duat_cli.analysis.operator_file", OperatorFile=OperatorFile),
         module("duat_cli.analysis.inspect", inspect=inspect, verify=verify, InspectOptions=SimpleNamespace),
         module(
             "duat_cli.analysis.support",

@@ -142,13 +142,10 @@ def test_options_reach_the_analysis(duat: Duat) -> None:
 
 
 def test_matrices_are_written(duat: Duat, tmp_path: Path) -> None:
-    from safetensors import safe_open
-
     file = tmp_path / "c.safetensors"
     result = duat("inspect", "m", "--matrices", str(file))
     assert result.returncode == 0, result.stderr
-    with safe_open(file, framework="numpy") as tensors:
-        assert tensors.get_slice("0.C").get_shape() == [3, 2]
+    assert file.read_bytes() == b"matrices"
     assert list(tmp_path.iterdir()) == [file]
 
 

@@ -57,15 +57,18 @@ def test_the_written_matrix_applied_to_x_is_the_contribution(
     model_type: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, file = save(model_type, tmp_path / "model"), tmp_path / "m.safetensors"
-    assert run(["matrix", model, "--layer", "1", "-o", str(file), "--json", "-q"]) == 0
+    assert run(["matrix", model, "--layer", "1", "-o", str(file), "--dense", "--json", "-q"]) == 0
     report = MatrixReport.model_validate(document(capsys))
     assert report.token_texts == PAPER_PROMPT.split()
     tensors, metadata = read(file)
-    assert relative_error(tensors["W_HVO"] @ tensors["x"], tensors["contribution"]) < 1e-5
-    assert relative_error(tensors["W_O"] @ tensors["W_HV"], tensors["W_HVO"]) < 1e-5
-    assert metadata["kind"] == "dense"
+    x, contribution, W_HVO, W_HV, W_O = (
+        tensors[f"prompt.0.block.1.{name}"] for name in ("x", "contribution", "W_HVO", "W_HV", "W_O")
+    )
+    assert relative_error(W_HVO @ x.reshape(-1), contribution.reshape(-1)) < 1e-5
+    assert relative_error(W_O @ W_HV, W_HVO) < 1e-5
     assert metadata["fingerprint"] == report.model.fingerprint
-    assert metadata["prompt_sha256"] == report.prompt.sha256
+    assert metadata["prompt.0.sha256"] == report.prompt.sha256
+    assert json.loads(metadata["prompt.0.tokens"]) == PAPER_PROMPT.split()
     assert list(tmp_path.glob("*.part")) == list(tmp_path.glob(".*")) == []
 
 
@@ -79,11 +82,12 @@ def test_a_larger_case_is_written_as_factors(
     assert "too large to build" in page
     assert "(--max-tokens)" in page
     tensors, metadata = read(file)
-    left, value, output, x = (tensors[name] for name in ("left", "value", "output", "x"))
-    value = value.repeat_interleave(len(left) // len(value), 0)
-    assert relative_error((left @ x @ value @ output).sum(0), tensors["contribution"]) < 1e-5
-    assert metadata["kind"] == "kronecker"
-    assert (metadata["N"], metadata["layer"]) == ("50", "0")
+    H, s, t, x, contribution = (tensors[f"prompt.0.block.0.{name}"] for name in ("H", "s", "t", "x", "contribution"))
+    value = tensors["block.0.V"].repeat_interleave(len(H) // len(tensors["block.0.V"]), 0)
+    own = t[:, None] * H * s[:, None] @ x @ value @ tensors["block.0.O"]
+    assert relative_error(own.sum(0), contribution) < 1e-5
+    assert metadata["format"] == "duat operators 1"
+    assert H.shape[1:] == (50, 50)
 
 
 def test_the_table(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,6 +137,7 @@ def test_a_block_without_factors_is_exit_2(tmp_path: Path, capsys: pytest.Captur
         (("-o", "m.json"), ".safetensors"),
         (("-o", "missing/m.safetensors"), "there is no folder"),
         (("-o", "folder.safetensors"), "is a folder"),
+        (("--dense",), "--dense: writes W' to a file; give -o FILE as well"),
     ],
 )
 def test_bad_options_are_one_line(

@@ -36,6 +36,22 @@ def test_format_follows_the_file_name(duat: Duat, tmp_path: Path) -> None:
     assert "eff." in result.stdout
 
 
+@pytest.mark.parametrize("command", ["inspect", "verify", "support"])
+@pytest.mark.parametrize("name", ["x.safetensors", "x.npz", "x.bin", "X.PT", "x.json.gz"])
+def test_a_report_gets_no_name_of_tensors(duat: Duat, tmp_path: Path, command: str, name: str) -> None:
+    result = duat(command, "m", "-o", str(tmp_path / name), "--json", fake="crash")
+    assert result.returncode == 2
+    assert "a report is text" in result.stderr
+    assert "'duat inspect --matrices FILE'" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["report", "report.v2", "r.log", "r.csv", ".hidden"])
+def test_other_names_are_the_users_own(duat: Duat, tmp_path: Path, name: str) -> None:
+    assert duat("inspect", "m", "-o", str(tmp_path / name)).returncode == 0
+    assert "eff." in (tmp_path / name).read_text()
+
+
 def test_failure_leaves_the_old_file(duat: Duat, tmp_path: Path) -> None:
     file = tmp_path / "r.json"
     file.write_text("old")

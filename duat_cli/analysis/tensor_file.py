@@ -1,0 +1,60 @@
+"""A .safetensors file written piece by piece, so that no tensor needs to be in memory whole."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_NAMES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64"}
+_LARGEST = {"dtype": "F64", "shape": [1 << 40] * 3, "data_offsets": [1 << 60] * 2}  # an entry of more digits than any
+
+
+class TensorFile:
+    """A file that tensors are added to.
+
+    Format: 8 bytes header length, a JSON header, then the data without gaps. The header names every tensor with its
+    place, so it is written last, into room that was left for it; spaces fill the rest, as the format allows.
+    """
+
+    def __init__(self, path: Path, names: Iterable[str], metadata_bytes: int) -> None:
+        """names: of every tensor that may be added; metadata_bytes: the most that the metadata takes as JSON."""
+        room = len(json.dumps(dict.fromkeys(names, _LARGEST))) + metadata_bytes + 64
+        self._data = 8 + -(-room // 8) * 8  # where the data begins, aligned
+        self._end = self._data
+        self._entries: dict[str, Any] = {}
+        self._file = path.open("r+b" if path.exists() else "w+b")
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        self.add_pieces(name, tensor.shape, tensor.dtype, [(0, tensor)])
+
+    def add_pieces(
+        self, name: str, shape: Sequence[int], dtype: torch.dtype, pieces: Iterable[tuple[int, Tensor]]
+    ) -> None:
+        """A tensor as (place, run) pairs: a run of its elements, row-major, from that place on."""
+        start = self._end
+        self._end += math.prod(shape) * dtype.itemsize
+        for place, run in pieces:
+            values = run.detach().to("cpu", dtype).contiguous().numpy()
+            self._file.seek(start + place * dtype.itemsize)
+            self._file.write(values.astype(values.dtype.newbyteorder("<"), copy=False).data)
+        offsets = [start - self._data, self._end - self._data]
+        self._entries[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": offsets}
+
+    def finish(self, metadata: dict[str, str]) -> None:
+        """Write the header; without it the file is none."""
+        header = json.dumps({"__metadata__": metadata, **self._entries}).encode()
+        room = self._data - 8
+        assert len(header) <= room, "more tensors or metadata than announced"
+        self._file.seek(0)
+        self._file.write(room.to_bytes(8, "little") + header.ljust(room))
+        self._file.truncate(self._end)
+        self.close()
+
+    def close(self) -> None:
+        self._file.close()

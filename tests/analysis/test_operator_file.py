@@ -1,0 +1,206 @@
+"""The file of `duat inspect --matrices` and `duat matrix -o`: W' rebuilt from it is the dense W' of the model."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import WIRINGS, coupling_of, dense_blocks, far, kron_sum, single_model
+from safetensors import safe_open
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures"))
+import bad_checkpoints
+
+from duat_cli.analysis import operator_file
+from duat_cli.analysis.operator_file import OperatorFile
+from duat_cli.analysis.tensor_file import TensorFile
+from duat_cli.cli import libraries
+from duat_cli.cli.main import run
+from duat_cli.loading.load import load_tokenizer
+from duat_cli.models import tiny
+
+TYPES = ("llama", "gpt2", "bert", "olmo2", "gemma2", "mixtral")  # norms in front, behind, both; biases; grouped heads
+TEXT = "ab"
+
+
+@pytest.fixture(autouse=True)
+def _loud(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave logs and warnings of this process as they are, for the tests that come after."""
+    monkeypatch.setattr(libraries, "calm", lambda talk: None)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A checkpoint of a type, whose vocabulary is that of the byte tokenizer."""
+    made: dict[str, Path] = {}
+
+    def of(model_type: str) -> Path:
+        if model_type not in made:
+            made[model_type] = tmp_path_factory.mktemp(model_type)
+            model = single_model(model_type)
+            model.resize_token_embeddings(264)
+            tiny.randomise(model, 5)
+            model.save_pretrained(made[model_type])
+            bad_checkpoints.tokenizer(made[model_type])
+        return made[model_type]
+
+    return of
+
+
+def read(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    with safe_open(file, framework="pt") as tensors:
+        return {name: tensors.get_tensor(name) for name in tensors.keys()}, tensors.metadata()  # noqa: SIM118
+
+
+def rebuilt(tensors: dict[str, Tensor], prompt: int, block: int) -> Tensor:
+    """W' as the file's own rule says, with torch.kron."""
+    here = f"prompt.{prompt}.block.{block}."
+    H, s, t = (tensors[here + name] for name in "Hst")
+    value, output = (tensors[f"block.{block}.{name}"] for name in "VO")
+    maps = value.repeat_interleave(len(H) // len(value), 0) @ output
+    return kron_sum(t[:, None] * H * s[:, None], maps)
+
+
+def dense(folder: Path, model_type: str, ids: Tensor) -> list[Any]:
+    """W' of every block by automatic differentiation of the model's own attention, in float64."""
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+    auto = AutoModelForMaskedLM if model_type == "bert" else AutoModelForCausalLM
+    model = auto.from_pretrained(folder, attn_implementation="eager", dtype=torch.float64).eval()
+    if model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")
+    return dense_blocks(model, ids[None], WIRINGS[model_type])
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_inspect_writes_what_w_is_rebuilt_from(model_type: str, folder: Any, tmp_path: Path) -> None:
+    file, model = tmp_path / "m.safetensors", folder(model_type)
+    command = ["inspect", str(model), "--matrices", str(file), "--dtype", "float64", "--no-cache", "-q"]
+    assert run([*command, "--prompt", TEXT, "--prompt", "xyz"]) == 0
+    tensors, metadata = read(file)
+    for prompt in range(2):
+        ids = tensors[f"prompt.{prompt}.input_ids"]
+        for block, expected in enumerate(dense(model, model_type, ids)):
+            W = rebuilt(tensors, prompt, block)
+            assert W.dtype == torch.float64
+            assert far(W, expected.W) < 1e-6
+            assert far(tensors[f"prompt.{prompt}.block.{block}.C"], coupling_of(expected.W, len(ids))) < 1e-6
+            assert far(tensors[f"prompt.{prompt}.block.{block}.x"], expected.x) < 1e-6
+    assert json.loads(metadata["missing"]) == {}
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_matrix_writes_the_same_and_what_attention_adds(model_type: str, folder: Any, tmp_path: Path) -> None:
+    file, model = tmp_path / "m.safetensors", folder(model_type)
+    command = ["matrix", str(model), "--layer", "1", "--dtype", "float64", "-q", "--prompt", TEXT, "-o", str(file)]
+    assert run([*command, "--dense"]) == 0
+    tensors, metadata = read(file)
+    expected = dense(model, model_type, tensors["prompt.0.input_ids"])[1]
+    assert far(rebuilt(tensors, 0, 1), expected.W) < 1e-6
+    here = "prompt.0.block.1."
+    assert far(tensors[here + "W_HVO"], expected.W) < 1e-6
+    assert far(tensors[here + "W_O"] @ tensors[here + "W_HV"], expected.W) < 1e-6
+    assert far(tensors[here + "contribution"].reshape(-1), expected.W @ expected.x.reshape(-1)) < 1e-6
+    assert far(tensors[here + "C"], coupling_of(expected.W, len(expected.x))) < 1e-6
+    tokenizer = load_tokenizer(model)
+    ids = tensors["prompt.0.input_ids"].tolist()
+    assert json.loads(metadata["prompt.0.tokens"]) == [tokenizer.decode([i]) for i in ids]
+
+    both = tmp_path / "inspect.safetensors"
+    run(["inspect", str(model), "--matrices", str(both), "--dtype", "float64", "--no-cache", "-q", "--prompt", TEXT])
+    others, other_metadata = read(both)
+    more = {here + name for name in ("contribution", "W_HVO", "W_HV", "W_O")}
+    here_too = {name for name in others if not re.search(r"block\.[02]\.", name)}
+    assert set(tensors) - more == here_too
+    for name in here_too:
+        assert far(tensors[name], others[name]) < 1e-9, name
+    assert set(metadata) == set(other_metadata)
+
+
+def test_every_name_is_in_the_schema(folder: Any, tmp_path: Path) -> None:
+    file = tmp_path / "m.safetensors"
+    assert run(["matrix", str(folder("llama")), "-q", "--prompt", TEXT, "-o", str(file), "--dense"]) == 0
+    schema = re.sub(r"\s+", " ", operator_file.__doc__ or "")
+    for name in read(file)[0]:
+        assert (
+            re.sub(r"\.0(?=\.|$)", "", re.sub(r"W_.*", "W_HVO", name))
+            .replace("prompt", "prompt.p")
+            .replace("block", "block.b")
+            in schema
+        ), name
+
+
+def test_long_attention_is_written_in_the_rows_that_the_run_holds(
+    folder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from duat_cli.models import attention
+
+    files = [tmp_path / "whole.safetensors", tmp_path / "rows.safetensors"]
+    command = ["inspect", str(folder("llama")), "--no-cache", "-q", "--prompt", "a longer text" * 3, "--matrices"]
+    assert run([*command, str(files[0])]) == 0
+    monkeypatch.setattr(attention._active, "row_budget", 4096)
+    assert run([*command, str(files[1])]) == 0
+    whole, rows = (read(file)[0] for file in files)
+    assert set(whole) == set(rows)
+    for name, tensor in whole.items():
+        assert far(rows[name], tensor) < 1e-5, name
+
+
+def test_a_block_without_factors_says_why(folder: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "m.safetensors"
+    assert run(["inspect", str(folder("jamba")), "-q", "--prompt", TEXT, "--matrices", str(file)]) == 0
+    tensors, metadata = read(file)
+    assert json.loads(metadata["missing"])["0"] == "it has no softmax attention"
+    assert not any(name.startswith(("block.0.", "prompt.0.block.0.")) for name in tensors)
+    assert "prompt.0.block.1.H" in tensors
+
+
+def test_a_disk_without_room_is_said_before_the_run(
+    folder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(operator_file.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000}))
+    capsys.readouterr()
+    file = tmp_path / "m.safetensors"
+    assert run(["inspect", str(folder("llama")), "-q", "--matrices", str(file)]) == 2
+    err = capsys.readouterr().err
+    assert re.search(r"--matrices '.*': the file would take [\d.]+ GiB, .* has 0.0 GiB left; .*--max-tokens", err)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_run_leaves_no_file(folder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any, **kwargs: Any) -> None:
+        raise ValueError("half way")
+
+    monkeypatch.setattr(OperatorFile, "block", broken)
+    assert run(["inspect", str(folder("llama")), "-q", "--matrices", str(tmp_path / "m.safetensors")]) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["m.npz", "m", "-"])
+def test_the_name_says_what_the_file_is(name: str, folder: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert run(["inspect", str(folder("llama")), "-q", "--matrices", name]) == 2
+    assert "ends in .safetensors" in capsys.readouterr().err
+
+
+def test_tensors_come_back_bit_by_bit(tmp_path: Path) -> None:
+    """Ids first, then floats of any shape, an empty one among them, out of order within one tensor."""
+    path = tmp_path / "t.safetensors"
+    file = TensorFile(path, ["ids", "a.b", "empty", "rows"], 100)
+    ids, a, rows = torch.arange(5), torch.randn(3, 4).T, torch.randn(2, 6, 3, dtype=torch.float64)
+    file.add("ids", ids)
+    file.add("a.b", a)
+    file.add("empty", torch.zeros(0, 3))
+    pieces = [((head * 6 + row) * 3, rows[head, row : row + 2]) for row in (4, 0, 2) for head in (1, 0)]
+    file.add_pieces("rows", (2, 6, 3), torch.float64, pieces)
+    file.finish({"text": "ä\u2028"})
+    tensors, metadata = read(path)
+    assert metadata == {"text": "ä\u2028"}
+    for name, tensor in {"ids": ids, "a.b": a, "empty": torch.zeros(0, 3), "rows": rows}.items():
+        assert torch.equal(tensors[name], tensor)
