@@ -208,7 +208,10 @@ def _is_activation(module: nn.Module) -> bool:
 def _pre_activation(
     run: BlockRun, inputs: list[Carried], place: int | None
 ) -> tuple[Carried | None, Tensor | None, str | None]:
-    """(the three pieces, the whole) of what the FFN's nonlinearity reads: the dynamic one is b'_{j,2}; or why none."""
+    """(the three pieces, the whole) of what the FFN's nonlinearity reads, or why none.
+
+    The dynamic piece is what UAT terms add to b'_{j,2} of Eq. 12/34; its rest, W' b'_{j-1,3} + b, is static.
+    """
     if place is None:
         return None, None, "no nonlinear FFN was found in the block (an FFN of zeros is none)"
     unit, pieces = run.units[place], inputs[place]
