@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,8 +21,11 @@ class Extremes:
 
     found: list[tuple[Place, Tensor, Tensor]] = field(default_factory=list)
 
-    def see(self, place: Place, output: Tensor) -> None:
-        if output.numel():  # an expert without tokens puts out nothing
+    def see(self, place: Place, output: Any) -> None:
+        """output: what the module returned; of a tuple, nested or not, the first."""
+        while isinstance(output, tuple | list) and output:
+            output = output[0]
+        if isinstance(output, Tensor) and output.numel():  # an expert without tokens puts out nothing
             self.found.append((place, *torch.aminmax(output)))
 
     def largest(self) -> tuple[float, Place]:

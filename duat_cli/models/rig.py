@@ -332,7 +332,7 @@ class Rig:
             if self._recording is not None:
                 rest = None if isinstance(output, Tensor) else tuple(output[1:])
                 self._recording.attention_rests[module] = rest
-                self._recording.extremes.see("attention", output if rest is None else output[0])
+                self._recording.extremes.see("attention", output)
             return output
 
         return forward

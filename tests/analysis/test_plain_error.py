@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ def quiet(done: int, total: int, doing: str) -> None:
 
 def as_loaded(model: Any) -> LoadedModel:
     return LoadedModel(
-        model=model, name="planted", revision=None, files=None,  # type: ignore[arg-type]
+        model=model, name="planted", revision=None, files=SimpleNamespace(tensors={}),  # type: ignore[arg-type]
         dtype="float32", device="cpu", warnings=(), nonfinite_weights={},
     )  # fmt: skip
 
