@@ -114,6 +114,7 @@ def inspect(
     form: options.FormatOption = None,
     json: options.Json = False,
     output: options.Output = None,
+    wide: options.Wide = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
     no_color: options.NoColor = False,
@@ -132,7 +133,7 @@ def inspect(
     talk = talk_of(quiet, verbose, no_color)
     chosen = options.parse_layers(layers)
     _check_threshold(threshold)
-    presentation = Presentation.of(output, form, json, no_color)
+    presentation = Presentation.of(output, form, json, no_color, wide=wide)
     matrix_file = _matrix_file(matrices, presentation)
 
     with Progress(talk) as progress:

@@ -121,6 +121,7 @@ def lora_diff(
     form: options.FormatOption = None,
     json: options.Json = False,
     output: options.Output = None,
+    wide: options.Wide = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
     no_color: options.NoColor = False,
@@ -136,7 +137,7 @@ def lora_diff(
 
     clock = Clock()
     talk = talk_of(quiet, verbose, no_color)
-    presentation = Presentation.of(output, form, json, no_color)
+    presentation = Presentation.of(output, form, json, no_color, wide=wide)
     if base is not None and tuned is None:
         raise InputError("TUNED missing: give an adapter or a tuned checkpoint behind BASE")
     texts = None

@@ -153,6 +153,15 @@ Output = Annotated[
         help="Write the result to a file, whole or not at all; - is standard output.",
     ),
 ]
+Wide = Annotated[
+    bool,
+    typer.Option(
+        "--wide",
+        metavar="",
+        rich_help_panel=PANEL_OUTPUT,
+        help="Tables with all their columns, however narrow the terminal.",
+    ),
+]
 Quiet = Annotated[
     bool,
     typer.Option("--quiet", "-q", metavar="", rich_help_panel=PANEL_OUTPUT, help="Only the result and errors."),

@@ -30,15 +30,18 @@ class Presentation:
     target: Target
     form: Format
     color: bool
+    wide: bool = False
 
     @classmethod
-    def of(cls, output: str | None, form: Format | None, json: bool, no_color: bool) -> Presentation:
+    def of(
+        cls, output: str | None, form: Format | None, json: bool, no_color: bool, *, wide: bool = False
+    ) -> Presentation:
         if json and form == "table":
             raise InputError("--json and --format table contradict each other; give one of them")
         target = Target.of_text("--output", output)
         implied: Format = "json" if json or (target.path and target.path.suffix == ".json") else "table"
         terminal = target.path is None and sys.stdout.isatty()
-        return cls(target, form or implied, _is_colorful(terminal, no_color))
+        return cls(target, form or implied, _is_colorful(terminal, no_color), wide)
 
     def emit(self, report: Report, render: Callable[[Report, Page], str], talk: Talk) -> None:
         """Write the report."""
@@ -56,7 +59,8 @@ class Presentation:
         from duat_cli.report.page import Page
 
         width = max(NARROWEST, shutil.get_terminal_size((80, 24)).columns)
-        return Page(width=width, color=self.color, boxes=self.target.path is not None or streams.boxes())
+        boxes = self.target.path is not None or streams.boxes()
+        return Page(width=width, color=self.color, boxes=boxes, wide=self.wide)
 
 
 def talk_of(quiet: bool, verbose: bool, no_color: bool) -> Talk:

@@ -160,6 +160,7 @@ def prune_bound(
     form: options.FormatOption = None,
     json: options.Json = False,
     output: options.Output = None,
+    wide: options.Wide = False,
     export: Export = None,
     apply: Apply = None,
     quiet: options.Quiet = False,
@@ -181,7 +182,7 @@ def prune_bound(
     talk = talk_of(quiet, verbose, no_color)
     kinds = _kinds(granularity)
     _check(budget, confidence, exceed)
-    presentation = Presentation.of(output, form, json, no_color)
+    presentation = Presentation.of(output, form, json, no_color, wide=wide)
     chosen = _Chosen.of(export, apply, kinds, ablate, presentation)
 
     with Progress(talk) as progress:

@@ -20,6 +20,7 @@ def verify(
     form: options.FormatOption = None,
     json: options.Json = False,
     output: options.Output = None,
+    wide: options.Wide = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
     no_color: options.NoColor = False,
@@ -35,7 +36,7 @@ def verify(
     wanted = ModelOptions(model, revision, token, cache_dir, trust_remote_code, dtype, device)
     texts = PromptOptions(prompt, prompts, max_tokens)
     talk = talk_of(quiet, verbose, no_color)
-    presentation = Presentation.of(output, form, json, no_color)
+    presentation = Presentation.of(output, form, json, no_color, wide=wide)
 
     with Progress(talk) as progress:
         loaded, inputs = open_session(wanted, texts, talk, progress)

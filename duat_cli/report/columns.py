@@ -29,6 +29,12 @@ def for_blocks(rows: Sequence[Result], labels: Labels, report: InspectReport, pa
     return [_columns(wanted, report)]
 
 
+def every(report: InspectReport) -> list[Column]:
+    """All columns that a wide enough page has."""
+    spectrum = _SPECTRUM if _has_spectrum(report) else {}
+    return _columns({**_ESSENTIAL, **spectrum, **_OPTIONAL}, report)
+
+
 def for_pre_activation() -> list[Column]:
     """The three parts at the FFN's first linear layer."""
     return [

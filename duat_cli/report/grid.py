@@ -1,4 +1,4 @@
-"""Tables of numbers that lose nothing at any width: what does not fit beside goes below, with its labels."""
+"""Tables of numbers that lose nothing unsaid: what does not fit beside goes below, with its labels, or is named."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rich.cells import cell_len
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from duat_cli.report.numbers import Form
-from duat_cli.report.page import Page
+from duat_cli.report.page import Page, line
 from duat_cli.results.base import Result, WithReasons
 from duat_cli.text import clean
 
@@ -66,7 +67,9 @@ def reason_at(row: Result, path: str) -> str | None:
 
 
 def grids(rows: Sequence[Result], labels: Labels, columns: Sequence[Column], page: Page) -> list[Table]:
-    """The rows as one table, or as several where one would be wider than the page."""
+    """The rows as one table, or as several where one would be wider than the page and the page is not to be wide."""
+    if page.wide:
+        return [_grid(rows, labels, columns, page)]
     room = page.width - min(label_width(rows, labels), page.width // 2)
     packs: list[list[Column]] = [[]]
     left = room
@@ -82,8 +85,21 @@ def grids(rows: Sequence[Result], labels: Labels, columns: Sequence[Column], pag
 
 def fits(rows: Sequence[Result], labels: Labels, columns: Sequence[Column], page: Page) -> bool:
     """Whether one table holds all columns."""
-    width = label_width(rows, labels) + sum(column_width(rows, column) + GAP for column in columns)
-    return width <= page.width
+    return page.wide or _width(rows, labels, columns) <= page.width
+
+
+def unshown(rows: Sequence[Result], columns: Sequence[Column], shown: Sequence[Column]) -> list[RenderableType]:
+    """A line below a table that names the columns with values for which the page had no room; nothing without any."""
+    paths = {column.path for column in shown}
+    left = [column for column in columns if column.path not in paths]
+    names = [column.name for column in left if any(value_at(row, column.path) is not None for row in rows)]
+    if not names:
+        return []
+    return [line(f"no room for: {', '.join(names)}; --wide shows all columns, --json every value.", "dim")]
+
+
+def _width(rows: Sequence[Result], labels: Labels, columns: Sequence[Column]) -> int:
+    return label_width(rows, labels) + sum(column_width(rows, column) + GAP for column in columns)
 
 
 def column_width(rows: Sequence[Result], column: Column) -> int:
@@ -112,6 +128,8 @@ def missing(
 
 def _grid(rows: Sequence[Result], labels: Labels, columns: Sequence[Column], page: Page) -> Table:
     table = Table(box=page.rule, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    if page.wide:
+        table.width = _width(rows, labels, columns)  # rich would else fold it to the page
     side: Literal["left", "right"] = "right" if labels.right else "left"
     table.add_column("\n".join(labels.title), justify=side, vertical="bottom", overflow="fold")
     for column in columns:

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from duat_cli.report import facts, numbers
-from duat_cli.report.grid import Column, Labels, fits, grids, missing, value_at
+from duat_cli.report.grid import Column, Labels, fits, grids, missing, unshown, value_at
 from duat_cli.report.page import Page, item, line
 from duat_cli.results.base import Result
 from duat_cli.results.lora import (
@@ -125,7 +125,8 @@ def _modules(report: LoraReport, page: Page) -> list[RenderableType]:
                 wanted += group
         shown += [column.path for column in wanted]
         heading = [_BLANK, line(title, "bold")] if report.other_modules else []
-        parts += [*heading, *_tables(rows, _MODULE, wanted, page), *_absent(rows, wanted)]
+        rest = unshown(rows, [column for group in _MORE_COLUMNS.values() for column in group], wanted)
+        parts += [*heading, *_tables(rows, _MODULE, wanted, page), *rest, *_absent(rows, wanted)]
     if parts:
         parts += [_BLANK, *(line(text, "dim") for text in _legend(shown))]
     return parts

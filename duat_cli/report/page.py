@@ -19,6 +19,8 @@ class Page:
     width: int = 80
     color: bool = False
     boxes: bool = True
+    wide: bool = False
+    """Whether tables of numbers show all their columns side by side, however far beyond `width`."""
 
     @property
     def rule(self) -> box.Box:
@@ -41,7 +43,7 @@ class Page:
         )
         with console.capture() as capture:
             for part in parts:
-                console.print(part)
+                console.print(part, crop=not self.wide)
         return "\n".join(line.rstrip() for line in capture.get().split("\n"))
 
 

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from duat_cli.report import facts, numbers
-from duat_cli.report.grid import Column, Labels, fits, grids, missing
+from duat_cli.report.grid import Column, Labels, fits, grids, missing, unshown
 from duat_cli.report.page import Page, item, line
 from duat_cli.results.prune import Plan, Prediction, PruneBlock, PruneReport
 
@@ -65,6 +65,7 @@ def _parts(report: PruneReport, page: Page) -> list[RenderableType]:
     shown = _filled(rows, columns)
     if not shown:
         return []
+    wanted = [*shown, *optional]
     for column in _filled(rows, optional):
         if fits(rows, _BLOCK, [*shown, column], page):
             shown.append(column)
@@ -72,6 +73,7 @@ def _parts(report: PruneReport, page: Page) -> list[RenderableType]:
         _BLANK,
         line(f"Damage of removing one whole part, {report.protocol.unit}: predicted, and really ablated", "bold"),
         *(part for table in grids(rows, _BLOCK, shown, page) for part in (_BLANK, table)),
+        *unshown(rows, wanted, shown),
         _BLANK,
         *_far_off(report),
         *_certified(report, shown),

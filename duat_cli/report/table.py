@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from duat_cli.report import columns, facts, numbers
-from duat_cli.report.grid import Column, Labels, grids, missing
+from duat_cli.report.grid import Column, Labels, grids, missing, unshown
 from duat_cli.report.nulls import null_tables
 from duat_cli.report.page import Page, line
 from duat_cli.results.base import Result
@@ -40,11 +40,13 @@ def render_inspect(report: InspectReport, page: Page) -> str:
 
 def _block_tables(report: InspectReport, page: Page) -> list[RenderableType]:
     groups = columns.for_blocks(report.blocks, columns.BLOCK, report, page)
+    shown = [column for group in groups for column in group]
     return [
         *(part for group in groups for part in _tables(report.blocks, columns.BLOCK, group, page)),
+        *unshown(report.blocks, columns.every(report), shown),
         _BLANK,
         *_legend(report),
-        *_absent_in_blocks(report.blocks, [column for group in groups for column in group]),
+        *_absent_in_blocks(report.blocks, shown),
     ]
 
 
@@ -110,6 +112,7 @@ def _prompts_of(block: Block, report: InspectReport, page: Page) -> list[Rendera
         _BLANK,
         line(f"Block {block.index} by prompt", "bold"),
         *(part for group in groups for part in _tables(rows, columns.PROMPT, group, page)),
+        *unshown(rows, columns.every(report), shown),
         *facts.absences(missing(rows, shown, [row.prompt for row in rows]), "prompt"),
     ]
 

@@ -131,7 +131,7 @@ def test_inspect_has_every_option(duat: Duat) -> None:
     page = duat("inspect", "-h").stdout
     options = (
         "prompt prompts max-tokens layers device dtype revision token cache-dir trust-remote-code format "
-        "json output quiet verbose no-color threshold conv-width spectrum terms per-prompt matrices no-cache"
+        "json output wide quiet verbose no-color threshold conv-width spectrum terms per-prompt matrices no-cache"
     )
     for option in options.split():
         assert f"--{option} " in page
