@@ -20,7 +20,7 @@ from duat_cli.loading.load import LoadedModel
 from duat_cli.loading.memory import peak_memory
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import tolerance_for
-from duat_cli.models.cache import TensorCache, model_key
+from duat_cli.models.cache import TensorCache, gram_key
 from duat_cli.models.factors import AttentionOperator, checked
 from duat_cli.models.plain import deviation, instrumented_outputs, plain_outputs
 from duat_cli.models.rig import BlockRun
@@ -58,7 +58,7 @@ class Session:
         except UnsupportedModelError as fault:
             raise self._blamed(fault) from fault
         self.plain_error = self.structure.plain_error  # the largest so far
-        self._cache = TensorCache(model_key(self.fingerprint, loaded.model), enabled=cache)
+        self._cache = TensorCache(gram_key(self.fingerprint, loaded.model), enabled=cache)
         self._geometries: dict[int, Geometry] = {}
         self.heads = self.kv_heads = 0
 

@@ -20,9 +20,9 @@ from duat_cli.errors import DuatError, UnsupportedModelError
 from duat_cli.loading.memory import available_memory
 from duat_cli.loading.quiet import foreign_errors, hushed
 from duat_cli.models.arrays import tolerance_for
-from duat_cli.models.cache import TensorCache
+from duat_cli.models.cache import TensorCache, identity
 from duat_cli.models.documents import DocumentCache
-from duat_cli.models.reinitialised import bytes_of, identity, random_ids, reinitialised
+from duat_cli.models.reinitialised import bytes_of, random_ids, reinitialised
 from duat_cli.models.rig import BlockRun
 from duat_cli.models.structure import ModelStructure, discover, run_stack
 from duat_cli.results.inspect import NullStats
@@ -68,9 +68,10 @@ def untrained(
 ) -> Untrained:
     """model: the trained one; blocks: how many it has; counts: of tokens in the report; threshold: of the density."""
     chosen = _chosen(counts)
-    known = identity(model)
-    store = DocumentCache("null", enabled=cache and known is not None)
-    keys = {count: _key(known, count, threshold) for count in chosen}
+    named = type(model).__module__.startswith("transformers.")  # no version names code that comes with a checkpoint
+    store = DocumentCache("null", enabled=cache and named)
+    same = {**identity(model), "format": FORMAT, "threshold": threshold}
+    keys = {count: {**same, "tokens": count} for count in chosen}
     found = {count: read for count in chosen if (read := _read(store.get(keys[count]), blocks)) is not None}
     missing = [count for count in chosen if count not in found]
     try:
@@ -94,11 +95,6 @@ def _chosen(counts: Sequence[int]) -> list[int]:
         return distinct
     last = len(distinct) - 1
     return [distinct[round(k * last / (MOST_COUNTS - 1))] for k in range(MOST_COUNTS)]
-
-
-def _key(known: dict[str, object] | None, count: int, threshold: float) -> dict[str, object]:
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__, "format": FORMAT}
-    return {**(known or {}), **versions, "tokens": count, "threshold": threshold}
 
 
 def _read(document: object, blocks: int) -> list[BlockNull] | None:

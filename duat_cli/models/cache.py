@@ -7,7 +7,9 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -19,19 +21,32 @@ from transformers import PreTrainedModel
 FORMAT = "2"  # raise it when what is stored, or how it is computed, changes
 
 
-_NO_PART_OF_THE_MODEL = {"_name_or_path", "name_or_path", "_commit_hash", "transformers_version"}
-
-
-def model_key(fingerprint: str, model: PreTrainedModel) -> str:
-    """A hash of all that a Gram matrix follows from: weights, class, resolved config, dtype, and the libraries.
+def identity(model: PreTrainedModel) -> dict[str, Any]:
+    """All that a model's arithmetic follows from, its weights aside.
 
     The same weights under another config are another model: gemma's norms scale by 1 + gain, llama's by the gain.
     """
-    config = {k: v for k, v in model.config.to_dict().items() if k not in _NO_PART_OF_THE_MODEL}
     cls = type(model)
-    parts = [fingerprint, cls.__module__, cls.__qualname__, config, str(model.dtype), transformers.__version__,
-             torch.__version__]  # fmt: skip
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:40]
+    return {
+        "class": f"{cls.__module__}.{cls.__qualname__}",
+        "config": _without_paths(json.loads(model.config.to_json_string(use_diff=False))),
+        "experts": getattr(model.config, "_experts_implementation", None),
+        "dtype": str(model.dtype),
+        "device": model.device.type,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def _without_paths(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_paths(v) for k, v in value.items() if k not in ("_name_or_path", "name_or_path")}
+    return [_without_paths(v) for v in value] if isinstance(value, list) else value
+
+
+def gram_key(fingerprint: str, model: PreTrainedModel) -> str:
+    """A hash of all that a Gram matrix follows from."""
+    return hashlib.sha256(json.dumps([fingerprint, identity(model)], sort_keys=True).encode()).hexdigest()[:40]
 
 
 def cache_folder() -> Path:
@@ -39,6 +54,19 @@ def cache_folder() -> Path:
     if folder := os.environ.get("DUAT_CACHE"):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "duat"
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file to write that takes the place of `path` once it is whole; what goes wrong leaves nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    os.close(handle)
+    try:
+        yield Path(name)
+        os.replace(name, path)
+    finally:
+        Path(name).unlink(missing_ok=True)
 
 
 class TensorCache:
@@ -63,13 +91,6 @@ class TensorCache:
         """Write the file whole or not at all."""
         if not (self._enabled and self._changed):
             return
-        with contextlib.suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self._path.parent, suffix=".part")
-            os.close(handle)
-            try:
-                save_file(self._tensors, name)
-                os.replace(name, self._path)
-                self._changed = False
-            except (OSError, SafetensorError):
-                Path(name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError, SafetensorError), replacing(self._path) as part:
+            save_file(self._tensors, part)
+            self._changed = False

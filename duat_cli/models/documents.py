@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from duat_cli.models.cache import cache_folder
+from duat_cli.models.cache import cache_folder, replacing
 
 
 class DocumentCache:
@@ -34,16 +32,9 @@ class DocumentCache:
         """Write the file whole or not at all."""
         if not self._enabled:
             return
-        path = self._path(key)
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    json.dump({"key": _plain(key), "document": document}, file, allow_nan=False)
-                os.replace(name, path)
-            except (OSError, ValueError):
-                Path(name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError, ValueError), replacing(self._path(key)) as part:
+            text = json.dumps({"key": _plain(key), "document": document}, allow_nan=False)
+            part.write_text(text, encoding="utf-8")
 
     def _path(self, key: Mapping[str, Any]) -> Path:
         text = json.dumps(_plain(key), sort_keys=True)

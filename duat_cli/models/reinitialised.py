@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -66,23 +65,3 @@ def _special_ids(config: Any) -> set[int]:
         if name.endswith(("_token_id", "_token_index", "_token_ids")):
             found |= {i for i in (value if isinstance(value, list) else [value]) if isinstance(i, int)}
     return found
-
-
-def identity(model: Any) -> dict[str, Any] | None:
-    """All that the fresh model follows from; None for code that comes with a checkpoint, which no version names."""
-    cls = type(model)
-    if not cls.__module__.startswith("transformers."):
-        return None
-    return {
-        "class": f"{cls.__module__}.{cls.__qualname__}",
-        "config": _without_paths(json.loads(model.config.to_json_string(use_diff=False))),
-        "experts": getattr(model.config, "_experts_implementation", None),
-        "dtype": str(model.dtype),
-        "device": model.device.type,
-    }
-
-
-def _without_paths(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _without_paths(v) for k, v in value.items() if k not in ("_name_or_path", "name_or_path")}
-    return [_without_paths(v) for v in value] if isinstance(value, list) else value
