@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 PROBES = 8
 _CHUNK = 1 << 16  # signs
+_ONE_THREAD = 1 << 15  # values; of more, BLAS makes threads, which on a busy machine wait for each other
 _SEED = "duat sketch 2"
 _FIRST_POOL = 1 << 18
 _FIRST_ROW = 1 << 20
@@ -38,7 +39,12 @@ class Sketch:
         rows, columns = x.shape
         diagonals = _signs("diagonals", row + column, rows + columns - 1)
         w = np.ndarray(x.shape, diagonals.dtype, diagonals, strides=diagonals.strides * 2)
-        return (x * w) @ _column_signs(column, columns)
+        v, height = _column_signs(column, columns), max(1, _ONE_THREAD // columns)
+        products = np.empty((rows, PROBES), x.dtype)
+        for start in range(0, rows, height):
+            some = slice(start, start + height)
+            np.matmul(x[some] * w[some], v, out=products[some])
+        return products
 
     def add(self, products: Floats, row: int) -> None:
         u = _signs("rows", row * PROBES, products.size).reshape(-1, PROBES)

@@ -19,6 +19,7 @@ from duat_cli.loading.checkpoint import CheckpointFiles
 from duat_cli.loading.headers import TensorEntry
 from duat_cli.loading.stream import Piece, Streamed, stream
 
+_RUN = 1 << 13  # values
 _SMALLEST = 1e-20  # of a piece's energy: below, float32 squares are no longer normal numbers
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16", "C64"})
 
@@ -123,7 +124,7 @@ def _facts(streamed: Streamed, first: FirstSketch | None) -> TensorFacts:
     for seen, piece in enumerate(streamed.pieces):
         x, start = piece.values, column
         column = (column + x.shape[1]) % columns
-        part = float(np.dot(x.reshape(-1), x.reshape(-1)))
+        part = _energy(x)
         if part == 0 and not x.any():
             if piece.whole_rows and columns > 1:
                 zero_rows.append(np.arange(piece.row, piece.row + len(x)))
@@ -133,7 +134,7 @@ def _facts(streamed: Streamed, first: FirstSketch | None) -> TensorFacts:
         if not (math.isfinite(part) and part > _SMALLEST) or not np.isfinite(products).all():
             nonfinite += x.size - int(np.isfinite(x).sum())
             x = x.astype(np.float64)
-            products, part = sketch.products(x, piece.row, start), float(np.dot(x.reshape(-1), x.reshape(-1)))
+            products, part = sketch.products(x, piece.row, start), _energy(x)
         energy += part
         sketch.add(products, piece.row)
         if first is not None:
@@ -153,6 +154,13 @@ def _facts(streamed: Streamed, first: FirstSketch | None) -> TensorFacts:
         zero_rows=np.concatenate(zero_rows) if zero_rows else _NONE,
         zero_columns=_NONE if columns_left is None else columns_left,
     )
+
+
+def _energy(x: NDArray[np.floating]) -> float:
+    """Sum of squares, in runs short enough for BLAS to stay in one thread."""
+    flat = x.reshape(-1)
+    runs = (flat[at : at + _RUN] for at in range(0, flat.size, _RUN))
+    return math.fsum(float(np.dot(run, run)) for run in runs)
 
 
 def _relative(sums: NDArray[np.floating], norm: float) -> tuple[float, ...]:
