@@ -14,6 +14,7 @@ from duat_cli.results.base import Certificate
 from duat_cli.results.inspect import Block, Summary
 
 MOST = 3
+SMALLEST_OWN = 0.05  # a share that is worth a sentence
 FEWEST_HEADS, LEAST_SHARE, LEAST_RATIO = 0.5, 0.25, 2.0  # differences from the nearer null that are worth a sentence
 
 
@@ -47,14 +48,15 @@ def _notable(blocks: Sequence[Block], certificate: Certificate, heads: int) -> l
 
 def _own_terms(blocks: Sequence[Block]) -> str | None:
     shares = [(share, block.index) for block in blocks if (share := block.terms.own.share) is not None]
-    if not shares:
+    if not shares or max(shares)[0] < SMALLEST_OWN:
         return None
     (low, least), (high, most) = min(shares), max(shares)
-    if len(shares) == 1:
-        return f"block {most}'s own UAT term makes {high:.0%} of its output"
-    return (
-        f"a block's own UAT term makes {high:.0%} of its output in block {most}, the most, {low:.0%} in block {least}"
-    )
+    text = f"block {most}'s own UAT term makes {_percent(high)} of its output"
+    return text if least == most else f"{text}, the most; block {least}'s {_percent(low)}"
+
+
+def _percent(share: float) -> str:
+    return f"{round(share, 2) + 0.0:.0%}"  # and no -0%
 
 
 @dataclass(frozen=True)

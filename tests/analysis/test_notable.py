@@ -35,7 +35,7 @@ def test_values_that_equal_their_nulls_are_not_mentioned() -> None:
 
 
 def test_own_terms_are_named_by_their_blocks() -> None:
-    both = "a block's own UAT term makes 38% of its output in block 0, the most, 27% in block 1"
+    both = "block 0's own UAT term makes 38% of its output, the most; block 1's 27%"
     assert said(block(0), block(1)) == [both]
     assert said(block(1)) == ["block 1's own UAT term makes 27% of its output"]
 
