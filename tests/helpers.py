@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from duat_cli.models import tiny
+from duat_cli.zoo import tiny
 
 # -- W' by definition ----------------------------------------------------------------------------------------
 
@@ -259,7 +259,7 @@ def _catch(caught: dict[str, Tensor], module: nn.Module, args: Any, output: Any)
 def sweep(model: Any, ids: Tensor, listen: Callable[[Any, Any, Any], None], row_budget: int | None = None) -> Any:
     """Run the package's capture over `ids`; listen(run, step, block) behind every block. Returns the structure."""
     from duat_cli.analysis.decomposition import Decomposition
-    from duat_cli.models.structure import discover, run_stack
+    from duat_cli.models.discovery.structure import discover, run_stack
 
     structure = discover(model)
     decomposition = Decomposition()

@@ -15,8 +15,8 @@ import torch
 from helpers import single_model, token_ids
 from torch import Tensor, nn
 
-from duat_cli.models.sites import TermId
-from duat_cli.models.structure import ModelStructure, discover, run_stack
+from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
+from duat_cli.models.terms.sites import TermId
 
 
 @dataclass(frozen=True)

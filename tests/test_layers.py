@@ -1,12 +1,14 @@
-"""Imports go one way: errors, kinds, results, text ← operators ← models ← analysis ← cli, loading beside models,
-checks on loading; report reads results. Found by ast, so that imports inside functions and under TYPE_CHECKING count
-too."""
+"""Imports go one way: errors, kinds, text, results ← operators, statistics ← cache ← models ← zoo ← analysis ← cli;
+loading beside models, checks on loading; report reads results. Folders inside these go one way as well. Found by ast,
+so that imports inside functions and under TYPE_CHECKING count too."""
 
 from __future__ import annotations
 
 import ast
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -16,13 +18,16 @@ import duat_cli
 ROOT = Path(duat_cli.__file__).parent
 BASE = {"errors", "kinds", "results", "text"}
 MAY = {
-    "operators": {"operators", *BASE},
+    "statistics": {"statistics", *BASE},
+    "operators": {"operators", "statistics", *BASE},
+    "cache": {"cache", *BASE},
     "loading": {"loading", *BASE},
-    "models": {"models", "operators", *BASE},
-    "analysis": {"analysis", "models", "loading", "operators", *BASE},
+    "models": {"models", "operators", "statistics", "cache", *BASE},
+    "zoo": {"zoo", "models", *BASE},
+    "analysis": {"analysis", "zoo", "models", "loading", "operators", "statistics", "cache", *BASE},
     "checks": {"checks", "loading", *BASE},
     "report": {"report", *BASE},
-    "cli": {"cli", "report", "analysis", "models", "loading", "operators", "checks", *BASE},
+    "cli": {"cli", "report", "analysis", "models", "loading", "checks", *BASE},
     "errors": set(),
     "kinds": set(),
     "text": set(),
@@ -62,7 +67,7 @@ def faults(layer: str, source: str) -> list[str]:
 
 
 def _allowed(layer: str, top: str) -> bool:
-    if layer == "operators":
+    if layer in ("operators", "statistics"):
         return top in MATHEMATICS
     if layer in ("report", "errors", "results", "text"):
         return top in LIGHT
@@ -81,6 +86,51 @@ def test_a_file_imports_only_what_its_layer_may(path: Path) -> None:
     assert faults(layer_of(path), path.read_text(encoding="utf-8")) == []
 
 
+# -- folders -------------------------------------------------------------------------------------------------
+
+Folder = tuple[str, ...]
+
+
+def folders() -> dict[Folder, set[Folder]]:
+    """Which folder of the package imports from which other; the files beside __init__ at the top are left out."""
+    files = {".".join(("duat_cli", *p.relative_to(ROOT).with_suffix("").parts)) for p in ROOT.rglob("*.py")}
+    found: dict[Folder, set[Folder]] = {}
+    for path in ROOT.rglob("*.py"):
+        here = path.relative_to(ROOT).parts[:-1]
+        for _, name in imports(path.read_text(encoding="utf-8")):
+            module = next((m for m in (name, name.rpartition(".")[0]) if m in files), None)
+            there = tuple(module.split(".")[1:-1]) if module else ()
+            if here and there and here != there:
+                found.setdefault(here, set()).add(there)
+    return found
+
+
+def circle(graph: dict[Folder, set[Folder]]) -> list[Folder]:
+    """Folders that import each other in a circle, if there are any."""
+    try:
+        list(TopologicalSorter(graph).static_order())
+    except CycleError as fault:
+        return list(fault.args[1])
+    return []
+
+
+def test_folders_import_one_way() -> None:
+    graph = folders()
+    assert len(graph) > 20
+    assert circle(graph) == []
+
+
+def test_a_circle_of_folders_is_found() -> None:
+    assert circle({("models", "terms"): {("models", "sweep")}, ("models", "sweep"): {("models", "terms")}})
+
+
+def test_no_file_and_no_folder_is_too_large() -> None:
+    sizes = {p: len(p.read_text(encoding="utf-8").splitlines()) for p in ROOT.rglob("*.py")}
+    assert {p.name: n for p, n in sizes.items() if n > 400} == {}
+    counts = Counter(p.parent for p in sizes if p.name != "__init__.py")
+    assert {str(folder): n for folder, n in counts.items() if n > 15} == {}
+
+
 def test_every_file_has_a_layer() -> None:
     assert {layer_of(p) for p in ROOT.rglob("*.py")} <= set(MAY) | FREE
     assert len(FILES) > 40
@@ -89,20 +139,20 @@ def test_every_file_has_a_layer() -> None:
 @pytest.mark.parametrize(
     ("layer", "source"),
     [
-        ("operators", "from duat_cli.models.rig import Rig"),
+        ("operators", "from duat_cli.models.instrument.rig import Rig"),
         ("operators", "import transformers"),
         ("operators", "import numpy as np"),
         ("operators", "def f():\n    from duat_cli.analysis import inspect"),
-        ("models", "from duat_cli.analysis.inspect import inspect"),
+        ("models", "from duat_cli.analysis.inspect.run import inspect"),
         ("models", "from duat_cli import analysis"),
-        ("models", "from duat_cli.report.table import page"),
+        ("models", "from duat_cli.report.tables.inspect import page"),
         ("analysis", "import duat_cli.cli.main"),
         ("analysis", "from safetensors.torch import load_file"),
         ("report", "import torch"),
         ("checks", "import torch"),
-        ("checks", "from duat_cli.analysis.inspect import inspect"),
+        ("checks", "from duat_cli.analysis.inspect.run import inspect"),
         ("report", "from duat_cli.operators.kronecker import gram"),
-        ("report", "from duat_cli.analysis.inspect import inspect"),
+        ("report", "from duat_cli.analysis.inspect.run import inspect"),
         ("results", "from duat_cli.operators import kronecker"),
         ("errors", "import duat_cli.results"),
         ("text", "if TYPE_CHECKING:\n    import torch"),
@@ -116,9 +166,9 @@ def test_the_check_can_fail(layer: str, source: str) -> None:
     ("layer", "source"),
     [
         ("operators", "import math\nimport torch\nfrom torch import Tensor\nfrom duat_cli.errors import InputError"),
-        ("analysis", "from duat_cli import __version__\nfrom duat_cli.models.rig import Rig"),
+        ("analysis", "from duat_cli import __version__\nfrom duat_cli.models.instrument.rig import Rig"),
         ("report", "from duat_cli.results.inspect import InspectReport\nfrom rich.text import Text"),
-        ("cli", "from duat_cli.analysis.inspect import inspect\nimport typer"),
+        ("cli", "from duat_cli.analysis.inspect.run import inspect\nimport typer"),
     ],
 )
 def test_and_it_does_not_cry_wolf(layer: str, source: str) -> None:

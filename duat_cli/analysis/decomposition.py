@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_error, wide
-from duat_cli.models.factors import AttentionOperator, operator_of
-from duat_cli.models.proof import ProvedBlock
-from duat_cli.models.rig import BlockRun, Replay, UnitCall
+from duat_cli.models.discovery.proof import ProvedBlock
+from duat_cli.models.instrument.rig import BlockRun, Replay, UnitCall
+from duat_cli.models.value_path.factors import AttentionOperator, operator_of
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from duat_cli.cache.tensors import TensorCache
 from duat_cli.models.arrays import relative_error, rounding
-from duat_cli.models.cache import TensorCache
-from duat_cli.models.factors import BlockFactors
+from duat_cli.models.value_path.factors import BlockFactors
 from duat_cli.operators.kronecker import HeadFactors, gram, gram_root, gram_row
 from duat_cli.operators.pattern import EntryPattern
 from duat_cli.operators.sampling import sample_entries

@@ -36,7 +36,7 @@ from duat_cli.analysis.session import Session
 from duat_cli.analysis.tensor_file import TensorFile
 from duat_cli.errors import InputError
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.factors import AttentionOperator
+from duat_cli.models.value_path.factors import AttentionOperator
 from duat_cli.text import clean, one_line
 
 FORMAT = "duat operators 1"

@@ -14,17 +14,17 @@ import transformers
 
 from duat_cli.analysis.decomposition import Step
 from duat_cli.analysis.geometry import Geometry, geometry
+from duat_cli.cache.tensors import TensorCache, gram_key
 from duat_cli.errors import CheckpointError, DuatError, NoSignalError, UnsupportedModelError
-from duat_cli.loading.fingerprint import fingerprint
-from duat_cli.loading.load import LoadedModel
-from duat_cli.loading.memory import peak_memory
+from duat_cli.loading.model.fingerprint import fingerprint
+from duat_cli.loading.model.load import LoadedModel
+from duat_cli.loading.model.memory import peak_memory
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import tolerance_for
-from duat_cli.models.cache import TensorCache, gram_key
-from duat_cli.models.factors import AttentionOperator, checked
-from duat_cli.models.plain import deviation, instrumented_outputs, plain_outputs
-from duat_cli.models.rig import BlockRun
-from duat_cli.models.structure import ModelStructure, discover, run_stack
+from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
+from duat_cli.models.instrument.plain import deviation, instrumented_outputs, plain_outputs
+from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.value_path.factors import AttentionOperator, checked
 from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts, Run, Skipped
 
 Progress = Callable[[int, int, str], None]

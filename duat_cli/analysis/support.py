@@ -9,13 +9,13 @@ from typing import Any
 from duat_cli.analysis.decomposition import Decomposition
 from duat_cli.analysis.session import Progress, require_signal
 from duat_cli.errors import DuatError, UnsupportedModelError
-from duat_cli.loading.load import LoadedModel
-from duat_cli.models import tiny
+from duat_cli.loading.model.load import LoadedModel
 from duat_cli.models.arrays import tolerance_for
-from duat_cli.models.foreign import model_code
-from duat_cli.models.rig import BlockRun
-from duat_cli.models.structure import ModelStructure, discover, probe_ids, run_stack
+from duat_cli.models.discovery.structure import ModelStructure, discover, probe_ids, run_stack
+from duat_cli.models.instrument.foreign import model_code
+from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.results.support import SupportEntry
+from duat_cli.zoo import tiny
 
 CHECKED_TOKENS = 17
 

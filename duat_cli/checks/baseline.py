@@ -21,8 +21,8 @@ from duat_cli.checks.places import block_of, hidden_size, text_config
 from duat_cli.checks.sketch import PROBES
 from duat_cli.checks.weights import WeightFacts
 from duat_cli.errors import InputError
-from duat_cli.loading.checkpoint import CheckpointFiles
-from duat_cli.loading.files import read_json
+from duat_cli.loading.checkpoint.files import read_json
+from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.wording import shown
 from duat_cli.results.base import PromptFacts
 from duat_cli.text import clean

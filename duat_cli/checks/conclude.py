@@ -22,15 +22,7 @@ from duat_cli.checks.tolerances import COARSENESS, STORED_AS
 from duat_cli.errors import InputError
 from duat_cli.loading.wording import shown
 from duat_cli.results.base import Run
-from duat_cli.results.check import (
-    BaselineFacts,
-    Change,
-    CheckedFile,
-    CheckedModel,
-    CheckReport,
-    Counts,
-    Location,
-)
+from duat_cli.results.check import BaselineFacts, Change, CheckedFile, CheckedModel, CheckReport, Counts, Location
 
 NO_FORWARD = "needs a forward pass, which --weights-only leaves out"
 

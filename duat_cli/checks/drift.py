@@ -12,7 +12,7 @@ from duat_cli.checks.policy import Policy
 from duat_cli.checks.tolerances import COARSENESS, STORED_AS, Tolerance, tolerance
 from duat_cli.checks.weights import WeightFacts, distance
 from duat_cli.errors import InputError
-from duat_cli.loading.checkpoint import CheckpointFiles
+from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.wording import shown
 from duat_cli.text import clean
 

@@ -9,7 +9,7 @@ from typing import Literal
 from duat_cli.checks.drift import Deviation
 from duat_cli.checks.policy import Level, Policy
 from duat_cli.checks.weights import WeightFacts
-from duat_cli.loading.checkpoint import CheckpointFiles
+from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.results.inspect import InspectReport
 from duat_cli.results.lora import LintFinding
 from duat_cli.results.prune import PruneReport

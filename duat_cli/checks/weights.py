@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from duat_cli.checks.places import BlockPlace, block_of
 from duat_cli.checks.sketch import FirstSketch, Sketch
-from duat_cli.loading.checkpoint import CheckpointFiles
-from duat_cli.loading.headers import TensorEntry
-from duat_cli.loading.stream import Piece, Streamed, stream
+from duat_cli.loading.checkpoint.headers import TensorEntry
+from duat_cli.loading.checkpoint.preflight import CheckpointFiles
+from duat_cli.loading.checkpoint.stream import Piece, Streamed, stream
 
 _RUN = 1 << 13  # values
 _SMALLEST = 1e-20  # of a piece's energy: below, float32 squares are no longer normal numbers

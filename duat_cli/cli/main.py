@@ -14,17 +14,17 @@ from typing import Annotated, NoReturn
 import typer
 
 from duat_cli import __version__
-from duat_cli.cli import signals, streams, talk
-from duat_cli.cli.check import check
-from duat_cli.cli.help import Command, Group
-from duat_cli.cli.inspect import inspect
-from duat_cli.cli.lora_diff import lora_diff
-from duat_cli.cli.matrix import matrix
-from duat_cli.cli.options import CONTEXT
-from duat_cli.cli.prune_bound import prune_bound
-from duat_cli.cli.schema import schema
-from duat_cli.cli.support import support
-from duat_cli.cli.verify import verify
+from duat_cli.cli.commands.check import check
+from duat_cli.cli.commands.inspect import inspect
+from duat_cli.cli.commands.lora_diff import lora_diff
+from duat_cli.cli.commands.matrix import matrix
+from duat_cli.cli.commands.prune_bound import prune_bound
+from duat_cli.cli.commands.schema import schema
+from duat_cli.cli.commands.support import support
+from duat_cli.cli.commands.verify import verify
+from duat_cli.cli.shared.options import CONTEXT
+from duat_cli.cli.terminal import signals, streams, talk
+from duat_cli.cli.terminal.help import Command, Group
 from duat_cli.errors import EXIT_SOUND, EXIT_UNDECIDED, DuatError, is_out_of_memory
 from duat_cli.text import one_line
 

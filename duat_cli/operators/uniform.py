@@ -16,7 +16,7 @@ import math
 import torch
 from torch import Tensor
 
-from duat_cli.operators.statistics import CouplingNumbers, CouplingSums, distances
+from duat_cli.operators.coupling import CouplingNumbers, CouplingSums, distances
 
 PATTERN_ELEMENTS = 1 << 20  # pairs of tokens worked on at once
 

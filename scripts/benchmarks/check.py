@@ -20,7 +20,7 @@ from benchmarks.common import (
 def check(runs: int) -> list[Row]:
     """The gate's own reading: headers of a large checkpoint, and the pass over the values of a smaller one."""
     from duat_cli.checks.weights import weight_facts
-    from duat_cli.loading.checkpoint import inspect_folder
+    from duat_cli.loading.checkpoint.preflight import inspect_folder
 
     with tempfile.TemporaryDirectory() as folder:
         big = _shards(Path(folder) / "big", 4, 1 << 29, holes=True)

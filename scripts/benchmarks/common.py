@@ -56,8 +56,8 @@ def llama_shape(blocks: int = 30):
 
 def loaded_model(model):
     """A model made here, as the loader would hand it over."""
-    from duat_cli.loading.checkpoint import CheckpointFiles
-    from duat_cli.loading.load import LoadedModel
+    from duat_cli.loading.checkpoint.preflight import CheckpointFiles
+    from duat_cli.loading.model.load import LoadedModel
 
     return LoadedModel(
         model=model, name="bench", revision=None, files=CheckpointFiles(Path(), {}, (), {}, (), 0), dtype="float32",

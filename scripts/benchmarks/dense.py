@@ -13,9 +13,9 @@ def dense(runs: int) -> list[Row]:
     """Frobenius norm, C, Kronecker spectrum and block correlation, both ways, at N = 32, M = 384, 12 heads."""
     import torch
 
+    from duat_cli.operators.coupling import OperatorSums
     from duat_cli.operators.kronecker import HeadFactors, KroneckerSum, frobenius_norm, gram, gram_root
     from duat_cli.operators.kronecker import kronecker_spectrum as spectrum
-    from duat_cli.operators.statistics import OperatorSums
 
     torch.manual_seed(0)
     tokens, width, heads = 32, 384, 12

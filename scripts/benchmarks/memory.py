@@ -29,7 +29,7 @@ def memory(runs: int) -> list[Row]:
 
 
 def child(blocks: int, tokens: int) -> None:
-    from duat_cli.analysis.inspect import InspectOptions, inspect
+    from duat_cli.analysis.inspect.run import InspectOptions, inspect
 
     model = llama_shape(blocks)
     size = sum(p.numel() * p.element_size() for p in model.parameters())

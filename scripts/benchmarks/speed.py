@@ -17,7 +17,7 @@ def speed(runs: int) -> list[Row]:
     import torch
 
     from duat_cli.analysis.decomposition import Decomposition
-    from duat_cli.analysis.inspect import InspectOptions, sweep_prompt
+    from duat_cli.analysis.inspect.run import InspectOptions, sweep_prompt
     from duat_cli.analysis.session import Session
 
     model, prompt = llama_shape(), random_prompt(49152, 128)

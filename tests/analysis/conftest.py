@@ -13,9 +13,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures"))
 import bad_checkpoints
 
-from duat_cli.loading.load import LoadedModel, load, load_tokenizer
+from duat_cli.loading.model.load import LoadedModel, load, load_tokenizer
 from duat_cli.loading.prompts import Prompt, PromptText, encode, limits
-from duat_cli.models import tiny
+from duat_cli.zoo import tiny
 
 Encoded = Callable[..., list[Prompt]]
 

@@ -12,9 +12,9 @@ from helpers import WIRINGS, InDouble, dense_blocks, double_model, far, single_m
 from torch import Tensor, nn
 
 from duat_cli.analysis.decomposition import BlockTerms, Carried, Decomposition, PartNumbers, ThreeParts, shares
-from duat_cli.models import proof
-from duat_cli.models.attention import StoredRows
-from duat_cli.models.structure import discover, run_stack
+from duat_cli.models.discovery import proof
+from duat_cli.models.discovery.structure import discover, run_stack
+from duat_cli.models.instrument.attention import StoredRows
 
 BIASED = ["gpt2", "phi", "opt", "gpt_neox", "bloom", "gptj", "starcoder2", "bert", "distilbert", "gpt_oss"]
 BARE = ["llama", "qwen3", "mixtral", "gemma2", "olmo2", "deepseek_v3", "granite"]

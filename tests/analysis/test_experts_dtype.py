@@ -9,10 +9,10 @@ import pytest
 import torch
 from helpers import far, single_model
 
-from duat_cli.analysis.inspect import InspectOptions, inspect
-from duat_cli.loading.load import load
+from duat_cli.analysis.inspect.run import InspectOptions, inspect
+from duat_cli.loading.model.load import load
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models import tiny
+from duat_cli.zoo import tiny
 
 NUMBERS = ("operator", "density", "coupling", "coupling_weighted", "terms")
 

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from duat_cli.analysis import geometry as geometry_module
 from duat_cli.analysis.decomposition import Decomposition, Step
-from duat_cli.analysis.inspect import InspectOptions, inspect, verify
+from duat_cli.analysis.inspect.run import InspectOptions, inspect, verify
 from duat_cli.errors import CheckpointError, InputError
-from duat_cli.loading.load import LoadedModel, load
+from duat_cli.loading.model.load import LoadedModel, load
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.attention import StoredRows
+from duat_cli.models.instrument.attention import StoredRows
 from duat_cli.results.inspect import InspectReport
 
 Encoded = Callable[..., list[Prompt]]

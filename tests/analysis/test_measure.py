@@ -27,13 +27,13 @@ from helpers import (
 )
 from torch import Tensor
 
-from duat_cli.analysis import entries as entries_module
-from duat_cli.analysis import operator as operator_module
 from duat_cli.analysis.geometry import Geometry, geometry
-from duat_cli.analysis.operator import OperatorNumbers, measure
-from duat_cli.models.cache import TensorCache
-from duat_cli.models.factors import operator_of
-from duat_cli.operators.statistics import CouplingNumbers
+from duat_cli.analysis.inspect import entries as entries_module
+from duat_cli.analysis.inspect import operator as operator_module
+from duat_cli.analysis.inspect.operator import OperatorNumbers, measure
+from duat_cli.cache.tensors import TensorCache
+from duat_cli.models.value_path.factors import operator_of
+from duat_cli.operators.coupling import CouplingNumbers
 
 THRESHOLD = 0.3
 Measured = list[tuple[OperatorNumbers, Geometry]]

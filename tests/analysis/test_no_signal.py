@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures"))
 import bad_checkpoints
 
-from duat_cli.cli import libraries
 from duat_cli.cli.main import run
+from duat_cli.cli.terminal import libraries
 
 LINE = "duat: error: every hidden state behind block 0 (layers.0) is zero"
 

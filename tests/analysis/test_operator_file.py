@@ -20,10 +20,10 @@ import bad_checkpoints
 from duat_cli.analysis import operator_file
 from duat_cli.analysis.operator_file import OperatorFile
 from duat_cli.analysis.tensor_file import TensorFile
-from duat_cli.cli import libraries
 from duat_cli.cli.main import run
-from duat_cli.loading.load import load_tokenizer
-from duat_cli.models import tiny
+from duat_cli.cli.terminal import libraries
+from duat_cli.loading.model.load import load_tokenizer
+from duat_cli.zoo import tiny
 
 TYPES = ("llama", "gpt2", "bert", "olmo2", "gemma2", "mixtral")  # norms in front, behind, both; biases; grouped heads
 TEXT = "ab"
@@ -139,7 +139,7 @@ def test_every_name_is_in_the_schema(folder: Any, tmp_path: Path) -> None:
 def test_long_attention_is_written_in_the_rows_that_the_run_holds(
     folder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from duat_cli.models import attention
+    from duat_cli.models.instrument import attention
 
     files = [tmp_path / "whole.safetensors", tmp_path / "rows.safetensors"]
     command = ["inspect", str(folder("llama")), "--no-cache", "-q", "--prompt", "a longer text" * 3, "--matrices"]

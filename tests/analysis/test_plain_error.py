@@ -18,13 +18,14 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_outputs import BaseModelOutput
 
 from duat_cli.analysis.decomposition import Step
-from duat_cli.analysis.inspect import InspectOptions, inspect, verify
+from duat_cli.analysis.inspect.run import InspectOptions, inspect, verify
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.loading.load import LoadedModel
+from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models import attention, interception, norms, rig
-from duat_cli.models.attention import AttentionCall, StoredRows
-from duat_cli.models.structure import discover
+from duat_cli.models.block import norms
+from duat_cli.models.discovery.structure import discover
+from duat_cli.models.instrument import attention, interception, rig
+from duat_cli.models.instrument.attention import AttentionCall, StoredRows
 from duat_cli.results.base import Certificate
 
 

@@ -10,9 +10,9 @@ import transformers
 from helpers import single_model
 
 from duat_cli.analysis.support import examine
-from duat_cli.loading.load import LoadedModel
-from duat_cli.models import tiny
+from duat_cli.loading.model.load import LoadedModel
 from duat_cli.results.support import SupportEntry
+from duat_cli.zoo import tiny
 
 REQUIRED = [  # what most checkpoints are made of
     "llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "phi", "phi3",

@@ -17,9 +17,9 @@ from children import PATIENCE
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures"))
 
-from duat_cli.cli import libraries, talk
 from duat_cli.cli.main import run
-from duat_cli.loading.source import demo_path
+from duat_cli.cli.terminal import libraries, talk
+from duat_cli.loading.checkpoint.source import demo_path
 
 STEERING = {"COLUMNS", "NO_COLOR", "FORCE_COLOR", "CI", "PRE_COMMIT", "TERM", "HF_TOKEN", "DUAT_DEBUG"}
 

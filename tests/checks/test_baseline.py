@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 import bad_checkpoints as bad  # isort: skip
 
 from duat_cli.checks.baseline import natural
-from duat_cli.loading.source import demo_path
+from duat_cli.loading.checkpoint.source import demo_path
 
 QUICK = ("--prompt", "hello", "-q")
 

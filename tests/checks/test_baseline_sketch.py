@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from duat_cli.checks import sketch
 from duat_cli.checks.sketch import PROBES, FirstSketch, Sketch
 from duat_cli.checks.weights import weight_facts
-from duat_cli.loading import stream
-from duat_cli.loading.checkpoint import inspect_folder
+from duat_cli.loading.checkpoint import stream
+from duat_cli.loading.checkpoint.preflight import inspect_folder
 
 SIDE, RUNS = 192, 1000
 Matrix = NDArray[np.float32]

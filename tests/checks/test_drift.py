@@ -11,7 +11,7 @@ import torch
 from running_checks import Duat
 from safetensors.torch import load_file, save_file
 
-from duat_cli.loading.source import demo_path
+from duat_cli.loading.checkpoint.source import demo_path
 
 State = dict[str, torch.Tensor]
 PROMPT = ("--prompt", "def main(argv):\n    return len(argv)", "-q")
@@ -74,7 +74,7 @@ def baseline(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     file = tmp_path_factory.mktemp("baseline") / "b.json"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("duat_cli.cli.libraries.calm", lambda talk: None)
+        patch.setattr("duat_cli.cli.terminal.libraries.calm", lambda talk: None)
         assert run(["check", str(demo_path()), *PROMPT, "--baseline", str(file), "--update-baseline"]) == 0
     return file
 

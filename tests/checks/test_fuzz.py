@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 import bad_checkpoints as bad  # isort: skip
 
-from duat_cli.cli import libraries
-from duat_cli.cli.check import check
+from duat_cli.cli.commands.check import check
 from duat_cli.cli.main import run
+from duat_cli.cli.terminal import libraries
 from duat_cli.errors import DuatError
 from duat_cli.text import one_line
 
@@ -180,7 +180,7 @@ def test_a_config_before_the_load(here: Path, data: st.DataObject) -> None:
 @given(data=st.data())
 def test_a_config_at_the_load(here: Path, data: st.DataObject) -> None:
     """As far as a model in memory; what transformers makes of a field is only seen there."""
-    from duat_cli.loading.load import load
+    from duat_cli.loading.model.load import load
 
     folder, raw = here / "load", (here / "m" / bad.CFG).read_bytes()
     folder.mkdir(exist_ok=True)

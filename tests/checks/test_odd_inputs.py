@@ -263,7 +263,7 @@ def test_prompts_from_what_is_no_file(sound: Path, duat: Duat, tmp_path: Path) -
 
 def test_a_file_that_shrinks_while_it_is_read(sound: Path, monkeypatch: pytest.MonkeyPatch, duat: Duat) -> None:
     """A map would kill the process here."""
-    from duat_cli.loading import stream
+    from duat_cli.loading.checkpoint import stream
 
     pieces = stream._pieces
 

@@ -94,7 +94,7 @@ def test_shipped_policies_hold_for_the_demo(name: str, duat: Duat) -> None:
 
 
 def demo_adapter() -> Path:
-    from duat_cli.loading.source import demo_path
+    from duat_cli.loading.checkpoint.source import demo_path
 
     return demo_path().parent / "adapter"
 
@@ -118,7 +118,7 @@ def test_every_rule_says_what_to_do() -> None:
 
 
 def test_the_adapter_rules_are_the_linter_s() -> None:
-    from duat_cli.analysis.adapter_lint import LEVELS
+    from duat_cli.analysis.lora.lint import LEVELS
 
     levels = {"error": "error", "warning": "warn", "note": "off"}
     ours = {name.removeprefix("adapter."): r.level for name, r in all_rules().items() if name.startswith("adapter.")}

@@ -23,9 +23,9 @@ from running_checks import STEERING, Duat, Outcome, apart
 
 import bad_checkpoints as bad  # isort: skip
 
-from duat_cli.loading import memory
-from duat_cli.loading.checkpoint import inspect_folder
-from duat_cli.loading.source import demo_path
+from duat_cli.loading.checkpoint.preflight import inspect_folder
+from duat_cli.loading.checkpoint.source import demo_path
+from duat_cli.loading.model import memory
 
 QUICK = ("--weights-only", "-q")
 

@@ -18,8 +18,8 @@ import bad_checkpoints as bad  # isort: skip
 from duat_cli.checks.places import block_of, depth, head_width, is_attention
 from duat_cli.checks.sketch import PROBES
 from duat_cli.checks.weights import TensorFacts, distance, weight_facts
-from duat_cli.loading import stream
-from duat_cli.loading.checkpoint import inspect_folder
+from duat_cli.loading.checkpoint import stream
+from duat_cli.loading.checkpoint.preflight import inspect_folder
 
 State = dict[str, torch.Tensor]
 

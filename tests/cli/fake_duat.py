@@ -107,10 +107,10 @@ def module(name: str, **contents: Any) -> ModuleType:
 FAKES = {
     fake.__name__: fake
     for fake in (
-        module("duat_cli.loading.source", resolve=resolve),
-        module("duat_cli.loading.checkpoint", inspect_folder=lambda path: SimpleNamespace(path=path)),
-        module("duat_cli.models.modality", require_token_ids=lambda model: None),
-        module("duat_cli.loading.load", load_files=load_files, load_tokenizer=lambda *a, **k: None),
+        module("duat_cli.loading.checkpoint.source", resolve=resolve),
+        module("duat_cli.loading.checkpoint.preflight", inspect_folder=lambda path: SimpleNamespace(path=path)),
+        module("duat_cli.models.discovery.modality", require_token_ids=lambda model: None),
+        module("duat_cli.loading.model.load", load_files=load_files, load_tokenizer=lambda *a, **k: None),
         module(
             "duat_cli.loading.prompts",
             read_prompts=lambda *a, **k: ["x"],
@@ -118,7 +118,7 @@ FAKES = {
             limits=lambda model: SimpleNamespace(max_positions=None, vocab_size=1),
         ),
         module("duat_cli.analysis.operator_file", OperatorFile=OperatorFile),
-        module("duat_cli.analysis.inspect", inspect=inspect, verify=verify, InspectOptions=SimpleNamespace),
+        module("duat_cli.analysis.inspect.run", inspect=inspect, verify=verify, InspectOptions=SimpleNamespace),
         module(
             "duat_cli.analysis.support",
             support_of=support_of,
@@ -128,8 +128,8 @@ FAKES = {
 }
 
 if __name__ == "__main__":
-    from duat_cli.cli import progress
     from duat_cli.cli.main import main
+    from duat_cli.cli.terminal import progress
 
     progress.PATIENCE, progress.PAUSES = (0.1, (0.1,)) if "pause" in modes() else (3600.0, progress.PAUSES)
     sys.modules.update(FAKES)

@@ -14,8 +14,8 @@ import fake_duat
 import pytest
 from children import PATIENCE
 
-from duat_cli.cli import libraries, progress, talk
 from duat_cli.cli.main import run
+from duat_cli.cli.terminal import libraries, progress, talk
 
 FAKE = str(Path(__file__).with_name("fake_duat.py"))
 STEERING = {"COLUMNS", "NO_COLOR", "FORCE_COLOR", "GITHUB_ACTIONS", "TERM", "HF_TOKEN", "DUAT_DEBUG"}

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from duat_cli.cli import libraries
 from duat_cli.cli.main import run
+from duat_cli.cli.terminal import libraries
 from duat_cli.results.inspect import InspectReport
 
 PROMPT = ("--prompt", "def main(argv):")

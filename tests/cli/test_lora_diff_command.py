@@ -12,9 +12,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures"))
 import bad_checkpoints
 
-from duat_cli.cli import libraries
 from duat_cli.cli.main import run
-from duat_cli.loading.source import demo_adapter_path, demo_path
+from duat_cli.cli.terminal import libraries
+from duat_cli.loading.checkpoint.source import demo_adapter_path, demo_path
 from duat_cli.results.lora import LoraReport
 
 

@@ -12,12 +12,12 @@ from safetensors import safe_open
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from duat_cli.cli import libraries
+from duat_cli.cli.commands.matrix import PAPER_PROMPT
 from duat_cli.cli.main import run
-from duat_cli.cli.matrix import PAPER_PROMPT
-from duat_cli.models import tiny
+from duat_cli.cli.terminal import libraries
 from duat_cli.models.arrays import relative_error
 from duat_cli.results.matrix import MatrixReport
+from duat_cli.zoo import tiny
 
 WORDS = ("<unk>", *dict.fromkeys(PAPER_PROMPT.split()), "\x1b[31m")
 
@@ -75,7 +75,7 @@ def test_the_written_matrix_applied_to_x_is_the_contribution(
 def test_a_larger_case_is_written_as_factors(
     llama: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("duat_cli.analysis.matrix_case.DENSE_SIDE", 1024)
+    monkeypatch.setattr("duat_cli.analysis.matrix.case.DENSE_SIDE", 1024)
     file = tmp_path / "m.safetensors"
     assert run(["matrix", llama, "--prompt", "Nui zi " * 25, "-o", str(file), "-q"]) == 0
     page = capsys.readouterr().out
@@ -110,7 +110,7 @@ def test_the_default_prompt_is_the_papers_and_said(llama: str, capsys: pytest.Ca
 def test_a_failed_check_is_exit_1(
     llama: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("duat_cli.analysis.matrix_checks.tolerance_for", lambda dtype: 1e-12)
+    monkeypatch.setattr("duat_cli.analysis.matrix.checks.tolerance_for", lambda dtype: 1e-12)
     assert run(["matrix", llama, "-q"]) == 1
     assert "FAILS" in capsys.readouterr().out
 

@@ -13,8 +13,8 @@ from transformers import ViTConfig, ViTForImageClassification, WhisperConfig, Wh
 sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures"))
 import bad_checkpoints
 
-from duat_cli.cli import libraries
 from duat_cli.cli.main import run
+from duat_cli.cli.terminal import libraries
 
 SMALL_WHISPER: dict[str, Any] = {
     "vocab_size": 264, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,

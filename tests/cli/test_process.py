@@ -16,7 +16,7 @@ from children import PATIENCE as CHILD
 from children import hear_signals
 from running import Duat, apart, command, environment
 
-from duat_cli.cli.progress import PATIENCE
+from duat_cli.cli.terminal.progress import PATIENCE
 
 
 def shell(script: str, fake: str = "", **env: str) -> subprocess.CompletedProcess[str]:

@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from duat_cli.cli import libraries
 from duat_cli.cli.main import run
-from duat_cli.models import tiny
-from duat_cli.report.page import Page
-from duat_cli.report.prune_table import render_prune
+from duat_cli.cli.terminal import libraries
+from duat_cli.report.tables.page import Page
+from duat_cli.report.tables.prune import render_prune
 from duat_cli.results.prune import PruneReport
+from duat_cli.zoo import tiny
 
 WORDS = [f"w{k}" for k in range(20)]
 FAST = ("--probes", "8", "--measure", "4", "-q")

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures"))
 import bad_checkpoints as bad
 
 from duat_cli.errors import InputError
-from duat_cli.loading.load import load_tokenizer
+from duat_cli.loading.model.load import load_tokenizer
 from duat_cli.loading.prompts import PromptText, default_prompts, encode, limits, read_prompts
 from duat_cli.text import clean
 

@@ -21,8 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from duat_cli.operators.coupling import CouplingNumbers, CouplingSums, OperatorSums, token_grams, weighted_squares
 from duat_cli.operators.kronecker import HeadFactors, gram, gram_root
-from duat_cli.operators.statistics import CouplingNumbers, CouplingSums, OperatorSums, token_grams, weighted_squares
 
 
 def normal(*shape: int, seed: int) -> Tensor:

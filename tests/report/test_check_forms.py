@@ -15,9 +15,9 @@ from xml.etree import ElementTree
 import pytest
 import sample_reports as sample
 
-from duat_cli.report.check_forms import render
-from duat_cli.report.check_words import measured, verdict
-from duat_cli.report.page import Page
+from duat_cli.report.check.forms import render
+from duat_cli.report.check.words import measured, verdict
+from duat_cli.report.tables.page import Page
 
 GOLDEN = Path(__file__).with_name("golden")
 FORMS = {"junit": "check.xml", "github": "check_github.txt", "markdown": "check.md", "sarif": "check.sarif"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from duat_cli.report import numbers
+from duat_cli.report.tables import numbers
 from duat_cli.text import clean, one_line
 
 

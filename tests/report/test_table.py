@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import sample_reports as sample
 
-from duat_cli.report.check_table import render_check
-from duat_cli.report.lora_table import render_lora
-from duat_cli.report.page import Page
-from duat_cli.report.prune_table import render_prune
-from duat_cli.report.support_table import render_support
-from duat_cli.report.table import render_inspect
-from duat_cli.report.verify_table import render_verify
+from duat_cli.report.check.table import render_check
+from duat_cli.report.tables.inspect import render_inspect
+from duat_cli.report.tables.lora import render_lora
+from duat_cli.report.tables.page import Page
+from duat_cli.report.tables.prune import render_prune
+from duat_cli.report.tables.support import render_support
+from duat_cli.report.tables.verify import render_verify
 from duat_cli.results.inspect import InspectReport
 
 GOLDEN = Path(__file__).with_name("golden")

@@ -1,0 +1,1 @@
+"""`duat inspect` and `duat verify`."""

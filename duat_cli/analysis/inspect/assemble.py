@@ -1,0 +1,183 @@
+"""Computed numbers into result models; every null gets its reason here."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from duat_cli.analysis.decomposition import BlockTerms, PartNumbers, ThreeParts
+from duat_cli.analysis.inspect.operator import OperatorNumbers
+from duat_cli.analysis.inspect.uniform import NullNumbers
+from duat_cli.operators.coupling import CouplingNumbers
+from duat_cli.operators.sampling import ShareEstimate
+from duat_cli.results.inspect import (
+    Coupling,
+    Density,
+    NullDensity,
+    NullOperator,
+    Nulls,
+    NullStats,
+    OperatorStats,
+    Part,
+    Parts,
+    Terms,
+)
+
+ZERO_OPERATOR = "W' is zero"
+ZERO_STREAM = "the vector to share is zero"
+ONE_TOKEN = "needs a second token"
+NO_SPECTRUM = "computed with --spectrum"
+
+
+class DensityOptions(Protocol):
+    """The part of the options that density needs."""
+
+    @property
+    def threshold(self) -> float: ...
+    @property
+    def conv_width(self) -> int: ...
+
+
+def operator_stats(
+    numbers: OperatorNumbers, tokens: int, width: int, element_size: int, error: float, spectrum: bool
+) -> OperatorStats:
+    reasons: dict[str, str] = {}
+    stable_rank = None
+    if numbers.spectral_norm is not None:
+        stable_rank = (numbers.frobenius_norm / numbers.spectral_norm) ** 2
+    else:
+        why = ZERO_OPERATOR if spectrum else NO_SPECTRUM
+        reasons |= {"spectral_norm": why, "stable_rank": why}
+    for name in ("effective_heads", "block_correlation"):
+        if getattr(numbers, name) is None:
+            reasons[name] = ZERO_OPERATOR
+    side = tokens * width
+    return OperatorStats(
+        rows=side,
+        dense_bytes=side * side * element_size,
+        frobenius_norm=numbers.frobenius_norm,
+        spectral_norm=numbers.spectral_norm,
+        stable_rank=stable_rank,
+        effective_heads=numbers.effective_heads,
+        block_correlation=numbers.block_correlation,
+        certificate_error=error,
+        reasons=reasons,
+    )
+
+
+def no_operator(tokens: int, width: int, element_size: int, reason: str) -> OperatorStats:
+    names = (
+        "frobenius_norm",
+        "spectral_norm",
+        "stable_rank",
+        "effective_heads",
+        "block_correlation",
+        "certificate_error",
+    )
+    side = tokens * width
+    return OperatorStats(
+        rows=side,
+        dense_bytes=side * side * element_size,
+        **dict.fromkeys(names),
+        reasons=dict.fromkeys(names, reason),
+    )
+
+
+def density(numbers: OperatorNumbers, tokens: int, width: int, options: DensityOptions) -> Density:
+    return Density(
+        structural=numbers.structural,
+        **_interval(numbers.numerical),
+        **_references(tokens, width, options),
+    )
+
+
+def _interval(estimate: ShareEstimate | None) -> dict[str, Any]:
+    """The fields of a numerical density, and why they are null if they are."""
+    names = ("numerical", "numerical_low", "numerical_high")
+    if estimate is None:
+        return {**dict.fromkeys(names), "reasons": dict.fromkeys(names, ZERO_OPERATOR)}
+    return dict(zip(names, (estimate.share, estimate.low, estimate.high), strict=True))
+
+
+def no_density(tokens: int, width: int, options: DensityOptions, reason: str) -> Density:
+    names = ("structural", "numerical", "numerical_low", "numerical_high")
+    absent: dict[str, Any] = dict.fromkeys(names)
+    return Density(**absent, **_references(tokens, width, options), reasons=dict.fromkeys(names, reason))
+
+
+def _references(tokens: int, width: int, options: DensityOptions) -> dict[str, Any]:
+    """What a linear layer and a 1-D convolution would have (design of the papers: 1/N, 1/M and about k/N)."""
+    return {
+        "threshold": options.threshold,
+        "linear_reference": 1 / tokens,
+        "linear_reference_paper": 1 / width,
+        "conv1d_reference": _conv_pairs(tokens, options.conv_width) / tokens**2,
+        "conv_width": options.conv_width,
+    }
+
+
+def _conv_pairs(tokens: int, kernel: int) -> int:
+    """Token pairs that a zero-padded convolution of that width over `tokens` connects."""
+    left = (kernel - 1) // 2
+    right = kernel - 1 - left
+    return sum(min(tokens - 1, i + right) - max(0, i - left) + 1 for i in range(tokens))
+
+
+def coupling(numbers: CouplingNumbers, tokens: int) -> Coupling:
+    values = {name: getattr(numbers, name) for name in Coupling.model_fields if name != "reasons"}
+    reasons = {name: ZERO_OPERATOR for name, value in values.items() if value is None}
+    if numbers.first_token_share is None and numbers.entropy_bits is not None and tokens == 1:
+        reasons["first_token_share"] = ONE_TOKEN
+    return Coupling(**values, reasons=reasons)
+
+
+def no_coupling(reason: str) -> Coupling:
+    names = [name for name in Coupling.model_fields if name != "reasons"]
+    return Coupling(**dict.fromkeys(names), reasons=dict.fromkeys(names, reason))
+
+
+def null_stats(numbers: OperatorNumbers | NullNumbers, tokens: int) -> NullStats:
+    values = {name: getattr(numbers, name) for name in ("effective_heads", "block_correlation")}
+    reasons = {name: ZERO_OPERATOR for name, value in values.items() if value is None}
+    return NullStats(
+        operator=NullOperator(**values, reasons=reasons),
+        density=NullDensity(structural=numbers.structural, **_interval(numbers.numerical)),
+        coupling=coupling(numbers.coupling, tokens),
+        coupling_weighted=coupling(numbers.weighted, tokens),
+    )
+
+
+def nulls(uniform: NullStats | str, reinitialised: NullStats | str) -> Nulls:
+    """Each the null, or why there is none."""
+    reasons = {}
+    for name, null in (("uniform", uniform), ("reinitialised", reinitialised)):
+        if isinstance(null, str):
+            reasons[name] = null
+    return Nulls(
+        uniform=None if isinstance(uniform, str) else uniform,
+        reinitialised=None if isinstance(reinitialised, str) else reinitialised,
+        reasons=reasons,
+    )
+
+
+def block_terms(terms: BlockTerms) -> Terms:
+    assert terms.own is not None
+    output = _parts(terms.output)
+    pre = _parts(terms.pre_activation) if terms.pre_activation is not None else None
+    reasons = {} if terms.pre_activation_reason is None else {"pre_activation": terms.pre_activation_reason}
+    return Terms(
+        linear=output.linear,
+        static=output.static,
+        dynamic=output.dynamic,
+        own=_part(terms.own),
+        pre_activation=pre,
+        reasons=reasons,
+    )
+
+
+def _parts(three: ThreeParts) -> Parts:
+    return Parts(linear=_part(three.linear), static=_part(three.static), dynamic=_part(three.dynamic))
+
+
+def _part(numbers: PartNumbers) -> Part:
+    reasons = {} if numbers.share is not None else {"share": ZERO_STREAM, "norm": ZERO_STREAM}
+    return Part(share=numbers.share, norm=numbers.norm, reasons=reasons)

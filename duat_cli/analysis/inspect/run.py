@@ -1,0 +1,327 @@
+"""`duat inspect` and `duat verify`: prompts through the model, block by block, into a report."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from duat_cli import __version__
+from duat_cli.analysis.aggregate import mean_over, spreads
+from duat_cli.analysis.decomposition import Decomposition, Step, shares
+from duat_cli.analysis.inspect.assemble import (
+    block_terms,
+    coupling,
+    density,
+    no_coupling,
+    no_density,
+    no_operator,
+    null_stats,
+    nulls,
+    operator_stats,
+)
+from duat_cli.analysis.inspect.notable import summarise
+from duat_cli.analysis.inspect.operator import measure
+from duat_cli.analysis.inspect.range import block_range, range_warnings
+from duat_cli.analysis.inspect.uniform import UniformNulls
+from duat_cli.analysis.inspect.untrained import untrained
+from duat_cli.analysis.operator_file import OperatorFile
+from duat_cli.analysis.session import Progress, Session, prompt_facts
+from duat_cli.errors import InputError, UnsupportedModelError
+from duat_cli.loading.model.load import LoadedModel
+from duat_cli.loading.prompts import Prompt
+from duat_cli.models.instrument.activations import Place, largest_activation
+from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.value_path.factors import AttentionOperator
+from duat_cli.results.base import Skipped
+from duat_cli.results.inspect import Block, BlockCertificate, InspectReport, PromptBlock, Range, UatTerm, VerifyReport
+
+NOT_ASKED = "computed with --null all"
+
+
+@dataclass(frozen=True)
+class InspectOptions:
+    """What `duat inspect` computes beyond the default."""
+
+    layers: frozenset[int] | None = None
+    threshold: float = 0.01
+    conv_width: int = 3
+    spectrum: bool = False
+    terms: bool = False
+    per_prompt: bool = False
+    null: Literal["all", "uniform"] = "uniform"  # "all": of the re-initialised architecture as well
+    cache: bool = True
+
+
+def inspect(
+    loaded: LoadedModel,
+    prompts: Sequence[Prompt],
+    options: InspectOptions,
+    progress: Progress,
+    matrices: OperatorFile | None = None,
+) -> InspectReport:
+    """The report on `loaded` over `prompts`. matrices: filled with every block's factors and C if given."""
+    session = Session(loaded, progress, cache=options.cache)
+    layers = _chosen(options.layers, len(session.structure.calls))
+    if matrices is not None:
+        matrices.open(session, prompts, layers)
+    sweeps = [
+        sweep_prompt(session, number, prompt, layers, options, matrices, progress, len(prompts))
+        for number, prompt in enumerate(prompts)
+    ]
+    if matrices is not None:
+        matrices.finish()
+    session.save_cache()
+    if options.null == "all":
+        sweeps = _with_untrained(session, prompts, sweeps, options, progress)
+    by_block: dict[int, list[PromptBlock]] = {i: [s.blocks[i] for s in sweeps] for i in layers}
+    ranges = {i: block_range(loaded, [s.largest[i] for s in sweeps]) for i in layers}
+    blocks = [_block(session, i, rows, ranges[i], options.per_prompt) for i, rows in by_block.items()]
+    certificate = session.certificate(max(e for s in sweeps for e in s.errors))
+    return InspectReport(
+        duat_version=__version__,
+        environment=session.environment(),
+        model=session.model_facts(),
+        prompts=prompt_facts(prompts),
+        certificate=certificate,
+        blocks=blocks,
+        terms=_mean_terms([s.terms for s in sweeps]) if options.terms else None,
+        summary=summarise(blocks, certificate, session.heads),
+        skipped=[*session.skipped(), *_operator_faults(sweeps)],
+        warnings=[*loaded.warnings, *range_warnings(ranges)],
+        run=session.run_facts(),
+    )
+
+
+def verify(loaded: LoadedModel, prompts: Sequence[Prompt], progress: Progress) -> VerifyReport:
+    """The certificate alone: blocks, factors of W', and how far each is from the model's own output."""
+    session = Session(loaded, progress, cache=False, every_plain=True)
+    errors: dict[int, list[float]] = defaultdict(list)
+    operators: dict[int, list[float]] = defaultdict(list)
+    reasons: dict[int, str] = {}
+    total = len(prompts) * len(session.structure.calls)
+    for number, prompt in enumerate(prompts):
+        decomposition = Decomposition()
+
+        def listen(run: BlockRun, number: int = number, decomposition: Decomposition = decomposition) -> None:
+            step = decomposition.advance(run)
+            errors[run.index].append(step.terms.error)
+            operator, reason = _operator(session, run, step)
+            if operator is not None:
+                operators[run.index].append(operator.error)
+            elif reason is not None:
+                reasons[run.index] = reason
+            progress(number * len(session.structure.calls) + run.index + 1, total, f"verifying prompt {number + 1}")
+
+        session.sweep(prompt, listen)
+    certificate = session.certificate(max(max(e) for e in errors.values()))
+    return VerifyReport(
+        duat_version=__version__,
+        environment=session.environment(),
+        model=session.model_facts(),
+        prompts=prompt_facts(prompts),
+        certificate=certificate,
+        blocks=[
+            BlockCertificate(
+                index=i,
+                name=session.structure.block(i).parts.name,
+                certificate_error=max(errors[i]),
+                operator_error=max(operators[i]) if i not in reasons else None,
+                operator_reason=reasons.get(i),
+            )
+            for i in sorted(errors)
+        ],
+        skipped=session.skipped(),
+        warnings=list(loaded.warnings),
+        run=session.run_facts(),
+    )
+
+
+# -- one prompt ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PromptSweep:
+    blocks: dict[int, PromptBlock]
+    errors: list[float]  # certificate of every block, chosen or not
+    terms: list[UatTerm]
+    faults: dict[int, str]  # blocks whose factors this prompt refuted
+    largest: dict[int, tuple[float, Place]]  # largest activation of every chosen block
+
+
+def sweep_prompt(
+    session: Session,
+    number: int,
+    prompt: Prompt,
+    layers: list[int],
+    options: InspectOptions,
+    matrices: OperatorFile | None,
+    progress: Progress,
+    prompts: int,
+) -> PromptSweep:
+    decomposition = Decomposition(one_by_one=options.terms, own=True)
+    sweep = PromptSweep({}, [], [], {}, {})
+    uniform = UniformNulls(options.threshold)
+    count = len(session.structure.calls)
+
+    def listen(run: BlockRun) -> None:
+        step = decomposition.advance(run)
+        sweep.errors.append(step.terms.error)
+        if run.index in layers:
+            sweep.largest[run.index] = largest_activation(run)
+            sweep.blocks[run.index] = _prompt_block(
+                session, run, step, number, options, matrices, sweep.faults, uniform
+            )
+        if options.terms and run.index == count - 1:
+            sweep.terms.extend(_uat_terms(decomposition, run.output[0]))
+        progress(number * count + run.index + 1, prompts * count, f"prompt {number + 1} of {prompts}")
+
+    session.sweep(prompt, listen)
+    for index, numbers in uniform.numbers().items():
+        stats = null_stats(numbers, prompt.input_ids.shape[1])
+        block = sweep.blocks[index]
+        sweep.blocks[index] = block.model_copy(update={"null": nulls(stats, block.null.reasons["reinitialised"])})
+    return sweep
+
+
+def _operator(session: Session, run: BlockRun, step: Step) -> tuple[AttentionOperator | None, str | None]:
+    """W' of this block and input, or why there is none."""
+    try:
+        return session.operator(run, step), None
+    except UnsupportedModelError as fault:
+        return None, str(fault)
+
+
+def _prompt_block(
+    session: Session,
+    run: BlockRun,
+    step: Step,
+    number: int,
+    options: InspectOptions,
+    matrices: OperatorFile | None,
+    faults: dict[int, str],
+    uniform: UniformNulls,
+) -> PromptBlock:
+    tokens, width = run.input.shape[1:]
+    operator, reason = _operator(session, run, step)
+    terms = block_terms(step.terms)
+    if operator is None:
+        reason = reason or "unknown"
+        if session.structure.block(run.index).factors is not None:
+            faults[run.index] = reason
+        if matrices is not None:
+            matrices.missing(run.index, reason)
+        return PromptBlock(
+            prompt=number,
+            operator=no_operator(tokens, width, run.input.element_size(), reason),
+            density=no_density(tokens, width, options, reason),
+            coupling=no_coupling(reason),
+            coupling_weighted=no_coupling(reason),
+            null=nulls(reason, reason),
+            terms=terms,
+            certificate_error=step.terms.error,
+        )
+    geometry = session.geometry(run.index)
+    numbers = measure(
+        operator,
+        geometry,
+        threshold=options.threshold,
+        spectrum=options.spectrum,
+        matrix=matrices is not None,
+    )
+    if matrices is not None and numbers.matrix is not None:
+        matrices.block(number, run.index, operator, run.input[0], numbers.matrix)
+    uniform.add(run.index, operator, geometry, numbers)
+    return PromptBlock(
+        prompt=number,
+        operator=operator_stats(numbers, tokens, width, run.input.element_size(), operator.error, options.spectrum),
+        density=density(numbers, tokens, width, options),
+        coupling=coupling(numbers.coupling, tokens),
+        coupling_weighted=coupling(numbers.weighted, tokens),
+        null=nulls("computed for all blocks together", NOT_ASKED),  # the first follows once all blocks are through
+        terms=terms,
+        certificate_error=step.terms.error,
+    )
+
+
+def _uat_terms(decomposition: Decomposition, output: Tensor) -> list[UatTerm]:
+    """Every term of the sum at the last block's output."""
+    carried = decomposition.carried
+    assert carried is not None
+    kinds: list[tuple[str, Literal["linear", "static", "dynamic"], int | None]] = [
+        ("x_0", "linear", None),
+        ("bias", "static", None),
+        *((f"block {i}", "dynamic", i) for i in range(len(carried.terms))),
+    ]
+    static = torch.zeros_like(carried.linear) if carried.static is None else carried.static
+    numbers = shares([carried.linear, static, *carried.terms], output)
+    return [
+        UatTerm(name=name, kind=kind, block=block, share=n.share, norm=n.norm)
+        for (name, kind, block), n in zip(kinds, numbers, strict=True)
+        if n.share is not None and n.norm is not None
+    ]
+
+
+def _with_untrained(
+    session: Session,
+    prompts: Sequence[Prompt],
+    sweeps: list[PromptSweep],
+    options: InspectOptions,
+    progress: Progress,
+) -> list[PromptSweep]:
+    """The sweeps with the statistics of the re-initialised architecture beside those of every block that has any."""
+    counts = [p.input_ids.shape[1] for p in prompts]
+    blocks = len(session.structure.calls)
+    known = untrained(session.loaded.model, blocks, counts, options.threshold, cache=options.cache, progress=progress)
+    found = []
+    for sweep, tokens in zip(sweeps, counts, strict=True):
+        rows = dict(sweep.blocks)
+        for index, row in sweep.blocks.items():
+            if row.null.uniform is not None:
+                null = nulls(row.null.uniform, known.of(index, tokens))
+                rows[index] = row.model_copy(update={"null": null})
+        found.append(replace(sweep, blocks=rows))
+    return found
+
+
+# -- over prompts --------------------------------------------------------------------------------------------
+
+
+def _block(session: Session, index: int, rows: list[PromptBlock], within: Range, per_prompt: bool) -> Block:
+    groups = {
+        name: [getattr(row, name) for row in rows]
+        for name in ("operator", "density", "coupling", "coupling_weighted", "terms")
+    }
+    null = mean_over([row.null for row in rows])
+    return Block(
+        index=index,
+        name=session.structure.block(index).parts.name,
+        **{name: mean_over(models) for name, models in groups.items()},
+        null=null,
+        certificate_error=max(row.certificate_error for row in rows),
+        range=within,
+        spreads=spreads(groups) if per_prompt else None,
+        prompts=rows if per_prompt else None,
+    )
+
+
+def _mean_terms(sweeps: list[list[UatTerm]]) -> list[UatTerm]:
+    return [mean_over(terms) for terms in zip(*sweeps, strict=True)]
+
+
+def _operator_faults(sweeps: Sequence[PromptSweep]) -> list[Skipped]:
+    faults = {i: why for s in sweeps for i, why in s.faults.items()}
+    return [Skipped(what=f"operator of block {i}", why=why) for i, why in sorted(faults.items())]
+
+
+def _chosen(layers: frozenset[int] | None, count: int) -> list[int]:
+    if layers is None:
+        return list(range(count))
+    beyond = sorted(i for i in layers if i >= count)
+    if beyond:
+        raise InputError(f"--layers: no block {beyond[0]}; the model has blocks 0 to {count - 1}")
+    return sorted(layers)

@@ -1,0 +1,130 @@
+"""One null of a block's W': the same weights and scales, with H uniform over the tokens that each row may see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from duat_cli.analysis.geometry import Geometry
+from duat_cli.analysis.inspect.entries import are_counted, cutoff_of, draws, estimated
+from duat_cli.analysis.inspect.operator import OperatorNumbers
+from duat_cli.models.value_path.factors import AttentionOperator
+from duat_cli.operators.coupling import CouplingNumbers
+from duat_cli.operators.kronecker import HeadFactors, effective_heads, frobenius_norm, kronecker_spectrum
+from duat_cli.operators.sampling import ShareEstimate, exact_share
+from duat_cli.operators.uniform import UniformOperators
+
+PATTERN_BYTES = 1 << 26  # of patterns kept until their blocks are worked on
+
+
+@dataclass(frozen=True)
+class NullNumbers:
+    """What `OperatorNumbers` says of W', of a null."""
+
+    effective_heads: float | None
+    block_correlation: float | None
+    structural: float
+    numerical: ShareEstimate | None
+    coupling: CouplingNumbers
+    weighted: CouplingNumbers
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What a block's null needs; H is none of it."""
+
+    index: int
+    geometry: Geometry
+    factors: HeadFactors
+    sources: Tensor  # s, (N, heads)
+    token_scale: Tensor  # t, (N,)
+    arriving: Tensor  # ‖Σ_h v_jh O_h‖², (N,)
+
+
+@dataclass
+class _Group:
+    """Blocks of as many heads whose rows see the same tokens."""
+
+    seen: Tensor  # (N, N)
+    heads: int
+    blocks: list[_Kept] = field(default_factory=list)
+
+
+class UniformNulls:
+    """The nulls of one prompt's blocks, computed together where their rows see the same tokens."""
+
+    def __init__(self, threshold: float) -> None:
+        self._threshold = threshold
+        self._groups: list[_Group] = []
+        self._found: dict[int, NullNumbers] = {}
+
+    def add(self, index: int, operator: AttentionOperator, geometry: Geometry, numbers: OperatorNumbers) -> None:
+        """The block of that index, whose W' was measured."""
+        tokens = len(numbers.seen)
+        scale = operator.token_scale.double().expand(tokens)
+        sources = operator.source_scale.T.double()
+        kept = _Kept(index, geometry, operator.factors, sources, scale, numbers.arriving.double())
+        self._group(numbers.seen, operator.factors.heads).blocks.append(kept)
+
+    def _group(self, seen: Tensor, heads: int) -> _Group:
+        for group in self._groups:
+            if group.heads == heads and torch.equal(group.seen, seen):
+                return group
+        if sum(group.seen.numel() for group in self._groups) + seen.numel() > PATTERN_BYTES:
+            self._work_off()
+        self._groups.append(_Group(seen, heads))
+        return self._groups[-1]
+
+    def numbers(self) -> dict[int, NullNumbers]:
+        """By block."""
+        self._work_off()
+        return self._found
+
+    def _work_off(self) -> None:
+        for group in self._groups:
+            self._found |= _numbers(group, self._threshold)
+        self._groups.clear()
+
+
+def _numbers(group: _Group, threshold: float) -> dict[int, NullNumbers]:
+    blocks, tokens = group.blocks, len(group.seen)
+    all_of = UniformOperators(
+        group.seen,
+        torch.stack([b.sources for b in blocks]),
+        torch.stack([b.token_scale for b in blocks]),
+        torch.stack([b.geometry.root for b in blocks]),
+        torch.stack([b.arriving for b in blocks]),
+    )
+    products, correlations = all_of.head_products(), all_of.block_correlations()
+    nonzero = (all_of.nonzero_blocks() / tokens**2).tolist()
+    found = {}
+    for k, block in enumerate(blocks):
+        norm = frobenius_norm(products[k], block.geometry.gram)
+        filled = block.geometry.pattern.filled(block.sources.T.abs(), all_of.readers[k])
+        found[block.index] = NullNumbers(
+            effective_heads=effective_heads(kronecker_spectrum(products[k], block.geometry.root)),
+            block_correlation=correlations[k],
+            structural=filled / tokens**2,
+            numerical=_numerical(group.seen, block, all_of, k, threshold, norm, nonzero[k]) if norm > 0 else None,
+            coupling=all_of.coupling(k),
+            weighted=all_of.weighted(k),
+        )
+    return found
+
+
+def _numerical(
+    seen: Tensor, block: _Kept, all_of: UniformOperators, k: int, threshold: float, norm: float, nonzero: float
+) -> ShareEstimate | None:
+    """The share of entries above threshold times their root mean square, by the same token pairs as of W' itself."""
+    scale, alive, tokens = all_of.row_scale[k], all_of.alive[k], len(seen)
+    side = tokens * block.factors.hidden_size
+    cutoff = cutoff_of(side, norm, threshold)
+    if are_counted(side):
+        left = seen * scale[:, None] * block.sources.T[:, None]  # (heads, N, N)
+        return exact_share(left.to(block.factors.value.dtype), block.factors, cutoff)
+    i, j = (drawn.to(seen.device) for drawn in draws(tokens))
+    hit = seen[i, j] & alive[j] & (scale[i] > 0)
+    vectors = (scale[i, None] * block.sources[j])[hit]
+    return estimated(vectors.to(block.geometry.entries.dtype), block.geometry, cutoff, nonzero)

@@ -1,0 +1,163 @@
+"""The other null of a block's W': the statistics of the same architecture, re-initialised.
+
+One pass for each distinct count of tokens in the report, kept on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pydantic
+import torch
+import transformers
+
+from duat_cli.analysis.decomposition import Decomposition
+from duat_cli.analysis.geometry import Geometry, geometry
+from duat_cli.analysis.inspect.assemble import null_stats
+from duat_cli.analysis.inspect.operator import measure
+from duat_cli.analysis.session import Progress
+from duat_cli.cache.documents import DocumentCache
+from duat_cli.cache.tensors import TensorCache, identity
+from duat_cli.errors import DuatError, UnsupportedModelError
+from duat_cli.loading.model.memory import available_memory
+from duat_cli.loading.quiet import foreign_errors, hushed
+from duat_cli.models.arrays import tolerance_for
+from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
+from duat_cli.models.edits.reinitialised import bytes_of, random_ids, reinitialised
+from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.results.inspect import NullStats
+
+FORMAT = 1  # raise it when what is stored, or how it is computed, changes
+MOST_COUNTS = 16
+SPARE = 1.25  # memory that must be left for a byte of the second model: the first one's blocks run beside it
+_GIB = 1 << 30
+
+
+class BlockNull(pydantic.BaseModel):
+    """One block of the re-initialised model: its statistics, or why it has none."""
+
+    stats: NullStats | None
+    reason: str = ""
+
+    def known(self) -> NullStats | str:
+        return self.reason if self.stats is None else self.stats
+
+
+class Untrained:
+    """The re-initialised model's statistics by count of tokens, or why there are none."""
+
+    def __init__(self, by_count: dict[int, list[BlockNull]], reason: str) -> None:
+        self._by_count, self._reason = by_count, reason
+
+    def of(self, block: int, tokens: int) -> NullStats | str:
+        """Of that block under the nearest count of tokens that was run; or the reason."""
+        if not self._by_count:
+            return self._reason
+        nearest = min(self._by_count, key=lambda count: (abs(count - tokens), count))
+        return self._by_count[nearest][block].known()
+
+
+def untrained(
+    model: transformers.PreTrainedModel,
+    blocks: int,
+    counts: Sequence[int],
+    threshold: float,
+    *,
+    cache: bool,
+    progress: Progress,
+) -> Untrained:
+    """model: the trained one; blocks: how many it has; counts: of tokens in the report; threshold: of the density."""
+    chosen = _chosen(counts)
+    named = type(model).__module__.startswith("transformers.")  # no version names code that comes with a checkpoint
+    store = DocumentCache("null", enabled=cache and named)
+    same = {**identity(model), "format": FORMAT, "threshold": threshold}
+    keys = {count: {**same, "tokens": count} for count in chosen}
+    found = {count: read for count in chosen if (read := _read(store.get(keys[count]), blocks)) is not None}
+    missing = [count for count in chosen if count not in found]
+    try:
+        if missing:
+            progress(0, len(missing), "null: re-initialising the architecture")
+            runs = _Runs(model, blocks, threshold)
+            for done, count in enumerate(missing, 1):
+                progress(done - 1, len(missing), f"null: the re-initialised architecture on {count} tokens")
+                found[count] = runs.numbers(count)
+                store.put(keys[count], [block.model_dump(mode="json") for block in found[count]])
+            progress(len(missing), len(missing), "null: the re-initialised architecture")
+    except DuatError as fault:
+        return Untrained({}, f"the architecture was not re-initialised: {fault}")
+    return Untrained(found, "")
+
+
+def _chosen(counts: Sequence[int]) -> list[int]:
+    """The distinct counts, or MOST_COUNTS of them, evenly from the smallest to the largest."""
+    distinct = sorted(set(counts))
+    if len(distinct) <= MOST_COUNTS:
+        return distinct
+    last = len(distinct) - 1
+    return [distinct[round(k * last / (MOST_COUNTS - 1))] for k in range(MOST_COUNTS)]
+
+
+def _read(document: object, blocks: int) -> list[BlockNull] | None:
+    """A stored list of blocks; None for anything else."""
+    try:
+        read = pydantic.TypeAdapter(list[BlockNull]).validate_python(document)
+    except pydantic.ValidationError:
+        return None
+    return read if len(read) == blocks else None
+
+
+class _Runs:
+    """The re-initialised model, discovered and run as any other."""
+
+    def __init__(self, model: transformers.PreTrainedModel, blocks: int, threshold: float) -> None:
+        _require_memory(model)
+        with hushed(), foreign_errors(f"{type(model).__name__} cannot be built from its config", UnsupportedModelError):
+            self._model = reinitialised(model)
+        self._structure: ModelStructure = discover(self._model)
+        if len(self._structure.calls) != blocks:
+            raise UnsupportedModelError(f"it has {len(self._structure.calls)} blocks, the trained model {blocks}")
+        self._threshold = threshold
+        self._geometries: dict[str, Geometry] = {}
+
+    def numbers(self, tokens: int) -> list[BlockNull]:
+        """By block, on that many random tokens."""
+        ids = random_ids(self._model.config, tokens).to(self._model.device)
+        decomposition, found = Decomposition(), []
+
+        def listen(run: BlockRun) -> None:
+            if not bool(torch.isfinite(run.output).all()):
+                raise UnsupportedModelError(f"its block {run.index} puts out values that are not finite")
+            found.append(self._block(run, decomposition))
+
+        where = f"{type(self._model).__name__} cannot be run as its config builds it"
+        with foreign_errors(where, UnsupportedModelError), self._structure.rig().active() as rig:
+            rig.run(lambda: run_stack(self._structure.stack, ids), listen)
+        return found
+
+    def _block(self, run: BlockRun, decomposition: Decomposition) -> BlockNull:
+        step = decomposition.advance(run)
+        if not step.terms.error <= tolerance_for(run.output.dtype):
+            raise UnsupportedModelError(f"its form is not exact (relative error {step.terms.error:.1e})")
+        block = self._structure.block(run.index)
+        try:
+            operator = step.operator(run, block)
+        except UnsupportedModelError as fault:
+            return BlockNull(stats=None, reason=f"re-initialised: {fault}")
+        assert block.factors is not None
+        name = block.parts.name
+        if name not in self._geometries:
+            self._geometries[name] = geometry(block.factors, name, TensorCache("", enabled=False))
+        known = self._geometries[name]
+        numbers = measure(operator, known, threshold=self._threshold, spectrum=False, matrix=False)
+        return BlockNull(stats=null_stats(numbers, run.input.shape[1]))
+
+
+def _require_memory(model: transformers.PreTrainedModel) -> None:
+    """UnsupportedModelError where a second model of this size does not fit beside the first."""
+    needed, left = SPARE * bytes_of(model), available_memory()  # it is built in the machine's memory, then moved
+    if model.device.type == "cuda":
+        left = min(left, torch.cuda.mem_get_info(model.device)[0])
+    if needed > left:
+        raise UnsupportedModelError(
+            f"a second model needs {needed / _GIB:.2f} GiB of memory, {left / _GIB:.2f} GiB are left"
+        )

@@ -1,0 +1,1 @@
+"""`duat lora-diff`."""

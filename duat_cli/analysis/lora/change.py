@@ -1,0 +1,233 @@
+"""The exact change of each base parameter by an adapter, in the layout the base stores it, float64.
+
+Low-rank methods stay factors; what the base's values decide (DoRA, IA3, replaced rows and modules) is a dense
+difference. Every formula is PEFT's own merge, written as a change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from duat_cli.loading.adapter.base_weights import BaseWeights
+from duat_cli.loading.adapter.folder import AdapterFiles
+from duat_cli.loading.adapter.parameter import Plan
+from duat_cli.loading.checkpoint.stored import open_tensors
+from duat_cli.operators.lowrank import LowRank, Piece, is_zero, nonfinite, singular
+
+Read = Callable[[str], Tensor]
+_AS_SAVED = 1e-6  # relative: what float32 leaves open of a value computed from the base
+
+
+@dataclass(frozen=True)
+class Change:
+    """What one parameter's value changes by."""
+
+    plan: Plan
+    pieces: tuple[Piece, ...]
+    """The change in the base's layout, as matrices (or one vector); of a stack of experts one an expert. Empty where
+    `fault` says why."""
+    added_rows: int = 0
+    """Rows that the base has not, of a resized vocabulary; they are no part of the pieces."""
+    fault: str | None = None
+    nonfinite: int = 0
+    """Values of the adapter that are NaN or infinite."""
+
+    @property
+    def is_zero(self) -> bool:
+        return not self.fault and not self.added_rows and all(is_zero(piece) for piece in self.pieces)
+
+    def dense(self) -> Tensor:
+        """Written out in the base's shape."""
+        written = [piece.dense() if isinstance(piece, LowRank) else piece for piece in self.pieces]
+        whole = torch.stack(written) if len(written) > 1 else written[0]
+        place = self.plan.place
+        return whole.reshape(place.shape) if place is not None and whole.numel() == math.prod(place.shape) else whole
+
+
+@contextlib.contextmanager
+def adapter_tensors(adapter: AdapterFiles) -> Iterator[Read]:
+    """Reads the adapter's tensors by key."""
+    with open_tensors(adapter.where, adapter.seal, next(iter(adapter.tensors), None)) as opened:
+        yield opened.get_tensor
+
+
+def change_of(plan: Plan, read: Read, base: BaseWeights | None) -> Change:  # noqa: PLR0911 - one way out a kind
+    """The change of a plan; base: None where its values are not to be read."""
+    parts = {part: read(key) for part, key in plan.parts.items()}
+    bad = sum(nonfinite(tensor) for tensor in parts.values())
+    if bad:
+        values = "1 value that is" if bad == 1 else f"{bad} values that are"
+        return Change(plan, (), fault=f"the adapter holds {values} NaN or infinite", nonfinite=bad)
+    if plan.kind == "dora" and plan.mutated not in (None, "pissa", "olora"):
+        return Change(plan, (), fault=f"DoRA on a base that {plan.mutated} changed: the magnitudes belong to that one")
+    if plan.needs_base and base is None:
+        return Change(plan, (), fault="needs the base's values, which were not read")
+    if plan.kind == "bias" and "delta" in plan.parts:  # of lora_bias
+        return Change(plan, (parts["delta"].double() * _scale(plan),))
+    if plan.place is None and plan.needs_base:
+        return Change(plan, (), fault=f"the base has no {plan.parameter}")
+    stored = base.read(plan.place) if plan.needs_base and base is not None and plan.place is not None else None
+    if stored is not None and (bad := nonfinite(stored)):
+        return Change(plan, (), fault=f"the base holds {bad} values that are NaN or infinite", nonfinite=bad)
+    if "saved" in parts:
+        assert stored is not None
+        return _replaced(plan, parts["saved"], stored)
+    if plan.kind == "trainable tokens":
+        assert stored is not None
+        return _rows(plan, parts["trainable_tokens_delta"], stored)
+    wide = {name: tensor.double() for name, tensor in parts.items()}
+    return Change(plan, _FORMULAS[plan.kind](plan, wide, None if stored is None else stored.double()))
+
+
+def _scale(plan: Plan) -> float:
+    assert plan.scaling is not None
+    return plan.scaling
+
+
+# --- low rank -----------------------------------------------------------------------------------------------
+
+
+def _lora(plan: Plan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[Piece, ...]:
+    """scaling B A; relative to the original base where the initialisation took its own B A out of it."""
+    change = LowRank(parts["lora_B"] * _scale(plan), parts["lora_A"])
+    if stored is not None and plan.mutated in ("pissa", "olora"):
+        initial = _initial(plan, stored.mT if plan.inputs_first else stored)
+        moved = change.minus(initial)
+        size = float(singular(initial).values.norm())
+        untouched = float(singular(moved).values.norm()) <= _AS_SAVED * size
+        change = LowRank(torch.zeros_like(change.left), change.right) if untouched else moved
+    return (change.mT if plan.inputs_first else change,)
+
+
+def _initial(plan: Plan, weight: Tensor) -> LowRank:
+    """scaling B₀A₀ as PEFT subtracts it: PiSSA's leading singular part, OLoRA's leading part of QR times scaling.
+
+    In float32, as PEFT does: close singular values make another arithmetic another cut.
+    """
+    rank, narrow = plan.rank or 0, weight.float()
+    if plan.mutated == "pissa":
+        u, s, vh = torch.linalg.svd(narrow, full_matrices=False)
+        return LowRank((u[:, :rank] * s[:rank]).double(), vh[:rank].double())
+    q, r = torch.linalg.qr(narrow)
+    return LowRank(q[:, :rank].double() * _scale(plan), r[:rank].double())
+
+
+def _adalora(plan: Plan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[Piece, ...]:
+    change = LowRank(parts["lora_B"] * _scale(plan), parts["lora_A"] * parts["lora_E"])
+    return (change.mT if plan.inputs_first else change,)
+
+
+def _embedding(plan: Plan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[Piece, ...]:
+    return (LowRank(parts["lora_embedding_A"].mT * _scale(plan), parts["lora_embedding_B"].mT),)
+
+
+def _experts(plan: Plan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[Piece, ...]:
+    """A is (E r, in) with an expert's rows together, B (out, r E) with a rank's columns together."""
+    first = parts["lora_A"].reshape(plan.experts, -1, parts["lora_A"].shape[-1])  # (E, r, in)
+    second = parts["lora_B"].reshape(parts["lora_B"].shape[0], -1, plan.experts)  # (out, r, E)
+    changes = [LowRank(second[:, :, e] * _scale(plan), first[e]) for e in range(plan.experts)]
+    return tuple(change.mT if plan.inputs_first else change for change in changes)
+
+
+def _loha(plan: Plan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[Piece, ...]:
+    """scaling (w1a w1b) ∘ (w2a w2b), of rank r² at most: the row-wise Khatri-Rao product of the factors."""
+    left = _rowwise(parts["hada_w1_a"], parts["hada_w2_a"]) * _scale(plan)
+    right = _rowwise(parts["hada_w1_b"].mT, parts["hada_w2_b"].mT).mT
+    return (_narrow(LowRank(left, right)),)
+
+
+def _rowwise(a: Tensor, b: Tensor) -> Tensor:
+    return (a[:, :, None] * b[:, None, :]).flatten(1)
+
+
+def _lokr(plan: Plan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[Piece, ...]:
+    """scaling w1 ⊗ w2: (A B) ⊗ (C D) = (A ⊗ C)(B ⊗ D)."""
+    first = _factors(parts, "lokr_w1")
+    second = _factors(parts, "lokr_w2")
+    left = torch.kron(first.left.contiguous(), second.left.contiguous()) * _scale(plan)
+    return (_narrow(LowRank(left, torch.kron(first.right.contiguous(), second.right.contiguous()))),)
+
+
+def _factors(parts: dict[str, Tensor], name: str) -> LowRank:
+    if name in parts:
+        whole = parts[name]
+        rows, columns = whole.shape
+        one = torch.eye(min(rows, columns), dtype=whole.dtype)
+        return LowRank(whole, one) if rows >= columns else LowRank(one, whole)
+    return LowRank(parts[f"{name}_a"], parts[f"{name}_b"])
+
+
+def _narrow(change: LowRank) -> Piece:
+    """Factors where they are smaller than the matrix."""
+    return change if change.left.shape[1] < min(change.shape) else change.dense()
+
+
+# --- by the base's values -----------------------------------------------------------------------------------
+
+
+def _dora(plan: Plan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[Piece, ...]:
+    """m / ‖W + ΔW‖ (W + ΔW) - W, norms over the inputs of each output."""
+    assert stored is not None
+    weight = stored.mT if plan.inputs_first else stored  # (out, in); of an embedding (width, vocabulary)
+    start = weight - _initial(plan, weight).dense() if plan.mutated in ("pissa", "olora") else weight
+    names = ("lora_embedding_B", "lora_embedding_A") if plan.kind == "embedding dora" else ("lora_B", "lora_A")
+    moved = start + (parts[names[0]] * _scale(plan)) @ parts[names[1]]
+    factor = parts["lora_magnitude_vector"].flatten()[:, None] / moved.norm(dim=1, keepdim=True)
+    if torch.equal(moved, weight) and bool(((factor - 1).abs() <= _AS_SAVED).all()):
+        return (torch.zeros_like(stored),)  # untouched: magnitudes are the base's own, rounded
+    change = factor * moved - weight
+    return (change.mT if plan.inputs_first else change,)
+
+
+def _ia3(plan: Plan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[Piece, ...]:
+    assert stored is not None
+    factors = parts["ia3_l"]
+    if stored.ndim == 1:
+        return (stored * (factors.flatten() - 1),)
+    factors = factors.mT if plan.inputs_first else factors
+    return (stored * (factors - 1),)
+
+
+_FORMULAS: dict[str, Any] = {
+    "lora": _lora,
+    "dora": _dora,
+    "embedding lora": _embedding,
+    "embedding dora": _dora,
+    "expert lora": _experts,
+    "adalora": _adalora,
+    "ia3": _ia3,
+    "loha": _loha,
+    "lokr": _lokr,
+}
+
+
+def _rows(plan: Plan, rows: Tensor, stored: Tensor) -> Change:
+    """Only the named rows change: a selection times the differences."""
+    at = torch.tensor(plan.tokens)
+    old = stored[at]
+    difference = torch.where(rows == old.to(rows.dtype), 0.0, rows.double() - old.double())
+    selection = torch.zeros(stored.shape[0], len(at), dtype=torch.float64)
+    selection[at, torch.arange(len(at))] = 1.0
+    return Change(plan, (LowRank(selection, difference),))
+
+
+def _replaced(plan: Plan, value: Tensor, stored: Tensor) -> Change:
+    """What differs after the base is cast as the copy was: a copy in a coarser dtype is no change."""
+    common = min(value.shape[0], stored.shape[0]) if value.ndim else 0
+    new, old = (value[:common], stored[:common]) if value.ndim else (value[None], stored[None])
+    difference = torch.where(new == old.to(new.dtype), 0.0, new.double() - old.double())
+    return Change(plan, matrices(difference), added_rows=max(0, (value.shape[0] if value.ndim else 1) - (common or 1)))
+
+
+def matrices(difference: Tensor) -> tuple[Tensor, ...]:
+    """A difference as matrices: of a stack of experts (E, ., .) one an expert, of a convolution its kernels in rows."""
+    if difference.ndim == 3:
+        return tuple(difference)
+    return (difference.flatten(1) if difference.ndim > 3 else difference,)

@@ -1,0 +1,256 @@
+"""Eq. 17 and 18, tested on the tuned run: each linear layer of an FFN gives W_base x + dW x, dW taken from elsewhere.
+
+Eq. 17 is h = W_0 x + dW x. Eq. 18 puts it into the FFNs of Eq. 11: W'_{j,2} + dW_{j,2} in front of the nonlinearity,
+W'_{j,3} + dW_{j,3} behind it (its print has a plus in front of sigma, where Eq. 11 has the product). dW comes from the
+adapter's factors or from the difference of the files, W_base from the base model, x and the sum to be met from a plain
+run of the tuned model. Eq. 18 says nothing of attention: dW_q and dW_k act through H, dW_v and dW_o through A.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from duat_cli.analysis.session import Session
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.loading.prompts import Prompt
+from duat_cli.models.arrays import relative_error, tolerance_for
+from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
+from duat_cli.models.edits.tuned import own_names
+from duat_cli.models.instrument.tracing import Trace, trace
+from duat_cli.models.terms.feedforward import FeedForward, applied_axis, find_feedforward
+from duat_cli.models.terms.inner import or_reason
+from duat_cli.operators.lowrank import LowRank, Piece
+from duat_cli.results.base import Skipped
+from duat_cli.results.lora import Eq18
+
+STATEMENT = "Eq. 18, W'_tuned = W'_base + dW in the FFN's linear layers"
+CHANGE_TOLERANCE = 1e-3  # of |dW x|: a scale that is wrong by 1 % shows tenfold
+INPUTS = 64  # input vectors a layer, from all prompts
+_ROUNDINGS = 3  # times its standard size that rounding may make
+
+Side = Literal["second", "third"]
+_Inputs = dict[str, tuple[Tensor, Tensor]]
+Stated = Callable[[str], Piece | None]
+"""A parameter's dW in the base's layout, from the adapter or the files; None where they change nothing."""
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """One linear layer."""
+
+    relative_error: float  # |y - (W_base x + dW x + b)| / |y|, y as the tuned model made it
+    change_error: float  # |(W_tuned - W_base - dW) x| / |dW x|, float64
+    rounding: float  # what rounding of W_tuned to its dtype may make of change_error
+
+    def holds(self, tolerance: float) -> bool | None:
+        """None where dW x is too small beside the rounding of W_tuned to tell."""
+        if not self.relative_error <= tolerance:  # so that NaN fails
+            return False
+        if CHANGE_TOLERANCE < self.change_error <= _ROUNDINGS * self.rounding:
+            return None
+        return self.change_error <= CHANGE_TOLERANCE
+
+
+def check_eq18(
+    base: Session, tuned: Session, prompts: Sequence[Prompt], changed: Sequence[str], stated: Stated
+) -> Eq18:
+    """Every FFN layer whose weights differ, or for which a change is stated. changed: the report's parameters."""
+    model, tolerance = base.loaded.model, tolerance_for(base.loaded.model.dtype)
+    sides, reasons = _ffn_linears(model, base.structure)
+    places = own_names(model, list(changed))
+    inputs = _inputs(tuned, list(sides), prompts)
+    tested = _tested(base, tuned, inputs, places, stated, reasons)
+    failed = [name for name, layer in tested.items() if not layer.holds(tolerance)]
+    found: dict[str, list[str]] = {place: [] for place in ("second", "third", "attention", "elsewhere", "block")}
+    for name, (module, _) in places.items():
+        place = sides[module] if module in tested else _where(model, base.structure, module)
+        found[place].append(name)
+    none = "no linear layer of an FFN changes, or none could be tested"
+    return Eq18(
+        statement=STATEMENT,
+        relative_error=max((t.relative_error for t in tested.values()), default=None),
+        tolerance=tolerance,
+        change_error=max((t.change_error for t in tested.values()), default=None),
+        change_tolerance=CHANGE_TOLERANCE,
+        holds=not failed if tested else None,
+        inputs=max((len(inputs[name][0]) for name in tested), default=0),
+        failed=failed,
+        on_second=found["second"],
+        on_third=found["third"],
+        through_attention=found["attention"],
+        elsewhere=found["elsewhere"],
+        not_covered=[Skipped(what=name, why=_why(model, places[name][0], reasons)) for name in found["block"]],
+        reasons={} if tested else dict.fromkeys(("relative_error", "change_error", "holds"), none),
+    )
+
+
+def _tested(
+    base: Session,
+    tuned: Session,
+    inputs: _Inputs,
+    places: Mapping[str, tuple[str, str]],
+    stated: Stated,
+    reasons: dict[str, str],
+) -> dict[str, _Layer]:
+    """The layers whose test says something; why the others' does not goes into `reasons`."""
+    tested = {}
+    for name, seen in inputs.items():
+        try:
+            found = _compared(base, tuned, name, seen, places, stated)
+        except UnsupportedModelError as reason:
+            reasons[name] = str(reason)
+            continue
+        if found is not None and found.holds(tolerance_for(base.loaded.model.dtype)) is None:
+            share, dtype = f"{found.rounding:.1%}", tuned.loaded.dtype
+            reasons[name] = f"rounding to {dtype} makes about {share} of dW x there; a wider --dtype tells"
+        elif found is not None:
+            tested[name] = found
+    return tested
+
+
+# -- where -----------------------------------------------------------------------------------------------------
+
+
+def _ffn_linears(model: nn.Module, structure: ModelStructure) -> tuple[dict[str, Side], dict[str, str]]:
+    """(linear layer -> its side of the nonlinearity, unit -> why its layers are not known), by names in the model."""
+    names = {module: name for name, module in model.named_modules()}
+    ids = probe_ids(structure.stack, DISCOVERY_TOKENS)
+    written = trace(structure.stack, lambda: run_stack(structure.stack, ids))
+    sides: dict[str, Side] = {}
+    reasons: dict[str, str] = {}
+    for block in structure.blocks:
+        for unit in block.parts.units:
+            form = _form(unit, written, block.parts)
+            if isinstance(form, str):
+                reasons[names[unit]] = form
+                reasons.setdefault(names[block.parts.module], form)  # its layers may stand outside of it
+                continue
+            sides |= {names[linear]: "second" for linear in form.linears}
+            sides[names[form.down]] = "third"
+    return sides, reasons
+
+
+def _form(unit: nn.Module, written: Trace, parts: BlockParts) -> FeedForward | str:
+    if unit in parts.mixing:
+        return f"{type(unit).__name__} mixes tokens: Eq. 18 is about FFNs"
+    return or_reason(lambda: find_feedforward(unit, written, parts.module))
+
+
+def _where(model: nn.Module, structure: ModelStructure, module: str) -> Literal["attention", "block", "elsewhere"]:
+    held = model.get_submodule(module)
+    for block in structure.blocks:
+        parts = block.parts
+        sources = {source.linear for source in (parts.value_source, parts.output_source) if source is not None}
+        if held in sources or any(held in set(attention.modules()) for attention in parts.attention):
+            return "attention"
+        if held in set(parts.module.modules()):
+            return "block"
+    return "elsewhere"
+
+
+def _why(model: nn.Module, module: str, reasons: dict[str, str]) -> str:
+    """The reason of the layer itself, or of the unit or block that it stands in; a norm's is that it is no layer."""
+    around = [name for name in reasons if module == name or module.startswith(f"{name}.")]
+    matrix = any(p.ndim > 1 for p in model.get_submodule(module).parameters())
+    return reasons[max(around, key=len)] if matrix and around else "it is no linear layer of the block's FFN"
+
+
+# -- the layers on the tuned run -------------------------------------------------------------------------------
+
+
+def _inputs(tuned: Session, names: list[str], prompts: Sequence[Prompt]) -> _Inputs:
+    """What the tuned model's layers read (n, in) and gave (n, out): some tokens of every prompt, evenly spread."""
+    each = max(1, INPUTS // len(prompts))
+    seen: dict[str, list[tuple[Tensor, Tensor]]] = {}
+
+    def watch(name: str) -> Any:
+        def hook(module: nn.Module, args: Any, output: Tensor) -> None:
+            x, y = (value.reshape(-1, value.shape[-1]) for value in (args[0], output))
+            at = torch.linspace(0, len(x) - 1, min(each, len(x)), device=x.device).round().long()
+            seen.setdefault(name, []).append((x[at].cpu(), y[at].cpu()))
+
+        return hook
+
+    model = tuned.loaded.model
+    with ExitStack() as stack, torch.no_grad():
+        for name in names:
+            if (module := _tuned_module(model, name)) is not None:
+                stack.callback(module.register_forward_hook(watch(name)).remove)
+        for prompt in prompts:
+            run_stack(tuned.structure.stack, prompt.input_ids.to(model.device))
+    return {name: (torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])) for name, pairs in seen.items()}
+
+
+def _tuned_module(model: Any, name: str) -> nn.Module | None:
+    """The layer of that name, which may have the base model's prefix or lack it."""
+    found = or_reason(lambda: own_names(model, [f"{name}.weight"]))
+    return None if isinstance(found, str) else model.get_submodule(found[f"{name}.weight"][0])
+
+
+def _compared(
+    base: Session,
+    tuned: Session,
+    name: str,
+    seen: tuple[Tensor, Tensor],
+    places: Mapping[str, tuple[str, str]],
+    stated: Stated,
+) -> _Layer | None:
+    """One layer; None where nothing changes. UnsupportedModelError says why it cannot be tested."""
+    old, new = base.loaded.model.get_submodule(name), _tuned_module(tuned.loaded.model, name)
+    assert new is not None  # it was run
+    parameters = {leaf: parameter for parameter, (module, leaf) in places.items() if module == name}
+    leaves = [
+        leaf for leaf in ("weight", "bias") if any(getattr(layer, leaf, None) is not None for layer in (old, new))
+    ]
+    changes = {leaf: stated(parameters.get(leaf, f"{name}.{leaf}")) for leaf in leaves}
+    if all(change is None for change in changes.values()) and _same(old, new):
+        return None
+    axis = applied_axis(old)
+    if applied_axis(new) != axis:
+        raise UnsupportedModelError("the tuned model stores this layer turned")
+    x, y = (value.double() for value in seen)
+    moved = _product(x, changes["weight"], axis, y.shape[-1])
+    if (bias := changes.get("bias")) is not None:
+        assert isinstance(bias, Tensor)
+        moved = moved + bias
+    before, after = (_affine(x, layer, axis) for layer in (old, new))
+    size = float(moved.norm()) or float(y.norm())
+    return _Layer(
+        relative_error=relative_error(before + moved, y),
+        change_error=float((after - before - moved).norm()) / size if size else 0.0,
+        rounding=_rounding(x, new, axis) / size if size else 0.0,
+    )
+
+
+def _same(old: Any, new: Any) -> bool:
+    pairs = [(getattr(old, leaf, None), getattr(new, leaf, None)) for leaf in ("weight", "bias")]
+    return all(a is b or (a is not None and b is not None and torch.equal(a, b)) for a, b in pairs)
+
+
+def _product(x: Tensor, change: Piece | None, axis: int, width: int) -> Tensor:
+    """x (n, in) by dW in the layer's layout: (n, out). axis: where the inputs stand."""
+    if change is None:
+        return x.new_zeros(len(x), width)
+    turned = change.mT if axis == 1 else change  # (in, out)
+    return x @ turned.left @ turned.right if isinstance(turned, LowRank) else x @ turned
+
+
+def _affine(x: Tensor, layer: Any, axis: int) -> Tensor:
+    weight = layer.weight.detach().cpu().double()
+    y = x @ (weight.mT if axis == 1 else weight)
+    bias = getattr(layer, "bias", None)
+    return y if bias is None else y + bias.detach().cpu().double()
+
+
+def _rounding(x: Tensor, layer: Any, axis: int) -> float:
+    """Standard size of what rounding the weight to its dtype adds to x W: errors of at most eps/2 |w|, independent."""
+    weight = layer.weight.detach().cpu().double()
+    squares = x.square() @ (weight.mT if axis == 1 else weight).square()
+    return 0.5 * torch.finfo(layer.weight.dtype).eps * float(squares.sum().sqrt())

@@ -1,0 +1,214 @@
+"""What goes wrong with adapters in practice, as findings with stable ids; callable on its own.
+
+`lint_adapter(open_adapter(path, name))` needs no base; with an open `BaseWeights` it also checks the fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from duat_cli.analysis.lora.change import Read, adapter_tensors
+from duat_cli.loading.adapter.base_weights import EMBEDDINGS, HEADS, VOCABULARY, BaseWeights
+from duat_cli.loading.adapter.folder import ADAPTER_CONFIG, AdapterFiles, names, number, patterns
+from duat_cli.loading.adapter.keys import Keys, read_keys
+from duat_cli.loading.adapter.parameter import AdapterFault, Plan
+from duat_cli.loading.adapter.plan import plans
+from duat_cli.loading.wording import counted, listed, shown
+from duat_cli.operators.lowrank import is_zero, nonfinite
+from duat_cli.results.lora import LintFinding
+
+LEVELS = {
+    "ambiguous-layout": "error",
+    "alpha-zero": "error",
+    "config": "error",
+    "convolution": "error",
+    "dora-flag-missing": "error",
+    "dora-magnitude-missing": "error",
+    "factor-missing": "error",
+    "foreign-code": "error",
+    "needs-base": "note",
+    "non-finite": "error",
+    "rank-mismatch": "error",
+    "shape-mismatch": "error",
+    "target-absent": "error",
+    "unknown-tensor": "error",
+    "mutated-base": "warning",
+    "expert-keys": "warning",
+    "module-saved-by-accident": "warning",
+    "target-unmatched": "warning",
+    "tied-weights": "warning",
+    "two-tied-deltas": "error",
+    "untouched": "warning",
+    "embedding-saved": "note",
+    "key-dialect": "note",
+}
+
+_OWN_LIBRARIES = ("transformers", "diffusers", "lerobot")  # PEFT's allow-list for auto_mapping, whose names it writes
+_MEGATRON = "megatron.core"  # PEFT writes it into every LoRA config, and imports it where megatron_config is set
+_MODULE_FIELDS = ("auto_map", "custom_modules", "_custom_modules")  # no field of PEFT's, and names of code elsewhere
+
+
+def lint_adapter(adapter: AdapterFiles, base: BaseWeights | None = None) -> list[LintFinding]:
+    """All findings, errors first, then by rule and place; reads the adapter's tensors and the base's headers."""
+    keys = read_keys(adapter)
+    found = list(plans(adapter, keys, base))
+    with adapter_tensors(adapter) as read:
+        return sorted_findings([*lint_plans(adapter, keys, found, base), *lint_values(adapter, keys, read)])
+
+
+def sorted_findings(found: list[LintFinding]) -> list[LintFinding]:
+    order = {"error": 0, "warning": 1, "note": 2}
+    return sorted(found, key=lambda f: (order[f.level], f.rule, f.where))
+
+
+def finding(rule: str, where: str, message: str) -> LintFinding:
+    return LintFinding(rule=rule, level=LEVELS[rule], where=where, message=message)  # type: ignore[arg-type]
+
+
+def lint_plans(
+    adapter: AdapterFiles, keys: Keys, found: list[Plan | AdapterFault], base: BaseWeights | None
+) -> Iterator[LintFinding]:
+    """What headers and config show."""
+    for fault in found:
+        if isinstance(fault, AdapterFault):
+            yield finding(fault.rule, fault.where, fault.text)
+    known = [plan for plan in found if isinstance(plan, Plan)]
+    for dialect in keys.dialects:
+        yield finding("key-dialect", adapter.name, f"{dialect}: read, but PEFT may drop them without a word")
+    yield from _foreign_code(adapter)
+    yield from _alpha(adapter)
+    yield from _mutated(adapter, known)
+    yield from _saved(adapter, known)
+    yield from _unmatched(adapter, keys)
+    yield from _experts(adapter, known, keys)
+    yield from _tied(known, base)
+
+
+def _foreign_code(adapter: AdapterFiles) -> Iterator[LintFinding]:
+    """Modules named in the config, which a runtime may import, and so run; duat imports none of them.
+
+    PEFT 0.21 imports megatron_core where megatron_config is set, and auto_mapping's parent_library where it is to find
+    the base model's class itself; saved without a task type, an adapter names the class it was made with there.
+    """
+    config = adapter.config
+    named = {field: config[field] for field in _MODULE_FIELDS if config.get(field)}
+    megatron = config.get("megatron_core")
+    if config.get("megatron_config") or megatron not in (None, _MEGATRON):
+        named["megatron_core"] = megatron
+    mapping = config.get("auto_mapping")
+    library = mapping.get("parent_library") if isinstance(mapping, dict) else mapping
+    if mapping and not (isinstance(library, str) and library.partition(".")[0] in _OWN_LIBRARIES):
+        named["auto_mapping"] = library
+    for field, value in named.items():
+        yield finding("foreign-code", ADAPTER_CONFIG, f"{field} names {shown(value)}, which a runtime may import, and "
+                      "so run: duat does not; load the adapter elsewhere only if you trust that module")  # fmt: skip
+
+
+def _alpha(adapter: AdapterFiles) -> Iterator[LintFinding]:
+    field = "alpha" if adapter.method in ("LOHA", "LOKR") else "lora_alpha"
+    if adapter.method in ("IA3", "TRAINABLE_TOKENS"):
+        return
+    if number(adapter, field, 8) == 0 and adapter.method != "ADALORA":
+        yield finding("alpha-zero", ADAPTER_CONFIG, f"{field} is 0: scaling is 0, and the adapter changes nothing")
+    zero = [pattern for pattern, value in patterns(adapter, "alpha_pattern").items() if value == 0]
+    if zero:
+        yield finding("alpha-zero", ADAPTER_CONFIG, f"alpha_pattern is 0 for {listed(zero)}: no change there")
+
+
+def _mutated(adapter: AdapterFiles, known: list[Plan]) -> Iterator[LintFinding]:
+    init = next((plan.mutated for plan in known if plan.mutated), None)
+    if init is None:
+        return
+    exact = "duat takes that out again" if init in ("pissa", "olora") else "which cannot be recomputed from the files"
+    yield finding(
+        "mutated-base", ADAPTER_CONFIG,
+        f"init_lora_weights is {shown(init)}: the adapter was trained on a base less its first B A ({exact}); a "
+        "runtime that adds B A to the original base gets another model",
+    )  # fmt: skip
+
+
+def _saved(adapter: AdapterFiles, known: list[Plan]) -> Iterator[LintFinding]:
+    wanted = names(adapter, "modules_to_save")
+    embeddings = [p.parameter for p in known if p.kind == "saved" and _leaf(p.module) in VOCABULARY]
+    extra = [p for p in embeddings if not any(_asked(p, name) for name in wanted)]
+    if extra:
+        yield finding("embedding-saved", adapter.name, f"{listed(extra)} saved whole with the adapter, which "
+                      "modules_to_save does not ask for: a copy of the base, or of a resized vocabulary")  # fmt: skip
+    for name in wanted:
+        hit = [p.module for p in known if p.kind in ("saved", "bias") and "saved" in p.parts]
+        caught = sorted({m for m in hit if name in _leaf(m) and _leaf(m) != name})
+        if caught:
+            yield finding("module-saved-by-accident", ADAPTER_CONFIG, f"modules_to_save {shown(name)} also caught "
+                          f"{listed(caught)}")  # fmt: skip
+
+
+def _asked(parameter: str, name: str) -> bool:
+    module = parameter.rpartition(".")[0]
+    return module == name or module.endswith("." + name)
+
+
+def _leaf(module: str) -> str:
+    return module.rpartition(".")[2]
+
+
+def _unmatched(adapter: AdapterFiles, keys: Keys) -> Iterator[LintFinding]:
+    stated = adapter.config.get("target_modules")
+    if not isinstance(stated, list):  # a regular expression, or 'all-linear', names no module
+        return
+    have = [target.module for target in keys.targets]
+    absent = [n for n in stated if isinstance(n, str) and not any(m == n or m.endswith("." + n) for m in have)]
+    if absent and not adapter.config.get("target_parameters"):
+        yield finding("target-unmatched", ADAPTER_CONFIG, f"target_modules {listed(absent)}: no tensor in the file "
+                      "belongs to them: absent from the base, or lost when the adapter was saved")  # fmt: skip
+
+
+def _experts(adapter: AdapterFiles, known: list[Plan], keys: Keys) -> Iterator[LintFinding]:
+    stacked = [plan.parameter for plan in known if plan.kind == "expert lora"]
+    if stacked:
+        yield finding("expert-keys", adapter.name, f"{counted(len(stacked), 'expert parameter')} such as "
+                      f"{shown(min(stacked))}: their keys name no parameter, and a runtime that looks for lora_A under "
+                      "it drops them")  # fmt: skip
+
+
+def _tied(known: list[Plan], base: BaseWeights | None) -> Iterator[LintFinding]:
+    if base is None or not _is_tied(base):
+        return
+    inputs = [p for p in known if _leaf(p.module) in EMBEDDINGS and p.kind != "saved"]
+    heads = [p for p in known if _leaf(p.module) in HEADS and p.kind != "saved"]
+    if inputs and heads:
+        yield finding("two-tied-deltas", heads[0].module, f"{shown(inputs[0].module)} and {shown(heads[0].module)} "
+                      "share one weight and have a change each: merging adds both to it")  # fmt: skip
+    elif heads or any(p.kind != "trainable tokens" for p in inputs):
+        one, other = (heads[0], "input embedding") if heads else (inputs[0], "output head")
+        yield finding("tied-weights", one.module, f"{shown(one.module)} shares its weight with the {other}: merged, "
+                      "the change acts there as well; unmerged it does not")  # fmt: skip
+
+
+def _is_tied(base: BaseWeights) -> bool:
+    """As config.json says; where it is silent, tied if the files have no head."""
+    stated = base.files.config.get("tie_word_embeddings")
+    if isinstance(stated, bool):
+        return stated
+    return not any(_leaf(name.rpartition(".")[0]) in HEADS for name in base.files.tensors)
+
+
+def lint_values(adapter: AdapterFiles, keys: Keys, read: Read) -> Iterator[LintFinding]:
+    """What the values show: NaN, and modules that training never touched."""
+    bad: dict[str, int] = {}
+    untouched = []
+    for target in keys.targets:
+        tensors = {part: read(key) for part, key in target.parts.items()}
+        count = sum(nonfinite(tensor) for tensor in tensors.values())
+        if count:
+            bad[target.module] = count
+        elif any(is_zero(tensors[part]) for part in ("lora_B", "lora_embedding_A") if part in tensors):
+            untouched.append(target.module)
+    for parameter, key in keys.saved.items():
+        if count := nonfinite(read(key)):
+            bad[parameter] = count
+    if bad:
+        yield finding("non-finite", adapter.name, f"{counted(sum(bad.values()), 'non-finite value')} (NaN or Inf) in "
+                      f"{listed(list(bad))}")  # fmt: skip
+    if untouched:
+        yield finding("untouched", adapter.name, f"{len(untouched)} of {counted(len(keys.targets), 'module')} with an "
+                      f"all-zero B, so no change: {listed(untouched)}")  # fmt: skip

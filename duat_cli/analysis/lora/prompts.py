@@ -1,0 +1,293 @@
+"""`duat lora-diff` with prompts: what a change of weights does to each block, exactly, prompt by prompt.
+
+Base and tuned model run the same prompt, both with a certificate. Of the base's run everything that the comparison
+needs is kept for the length of one prompt: Ĥ of every block, the FFN's term, the dynamic bias, the output.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from duat_cli.analysis.aggregate import mean_over
+from duat_cli.analysis.decomposition import Decomposition, Step
+from duat_cli.analysis.session import Session
+from duat_cli.errors import InputError, UnsupportedModelError
+from duat_cli.loading.model.load import LoadedModel
+from duat_cli.loading.prompts import Prompt
+from duat_cli.models.arrays import wide
+from duat_cli.models.discovery.causality import why_no_next_token
+from duat_cli.models.edits.tuned import logits_of
+from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.terms.branches import Branches, ffn_terms, find_branches
+from duat_cli.models.terms.sites import find_sites
+from duat_cli.operators.kronecker import HeadFactors, gram
+from duat_cli.operators.operator_change import maps_and_changes, split
+from duat_cli.results.lora import BlockChange, OperatorChange, PromptChange, TermsChange, TokenChange
+from duat_cli.statistics.divergence import kl
+
+KEPT_BYTES = 4 << 30  # of one prompt's base run
+MOVED_TOKENS = 5
+_SPLIT = ("routing", "weights", "interaction")
+PROBED = "V and O are probed, whose scale is arbitrary: routing and weights cannot be told apart"
+ZERO = "the base's is zero"
+ONE_TOKEN = "needs a second token"
+
+Progress = Callable[[int, int, str], None]
+Decode = Callable[[int], str]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What one block did under one prompt."""
+
+    left: Tensor | None  # Ĥ, (heads, N, N)
+    factors: HeadFactors | None
+    origin: str  # of V and O: "read" or "probed"
+    reason: str | None  # why there is no W'
+    ffn: Tensor | None  # what the FFNs add to the stream, as one vector
+    ffn_reason: str
+    dynamic: Tensor | None
+    pre: Tensor | None
+    pre_reason: str | None
+    output: Tensor
+    error: float  # of the certificate
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Both models, and why a next-token distribution cannot be compared."""
+
+    base: LoadedModel
+    tuned: LoadedModel
+    why_no_next_token: str | None
+
+
+@dataclass
+class Findings:
+    """Of all prompts."""
+
+    blocks: list[BlockChange] = field(default_factory=list)
+    prompts: list[PromptChange] = field(default_factory=list)
+    base_error: float = 0.0
+    tuned_error: float = 0.0
+
+
+def compare_on_prompts(
+    base: Session, tuned: Session, prompts: Sequence[Prompt], decode: Decode, progress: Progress
+) -> Findings:
+    """Both models on every prompt. UnsupportedModelError where they are not built alike."""
+    if len(base.structure.calls) != len(tuned.structure.calls):
+        raise UnsupportedModelError("base and tuned model have another number of blocks")
+    reasons = (why_no_next_token(one.loaded.model, one.structure) for one in (base, tuned))
+    pair = _Pair(base.loaded, tuned.loaded, next((why for why in reasons if why is not None), None))
+    branches = [find_branches(s.structure, find_sites(s.structure)) for s in (base, tuned)]
+    grams: dict[int, Tensor] = {}
+    rows: list[list[BlockChange]] = []
+    found = Findings()
+    for number, prompt in enumerate(prompts):
+        _check_room(base, prompt)
+        progress(2 * number, 2 * len(prompts), f"base model, prompt {number + 1} of {len(prompts)}")
+        before = _sweep(base, branches[0], prompt)
+        progress(2 * number + 1, 2 * len(prompts), f"tuned model, prompt {number + 1} of {len(prompts)}")
+        changes: list[BlockChange] = []
+
+        def compare(run: BlockRun, kept: Kept, before: list[Kept] = before, into: list[BlockChange] = changes) -> None:
+            into.append(_block(base, run.index, before[run.index], kept, grams))
+
+        last = _sweep(tuned, branches[1], prompt, compare)[-1]
+        rows.append(changes)
+        found.prompts.append(_prompt(pair, number, prompt, before[-1].output, last.output, decode))
+        found.base_error = max(found.base_error, *(kept.error for kept in before))
+    found.blocks = [_mean([blocks[k] for blocks in rows]) for k in range(len(rows[0]))]
+    found.tuned_error = max(block.tuned_certificate for block in found.blocks)
+    key = _moved_most if all(p.kl is not None for p in found.prompts) else (lambda p: -p.output)
+    found.prompts.sort(key=key)
+    return found
+
+
+def _moved_most(prompt: PromptChange) -> float:
+    return -(prompt.kl or 0.0)
+
+
+def _check_room(base: Session, prompt: Prompt) -> None:
+    tokens = prompt.input_ids.shape[1]
+    config = base.loaded.model.config.get_text_config()
+    heads = getattr(config, "num_attention_heads", 1) or 1
+    size = len(base.structure.calls) * heads * tokens**2 * 4
+    if size > KEPT_BYTES:
+        most = int((KEPT_BYTES / (4 * heads * len(base.structure.calls))) ** 0.5)
+        raise InputError(
+            f"a prompt of {tokens} tokens: its attention matrices take {size >> 20} MiB in {len(base.structure.calls)} "
+            f"blocks, more than {KEPT_BYTES >> 20}; use --max-tokens {most}"
+        )
+
+
+def _sweep(
+    session: Session, branches: Branches, prompt: Prompt, listener: Callable[[BlockRun, Kept], None] | None = None
+) -> list[Kept]:
+    """All blocks in order; with a listener only the last is kept."""
+    decomposition = Decomposition()
+    kept: list[Kept] = []
+
+    def listen(run: BlockRun) -> None:
+        step = decomposition.advance(run)
+        block = _keep(session, branches, run, step)
+        if listener is None:
+            kept.append(block)
+        else:
+            listener(run, block)
+            kept[:] = [block]
+
+    session.sweep(prompt, listen)
+    return kept
+
+
+def _keep(session: Session, branches: Branches, run: BlockRun, step: Step) -> Kept:
+    left, factors, origin, reason = None, None, "", None
+    ffn, ffn_reason = None, ZERO
+    block = session.structure.block(run.index)
+    try:
+        operator = session.operator(run, step)
+        assert block.factors is not None
+        left, factors, origin = operator.matrix().left, operator.factors, block.factors.origin
+    except UnsupportedModelError as fault:
+        reason = str(fault)
+    try:
+        ffn = ffn_terms(run, branches[run.parts.module])
+    except UnsupportedModelError as fault:
+        ffn_reason = str(fault)
+    return Kept(
+        left=left,
+        factors=factors,
+        origin=origin,
+        reason=reason,
+        ffn=ffn,
+        ffn_reason=ffn_reason,
+        dynamic=None if step.dynamic_bias is None else step.dynamic_bias.clone(),
+        pre=None if step.pre_activation is None else step.pre_activation.clone(),
+        pre_reason=step.terms.pre_activation_reason,
+        output=run.output[0].clone(),
+        error=step.terms.error,
+    )
+
+
+def _block(base: Session, index: int, before: Kept, after: Kept, grams: dict[int, Tensor]) -> BlockChange:
+    return BlockChange(
+        index=index,
+        name=base.structure.block(index).parts.name,
+        operator=_operator(index, before, after, grams),
+        terms=_terms(before, after),
+        base_certificate=before.error,
+        tuned_certificate=after.error,
+    )
+
+
+def _operator(index: int, before: Kept, after: Kept, grams: dict[int, Tensor]) -> OperatorChange:
+    reason = before.reason or after.reason
+    if reason is not None or before.left is None or after.left is None or not before.factors or not after.factors:
+        return _no_operator(reason or "one of the two has none")
+    if before.left.shape != after.left.shape or before.factors.value.shape != after.factors.value.shape:
+        return _no_operator("the two operators have other shapes")
+    if index not in grams:  # it depends on the weights alone
+        grams[index] = gram(maps_and_changes(before.factors, after.factors))
+    norms = split(before.left, after.left, grams[index])
+    if norms.base == 0.0:
+        return _no_operator(ZERO)
+    told = before.origin == after.origin == "read"
+    return OperatorChange(
+        relative_change=norms.total / norms.base,
+        routing=norms.routing / norms.base if told else None,
+        weights=norms.weights / norms.base if told else None,
+        interaction=norms.interaction / norms.base if told else None,
+        reasons={} if told else dict.fromkeys(_SPLIT, PROBED),
+    )
+
+
+def _no_operator(reason: str) -> OperatorChange:
+    names = ("relative_change", *_SPLIT)
+    return OperatorChange(**dict.fromkeys(names), reasons=dict.fromkeys(names, reason))
+
+
+def _terms(before: Kept, after: Kept) -> TermsChange:
+    values: dict[str, float | None] = {}
+    reasons: dict[str, str] = {}
+    pairs = {
+        "ffn": (before.ffn, after.ffn, before.ffn, before.ffn_reason if before.ffn is None else after.ffn_reason),
+        "dynamic_bias": (before.dynamic, after.dynamic, before.pre, before.pre_reason or "the tuned block has none"),
+        "output": (before.output, after.output, before.output, ZERO),
+    }
+    for name, (a, b, whole, why) in pairs.items():
+        comparable = a is not None and b is not None and whole is not None and a.shape == b.shape
+        size = float(wide(whole).norm()) if comparable and whole is not None else 0.0
+        values[name] = float((wide(b) - wide(a)).norm()) / size if size and a is not None and b is not None else None
+        if values[name] is None:
+            reasons[name] = ZERO if comparable else why
+    return TermsChange(**values, reasons=reasons)
+
+
+def _mean(rows: list[BlockChange]) -> BlockChange:
+    return BlockChange(
+        index=rows[0].index,
+        name=rows[0].name,
+        operator=mean_over([row.operator for row in rows]),
+        terms=mean_over([row.terms for row in rows]),
+        base_certificate=max(row.base_certificate for row in rows),
+        tuned_certificate=max(row.tuned_certificate for row in rows),
+    )
+
+
+# -- one prompt ----------------------------------------------------------------------------------------------
+
+
+def _prompt(models: _Pair, number: int, prompt: Prompt, before: Tensor, after: Tensor, decode: Decode) -> PromptChange:
+    size = float(wide(before).norm())
+    output = float((wide(after) - wide(before)).norm()) / size if size else 0.0
+    names = ("kl", "loss_base", "loss_tuned")
+    if models.why_no_next_token is not None:
+        why = models.why_no_next_token
+        return PromptChange(prompt=number, output=output, kl=None, loss_base=None, loss_tuned=None, moved_tokens=[],
+                            reasons=dict.fromkeys(names, why))  # fmt: skip
+    p, q = (logits_of(loaded.model, prompt.input_ids) for loaded in (models.base, models.tuned))
+    ids = prompt.input_ids[0]
+    each, why_no_kl = _divergence(p, q)
+    losses = [_loss(logits, ids) for logits in (p, q)]
+    why_no_loss = ONE_TOKEN if len(ids) < 2 else "infinite or NaN: a token of the prompt has probability 0"
+    reasons = {name: why_no_loss for name, loss in zip(names[1:], losses, strict=True) if loss is None}
+    moved = [] if each is None else each.argsort(descending=True)[:MOVED_TOKENS].tolist()
+    return PromptChange(
+        prompt=number,
+        output=output,
+        kl=None if each is None else float(each.mean()),
+        loss_base=losses[0],
+        loss_tuned=losses[1],
+        moved_tokens=[TokenChange(position=i, text=decode(int(ids[i])), kl=float(each[i])) for i in moved]
+        if each is not None
+        else [],
+        reasons=reasons if why_no_kl is None else {**reasons, "kl": why_no_kl},
+    )
+
+
+def _divergence(p: Tensor, q: Tensor) -> tuple[Tensor | None, str | None]:
+    """KL of each token, nats, (N,) float64 on the CPU; or None and why."""
+    if p.shape[1] != q.shape[1]:
+        common = min(p.shape[1], q.shape[1])
+        return None, f"vocabularies of {p.shape[1]} and {q.shape[1]} tokens; the common part is {common}"
+    each = kl(p, q).cpu()
+    if bool(each.isnan().any()):
+        return None, "the logits hold NaN"
+    if bool(each.isinf().any()):
+        return None, "infinite: the tuned model gives probability 0 to a token to which the base does not"
+    return each, None
+
+
+def _loss(logits: Tensor, ids: Tensor) -> float | None:
+    """Mean negative log likelihood of the tokens behind the first, nats."""
+    if len(ids) < 2:
+        return None
+    chosen = logits[:-1].double().log_softmax(-1).gather(1, ids[1:, None].to(logits.device))
+    loss = -float(chosen.mean())
+    return loss if math.isfinite(loss) else None

@@ -1,0 +1,260 @@
+"""The report of `duat lora-diff` with prompts: what the weights alone gave, and what both models did."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from duat_cli.analysis.lora.change import Change, Read, adapter_tensors, change_of
+from duat_cli.analysis.lora.eq18 import Stated, check_eq18
+from duat_cli.analysis.lora.places import NONE_IN_FRONT, Norms, norms_in_front, sup_local
+from duat_cli.analysis.lora.prompts import ONE_TOKEN, Decode, Findings, compare_on_prompts
+from duat_cli.analysis.session import Session, prompt_facts
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.loading.adapter.base_weights import BaseWeights
+from duat_cli.loading.adapter.folder import AdapterFiles
+from duat_cli.loading.adapter.keys import read_keys
+from duat_cli.loading.adapter.parameter import Plan
+from duat_cli.loading.adapter.plan import plans
+from duat_cli.loading.checkpoint.source import Source
+from duat_cli.loading.model.load import LoadedModel
+from duat_cli.loading.prompts import Prompt
+from duat_cli.models.edits.tuned import Value, own_names, tuned_copy
+from duat_cli.operators.lowrank import Piece, is_zero
+from duat_cli.results.base import Run
+from duat_cli.results.lora import LoraReport, LoraSummary, ModuleChange
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What runs, and how."""
+
+    loaded: LoadedModel
+    prompts: Sequence[Prompt]
+    decode: Decode
+
+
+def adapter_on_prompts(
+    report: LoraReport,
+    base: BaseWeights,
+    adapter: AdapterFiles,
+    asked: Asked,
+    progress: Progress,
+    run: Callable[[], Run],
+) -> LoraReport:
+    """`report` is of the weights alone, and has refused what has no meaning."""
+    if adapter.config.get("layer_replication"):
+        raise UnsupportedModelError(
+            f"{adapter.name}: layer_replication makes another model than its base; without prompts its weights are "
+            "compared all the same"
+        )
+    with base, adapter_tensors(adapter) as read:
+        known = [p for p in plans(adapter, read_keys(adapter), base) if isinstance(p, Plan)]
+        mutated = next((p.mutated for p in known if p.mutated and p.mutated not in ("pissa", "olora")), None)
+        if mutated is not None:
+            raise UnsupportedModelError(
+                f"{adapter.name}: init_lora_weights {mutated}: its base was mutated by {mutated}, so the "
+                "tuned model cannot be rebuilt from this one"
+            )
+        progress(0, 1, "applying the adapter")
+        tied = frozenset(p.parameter for p in known if p.kind == "trainable tokens")
+        changes = _changes(known, read, base, report)
+        tuned = tuned_copy(asked.loaded.model, changes, tied=tied)
+        by_name, by_parameter = {p.parameter: p for p in known}, _by_parameter(known)
+
+        def pieces(name: str) -> Change:
+            return change_of(by_name[name], read, base)
+
+        def stated(name: str) -> Piece | None:
+            return _piece([change_of(plan, read, base) for plan in by_parameter.get(name, [])])
+
+        return _extended(report, asked, replace(asked.loaded, model=tuned), stated, pieces, progress, run)
+
+
+def checkpoint_on_prompts(
+    report: LoraReport, asked: Asked, tuned: LoadedModel, progress: Progress, run: Callable[[], Run]
+) -> LoraReport:
+    """The same for a fully tuned checkpoint, whose dW is the difference of the files."""
+    sources = [Source(one.files.path, one.name, one.revision) for one in (asked.loaded, tuned)]
+    weights = [BaseWeights(source, one.files) for source, one in zip(sources, (asked.loaded, tuned), strict=True)]
+
+    def stated(name: str) -> Piece | None:
+        places = [one.find(name, load=False) for one in weights]
+        if places[0] is None or places[1] is None or places[0].shape != places[1].shape:
+            raise UnsupportedModelError("the files do not both hold it in one shape under its name")
+        old, new = (one.read(place) for one, place in zip(weights, places, strict=True) if place is not None)
+        difference = new.double() - old.double()
+        return None if is_zero(difference) else difference
+
+    with weights[0], weights[1]:
+        return _extended(report, asked, tuned, stated, None, progress, run)
+
+
+def _changes(known: list[Plan], read: Read, base: BaseWeights, report: LoraReport) -> Mapping[str, Value]:
+    """Parameter -> its whole change, computed when it is applied."""
+    if any(m.frobenius_norm is None for m in report.modules) or report.skipped:
+        names = [f"{m.name}.{m.parameter}" for m in report.modules if m.frobenius_norm is None]
+        what = [*names, *(entry.what for entry in report.skipped)][0]
+        raise UnsupportedModelError(
+            f"{report.tuned}: the change of {what} is not defined, so the tuned model cannot be run"
+        )
+    unchanged = set(report.unchanged)
+
+    def whole(planned: list[Plan]) -> Tensor:
+        first, *others = (change_of(plan, read, base).dense() for plan in planned)
+        for other in others:
+            first = first + other
+        return first
+
+    return {
+        name: functools.partial(whole, planned)
+        for name, planned in _by_parameter(known).items()
+        if len(planned) > 1 or name not in unchanged
+    }
+
+
+def _by_parameter(known: list[Plan]) -> dict[str, list[Plan]]:
+    found: dict[str, list[Plan]] = {}
+    for plan in known:
+        found.setdefault(plan.parameter, []).append(plan)
+    return found
+
+
+def _piece(changes: list[Change]) -> Piece | None:
+    """All changes of one matrix or vector as one; None where they change nothing."""
+    if any(len(change.pieces) != 1 for change in changes):
+        raise UnsupportedModelError("a stack of experts has a change each")
+    moving = [change for change in changes if not change.is_zero]
+    if len(moving) < 2:
+        return moving[0].pieces[0] if moving else None
+    return torch.stack([change.dense() for change in moving]).sum(0)
+
+
+def _extended(
+    report: LoraReport,
+    asked: Asked,
+    tuned: LoadedModel,
+    stated: Stated,
+    pieces: Callable[[str], Change] | None,
+    progress: Progress,
+    run: Callable[[], Run],
+) -> LoraReport:
+    base = Session(asked.loaded, progress, cache=False)
+    other = Session(tuned, progress, cache=False)
+    found = compare_on_prompts(base, other, asked.prompts, asked.decode, progress)
+    changed = [f"{m.name}.{m.parameter}" for m in report.modules]
+    norms = norms_in_front(asked.loaded.model, base.structure, asked.prompts[0], changed)
+    modules = report.modules
+    if pieces is not None:
+        moved = _changed_modules(asked.loaded.model, changed)
+        modules = [_with_sup(m, name, norms, pieces, moved) for m, name in zip(report.modules, changed, strict=True)]
+    progress(0, 1, "testing Eq. 18")
+    eq18 = check_eq18(base, other, asked.prompts, changed, stated)
+    notes = [w for w in (*asked.loaded.warnings, *tuned.warnings) if w not in report.warnings]
+    return report.model_copy(
+        update={
+            "level": "prompts",
+            "modules": modules,
+            "environment": base.environment(),
+            "model": base.model_facts(),
+            "prompts": prompt_facts(asked.prompts),
+            "blocks": found.blocks,
+            "by_prompt": found.prompts,
+            "certificate": base.certificate(found.base_error),
+            "tuned_certificate": other.certificate(found.tuned_error),
+            "eq18": eq18,
+            "skipped": [*report.skipped, *base.skipped()],
+            "warnings": [*report.warnings, *dict.fromkeys(notes)],
+            "summary": _summary(report.summary, found),
+            "run": run(),
+        }
+    )
+
+
+def _changed_modules(model: Any, changed: list[str]) -> set[int]:
+    return {id(model.get_submodule(module)) for module, _ in own_names(model, changed).values()}
+
+
+def _with_sup(
+    entry: ModuleChange, name: str, norms: Norms, pieces: Callable[[str], Change], moved: set[int]
+) -> ModuleChange:
+    """The entry with its largest possible effect, where a norm that itself stays as it is stands in front."""
+    why = NONE_IN_FRONT
+    if name in norms and entry.parameter == "weight":
+        norm, form = norms[name]
+        change = pieces(name)
+        if id(norm) in moved:
+            why = "the norm in front changes as well"
+        elif len(change.pieces) == 1:
+            value = sup_local(change.pieces, change.plan.inputs_first, norm, form)
+            reasons = {k: v for k, v in entry.reasons.items() if k != "sup_local"}
+            return entry.model_copy(update={"sup_local": value, "reasons": reasons})
+    return entry.model_copy(update={"reasons": {**entry.reasons, "sup_local": why}})
+
+
+def _summary(before: LoraSummary, found: Findings) -> LoraSummary:
+    kls = [p.kl for p in found.prompts]
+    finite = [kl for kl in kls if kl is not None]
+    changes, reasons = _loss_changes(found), dict(before.reasons)
+    if len(finite) < len(kls):
+        reasons["kl"] = _first_reason(found, "kl")
+    if changes is None:
+        reasons["loss_change"] = _first_reason(found, "loss_base", "loss_tuned")
+    return before.model_copy(
+        update={
+            "kl": statistics.fmean(finite) if len(finite) == len(kls) else None,
+            "loss_change": statistics.fmean(changes) if changes else None,
+            "notable": [*_notable(found), *before.notable],
+            "reasons": reasons,
+        }
+    )
+
+
+def _first_reason(found: Findings, *fields: str) -> str:
+    reasons = (p.reasons[field] for p in found.prompts for field in fields if field in p.reasons)
+    return next((why for why in reasons if why != ONE_TOKEN), ONE_TOKEN)
+
+
+def _loss_changes(found: Findings) -> list[float] | None:
+    """Tuned less base, of every prompt but those of one token; None where one of the others has no finite loss."""
+    scored = [p for p in found.prompts if ONE_TOKEN not in p.reasons.values()]
+    pairs = [(p.loss_base, p.loss_tuned) for p in scored]
+    known = [tuned - base for base, tuned in pairs if base is not None and tuned is not None]
+    return known if known and len(known) == len(pairs) else None
+
+
+def _notable(found: Findings) -> list[str]:
+    """Where the change acts most, and through what."""
+    known = [b for b in found.blocks if b.operator.routing is not None and b.operator.weights is not None]
+    lines = []
+    if known:
+        top = max(known, key=lambda b: b.operator.relative_change or 0.0)
+        routing, weights = top.operator.routing or 0.0, top.operator.weights or 0.0
+        what = "routing (what attention looks at)" if routing > weights else "weights (what attention carries)"
+        lines.append(
+            f"W' of block {top.index} changed most, by {100 * (top.operator.relative_change or 0):.3g} %, more through"
+            f" {what}: routing {100 * routing:.3g} %, weights {100 * weights:.3g} %"
+        )
+    measured = [p for p in found.prompts if p.kl is not None]
+    if len(measured) > 1:
+        lines.append(
+            f"prompt {measured[0].prompt} moved most (KL {measured[0].kl:.3g} nats a token), prompt "
+            f"{measured[-1].prompt} least ({measured[-1].kl:.3g})"
+        )
+    changes = _loss_changes(found)
+    if changes:
+        better = sum(change < 0 for change in changes)
+        mean = statistics.fmean(changes)
+        lines.append(
+            f"the loss on the prompts {'fell' if mean < 0 else 'rose'} by {abs(mean):.3g} nats a token on average; it "
+            f"fell on {better} of {len(changes)}"
+        )
+    return lines

@@ -1,0 +1,296 @@
+"""The numbers of one parameter's change: size, ranks, and how it lies to the base weight."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from duat_cli.analysis.lora.change import Change
+from duat_cli.cache.tensors import TensorCache
+from duat_cli.loading.adapter.parameter import Plan
+from duat_cli.operators.leading import leading
+from duat_cli.operators.lowrank import EXACT_SIDE, LowRank, Piece, Triplets, energy, singular, spectrum
+from duat_cli.operators.ranks import Ranks, ranks, rounding_floor, svd_error
+from duat_cli.results.lora import Alignment, Intruders, ModuleChange, Rounding
+
+SHOWN = 16  # leading singular values in the report
+DIRECTIONS = 10  # k of alignment and intruders (Shuttleworth et al. 2024)
+EPSILON = 0.5
+_SPECTRAL = (
+    "spectral_norm", "numerical_rank", "stable_rank", "entropy_rank", "energy_rank_90", "singular_values",
+)  # fmt: skip
+_WHOLE = ("numerical_rank", "entropy_rank", "energy_rank_90")  # need all singular values
+LARGE = f"more than {EXACT_SIDE} wide: computed with --directions"
+VECTOR = "a vector has no spectrum"
+ZERO = "the change is zero"
+NO_NORM = "the norm in front is found with prompts"
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Of one change, before it is put into the report."""
+
+    frobenius: float
+    values: Tensor | None  # singular values, descending: all, or the leading ones; None for a vector
+    ranks: Ranks | None  # None unless all singular values are known and one is not zero
+    partial: bool = False  # whether only leading singular values are known
+
+
+def numbers_of(change: Change, *, large: bool = True) -> Numbers:
+    """Norm and spectrum of the pieces, of a stack as one block-diagonal matrix.
+
+    large: whether to find all singular values of a large dense difference, which takes minutes; else the leading.
+    """
+    first = change.pieces[0]
+    if isinstance(first, Tensor) and first.ndim < 2:
+        return Numbers(float(first.norm()), None, None)
+    dense = [piece for piece in change.pieces if isinstance(piece, Tensor)]
+    norm = float(torch.stack([piece.norm() for piece in dense]).norm()) if dense else 0.0
+    if not large and any(min(piece.shape) > EXACT_SIDE for piece in dense):
+        found = [_leading_values(piece) for piece in dense]
+        tops = [values for values in found if values is not None]
+        known = torch.cat(tops).sort(descending=True).values[:SHOWN] if len(tops) == len(found) else None
+        return Numbers(norm, known, None, partial=True)
+    values = torch.cat([spectrum(piece) for piece in change.pieces]).sort(descending=True).values
+    eps = torch.finfo(torch.float64 if isinstance(first, LowRank) else torch.float32).eps
+    return Numbers(norm or float(values.norm()), values, ranks(values, tuple(first.shape), float(eps)))
+
+
+def _leading_values(piece: Tensor) -> Tensor | None:
+    """The leading singular values; fewer than asked for only where those are all there is, by their energy."""
+    dense = piece.float()
+    columns = piece.shape[1]
+    found = leading(lambda x: dense @ x, lambda y: dense.mT @ y, dense[0], columns, SHOWN, fewer=True)
+    if found is None or (len(found.values) < SHOWN and float(found.values.norm()) < 0.9999 * float(piece.norm())):
+        return None
+    return found.values
+
+
+@dataclass(frozen=True)
+class Directions:
+    """Whether, and how, the leading directions of large matrices are looked for."""
+
+    large: bool = False
+    """Also where a dense SVD would take long: by Lanczos, seconds a matrix."""
+    cache: bool = True
+
+
+def module_change(
+    change: Change, numbers: Numbers | None, base: Tensor | None, why_no_base: str, directions: Directions
+) -> ModuleChange:
+    """The report's entry; base: the stored base parameter, or None with the reason."""
+    plan = change.plan
+    reasons: dict[str, str] = {}
+    shape = plan.place.shape if plan.place is not None else _own_shape(change)
+    relative, alignment, intruders = None, None, None
+    relative_to = plan.mutated if plan.mutated and plan.mutated not in ("pissa", "olora") else "base"
+    if relative_to != "base":
+        base, why_no_base = None, f"the change is relative to a base that {relative_to} changed"
+    if numbers is None:
+        why = change.fault or "unknown"
+        reasons |= dict.fromkeys(("frobenius_norm", *_SPECTRAL, "relative_frobenius", "alignment", "intruders"), why)
+    elif base is None:
+        reasons |= dict.fromkeys(("relative_frobenius", "alignment", "intruders"), why_no_base)
+    else:
+        size = energy(base) ** 0.5
+        relative = numbers.frobenius / size if size and math.isfinite(size) else None
+        if relative is None:
+            reasons["relative_frobenius"] = (
+                "the base parameter holds NaN or Inf" if size else "the base parameter is zero"
+            )
+        alignment, intruders, absent = _to_base(change, numbers, base, directions)
+        reasons |= absent
+    values, known, stable = None, None, None
+    if numbers is not None:
+        values, known = numbers.values, numbers.ranks
+        stable = known.stable if known else None
+        if numbers.partial:
+            reasons |= dict.fromkeys(_WHOLE if values is not None else _SPECTRAL, LARGE)
+            stable = None if values is None else numbers.frobenius**2 / float(values[0]) ** 2
+        elif known is None:
+            reasons |= dict.fromkeys(_SPECTRAL, VECTOR if values is None else ZERO)
+            values = None
+    if plan.rank is None:
+        reasons["rank"] = "the method states none"
+    if plan.scaling is None:
+        reasons["scaling"] = "the method has none"
+    return ModuleChange(
+        name=plan.module,
+        parameter=plan.parameter.rpartition(".")[2],
+        kind=plan.kind,
+        shape=list(shape),
+        rank=plan.rank,
+        scaling=plan.scaling,
+        relative_to=relative_to,
+        frobenius_norm=numbers.frobenius if numbers is not None else None,
+        relative_frobenius=relative,
+        spectral_norm=float(values[0]) if values is not None else None,
+        numerical_rank=known.numerical if known else None,
+        stable_rank=stable,
+        entropy_rank=known.entropy if known else None,
+        energy_rank_90=known.energy_90 if known else None,
+        singular_values=values[:SHOWN].tolist() if values is not None else None,
+        alignment=alignment,
+        intruders=intruders,
+        sup_local=None,
+        added_rows=change.added_rows,
+        reasons={**reasons, "sup_local": NO_NORM},
+    )
+
+
+def _own_shape(change: Change) -> tuple[int, ...]:
+    if not change.pieces:
+        return ()
+    shape = tuple(change.pieces[0].shape)
+    return (len(change.pieces), *shape) if len(change.pieces) > 1 else shape
+
+
+def rounding(before: Tensor, after: Tensor, difference: Tensor, numbers: Numbers) -> Rounding | None:
+    """before, after: the matrices as they are stored; difference: after - before, float64, that numbers are of."""
+    if numbers.values is None or not len(numbers.values):
+        return None
+    off = svd_error(tuple(difference.shape), float(numbers.values[0]), partial=numbers.partial)
+    floor = rounding_floor(before, after, difference) + off
+    above = int((numbers.values > floor).sum())
+    open_ended = numbers.partial and above == SHOWN
+    return Rounding(
+        dtype=str(after.dtype).removeprefix("torch."),
+        floor=floor,
+        rank_above_floor=None if open_ended else above,
+        reasons={"rank_above_floor": f"{above} at least; {LARGE}"} if open_ended else {},
+    )
+
+
+# --- against the base ---------------------------------------------------------------------------------------
+
+
+def _to_base(
+    change: Change, numbers: Numbers, base: Tensor, directions: Directions
+) -> tuple[Alignment | None, Intruders | None, dict[str, str]]:
+    piece = change.pieces[0]
+    why = None
+    if numbers.values is None and not numbers.partial:
+        why = VECTOR
+    elif min(base.shape) > EXACT_SIDE and not directions.large:
+        why = LARGE
+    elif numbers.ranks is None:
+        why = ZERO
+    elif len(change.pieces) > 1:
+        why = "a stack of experts has no single base matrix"
+    elif change.added_rows or tuple(base.shape) != tuple(piece.shape):
+        why = "the base has another shape"
+    elif not bool(base.isfinite().all()):
+        why = "the base parameter holds values that are not finite"
+    if why is not None:
+        return None, None, {"alignment": why, "intruders": why}
+    assert numbers.ranks is not None
+    if min(base.shape) <= EXACT_SIDE:
+        return _exactly(change.plan, piece, numbers.ranks, base.double())
+    return _by_lanczos(change.plan, piece, numbers.ranks, base, directions.cache)
+
+
+def _exactly(
+    plan: Plan, piece: Piece, known: Ranks, base: Tensor
+) -> tuple[Alignment | None, Intruders | None, dict[str, str]]:
+    """By dense SVDs of the base and of the tuned weight."""
+    u, s, vh = torch.linalg.svd(base, full_matrices=False)
+    dense = piece.dense() if isinstance(piece, LowRank) else piece
+    tu, _, tvh = torch.linalg.svd(base + dense, full_matrices=False)
+    k = min(DIRECTIONS, len(s))
+    first = int((tu[:, :k].mT @ u).abs().amax(1).lt(EPSILON).sum())
+    second = int((tvh[:k] @ vh.mT).abs().amax(1).lt(EPSILON).sum())
+    aligned = _alignment(plan, piece, known, Triplets(u[:, :k], s[:k], vh[:k].mT))
+    output, into = (second, first) if plan.inputs_first else (first, second)
+    return aligned, Intruders(k=k, epsilon=EPSILON, output=output, input=into), {}
+
+
+def _by_lanczos(
+    plan: Plan, piece: Piece, known: Ranks, stored: Tensor, cache: bool
+) -> tuple[Alignment | None, Intruders | None, dict[str, str]]:
+    """By the leading parts of x -> Wx and x -> Wx + L(Rx). With c the tuned vector's components in the base's found
+    directions, no other base vector can have a cosine above sqrt(1 - |c|²): what that leaves open is not told."""
+    apply, back = _products(piece)
+    base = stored.float()
+    count = min(3 * DIRECTIONS, *base.shape)
+    own = _of_base(stored, base, count, cache)
+    if own is None:
+        why = "the base's leading directions did not converge"
+        return None, None, {"alignment": why, "intruders": why}
+    k = DIRECTIONS
+    aligned = _alignment(plan, piece, known, Triplets(own.left[:, :k], own.values[:k], own.right[:, :k]))
+    tuned = leading(lambda x: base @ x + apply(x), lambda y: base.mT @ y + back(y), base[0], base.shape[1], k)
+    if tuned is None:
+        return aligned, None, {"intruders": "the tuned weight's leading directions did not converge"}
+    first, second = _count(tuned.left, own.left), _count(tuned.right, own.right)
+    output, into = (second, first) if plan.inputs_first else (first, second)
+    why = f"not settled by the base's {count} leading directions"
+    reasons = {name: why for name, value in (("output", output), ("input", into)) if value is None}
+    return aligned, Intruders(k=k, epsilon=EPSILON, output=output, input=into, reasons=reasons), {}
+
+
+def _of_base(stored: Tensor, base: Tensor, count: int, cache: bool) -> Triplets | None:
+    """The base's leading directions, from the cache where this very tensor was met before."""
+    raw = stored.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    key = hashlib.sha256(f"{tuple(stored.shape)} {stored.dtype} {count}".encode())
+    key.update(raw.data)
+    kept = TensorCache(f"directions-{key.hexdigest()[:32]}", enabled=cache)
+    left, values, right = (kept.get(name) for name in ("left", "values", "right"))
+    if left is not None and values is not None and right is not None:
+        return Triplets(left, values, right)
+    found = leading(lambda x: base @ x, lambda y: base.mT @ y, base[0], base.shape[1], count)
+    if found is not None:
+        kept.put("left", found.left)
+        kept.put("values", found.values)
+        kept.put("right", found.right)
+        kept.save()
+    return found
+
+
+def _count(tuned: Tensor, base: Tensor) -> int | None:
+    cosines = (tuned.mT @ base).abs()
+    close = cosines.amax(1) >= EPSILON
+    rest = (1 - cosines.square().sum(1)).clamp_min(0).sqrt()
+    return int((~close).sum()) if bool((close | (rest < EPSILON)).all()) else None
+
+
+def _products(piece: Piece) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    if isinstance(piece, LowRank):
+        left, right = piece.left.float(), piece.right.float()
+        return (lambda x: left @ (right @ x)), (lambda y: right.mT @ (left.mT @ y))
+    dense = piece.float()
+    return (lambda x: dense @ x), (lambda y: dense.mT @ y)
+
+
+def _alignment(plan: Plan, piece: Piece, known: Ranks, base: Triplets) -> Alignment | None:
+    """|U_baseᵀ U_change|² / min(k, j), with what a uniformly random subspace gives: max(k, j) / side."""
+    found = leading_of(piece, min(known.numerical, DIRECTIONS))
+    if found is None:
+        return None
+    k, j = len(base.values), len(found.values)
+    shares = []
+    for b, c in ((base.left, found.left), (base.right, found.right)):
+        energy = float((b.mT.double() @ c.double()).square().sum())
+        shares.append((min(energy / min(k, j), 1.0), max(k, j) / b.shape[0]))
+    rows, columns = shares
+    out, into = (columns, rows) if plan.inputs_first else (rows, columns)
+    return Alignment(
+        k=k, j=j, output=out[0], output_random=min(out[1], 1.0), input=into[0], input_random=min(into[1], 1.0)
+    )
+
+
+def leading_of(piece: Piece, count: int) -> Triplets | None:
+    """The leading triplets of a change."""
+    if isinstance(piece, LowRank):
+        whole = singular(piece)
+    elif min(piece.shape) <= EXACT_SIDE:
+        u, s, vh = torch.linalg.svd(piece, full_matrices=False)
+        whole = Triplets(u, s, vh.mT)
+    else:
+        dense = piece.float()
+        return leading(lambda x: dense @ x, lambda y: dense.mT @ y, dense[0], dense.shape[1], count)
+    return Triplets(whole.left[:, :count], whole.values[:count], whole.right[:, :count])

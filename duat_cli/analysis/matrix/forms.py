@@ -1,0 +1,131 @@
+"""The explicit matrices of `duat matrix` one by one: size, density, and the corner that is shown."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from duat_cli.analysis.matrix.case import Case, Dense
+from duat_cli.operators import paper
+from duat_cli.results.matrix import MatrixForm
+
+SHOWN_TOKENS = 8
+CORNER = 6  # entries of B_00 shown, a side
+# Quoted from Wang & Li. DUAT: "Dynamic Universal Approximation Theory: the basic theory for Transformer-based large
+# language models"; UAT: "Universal Approximation Theory: The basic theory for large language models".
+_SLICED = (
+    'the input "is divided into x_1, ..., x_h based on h" (DUAT, below Eq. 8): there a head reads 1/h of each token, '
+    "so W'_HV has density 1/h = {share} % before a mask; here every head reads all of x"
+)
+_DENSE = (
+    '"a dense matrix (almost devoid of zero elements and whose internal elements are highly correlated)" (DUAT, '
+    "section 4.2): no causal mask is meant there"
+)
+_LINEAR = '"the sparsity of the parameter matrix corresponding to the Linear operation is 1/M" (UAT, appendix B.1)'
+_UNSTATED = "the papers state no density of W'_O; their 1/M of a linear layer belongs to W (x) I_M"
+
+
+def forms(case: Case, dense: Dense | None) -> list[MatrixForm]:
+    """T_D(x) = x', then W' of attention and its two parts, then a linear layer in the paper's orientation."""
+    rows, hidden = case.tokens * case.width, case.tokens * case.inner
+    value, whole = _value_form(case, dense), _operator_form(case, dense)
+    filled = paper.density(case.projection)
+    output = MatrixForm(
+        name="W'_O",
+        formula="I_N (x) W, W the output projection",
+        shape=[rows, hidden],
+        built=dense is not None,
+        density=paper.density(dense.W_O) if dense else filled / case.tokens,
+        expected_density=1 / case.tokens,
+        expected_formula="1/N",
+        papers=None,
+        reasons={"papers": _UNSTATED},
+    )
+    left = MatrixForm(
+        name="W (x) I_M",
+        formula="W from the left, the paper's orientation",
+        shape=[case.width**2, case.inner * case.width],
+        built=False,
+        density=filled / case.width,
+        expected_density=1 / case.width,
+        expected_formula="1/M",
+        papers=_LINEAR,
+    )
+    return [_input_form(rows), value, output, whole, left]
+
+
+def _input_form(length: int) -> MatrixForm:
+    return MatrixForm(
+        name="x'",
+        formula="T_D(X) = vec(X)",
+        shape=[length],
+        built=True,
+        density=None,
+        expected_density=None,
+        expected_formula=None,
+        papers=None,
+        reasons=dict.fromkeys(("density", "expected_density", "expected_formula", "papers"), "x' is a vector"),
+    )
+
+
+def _value_form(case: Case, dense: Dense | None) -> MatrixForm:
+    expected, formula = _mask_density(case)
+    return MatrixForm(
+        name="W'_HV",
+        formula="H_h (x) W_V,h^T, token before head",
+        shape=[case.tokens * case.inner, case.tokens * case.width],
+        built=dense is not None,
+        density=paper.density(dense.W_HV) if dense else _value_density(case),
+        expected_density=expected,
+        expected_formula=formula,
+        papers=_SLICED.format(share=f"{100 / len(case.left):.3g}"),
+    )
+
+
+def _operator_form(case: Case, dense: Dense | None) -> MatrixForm:
+    expected, formula = _mask_density(case)
+    return MatrixForm(
+        name="W'_HVO",
+        formula="sum_h H_h (x) (W_V,h W_O,h)^T",
+        shape=[case.tokens * case.width] * 2,
+        built=dense is not None,
+        density=paper.density(dense.W_HVO) if dense else _operator_density(case),
+        expected_density=expected,
+        expected_formula=formula,
+        papers=_DENSE,
+    )
+
+
+def _mask_density(case: Case) -> tuple[float, str]:
+    """What the mask alone leaves of attention: the upper triangle of Ĥ is zero, or it is not."""
+    N = case.tokens
+    return ((N + 1) / (2 * N), "(N+1)/2N, causal") if _is_causal(case.left) else (1.0, "1, no causal mask")
+
+
+def _is_causal(left: Tensor) -> bool:
+    """Whether no token reaches an earlier one; one token is not enough to tell.  left (heads, N, N)."""
+    return left.shape[-1] > 1 and not bool(left.triu(1).any())
+
+
+def _value_density(case: Case) -> float:
+    """Σ_h nonzeros(Ĥ_h) nonzeros(W_V,h) over the entries of W'_HV: no entry is a sum."""
+    filled = (case.left != 0).sum((1, 2)).double() @ (case.value != 0).sum((1, 2)).double()
+    return float(filled) / (case.tokens * case.inner * case.tokens * case.width)
+
+
+def _operator_density(case: Case) -> float:
+    """The mean over blocks of the share of entries that can be nonzero."""
+    return case.pattern.filled(case.left.abs().flatten(1)) / case.tokens**2
+
+
+def corner(case: Case) -> Tensor:
+    """The first entries of B_00 = (Σ_h Ĥ_h[0, 0] V_h O_h)ᵀ: (<= CORNER, <= CORNER)."""
+    first = case.left[:, 0, 0]
+    return torch.einsum("h,had,hdb->ba", first, case.value[:, :CORNER], case.output[:, :, :CORNER])
+
+
+def coupling(case: Case, tokens: int) -> Tensor:
+    """C[i, j] = sqrt(ĥ_ijᵀ G ĥ_ij) between the first `tokens` tokens, a row at a time: (<= tokens, <= tokens)."""
+    rows = case.left[:, :tokens, :tokens].unbind(1)  # each (heads, tokens)
+    squares = [torch.einsum("hj,hk,kj->j", h, case.gram, h) for h in (row.double() for row in rows)]
+    return torch.stack(squares).clamp_min(0).sqrt()

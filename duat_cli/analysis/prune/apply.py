@@ -1,0 +1,308 @@
+"""A checkpoint without the chosen terms, written and then read back and compared with the ablation.
+
+Whole blocks, and as many neurons of every FFN as all of them lose, are really removed where the checkpoint so written
+gives the ablated model's own output; everything else is zeroed in the weights. The comparison decides, not a table of
+architectures: what a config cannot represent comes out different, or cannot be read, and is then zeroed and said so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from duat_cli.errors import DuatError, InputError, UnsupportedModelError
+from duat_cli.loading.checkpoint.files import plain_mode, read_json
+from duat_cli.loading.checkpoint.preflight import CheckpointFiles
+from duat_cli.loading.checkpoint.source import TOKENIZER_FILES
+from duat_cli.loading.checkpoint.stored import most_stored
+from duat_cli.loading.model.load import load
+from duat_cli.loading.quiet import hushed
+from duat_cli.models.arrays import relative_error, tolerance_for
+from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
+from duat_cli.models.edits.surgery import without_blocks, without_neurons, zeroed
+from duat_cli.models.instrument.tracing import trace
+from duat_cli.models.sweep.passes import record, removals, run_without
+from duat_cli.models.terms.feedforward import FeedForward, find_feedforward
+from duat_cli.models.terms.sites import BlockSites, TermId
+from duat_cli.text import clean, one_line
+
+BESIDE_TOKENIZER = ("merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template.*", "*.jinja")
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What was written."""
+
+    removed_blocks: tuple[int, ...]
+    removed_neurons: int
+    """How many every FFN lost."""
+    zeroed: int
+    """Terms that are still there, as zeros."""
+    notes: tuple[str, ...]
+    """Why something was zeroed and not removed; one line each."""
+    error: float
+    """Relative distance of the written checkpoint's output from the ablated model's."""
+    dtype: str
+    """Of the written weights."""
+    bytes_before: int
+    """Of the tensors in the files of the checkpoint that was loaded."""
+    bytes_after: int
+    """Of the tensors in the written files."""
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """One way to write the set."""
+
+    blocks: tuple[int, ...] = ()
+    neurons: tuple[tuple[FeedForward, tuple[int, ...]], ...] = ()
+    zeroed: tuple[TermId, ...] = ()
+
+    @property
+    def width(self) -> int:
+        return len(self.neurons[0][1]) if self.neurons else 0
+
+
+def check_directory(directory: Path) -> None:
+    """Refuse, before anything is computed, a place that cannot be written whole."""
+    where = f"--apply '{clean(str(directory))}'"
+    if directory.is_dir() and any(directory.iterdir()):
+        raise InputError(f"{where}: the folder is not empty; name a new one")
+    if directory.exists() and not directory.is_dir():
+        raise InputError(f"{where}: is a file, expected a new folder")
+    if not directory.absolute().parent.is_dir():
+        raise InputError(f"{where}: there is no folder '{clean(str(directory.absolute().parent))}'; create it first")
+
+
+def apply_terms(
+    model: Any,
+    structure: ModelStructure,
+    sites: Mapping[nn.Module, BlockSites],
+    terms: Sequence[TermId],
+    directory: Path,
+    files: CheckpointFiles,
+) -> Applied:
+    """Write `model`, loaded from `files`, without `terms` to `directory`, whole or not at all.
+
+    The model in memory is afterwards as it was. InputError for a place that cannot be written, UnsupportedModelError
+    if no way to write the set gives the ablated model's output.
+    """
+    check_directory(directory)
+    if not terms:
+        raise InputError("--apply: the chosen set is empty; there is nothing to remove")
+    expected = _ablated(model, structure, sites, terms)
+    notes: list[str] = []
+    plans = _plans(structure, terms, notes)
+    faults: list[str] = []
+    for plan in plans:
+        part = _part_folder(directory)
+        try:
+            dtype = _written(model, structure, sites, plan, part, files)
+            error, size = _read_back(part, model, expected)
+            if not error <= tolerance_for(model.dtype):
+                raise UnsupportedModelError(f"it then gives another output than the ablation (relative {error:.1e})")
+            _open_to_all(part)
+            os.replace(part, directory)
+        except (DuatError, UnsupportedModelError) as fault:
+            faults.append(_failed(plan, fault))
+            continue
+        except OSError as fault:
+            raise _unwritable(directory, fault) from fault
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+        return Applied(
+            removed_blocks=plan.blocks,
+            removed_neurons=plan.width,
+            zeroed=len(plan.zeroed),
+            notes=(*notes, *faults),
+            error=error,
+            dtype=str(dtype).removeprefix("torch."),
+            bytes_before=files.total_bytes,
+            bytes_after=size,
+        )
+    raise UnsupportedModelError(f"the set could not be written: {'; '.join(faults)}")
+
+
+def _failed(plan: _Plan, fault: DuatError) -> str:
+    what = [f"{len(plan.blocks)} blocks"] if plan.blocks else []
+    what += [f"{plan.width} neurons a block"] if plan.neurons else []
+    reason = one_line(str(fault), 300)
+    return f"{' and '.join(what)} not removed but zeroed: {reason}" if what else f"zeroed: {reason}"
+
+
+# -- plans ---------------------------------------------------------------------------------------------------
+
+
+def _plans(structure: ModelStructure, terms: Sequence[TermId], notes: list[str]) -> list[_Plan]:
+    """Ways to write the set, the most removed first; the last zeroes everything."""
+    everything = tuple(dict.fromkeys(terms))
+    blocks = tuple(sorted(t.block for t in everything if t.kind == "block"))
+    rest = tuple(t for t in everything if t.block not in blocks)
+    cuts, zero = _neuron_cuts(structure, blocks, rest, notes)
+    tried = [_Plan(blocks, cuts, zero)]
+    if blocks and cuts:
+        tried.append(_Plan(blocks, (), rest))
+    return [*tried, *([_Plan(zeroed=everything)] if blocks or cuts else [])]
+
+
+def _neuron_cuts(
+    structure: ModelStructure, blocks: Sequence[int], terms: tuple[TermId, ...], notes: list[str]
+) -> tuple[tuple[tuple[FeedForward, tuple[int, ...]], ...], tuple[TermId, ...]]:
+    """As many neurons of every FFN that stays as all of them lose; and the terms that are left to be zeroed."""
+    by_block: dict[int, list[int]] = defaultdict(list)
+    for term in terms:
+        if term.kind == "neuron" and term.index is not None:
+            by_block[term.block].append(term.index)
+    if not by_block:
+        return (), terms
+    stay = [k for k in range(len(structure.calls)) if k not in set(blocks)]
+    common = min(len(by_block[k]) for k in stay)
+    if common == 0:
+        notes.append("neurons are zeroed: a config states one width for all FFNs, and not every FFN loses neurons")
+        return (), terms
+    try:
+        forms = _forms(structure, stay)
+    except UnsupportedModelError as fault:
+        notes.append(f"neurons are zeroed: {one_line(str(fault), 300)}")
+        return (), terms
+    most = max(len(by_block[k]) for k in stay)
+    if most > common:
+        notes.append(f"{common} neurons a block are removed; those beyond, up to {most - common} a block, are zeroed")
+    cut = {k: tuple(sorted(by_block[k])[:common]) for k in stay}
+    gone = {TermId("neuron", k, n) for k, numbers in cut.items() for n in numbers}
+    # What is zeroed beside it is zeroed in the whole layers; then the layers are cut.
+    return tuple((forms[k], cut[k]) for k in stay), tuple(t for t in terms if t not in gone)
+
+
+def _forms(structure: ModelStructure, calls: Sequence[int]) -> dict[int, FeedForward]:
+    """The one FFN of each of these blocks."""
+    if len(set(structure.calls)) != len(structure.calls):
+        raise UnsupportedModelError("blocks share their weights")
+    ids = probe_ids(structure.stack, DISCOVERY_TOKENS)
+    written = trace(structure.stack, lambda: run_stack(structure.stack, ids))
+    found = {}
+    for call in calls:
+        parts = structure.block(call).parts
+        if len(parts.units) != 1:
+            raise UnsupportedModelError(f"block {call} has {len(parts.units)} FFNs; one is needed to state its width")
+        found[call] = find_feedforward(parts.units[0], written, parts.module)
+    return found
+
+
+# -- writing and reading back --------------------------------------------------------------------------------
+
+
+def _written(
+    model: Any,
+    structure: ModelStructure,
+    sites: Mapping[nn.Module, BlockSites],
+    plan: _Plan,
+    part: Path,
+    files: CheckpointFiles,
+) -> torch.dtype:
+    with _edited(model, structure, sites, plan), hushed():
+        state, dtype = _state(model, files)
+        try:
+            model.save_pretrained(part, **({} if state is None else {"state_dict": state}))
+        except OSError:
+            raise
+        except Exception as fault:  # whatever foreign code makes of a model that it was not written for
+            raise UnsupportedModelError(f"transformers cannot save it: {one_line(str(fault), 200)}") from fault
+    _state_dtype(part / "config.json", dtype)
+    for pattern in (*TOKENIZER_FILES, *BESIDE_TOKENIZER):
+        for file in files.path.glob(pattern):
+            if file.is_file() and not (part / file.name).exists():
+                shutil.copyfile(file, part / file.name)
+    return dtype
+
+
+@contextlib.contextmanager
+def _edited(
+    model: Any, structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], plan: _Plan
+) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(zeroed(model, structure, sites, plan.zeroed))
+        if plan.blocks:  # first: the width of the FFNs is that of the blocks that stay
+            stack.enter_context(without_blocks(model, structure, plan.blocks))
+        if plan.neurons:
+            stack.enter_context(without_neurons(model, plan.neurons))
+        yield
+
+
+def _state(model: Any, files: CheckpointFiles) -> tuple[dict[str, Tensor] | None, torch.dtype]:
+    """The weights in the dtype that the checkpoint has, where that loses nothing; None: as they are."""
+    dtype = most_stored(files) or model.dtype
+    if dtype == model.dtype:
+        return None, dtype
+    state: dict[str, Tensor] = {}
+    # One converted tensor for each in memory: save_pretrained knows tied weights by their address and writes them once.
+    converted: dict[tuple[object, ...], Tensor] = {}
+    for name, value in model.state_dict().items():
+        # Views that start at one address are one tensor only if they read it alike; empty ones share address 0.
+        place = value.device, value.data_ptr(), value.dtype, value.shape, value.stride()
+        known = converted.get(place) if value.numel() else None
+        state[name] = (value.to(dtype) if value.is_floating_point() else value) if known is None else known
+        converted[place] = state[name]
+        if known is None and not torch.equal(state[name].to(value.dtype), value):
+            return None, model.dtype
+    return state, dtype
+
+
+def _state_dtype(config: Path, dtype: torch.dtype) -> None:
+    values = read_json(config)
+    values["dtype"] = str(dtype).removeprefix("torch.")
+    config.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _ablated(
+    model: Any, structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], terms: Sequence[TermId]
+) -> Tensor:
+    """The output of the model with the terms removed by hooks, its weights untouched."""
+
+    def forward() -> Tensor:
+        return _output(model)
+
+    return run_without(structure, forward, record(structure, forward), removals(structure, sites, terms))
+
+
+def _output(model: Any) -> Tensor:
+    """What the model gives for a fixed short input: logits, or hidden states; the encoder's of an encoder-decoder."""
+    stack = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model
+    with torch.no_grad():
+        output = run_stack(stack, probe_ids(stack, DISCOVERY_TOKENS))
+    return output[0]
+
+
+def _read_back(part: Path, model: Any, expected: Tensor) -> tuple[float, int]:
+    """How far the written checkpoint, read back, is from what was meant; and the bytes of its tensors."""
+    again = load(str(part), dtype=str(model.dtype).removeprefix("torch."), device=str(model.device))
+    return relative_error(_output(again.model), expected), again.files.total_bytes
+
+
+def _part_folder(directory: Path) -> Path:
+    """A folder beside the final one: a rename is atomic only within a file system."""
+    try:
+        return Path(tempfile.mkdtemp(dir=directory.absolute().parent, prefix=".duat-"))
+    except OSError as fault:
+        raise _unwritable(directory, fault) from fault
+
+
+def _unwritable(directory: Path, fault: OSError) -> InputError:
+    return InputError(f"--apply '{clean(str(directory))}': cannot write: {fault.strerror or fault}")
+
+
+def _open_to_all(folder: Path) -> None:
+    folder.chmod(plain_mode(folder=True))
+    for file in folder.rglob("*"):
+        file.chmod(plain_mode(folder=file.is_dir()))

@@ -1,0 +1,293 @@
+"""Certified bounds: the most that removing a term can change the residual stream at any token, whatever the input.
+
+For neurons, heads, FFNs, attention and blocks, each from the weights alone (operators/bounds.py), where the block's
+own code shows that the bound applies: a norm feeds the term, and it reaches the stream as it is, or through a norm.
+Otherwise there is no bound, and the reason is said.
+
+A bound holds where the term meets the stream. Carried to the output it would have to pass attention, which has no
+global Lipschitz constant (Kim, Papamakarios & Mnih 2021: dot-product attention), and norms, whose constant is about
+max|g| / sqrt(eps), a thousand and more each: nothing true that could be said there would exceed triviality.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from duat_cli.analysis.prune.layers import Layers
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.kinds import Kind
+from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
+from duat_cli.models.instrument.calls import hidden_of
+from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.instrument.tracing import Trace, trace
+from duat_cli.models.terms.arrival import Arrival, BlockArrivals, block_arrivals
+from duat_cli.models.terms.experts import Experts
+from duat_cli.models.terms.feedforward import FeedForward
+from duat_cli.models.terms.heads import ValuePath, norm_before, require_averages
+from duat_cli.models.terms.inner import Inner, inner_of, or_reason
+from duat_cli.models.terms.reach import ball_of
+from duat_cli.models.terms.sites import BlockSites, Site, find_sites
+from duat_cli.operators.bounds import Ball, head_maximum, spectral_limit
+
+SHARED = "it adds something to its routed experts that is not bounded here"
+REST = "what is left of the branch is rescaled by the norm behind it, so a term may matter more than its size"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Bounds for the terms of one kind in one place, (count,) float64 each; None with a reason."""
+
+    stream: Tensor | None
+    """The most that removing the term changes the residual stream, euclidean norm at one token."""
+    branch: Tensor | None = None
+    """Where a norm stands on the branch: the same in front of that norm."""
+    vacuous: bool = False
+    """Whether `stream` is no more than what any change in front of that norm could do."""
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class UnitBounds:
+    """One FFN unit of one block call."""
+
+    module: nn.Module
+    down: nn.Module | None
+    """The layer that reads the neurons, where the unit's form is proved."""
+    neurons: Terms
+    whole: Terms
+    experts: Terms
+
+
+@dataclass(frozen=True)
+class Bound:
+    """One term's bound."""
+
+    value: float | None
+    vacuous: bool
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class BlockBounds:
+    """Everything about one call of a block; `units` in call order."""
+
+    heads: Terms
+    attention: Terms
+    units: tuple[UnitBounds, ...]
+    block: Terms
+
+    def of(self, sites: BlockSites, kind: Kind) -> list[Bound]:
+        """The bounds of all terms of a kind, in the order of the block's sites."""
+        if kind == "block":
+            return _spelt(self.block, 1)
+        return [bound for site in sites.of(kind) for bound in _spelt(self._at(site), site.count)]
+
+    def _at(self, site: Site) -> Terms:
+        if site.kind in ("head", "attention"):
+            return self.heads if site.kind == "head" else self.attention
+        for unit in self.units:
+            if site.kind == "expert" and site.module in set(unit.module.modules()):
+                return unit.experts
+            if site.module in (unit.module, unit.down):
+                return unit.neurons if site.kind == "neuron" else unit.whole
+        reason = next((u.neurons.reason for u in self.units if u.neurons.stream is None), None)
+        return _none(reason or "its form is not proved")
+
+
+def _spelt(terms: Terms, count: int) -> list[Bound]:
+    if terms.stream is None or len(terms.stream) != count:
+        return [Bound(None, False, terms.reason or "its terms are counted otherwise")] * count
+    return [Bound(value, terms.vacuous, terms.reason) for value in terms.stream.tolist()]
+
+
+def certified_bounds(structure: ModelStructure) -> list[BlockBounds]:
+    """One entry a block call, from two short runs of the model and its weights."""
+    ids = probe_ids(structure.stack, DISCOVERY_TOKENS)
+
+    def forward() -> Any:
+        return run_stack(structure.stack, ids)
+
+    written, sites = trace(structure.stack, forward), find_sites(structure)
+    with torch.no_grad():
+        inner = [inner_of(structure, sites, written, number) for number in range(len(structure.calls))]
+        found: list[BlockArrivals] = []
+
+        def listen(run: BlockRun) -> None:
+            known = inner[run.index]
+            output = known.path.output.flatten(0, 1) if isinstance(known.path, ValuePath) else None
+            found.append(block_arrivals(run, output, known.columns_outside, known.last_layers()))
+
+        with structure.rig().active() as rig:
+            rig.run(forward, listen)
+        norms = _Norms(written, structure.hidden_size)
+        return [_Block(norms, known, arrivals).bounds() for known, arrivals in zip(inner, found, strict=True)]
+
+
+@dataclass(frozen=True)
+class _Norms:
+    """The norms of the model and the balls of their outputs, each found once."""
+
+    written: Trace
+    width: int
+    _balls: dict[tuple[nn.Module, int], Ball] = field(default_factory=dict)
+
+    def feeding(self, source: Tensor) -> Ball:
+        """The ball of the norm whose output this tensor of the trace is."""
+        return self.ball(norm_before(self.written, source), source.shape[-1])
+
+    def ball(self, norm: nn.Module, width: int | None = None) -> Ball:
+        key = norm, self.width if width is None else width
+        if key not in self._balls:
+            self._balls[key] = ball_of(*key)
+        return self._balls[key]
+
+
+@dataclass(frozen=True)
+class _Block:
+    """One block call on the way to its bounds."""
+
+    norms: _Norms
+    inner: Inner
+    arrivals: BlockArrivals
+
+    def bounds(self) -> BlockBounds:
+        heads, attention = _both(self._heads)
+        units = tuple(self._unit(place) for place in range(len(self.inner.units)))
+        block = or_reason(lambda: self._whole(attention, units))
+        return BlockBounds(heads, attention, units, _none(block) if isinstance(block, str) else block)
+
+    # -- attention ---------------------------------------------------------------------------------------------
+
+    def _heads(self) -> tuple[Terms, Terms]:
+        path = self.inner.path
+        if isinstance(path, str) or self.inner.attention is None:
+            raise UnsupportedModelError(str(path))
+        arrival = _proved(self.arrivals.attention)
+        factor, whole = arrival.factor, self._through_norm(arrival)
+        try:
+            require_averages(self.inner.attention)
+            ball = self.norms.feeding(path.source)
+        except UnsupportedModelError as reason:
+            return self._capped(arrival, path.output.shape[0], None, str(reason)), whole or _none(str(reason))
+        value, output = ball.directions(path.value.double().mT).mT, path.output.double()
+        offset = _offsets(ball, path)
+        value, offset = (x.repeat_interleave(path.groups, 0) for x in (value, offset))
+        heads = head_maximum(value, output, offset, ball.radius)
+        if whole is not None:
+            return self._capped(arrival, len(heads), heads, REST), whole
+        # Together: every head mixes values of its own choice, and O has a largest singular value.
+        values = ball.radius * torch.linalg.matrix_norm(value, 2) + torch.linalg.vector_norm(offset, dim=-1)
+        together = spectral_limit(output.flatten(0, 1)) * float(torch.linalg.vector_norm(values))
+        bias = 0.0 if path.output_bias is None else float(path.output_bias.double().norm())
+        return Terms(heads * factor), _one((min(float(heads.sum()), together) + bias) * factor)
+
+    # -- FFN ---------------------------------------------------------------------------------------------------
+
+    def _unit(self, place: int) -> UnitBounds:
+        module, form = self.inner.units[place]
+        if isinstance(form, Experts):
+            experts, whole = _both(lambda: self._experts(_proved(self.arrivals.units[place]), form))
+            return UnitBounds(module, None, _none("its neurons belong to routed experts"), whole, experts)
+        neurons, whole = _both(lambda: self._neurons(_proved(self.arrivals.units[place]), form))
+        down, reason = (None, form) if isinstance(form, str) else (form.down, "it routes to no experts")
+        return UnitBounds(module, down, neurons, whole, _none(reason))
+
+    def _neurons(self, arrival: Arrival, form: FeedForward | str) -> tuple[Terms, Terms]:
+        whole = self._through_norm(arrival)
+        if isinstance(form, str):
+            return _none(form), whole or _none(form)
+        try:
+            ball = self.norms.feeding(form.source)
+        except UnsupportedModelError as fault:
+            return self._capped(arrival, form.neurons, None, str(fault)), whole or _none(str(fault))
+        layers, columns = Layers.of(form), form.columns().double()
+        sizes = layers.neuron_sizes(ball)
+        neurons = sizes * torch.linalg.vector_norm(columns, dim=-1)
+        if whole is not None:
+            return self._capped(arrival, form.neurons, neurons, REST), whole
+        total = layers.largest(ball, sizes, columns, form.bias)
+        return Terms(neurons * arrival.factor), _one(total * arrival.factor)
+
+    def _experts(self, arrival: Arrival, form: Experts) -> tuple[Terms, Terms]:
+        """An expert adds at most the largest routing weight times its largest output; together they are an average."""
+        whole = self._through_norm(arrival)
+        try:
+            ball = self.norms.feeding(form.source)
+        except UnsupportedModelError as fault:
+            return self._capped(arrival, form.count, None, str(fault)), whole or _none(str(fault))
+        sizes = []
+        for expert in range(form.count):
+            layers = Layers.of_expert(form, expert)
+            bias = None if form.bias is None else form.bias[expert]
+            sizes.append(layers.largest(ball, layers.neuron_sizes(ball), form.columns[expert].double(), bias))
+        experts = torch.tensor(sizes, dtype=torch.float64) * form.routing * abs(form.factor)
+        if whole is not None:
+            return self._capped(arrival, form.count, experts, REST), whole
+        experts = experts * arrival.factor
+        if not form.complete:
+            return Terms(experts), _none(SHARED)
+        shared = 0.0 if form.shared is None else Layers.of(form.shared).largest_of(ball, form.shared)
+        return Terms(experts), _one(float(experts.max()) + shared * arrival.factor)
+
+    # -- block -------------------------------------------------------------------------------------------------
+
+    def _whole(self, attention: Terms, units: tuple[UnitBounds, ...]) -> Terms:
+        """A block that adds branches: their sum. A block that ends in a norm: the two tokens' largest sizes."""
+        event, parts = self.inner.event, self.inner.parts
+        if not self.arrivals.through:
+            before = parts.hidden.get(event.args, event.kwargs)
+            ends = (before, hidden_of(event.output, before))
+            return _one(sum(self.norms.feeding(x).largest() for x in ends))
+        branches = [*([attention] if parts.attention else []), *(unit.whole for unit in units)]
+        missing = next((t.reason for t in branches if t.stream is None), None)
+        if missing is not None:
+            raise UnsupportedModelError(missing)
+        if bool(self.arrivals.constant.any()):  # biases of the branches are in their bounds, and gone here
+            raise UnsupportedModelError("it adds something to the stream beside attention and FFN")
+        return _one(sum(float(t.stream.sum()) for t in branches if t.stream is not None))
+
+    # -- norms behind a branch ---------------------------------------------------------------------------------
+
+    def _through_norm(self, arrival: Arrival) -> Terms | None:
+        """A branch that ends in a norm adds no more than the norm's largest output."""
+        return None if arrival.norm is None else _one(self.norms.ball(arrival.norm).largest() * arrival.factor)
+
+    def _capped(self, arrival: Arrival, count: int, branch: Tensor | None, reason: str) -> Terms:
+        """Terms in front of a branch's norm: at the stream only what any change there could do."""
+        if arrival.norm is None:
+            return _none(reason)
+        most = self.norms.ball(arrival.norm).largest_difference() * arrival.factor
+        return Terms(torch.full((count,), most, dtype=torch.float64), branch, vacuous=True, reason=reason)
+
+
+def _proved(arrival: Arrival | str) -> Arrival:
+    if isinstance(arrival, str):
+        raise UnsupportedModelError(arrival)
+    return arrival
+
+
+def _both(work: Callable[[], tuple[Terms, Terms]]) -> tuple[Terms, Terms]:
+    found = or_reason(work)
+    return (_none(found), _none(found)) if isinstance(found, str) else found
+
+
+def _none(reason: str) -> Terms:
+    return Terms(None, reason=reason)
+
+
+def _one(value: float) -> Terms:
+    return Terms(torch.tensor([value], dtype=torch.float64))
+
+
+def _offsets(ball: Ball, path: ValuePath) -> Tensor:
+    """What of the values does not depend on u: V_hᵀ β + p_h, (kv_heads, d)."""
+    value = path.value.double()
+    offset = value.new_zeros(value.shape[0], value.shape[2])
+    if path.value_bias is not None:
+        offset = offset + path.value_bias.double()
+    return offset if ball.bias is None else offset + torch.einsum("kmd,m->kd", value, ball.bias)

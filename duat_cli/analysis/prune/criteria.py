@@ -1,0 +1,106 @@
+"""Criteria in common use, computed for the same terms, so that their ranking can be compared with measured damage.
+
+- magnitude: Frobenius norm of the term's weights in the last layer that it goes through.
+- activation x norm: norm of the term's activations times that magnitude.
+- wanda: Σ |W_ij| ‖X_i‖ over the term's weights there (Sun et al. 2023, summed over a structure).
+- taylor: |gradient of the loss x activation| (Molchanov et al. 2019), where the model has a loss.
+- shortgpt: 1 - cosine of a block's input and output (Men et al. 2024); angular: their angle / π (Gromov et al. 2024).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from duat_cli.analysis.prune.damage import Loss
+from duat_cli.analysis.prune.readings import Readings
+from duat_cli.analysis.prune.sketch import Terms, responses
+from duat_cli.models.arrays import wide
+from duat_cli.models.discovery.structure import ModelStructure
+from duat_cli.models.sweep.passes import Recorded
+from duat_cli.models.terms.feedforward import matrix_of
+from duat_cli.models.terms.sites import BlockSites, Site
+
+Scores = dict[str, Tensor]  # criterion -> a score a term, NaN where it is not defined
+
+
+class Activations:
+    """Sums of squares of every feature that a site's layer reads, over all prompts."""
+
+    def __init__(self) -> None:
+        self.squares: dict[tuple[int, Site], Tensor] = {}
+
+    def see(self, number: int, site: Site, value: Tensor) -> None:
+        """To be shown every site of every pass."""
+        if site.place == "input":
+            total = wide(value).reshape(-1, value.shape[-1]).square().double().sum(dim=0)
+            self.squares[number, site] = self.squares.get((number, site), torch.zeros_like(total)) + total
+
+
+def weight_scores(
+    structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], terms: Terms, seen: Activations
+) -> Scores:
+    """magnitude, activation x norm and wanda of neurons, heads, FFNs and attention."""
+    found: Scores = {name: torch.full((len(terms.ids),), torch.nan, dtype=torch.float64) for name in _WEIGHTS}
+    for number, module in enumerate(structure.calls):
+        for kind, whole in (("neuron", "ffn"), ("head", "attention")):
+            for place, site in enumerate(sites[module].of(kind)):  # type: ignore[arg-type]
+                squares = seen.squares.get((number, site))
+                if squares is None:
+                    continue
+                rows = matrix_of(site.module, len(squares))
+                each = _of_rows(rows, squares.to(rows.device), site.count)
+                together = _of_rows(rows, squares.to(rows.device), 1)
+                _put(found, terms.starts.get((kind, number)), site.offset, each)  # type: ignore[arg-type]
+                owners = sites[module].of(whole)  # type: ignore[arg-type]
+                if len(owners) == len(sites[module].of(kind)):  # type: ignore[arg-type]
+                    _put(found, terms.starts.get((whole, number)), owners[place].offset, together)  # type: ignore[arg-type]
+    for number, module in enumerate(structure.calls):
+        start = terms.starts.get(("block", number))
+        if start is not None:
+            parts = (parameter.detach().double().square().sum() for parameter in module.parameters())
+            found["magnitude"][start] = sum(map(float, parts)) ** 0.5
+    return found
+
+
+_WEIGHTS = ("magnitude", "activation x norm", "wanda")
+
+
+def _of_rows(rows: Tensor, squares: Tensor, count: int) -> list[Tensor]:
+    per = rows.double().reshape(count, -1, rows.shape[-1])
+    energy = squares.reshape(count, -1)
+    magnitude = per.square().sum(dim=(1, 2)).sqrt()
+    return [magnitude, energy.sum(dim=1).sqrt() * magnitude, (per.abs().sum(dim=2) * energy.sqrt()).sum(dim=1)]
+
+
+def _put(found: Scores, start: int | None, offset: int, values: list[Tensor]) -> None:
+    if start is not None:
+        for name, value in zip(_WEIGHTS, values, strict=True):
+            found[name][start + offset : start + offset + len(value)] = value.cpu()
+
+
+def taylor(
+    structure: ModelStructure,
+    sites: Mapping[nn.Module, BlockSites],
+    loss: Loss,
+    terms: Terms,
+    ids: Tensor,
+    recorded: Recorded,
+) -> Tensor:
+    """|⟨∂loss, t⟩| of one prompt. recorded: a pass that ends in logits."""
+    return responses(structure, sites, loss, ids, recorded, terms, 0, 0)[0].double().abs()
+
+
+def block_scores(terms: Terms, readings: Sequence[Readings]) -> Scores:
+    """shortgpt and angular distance of whole blocks."""
+    found: Scores = {name: torch.full((len(terms.ids),), torch.nan, dtype=torch.float64) for name in _BLOCKS}
+    for place, term in enumerate(terms.ids):
+        if term.kind == "block":
+            found["shortgpt"][place] = 1 - sum(r.cosine[term.block] for r in readings) / len(readings)
+            found["angular"][place] = sum(r.angle[term.block] for r in readings) / len(readings)
+    return found
+
+
+_BLOCKS = ("shortgpt", "angular")

@@ -1,0 +1,195 @@
+"""Damage: how far one pass of the model moved, measured, and the probes that predict it.
+
+A metric gives three things. `measured` is the damage of an ablated output. `probes` are Gaussian directions v in the
+output's space, scaled so that for a change δ of the output E[⟨v, δ⟩²] is the damage's leading term; their gradients
+then answer for every term at once. `predicted` turns the squared responses back into damage.
+
+- hidden: ‖δ‖ / ‖out‖ over all tokens; v ~ N(0, I) / ‖out‖.
+- kl: mean over tokens of KL(p ‖ p'), nats. Its leading term is ½ δᵀFδ with F = diag(p) - ppᵀ, the Fisher matrix of the
+  model's own next-token distribution; F = AAᵀ with A = diag(√p) - p√pᵀ, so v = A g, g ~ N(0, I), has covariance F.
+  (Drawing tokens from p gives the same F with heavier tails; Gaussian responses have exact intervals.)
+- nll: change of the mean loss, nats a token: ⟨∂loss, δ⟩ + ½ δᵀFδ, because the loss has the Hessian F in the logits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from duat_cli.errors import InputError
+from duat_cli.models.arrays import wide
+from duat_cli.models.discovery.causality import has_lm_head, is_causal
+from duat_cli.models.discovery.structure import ModelStructure, run_stack
+from duat_cli.models.sweep.passes import Forward
+from duat_cli.statistics.chi_square import mean_length, mean_square
+from duat_cli.statistics.divergence import by_tokens, kl
+
+MetricName = Literal["hidden", "kl", "nll"]
+Interval = tuple[Tensor, Tensor, Tensor]  # estimate, low, high
+
+
+class Metric(Protocol):
+    """One way to say how far the output moved."""
+
+    @property
+    def name(self) -> MetricName: ...
+    @property
+    def unit(self) -> str: ...
+    @property
+    def meaning(self) -> str: ...
+
+    def forward(self, ids: Tensor) -> Forward:
+        """A pass over one prompt, (1, N), to the output whose change counts."""
+
+    def measured(self, reference: Tensor, output: Tensor, ids: Tensor) -> float:
+        """The damage of an ablated output."""
+
+    def probes(self, reference: Tensor, ids: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:
+        """Directions (count, *reference.shape); for nll the first of them is the loss's own gradient."""
+
+    def predicted(self, responses: Tensor, confidence: float) -> Interval:
+        """Mean over prompts from responses (prompts, probes, …), the change of the output being minus the term."""
+
+    def of_set(self, responses: Tensor) -> Tensor:
+        """The prediction for each prompt, (prompts, …): no interval."""
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """Relative change of the final hidden states."""
+
+    structure: ModelStructure
+    name: MetricName = "hidden"
+    unit: str = "relative"
+    meaning: str = "|change of the final hidden states| / |final hidden states|, over all tokens"
+
+    def forward(self, ids: Tensor) -> Forward:
+        return lambda: _hidden_states(run_stack(self.structure.stack, ids))
+
+    def measured(self, reference: Tensor, output: Tensor, ids: Tensor) -> float:
+        size = torch.linalg.vector_norm(reference.double())
+        return float(torch.linalg.vector_norm(output.double() - reference.double()) / size)
+
+    def probes(self, reference: Tensor, ids: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:
+        drawn = noise((count, *reference.shape)).to(reference)
+        return drawn / torch.linalg.vector_norm(reference.double()).to(reference)
+
+    def predicted(self, responses: Tensor, confidence: float) -> Interval:
+        return mean_length(responses.square(), confidence)
+
+    def of_set(self, responses: Tensor) -> Tensor:
+        return responses.double().square().mean(dim=1).sqrt()
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """KL divergence of the next-token distribution."""
+
+    model: Any
+    causal: bool = True
+    name: MetricName = "kl"
+    unit: str = "nats/token"
+
+    @property
+    def meaning(self) -> str:
+        what = "next-token distribution" if self.causal else "token distribution (a masked LM's, nothing masked)"
+        return f"mean over tokens of KL(model's {what} || the ablated one), nats"
+
+    def forward(self, ids: Tensor) -> Forward:
+        return lambda: _logits(self.model, ids)
+
+    def measured(self, reference: Tensor, output: Tensor, ids: Tensor) -> float:
+        return float(kl(reference[0], output[0]).mean())
+
+    def probes(self, reference: Tensor, ids: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:
+        tokens = reference.shape[1]
+        return _fisher_noise(reference, noise, count) / math.sqrt(2 * tokens)
+
+    def predicted(self, responses: Tensor, confidence: float) -> Interval:
+        return mean_square(responses.square(), confidence)
+
+    def of_set(self, responses: Tensor) -> Tensor:
+        return responses.double().square().mean(dim=1)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Change of the next-token loss; negative where the ablated model does better."""
+
+    model: Any
+    name: MetricName = "nll"
+    unit: str = "nats/token"
+    meaning: str = "change of the mean next-token loss on the prompt's own tokens, nats; may be negative"
+
+    def forward(self, ids: Tensor) -> Forward:
+        if ids.shape[1] < 2:
+            raise InputError("--metric nll: a prompt of one token has no next token; use longer prompts")
+        return lambda: _logits(self.model, ids)
+
+    def measured(self, reference: Tensor, output: Tensor, ids: Tensor) -> float:
+        return self._loss(output, ids) - self._loss(reference, ids)
+
+    def _loss(self, logits: Tensor, ids: Tensor) -> float:
+        pieces = by_tokens(logits[0, :-1])
+        targets = ids[0, 1:].split(len(pieces[0]))
+        total = 0.0
+        for piece, target in zip(pieces, targets, strict=True):
+            total += float(functional.cross_entropy(piece.double(), target, reduction="sum"))
+        return total / (ids.shape[1] - 1)
+
+    def probes(self, reference: Tensor, ids: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:
+        scored = reference.shape[1] - 1
+        slope = wide(reference).softmax(dim=-1)
+        slope[0, :-1].scatter_add_(1, ids[0, 1:, None], -torch.ones_like(ids[0, 1:, None], dtype=slope.dtype))
+        fisher = _fisher_noise(reference, noise, count) / math.sqrt(2 * scored)
+        found = torch.cat([(slope[None] / scored).to(fisher), fisher])
+        found[:, :, -1] = 0  # the last token's next one is not known
+        return found
+
+    def predicted(self, responses: Tensor, confidence: float) -> Interval:
+        first = -responses[:, 0].double().mean(dim=0)
+        estimate, low, high = mean_square(responses[:, 1:].square(), confidence)
+        return first + estimate, first + low, first + high
+
+    def of_set(self, responses: Tensor) -> Tensor:
+        return -responses[:, 0].double() + responses[:, 1:].double().square().mean(dim=1)
+
+
+def metric_for(name: MetricName | None, model: Any, structure: ModelStructure) -> Metric:
+    """The metric asked for; by default kl where there is an LM head, else hidden."""
+    head = has_lm_head(model, structure)
+    if name == "hidden" or (name is None and not head):
+        return Hidden(structure)
+    if not head:
+        raise InputError(
+            f"--metric {name}: {type(model).__name__} has no LM head, so there is no next-token distribution; "
+            "use --metric hidden"
+        )
+    causal = is_causal(model, structure)
+    if name == "nll":
+        if not causal:
+            raise InputError(f"--metric nll: {type(model).__name__} does not predict the next token; use --metric kl")
+        return Loss(model)
+    return Divergence(model, causal)
+
+
+def _hidden_states(output: Any) -> Tensor:
+    hidden = getattr(output, "last_hidden_state", None)
+    return hidden if isinstance(hidden, Tensor) else output[0]
+
+
+def _logits(model: Any, ids: Tensor) -> Tensor:
+    return run_stack(model, ids).logits
+
+
+def _fisher_noise(logits: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:
+    """A g for every token: (diag(√p) - p√pᵀ) g, (count, 1, N, vocabulary)."""
+    p = wide(logits).softmax(dim=-1)  # in bfloat16 its sum would be off by percents
+    drawn = noise((count, *logits.shape)).to(p) * p.sqrt()
+    return (drawn - p * drawn.sum(dim=-1, keepdim=True)).to(logits.dtype)

@@ -1,0 +1,81 @@
+"""A chosen set of terms as files that others can read: JSON with module names, and mergekit slices for whole blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, nn
+
+from duat_cli.errors import InputError
+from duat_cli.models.discovery.structure import ModelStructure
+from duat_cli.models.terms.feedforward import applied_axis
+from duat_cli.models.terms.sites import BlockSites, TermId
+from duat_cli.results.chosen import ChosenSet, ChosenTerm
+
+
+def chosen_set(
+    model: nn.Module,
+    structure: ModelStructure,
+    sites: Mapping[nn.Module, BlockSites],
+    terms: Sequence[TermId],
+    *,
+    name: str,
+    revision: str | None,
+    fingerprint: str,
+) -> ChosenSet:
+    """The set with the names that the modules have in `model`, in a fixed order and each term once."""
+    names = {module: path for path, module in model.named_modules()}
+    ordered = sorted(set(terms), key=lambda t: (t.block, t.kind, -1 if t.index is None else t.index))
+    return ChosenSet(
+        model=name,
+        revision=revision,
+        fingerprint=fingerprint,
+        blocks=len(structure.calls),
+        terms=tuple(_chosen(structure, sites, names, term) for term in ordered),
+    )
+
+
+def _chosen(
+    structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], names: Mapping[nn.Module, str], term: TermId
+) -> ChosenTerm:
+    block = structure.calls[term.block]
+    if term.kind == "block":
+        return ChosenTerm(kind="block", block=term.block, index=None, module=names[block], place="whole", features=None)
+    site, number = sites[block].find(term)
+    features = None
+    if site.place == "input":
+        weight = site.module.weight
+        assert isinstance(weight, Tensor)
+        width = weight.shape[applied_axis(site.module)] // site.count
+        features = (number * width, (number + 1) * width)
+    elif site.place == "routing":
+        features = (number, number + 1)
+    return ChosenTerm(
+        kind=term.kind, block=term.block, index=term.index, module=names[site.module], place=site.place,
+        features=features,
+    )  # fmt: skip
+
+
+def mergekit_slices(blocks: int, removed: Sequence[int], *, model: str, dtype: str) -> str:
+    """A mergekit configuration that passes the other blocks through: one slice a run of blocks that stay.
+
+    `layer_range` is half-open, [first, past the last). blocks: how many there are; removed: which go.
+    """
+    gone = set(removed)
+    if bad := [b for b in gone if not 0 <= b < blocks]:
+        raise InputError(f"block {bad[0]}: the model has blocks 0 to {blocks - 1}")
+    keep = [b for b in range(blocks) if b not in gone]
+    if not keep:
+        raise InputError("no block would be left")
+    starts = [b for b in keep if b - 1 not in keep]
+    ends = [b + 1 for b in keep if b + 1 not in keep]
+    lines = ["slices:"]
+    for start, end in zip(starts, ends, strict=True):
+        lines += ["- sources:", f"  - model: {_quoted(model)}", f"    layer_range: [{start}, {end}]"]
+    return "\n".join([*lines, "merge_method: passthrough", f"dtype: {dtype}", ""])
+
+
+def _quoted(text: str) -> str:
+    """A double-quoted YAML string, whatever stands in a path."""
+    plain = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in plain) + '"'

@@ -1,0 +1,309 @@
+"""The two exact readings of a term: where it meets the stream (`local`) and carried to the last block (`frozen`).
+
+Both come from the frozen block, which is affine: a term is the difference of two replays, one of them without it, in
+the model's own code. `frozen` holds every norm; it is the norm of one summand of Eq. 16, whose bound is the norm of the
+sum over a set. `local` is what the removal takes away where the branch meets the stream, the place that the certified
+bound speaks of, relative to the stream there. A norm on the branch in front of that place is held for neither: without
+the term its scale is s' instead of s, so that of Y, what arrives, Y - (s'/s) Y' is lost, Y' arriving at the old scale.
+
+A neuron k adds a_k ⊗ w_k to its layer's output, so all neurons of a layer follow from how the frozen block carries that
+output: token by token a scale, times one matrix.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.arrays import gaussian, relative_error, rounding, tolerance_for, wide
+from duat_cli.models.block.norm_scale import NormScale, norm_scale
+from duat_cli.models.instrument.rig import BlockRun, Replay, zero_given
+from duat_cli.models.sweep.passes import Removal
+from duat_cli.models.terms.branches import Branch, Branches, branch_at
+from duat_cli.models.terms.feedforward import matrix_of
+from duat_cli.models.terms.sites import BlockSites, Edit, Site, TermId, watching
+
+ITEMS_AT_ONCE = 32
+SEED = 31
+
+
+@dataclass
+class Readings:
+    """Norms relative to the residual stream: `local` where the term meets it, `frozen` at the last block's output."""
+
+    local: dict[TermId, float] = field(default_factory=dict)
+    stream: dict[TermId, float] = field(default_factory=dict)  # where it meets: root mean square of the tokens' norms
+    frozen: dict[TermId, float] = field(default_factory=dict)
+    cosine: dict[int, float] = field(default_factory=dict)  # block call -> mean over tokens of cos(input, output)
+    angle: dict[int, float] = field(default_factory=dict)  # mean over tokens of the angle / π
+    reasons: dict[TermId, str] = field(default_factory=dict)  # why a term has no local reading
+
+    def measured(self, terms: Iterable[TermId], lost: Sequence[float], stream: Tensor) -> None:
+        """What goes with each term, Frobenius norm over the tokens, and the stream that it is missing from."""
+        size = float(torch.linalg.vector_norm(wide(stream)))
+        for term, norm in zip(terms, lost, strict=True):
+            self.local[term] = norm / size
+            self.stream[term] = size / stream.shape[-2] ** 0.5
+
+
+class Reader:
+    """Behind every block of one prompt's sweep: measures the block's terms, and carries those that are followed."""
+
+    def __init__(
+        self,
+        sites: Mapping[nn.Module, BlockSites],
+        branches: Branches,
+        wanted: Sequence[TermId],
+        followed: set[TermId],
+    ) -> None:
+        self.found = Readings()
+        self._sites, self._branches = sites, branches
+        self._wanted: dict[int, list[TermId]] = defaultdict(list)
+        for term in wanted:
+            self._wanted[term.block].append(term)
+        self._followed = followed
+        self._names: list[TermId] = []
+        self._carried: Tensor | None = None  # (followed terms so far, N, M)
+
+    def __call__(self, run: BlockRun) -> None:
+        self._carry(run)
+        here = _Here(run, self._sites[run.parts.module], self._branches[run.parts.module])
+        fresh: dict[TermId, Tensor] = {}
+        terms = self._wanted[run.index]
+        for term in terms:
+            if term.kind != "neuron":
+                difference = self._read(here, term)
+                if term in self._followed:
+                    fresh[term] = difference
+        neurons = [term for term in terms if term.kind == "neuron"]
+        for site in here.sites.of("neuron"):
+            wanted = [t for t in neurons if t.index is not None and 0 <= t.index - site.offset < site.count]
+            if wanted:
+                fresh |= self._neurons(here, site, wanted)
+        if fresh:
+            added = torch.cat(list(fresh.values()))
+            self._names += fresh
+            self._carried = added if self._carried is None else torch.cat([self._carried, added])
+        self._angles(run)
+
+    def finish(self, output: Tensor) -> Readings:
+        """The readings; `output` is the last block's, (1, N, M)."""
+        if self._carried is not None:
+            norms = wide(self._carried).flatten(1).norm(dim=1) / torch.linalg.vector_norm(wide(output))
+            self.found.frozen = dict(zip(self._names, norms.tolist(), strict=True))
+        return self.found
+
+    def _carry(self, run: BlockRun) -> None:
+        """The followed terms through this block's linear part."""
+        if self._carried is None:
+            return
+        base = _output(run.replay(torch.zeros_like(run.input), zero_given(run, 1)))
+        moved = []
+        for items in self._carried.split(ITEMS_AT_ONCE):
+            moved.append(_output(run.replay(items, zero_given(run, len(items)))) - base)
+        self._carried = torch.cat(moved)
+
+    def _read(self, here: _Here, term: TermId) -> Tensor:
+        """local of one term that is no neuron; its part of the block's output, (1, N, M), with every norm held."""
+        if term.kind == "block":
+            difference = here.run.output - here.run.input
+            self.found.measured([term], [_size(difference)], here.run.output)
+            return difference
+        site, place = here.sites.find(term)
+        without = here.without(site, place)
+        branch = here.branch_of(site)
+        try:
+            if isinstance(branch, str):
+                raise UnsupportedModelError(branch)
+            lost = here.lost(branch, without, whole=term.kind in ("attention", "ffn"))
+            self.found.measured([term], [_size(lost)], branch.met(here.whole))
+        except UnsupportedModelError as fault:
+            self.found.reasons[term] = str(fault)
+        return _output(here.whole) - _output(without)
+
+    def _neurons(self, here: _Here, site: Site, wanted: list[TermId]) -> dict[TermId, Tensor]:
+        """local of every neuron of a layer; of those that are followed their part of the block's output."""
+        neurons = _Neurons(here, site)
+        branch = here.branch_of(site)
+        places = [0 if t.index is None else t.index - site.offset for t in wanted]
+        try:
+            if isinstance(branch, str):
+                raise UnsupportedModelError(branch)
+            lost = neurons.lost(branch)[places]
+            self.found.measured(wanted, lost.tolist(), branch.met(here.whole))
+        except UnsupportedModelError as fault:
+            self.found.reasons |= dict.fromkeys(wanted, str(fault))
+        return {t: neurons.carried(k) for t, k in zip(wanted, places, strict=True) if t in self._followed}
+
+    def _angles(self, run: BlockRun) -> None:
+        cosine = torch.nn.functional.cosine_similarity(wide(run.input[0]), wide(run.output[0]), dim=-1).double()
+        self.found.cosine[run.index] = float(cosine.mean())
+        self.found.angle[run.index] = float((cosine.clamp(-1, 1).acos() / torch.pi).mean())
+
+
+class _Here:
+    """One block under one prompt, replayed with everything in place, and without what is asked for."""
+
+    def __init__(self, run: BlockRun, sites: BlockSites, branches: Mapping[Site, Branch | str]) -> None:
+        self.run, self.sites, self._branches = run, sites, branches
+        self._given = [unit.output[None] for unit in run.units]
+        self.whole = run.replay(run.input, self._given)
+        self._gone: dict[Site, Replay] = {}
+        self._scales: dict[nn.Module, NormScale] = {}
+
+    def branch_of(self, site: Site) -> Branch | str:
+        """The branch that the site's terms are part of, or why it is not known."""
+        return branch_at(self._branches, site)
+
+    def without(self, site: Site, place: int) -> Replay:
+        """The block without one term of the site."""
+        mask = torch.ones(site.count, device=self.run.input.device)
+        mask[place] = 0
+        edit = Removal({site: mask}).edit
+        if site.kind != "expert":
+            with watching([site], edit):
+                return self.run.replay(self.run.input, self._given)
+        # The routed unit does not run in a replay: it runs here, without the expert, from its recorded input.
+        without = [
+            _unit_without(unit.module, unit.input, site, edit)[None] if _holds(unit.module, site) else unit.output[None]
+            for unit in self.run.units
+        ]
+        return self.run.replay(self.run.input, without)
+
+    def arrived(self, branch: Branch, replay: Replay) -> Tensor:
+        """What of the branch arrives where it meets the stream, (1, N, M); the bias of its own norm left out."""
+        if branch.site not in self._gone:
+            self._gone[branch.site] = self.without(branch.site, 0)
+        return branch.met(replay) - branch.met(self._gone[branch.site])
+
+    def scale(self, branch: Branch) -> NormScale:
+        """Of the norm on the branch."""
+        norm = branch.norm
+        assert norm is not None
+        if norm not in self._scales:
+            self._scales[norm] = norm_scale(norm, self.run.parts.norms[norm], branch.in_front_of_norm(self.whole))
+        return self._scales[norm]
+
+    def lost(self, branch: Branch, without: Replay, *, whole: bool) -> Tensor:
+        """What is missing where the branch meets the stream, (1, N, M). whole: the whole branch is gone."""
+        if branch.norm is None or whole:
+            return branch.met(self.whole) - branch.met(without)
+        scale = self.scale(branch)
+        before, after = (scale.square(branch.in_front_of_norm(replay)) for replay in (self.whole, without))
+        kept = scale.ratio(before, after)[..., None] * self.arrived(branch, without)
+        return self.arrived(branch, self.whole) - kept
+
+
+class _Neurons:
+    """The neurons of one layer: activations (N, I), and how the layer's output goes on from there."""
+
+    def __init__(self, here: _Here, site: Site) -> None:
+        self._here, self._run = here, here.run
+        self._end = next(end for end in here.sites.of("ffn") if _holds(end.module, site))
+        self._activations = _activations(here.run, site)
+        self._weight = matrix_of(site.module, site.count).to(self._activations)  # (I, M)
+        self._base = self._through(here.run.input.new_zeros(1, here.run.input.shape[1], self._weight.shape[1]))
+
+    def carried(self, place: int) -> Tensor:
+        """One neuron's part of the block's output, (1, N, M)."""
+        outer = self._activations[:, place, None] * self._weight[place]
+        return _output(self._through(outer[None].to(self._run.input))) - _output(self._base)
+
+    def lost(self, branch: Branch) -> Tensor:
+        """What goes with each neuron where the branch meets the stream, Frobenius norm over the tokens, (I,)."""
+        tokens, rows = self._transfer(branch)
+        parts = self._activations * tokens[:, None]  # what arrives of neuron k at token i is parts_ik rows_k
+        if branch.norm is None:
+            return parts.norm(dim=0) * rows.norm(dim=1)
+        arrived = self._here.arrived(branch, self._here.whole)[0].double()
+        ratio, parts, rows = self._ratio(branch), parts.double(), rows.double()
+        # |Y - r (Y - p w)|² of every neuron and token, Y being what arrives with all of them.
+        least = (1 - ratio).square() * arrived.square().sum(dim=-1, keepdim=True)
+        mixed = 2 * (1 - ratio) * ratio * parts * (arrived @ rows.T)
+        own = (ratio * parts).square() * rows.square().sum(dim=-1)
+        return (least + mixed + own).sum(dim=0).clamp_min(0).sqrt()
+
+    def _ratio(self, branch: Branch) -> Tensor:
+        """By what the scale of the branch's norm is multiplied at each token without each neuron, (N, I)."""
+        scale = self._here.scale(branch)
+        x = scale.centered(branch.in_front_of_norm(self._here.whole)[0])
+        rows, activations = scale.centered(self._weight), self._activations.double()
+        before = x.square().sum(dim=-1, keepdim=True)
+        after = before - 2 * activations * (x @ rows.T) + activations.square() * rows.square().sum(dim=-1)
+        return scale.ratio(before, after.clamp_min(0))
+
+    def _through(self, value: Tensor) -> Replay:
+        """The frozen block on a zero stream with `value` as what the FFN's last layer puts out."""
+
+        def put(_: Site, tensor: Tensor, __: Tensor | None) -> Tensor:
+            return value.reshape(tensor.shape).to(tensor).clone()  # blocks may write to it
+
+        end = Site("ffn", self._end.module, "output", 1)  # in front of a norm
+        # Attention is not silenced: what such a layer puts out in front of it goes on through its values.
+        with watching([end], put):
+            return self._run.replay(torch.zeros_like(self._run.input), zero_given(self._run, 1))
+
+    def _transfer(self, branch: Branch) -> tuple[Tensor, Tensor]:
+        """How the layer's output arrives at the stream: a scale a token, (N,), and a row a neuron, (I, M)."""
+        count, width = self._run.input.shape[1], self._weight.shape[1]
+        vector = gaussian((width,), self._run.input, SEED)
+        replay = self._through(vector.expand(1, count, width))
+        arrived = wide(branch.met(replay) - branch.met(self._base))[0]  # (N, M): t_i (v D)
+        sent = wide(vector).expand(count, width)
+        if branch.norm is None and arrived.shape == sent.shape and relative_error(arrived, sent) <= 1e-6:
+            return torch.ones(count, device=arrived.device), self._weight
+        if branch.norm is not None:
+            seen = wide(branch.in_front_of_norm(replay) - branch.in_front_of_norm(self._base))[0]
+            if seen.shape != sent.shape or not relative_error(seen, sent) <= rounding(self._run.input.dtype):
+                raise UnsupportedModelError("its last layer's output changes on its way to the norm on its branch")
+        reference = arrived[int(arrived.norm(dim=1).argmax())]
+        scale = (arrived @ reference) / reference.square().sum()
+        if not relative_error(scale[:, None] * reference, arrived) <= tolerance_for(self._run.input.dtype):
+            raise UnsupportedModelError("what follows the FFN is not the same for every token but for a scale")
+        rows = []
+        for piece in self._weight.split(count):
+            probe = self._run.input.new_zeros(1, count, width)
+            probe[0, : len(piece)] = piece.to(probe)
+            out = wide(branch.met(self._through(probe)) - branch.met(self._base))[0, : len(piece)]
+            rows.append(out / scale[: len(piece), None])
+        return scale, torch.cat(rows)
+
+
+def _activations(run: BlockRun, site: Site) -> Tensor:
+    """The neurons' activations, (N, I), from the unit's recorded input or output."""
+    unit = next(u for u in run.units if u.module is site.unit)
+    if not _holds(unit.module, site):  # the layer stands behind the unit
+        return wide(unit.output.reshape(-1, site.count))
+    seen: list[Tensor] = []
+
+    def see(_: Site, value: Tensor, __: Tensor | None) -> None:
+        seen.append(value)
+
+    with watching([site], see):
+        unit.module(unit.input)
+    return wide(seen[0].reshape(-1, seen[0].shape[-1]))
+
+
+def _unit_without(module: nn.Module, x: Tensor, site: Site, edit: Edit) -> Tensor:
+    """A unit's own output with an edit in force; the rig's stand-in is bypassed because no replay is on."""
+    with watching([site], edit):
+        output = module(x)
+    return output if isinstance(output, Tensor) else output[0]
+
+
+def _holds(module: nn.Module, site: Site) -> bool:
+    return any(site.module is inner for inner in module.modules())
+
+
+def _output(replay: Replay) -> Tensor:
+    assert replay.output is not None
+    return replay.output
+
+
+def _size(x: Tensor) -> float:
+    return float(torch.linalg.vector_norm(wide(x)))

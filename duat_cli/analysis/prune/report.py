@@ -1,0 +1,348 @@
+"""Computed readings into the report of `duat prune-bound`; every null gets its reason here."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from duat_cli.analysis.prune.certified import Bound
+from duat_cli.analysis.prune.criteria import Scores
+from duat_cli.analysis.prune.damage import MetricName
+from duat_cli.analysis.prune.plans import Nested
+from duat_cli.analysis.prune.readings import Readings
+from duat_cli.analysis.prune.sketch import Terms
+from duat_cli.analysis.session import Session
+from duat_cli.kinds import Kind
+from duat_cli.models.discovery.structure import ModelStructure
+from duat_cli.models.terms.branches import Branches, branch_at
+from duat_cli.models.terms.sites import BlockSites, TermId
+from duat_cli.results.prune import (
+    CurvePoint,
+    Estimated,
+    Guarantee,
+    HeadSummary,
+    NeuronSummary,
+    Plan,
+    Prediction,
+    PruneBlock,
+    PruneTerm,
+)
+from duat_cli.statistics.binomial import NestedChoice
+from duat_cli.statistics.ranking import Estimate, bootstrap, kendall, median_ratio, spearman, worst_ratio
+
+FEWEST = 3  # terms that can be ranked
+NEGLIGIBLE = 0.01  # of the budget
+NOT_CARRIED = "carried for the terms that are ablated for real; a larger --measure takes more"
+NOT_ABLATED = "not in the sample that was ablated; a larger --measure takes more"
+NO_HOLDOUT = "no held-out prompts: give --holdout FILE, or a share such as --holdout 0.5"
+ONE_BLOCK = "the model has one block, and one has to stay"
+NOTHING_FITS = "not even the least damaging one stays within the budget"
+METHOD = "Clopper-Pearson limit of nested sets tested in order, from the smallest, on held-out prompts"
+
+
+def name_of(term: TermId) -> str:
+    """Such as block.3.head.1."""
+    return f"block.{term.block}" if term.index is None else f"block.{term.block}.{term.kind}.{term.index}"
+
+
+def terms_of(
+    structure: ModelStructure,
+    sites: Mapping[nn.Module, BlockSites],
+    terms: Terms,
+    damage: tuple[Tensor, Tensor, Tensor],
+    readings: Sequence[Readings],
+    bounds: Mapping[TermId, Bound],
+    measured: Mapping[TermId, float],
+    branches: Branches,
+) -> list[PruneTerm]:
+    """One entry a term, in the order of `terms`."""
+    names = {module: name for name, module in structure.stack.named_modules()}
+    estimate, low, high = (x.tolist() for x in damage)
+    found = []
+    for place, term in enumerate(terms.ids):
+        module = structure.calls[term.block]
+        if term.index is not None:
+            module = sites[module].find(term)[0].module
+        bound = bounds[term]
+        local, frozen, stream = (
+            _mean([getattr(r, name).get(term) for r in readings]) for name in ("local", "frozen", "stream")
+        )
+        reasons = {}
+        if local is None:
+            reasons["local"] = next((r.reasons[term] for r in readings if term in r.reasons), "undefined")
+            reasons["certified_relative"] = reasons["local"]
+        place_met = _met(term, structure.calls[term.block], sites, branches, names)
+        if place_met is None:
+            reasons["place"] = reasons.get("local", "undefined")
+        if frozen is None:
+            reasons["frozen"] = reasons.get("local", NOT_CARRIED)
+        if bound.value is None:
+            reasons["certified"] = reasons["certified_relative"] = bound.reason or "no bound is proved"
+        if term not in measured:
+            reasons["measured"] = NOT_ABLATED
+        found.append(
+            PruneTerm(
+                kind=term.kind,
+                block=term.block,
+                index=term.index,
+                module=names[module],
+                place=place_met,
+                local=local,
+                frozen=frozen,
+                linearised=estimate[place],
+                linearised_low=low[place],
+                linearised_high=high[place],
+                certified=bound.value,
+                certified_relative=bound.value / stream if bound.value is not None and stream else None,
+                certified_vacuous=bound.vacuous,
+                measured=measured.get(term),
+                reasons=reasons,
+            )
+        )
+    return found
+
+
+def _met(
+    term: TermId,
+    block: nn.Module,
+    sites: Mapping[nn.Module, BlockSites],
+    branches: Branches,
+    names: Mapping[nn.Module, str],
+) -> str | None:
+    """Where the term meets the stream, in words; None where that is not known."""
+    if term.kind == "block":
+        return f"output of {names[block]}"
+    branch = branch_at(branches[block], sites[block].find(term)[0])
+    return None if isinstance(branch, str) else branch.name(names, block)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known and len(known) == len(values) else None
+
+
+def blocks_of(session: Session, terms: Sequence[PruneTerm], budget: float) -> list[PruneBlock]:
+    """One row a block."""
+    by_place: dict[tuple[int, Kind], list[PruneTerm]] = defaultdict(list)
+    for term in terms:
+        by_place[term.block, term.kind].append(term)
+    asked = {term.kind for term in terms}
+    found = []
+    for number in range(len(session.structure.calls)):
+        block, attention, ffn = (by_place[number, kind] for kind in ("block", "attention", "ffn"))
+        reasons = {
+            field: f"the block has no {name}" if kind in asked else f"--granularity leaves {kind} out"
+            for kind, (field, name) in _FIELDS.items()
+            if not by_place[number, kind]
+        }
+        ablated = {}
+        for kind, there in (("block", block), ("attention", attention), ("ffn", ffn)):
+            ablated[kind] = _largest([t.measured for t in there])
+            if ablated[kind] is None:
+                reasons[f"{kind}_measured"] = NOT_ABLATED if there else reasons[kind]
+        bounds: dict[str, object] = {}
+        for name, there in (("attention", attention), ("ffn", ffn)):
+            bounds |= _bounds(name, there, reasons)
+        found.append(
+            PruneBlock(
+                index=number,
+                name=session.structure.block(number).parts.name,
+                block=_largest([t.linearised for t in block]),
+                attention=_largest([t.linearised for t in attention]),
+                ffn=_largest([t.linearised for t in ffn]),
+                block_measured=ablated["block"],
+                attention_measured=ablated["attention"],
+                ffn_measured=ablated["ffn"],
+                heads=_heads(by_place[number, "head"], session.kv_heads),
+                neurons=_neurons(by_place[number, "neuron"], budget),
+                **bounds,  # type: ignore[arg-type]
+                reasons=reasons,
+            )
+        )
+    return found
+
+
+def _bounds(name: str, there: list[PruneTerm], reasons: dict[str, str]) -> dict[str, object]:
+    """Place and certified bound of the block's attention or FFN, by the report's field names; why, where null."""
+    largest = _largest([t.certified for t in there])
+    worst = next((t for t in there if t.certified == largest), None)
+    values: dict[str, object] = {
+        f"{name}_place": worst and worst.place,
+        f"certified_{name}": largest,
+        f"certified_{name}_relative": worst and worst.certified_relative,
+    }
+    for field, value in values.items():
+        if value is None:
+            key = "place" if field.endswith("place") else "certified"
+            why = next((t.reasons[k] for t in there for k in (key, "certified_relative") if k in t.reasons), None)
+            reasons[field] = why or reasons.get(name, "no bound is proved")
+    return values
+
+
+_FIELDS: dict[Kind, tuple[str, str]] = {
+    "block": ("block", "block"),
+    "attention": ("attention", "softmax attention"),
+    "ffn": ("ffn", "FFN that could be told apart"),
+    "head": ("heads", "heads that could be told apart"),
+    "neuron": ("neurons", "neurons that could be told apart"),
+}
+
+
+def _largest(values: Sequence[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return max(known) if known and len(known) == len(values) else None
+
+
+def _heads(heads: list[PruneTerm], kv_heads: int) -> HeadSummary | None:
+    if not heads:
+        return None
+    ordered = sorted(heads, key=lambda t: t.linearised or 0.0)
+    return HeadSummary(
+        count=len(heads),
+        kv_heads=kv_heads,
+        least=ordered[0].linearised,
+        least_index=ordered[0].index,
+        largest=ordered[-1].linearised,
+        largest_index=ordered[-1].index,
+    )
+
+
+def _neurons(neurons: list[PruneTerm], budget: float) -> NeuronSummary | None:
+    if not neurons:
+        return None
+    damage = [t.linearised for t in neurons if t.linearised is not None]
+    certified = _largest([t.certified for t in neurons])
+    relative = _largest([t.certified_relative for t in neurons])
+    reasons = {}
+    for field, value in (("certified", certified), ("certified_relative", relative)):
+        if value is None:
+            name = field.replace("certified", "certified_largest")
+            reasons[name] = next((t.reasons[field] for t in neurons if field in t.reasons), "no bound is proved")
+    return NeuronSummary(
+        count=len(neurons),
+        median=statistics.median(damage),
+        largest=max(damage),
+        negligible_share=sum(abs(d) < NEGLIGIBLE * budget for d in damage) / len(damage),
+        certified_largest=certified,
+        certified_largest_relative=relative,
+        reasons=reasons,
+    )
+
+
+# -- prediction ----------------------------------------------------------------------------------------------
+
+
+def predictions_of(
+    terms: Terms,
+    kinds: Sequence[Kind],
+    damage: Tensor,
+    measured: Mapping[TermId, float],
+    scores: Scores,
+    metric: MetricName,
+    confidence: float,
+) -> list[Prediction]:
+    """How each kind's prediction, and each criterion, compares with the ablations."""
+    found = []
+    for kind in kinds:
+        here = terms.places(kind)
+        places = [k for k in range(here.start, here.stop) if terms.ids[k] in measured]
+        truth = torch.tensor([measured[terms.ids[k]] for k in places], dtype=torch.float64)
+        picked = torch.tensor(places, dtype=torch.long)
+        found.append(_prediction(kind, here.stop - here.start, damage, truth, picked, scores, metric, confidence))
+    return found
+
+
+def _prediction(
+    kind: Kind,
+    total: int,
+    damage: Tensor,
+    truth: Tensor,
+    picked: Tensor,
+    scores: Scores,
+    metric: MetricName,
+    confidence: float,
+) -> Prediction:
+    enough = len(truth) >= FEWEST
+    reasons: dict[str, str] = {}
+    if not enough:
+        why = f"{len(truth)} ablated terms cannot be ranked"
+        reasons = dict.fromkeys(("spearman", "kendall", "median_ratio", "worst_ratio"), why)
+    statistics_of = {"spearman": spearman, "kendall": kendall, "median_ratio": median_ratio, "worst_ratio": worst_ratio}
+    values: dict[str, Estimated | None] = dict.fromkeys(statistics_of)
+    criteria: dict[str, Estimated | None] = {}
+    if enough:
+        guess = damage[picked]
+        both = (guess > 0) & (truth > 0)  # a ratio needs both; a loss may fall
+        for name, statistic in statistics_of.items():
+            x, y = (guess[both], truth[both]) if name.endswith("ratio") else (guess, truth)
+            values[name] = _estimated(bootstrap(statistic, x, y, confidence)) if len(x) >= FEWEST else None
+            if values[name] is None:
+                reasons[name] = "one side is constant" if len(x) >= FEWEST else "too few damages above zero"
+        for name, score in scores.items():
+            if bool(torch.isfinite(score[picked]).all()):
+                criteria[name] = _estimated(bootstrap(spearman, score[picked], truth, confidence))
+    return Prediction(
+        granularity=kind,
+        metric=metric,
+        n=len(truth),
+        of=total,
+        criteria=criteria,
+        reasons=reasons,
+        **values,
+    )
+
+
+def _estimated(estimate: Estimate | None) -> Estimated | None:
+    return None if estimate is None else Estimated(value=estimate.value, low=estimate.low, high=estimate.high)
+
+
+# -- plans ---------------------------------------------------------------------------------------------------
+
+
+def plan_of(nested: Nested, budget: float, tested: NestedChoice | None, sizes: Sequence[int], holdout: str) -> Plan:
+    """The largest set of a kind within the budget, and what was shown of it."""
+    total, chosen = len(nested.order), nested.chosen
+    reasons: dict[str, str] = {}
+    if chosen is None:
+        why = ONE_BLOCK if nested.kind == "block" and total == 1 else NOTHING_FITS
+        reasons |= dict.fromkeys(("predicted", "measured", "guarantee"), why)
+    elif tested is None:
+        reasons["guarantee"] = NO_HOLDOUT
+    return Plan(
+        granularity=nested.kind,
+        budget=budget,
+        removed=chosen.removed if chosen else 0,
+        of=total,
+        share=chosen.removed / total if chosen else 0.0,
+        predicted=chosen.predicted if chosen else None,
+        measured=chosen.measured if chosen else None,
+        curve=[
+            CurvePoint(removed=p.removed, share=p.removed / total, predicted=p.predicted, measured=p.measured)
+            for p in nested.curve
+        ],
+        guarantee=None if tested is None else _guarantee(nested, budget, tested, sizes, holdout),
+        set=[name_of(term) for term in nested.order[: chosen.removed if chosen else 0]],
+        reasons=reasons,
+    )
+
+
+def _guarantee(nested: Nested, budget: float, tested: NestedChoice, sizes: Sequence[int], holdout: str) -> Guarantee:
+    """The statement is about the share fixed in advance, for the last set that passed."""
+    removed = 0 if tested.chosen is None else sizes[tested.chosen]
+    return Guarantee(
+        budget=budget,
+        confidence=tested.confidence,
+        share_above_limit=tested.share,
+        exceeded=0 if tested.chosen is None else tested.exceeded[tested.chosen],
+        holdout_prompts=tested.prompts,
+        holdout_sha256=holdout,
+        method=METHOD,
+        tested=list(sizes),
+        removed=removed,
+        share=removed / len(nested.order),
+        set=[name_of(term) for term in nested.order[:removed]],
+    )

@@ -1,0 +1,111 @@
+"""One sketch for all terms: K probes of the output, carried back once, and each term's response to them.
+
+r_k(t) = ⟨∂⟨v_k, out⟩/∂(site), t⟩, summed over the tokens of the term's site. Responses are linear in terms: a set's
+response is the sum of its terms', so that what cancels in the model cancels in the prediction. Cost grows with the
+probes and the tokens, not with the number of terms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from duat_cli.analysis.prune.damage import Metric
+from duat_cli.kinds import Kind
+from duat_cli.models.arrays import wide
+from duat_cli.models.discovery.structure import ModelStructure
+from duat_cli.models.sweep.gradients import BlockGradient, gradients
+from duat_cli.models.sweep.passes import Means, Recorded
+from duat_cli.models.terms.sites import BlockSites, TermId
+
+SEED = 29
+PROBE_ELEMENTS = 1 << 26  # of probes in the output's space at once: 256 MB in float32
+PRODUCT_ELEMENTS = 1 << 20  # of gradients times values at once: what the cache holds
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The terms of a model of some kinds, in a fixed order, with a place for each in a vector."""
+
+    ids: list[TermId]
+    starts: dict[tuple[Kind, int], int]  # (kind, block call) -> place of its first term
+
+    @classmethod
+    def of(cls, structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], kinds: Sequence[Kind]) -> Terms:
+        ids: list[TermId] = []
+        starts: dict[tuple[Kind, int], int] = {}
+        for kind in kinds:
+            for number, module in enumerate(structure.calls):
+                starts[kind, number] = len(ids)
+                count = sites[module].count(kind)
+                ids += [TermId(kind, number, None if kind == "block" else k) for k in range(count)]
+        return cls(ids, starts)
+
+    def places(self, kind: Kind) -> slice:
+        """Where the terms of one kind stand."""
+        found = [k for k, term in enumerate(self.ids) if term.kind == kind]
+        return slice(found[0], found[-1] + 1) if found else slice(0, 0)
+
+
+def responses(
+    structure: ModelStructure,
+    sites: Mapping[nn.Module, BlockSites],
+    metric: Metric,
+    ids: Tensor,
+    recorded: Recorded,
+    terms: Terms,
+    count: int,
+    seed: int,
+    means: Means | None = None,
+) -> Tensor:
+    """The responses of all terms to `count` probes of one prompt, (probes, terms), float32.
+
+    means: what stands in for a removed term; responses are then those of the term's deviation from it.
+    """
+    generator = torch.Generator().manual_seed(SEED + seed)
+
+    def noise(shape: tuple[int, ...]) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    kinds = {kind for kind, _ in terms.starts}
+    watched = {
+        module: BlockSites(tuple(s for s in found.sites if s.kind in kinds), found.reasons)
+        for module, found in sites.items()
+    }
+    rows: list[Tensor] = []
+    for piece in _pieces(count, recorded.output.numel()):
+        probes = metric.probes(recorded.output, ids, noise, piece)
+        if rows and len(probes) > piece:  # a metric's own direction is needed once
+            probes = probes[len(probes) - piece :]
+        found = torch.zeros(len(probes), len(terms.ids))
+        for block in gradients(structure, watched, metric.forward(ids), recorded, probes):
+            _gather(block, terms, found, means)
+        rows.append(found)
+    return torch.cat(rows)
+
+
+def _pieces(count: int, elements: int) -> Iterator[int]:
+    """How many probes at a time; one empty piece for none, because a metric may have a direction of its own."""
+    step = max(1, PROBE_ELEMENTS // elements)
+    for first in range(0, max(count, 1), step):
+        yield min(step, count - first)
+
+
+def _gather(block: BlockGradient, terms: Terms, found: Tensor, means: Means | None) -> None:
+    rows = block.probes
+    for at in block.sites:
+        value = at.value if means is None else at.value - means[block.number, at.site].to(at.value)
+        # some probes at a time, for the memory; not in place: gradients may share it
+        some = max(1, PRODUCT_ELEMENTS // value.numel())
+        sums = torch.cat([at.site.collect(wide(g) * wide(value), at.index) for g in at.gradient.split(some)])
+        first = terms.starts[at.site.kind, block.number] + at.site.offset
+        found[rows, first : first + at.site.count] += sums.float().cpu()
+    place = terms.starts.get(("block", block.number))
+    if place is not None:
+        change = wide(block.call.after) - wide(block.call.before)
+        if means is not None:
+            change = change - means[block.number, None].to(change)
+        found[rows, place] += (wide(block.after) * change).flatten(1).sum(dim=1).float().cpu()

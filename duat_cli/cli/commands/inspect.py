@@ -1,0 +1,178 @@
+"""`duat inspect`."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from duat_cli.cli.shared import options
+from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
+
+if TYPE_CHECKING:
+    from duat_cli.cli.shared.presentation import Presentation
+    from duat_cli.cli.terminal.output import Target
+
+Threshold = Annotated[
+    float,
+    typer.Option(
+        "--threshold",
+        metavar="X",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="An entry of W' counts for the density above X times the root mean square entry.",
+    ),
+]
+ConvWidth = Annotated[
+    int,
+    typer.Option(
+        "--conv-width",
+        metavar="K",
+        min=1,
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Width of the 1-D convolution that the density is compared with.",
+    ),
+]
+Spectrum = Annotated[
+    bool,
+    typer.Option(
+        "--spectrum",
+        metavar="",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Also the spectral norm and stable rank of W'.",
+    ),
+]
+Terms = Annotated[
+    bool,
+    typer.Option(
+        "--terms",
+        metavar="",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Also every UAT term's share of the last output.",
+    ),
+]
+PerPrompt = Annotated[
+    bool,
+    typer.Option(
+        "--per-prompt",
+        metavar="",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Also the values and spreads over the prompts.",
+    ),
+]
+Matrices = Annotated[
+    str | None,
+    typer.Option(
+        "--matrices",
+        metavar="FILE",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Write every block's W' by its factors (H, V, O, scales), C, inputs and tokens to a .safetensors file, "
+        "block by block; heads x N x N x 4 bytes a block and prompt of N tokens. To rebuild W': its metadata, README.",
+    ),
+]
+Null = Annotated[
+    Literal["all", "uniform"],
+    typer.Option(
+        "--null",
+        metavar="WHICH",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="What to compare the statistics of W' with: uniform attention, or all: also the same architecture "
+        "re-initialised, which takes a second model's memory.",
+    ),
+]
+NoCache = Annotated[
+    bool,
+    typer.Option(
+        "--no-cache",
+        metavar="",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Neither read nor write the cache of Gram matrices and nulls.",
+    ),
+]
+
+
+def inspect(
+    model: options.Model = None,
+    prompt: options.Prompts = None,
+    prompts: options.PromptsFile = None,
+    max_tokens: options.MaxTokens = None,
+    layers: options.Layers = None,
+    threshold: Threshold = 0.01,
+    conv_width: ConvWidth = 3,
+    spectrum: Spectrum = False,
+    terms: Terms = False,
+    per_prompt: PerPrompt = False,
+    matrices: Matrices = None,
+    null: Null = "all",
+    no_cache: NoCache = False,
+    device: options.Device = "auto",
+    dtype: options.DtypeOption = "float32",
+    revision: options.Revision = None,
+    token: options.Token = None,
+    cache_dir: options.CacheDir = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    form: options.FormatOption = None,
+    json: options.Json = False,
+    output: options.Output = None,
+    wide: options.Wide = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    no_color: options.NoColor = False,
+) -> int:
+    """What each block's attention operator does, exactly, and how the network splits into the paper's terms.
+
+    Exit code: 0 exact, 1 the certificate is not exact, 2 could not tell.
+    """
+    from duat_cli.cli.shared.presentation import Presentation, talk_of
+    from duat_cli.cli.shared.session import ModelOptions, PromptOptions, open_session
+    from duat_cli.cli.shared.tensor_target import operator_file
+    from duat_cli.cli.terminal.progress import Progress
+
+    wanted = ModelOptions(model, revision, token, cache_dir, trust_remote_code, dtype, device)
+    texts = PromptOptions(prompt, prompts, max_tokens)
+    talk = talk_of(quiet, verbose, no_color)
+    chosen = options.parse_layers(layers)
+    _check_threshold(threshold)
+    presentation = Presentation.of(output, form, json, no_color, wide=wide)
+    matrix_file = _matrix_file(matrices, presentation)
+
+    with Progress(talk) as progress:
+        loaded, inputs = open_session(wanted, texts, talk, progress)
+        from duat_cli.analysis.inspect.run import InspectOptions
+        from duat_cli.analysis.inspect.run import inspect as compute
+
+        settings = InspectOptions(
+            layers=chosen,
+            threshold=threshold,
+            conv_width=conv_width,
+            spectrum=spectrum,
+            terms=terms,
+            per_prompt=per_prompt,
+            null=null,
+            cache=not no_cache,
+        )
+        with operator_file(matrix_file, loaded, wanted.trust_remote_code) as file:
+            report = compute(loaded, inputs, settings, progress, file)
+    if matrix_file is not None:
+        talk.note(f"wrote {matrix_file.path}")
+
+    from duat_cli.report.tables.inspect import render_inspect
+
+    presentation.emit(report, render_inspect, talk)
+    return EXIT_SOUND if report.certificate.exact else EXIT_FINDINGS
+
+
+def _check_threshold(threshold: float) -> None:
+    if not math.isfinite(threshold) or threshold < 0:
+        raise InputError(f"--threshold {threshold}: expected a number of at least 0")
+
+
+def _matrix_file(name: str | None, presentation: Presentation) -> Target | None:
+    from duat_cli.cli.shared.tensor_target import tensor_target
+
+    target = tensor_target("--matrices", name)
+    if target is None or target.path is None:
+        return None
+    if presentation.target.path and presentation.target.path.resolve() == target.path.resolve():
+        raise InputError(f"--matrices '{name}' and --output name the same file")
+    return target

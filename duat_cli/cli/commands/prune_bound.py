@@ -1,0 +1,323 @@
+"""`duat prune-bound`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from duat_cli.cli.shared import options
+from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
+from duat_cli.kinds import KINDS, Kind
+from duat_cli.loading.wording import counted
+
+if TYPE_CHECKING:
+    from duat_cli.analysis.prune.apply import Applied
+    from duat_cli.analysis.prune.run import PruneOptions, PruneOutcome
+    from duat_cli.cli.shared.presentation import Presentation
+    from duat_cli.cli.terminal.output import Target
+    from duat_cli.cli.terminal.progress import Progress
+    from duat_cli.cli.terminal.talk import Talk
+    from duat_cli.results.prune import Plan
+
+EXPORT_SUFFIXES = (".json", ".yaml", ".yml")
+
+Granularity = Annotated[
+    str | None,
+    typer.Option(
+        "--granularity",
+        metavar="LIST",
+        show_default=False,
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="What may go: neuron, head, expert, ffn, attention, block; several with commas. "
+        "Default: whatever the model has.",
+    ),
+]
+MetricOption = Annotated[
+    Literal["hidden", "kl", "nll"] | None,
+    typer.Option(
+        "--metric",
+        metavar="METRIC",
+        show_default=False,
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Damage: hidden (relative change of the final hidden states), kl (nats a token, of the next-token "
+        "distribution), or nll (change of the loss). Default: kl where there is an LM head, else hidden.",
+    ),
+]
+Probes = Annotated[
+    int,
+    typer.Option(
+        "--probes",
+        metavar="K",
+        min=2,
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Random directions of the output that are carried back, for every prompt.",
+    ),
+]
+Measure = Annotated[
+    int,
+    typer.Option(
+        "--measure",
+        metavar="N",
+        min=0,
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Terms of every kind to ablate for real: all if there are no more, else a random sample.",
+    ),
+]
+Budget = Annotated[
+    float,
+    typer.Option(
+        "--budget",
+        metavar="X",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Largest damage allowed, in the metric's unit.",
+    ),
+]
+Ablate = Annotated[
+    Literal["zero", "mean"],
+    typer.Option(
+        "--ablate",
+        metavar="HOW",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="What stands in for a removed term: zero, or the mean of its activations over the prompts.",
+    ),
+]
+Confidence = Annotated[
+    float,
+    typer.Option(
+        "--confidence",
+        metavar="P",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Of every interval and of the guarantee.",
+    ),
+]
+Exceed = Annotated[
+    float,
+    typer.Option(
+        "--exceed",
+        metavar="SHARE",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="The guarantee: at most this share of prompts has a damage above the budget.",
+    ),
+]
+Holdout = Annotated[
+    str | None,
+    typer.Option(
+        "--holdout",
+        metavar="FILE|SHARE",
+        show_default=False,
+        rich_help_panel=options.PANEL_INPUT,
+        help="Prompts that test the chosen sets and play no part in choosing: a file, or a share of the prompts "
+        "such as 0.5. Default: a bundled set, if the prompts are the bundled ones too.",
+    ),
+]
+
+Export = Annotated[
+    str | None,
+    typer.Option(
+        "--export",
+        metavar="FILE",
+        rich_help_panel=options.PANEL_OUTPUT,
+        help="Write the chosen set of the one --granularity: .json with module names; .yaml, for blocks, as mergekit "
+        "slices.",
+    ),
+]
+Apply = Annotated[
+    str | None,
+    typer.Option(
+        "--apply",
+        metavar="DIR",
+        rich_help_panel=options.PANEL_OUTPUT,
+        help="Write a checkpoint without the chosen set to a new folder; read back and compared with the ablation.",
+    ),
+]
+
+
+def prune_bound(
+    model: options.Model = None,
+    prompt: options.Prompts = None,
+    prompts: options.PromptsFile = None,
+    holdout: Holdout = None,
+    max_tokens: options.MaxTokens = None,
+    granularity: Granularity = None,
+    metric: MetricOption = None,
+    probes: Probes = 32,
+    measure: Measure = 24,
+    budget: Budget = 0.1,
+    ablate: Ablate = "zero",
+    confidence: Confidence = 0.95,
+    exceed: Exceed = 0.1,
+    device: options.Device = "auto",
+    dtype: options.DtypeOption = "float32",
+    revision: options.Revision = None,
+    token: options.Token = None,
+    cache_dir: options.CacheDir = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    form: options.FormatOption = None,
+    json: options.Json = False,
+    output: options.Output = None,
+    wide: options.Wide = False,
+    export: Export = None,
+    apply: Apply = None,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    no_color: options.NoColor = False,
+) -> int:
+    """What can be removed, how far the output moves, and with what guarantee.
+
+    Predicts the damage of removing every neuron, head, FFN, attention and block from one sketch, ablates a sample of
+    them for real, and says how good the prediction was. Exit code: 0 done, 1 the certificate is not exact, 2 could
+    not tell.
+    """
+    from duat_cli.cli.shared.presentation import Presentation, talk_of
+    from duat_cli.cli.shared.session import ModelOptions, PromptOptions, open_with_holdout
+    from duat_cli.cli.terminal.progress import Progress
+
+    wanted = ModelOptions(model, revision, token, cache_dir, trust_remote_code, dtype, device)
+    texts = PromptOptions(prompt, prompts, max_tokens)
+    talk = talk_of(quiet, verbose, no_color)
+    kinds = _kinds(granularity)
+    _check(budget, confidence, exceed)
+    presentation = Presentation.of(output, form, json, no_color, wide=wide)
+    chosen = _Chosen.of(export, apply, kinds, ablate, presentation)
+
+    with Progress(talk) as progress:
+        loaded, inputs, held_out = open_with_holdout(wanted, texts, holdout, talk, progress)
+        from duat_cli.analysis.prune.run import PruneOptions
+        from duat_cli.analysis.prune.run import prune_bound as compute
+
+        settings: PruneOptions = PruneOptions(
+            kinds=kinds,
+            metric=metric,
+            probes=probes,
+            measure=measure,
+            budget=budget,
+            confidence=confidence,
+            exceed=exceed,
+            ablate_mean=ablate == "mean",
+        )
+        outcome = compute(loaded, inputs, held_out, settings, progress)
+
+    from duat_cli.report.tables.prune import render_prune
+
+    presentation.emit(outcome.report, render_prune, talk)
+    with Progress(talk) as progress:
+        chosen.write(outcome, talk, progress)
+    return EXIT_SOUND if outcome.report.certificate.exact else EXIT_FINDINGS
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """Where the chosen set goes, beside the report."""
+
+    export: Target | None
+    apply: Path | None
+
+    @classmethod
+    def of(
+        cls, export: str | None, apply: str | None, kinds: Sequence[str], ablate: Ablate, presentation: Presentation
+    ) -> _Chosen:
+        """Checked before anything is computed."""
+        for name, value in (("--export", export), ("--apply", apply)):
+            if value is not None and len(kinds) != 1:
+                raise InputError(f"{name}: sets of different kinds overlap; choose one, such as --granularity head")
+            if value is not None and ablate != "zero":
+                raise InputError(
+                    f"{name}: others would set the terms to zero, and the damage of --ablate mean is another; "
+                    "use --ablate zero"
+                )
+        if export is not None and Path(export).suffix not in EXPORT_SUFFIXES:
+            raise InputError(f"--export '{export}': expected a name that ends in {', '.join(EXPORT_SUFFIXES)}")
+        if export is not None and Path(export).suffix != ".json" and tuple(kinds) != ("block",):
+            raise InputError(f"--export '{export}': mergekit slices are for whole blocks; use --granularity block")
+        target = None
+        if export is not None:
+            from duat_cli.cli.terminal.output import Target
+
+            target = Target.of("--export", export)
+            if presentation.target.path and target.path and presentation.target.path.resolve() == target.path.resolve():
+                raise InputError(f"--export '{export}' and --output name the same file")
+        if apply is not None:
+            from duat_cli.analysis.prune.apply import check_directory
+
+            check_directory(Path(apply))
+        return cls(target, None if apply is None else Path(apply))
+
+    def write(self, outcome: PruneOutcome, talk: Talk, progress: Progress) -> None:
+        """The set that holds on held-out prompts, or, without any, the largest within the budget."""
+        if self.export is None and self.apply is None:
+            return
+        [plan] = outcome.report.plans
+        terms = outcome.chosen(plan)
+        if not terms:
+            raise InputError(_nothing(plan))
+        if self.export is not None:
+            self.export.write(outcome.exported(terms, self.export.path.suffix if self.export.path else ".json"))
+            talk.note(f"wrote {self.export.path}: {_set_line(plan)}")
+        if self.apply is not None:
+            progress.doing(f"writing {self.apply}")
+            applied = outcome.applied(terms, self.apply)
+            for note in applied.notes:
+                talk.note(note)
+            talk.note(f"wrote {self.apply} without {_set_line(plan)}")
+            talk.note(_applied_line(applied))
+
+
+def _nothing(plan: Plan) -> str:
+    """Why there is no set to write."""
+    if plan.granularity == "block" and plan.of == 1:
+        return "--export, --apply: the model has one block, and one has to stay"
+    budget = f"the budget of {plan.budget:g}"
+    if plan.removed:
+        why = f"no set of {plan.granularity}s is guaranteed to stay within {budget} on the held-out prompts"
+    else:
+        why = f"no set of {plan.granularity}s stays within {budget}"
+    return f"--export, --apply: {why}; raise --budget"
+
+
+def _set_line(plan: Plan) -> str:
+    """Which set is written."""
+    given = plan.guarantee
+    if given is None:
+        return f"{plan.removed} of {counted(plan.of, plan.granularity)}, the largest set within the budget"
+    beside = "" if given.removed == plan.removed else f" (the largest within the budget has {plan.removed})"
+    return f"the guaranteed set of {given.removed} of {counted(plan.of, plan.granularity)}{beside}"
+
+
+def _applied_line(applied: Applied) -> str:
+    """What became of the set, of the size of the weights, and of the output."""
+    parts = [f"{counted(len(applied.removed_blocks), 'block')} removed"] if applied.removed_blocks else []
+    parts += [f"{counted(applied.removed_neurons, 'neuron')} a block removed"] if applied.removed_neurons else []
+    parts += [f"{counted(applied.zeroed, 'term')} zeroed (still stored: no byte saved)"] if applied.zeroed else []
+    return (
+        f"{', '.join(parts)}; weights {_size(applied.bytes_before)} -> {_size(applied.bytes_after)} in "
+        f"{applied.dtype}; read back: relative distance of its output from the ablated model's {applied.error:.1e}"
+    )
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} KB"
+
+
+def _kinds(text: str | None) -> tuple[Kind, ...]:
+    if text is None:
+        return KINDS
+    found: list[Kind] = []
+    for part in text.split(","):
+        name = part.strip().lower()
+        if name not in KINDS:
+            raise InputError(f"--granularity '{text}': '{part.strip()}' is none of {', '.join(KINDS)}")
+        found.append(name)
+    return tuple(dict.fromkeys(found))
+
+
+def _check(budget: float, confidence: float, exceed: float) -> None:
+    if not math.isfinite(budget) or budget <= 0:
+        raise InputError(f"--budget {budget:g}: expected a number above 0, in the metric's unit")
+    for name, value in (("--confidence", confidence), ("--exceed", exceed)):
+        if not 0 < value < 1:
+            raise InputError(f"{name} {value:g}: expected a number between 0 and 1, such as 0.95")

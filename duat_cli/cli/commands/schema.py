@@ -1,0 +1,29 @@
+"""`duat schema`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from duat_cli.cli.shared import options
+from duat_cli.errors import EXIT_SOUND
+
+Report = Annotated[
+    Literal["check", "inspect", "lora-diff", "matrix", "prune-bound", "support", "verify"],
+    typer.Argument(
+        metavar="REPORT",
+        help="The command it is of: check, inspect, lora-diff, matrix, prune-bound, support or verify.",
+    ),
+]
+
+
+def schema(report: Report = "inspect", output: options.Output = None) -> int:
+    """The JSON Schema of a report: every field with its meaning and unit."""
+    from duat_cli.cli.terminal.output import Target
+
+    target = Target.of_text("--output", output)
+    from duat_cli.report.schema import to_schema
+
+    target.write(to_schema(report))
+    return EXIT_SOUND

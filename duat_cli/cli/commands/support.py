@@ -1,0 +1,99 @@
+"""`duat support`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from duat_cli import __version__
+from duat_cli.cli.shared import options
+from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, EXIT_UNDECIDED, InputError
+
+if TYPE_CHECKING:
+    from duat_cli.cli.shared.session import ModelOptions
+    from duat_cli.cli.terminal.clock import Clock
+    from duat_cli.cli.terminal.progress import Progress
+    from duat_cli.cli.terminal.talk import Talk
+    from duat_cli.results.support import SupportEntry, SupportReport
+
+All = Annotated[
+    bool,
+    typer.Option(
+        "--all",
+        metavar="",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Every text model type that transformers has, on tiny random models.",
+    ),
+]
+_EXIT_CODES = {"exact": EXIT_SOUND, "partly": EXIT_FINDINGS, "refused": EXIT_UNDECIDED}
+
+
+def support(
+    model: options.Model = None,
+    all_types: All = False,
+    device: options.Device = "auto",
+    dtype: options.DtypeOption = "float32",
+    revision: options.Revision = None,
+    token: options.Token = None,
+    cache_dir: options.CacheDir = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    form: options.FormatOption = None,
+    json: options.Json = False,
+    output: options.Output = None,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    no_color: options.NoColor = False,
+) -> int:
+    """How far duat understands a model: exact, partly (which parts), or refused, with the reason.
+
+    Exit code for one model: 0 exact, 1 partly, 2 refused. With --all: 0.
+    """
+    from duat_cli.cli.shared.presentation import Presentation, talk_of
+    from duat_cli.cli.shared.session import ModelOptions
+    from duat_cli.cli.terminal.clock import Clock
+    from duat_cli.cli.terminal.progress import Progress
+
+    if all_types and model is not None:
+        raise InputError(f"MODEL '{model}' and --all exclude each other")
+    wanted = ModelOptions(model, revision, token, cache_dir, trust_remote_code, dtype, device)
+    talk = talk_of(quiet, verbose, no_color)
+    presentation = Presentation.of(output, form, json, no_color)
+    clock = Clock()
+
+    with Progress(talk) as progress:
+        entries = _all_types(talk, progress) if all_types else [_one_model(wanted, talk, progress)]
+
+    from duat_cli.report.tables.support import render_support
+
+    presentation.emit(_report(entries, clock), render_support, talk)
+    return EXIT_SOUND if all_types else _EXIT_CODES[entries[0].status]
+
+
+def _all_types(talk: Talk, progress: Progress) -> list[SupportEntry]:
+    from duat_cli.cli.terminal import libraries
+
+    libraries.calm(talk)
+    progress.doing("loading transformers")
+    from duat_cli.analysis.support import support_all
+
+    return support_all(progress)
+
+
+def _one_model(wanted: ModelOptions, talk: Talk, progress: Progress) -> SupportEntry:
+    wanted.announce(talk)
+    loaded = wanted.load(progress)
+    progress.doing("checking its parts")
+    from duat_cli.analysis.support import support_of
+
+    return support_of(loaded)
+
+
+def _report(entries: list[SupportEntry], clock: Clock) -> SupportReport:
+    from importlib.metadata import version
+
+    from duat_cli.results.support import SupportReport
+
+    return SupportReport(
+        duat_version=__version__, transformers=version("transformers"), entries=entries, run=clock.run()
+    )

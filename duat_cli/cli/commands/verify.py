@@ -1,0 +1,50 @@
+"""`duat verify`."""
+
+from __future__ import annotations
+
+from duat_cli.cli.shared import options
+from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND
+
+
+def verify(
+    model: options.Model = None,
+    prompt: options.Prompts = None,
+    prompts: options.PromptsFile = None,
+    max_tokens: options.MaxTokens = None,
+    device: options.Device = "auto",
+    dtype: options.DtypeOption = "float32",
+    revision: options.Revision = None,
+    token: options.Token = None,
+    cache_dir: options.CacheDir = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    form: options.FormatOption = None,
+    json: options.Json = False,
+    output: options.Output = None,
+    wide: options.Wide = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    no_color: options.NoColor = False,
+) -> int:
+    """Only the certificate, block by block: is the DUAT form the model's own output?
+
+    Exit code: 0 exact, 1 not exact, 2 could not tell.
+    """
+    from duat_cli.cli.shared.presentation import Presentation, talk_of
+    from duat_cli.cli.shared.session import ModelOptions, PromptOptions, open_session
+    from duat_cli.cli.terminal.progress import Progress
+
+    wanted = ModelOptions(model, revision, token, cache_dir, trust_remote_code, dtype, device)
+    texts = PromptOptions(prompt, prompts, max_tokens)
+    talk = talk_of(quiet, verbose, no_color)
+    presentation = Presentation.of(output, form, json, no_color, wide=wide)
+
+    with Progress(talk) as progress:
+        loaded, inputs = open_session(wanted, texts, talk, progress)
+        from duat_cli.analysis.inspect.run import verify as compute
+
+        report = compute(loaded, inputs, progress)
+
+    from duat_cli.report.tables.verify import render_verify
+
+    presentation.emit(report, render_verify, talk)
+    return EXIT_SOUND if report.certificate.exact else EXIT_FINDINGS

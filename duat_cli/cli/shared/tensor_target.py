@@ -1,0 +1,55 @@
+"""The file that --matrices and `duat matrix -o` write: W' by its factors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from duat_cli.cli.terminal.output import Target
+from duat_cli.errors import InputError
+
+if TYPE_CHECKING:
+    from duat_cli.analysis.operator_file import OperatorFile
+    from duat_cli.loading.model.load import LoadedModel
+
+SUFFIX = ".safetensors"
+
+
+def tensor_target(option: str, name: str | None) -> Target | None:
+    """The file of an option's value, checked; None without one."""
+    if name is None:
+        return None
+    if not name.endswith(SUFFIX):
+        raise InputError(f"{option} '{name}': expected a file name that ends in {SUFFIX}; the report is on stdout")
+    return Target.of(option, name)
+
+
+@contextlib.contextmanager
+def operator_file(target: Target | None, loaded: LoadedModel, trust_remote_code: bool) -> Iterator[OperatorFile | None]:
+    """The file to fill; it takes its name when the block is left without an error."""
+    if target is None:
+        yield None
+        return
+    from duat_cli.analysis.operator_file import OperatorFile
+
+    with target.replacing() as part:
+        file = OperatorFile(part, token_texts(loaded, trust_remote_code), f"{target.option} '{target.path}'")
+        try:
+            yield file
+        finally:
+            file.close()
+
+
+def token_texts(loaded: LoadedModel, trust_remote_code: bool) -> Callable[[int], str]:
+    """What a token says; it may be part of a character."""
+    from duat_cli.loading.model.load import load_tokenizer
+    from duat_cli.loading.quiet import calling_tokenizer
+
+    tokenizer = load_tokenizer(loaded.files.path, trust_remote_code=trust_remote_code)
+
+    def text(token: int) -> str:
+        with calling_tokenizer("--prompt: the tokenizer fails", InputError):
+            return str(tokenizer.decode([token]))
+
+    return text

@@ -1,0 +1,1 @@
+"""PEFT adapters: keys, plans, and the base they change."""

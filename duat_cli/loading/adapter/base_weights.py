@@ -1,0 +1,174 @@
+"""The base model's tensors by parameter name, one at a time, straight from the safetensors files.
+
+A tensor's name in a file is not always its parameter's name: a file may lack the head's prefix, and transformers
+renames and fuses some at load (experts). What no file name answers to is looked up in the loaded model, which is
+then loaded once, in the stored dtype.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from duat_cli.loading.checkpoint.preflight import CheckpointFiles, config_fields
+from duat_cli.loading.checkpoint.source import Source
+from duat_cli.loading.checkpoint.stored import STORED, readers
+
+EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed_in", "shared")
+HEADS = ("lm_head", "embed_out", "output_projection")
+VOCABULARY = (*EMBEDDINGS, *HEADS)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one base parameter is."""
+
+    parameter: str
+    """Its name in the base model, as far as the files and the adapter tell."""
+    tensor: str
+    """Its name where it is read from."""
+    shape: tuple[int, ...]
+    dtype: str
+    """As stored, such as 'bfloat16'."""
+    loaded: bool
+    """Whether it is read from the loaded model."""
+
+
+class BaseWeights:
+    """Looks parameters up and reads them; to be used inside `with`."""
+
+    def __init__(self, source: Source, files: CheckpointFiles) -> None:
+        self.source, self.files = source, files
+        self._stack = contextlib.ExitStack()
+        self._opened: dict[str, Any] = {}
+        self._state: dict[str, Tensor] | None = None
+        self._skeleton: Any = None
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._tails: dict[str, list[str]] = {}
+        self._votes: dict[str | None, set[bool]] = {}
+        for name in files.tensors:
+            self._tails.setdefault(name.partition(".")[2], []).append(name)
+
+    def __enter__(self) -> BaseWeights:
+        self._opened = self._stack.enter_context(readers(self.files))
+        return self
+
+    def __exit__(self, *exit_: object) -> None:
+        self._stack.close()
+        self._state = None
+
+    def find(self, parameter: str, *, load: bool = True) -> Place | None:
+        """The place of a parameter; None where the base has none of that name.
+
+        load: whether to load the model where the file names alone do not answer.
+        """
+        tensor = self._in_files(parameter)
+        if tensor is not None:
+            entry = self.files.tensors[tensor]
+            dtype = str(STORED[entry.dtype]).removeprefix("torch.")
+            longer = tensor if tensor.endswith("." + parameter) else parameter
+            return Place(longer, tensor, entry.shape, dtype, False)
+        if not load:
+            return None
+        shapes = self._named()
+        name = next((n for n in (parameter, *_tail(parameter)) if n in shapes), None)
+        if name is None:
+            return None
+        return Place(parameter, name, shapes[name], self.dtype(), True)
+
+    def read(self, place: Place) -> Tensor:
+        """The tensor as it is stored, in memory of its own or of the loaded model: not to be written to."""
+        if place.loaded:
+            return self._loaded()[place.tensor]
+        tensor: Tensor = self._opened[self.files.tensors[place.tensor].shard].get_tensor(place.tensor)
+        return tensor
+
+    def _in_files(self, parameter: str) -> str | None:
+        held = self.files.tensors
+        if parameter in held:
+            return parameter
+        longer = self._tails.get(parameter, [])
+        if len(longer) == 1:  # the adapter's keys lack a prefix
+            return longer[0]
+        return next((n for n in _tail(parameter) if n in held), None)  # the file's do
+
+    def _loaded(self) -> dict[str, Tensor]:
+        """Every parameter of the model by its module's name, tied ones under each of their names."""
+        if self._state is None:
+            from duat_cli.loading.model.load import load_files  # transformers, only where it is needed
+
+            model = load_files(self.source, self.files, dtype=self.dtype()).model
+            self._state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+        return self._state
+
+    def _model(self) -> Any:
+        """The model without memory: enough to know what it has."""
+        if self._skeleton is None:
+            from duat_cli.loading.model.load import skeleton
+
+            self._skeleton = skeleton(self.files)
+        return self._skeleton
+
+    def _named(self) -> dict[str, tuple[int, ...]]:
+        if not self._shapes:
+            self._shapes = {name: tuple(tensor.shape) for name, tensor in self._model().state_dict().items()}
+        return self._shapes
+
+    def dtype(self) -> str:
+        """Of most stored bytes."""
+        sizes: Counter[str] = Counter()
+        for entry in self.files.tensors.values():
+            if STORED[entry.dtype].is_floating_point:
+                sizes[entry.dtype] += entry.bytes
+        most = sizes.most_common(1)
+        return str(STORED[most[0][0]]).removeprefix("torch.") if most else "float32"
+
+    def is_vocabulary(self, place: Place) -> bool:
+        """Whether a parameter has a row a token, whose number a resized vocabulary changes."""
+        leaf = place.parameter.rpartition(".")[0].rpartition(".")[2]
+        sizes = {v for k, v in config_fields(self.files.config) if k.rpartition(".")[2] == "vocab_size"}
+        return bool(place.shape) and (place.shape[0] in sizes or leaf in VOCABULARY)
+
+    def holds_inputs_first(self, module: str) -> bool:
+        """Whether a module of experts says of itself that it stores (experts, in, out)."""
+        modules = dict(self._model().named_modules())
+        found = next((modules[n] for n in (module, *_tail(module)) if n in modules), None)
+        return bool(getattr(found, "is_transposed", False))
+
+    def parameters(self) -> list[str]:
+        """Names of all parameters, in the order in which the model's classes declare them."""
+        return list(self._named())
+
+    def is_transposed(self, parameter: str) -> bool | None:
+        """Whether a square weight is stored as (in, out), by its neighbours: layers whose bias tells which side is
+        out. None where no neighbour tells."""
+        if not self._votes:
+            self._vote()
+        votes = self._votes.get(_block_of(parameter), set())
+        return next(iter(votes)) if len(votes) == 1 else None
+
+    def _vote(self) -> None:
+        self._votes = {None: set()}
+        for name, entry in self.files.tensors.items():
+            bias = self.files.tensors.get(name.removesuffix("weight") + "bias") if name.endswith(".weight") else None
+            if bias is not None and len(entry.shape) == 2 and entry.shape[0] != entry.shape[1]:
+                self._votes.setdefault(_block_of(name), set()).add(bias.shape[0] == entry.shape[1])
+
+
+def _tail(parameter: str) -> Iterator[str]:
+    """The name without its first component, which is the base model's prefix in a model with a head."""
+    rest = parameter.partition(".")[2]
+    if "." in rest:
+        yield rest
+
+
+def _block_of(name: str) -> str | None:
+    """The part of a name up to its first number: blocks are compared with each other, whatever the prefix is."""
+    parts = name.split(".")
+    at = next((k for k, part in enumerate(parts) if part.isdigit()), None)
+    return None if not at else parts[at - 1]

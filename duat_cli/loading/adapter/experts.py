@@ -1,0 +1,72 @@
+"""LoRA on parameters (`target_parameters`), such as stacks of experts: the keys name the module, not the parameter."""
+
+from __future__ import annotations
+
+from duat_cli.loading.adapter.base_weights import BaseWeights, Place
+from duat_cli.loading.adapter.folder import AdapterFiles, names
+from duat_cli.loading.adapter.keys import Target
+from duat_cli.loading.adapter.lora import scaling_of
+from duat_cli.loading.adapter.parameter import Plan, fault, pair
+from duat_cli.loading.wording import listed, shown
+
+
+def parameter_leaves(
+    adapter: AdapterFiles, target: Target, siblings: list[Target], base: BaseWeights | None
+) -> list[str]:
+    """Parameters of the target's module that target_parameters ask for; empty where it is a module like any other.
+
+    PEFT takes every parameter whose name ends in one of them; without a base a name without its module tells nothing.
+    """
+    found = set()
+    for name in names(adapter, "target_parameters"):
+        holder, _, leaf = name.rpartition(".")
+        if holder:
+            asked = target.module == holder or target.module.endswith("." + holder)
+        else:
+            asked = len(siblings) > 1 if base is None else base.find(f"{target.module}.{leaf}") is not None
+        if asked:
+            found.add(leaf)
+    return sorted(found)
+
+
+def experts(
+    adapter: AdapterFiles, target: Target, siblings: list[Target], leaves: list[str], base: BaseWeights | None
+) -> Plan:
+    """LoRA on a parameter (E, ., .): A (E r, in) by experts, B (out, r E) by ranks; the key names no parameter."""
+    both, into, out = pair(adapter, target, "lora_A", "lora_B")
+    if base is None:
+        raise fault(adapter, "needs-base", f"{shown(target.module)}: its tensors name no parameter; the base's shapes "
+                     "are needed to tell")  # fmt: skip
+    fitting: list[tuple[str, Place, bool]] = []
+    for leaf in leaves:
+        place = base.find(f"{target.module}.{leaf}")
+        if place is None:
+            raise fault(adapter, "target-absent", f"target_parameters: the base has no {shown(target.module)}.{leaf}")
+        shape = place.shape if len(place.shape) == 3 else (1, *place.shape)
+        if len(shape) == 3 and both % shape[0] == 0:
+            layouts = {False: (out, into), True: (into, out)} if len(place.shape) == 3 else {False: (out, into)}
+            fitting += [(leaf, place, turned) for turned, sides in layouts.items() if shape[1:] == sides]
+    if len({leaf for leaf, _, _ in fitting}) > 1:  # of one shape: PEFT wraps the module's first parameter first
+        order = [n.rpartition(".")[2] for n in _declared(base, target.module) if n.rpartition(".")[2] in leaves]
+        depth = sorted({t.depth for t in siblings}, reverse=True)
+        at = depth.index(target.depth)
+        fitting = [f for f in fitting if len(order) == len(depth) and f[0] == order[at]]
+    if not fitting:
+        raise fault(adapter, "shape-mismatch", f"{shown(target.module)}: lora_A, lora_B map {into} to {out} features, "
+                     f"which is the shape of none of {listed(leaves)} in the base")  # fmt: skip
+    if len(fitting) > 1 and base.holds_inputs_first(target.module):
+        fitting = [f for f in fitting if f[2]]  # PEFT keeps the stored order, whatever its version
+    elif len(fitting) > 1:
+        raise fault(adapter, "ambiguous-layout", f"{shown(target.module)}.{fitting[0][0]}: a square parameter; shapes "
+                     "do not tell which side of it is the input")  # fmt: skip
+    leaf, place, turned = fitting[0]
+    experts = place.shape[0] if len(place.shape) == 3 else 1
+    rank = both // experts
+    scaling = scaling_of(adapter, f"{target.module}.{leaf}", rank)
+    module = place.parameter.rpartition(".")[0]
+    return Plan(module, f"{module}.{leaf}", "expert lora", target.parts, rank, scaling, turned, experts, place)
+
+
+def _declared(base: BaseWeights, module: str) -> list[str]:
+    """The module's parameters in the order in which its class declares them."""
+    return [name for name in base.parameters() if name.rpartition(".")[0] == module]

@@ -1,0 +1,95 @@
+"""What the keys of an adapter's tensors mean: which base module each belongs to, and as what.
+
+Keys come in dialects. PEFT writes `base_model.model.<module>.lora_A.weight`; older files keep the adapter's name
+(`.lora_A.default.weight`), some tools leave the prefix away. What is not a tuner's own tensor is a value that
+replaces the base's: `modules_to_save`, biases, and copies of the embedding.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from duat_cli.errors import CheckpointError
+from duat_cli.loading.adapter.folder import AdapterFiles
+from duat_cli.loading.checkpoint.files import fail
+from duat_cli.loading.wording import shown
+
+PREFIX = "base_model.model."
+_PARTS = (
+    "lora_A", "lora_B", "lora_E", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector", "ia3_l",
+    "hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b", "hada_t1", "hada_t2",
+    "lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b", "lokr_t2", "trainable_tokens_delta",
+)  # fmt: skip
+_PART = re.compile(rf"^(?P<module>.*?)\.(?P<part>{'|'.join(sorted(_PARTS, key=len, reverse=True))})(?P<rest>\..*)?$")
+_INFIXES = re.compile(r"\.(base_layer|token_adapter|modules_to_save(\.default)?)(?=\.|$)")
+
+
+@dataclass(frozen=True)
+class Target:
+    """One module that a tuner wraps, and the tensors it has there."""
+
+    module: str
+    """In the base model, without PEFT's prefix and infixes."""
+    depth: int
+    """How many wrappers stand around it: nested ones change several parameters of one module."""
+    parts: dict[str, str] = field(default_factory=dict)
+    """'lora_A' -> key of the tensor; 'lora_B.bias' for the bias of a part."""
+
+
+@dataclass(frozen=True)
+class Keys:
+    """All tensors of an adapter by what they are."""
+
+    targets: list[Target]
+    saved: dict[str, str]
+    """Base parameter -> key of the tensor that replaces it."""
+    dialects: tuple[str, ...]
+    """How the keys differ from what PEFT writes."""
+
+
+def read_keys(adapter: AdapterFiles) -> Keys:
+    """Sorts the keys; CheckpointError for two keys that mean the same."""
+    targets: dict[tuple[str, int], Target] = {}
+    saved: dict[str, str] = {}
+    dialects: dict[str, None] = {}
+    for key in adapter.tensors:
+        if ".original_module." in key:  # a copy of the base beside a saved module
+            continue
+        name = key.removeprefix(PREFIX)
+        if name == key:
+            dialects[f"keys without the prefix '{PREFIX}'"] = None
+        found = _PART.match(name)
+        if found is None:
+            _put(adapter, saved, _INFIXES.sub("", name), key)
+            continue
+        module, part, rest = found["module"], found["part"], (found["rest"] or "").lstrip(".")
+        words = [word for word in rest.split(".") if word not in ("", "weight")]
+        if words and words[-1] == "bias":
+            part, words = f"{part}.bias", words[:-1]
+        if words:
+            dialects["keys with the adapter's name"] = None
+        depth = len(re.findall(r"\.base_layer(?=\.|$)", module))
+        place = (_INFIXES.sub("", module), depth)
+        target = targets.setdefault(place, Target(*place))
+        _put(adapter, target.parts, part, key)
+    if not targets and not saved:
+        fail(adapter.where, "holds no tensors: an empty adapter")
+    return Keys(list(targets.values()), saved, tuple(dialects))
+
+
+def _put(adapter: AdapterFiles, into: dict[str, str], name: str, key: str) -> None:
+    if name in into:
+        raise CheckpointError(f"{adapter.where}: {shown(key)} and {shown(into[name])} mean the same tensor")
+    into[name] = key
+
+
+def matching(patterns: list[str], name: str) -> str | None:
+    """PEFT's rule for rank_pattern and alpha_pattern: the first whose `(.*\\.)?(key)$` matches."""
+    for pattern in patterns:
+        try:
+            if re.match(rf"(.*\.)?({pattern})$", name):
+                return pattern
+        except re.error as error:
+            raise CheckpointError(f"pattern {shown(pattern)} is no regular expression: {error}") from error
+    return None

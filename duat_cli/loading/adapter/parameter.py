@@ -1,0 +1,137 @@
+"""One parameter that an adapter changes, and what every method of reading it shares."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from duat_cli.errors import CheckpointError
+from duat_cli.loading.adapter.base_weights import BaseWeights, Place
+from duat_cli.loading.adapter.folder import AdapterFiles, number, patterns
+from duat_cli.loading.adapter.keys import Target, matching
+from duat_cli.loading.checkpoint.files import kind
+from duat_cli.loading.wording import shown
+from duat_cli.text import clean
+
+Kind = Literal[
+    "lora", "dora", "embedding lora", "embedding dora", "expert lora", "adalora", "ia3", "loha", "lokr",
+    "trainable tokens", "saved", "bias", "full",
+]  # fmt: skip
+
+
+class AdapterFault(CheckpointError):  # noqa: N818 - a finding as well
+    """What keeps a part of an adapter from having a meaning; `rule` is its id in the linter."""
+
+    def __init__(self, rule: str, where: str, text: str) -> None:
+        super().__init__(f"{where}: {text}")
+        self.rule, self.where, self.text = rule, where, text
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One parameter that the adapter changes, and how."""
+
+    module: str
+    """The base's module; of a parameter that is no weight or bias, the module that holds it."""
+    parameter: str
+    kind: Kind
+    parts: dict[str, str]
+    """Part -> key of its tensor in the adapter."""
+    rank: int | None = None
+    scaling: float | None = None
+    inputs_first: bool = False
+    """Whether the base stores it as (in, out)."""
+    experts: int = 1
+    place: Place | None = None
+    """Its base tensor; None where the base was not looked at or has none."""
+    mutated: str | None = None
+    """The initialisation that subtracted the first B A from the base (PiSSA and its kin)."""
+    tokens: tuple[int, ...] = ()
+
+    @property
+    def needs_base(self) -> bool:
+        """Whether the change cannot be known without the base's values."""
+        return (
+            self.kind in ("dora", "embedding dora", "ia3", "trainable tokens", "saved")
+            or (self.kind == "bias" and "saved" in self.parts)
+            or self.mutated in ("pissa", "olora")
+        )
+
+
+def pair(adapter: AdapterFiles, target: Target, a: str, b: str) -> tuple[int, int, int]:
+    """(rank, in, out) of a pair of factors A (r, in), B (out, r)."""
+    for part, other in ((a, b), (b, a)):
+        if part not in target.parts:
+            raise fault(adapter, "factor-missing", f"{shown(target.module)} has {other} and no {part}")
+    first, second = shape_of(adapter, target, a), shape_of(adapter, target, b)
+    if len(first) != 2 or len(second) != 2:
+        if len(first) > 2:
+            raise fault(adapter, "convolution", f"{shown(target.module)}: {a} {list(first)} is of a convolution, "
+                         "which is not supported")  # fmt: skip
+        raise fault(adapter, "shape-mismatch", f"{shown(target.module)}: {a} {list(first)} and {b} {list(second)}: "
+                     "expected two matrices; were sharded weights saved without being gathered?")  # fmt: skip
+    if first[0] != second[1]:
+        raise fault(adapter, "shape-mismatch", f"{shown(target.module)}: {a} {list(first)} and {b} {list(second)} "
+                     "have different ranks")  # fmt: skip
+    return first[0], first[1], second[0]
+
+
+def stated(adapter: AdapterFiles, pattern: str, field: str, name: str) -> float:
+    """A rank or alpha as the first pattern that matches has it, else as the config; PEFT's default is 8 for all."""
+    listed_for = patterns(adapter, pattern)
+    key = matching(list(listed_for), name)
+    value = number(adapter, field, 8) if key is None else listed_for[key]
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise fault(adapter, "config", f"{pattern} {shown(key)}: expected a number, got {kind(value)}")
+    if field == "r" and (value < 1 or value != int(value)):
+        raise fault(adapter, "config", f"{field} of {shown(name)}: expected a whole number above 0, got {value:g}")
+    return float(value)
+
+
+def find(
+    adapter: AdapterFiles, base: BaseWeights | None, module: str, leaf: str, *, needed: bool = True
+) -> Place | None:
+    if base is None:
+        return None
+    place = base.find(f"{replicated(adapter, module)}.{leaf}", load=needed)
+    if place is None and needed:
+        raise fault(adapter, "target-absent", f"{shown(module)}: the base {shown(base.source.name)} has no such "
+                     "module: the adapter belongs to another base model")  # fmt: skip
+    return place
+
+
+def replicated(adapter: AdapterFiles, name: str) -> str:
+    """The base's name of a module of a model whose layers `layer_replication` repeats."""
+    ranges = adapter.config.get("layer_replication")
+    if not ranges:
+        return name
+    try:
+        layers = [layer for first, last in ranges for layer in range(first, last)]
+        return re.sub(r"\.(layers|layer|h)\.(\d+)\.", lambda m: f".{m[1]}.{layers[int(m[2])]}.", name, count=1)
+    except (TypeError, ValueError, IndexError) as error:
+        raise fault(adapter, "config", f"layer_replication: {shown(ranges)} does not reach {shown(name)}") from error
+
+
+def module_name(place: Place | None, module: str) -> str:
+    """The base's own name where it is the longer one; a replicated layer keeps its own."""
+    if place is None or not place.parameter.endswith("." + module + ".weight"):
+        return module
+    return place.parameter.rpartition(".")[0]
+
+
+def shape_of(adapter: AdapterFiles, target: Target, part: str) -> tuple[int, ...]:
+    return adapter.tensors[target.parts[part]].shape
+
+
+def check_length(adapter: AdapterFiles, target: Target, part: str, length: int) -> None:
+    shape = shape_of(adapter, target, part)
+    if math.prod(shape) != length:
+        raise fault(
+            adapter, "shape-mismatch", f"{shown(target.module)}: {part} {list(shape)}, expected {length} values"
+        )
+
+
+def fault(adapter: AdapterFiles, rule: str, text: str) -> AdapterFault:
+    return AdapterFault(rule, clean(str(adapter.where)), text)

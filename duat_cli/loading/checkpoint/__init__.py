@@ -1,0 +1,1 @@
+"""The files of a checkpoint: headers, index, pre-flight, values."""

@@ -1,0 +1,132 @@
+"""Which weight files a folder has, and all their tensors; where an index disagrees, the headers decide."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from duat_cli.loading.checkpoint.duplicates import require_equal
+from duat_cli.loading.checkpoint.files import fail, kind, read_json, refuse_foreign_link
+from duat_cli.loading.checkpoint.headers import TensorEntry, read_header
+from duat_cli.loading.checkpoint.seal import Seal
+from duat_cli.loading.wording import counted, listed, shown
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_MAX_INDEX_BYTES = 64 << 20  # those of the largest public checkpoints have below 10 MB
+_OTHER_FORMATS = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack", ".gguf", ".onnx")
+
+
+@dataclass(frozen=True)
+class WeightFiles:
+    """The files that hold the weights, and what an index says of them."""
+
+    shards: tuple[str, ...]
+    weight_map: dict[str, str] | None = None
+    """The index's tensor -> file; None where there is one file and no index."""
+    total_size: object = None
+    """What the index states, bytes; None where it states nothing."""
+    warnings: tuple[str, ...] = ()
+
+
+def weight_files(path: Path) -> WeightFiles:
+    """The files to read, in the order that transformers looks for them."""
+    single, index = path / WEIGHTS, path / INDEX
+    if single.exists() or single.is_symlink():
+        both = (f"{INDEX}: not used, as {WEIGHTS} stands beside it",) if index.exists() else ()
+        return WeightFiles((WEIGHTS,), warnings=both)
+    if not (index.exists() or index.is_symlink()):
+        _refuse_other_formats(path)
+        fail(path, f"no weights: expected {WEIGHTS}, or {INDEX} with its shards")
+    return _read_index(index)
+
+
+def _refuse_other_formats(path: Path) -> None:
+    names = sorted(p.name for p in path.iterdir())
+    if any(n.endswith(".safetensors") for n in names):
+        found = [n for n in names if n.endswith(".safetensors")]
+        fail(path, f"expected {WEIGHTS} or {INDEX}, got {listed(found)}: rename, or restore the index")
+    found = [n for n in names if n.endswith(_OTHER_FORMATS)]
+    if found:
+        fail(path, f"no {WEIGHTS}, only {listed(found)}: duat never opens pickle or other formats; convert "
+                   "to safetensors with save_pretrained, where you trust the file")  # fmt: skip
+
+
+def _read_index(index: Path) -> WeightFiles:
+    content = read_json(index, limit=_MAX_INDEX_BYTES, unique=True)
+    weight_map, metadata = content.get("weight_map"), content.get("metadata")
+    if not isinstance(weight_map, dict) or not weight_map:
+        fail(index, f"weight_map: expected an object from tensor to file, got {kind(weight_map)}")
+    for tensor, name in weight_map.items():
+        _check_shard_name(index, tensor, name)
+    total = metadata.get("total_size") if isinstance(metadata, dict) else None
+    return WeightFiles(tuple(sorted(set(weight_map.values()))), weight_map, total)
+
+
+def _check_shard_name(index: Path, tensor: str, name: object) -> None:
+    place = f"weight_map {shown(tensor)}"
+    if not isinstance(name, str):
+        fail(index, f"{place}: expected a file name, got {kind(name)}")
+    parts = PurePosixPath(name)
+    if parts.is_absolute() or ".." in parts.parts or "\\" in name or ":" in name or "\0" in name:
+        fail(index, f"{place}: {shown(name)} lies outside the folder, which is not allowed")
+    if not name.endswith(".safetensors"):
+        fail(index, f"{place}: {shown(name)} is no safetensors file; convert the checkpoint to safetensors")
+
+
+@dataclass(frozen=True)
+class Merged:
+    """All tensors of all shards."""
+
+    tensors: dict[str, TensorEntry]
+    seals: dict[str, Seal]
+    """By shard."""
+    warnings: list[str]
+    """Where the index disagrees with the headers, which decide."""
+
+
+def merge(path: Path, weights: WeightFiles) -> Merged:
+    """Reads every header; no value but those of tensors that several shards hold, which must be equal."""
+    holders: dict[str, list[TensorEntry]] = {}
+    seals: dict[str, Seal] = {}
+    for shard in weights.shards:
+        refuse_foreign_link(path, shard)
+        header = read_header(path / shard, shard)
+        seals[shard] = header.seal
+        for name, entry in header.tensors.items():
+            holders.setdefault(name, []).append(entry)
+    for name, entries in holders.items():
+        require_equal(path, name, entries)
+    mapped = weights.weight_map
+    if mapped is None:
+        return Merged({name: entries[0] for name, entries in holders.items()}, seals, [])
+    absent = [name for name in mapped if name not in holders]
+    if absent:
+        many = counted(len(absent), "tensor")
+        fail(path / INDEX, f"weight_map: {many} missing from every shard: {listed(absent)}")
+    tensors = {name: _chosen(entries, mapped.get(name)) for name, entries in holders.items()}
+    return Merged(tensors, seals, _index_warnings(weights, holders, tensors))
+
+
+def _chosen(entries: list[TensorEntry], mapped: str | None) -> TensorEntry:
+    """Where a name is in several shards, the one that the index names."""
+    return next((e for e in entries if e.shard == mapped), entries[0])
+
+
+def _index_warnings(
+    weights: WeightFiles, holders: dict[str, list[TensorEntry]], tensors: dict[str, TensorEntry]
+) -> list[str]:
+    warnings = []
+    mapped = weights.weight_map or {}
+    wrong = [name for name, entry in tensors.items() if mapped.get(name) != entry.shard]
+    if wrong:
+        warnings.append(f"{INDEX}: weight_map disagrees with the shards on {listed(wrong)}; they decide")
+    twice = [name for name, entries in holders.items() if len(entries) > 1]
+    if twice:
+        many = counted(len(twice), "tensor")
+        warnings.append(f"{many} in more than one shard: {listed(twice)}; with equal values")
+    size = sum(e.bytes for entries in holders.values() for e in entries)
+    if weights.total_size not in (None, size):
+        stated = shown(weights.total_size)
+        warnings.append(f"{INDEX}: metadata.total_size is {stated}, but the shards hold {size} bytes")
+    return warnings

@@ -1,0 +1,206 @@
+"""Strict pre-flight of a checkpoint folder: config.json and the safetensors headers, and nothing else.
+
+transformers is no validator: it fills missing tensors with random values, follows `../` in an index and
+builds a million layers before it notices. Here every file is read as untrusted input, and what is wrong is
+named by file and field. No library is loaded, and no weight read but tensors that stand in several files: a folder
+takes about a millisecond.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from duat_cli.loading.checkpoint.files import fail, read_json, refuse_foreign_link
+from duat_cli.loading.checkpoint.headers import TensorEntry
+from duat_cli.loading.checkpoint.index import merge, weight_files
+from duat_cli.loading.checkpoint.seal import Seal
+from duat_cli.loading.wording import counted, listed, shown
+from duat_cli.text import clean
+
+CONFIG = "config.json"
+_MAX_CONFIG_BYTES = 16 << 20  # public ones have a few kB, with label names up to one MB
+
+# zero of these is no transformer
+_DEPTH = frozenset({"num_hidden_layers", "n_layer", "n_layers", "num_layers"})
+_LAYERS = _DEPTH | {"encoder_layers", "decoder_layers", "num_encoder_layers", "num_decoder_layers"}
+_SIZES = frozenset({
+    "hidden_size", "d_model", "n_embd", "dim", "hidden_dim", "head_dim", "vocab_size",
+    "intermediate_size", "ffn_dim", "d_ff", "n_inner", "encoder_ffn_dim", "decoder_ffn_dim",
+    "num_attention_heads", "num_key_value_heads", "n_head",
+    "num_experts", "num_local_experts", "n_routed_experts",
+})  # fmt: skip
+_DTYPES = frozenset({"auto", "float64", "float32", "float16", "bfloat16", "double", "float", "half"})
+_IMPLEMENTATION = re.compile(r"_?(attn|experts)_implementation(_internal)?")
+
+
+@dataclass(frozen=True)
+class CheckpointFiles:
+    """A checkpoint folder whose files agree with each other."""
+
+    path: Path
+    config: dict[str, Any]
+    shards: tuple[str, ...]
+    """Weight files relative to the folder."""
+    tensors: dict[str, TensorEntry]
+    warnings: tuple[str, ...]
+    total_bytes: int
+    """Of all tensors, without the headers."""
+    seals: dict[str, Seal]
+    """Shard -> what it was when its header was read: a file that changes afterwards is refused."""
+
+
+def inspect_folder(path: Path) -> CheckpointFiles:
+    """The files of a checkpoint, checked; `CheckpointError` names the first fault, and the way out."""
+    try:
+        return _inspect(path)
+    except OSError as error:  # of a folder that may not be searched, or a name that is too long
+        fail(path, f"cannot be read: {error.strerror or error}")
+
+
+def _inspect(path: Path) -> CheckpointFiles:
+    _require_folder(path)
+    config = _read_config(path)
+    check_config(path / CONFIG, config)
+    weights = weight_files(path)
+    merged = merge(path, weights)
+    tensors = merged.tensors
+    _refuse_small_floats(path, tensors)
+    _check_sizes(path / CONFIG, config, tensors)
+    _check_model_type(path / CONFIG, config)
+    warnings = [*weights.warnings, *merged.warnings, *_odd_names(tensors)]
+    total = sum(t.bytes for t in tensors.values())
+    return CheckpointFiles(path, config, weights.shards, tensors, tuple(warnings), total, merged.seals)
+
+
+def _require_folder(path: Path) -> None:
+    if path.is_dir():
+        return
+    if path.exists():
+        fail(path, "is a file; expected the folder that holds config.json and the weights")
+    fail(path, "no such folder")
+
+
+# --- config.json ------------------------------------------------------------------------------------
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not ((path / CONFIG).exists() or (path / CONFIG).is_symlink()):
+        if (path / "adapter_config.json").exists():
+            fail(path, "holds an adapter (adapter_config.json) and no config.json: give the base model's folder")
+        fail(path / CONFIG, "missing: no such file; expected a folder made by save_pretrained")
+    refuse_foreign_link(path, CONFIG)
+    return read_json(path / CONFIG, limit=_MAX_CONFIG_BYTES, unique=True)
+
+
+def check_config(where: Path, config: dict[str, Any]) -> None:
+    """Fields that could steer the loader or exhaust memory, before transformers sees them."""
+    for field, value in config_fields(config):
+        name = field.rpartition(".")[2]
+        if isinstance(value, float) and math.isnan(value):
+            fail(where, f"{clean(field)}: expected a number, got NaN")
+        if name in _LAYERS | _SIZES:
+            _check_number(where, field, value)
+        elif name in ("dtype", "torch_dtype"):
+            _check_dtype(where, field, value)
+        elif _IMPLEMENTATION.fullmatch(name):
+            _check_implementation(where, field, value)
+        elif name in ("quantization_config", "compression_config") and value:
+            _refuse_quantised(where, field, value)
+    _check_architectures(where, config.get("architectures"))
+
+
+def config_fields(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted name, value) of the config and of the configs inside it."""
+    for key, value in config.items():
+        yield prefix + key, value
+        if isinstance(value, dict) and key.endswith("_config"):
+            yield from config_fields(value, f"{prefix}{key}.")
+
+
+def _check_number(where: Path, field: str, value: object) -> None:
+    if value is None or isinstance(value, list):  # lists, one entry a layer, are left to transformers
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        got = f"{shown(value)}, a {type(value).__name__}"
+        fail(where, f"{clean(field)}: expected an integer, got {got}")
+    if value < 0 or (value == 0 and field.rpartition(".")[2] in _DEPTH):
+        fail(where, f"{clean(field)}: expected a number above 0, got {value}")
+
+
+def _check_dtype(where: Path, field: str, value: object) -> None:
+    for dtype in value.values() if isinstance(value, dict) else [value]:
+        if dtype is not None and str(dtype).removeprefix("torch.") not in _DTYPES:
+            fail(where, f"{clean(field)}: unknown dtype {shown(dtype)}; expected such as float32")
+
+
+def _check_implementation(where: Path, field: str, value: object) -> None:
+    for name in value.values() if isinstance(value, dict) else [value]:
+        # 'org/repo' makes transformers fetch and run a kernel, even when the caller asks for eager
+        if name is not None and (not isinstance(name, str) or re.search(r"[/:\\]", name)):
+            fail(where, f"{clean(field)}: {shown(name)} names a kernel repository, which duat does not run; "
+                        "remove the field")  # fmt: skip
+
+
+def _refuse_quantised(where: Path, field: str, value: object) -> None:
+    method = value.get("quant_method") if isinstance(value, dict) else value
+    fail(where, f"{clean(field)}: quantised weights (quant_method {shown(method)}) are not supported; "
+                "give the checkpoint in full precision, or dequantise it")  # fmt: skip
+
+
+def _check_architectures(where: Path, value: object) -> None:
+    if value is not None and not (isinstance(value, list) and all(isinstance(v, str) for v in value)):
+        fail(where, f"architectures: expected a list of class names, got {shown(value)}")
+
+
+def _check_model_type(where: Path, config: dict[str, Any]) -> None:
+    """Only its form; whether transformers knows it is asked at the load (model_class.py)."""
+    model_type = config.get("model_type")
+    if config.get("auto_map"):  # code that comes with the checkpoint may do without
+        return
+    if model_type is None:
+        fail(where, "model_type: missing; expected such as 'llama'")
+    if not isinstance(model_type, str):
+        fail(where, f"model_type: expected a text, got {shown(model_type)}")
+
+
+def _check_sizes(where: Path, config: dict[str, Any], tensors: dict[str, TensorEntry]) -> None:
+    """Numbers that the weight files cannot hold, before a module is built from them.
+
+    Exact disagreements are found at load, by shape; this only keeps a config of 10^6 layers or 10^9 columns
+    from being built. A layer has a number in its tensors' names, unless layers share weights (albert).
+    """
+    elements = sum(t.elements for t in tensors.values())
+    numbered = 1 + max((int(n) for name in tensors for n in re.findall(r"\.(\d{1,9})\.", name)), default=0)
+    for field, value in config_fields(config):
+        name = field.rpartition(".")[2]
+        if not isinstance(value, int):
+            continue
+        if name in _LAYERS and value > 4 * numbered + 64:
+            fail(where, f"{clean(field)}: {value} layers, but the weight files hold {numbered}: "
+                        "too many layers are missing; the config belongs to another checkpoint")  # fmt: skip
+        if name in _SIZES and value > elements:
+            fail(where, f"{clean(field)}: {value} is too large: all tensors together hold {elements} "
+                        "numbers; the config does not match the weight files")  # fmt: skip
+
+
+# --- tensors ----------------------------------------------------------------------------------------
+
+
+def _refuse_small_floats(path: Path, tensors: dict[str, TensorEntry]) -> None:
+    """Eight-bit floats mean nothing without their scales, which only a quantiser knows how to apply."""
+    small = [n for n, t in tensors.items() if t.dtype.startswith(("F8_", "F6_", "F4")) and t.elements]
+    if small:
+        entry, many = tensors[min(small)], counted(len(small), "tensor")
+        fail(path / entry.shard, f"{many} quantised ({entry.dtype}): {listed(small)}; "
+                                 "give the checkpoint in full precision")  # fmt: skip
+
+
+def _odd_names(tensors: dict[str, TensorEntry]) -> list[str]:
+    odd = [name for name in tensors if clean(name) != name]
+    many = counted(len(odd), "tensor name")
+    return [f"{many} with control characters, shown escaped: {listed(odd)}"] if odd else []

@@ -1,0 +1,116 @@
+"""Where a checkpoint is: a local folder, the bundled demo, or the hub's cache, filled online where needed.
+
+Neither torch nor transformers is imported here: a wrong name is answered at once.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from duat_cli.errors import CheckpointError, InputError
+from duat_cli.loading.checkpoint.index import INDEX, WEIGHTS
+from duat_cli.loading.quiet import described
+from duat_cli.loading.wording import shown
+from duat_cli.text import clean
+
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model",
+    "sentencepiece.bpe.model", "tekken.json", "*.tiktoken",
+)  # fmt: skip
+_HUB_FILES = (
+    "config.json", WEIGHTS, INDEX, "model-?????-of-?????.safetensors", *TOKENIZER_FILES,
+    "merges.txt", "special_tokens_map.json", "added_tokens.json",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a checkpoint is."""
+
+    path: Path
+    """A local folder; for a hub checkpoint its folder in the cache."""
+    name: str
+    """As the user wrote it; 'demo' for the bundled model."""
+    revision: str | None
+    """Commit of a hub checkpoint; None for a local folder."""
+
+
+def resolve(
+    source: str | None,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    cache_dir: str | None = None,
+    trust_remote_code: bool = False,
+) -> Source:
+    """A local folder for what the user named; only a hub id is looked up in the cache, then online."""
+    if source is None:
+        return Source(demo_path(), "demo", None)
+    if not source.strip() or "\0" in source:
+        raise InputError(f"MODEL {shown(source)}: expected a folder or a hub id such as org/name")
+    if not is_local(source):
+        return _download(source, revision, token, cache_dir, trust_remote_code)
+    if revision is not None:
+        raise InputError(f"--revision {shown(revision)}: {shown(source)} is a local folder, which has none")
+    return Source(Path(source).expanduser(), source, None)
+
+
+def is_local(source: str) -> bool:
+    """Whether it can only be a path: it exists, or no hub id looks like it."""
+    return os.path.lexists(source) or source.startswith((".", "/", "~")) or source.count("/") > 1
+
+
+def demo_path() -> Path:
+    """The bundled demo checkpoint."""
+    return Path(str(importlib.resources.files("duat_cli.demo") / "model"))
+
+
+def demo_adapter_path() -> Path:
+    """The bundled adapter of the demo checkpoint."""
+    return demo_path().parent / "adapter"
+
+
+def _download(
+    repo: str, revision: str | None, token: str | None, cache_dir: str | None, trust_remote_code: bool
+) -> Source:
+    """The hub's files in the local cache: config, tokenizer, safetensors; never pickle."""
+    import huggingface_hub
+
+    patterns = [*_HUB_FILES, *(["*.py"] if trust_remote_code else [])]
+    try:
+        folder = huggingface_hub.snapshot_download(
+            repo, revision=revision, token=token, cache_dir=cache_dir, allow_patterns=patterns
+        )
+    except Exception as error:
+        text = _hub_reason(error, revision, cache_dir or huggingface_hub.constants.HF_HUB_CACHE)
+        text = text.replace(token, "***") if token else text
+        raise CheckpointError(f"{shown(repo)}: {text}") from error
+    path = Path(folder)
+    if not any((path / name).exists() for name in (WEIGHTS, INDEX)):
+        raise CheckpointError(
+            f"{shown(repo)}: neither the hub nor the cache has its {WEIGHTS}; pickle is never read: "
+            "convert it to safetensors, or use a --revision that holds safetensors"
+        )
+    return Source(path, repo, path.name)
+
+
+def _hub_reason(error: Exception, revision: str | None, cache: str) -> str:
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.HFValidationError):
+        return "no such folder, and not a hub id, which looks like org/name"
+    if isinstance(error, errors.GatedRepoError):
+        return "is gated: accept its terms on its hub page, then give --token"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"has no revision {shown(revision)} on the hub"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return "no such folder, and no such repository on the hub; a private one needs --token"
+    if isinstance(error, (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, ConnectionError)):
+        return (
+            f"no such folder, not in the cache {clean(str(cache))}, and the hub is off or out of reach; "
+            "go online once, or give a local folder"
+        )
+    return f"cannot be fetched from the hub: {described(error)}"

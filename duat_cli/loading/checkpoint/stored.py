@@ -1,0 +1,117 @@
+"""Tensors as they are stored: safetensors' dtypes as torch's, and the files open for reading."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from duat_cli.loading.checkpoint.files import fail
+from duat_cli.loading.checkpoint.preflight import CheckpointFiles
+from duat_cli.loading.checkpoint.seal import Seal, require_unchanged
+from duat_cli.loading.quiet import described, foreign_errors
+from duat_cli.loading.wording import shown
+from duat_cli.text import clean
+
+# safetensors' names, for tensors without memory; every dtype that inspect_folder lets through
+STORED = {
+    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "U16": torch.uint16, "I16": torch.int16,
+    "U32": torch.uint32, "I32": torch.int32, "U64": torch.uint64, "I64": torch.int64, "F16": torch.float16,
+    "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64, "C64": torch.complex64,
+    # these only of empty tensors, which real checkpoints hold as markers
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz, "F8_E8M0": torch.float8_e8m0fnu,
+}  # fmt: skip
+
+
+def most_stored(files: CheckpointFiles) -> torch.dtype | None:
+    """The floating-point dtype of most of the checkpoint's bytes; None if it holds none."""
+    sizes: Counter[torch.dtype] = Counter()
+    for entry in files.tensors.values():
+        if entry.elements and STORED[entry.dtype].is_floating_point:
+            sizes[STORED[entry.dtype]] += entry.bytes
+    return sizes.most_common(1)[0][0] if sizes else None
+
+
+class StoredTensors:
+    """One safetensors file, open, that refuses to be read once it is no longer the file that was checked."""
+
+    def __init__(self, path: Path, seal: Seal, opened: Any) -> None:
+        self._path, self._seal, self._opened = path, seal, opened
+
+    def get_tensor(self, name: str) -> Tensor:
+        with self.reading(name):
+            return self._opened.get_tensor(name)
+
+    def get_slice(self, name: str) -> StoredSlice:
+        with self.reading(name):
+            return StoredSlice(self, name, self._opened.get_slice(name))
+
+    @contextlib.contextmanager
+    def reading(self, name: str) -> Iterator[None]:
+        """Around a read of this tensor: what fails, or changes meanwhile, is said by file and tensor."""
+        require_unchanged(self._path, self._seal, name)
+        try:
+            yield
+        except Exception as error:
+            require_unchanged(self._path, self._seal, name)
+            fail(self._path, f"tensor {shown(name)} cannot be read: {described(error)}")
+        require_unchanged(self._path, self._seal, name)
+
+
+class StoredSlice:
+    """safetensors' slice of one tensor: read where it is indexed, which transformers does in its own time."""
+
+    def __init__(self, file: StoredTensors, name: str, inner: Any) -> None:
+        self._file, self._name, self._inner = file, name, inner
+
+    def get_shape(self) -> list[int]:
+        shape: list[int] = self._inner.get_shape()
+        return shape
+
+    def get_dtype(self) -> str:
+        return str(self._inner.get_dtype())
+
+    def __getitem__(self, at: Any) -> Tensor:
+        with self._file.reading(self._name):
+            found: Tensor = self._inner[at]
+            return found
+
+
+@contextlib.contextmanager
+def readers(files: CheckpointFiles) -> Iterator[dict[str, StoredTensors]]:
+    """Shard -> open safetensors file."""
+    first: dict[str, str] = {}
+    for name, entry in files.tensors.items():
+        first.setdefault(entry.shard, name)
+    with contextlib.ExitStack() as stack:
+        yield {
+            shard: stack.enter_context(open_tensors(files.path / shard, files.seals[shard], first.get(shard)))
+            for shard in files.shards
+        }
+
+
+@contextlib.contextmanager
+def open_tensors(path: Path, seal: Seal, first: str | None) -> Iterator[StoredTensors]:
+    """One safetensors file, open, as it was sealed. first: a tensor of it, for the message if it is not."""
+    require_unchanged(path, seal, first, header=True)
+    what = "" if first is None else f"tensor {shown(first)} "
+    with foreign_errors(f"{clean(str(path))}: {what}cannot be read"):
+        opened = _open(path)
+    with opened:
+        require_unchanged(path, seal, first, header=True)  # the very file that is open now
+        yield StoredTensors(path, seal, opened)
+
+
+def _open(path: Path) -> Any:
+    """It is read, not mapped: a mapped file that shrinks kills the process with SIGBUS."""
+    try:
+        return safe_open(str(path), framework="pt", backend="pread")
+    except TypeError:  # safetensors < 0.8 can only map
+        return safe_open(str(path), framework="pt")

@@ -1,0 +1,119 @@
+"""The values of a checkpoint in one pass over its files: each byte is read once, in the order of the file.
+
+Plain reads instead of a memory map: a mapped file that shrinks meanwhile kills the process with SIGBUS. numpy
+instead of torch: what only looks at weights should not wait seconds for an import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from duat_cli.loading.checkpoint.files import fail, open_file
+from duat_cli.loading.checkpoint.headers import TensorEntry
+from duat_cli.loading.checkpoint.preflight import CheckpointFiles
+from duat_cli.loading.checkpoint.seal import Seal, require_unchanged
+from duat_cli.loading.wording import shown
+
+PIECE = 1 << 17  # values: what stays in a core's cache while it is looked at
+LONGEST_ROW = 1 << 20  # values; a longer row comes in pieces
+
+# little-endian, as the format has it; bfloat16 is the upper half of a float32
+_STORED = {
+    "BOOL": "u1", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4", "U64": "<u8",
+    "I64": "<i8", "F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8", "C64": "<f4",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some rows of a tensor; all dimensions but the last are rows, a vector is a column."""
+
+    row: int
+    """The first of them; a row beyond LONGEST_ROW comes as several pieces of the same row."""
+    values: NDArray[np.floating]  # (rows, columns), float32, or float64 where the stored values need it
+    """Valid until the next piece is asked for."""
+    whole_rows: bool
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """A tensor whose pieces can be read once."""
+
+    name: str
+    entry: TensorEntry
+    pieces: Iterator[Piece]
+
+    @property
+    def rows_and_columns(self) -> tuple[int, int]:
+        return _matrix(self.entry)
+
+
+def stream(files: CheckpointFiles) -> Iterator[Streamed]:
+    """Every tensor that is not empty, in the order of the files, whose pieces are read as they are asked for.
+
+    CheckpointError where a file ends early, fails to read, or is no longer the one that was checked.
+    """
+    for shard in files.shards:
+        path, seal = files.path / shard, files.seals[shard]
+        names = [name for name, entry in files.tensors.items() if entry.shard == shard and entry.elements]
+        names.sort(key=lambda name: files.tensors[name].offset)
+        require_unchanged(path, seal, names[0] if names else None, header=True)
+        for name in names:
+            entry = files.tensors[name]
+            yield Streamed(name, entry, _pieces(path, seal, name, entry))
+
+
+def _matrix(entry: TensorEntry) -> tuple[int, int]:
+    """(rows, columns); a complex number is two values."""
+    values = entry.elements * (2 if entry.dtype == "C64" else 1)
+    columns = values // (entry.elements // entry.shape[-1]) if len(entry.shape) > 1 else 1
+    return values // columns, columns
+
+
+def _pieces(path: Path, seal: Seal, name: str, entry: TensorEntry) -> Iterator[Piece]:
+    dtype = np.dtype(_STORED[entry.dtype])
+    rows, columns = _matrix(entry)
+    long = columns > LONGEST_ROW
+    height = 1 if long else max(1, PIECE // columns)
+    buffer = np.empty(min(height, rows) * min(columns, LONGEST_ROW) * dtype.itemsize, np.uint8)
+    offset = entry.offset
+    with open_file(path) as file:
+        for row in range(0, rows, height):
+            count = min(height, rows - row)
+            for start in range(0, columns, LONGEST_ROW) if long else (0,):
+                width = min(LONGEST_ROW, columns - start)
+                raw = buffer[: count * width * dtype.itemsize]
+                _read(path, file, offset, raw, name)
+                require_unchanged(path, seal, name)
+                offset += raw.size
+                yield Piece(row, _values(raw.view(dtype), entry.dtype).reshape(count, width), not long)
+
+
+def _read(path: Path, file: BinaryIO, offset: int, buffer: NDArray[np.uint8], name: str) -> None:
+    view, done = buffer.data, 0
+    try:
+        file.seek(offset)
+        while done < len(view):
+            got = file.readinto(view[done:])  # type: ignore[attr-defined]
+            if not got:
+                fail(path, f"ended within tensor {shown(name)}: it became shorter while it was read")
+            done += got
+    except OSError as error:
+        fail(path, f"cannot be read: {error.strerror or error}")
+
+
+def _values(raw: NDArray[np.generic], dtype: str) -> NDArray[np.floating]:
+    if dtype == "BF16":
+        wide = raw.astype(np.uint32)
+        wide <<= 16
+        return wide.view(np.float32)
+    if dtype in ("F32", "F64", "C64"):
+        return raw  # type: ignore[return-value]
+    # every integer of 24 bits and less is a float32; float16 always
+    return raw.astype(np.float32 if dtype in ("F16", "BOOL", "U8", "I8", "U16", "I16") else np.float64)

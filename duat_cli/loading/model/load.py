@@ -1,0 +1,236 @@
+"""A checkpoint as a model in memory, or one line that says why not.
+
+transformers only builds the module tree and puts the tensors in. What to read, from where, and whether it
+fits is settled before, from the headers (checkpoint.py): first the tree is built without memory and every
+name and shape is compared, then the weights are read, then some of them are compared with the file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+
+from duat_cli.errors import CheckpointError, InputError
+from duat_cli.loading.checkpoint.files import open_file, read_json
+from duat_cli.loading.checkpoint.preflight import CONFIG, CheckpointFiles, inspect_folder
+from duat_cli.loading.checkpoint.source import TOKENIZER_FILES, Source, resolve
+from duat_cli.loading.checkpoint.stored import STORED, most_stored, readers
+from duat_cli.loading.model.memory import require_memory
+from duat_cli.loading.model.model_class import cannot, check_fit, check_model_type, model_class
+from duat_cli.loading.model.notes import weight_notes
+from duat_cli.loading.model.weights_check import compare_with_files, scan_weights
+from duat_cli.loading.quiet import calling_tokenizer, foreign_errors, foreign_notes, hushed
+from duat_cli.loading.wording import shown
+from duat_cli.text import clean, one_line
+
+DTYPES: dict[str, torch.dtype] = {
+    "float64": torch.float64, "fp64": torch.float64, "float32": torch.float32, "fp32": torch.float32,
+    "bfloat16": torch.bfloat16, "bf16": torch.bfloat16, "float16": torch.float16, "fp16": torch.float16,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model as its checkpoint describes it: eval mode, eager attention, no gradients, every weight read."""
+
+    model: PreTrainedModel
+    name: str
+    revision: str | None
+    files: CheckpointFiles
+    dtype: str
+    """Of the weights in memory, such as 'float32'."""
+    device: str
+    warnings: tuple[str, ...]
+    """Of the files and of the load, one clean line each."""
+    nonfinite_weights: dict[str, int]
+    """Parameter -> how many of its values are NaN or infinite; empty for a sound checkpoint."""
+    unexpected: tuple[str, ...] = ()
+    """Tensors of the files that the class does not use."""
+    spare: tuple[str, ...] = ()
+    """Missing tensors that do not matter, taken as zero."""
+
+
+def load(
+    source: str | None,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    cache_dir: str | None = None,
+    dtype: str = "float32",
+    device: str = "cpu",
+    trust_remote_code: bool = False,
+) -> LoadedModel:
+    """The model of a folder or a hub id; None is the bundled demo.
+
+    A local folder is read without any network attempt. Raises InputError or CheckpointError, one line.
+    """
+    parse_dtype(dtype)  # options are refused before anything is read or fetched
+    parse_device(device)
+    place = resolve(source, revision=revision, token=token, cache_dir=cache_dir, trust_remote_code=trust_remote_code)
+    files = inspect_folder(place.path)
+    return load_files(place, files, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+
+
+def load_files(
+    place: Source,
+    files: CheckpointFiles,
+    *,
+    dtype: str = "float32",
+    device: str = "cpu",
+    trust_remote_code: bool = False,
+) -> LoadedModel:
+    """The model of files that are found and checked."""
+    asked_dtype, asked_device = parse_dtype(dtype), parse_device(device)
+    check_model_type(files, trust_remote_code)
+    if asked_device.type == "cpu":
+        require_memory(files, dtype)
+    with hushed() as log:
+        config = _read_config(files, trust_remote_code)
+        cls, notes = model_class(config, files, trust_remote_code)
+        fit = check_fit(cls, config, files)
+        log.clear()  # the rehearsal's lines; the real load repeats what matters
+        model = _fill(cls, config, files, asked_dtype or stored_dtype(config, files), asked_device)
+    _clear(model, fit.spare)
+    changed = compare_with_files(model, files)
+    nonfinite, zero = scan_weights(model)
+    found = weight_notes(nonfinite, zero, sum(p.ndim > 1 for p in model.parameters()))
+    return LoadedModel(
+        model=model,
+        name=place.name,
+        revision=place.revision,
+        files=files,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=str(model.device),
+        warnings=(*files.warnings, *notes, *fit.notes(cls), *changed, *foreign_notes(log), *found),
+        nonfinite_weights=nonfinite,
+        unexpected=fit.unexpected,
+        spare=fit.spare,
+    )
+
+
+def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a checkpoint folder. Apart from `load`: a command about weights needs none."""
+    if not any(any(path.glob(pattern)) for pattern in TOKENIZER_FILES):
+        raise CheckpointError(f"{clean(str(path))}: no tokenizer, expected tokenizer.json; needed to read prompts")
+    for file in sorted(path.iterdir()):
+        if file.name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
+            read_json(file)  # transformers does not say which file is broken
+        elif file.name == "merges.txt" or any(file.match(pattern) for pattern in TOKENIZER_FILES):
+            open_file(file).close()  # nor does it notice a pipe, which it would wait for
+    with calling_tokenizer(f"{clean(str(path))}: tokenizer cannot be loaded"):
+        tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=trust_remote_code)
+        tokenizer.truncation_side = "right"  # --max-tokens keeps the beginning, whatever the files prefer
+        return tokenizer
+
+
+def skeleton(files: CheckpointFiles) -> PreTrainedModel:
+    """The checkpoint's modules without memory: names, shapes and classes."""
+    check_model_type(files, False)
+    with hushed():
+        config = _read_config(files, False)
+        cls, _ = model_class(config, files, False)
+        with foreign_errors(cannot(cls, files)), torch.device("meta"):
+            return cls(config)
+
+
+# --- options ----------------------------------------------------------------------------------------
+
+
+def parse_dtype(name: str) -> torch.dtype | None:
+    """A torch dtype; None for 'auto', which is the stored one."""
+    if name == "auto":
+        return None
+    if name not in DTYPES:
+        raise InputError(f"--dtype {shown(name)}: expected auto, {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def parse_device(name: str) -> torch.device:
+    """A device that can be used here; 'auto' is cuda if there is one, else cpu."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InputError(f"--device {shown(name)}: expected auto, cpu, cuda, cuda:1 or mps") from error
+    try:
+        torch.ones(1, device=device).item()  # 'meta' fails as well: it holds no values
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
+        reason = one_line(str(error).partition("\n")[0], 160)
+        raise InputError(f"--device {shown(name)}: not usable here ({reason}); use --device cpu") from error
+    return device
+
+
+def stored_dtype(config: PreTrainedConfig, files: CheckpointFiles) -> torch.dtype:
+    """What --dtype auto means: the dtype that config.json states, else the one of most stored bytes."""
+    stated = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
+    if isinstance(stated, torch.dtype):
+        return stated
+    return most_stored(files) or torch.float32
+
+
+# --- config and weights ----------------------------------------------------------------------------
+
+
+def _read_config(files: CheckpointFiles, trust_remote_code: bool) -> PreTrainedConfig:
+    where = clean(str(files.path / CONFIG))
+    with foreign_errors(f"{where}: refused by transformers {transformers.__version__}"):
+        config = AutoConfig.from_pretrained(str(files.path), local_files_only=True, trust_remote_code=trust_remote_code)
+    config.fusion_config = None  # would patch the model's code, and with it the numbers
+    return config
+
+
+def _fill(
+    cls: type[PreTrainedModel],
+    config: PreTrainedConfig,
+    files: CheckpointFiles,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> PreTrainedModel:
+    """The model with its weights. They are handed over by us, so transformers looks for no file of its own:
+    no index, adapter, pickle or hub id in a config can lead it elsewhere."""
+    place = {} if device.type == "cpu" else {"device_map": {"": str(device)}}
+    with foreign_errors(cannot(cls, files)), readers(files) as opened:
+        model, info = cls.from_pretrained(
+            None,
+            config=config,
+            state_dict={n: opened[t.shard].get_slice(n) for n, t in files.tensors.items() if t.dtype in STORED},
+            dtype=dtype,
+            attn_implementation="eager",
+            local_files_only=True,
+            output_loading_info=True,
+            **place,
+        )
+    if info["error_msgs"]:
+        raise CheckpointError(f"{cannot(cls, files)}: {one_line('; '.join(info['error_msgs']), 300)}")
+    model.config.name_or_path = str(files.path)
+    if not _grouped_kernel_knows(model.dtype, device) and hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")  # the model's own loop; nothing changes where it has no experts
+    model.requires_grad_(False)
+    return model.eval()
+
+
+def _grouped_kernel_knows(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the kernel that transformers takes for routed experts (`grouped_mm`) computes in this dtype; asked by a
+    call, because torch lists neither dtypes nor devices. A torch without the kernel leaves transformers to a loop."""
+    kernel = getattr(torch.nn.functional, "grouped_mm", None)
+    if kernel is None:
+        return True
+    one = torch.zeros(16, 16, dtype=dtype, device=device)  # rows and columns in multiples of 16 bytes, as it demands
+    try:
+        kernel(one, one[None], offs=torch.tensor([16], dtype=torch.int32, device=device))
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
+
+
+def _clear(model: PreTrainedModel, names: tuple[str, ...]) -> None:
+    """Zero instead of transformers' random values, so that two runs have the same fingerprint."""
+    with torch.no_grad():
+        for name in names:
+            model.get_parameter(name).zero_()

@@ -1,0 +1,93 @@
+"""How much memory there is and was taken; whether a model's weights fit, asked before they are read: the system would
+kill the process."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from pathlib import Path
+
+from duat_cli.loading.checkpoint.files import fail
+from duat_cli.loading.checkpoint.preflight import CheckpointFiles
+
+_SIZES = {"float64": 8, "fp64": 8, "float32": 4, "fp32": 4}  # every other dtype takes two bytes
+_GIB = 1 << 30
+
+
+def require_memory(files: CheckpointFiles, dtype: str) -> None:
+    """CheckpointError where the weights alone, as `dtype` ('auto': as stored), are more than is left."""
+    elements = sum(t.elements for t in files.tensors.values())
+    needed = files.total_bytes if dtype == "auto" else elements * _SIZES.get(dtype, 2)
+    left = available_memory()
+    if needed <= left:
+        return
+    stored = f"--dtype auto takes {files.total_bytes / _GIB:.2f} GiB, " if files.total_bytes < needed else ""
+    fail(
+        files.path,
+        f"needs {needed / _GIB:.2f} GiB for its weights as {dtype}, has {left / _GIB:.2f} GiB of memory: {stored}"
+        "duat check --weights-only takes next to none",
+    )
+
+
+def available_memory() -> float:
+    """Bytes that this process can still have, as far as the system says; infinite where it says nothing."""
+    return min(_of_system(), _of_limit(), _of_container())
+
+
+def peak_memory() -> int | None:
+    """Peak resident memory of this process, bytes; None where the system does not say (Windows).
+
+    ru_maxrss, where there is nothing better, counts the process that started this one, too: Linux carries the parent's
+    peak through fork and exec.
+    """
+    peak = _fields(Path("/proc/self/status")).get("VmHWM")
+    if peak is not None:
+        return 1024 * peak
+    try:
+        import resource
+    except ImportError:
+        return None
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return used if sys.platform == "darwin" else used * 1024  # the one in bytes, the others in KiB
+
+
+def _of_system() -> float:
+    fields = _fields(Path("/proc/meminfo"))
+    if "MemAvailable" not in fields:
+        return math.inf
+    return 1024 * (fields["MemAvailable"] + fields.get("SwapFree", 0))
+
+
+def _of_limit() -> float:
+    """What is left of `ulimit -v`; mapped files count."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit != resource.RLIM_INFINITY:
+            return max(0, limit - 1024 * _fields(Path("/proc/self/status")).get("VmSize", 0))
+    return math.inf
+
+
+def _of_container() -> float:
+    """What is left of a control group's limit, files that can be dropped set aside."""
+    with contextlib.suppress(OSError, ValueError):
+        root = Path("/sys/fs/cgroup")
+        limit = (root / "memory.max").read_text().strip()
+        if limit != "max":
+            used = int((root / "memory.current").read_text())
+            droppable = _fields(root / "memory.stat").get("inactive_file", 0)
+            return max(0, int(limit) - used + droppable)
+    return math.inf
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """'Name: 12 kB' or 'name 12' lines."""
+    found = {}
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        for line in path.read_text().splitlines():
+            words = line.replace(":", " ").split()
+            if len(words) >= 2 and words[1].isdigit():
+                found[words[0]] = int(words[1])
+    return found

@@ -1,0 +1,181 @@
+"""The class that a checkpoint is of, and a rehearsal without memory: does every tensor have its place?"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers.models.auto import modeling_auto
+
+from duat_cli.errors import CheckpointError
+from duat_cli.loading.checkpoint.files import fail
+from duat_cli.loading.checkpoint.preflight import CONFIG, CheckpointFiles
+from duat_cli.loading.checkpoint.stored import STORED
+from duat_cli.loading.quiet import foreign_errors
+from duat_cli.loading.wording import counted, listed, shown
+from duat_cli.text import clean
+
+
+def check_model_type(files: CheckpointFiles, trust_remote_code: bool) -> None:
+    """Refuses a type that this transformers does not know, unless trusted code comes with the checkpoint."""
+    where, auto_map = files.path / CONFIG, files.config.get("auto_map")
+    model_type = files.config.get("model_type")
+    if (trust_remote_code and auto_map) or _is_known(model_type):
+        return
+    if auto_map:
+        fail(where, f"auto_map: model_type {shown(model_type)} needs custom code that comes with the "
+                    "checkpoint; it was not run. Read it, then use --trust-remote-code")  # fmt: skip
+    fail(where, f"model_type: {shown(model_type)} is unknown to transformers {transformers.__version__}; "
+                "a newer transformers may know it")  # fmt: skip
+
+
+def _is_known(model_type: object) -> bool:
+    return isinstance(model_type, str) and model_type in transformers.CONFIG_MAPPING
+
+
+def model_class(
+    config: PreTrainedConfig, files: CheckpointFiles, trust_remote_code: bool
+) -> tuple[type[PreTrainedModel], list[str]]:
+    """The class that config.json names; the base model, with a note, where it names none that is known."""
+    names: list[str] = files.config.get("architectures") or []
+    if trust_remote_code and files.config.get("auto_map"):
+        remote = _remote_class(files, names)
+        if remote is not None:
+            return remote, []
+    for name in names:
+        cls = _named_class(name, config)
+        if cls is not None:
+            return cls, []
+    base = _base_class(config, files)
+    got = f"{listed(names)} is no {config.model_type} class of transformers" if names else "it names none"
+    return base, [f"config.json: architectures: {got}; loaded as {base.__name__}, without a head"]
+
+
+def _named_class(name: str, config: PreTrainedConfig) -> type[PreTrainedModel] | None:
+    """transformers' class of this name, if it is one for this config; text parts stand in their file only."""
+    found: Any = getattr(transformers, name, None) or getattr(_modeling_file(config), name, None)
+    if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
+        return None
+    cls: Any = found
+    made_for = cls.config_class is not None and isinstance(config, cls.config_class)
+    return cls if made_for or name in _auto_names(config.model_type) else None
+
+
+def _modeling_file(config: PreTrainedConfig) -> ModuleType | None:
+    try:
+        return importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
+    except ImportError:
+        return None
+
+
+def _auto_names(model_type: str) -> set[str]:
+    """The class names that any auto class has for a type; some types use another type's classes."""
+    tables = [v for k, v in vars(modeling_auto).items() if k.endswith("_MAPPING_NAMES")]
+    found = [table[model_type] for table in tables if model_type in table]
+    return {name for names in found for name in ([names] if isinstance(names, str) else names)}
+
+
+def _base_class(config: PreTrainedConfig, files: CheckpointFiles) -> type[PreTrainedModel]:
+    if type(config) not in modeling_auto.MODEL_MAPPING:
+        where = clean(str(files.path / "config.json"))
+        raise CheckpointError(
+            f"{where}: architectures: no class for model_type {shown(config.model_type)} is named, and "
+            f"transformers {transformers.__version__} has no base model for it"
+        )
+    found = modeling_auto.MODEL_MAPPING[type(config)]
+    return found[0] if isinstance(found, (tuple, list)) else found
+
+
+def _remote_class(files: CheckpointFiles, names: list[str]) -> type[PreTrainedModel] | None:
+    """The class of the checkpoint's own code; only with --trust-remote-code."""
+    auto_map = files.config["auto_map"]
+    references = [v for k, v in auto_map.items() if k.startswith("AutoModel") and isinstance(v, str)]
+    references.sort(key=lambda reference: reference.rpartition(".")[2] not in names)
+    if not references:
+        return None
+    with foreign_errors(f"{clean(str(files.path))}: auto_map {shown(references[0])}"):
+        return get_class_from_dynamic_module(references[0], str(files.path), local_files_only=True)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How the tensors of the files and of a class go together, where they do."""
+
+    unexpected: tuple[str, ...]
+    """Tensors of the files that the class does not use."""
+    spare: tuple[str, ...]
+    """Missing tensors that do not matter."""
+
+    def notes(self, cls: type[PreTrainedModel]) -> list[str]:
+        notes = [f"the file has no pooler, taken as zero: {listed(list(self.spare))}"] if self.spare else []
+        if self.unexpected:
+            many = counted(len(self.unexpected), "unexpected tensor")
+            notes.append(f"{many}, unused by {cls.__name__}: {listed(list(self.unexpected))}")
+        return notes
+
+
+def check_fit(cls: type[PreTrainedModel], config: PreTrainedConfig, files: CheckpointFiles) -> Fit:
+    """Rehearses the load without memory.
+
+    transformers does the renaming and fusing between file and modules, so only it can tell what fits. Tied
+    weights and buffers that are computed are no part of what it calls missing. A missing tensor is an error,
+    but for the pooler, which encoders are often saved without and which stands behind the last block.
+    """
+    empty = {
+        n: torch.empty(t.shape, dtype=STORED[t.dtype], device="meta")
+        for n, t in files.tensors.items()
+        if t.dtype in STORED
+    }
+    with foreign_errors(cannot(cls, files)):
+        _, info = cls.from_pretrained(
+            None,
+            config=config,
+            state_dict=empty,
+            device_map={"": "meta"},
+            dtype=torch.float32,
+            attn_implementation="eager",
+            local_files_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    _refuse_mismatched(files, info["mismatched_keys"])
+    missing = set(info["missing_keys"])
+    spare = {n for n in missing if ".pooler." in f".{n}"}
+    _refuse_missing(cls, files, sorted(missing - spare))
+    return Fit(tuple(sorted(info["unexpected_keys"])), tuple(sorted(spare)))
+
+
+def cannot(cls: type[PreTrainedModel], files: CheckpointFiles) -> str:
+    path, version = clean(str(files.path)), transformers.__version__
+    return f"{path}: transformers {version} cannot load it as {cls.__name__}"
+
+
+def _refuse_mismatched(files: CheckpointFiles, mismatched: set[tuple[str, Any, Any]]) -> None:
+    if not mismatched:
+        return
+    name, stored, wanted = min(mismatched, key=lambda m: m[0])
+    entry = files.tensors.get(name)
+    where = clean(str(files.path / entry.shard if entry else files.path))
+    others = [other for other, *_ in mismatched if other != name]
+    raise CheckpointError(
+        f"{where}: {shown(name)}: shape mismatch, config.json asks for {list(wanted)}, the file has "
+        f"{list(stored)}{f'; so do {listed(others)}' if others else ''}; the config is of another checkpoint"
+    )
+
+
+def _refuse_missing(cls: type[PreTrainedModel], files: CheckpointFiles, missing: list[str]) -> None:
+    if not missing:
+        return
+    where = clean(str(files.path / files.shards[0] if len(files.shards) == 1 else files.path))
+    layers = files.config.get("num_hidden_layers")
+    told = f" with num_hidden_layers {layers}" if isinstance(layers, int) else ""
+    raise CheckpointError(
+        f"{where}: {counted(len(missing), 'tensor')} of {cls.__name__}{told} missing: {listed(missing)}; "
+        "transformers would fill in random values: fetch the checkpoint again, or correct config.json"
+    )

@@ -1,0 +1,104 @@
+"""What was loaded: are the weights those of the file, and are they numbers?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from duat_cli.errors import CheckpointError
+from duat_cli.loading.checkpoint.headers import TensorEntry
+from duat_cli.loading.checkpoint.preflight import CheckpointFiles
+from duat_cli.loading.checkpoint.stored import STORED, readers
+from duat_cli.loading.wording import shown
+from duat_cli.text import clean
+
+_COMPARED_TENSORS = 8
+_COMPARED_ELEMENTS = 1 << 16
+_RANDOM = 0.5  # share of differing values from which a tensor was not loaded at all
+
+
+def compare_with_files(model: PreTrainedModel, files: CheckpointFiles) -> list[str]:
+    """Compares some tensors, spread over the model, with the file; notes on those that differ in places.
+
+    A release of transformers (5.12) has reported a clean load of random weights, which is an error here.
+    Some classes set the padding row of an embedding to zero, which is a note. Tensors that are fused or
+    renamed at load have no equal in the file and are left out.
+    """
+    notes = []
+    pairs = _pairs(model, files)
+    _refuse_integers(files, pairs)
+    step = -(-len(pairs) // _COMPARED_TENSORS) or 1
+    chosen = sorted(pairs)[::step]
+    with readers(files) as opened:
+        for name in chosen:
+            entry, loaded = pairs[name]
+            share = _changed(opened[entry.shard].get_slice(name), loaded)
+            if 0 < share <= _RANDOM:
+                notes.append(f"{shown(name)}: {share:.2%} of its values are not those of the file")
+            if share > _RANDOM:
+                raise CheckpointError(
+                    f"{clean(str(files.path / entry.shard))}: {shown(name)} was not loaded as stored by "
+                    f"transformers {transformers.__version__}; use another release"
+                )
+    return notes
+
+
+def _pairs(model: PreTrainedModel, files: CheckpointFiles) -> dict[str, tuple[TensorEntry, Tensor]]:
+    """File tensors that stand in the model under the same name, with or without the base model's prefix."""
+    state = model.state_dict()
+    prefix = f"{model.base_model_prefix}."
+    pairs = {}
+    for name, entry in files.tensors.items():
+        names = (name, prefix + name, name.removeprefix(prefix))
+        loaded = next((state[n] for n in names if n in state), None)
+        if loaded is not None and tuple(loaded.shape) == entry.shape and entry.elements:
+            pairs[name] = (entry, loaded)
+    return pairs
+
+
+def _refuse_integers(files: CheckpointFiles, pairs: dict[str, tuple[TensorEntry, Tensor]]) -> None:
+    """Integers in the place of weights are quantised, even where config.json does not say so."""
+    for name, (entry, loaded) in pairs.items():
+        if loaded.is_floating_point() and not STORED[entry.dtype].is_floating_point:
+            raise CheckpointError(
+                f"{clean(str(files.path / entry.shard))}: {shown(name)} is stored as {entry.dtype}: "
+                "quantised weights are not supported; give the checkpoint in full precision"
+            )
+
+
+def _changed(stored: Any, loaded: Tensor) -> float:
+    """Share of the values that are not the stored ones after the cast; of a long tensor its first rows."""
+    shape = stored.get_shape()
+    if not shape:
+        return _unequal(stored[...], loaded)
+    rows = min(shape[0], max(1, _COMPARED_ELEMENTS * shape[0] // loaded.numel()))
+    share = _unequal(stored[:rows], loaded[:rows])
+    if share <= _RANDOM:
+        return share
+    # a conversion at load may permute or transpose entries (rotary halves), which keeps the sorted values
+    return _unequal(stored[:].flatten().to(loaded.dtype).sort().values, loaded.flatten().sort().values)
+
+
+def _unequal(stored: Tensor, loaded: Tensor) -> float:
+    here = stored.to(loaded.dtype)
+    there = loaded.detach().cpu()
+    return 1.0 - float(((here == there) | (here.isnan() & there.isnan())).double().mean())
+
+
+def scan_weights(model: nn.Module) -> tuple[dict[str, int], list[str]]:
+    """(parameter -> count of its NaN and infinite values, names of the matrices that are all zero)."""
+    nonfinite: dict[str, int] = {}
+    zero = []
+    for name, parameter in model.named_parameters():
+        if not parameter.numel() or not parameter.is_floating_point():
+            continue
+        low, high = (bound.item() for bound in torch.aminmax(parameter.detach()))  # NaN if any value is
+        if not (abs(low) < float("inf") and abs(high) < float("inf")):
+            nonfinite[name] = int((~torch.isfinite(parameter)).sum())
+        elif low == high == 0 and parameter.ndim > 1:
+            zero.append(name)
+    return nonfinite, zero

@@ -1,0 +1,72 @@
+"""What a block consists of, as discovery found it: the modules that replay freezes, and where V and O stand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from duat_cli.models.block.norms import NormForm
+
+
+@dataclass(frozen=True)
+class HiddenSlot:
+    """Where a block takes its hidden states: a positional index or a keyword."""
+
+    key: int | str
+
+    def get(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
+        return args[self.key] if isinstance(self.key, int) else kwargs[self.key]
+
+    def put(self, args: Sequence[Any], kwargs: dict[str, Any], value: Tensor) -> tuple[list[Any], dict[str, Any]]:
+        new_args, new_kwargs = list(args), dict(kwargs)
+        if isinstance(self.key, int):
+            new_args[self.key] = value
+        else:
+            new_kwargs[self.key] = value
+        return new_args, new_kwargs
+
+
+@dataclass(frozen=True)
+class ValueSource:
+    """Where V can be read: the columns of a linear layer's output that the attention function gets as values."""
+
+    linear: nn.Module
+    columns: Tensor  # (kv_heads, d), indices into the layer's output features
+    norm: nn.Module | None  # the norm between the block's input and the layer
+    whole: bool  # whether the columns are all of the layer's features, in order
+
+
+@dataclass(frozen=True)
+class OutputSource:
+    """Where O can be read: the linear layer that takes the concatenated heads."""
+
+    linear: nn.Module
+    norm: nn.Module | None  # a norm on the branch, behind the layer (sandwich)
+
+
+@dataclass(frozen=True)
+class BlockParts:
+    """The instrumented modules of one block; discovery fills this in."""
+
+    name: str
+    module: nn.Module
+    hidden: HiddenSlot
+    attention: tuple[nn.Module, ...]
+    intercepted: frozenset[nn.Module]  # attention modules outside the interface
+    norms: dict[nn.Module, NormForm]
+    units: tuple[nn.Module, ...]  # nonlinear FFN modules, in call order
+    mixing: frozenset[nn.Module] = frozenset()  # units that mix tokens: no FFNs
+    unit_biases: dict[nn.Module, Tensor] = field(
+        default_factory=dict
+    )  # the last linear's bias, part of the unit's output
+    first_linears: dict[nn.Module, nn.Module] = field(default_factory=dict)  # unit -> its first linear layer
+    value_source: ValueSource | None = None
+    output_source: OutputSource | None = None
+    gated: bool = False  # whether squashing functions inside attention are dynamic parameters too
+    homogeneous: bool = False  # no biases anywhere: the replayed block maps zero to zero, and c = 0
+    direct: bool = False  # whether attention is O(H V(x)) of the two sources alone, so that replay may skip Q and K
+    batched: bool = False  # whether several items may share one replay
+    arrives: bool = False  # whether what the units give is in the block's output as it is, and nowhere else

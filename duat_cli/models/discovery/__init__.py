@@ -1,0 +1,1 @@
+"""The structure of any model, found by what its parts do and proved by replay."""

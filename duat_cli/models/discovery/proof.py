@@ -1,0 +1,205 @@
+"""Proof of a block's parts on a short random input, all blocks in one run.
+
+Three things must hold for the replayed block: the residual stream passes through it, it is affine, and at the
+captured input it gives the block's own output. Then come the economies, each kept only if outputs stay the same
+(several items a replay; attention without queries and keys), and the factors of W'.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from duat_cli.errors import DuatError, UnsupportedModelError
+from duat_cli.models.arrays import random_like, relative_error, rounding, tolerance_for
+from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.instrument.rig import BlockRun, Replay, Rig, zero_given
+from duat_cli.models.value_path.factors import BlockFactors, find_factors, projects_to_zero
+
+
+@dataclass(frozen=True)
+class ProvedBlock:
+    """A block whose replay is proved to be affine and its own."""
+
+    parts: BlockParts
+    factors: BlockFactors | None
+    factors_reason: str | None  # why W' has no Kronecker factors
+    notes: tuple[str, ...] = ()  # what the block does beside attention and FFN
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the examination of one block found."""
+
+    parts: BlockParts
+    fault: str | None
+    culprits: tuple[nn.Module, ...] = ()  # units that may hold the residual stream
+    factors: BlockFactors | None = None
+    factors_reason: str | None = None
+    notes: tuple[str, ...] = ()
+
+    def proved(self) -> ProvedBlock:
+        return ProvedBlock(self.parts, self.factors, self.factors_reason, self.notes)
+
+
+def examine(stack: Any, blocks: Sequence[BlockParts], forward: Callable[[], Any]) -> list[Verdict]:
+    """One verdict a block; raises UnsupportedModelError for a fault that no other choice of units can mend."""
+    verdicts: dict[nn.Module, Verdict] = {}
+
+    def ask(run: BlockRun) -> None:
+        if run.parts.module not in verdicts:
+            verdicts[run.parts.module] = _verdict(run)
+
+    intercepted = any(b.intercepted for b in blocks)
+    watched = [replace(b, gated=True) for b in blocks]  # so that gates are on record, should they be needed
+    with Rig(stack, watched, interface=not intercepted).active() as rig:
+        rig.run(forward, ask)
+    return [verdicts[b.module] for b in blocks]
+
+
+def _verdict(run: BlockRun) -> Verdict:
+    run.parts = replace(run.parts, gated=False)
+    fault, culprits = _fault(run)
+    if fault is not None and not culprits and any(run.recording.gates.values()):
+        run.parts = replace(run.parts, gated=True)
+        fault, culprits = _gate_fault(run)
+    if fault is not None:
+        if not culprits:
+            raise UnsupportedModelError(f"{run.parts.name}: {fault}")
+        return Verdict(run.parts, fault, culprits)
+    base = torch.zeros_like(run.input)
+    given = zero_given(run, 1)
+    at_zero = run.replay(base, given)
+    run.parts = _economies(run, homogeneous=_is_zero(at_zero) and not run.parts.unit_biases)
+    run.parts = replace(run.parts, arrives=_arrives(run, at_zero))
+    notes = _notes(run)
+    try:
+        factors = find_factors(run, at_zero, base, given)
+    except DuatError as reason:
+        return Verdict(run.parts, None, factors_reason=_gate_reason(run.parts, str(reason)), notes=notes)
+    return Verdict(run.parts, None, factors=factors, notes=notes)
+
+
+def _notes(run: BlockRun) -> tuple[str, ...]:
+    """Nonlinear modules in front of attention, and tokens that reach others past attention and FFN."""
+    notes = []
+    if run.attention:
+        early = [u.module for u in run.units if not u.behind_attention and u.module not in run.parts.mixing]
+        late = any(u.behind_attention for u in run.units)
+        notes = [
+            f"{type(module).__name__}, nonlinear, stands in front of attention; its output counts among the UAT terms"
+            for module in early
+            if late
+        ]
+    nothing, zero = zero_given(run, 1), torch.zeros_like(run.input)
+    silent = torch.zeros_like(run.attention[0].output) if run.attention else None
+    base = output_of(run, zero, nothing, silent)[0]
+    for token, others in ((0, slice(1, None)), (zero.shape[1] - 1, slice(0, -1))):
+        changed = zero.clone()
+        changed[0, token] = random_like(run.input)[0, token]
+        moved = (output_of(run, changed, nothing, silent)[0] - base).abs()
+        if float(moved[others].max()) > 1e-4 * float(moved.max()):
+            notes.append("a linear path beside attention mixes tokens; W' leaves it out")
+            break
+    return tuple(notes)
+
+
+def _gate_reason(parts: BlockParts, reason: str) -> str:
+    return f"a gate inside attention scales its channels, so {reason}" if parts.gated else reason
+
+
+def _gate_fault(run: BlockRun) -> tuple[str | None, tuple[nn.Module, ...]]:
+    """As `_fault` with gates held; a held value that is added, not multiplied, would pass for a bias."""
+    fault, culprits = _fault(run)
+    if fault is None:
+        zero, nothing, gates = torch.zeros_like(run.input), zero_given(run, 1), run.recording.gates
+        once = output_of(run, zero, nothing)
+        doubled = {module: [2 * value for value in values] for module, values in gates.items()}
+        run.recording.gates = defaultdict(list, doubled)
+        twice = output_of(run, zero, nothing)
+        run.recording.gates = gates
+        if not torch.equal(once, twice):
+            return "a squashing function inside its attention adds to the stream; it gates nothing", ()
+    return fault, culprits
+
+
+def _fault(run: BlockRun) -> tuple[str | None, tuple[nn.Module, ...]]:
+    """What is wrong with the replayed block (None: nothing), and which units may be to blame."""
+    nothing = zero_given(run, 1)
+    x, r = run.input, random_like(run.input)
+    zero = torch.zeros_like(x)
+    tolerance = tolerance_for(x.dtype)
+    silent = torch.zeros_like(run.attention[0].output) if run.attention else None
+    through = output_of(run, r, nothing, silent) - output_of(run, zero, nothing, silent)
+    if float(through.abs().max()) <= 1e-6 * float(r.abs().max()):
+        return "the residual stream does not pass through the replayed block", run.parts.units
+    if silent is not None:
+        noise = random_like(run.attention[0].output)
+        reached = output_of(run, zero, nothing, noise) - output_of(run, zero, nothing, silent)
+        openable = tuple(u for u in run.parts.units if any(u.children()) and u not in run.parts.mixing)
+        if openable and not bool(reached.any()) and not projects_to_zero(run):
+            return "what attention adds does not pass through the replayed block", openable
+    at_0, at_x, at_r, at_sum = (output_of(run, z, nothing) for z in (zero, x, r, x + r))
+    error = relative_error(at_x + at_r - at_0, at_sum)
+    if not error <= tolerance:
+        return f"with its dynamic parameters frozen it is not affine (relative error {error:.1e})", ()
+    error = relative_error(output_of(run, x, [u.output[None] for u in run.units]), run.output)
+    if not error <= tolerance:
+        return f"its replay does not give its own output (relative error {error:.1e})", ()
+    return None, ()
+
+
+def output_of(run: BlockRun, z: Tensor, given: list[Tensor], attention: Tensor | None = None) -> Tensor:
+    """The replayed block's output."""
+    output = run.replay(z, given, attention=attention).output
+    assert output is not None
+    return output
+
+
+def _is_zero(replay: Replay) -> bool:
+    """Whether nothing at all came out of a replay of zeros, to the bit."""
+    seen = [replay.output, *replay.values, *replay.unit_inputs]
+    return not any(t is not None and bool(t.any()) for t in seen)
+
+
+def _economies(run: BlockRun, homogeneous: bool) -> BlockParts:
+    """The block's parts with what makes replay cheaper, each kept only if the output stays the same."""
+    plain = replace(run.parts, homogeneous=homogeneous)
+    if plain.intercepted:
+        return plain
+    items = torch.cat([run.input, random_like(run.input)])
+    expected = output_of(run, items, zero_given(run, 2))
+    kept = _kept(run, replace(plain, batched=True), plain, items, expected)
+    if kept.value_source is not None and kept.output_source is not None:
+        kept = _kept(run, replace(kept, direct=True), kept, items, expected)
+    return kept
+
+
+def _arrives(run: BlockRun, at_zero: Replay) -> bool:
+    """Whether noise in place of the units' outputs, on a stream of zeros, moves the output by just that noise."""
+    if not run.units or any(u.output.numel() != run.input.numel() for u in run.units):
+        return False
+    assert at_zero.output is not None
+    noise = [random_like(u.output, seed) for seed, u in enumerate(run.units)]
+    moved = output_of(run, torch.zeros_like(run.input), [n[None] for n in noise]) - at_zero.output
+    return relative_error(sum(noise).reshape(moved.shape), moved) <= rounding(moved.dtype)  # type: ignore[union-attr]
+
+
+def _kept(run: BlockRun, tried: BlockParts, otherwise: BlockParts, items: Tensor, expected: Tensor) -> BlockParts:
+    """`tried` if the block's output stays the same with it."""
+    run.parts = tried
+    run.parts = tried if _gives(run, items, expected) else otherwise
+    return run.parts
+
+
+def _gives(run: BlockRun, items: Tensor, expected: Tensor) -> bool:
+    try:
+        output = output_of(run, items, zero_given(run, 2))
+    except (RuntimeError, ValueError, TypeError, LookupError):
+        return False
+    return output.shape == expected.shape and relative_error(output, expected) <= rounding(output.dtype)

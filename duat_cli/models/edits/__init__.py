@@ -1,0 +1,1 @@
+"""Models with changed weights: terms removed, parameters replaced, the architecture re-initialised."""

@@ -1,0 +1,250 @@
+"""Terms taken out of a model's weights, and put back: columns zeroed, blocks and neurons cut out.
+
+Everything happens in place, on the loaded model, inside context managers: only what is changed is copied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.discovery.structure import ModelStructure
+from duat_cli.models.terms.feedforward import FeedForward, applied_axis
+from duat_cli.models.terms.sites import BlockSites, Site, TermId
+
+_PER_LAYER = re.compile(r"layer|block|type|pattern")
+_INNER_WIDTH = re.compile(r"inner|intermediate|ffn|d_ff|hidden_dim")
+
+
+# -- zeroing -------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def zeroed(
+    model: nn.Module, structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], terms: Sequence[TermId]
+) -> Iterator[None]:
+    """The model with the weights zeroed that make the terms' contributions; as it was, afterwards.
+
+    UnsupportedModelError where weights serve other places as well, so that zeroing would take out more.
+    """
+    by_call: dict[int, list[TermId]] = defaultdict(list)
+    for term in terms:
+        by_call[term.block].append(term)
+    _refuse_shared_blocks(structure, by_call)
+    uses = _uses(model)
+    kept: list[tuple[Tensor, Tensor, Tensor]] = []  # parameter, what is zeroed of it, as it was
+    try:
+        with torch.no_grad():
+            for call, here in by_call.items():
+                for parameter, mask in _slices(sites[structure.calls[call]], here):
+                    if uses[parameter] > 1:
+                        raise UnsupportedModelError(
+                            f"block {call}: a weight to be zeroed is tied to another place of the model"
+                        )
+                    kept.append((parameter, mask, parameter[mask].clone()))
+                    parameter[mask] = 0
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, mask, values in reversed(kept):
+                parameter[mask] = values
+
+
+def _refuse_shared_blocks(structure: ModelStructure, by_call: Mapping[int, list[TermId]]) -> None:
+    """Calls of one block module share its weights: what is zeroed in one is zeroed in all."""
+    for call, terms in by_call.items():
+        mine = {(t.kind, t.index) for t in terms}
+        for other, module in enumerate(structure.calls):
+            if module is structure.calls[call] and mine != {(t.kind, t.index) for t in by_call.get(other, [])}:
+                raise UnsupportedModelError(
+                    f"blocks {min(call, other)} and {max(call, other)} are one module: a term cannot be taken out of "
+                    "the weights of one of them alone"
+                )
+
+
+def _uses(model: nn.Module) -> dict[Tensor, int]:
+    """In how many places of the model each parameter stands."""
+    found: dict[Tensor, int] = defaultdict(int)
+    for _, module in model.named_modules(remove_duplicate=False):
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                found[parameter] += 1
+    return found
+
+
+def _slices(sites: BlockSites, terms: Sequence[TermId]) -> Iterator[tuple[Tensor, Tensor]]:
+    """(parameter, boolean mask along its axes) for everything to be zeroed in one block."""
+    chosen: dict[Site, list[int]] = defaultdict(list)
+    for term in terms:
+        if term.kind == "block":
+            for kind in ("attention", "ffn"):
+                for site in sites.of(kind):
+                    chosen[site] = [0]
+            continue
+        site, number = sites.find(term)
+        chosen[site].append(number)
+    for site, numbers in chosen.items():
+        if site.place == "input":
+            yield _columns(site, numbers)
+        elif site.place == "routing":
+            yield from _experts(site, numbers)
+        else:
+            yield from _whole(sites, site)
+
+
+def _columns(site: Site, numbers: list[int]) -> tuple[Tensor, Tensor]:
+    """The input features of a linear layer that belong to the terms."""
+    weight = site.module.weight
+    assert isinstance(weight, Tensor)
+    axis = applied_axis(site.module)
+    keep = torch.zeros(site.count, dtype=torch.bool)
+    keep[numbers] = True
+    features = keep.repeat_interleave(weight.shape[axis] // site.count).to(weight.device)
+    return weight, (features[:, None] if axis == 0 else features[None]).expand(weight.shape)
+
+
+def _experts(site: Site, numbers: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    _refuse_weightless(site)
+    for parameter in site.module.parameters(recurse=False):
+        if parameter.shape[0] == site.count and parameter.ndim >= 2:
+            mask = torch.zeros_like(parameter, dtype=torch.bool)
+            mask[numbers] = True
+            yield parameter, mask
+
+
+def _refuse_weightless(site: Site) -> None:
+    """An expert that is the identity (longcat_flash) passes its input on, whatever weights are zeroed.
+
+    Reading back does not show it: the short input may not be routed there.
+    """
+    if any(p.ndim >= 3 and p.shape[0] != site.count for p in site.module.parameters(recurse=False)):
+        raise UnsupportedModelError(
+            f"not each of the {site.count} experts has weights of its own that could be zeroed (an identity expert "
+            "has none)"
+        )
+
+
+def _whole(sites: BlockSites, site: Site) -> Iterator[tuple[Tensor, Tensor]]:
+    """What makes a branch's output: a linear layer, or the last one of a unit, or, of routed units, everything."""
+    inside = set(site.module.modules())
+    for routed in (s for s in sites.sites if s.place == "routing" and s.module in inside):
+        _refuse_weightless(routed)
+    last = [s.module for s in sites.sites if s.kind == "neuron" and s.module in inside]
+    for module in last or [site.module]:
+        for parameter in module.parameters():
+            yield parameter, torch.ones_like(parameter, dtype=torch.bool)
+
+
+# -- cutting -------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def without_blocks(model: Any, structure: ModelStructure, numbers: Sequence[int]) -> Iterator[None]:
+    """The model with these blocks gone from its list and its config; as it was, afterwards."""
+    holder = _holder(structure)
+    keep = [k for k in range(len(structure.calls)) if k not in set(numbers)]
+    if not keep:
+        raise UnsupportedModelError("no block would be left")
+    before, config = dict(holder._modules), model.config
+    try:
+        holder._modules.clear()
+        holder._modules.update({str(place): structure.calls[k] for place, k in enumerate(keep)})
+        model.config = config_without_blocks(config, len(structure.calls), keep)
+        yield
+    finally:
+        holder._modules.clear()
+        holder._modules.update(before)
+        model.config = config
+
+
+def _holder(structure: ModelStructure) -> nn.ModuleList:
+    """The list that holds exactly the blocks, in the order in which they run."""
+    for module in structure.stack.modules():
+        if isinstance(module, nn.ModuleList) and list(module) == list(structure.calls):
+            return module
+    raise UnsupportedModelError("its blocks are no plain list, each run once, so none can be cut out")
+
+
+def config_without_blocks(config: Any, blocks: int, keep: Sequence[int]) -> Any:
+    """A copy of the config with fewer blocks: their count, and every list that has one entry a block."""
+    config = copy.deepcopy(config)
+    text = config.get_text_config()
+    if getattr(text, "num_hidden_layers", None) != blocks:
+        raise UnsupportedModelError("its config does not state the number of its blocks")
+    lists = {
+        name: value
+        for name, value in vars(text).items()
+        if isinstance(value, list) and len(value) == blocks and _PER_LAYER.search(name)
+    }
+    text.num_hidden_layers = len(keep)
+    for name, value in lists.items():
+        setattr(text, name, [value[k] for k in keep])
+    return config
+
+
+@contextlib.contextmanager
+def without_neurons(model: Any, cuts: Sequence[tuple[FeedForward, Sequence[int]]]) -> Iterator[None]:
+    """The model with these neurons gone from their layers, as many from each FFN; as it was, afterwards."""
+    width, gone = _common([(form.neurons, len(set(numbers))) for form, numbers in cuts])
+    config, kept = model.config, list[tuple[nn.Module, str, Any]]()
+    try:
+        for form, numbers in cuts:
+            _cut(form, sorted(set(numbers)), kept)
+        model.config = config_with_width(model, width, width - gone)
+        yield
+    finally:
+        for module, name, parameter in reversed(kept):
+            module._parameters[name] = parameter
+        model.config = config
+
+
+def _common(counts: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    if len(set(counts)) != 1 or counts[0][1] >= counts[0][0]:
+        raise UnsupportedModelError("its FFNs have, or would have, different widths, which its config cannot state")
+    return counts[0]
+
+
+def _cut(form: FeedForward, numbers: list[int], kept: list[tuple[nn.Module, str, Any]]) -> None:
+    for rows in (r for r in (form.gate, form.up) if r is not None):
+        if rows.linear not in {module for module, _, _ in kept}:
+            mine = [r.index[numbers] for r in (form.gate, form.up) if r is not None and r.linear is rows.linear]
+            features = torch.cat(mine)
+            _drop(rows.linear, "weight", 1 - applied_axis(rows.linear), features, kept)
+            if rows.linear._parameters.get("bias") is not None:
+                _drop(rows.linear, "bias", 0, features, kept)
+    _drop(form.down, "weight", applied_axis(form.down), torch.tensor(numbers), kept)
+
+
+def _drop(module: nn.Module, name: str, axis: int, gone: Tensor, kept: list[tuple[nn.Module, str, Any]]) -> None:
+    parameter = module._parameters[name]
+    assert parameter is not None
+    stays = torch.ones(parameter.shape[axis], dtype=torch.bool)
+    stays[gone] = False
+    kept.append((module, name, parameter))
+    rest = parameter.detach().index_select(axis, stays.nonzero()[:, 0].to(parameter.device))
+    module._parameters[name] = nn.Parameter(rest, requires_grad=False)
+
+
+def config_with_width(model: Any, old: int, new: int) -> Any:
+    """A copy of the config in which the FFN is `new` wide: the one number with which every shape comes out right."""
+    shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    values = vars(model.config.get_text_config())
+    names = [n for n, v in values.items() if v == old and isinstance(v, int) and not isinstance(v, bool)]
+    names += [n for n, v in values.items() if v is None and _INNER_WIDTH.search(n)]
+    for name in names:
+        config = copy.deepcopy(model.config)
+        with contextlib.suppress(Exception):  # a number that means something else may be refused anywhere
+            setattr(config.get_text_config(), name, new)
+            with torch.device("meta"):
+                built = type(model)(config)
+            if {n: tuple(v.shape) for n, v in built.state_dict().items()} == shapes:
+                return config
+    raise UnsupportedModelError("no number in its config states the width of its FFNs alone")

@@ -1,0 +1,1 @@
+"""Capture and replay: the one place that patches modules and stands in for functions."""

@@ -1,0 +1,197 @@
+"""Torch functions that are watched, and stood in for, inside a model's own attention code.
+
+A function that is stood in for is bound by its full signature. An argument that is not understood is a refusal: were it
+dropped, the model under instruments would be another one.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.instrument.attention import AttentionCall, StoredRows, active_probe
+
+_GATES = {
+    torch.sigmoid, Tensor.sigmoid, torch.nn.functional.sigmoid, torch.nn.functional.silu, torch.nn.functional.softplus,
+    torch.tanh, Tensor.tanh, torch.nn.functional.tanh,
+}  # fmt: skip
+
+
+class GateFreezer(TorchFunctionMode):
+    """Watches the gates of one attention module: what a squashing function gives outside the attention function.
+
+    Not held, every such value is kept in `values`; held, they are returned in the same order, whatever is asked.
+    """
+
+    def __init__(self, values: list[Tensor], *, held: bool) -> None:
+        super().__init__()
+        self._values, self._held, self._calls = values, held, 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func not in _GATES or active_probe.inside_interface:
+            return func(*args, **(kwargs or {}))
+        if self._held:
+            self._calls += 1
+            return self._values[self._calls - 1]
+        with torch._C.DisableTorchFunction():  # a gate may be made of another
+            value = func(*args, **(kwargs or {}))
+        self._values.append(value)
+        return value
+
+
+_SOFTMAX = {torch.softmax, torch.nn.functional.softmax, Tensor.softmax, torch._C._nn.__dict__.get("softmax")}
+_SDPA = torch.nn.functional.scaled_dot_product_attention
+
+
+def _matmul(input: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    return input, other
+
+
+def _bmm(input: Tensor, mat2: Tensor) -> tuple[Tensor, Tensor]:
+    return input, mat2
+
+
+_PRODUCTS: dict[Any, Callable[..., tuple[Tensor, Tensor]]] = {
+    torch.matmul: _matmul, Tensor.matmul: _matmul, Tensor.__matmul__: _matmul, torch.bmm: _bmm, Tensor.bmm: _bmm,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Einsum:
+    """An einsum that is H V: how its values lie as (batch, heads, N, d), and what the product is turned into."""
+
+    value: tuple[int, int, int, int]
+    back: Callable[[Tensor], Tensor]
+
+
+_PLAIN = _Einsum((0, 1, 2, 3), lambda product: product)
+_TOKENS_FIRST = _Einsum((0, 2, 1, 3), lambda product: product.transpose(1, 2))
+_EINSUMS = {
+    "bnij,bnjd->bnid": _PLAIN,
+    "bhij,bhjd->bhid": _PLAIN,
+    "bhqk,bkhd->bqhd": _TOKENS_FIRST,
+    "bhlt,bthd->blhd": _TOKENS_FIRST,
+    "bnij,bjnd->bind": _TOKENS_FIRST,
+    "bnij,jbnd->ibnd": _Einsum((1, 2, 0, 3), lambda product: product.permute(2, 0, 1, 3)),
+}
+
+
+def _understood(name: str, stand_in: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`stand_in` with the arguments of the function it stands in for, all of which it has to know by name."""
+    try:
+        inspect.signature(stand_in).bind(*args, **kwargs)
+    except TypeError as fault:
+        raise UnsupportedModelError(
+            f"its attention calls {name} with arguments that duat cannot follow: {fault}"
+        ) from fault
+    return stand_in(*args, **kwargs)
+
+
+@dataclass
+class SoftmaxInterception(TorchFunctionMode):
+    """Watches one attention module's forward: the product that follows its softmax is H V.
+
+    H is the left operand of the first product after the softmax whose last two axes are tokens by tokens,
+    so that casts, dropout (off) and head masks between the two stay the model's. `module` names the module
+    whose attention it is at the time of the product.
+    """
+
+    module: Callable[[], nn.Module]
+    _armed: tuple[int, int] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if active_probe.inside_interface:
+            return func(*args, **kwargs)
+        if func in _SOFTMAX:
+            weights = func(*args, **kwargs)
+            if weights.ndim >= 3 and weights.shape[-1] > 1:
+                self._armed = tuple(weights.shape[-2:])
+            return weights
+        if func is _SDPA:
+            return _understood("scaled_dot_product_attention", self._explicit, args, kwargs)
+        if self._armed is None:
+            return func(*args, **kwargs)
+        return self._behind_softmax(func, args, kwargs)
+
+    def _behind_softmax(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """H V where this call is it, else the call as it is."""
+        if func in _PRODUCTS:
+            left, right = _understood(func.__name__, _PRODUCTS[func], args, kwargs)
+            if tuple(left.shape[-2:]) == self._armed:
+                self._armed = None
+                return self._product(left, right)
+        if func is torch.einsum and len(args) == 3:
+            return self._einsum(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _product(self, weights: Tensor, value: Tensor) -> Tensor:
+        """weights (…, N, N) @ value (…, N, d): batch 1, any folding of batch and heads."""
+        probe = active_probe.probe
+        if probe is None:
+            return torch.matmul(weights, value)
+        tokens, width = value.shape[-2:]
+        standard = value.reshape(1, -1, tokens, width)
+        frozen = probe.replacement(self.module(), standard)
+        if frozen is None:
+            product = torch.matmul(weights, value)
+            rows = StoredRows(weights.reshape(-1, *weights.shape[-2:]))
+            output = product.reshape(-1, weights.shape[-2], width).transpose(0, 1)[None]  # (1, N, heads, d)
+            probe.captured(AttentionCall(self.module(), "softmax interception", rows, standard, output))
+            return product
+        heads_first = frozen[0].transpose(0, 1)  # (heads, N, d)
+        return heads_first.reshape(*weights.shape[:-2], weights.shape[-2], width)
+
+    def _explicit(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """softmax(Q Kᵀ·scale + mask) V written out, so that its H can be seen and frozen.
+
+        The arguments are torch's own, and mean what its documentation says.
+        """
+        if dropout_p > 0:
+            raise UnsupportedModelError(f"its attention drops entries at random (dropout_p={dropout_p})")
+        if is_causal and attn_mask is not None:
+            raise UnsupportedModelError("its attention gives a mask and asks for is_causal; torch allows one")
+        if enable_gqa:
+            key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
+        scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if is_causal:
+            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        if attn_mask is None:
+            return self._product(torch.softmax(scores, dim=-1), value)
+        allowed = attn_mask.dtype == torch.bool
+        scores = scores.masked_fill(~attn_mask, float("-inf")) if allowed else scores + attn_mask
+        nothing = scores.isneginf().all(dim=-1, keepdim=True)  # torch gives zeros there, a softmax NaN
+        return self._product(torch.softmax(scores, dim=-1).masked_fill(nothing, 0.0), value)
+
+    def _einsum(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An einsum after the softmax is rewritten as the product it stands for, where it is one."""
+        equation, weights, value = args
+        form = _EINSUMS.get(equation.replace(" ", "")) if isinstance(equation, str) and not kwargs else None
+        if form is None or tuple(weights.shape[-2:]) != self._armed:
+            return func(*args, **kwargs)
+        self._armed = None
+        return form.back(self._product(weights, value.permute(form.value)))

@@ -1,0 +1,370 @@
+"""Capture and replay: the model's own block, run once for real and then again as an affine map.
+
+While a `Rig` is active every block of the model is instrumented. The model runs as usual; after each block the
+rig hands over a `BlockRun`, which can replay that very block on other vectors Z with everything the input set
+held fixed: attention returns H_frozen V(Z), norms keep their scale, each FFN unit returns what it is given. The
+block is then z ↦ T z + c + U f, in the model's own code. One block's tensors are alive at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from duat_cli.models.block.norms import FrozenNorm, freeze
+from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.instrument.activations import Extremes
+from duat_cli.models.instrument.attention import AttentionCall, apply_rows, interface_installed, probing
+from duat_cli.models.instrument.calls import first_tensor, hidden_of, only_tensor, without_cache
+from duat_cli.models.instrument.interception import GateFreezer, SoftmaxInterception
+
+
+class ReplayStop(Exception):  # noqa: N818 - a signal, not an error
+    """Ends a replay as soon as the attention function has seen the values."""
+
+
+@dataclass(frozen=True)
+class UnitCall:
+    """One call of an FFN unit: its input, its output and what else it returned (router logits, say)."""
+
+    module: nn.Module
+    input: Tensor
+    output: Tensor
+    rest: tuple[Any, ...] | None
+    behind_attention: bool  # whether attention had run before it
+
+    def returning(self, tensor: Tensor) -> Any:
+        return tensor if self.rest is None else (tensor, *self.rest)
+
+
+@dataclass
+class Recording:
+    """What one call of a block did, by module and call order."""
+
+    norms: dict[nn.Module, list[FrozenNorm]] = field(default_factory=lambda: defaultdict(list))
+    units: list[UnitCall] = field(default_factory=list)
+    linears: dict[nn.Module, Tensor] = field(default_factory=dict)  # first linear -> its output
+    attention: list[AttentionCall] = field(default_factory=list)
+    gates: dict[nn.Module, list[Tensor]] = field(default_factory=lambda: defaultdict(list))  # of gated attention
+    extremes: Extremes = field(default_factory=Extremes)  # of the outputs of norms and attention
+    attention_rests: dict[nn.Module, tuple[Any, ...] | None] = field(default_factory=dict)  # its other outputs
+
+
+@dataclass
+class Replay:
+    """The result of replaying a block on a batch of items; every tensor has the items in front."""
+
+    output: Tensor | None = None  # (items, N, M)
+    values: list[Tensor] = field(default_factory=list)  # a call: (items, kv_heads, N, d)
+    mixed: list[Tensor] = field(default_factory=list)  # H V, a call: (items, N, heads, d)
+    unit_inputs: list[Tensor] = field(default_factory=list)  # a unit call: (items, N, width)
+    points: list[tuple[nn.Module, Tensor]] = field(default_factory=list)  # norm, unit inputs, not before attention
+
+
+@dataclass
+class _Plan:
+    """What a replay in progress returns in place of what."""
+
+    items: int
+    given: Sequence[Tensor]  # per unit call, in call order: its output
+    attention: Tensor | None  # (items, N, heads, d), in place of H V
+    stop_at_values: bool
+    result: Replay
+    calls: dict[nn.Module, int] = field(default_factory=lambda: defaultdict(int))
+    unit_calls: int = 0
+    attention_calls: int = 0
+
+    def by_item(self, x: Tensor) -> Tensor:
+        """(items, N or N * heads, width), however the model folds batch and tokens."""
+        return x.reshape(self.items, -1, x.shape[-1])
+
+    def next_call(self, module: nn.Module) -> int:
+        self.calls[module] += 1
+        return self.calls[module] - 1
+
+
+class BlockRun:
+    """One block under one input: what it did, and the same block as an affine map."""
+
+    def __init__(
+        self,
+        rig: Rig,
+        index: int,
+        parts: BlockParts,
+        recording: Recording,
+        call: tuple[Sequence[Any], dict[str, Any]],
+        output: Tensor,
+    ) -> None:
+        self._rig, self._call = rig, call
+        self.index, self.parts, self.recording = index, parts, recording
+        self.input: Tensor = parts.hidden.get(*call)  # (1, N, M)
+        self.output = output  # (1, N, M)
+
+    @property
+    def attention(self) -> list[AttentionCall]:
+        return self.recording.attention
+
+    @property
+    def units(self) -> list[UnitCall]:
+        """Every FFN unit call, in call order."""
+        return self.recording.units
+
+    def replay(
+        self,
+        items: Tensor,
+        given: Sequence[Tensor],
+        *,
+        attention: Tensor | None = None,
+        stop_at_values: bool = False,
+    ) -> Replay:
+        """The block on `items` (items, N, M) with all dynamic parameters frozen.
+
+        given: the output of each FFN unit call, (items, *its own output's shape), in the order of `units`.
+        attention: stands in for H V, (items, N, heads, d).
+        """
+        if self.parts.batched or items.shape[0] == 1:
+            return self._replay_once(items, given, attention, stop_at_values)
+        singles = [
+            self._replay_once(
+                items[k : k + 1],
+                [g[k : k + 1] for g in given],
+                None if attention is None else attention[k : k + 1],
+                stop_at_values,
+            )
+            for k in range(items.shape[0])
+        ]
+        return _stack(singles)
+
+    def _replay_once(self, items: Tensor, given: Sequence[Tensor], attention: Tensor | None, stop: bool) -> Replay:
+        plan = _Plan(items.shape[0], given, attention, stop, Replay())
+        args, kwargs = self.parts.hidden.put(*self._call, items)
+        with self._rig.replaying(self, plan), contextlib.suppress(ReplayStop):
+            plan.result.output = hidden_of(self._rig.call_block(self.parts.module, args, kwargs), items)
+        return plan.result
+
+
+def _stack(singles: list[Replay]) -> Replay:
+    first = singles[0]
+
+    def cat(name: str) -> list[Tensor]:
+        return [torch.cat(parts) for parts in zip(*(getattr(s, name) for s in singles), strict=True)]
+
+    points = [(module, torch.cat([s.points[k][1] for s in singles])) for k, (module, _) in enumerate(first.points)]
+    output = None if first.output is None else torch.cat([s.output for s in singles if s.output is not None])
+    return Replay(output, cat("values"), cat("mixed"), cat("unit_inputs"), points)
+
+
+def zero_given(run: BlockRun, items: int) -> list[Tensor]:
+    """A zero output for every unit call, for that many items."""
+    return [u.output.new_zeros(items, *u.output.shape) for u in run.units]
+
+
+class Rig:
+    """Instruments the given blocks of a model while active; leaves no trace behind."""
+
+    def __init__(self, model: Any, blocks: Sequence[BlockParts], *, interface: bool, row_budget: int | None = None):
+        self._model, self._blocks, self._interface, self._row_budget = model, blocks, interface, row_budget
+        self._by_module = {b.module: b for b in blocks}
+        self._by_attention = {module: b for b in blocks for module in b.attention}
+        self._originals: dict[nn.Module, Callable[..., Any]] = {}
+        self._recording: Recording | None = None
+        self._block: BlockParts | None = None
+        self._run: BlockRun | None = None
+        self._plan: _Plan | None = None
+        self._on_block: Callable[[BlockRun], None] | None = None
+        self._calls = 0
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[Rig]:
+        with contextlib.ExitStack() as stack:
+            if self._interface:
+                stack.enter_context(interface_installed(self._model))
+            stack.enter_context(probing(self, self._row_budget))
+            stack.enter_context(torch.no_grad())
+            stack.callback(self._restore)
+            for parts in self._by_module.values():
+                self._instrument(parts)
+            yield self
+
+    def run(self, forward: Callable[[], Any], on_block: Callable[[BlockRun], None]) -> Any:
+        """Run the model and return its output; `on_block` is called behind every block with its `BlockRun`."""
+        self._on_block, self._calls = on_block, 0
+        try:
+            return forward()
+        finally:
+            self._on_block = self._recording = None
+
+    # -- probe protocol ------------------------------------------------------------------------------------
+
+    def captured(self, call: AttentionCall) -> None:
+        if self._recording is not None:
+            self._recording.attention.append(call)
+
+    def replacement(self, module: nn.Module, value: Tensor) -> Tensor | None:
+        plan, run = self._plan, self._run
+        if plan is None or run is None:
+            return None
+        call = run.attention[plan.attention_calls]
+        plan.attention_calls += 1
+        plan.result.values.append(value)
+        if plan.stop_at_values:
+            raise ReplayStop
+        mixed = apply_rows(call.rows, value) if plan.attention is None else plan.attention.clone()
+        plan.result.mixed.append(mixed)
+        return mixed
+
+    # -- instrumentation -----------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def replaying(self, run: BlockRun, plan: _Plan) -> Iterator[None]:
+        before = self._run, self._plan, self._recording
+        self._run, self._plan, self._recording = run, plan, None
+        try:
+            yield
+        finally:
+            self._run, self._plan, self._recording = before
+
+    def call_block(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        return self._originals[module](*args, **kwargs)
+
+    def _instrument(self, parts: BlockParts) -> None:
+        for module in parts.norms:
+            self._patch(module, self._norm_forward)
+        for module in parts.units:
+            self._patch(module, self._unit_forward)
+        for module in parts.attention:
+            self._patch(module, self._attention_forward)
+        for module in parts.first_linears.values():
+            self._patch(module, self._linear_forward)
+        self._patch(parts.module, self._block_forward)
+
+    def _patch(self, module: nn.Module, make: Callable[[nn.Module, Callable[..., Any]], Callable[..., Any]]) -> None:
+        if module in self._originals:
+            return
+        original = module.forward
+        self._originals[module] = original
+        module.__dict__.setdefault("_duat_own_forward", "forward" in module.__dict__)
+        module.forward = make(module, original)
+
+    def _restore(self) -> None:
+        for module, original in self._originals.items():
+            if module.__dict__.pop("_duat_own_forward"):
+                module.forward = original
+            else:
+                del module.forward
+        self._originals.clear()
+
+    def _block_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if self._on_block is None:
+                return original(*args, **kwargs)
+            self._recording, self._block = recording, parts = Recording(), self._by_module[module]
+            output = original(*args, **kwargs)
+            self._recording = None
+            index, self._calls = self._calls, self._calls + 1
+            hidden = hidden_of(output, parts.hidden.get(args, kwargs))
+            call = without_cache(args), dict(zip(kwargs, without_cache(kwargs.values()), strict=True))
+            self._on_block(BlockRun(self, index, parts, recording, call, hidden))
+            return output
+
+        return forward
+
+    def _norm_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            x = only_tensor(module, args, kwargs)
+            if self._plan is not None and self._run is not None:
+                if self._plan.attention_calls or not self._run.attention:
+                    self._plan.result.points.append((module, self._plan.by_item(x)))
+                return self._run.recording.norms[module][self._plan.next_call(module)](x)
+            y = original(*args, **kwargs)
+            if self._recording is not None and self._block is not None:
+                self._recording.norms[module].append(freeze(self._block.norms[module], x, y))
+                self._recording.extremes.see("norm", y)
+            return y
+
+        return forward
+
+    def _unit_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            plan = self._plan
+            x = first_tensor(args, kwargs)
+            if plan is not None and x is not None:
+                assert self._run is not None
+                if plan.attention_calls or not self._run.attention:
+                    plan.result.points.append((module, plan.by_item(x)))
+                plan.result.unit_inputs.append(plan.by_item(x))
+                call, given = self._run.units[plan.unit_calls], plan.given[plan.unit_calls]
+                plan.unit_calls += 1
+                # A copy, because some blocks add the residual to it in place.
+                return call.returning(given.flatten(0, 1).clone())
+            output = original(*args, **kwargs)
+            if self._recording is not None and x is not None:
+                plain = isinstance(output, Tensor)
+                # A copy, because some blocks add the residual to it in place.
+                tensor = (output if plain else output[0]).clone()
+                rest = None if plain else tuple(output[1:])
+                self._recording.units.append(UnitCall(module, x, tensor, rest, bool(self._recording.attention)))
+            return output
+
+        return forward
+
+    def _attention_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            plan, run = self._plan, self._run
+            x = first_tensor(args, kwargs)
+            if plan is not None and run is not None and x is not None and run.parts.direct:
+                rest = run.recording.attention_rests[module]
+                tensor = self._direct_attention(module, run.parts, x)
+                return tensor if rest is None else (tensor, *rest)
+            with self._watched(module):
+                output = original(*args, **kwargs)
+            if self._recording is not None:
+                rest = None if isinstance(output, Tensor) else tuple(output[1:])
+                self._recording.attention_rests[module] = rest
+                self._recording.extremes.see("attention", output)
+            return output
+
+        return forward
+
+    @contextlib.contextmanager
+    def _watched(self, module: nn.Module) -> Iterator[None]:
+        """The torch function modes that this attention module needs."""
+        parts = self._by_attention[module]
+        with contextlib.ExitStack() as stack:
+            if self._plan is not None and self._run is not None:
+                if self._run.parts.gated:
+                    stack.enter_context(GateFreezer(self._run.recording.gates[module], held=True))
+            elif self._recording is not None and parts.gated:
+                stack.enter_context(GateFreezer(self._recording.gates[module], held=False))
+            if module in parts.intercepted:
+                stack.enter_context(SoftmaxInterception(lambda: module))
+            yield
+
+    def _direct_attention(self, module: nn.Module, parts: BlockParts, x: Tensor) -> Tensor:
+        """O(H V(x)) by the layers that V and O are read from; H V(x) where O stands outside the module."""
+        assert parts.value_source is not None
+        assert parts.output_source is not None
+        columns = parts.value_source.columns
+        value = parts.value_source.linear(x)
+        if not parts.value_source.whole:
+            value = value[..., columns.flatten().to(value.device)]
+        value = value.unflatten(-1, tuple(columns.shape)).transpose(1, 2)  # (items, kv_heads, N, d)
+        mixed = self.replacement(module, value)
+        assert mixed is not None
+        last = parts.output_source.linear
+        return last(mixed.flatten(2)) if last in set(module.modules()) else mixed.flatten(2)
+
+    def _linear_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            output = original(*args, **kwargs)
+            if self._recording is not None:
+                self._recording.linears[module] = output
+            return output
+
+        return forward

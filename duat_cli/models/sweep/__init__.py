@@ -1,0 +1,1 @@
+"""Passes that begin at a block, and gradients carried back block by block."""

@@ -1,0 +1,151 @@
+"""Gradients of many probes of the output, carried back block by block.
+
+Each block is recomputed from its recorded input, so that one block's intermediate tensors are alive at a time, and all
+probes go through its graph at once.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from duat_cli.models.discovery.structure import ModelStructure
+from duat_cli.models.instrument.calls import hidden_of
+from duat_cli.models.sweep.passes import BlockCall, Forward, Recorded, run_from
+from duat_cli.models.terms.sites import BlockSites, Site, watching
+
+GRADIENT_BYTES = 256 << 20  # of one block's batched gradients
+
+
+@dataclass(frozen=True)
+class SiteGradient:
+    """One call of a site: its tensor, and the gradient of every probe to it."""
+
+    site: Site
+    value: Tensor
+    index: Tensor | None  # the expert of every routing weight
+    gradient: Tensor  # (probes, *value.shape)
+
+
+@dataclass(frozen=True)
+class BlockGradient:
+    """One block call: the gradient of every probe at its output, and at its sites."""
+
+    number: int
+    call: BlockCall
+    probes: slice  # which of the probes these are
+    after: Tensor  # (probes, 1, N, M)
+    sites: list[SiteGradient]
+
+
+def gradients(
+    structure: ModelStructure,
+    sites: Mapping[nn.Module, BlockSites],
+    forward: Forward,
+    recorded: Recorded,
+    probes: Tensor,
+) -> Iterator[BlockGradient]:
+    """The gradients of ⟨probe, output⟩ for every probe (probes, *output.shape), from the last block to the first.
+
+    Yields each block in pieces of some probes if the gradients of all of them would not fit.
+    """
+    with torch.enable_grad():
+        hidden = recorded.calls[-1].after.detach().clone().requires_grad_()
+        output = run_from(structure, forward, recorded, hidden)
+        (at_output,) = _pulled(output, [hidden], probes)
+    for number in reversed(range(len(recorded.calls))):
+        call = recorded.calls[number]
+        parts = structure.block(number).parts
+        x = call.before.detach().clone().requires_grad_()
+        captured: list[tuple[Site, Tensor, Tensor | None]] = []
+
+        def capture(site: Site, value: Tensor, index: Tensor | None, captured: list[Any] = captured) -> Tensor:
+            if not value.requires_grad:
+                value = value.detach().requires_grad_()
+            captured.append((site, value, index))
+            return value.clone()  # what the block does to it in place must not reach the captured tensor
+
+        with torch.enable_grad(), _SlopesOnce(), watching(sites[parts.module].sites, capture):
+            args, kwargs = parts.hidden.put(call.args, call.kwargs, x.clone())  # blocks may write to it
+            after = hidden_of(parts.module(*args, **kwargs), x)
+        below: list[Tensor] = []
+        for piece in at_output.split(_piece(captured, x)):
+            # nothing stands in front of the first block
+            inputs = [value for _, value, _ in captured] + ([x] if number else [])
+            grads = _pulled(after, inputs, piece) if inputs else []
+            first = sum(map(len, below))
+            below.append(grads.pop() if number else piece)
+            found = [
+                SiteGradient(site, value.detach(), index, gradient)
+                for (site, value, index), gradient in zip(captured, grads, strict=True)
+            ]
+            yield BlockGradient(number, call, slice(first, first + len(piece)), piece, found)
+        at_output = torch.cat(below) if len(below) > 1 else below[0]
+
+
+def _piece(captured: Sequence[tuple[Site, Tensor, Tensor | None]], x: Tensor) -> int:
+    """How many probes at once: a probe's gradients at the sites, at the norms and at the attention matrices."""
+    tokens = x.shape[1]
+    heads = max((site.count for site, _, _ in captured if site.kind == "head"), default=1)
+    elements = 8 * x.numel() + sum(4 * value.numel() for _, value, _ in captured) + 3 * heads * tokens**2
+    return max(1, GRADIENT_BYTES // (elements * x.element_size()))
+
+
+def _pulled(output: Tensor, inputs: list[Tensor], probes: Tensor) -> list[Tensor]:
+    """Each probe's gradient at the inputs, (probes, *input.shape); zero where the output does not depend on one."""
+
+    def pull(probe: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(output, inputs, probe, allow_unused=True, materialize_grads=True, retain_graph=True)
+
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="There is a performance drop")
+            return list(torch.func.vmap(pull)(probes))
+    except RuntimeError:  # an operation that cannot be batched
+        return [torch.stack(column) for column in zip(*map(pull, probes), strict=True)]
+
+
+_ELEMENTWISE = {
+    functional.gelu,
+    functional.silu,
+    functional.relu,
+    functional.tanh,
+    functional.sigmoid,
+    torch.tanh,
+    torch.sigmoid,
+    torch.relu,
+}
+
+
+class _SlopesOnce(TorchFunctionMode):
+    """While active, an activation's slope is computed in the forward pass: once, not once a probe."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _ELEMENTWISE and args and args[0].requires_grad and not kwargs.get("inplace"):
+            return _Sloped.apply(args[0], lambda z: func(z, *args[1:], **kwargs))
+        return func(*args, **kwargs)
+
+
+class _Sloped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        leaf = z.detach().requires_grad_()
+        with torch.enable_grad():
+            y = function(leaf)
+        ctx.save_for_backward(*torch.autograd.grad(y, leaf, torch.ones_like(y)))
+        return y.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (slope,) = ctx.saved_tensors
+        return gradients[0] * slope, None

@@ -1,0 +1,252 @@
+"""The inner form of routed experts whose weights stand in fused parameters, (experts, …), as transformers 5 keeps them.
+
+    y = κ Σ_e r_e f_e(z),      f_e(z) = Σ_n σ(gate_en · z + p_en) (up_en · z + q_en) w_en + b_e
+
+Every expert is asked alone: the experts module is called again with all routing on that one. Which parameter is what,
+and how gate and up share one, is tried out, and the form that gives every expert's own output is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.arrays import gaussian, relative_error
+from duat_cli.models.instrument.tracing import Event, Trace
+from duat_cli.models.terms.feedforward import FeedForward, equal, evaluate, find_feedforward
+from duat_cli.models.terms.sites import Site, watching
+from duat_cli.operators.activations import KNOWN, Activation
+
+SEED = 23
+TOKENS = 16
+SPREAD = 30.0
+ALIKE = 2e-5  # a form against the module itself, float32; gelu and its tanh form lie further apart
+TOLERANCE = 1e-4
+SIZES = (0.1, 1.0, 10.0)  # of the vectors that the router is asked about
+
+
+@dataclass(frozen=True)
+class Experts:
+    """All experts of one unit; weights at least float32, as views of the parameters."""
+
+    module: nn.Module
+    source: Tensor  # z, as the trace holds it
+    activation: Activation
+    gate: Tensor | None  # (E, n, M); None: plain
+    up: Tensor  # (E, n, M)
+    gate_bias: Tensor | None  # (E, n)
+    up_bias: Tensor | None
+    columns: Tensor  # w, (E, n, M)
+    bias: Tensor | None  # b, (E, M)
+    routing: float
+    """What the routing weights of every token, none of them negative, sum to."""
+    factor: float
+    """κ: what multiplies the experts' output on its way to the unit's."""
+    shared: FeedForward | None
+    """The one FFN that the unit adds for every token, if it adds one."""
+    complete: bool
+    """Whether experts and shared FFN are all that the unit gives."""
+
+    @property
+    def count(self) -> int:
+        return self.up.shape[0]
+
+    def evaluate(self, expert: int, z: Tensor) -> Tensor:
+        """f_e(z) from rows and columns, (T, M) to (T, M)."""
+
+        def pre(weights: Tensor, bias: Tensor | None) -> Tensor:
+            product = z @ weights[expert].T
+            return product if bias is None else product + bias[expert]
+
+        hidden = pre(self.up, self.up_bias)
+        hidden = (
+            self.activation(hidden) if self.gate is None else self.activation(pre(self.gate, self.gate_bias)) * hidden
+        )
+        y = hidden @ self.columns[expert]
+        return y if self.bias is None else y + self.bias[expert]
+
+
+def find_experts(unit: nn.Module, site: Site, written: Trace, call: int) -> Experts:
+    """The form of the experts at this site, in the unit's call of that number; UnsupportedModelError if unproved."""
+    events = written.calls(site.module)
+    if site.routing is None or len(events) <= call:
+        raise UnsupportedModelError("its experts are not called apart from their routing")
+    event = events[call]
+    if any(p.dtype not in (torch.float32, torch.float64) for p in site.module.parameters()):
+        raise UnsupportedModelError("experts are bounded from float32 weights; load the model in float32")
+    with torch.no_grad():
+        asked = _Asked(event, site)
+        form = next((f for f in _forms(asked, site) if _gives(f, asked)), None)
+        if form is None:
+            raise UnsupportedModelError(f"{type(site.module).__name__} is no known activation between two layers")
+        unit_event = written.calls(unit)[call]
+        routing = _routing_sum(unit_event, site)
+        factor, rests = _way_out(unit_event, site)
+        shared = _shared(unit_event, written, call, rests)
+    complete = shared is not None or not any(bool(rest.any()) for _, rest in rests)
+    return Experts(site.module, asked.hidden, *form, routing=routing, factor=factor, shared=shared, complete=complete)
+
+
+Form = tuple[Activation, Tensor | None, Tensor, Tensor | None, Tensor | None, Tensor, Tensor | None]
+
+
+class _Asked:
+    """The experts module, called with all routing on one expert."""
+
+    def __init__(self, event: Event, site: Site) -> None:
+        assert site.routing is not None
+        self._event, self._routing = event, site.routing
+        self._slots: dict[int | str, Any] = dict(enumerate(event.args))
+        self._slots.update(event.kwargs)
+        self._weights = self._slots[site.routing.weights]
+        found = [
+            key
+            for key, v in self._slots.items()
+            if isinstance(v, Tensor) and v.is_floating_point() and v.ndim >= 2 and v is not self._weights
+        ]
+        if len(found) != 1:
+            raise UnsupportedModelError("its experts read more than one stream")
+        self._key = found[0]
+        self.hidden: Tensor = self._slots[self._key]
+        self.module = event.module
+
+    def __call__(self, expert: int, z: Tensor, size: float = 1.0) -> Tensor:
+        """size · f_e(z): (T, M) to (T, M)."""
+        slots = dict(self._slots)
+        index, k = slots[self._routing.index], self._weights.shape[1]
+        slots[self._routing.index] = torch.full((len(z), k), expert, dtype=index.dtype, device=index.device)
+        weights = self._weights.new_zeros(len(z), k)
+        weights[:, 0] = size
+        slots[self._routing.weights] = weights
+        slots[self._key] = z.reshape(*self.hidden.shape[: self.hidden.ndim - 2], len(z), -1)
+        args = [slots[k] for k in range(len(self._event.args))]
+        output = self.module(*args, **{k: slots[k] for k in self._event.kwargs})
+        return (output if isinstance(output, Tensor) else output[0]).reshape(len(z), -1)
+
+
+def _forms(asked: _Asked, site: Site) -> Iterator[Form]:
+    """Every reading of the parameters whose shapes fit."""
+    width = asked.hidden.shape[-1]
+    matrices = [p.detach() for p in site.module.parameters(recurse=False) if p.ndim == 3 and len(p) == site.count]
+    biases = [p.detach() for p in site.module.parameters(recurse=False) if p.ndim == 2 and len(p) == site.count]
+    for down in matrices:
+        rest = [m for m in matrices if m is not down]
+        for columns in _oriented(down, width):  # (E, n, M)
+            neurons = columns.shape[1]
+            bias = next((b for b in biases if b.shape[1] == width), None)
+            for gate, up, gate_bias, up_bias in _inputs(rest, [b for b in biases if b is not bias], width, neurons):
+                for activation in KNOWN:
+                    yield activation, gate, up, gate_bias, up_bias, columns, bias
+
+
+def _oriented(matrix: Tensor, width: int) -> Iterator[Tensor]:
+    """As (E, rows, M), either way that fits."""
+    if matrix.shape[2] == width:
+        yield matrix
+    if matrix.shape[1] == width:
+        yield matrix.mT
+
+
+Inputs = tuple[Tensor | None, Tensor, Tensor | None, Tensor | None]
+
+
+def _inputs(matrices: list[Tensor], biases: list[Tensor], width: int, neurons: int) -> Iterator[Inputs]:
+    def bias(rows: int) -> Tensor | None:
+        return next((b for b in biases if b.shape[1] == rows), None)
+
+    if len(matrices) == 1:
+        for rows in _oriented(matrices[0], width):
+            b = bias(rows.shape[1])
+            if rows.shape[1] == neurons:
+                yield None, rows, None, b
+            elif rows.shape[1] == 2 * neurons:
+                halves, pairs = (slice(None, neurons), slice(neurons, None)), (slice(None, None, 2), slice(1, None, 2))
+                for first, second in (halves, halves[::-1], pairs, pairs[::-1]):
+                    yield rows[:, first], rows[:, second], _at(b, first), _at(b, second)
+    elif len(matrices) == 2 and not biases:
+        for one, other in (matrices, matrices[::-1]):
+            for a in _oriented(one, width):
+                for b2 in _oriented(other, width):
+                    if a.shape[1] == b2.shape[1] == neurons:
+                        yield a, b2, None, None
+
+
+def _at(bias: Tensor | None, where: slice) -> Tensor | None:
+    return None if bias is None else bias[:, where]
+
+
+def _gives(form: Form, asked: _Asked) -> bool:
+    """Whether the form gives every expert's output: the first one far out first, as that is what tells forms apart."""
+    built = Experts(asked.module, asked.hidden, *form, routing=1.0, factor=1.0, shared=None, complete=True)
+    first = form[1] if form[1] is not None else form[2]
+    z = gaussian((TOKENS, asked.hidden.shape[-1]), asked.hidden, SEED)
+    z = z * (SPREAD / float((z @ first[0].T).abs().max().clamp_min(1e-30)))
+    for expert in range(built.count):
+        for vectors in (z, gaussian(tuple(z.shape), z, SEED + 1 + expert)):
+            if not relative_error(built.evaluate(expert, vectors), asked(expert, vectors)) <= ALIKE:
+                return False
+    whole = asked(0, z)
+    return relative_error(asked(0, z, size=0.37), 0.37 * whole) <= TOLERANCE  # weighted behind, not in front
+
+
+def _routing_sum(unit: Event, site: Site) -> float:
+    """What the routing weights sum to at every token, whatever the unit reads."""
+    seen: list[Tensor] = []
+    with watching([site], lambda _, value, __: seen.append(value.detach().double())):
+        for k, size in enumerate(SIZES):
+            unit.again(size * gaussian(tuple(unit.tensors[0].shape), unit.tensors[0], SEED + 100 + k))
+    sums = torch.cat([value.sum(dim=-1).flatten() for value in seen])
+    top = float(sums.max())
+    if min(float(v.min()) for v in seen) < 0 or not float(sums.min()) >= top * (1 - 1e-5):
+        raise UnsupportedModelError("its routing weights do not sum to the same at every token: no limit is proved")
+    return top * (1 + 1e-6)
+
+
+def _way_out(unit: Event, site: Site) -> tuple[float, list[tuple[Tensor, Tensor]]]:
+    """κ, and what the unit gives beside κ times its experts: (input, rest) for some inputs."""
+
+    def with_experts(x: Tensor, value: Tensor) -> Tensor:
+        def put(module: nn.Module, args: Any, output: Any) -> Any:
+            made = value.reshape((output if isinstance(output, Tensor) else output[0]).shape).clone()
+            return made if isinstance(output, Tensor) else (made, *output[1:])
+
+        handle = site.module.register_forward_hook(put)
+        try:
+            return unit.again(x).double()
+        finally:
+            handle.remove()
+
+    x = unit.tensors[0]
+    factors: list[float] = []
+    rests: list[tuple[Tensor, Tensor]] = []
+    for k, size in enumerate(SIZES):
+        tokens = size * gaussian(tuple(x.shape), x, SEED + 200 + k)
+        noise = gaussian(tuple(x.shape), x, SEED + 300 + k)
+        base = with_experts(tokens, torch.zeros_like(noise))
+        moved = (with_experts(tokens, noise) - base).reshape(-1)
+        sent = noise.double().reshape(-1)
+        factor = (moved @ sent) / (sent @ sent)
+        if not relative_error(factor * sent, moved) <= TOLERANCE:
+            raise UnsupportedModelError("its experts' output does not reach the unit's as it is")
+        factors.append(float(factor))
+        rests.append((tokens, base))
+    if max(factors) - min(factors) > TOLERANCE * max(map(abs, factors)):
+        raise UnsupportedModelError("its experts' output is scaled by what the unit reads")
+    return max(factors, key=abs) * (1 + 1e-6), rests
+
+
+def _shared(unit: Event, written: Trace, call: int, rests: list[tuple[Tensor, Tensor]]) -> FeedForward | None:
+    """The FFN inside the unit that gives all of its rest, on every one of those inputs."""
+    for module in unit.module.children():
+        with contextlib.suppress(UnsupportedModelError):
+            form = find_feedforward(module, written, unit.module, call)
+            made = ((evaluate(form, x).double(), rest) for x, rest in rests)
+            if equal(form.source, unit.tensors[0]) and all(relative_error(y, rest) <= TOLERANCE for y, rest in made):
+                return form
+    return None

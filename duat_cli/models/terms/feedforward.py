@@ -1,0 +1,331 @@
+"""The inner form of an FFN: an activation between two linear layers, gated or plain.
+
+    gated:  y = Σ_n σ(gate_n · z + p_n) (up_n · z + q_n) w_n + b        plain:  y = Σ_n σ(up_n · z + q_n) w_n + b
+
+Found by what the modules do on vectors that are fed to them, however the weights are stored or fused, and wherever the
+unit that discovery found begins and ends (some models keep the linear layers outside of it). The form is proved by
+comparing it, built from the rows and columns found, with the model's own output on vectors that it has not seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+import torch
+from torch import Tensor, nn
+
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.arrays import relative_error, rounding
+from duat_cli.models.instrument.tracing import Event, Trace
+from duat_cli.models.terms.reach import wide_twin
+from duat_cli.operators.activations import Activation, recognise
+
+SEED = 5
+TOKENS = 24
+SPREAD = 40.0  # largest pre-activation aimed at: activations show what they are
+ALIKE = 3e-5  # activation against formula, relative, in float32
+TOLERANCE = 1e-4
+PROBE_ROWS = 512
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which output features of which linear layer make one vector of pre-activations, neuron by neuron."""
+
+    linear: nn.Module
+    index: Tensor  # (n,)
+
+    def taken(self, features: Tensor) -> Tensor:
+        """These of all features, (C, …) to (n, …): a view where they lie side by side."""
+        first, count = int(self.index[0]), self.index.numel()
+        if torch.equal(self.index, torch.arange(first, first + count)):
+            return features[first : first + count]
+        return features[self.index.to(features.device)]
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """Where the pieces of an FFN stand."""
+
+    unit: nn.Module
+    source: Tensor  # z as the trace holds it: what the first linear layers read
+    activation: Activation
+    gate: Rows | None  # None: plain
+    up: Rows  # the pre-activation of a plain FFN, the linear factor of a gated one
+    down: nn.Module  # reads the n activations
+    bias: Tensor | None  # b, (M,)
+
+    @property
+    def neurons(self) -> int:
+        return self.up.index.numel()
+
+    @property
+    def linears(self) -> tuple[nn.Module, ...]:
+        """The layers that hold the neurons' rows, each once."""
+        return tuple(dict.fromkeys(r.linear for r in (self.gate, self.up) if r is not None))
+
+    def columns(self) -> Tensor:
+        """w, (n, M) in the layer's dtype, at least float32."""
+        return matrix_of(self.down, self.neurons)
+
+    def rows(self, which: Rows) -> tuple[Tensor, Tensor | None]:
+        """Weights (n, M) and biases (n,) of these rows, at least float32."""
+        width = self.source.shape[-1]
+        matrix, bias = matrix_of(which.linear, width).T, bias_of(which.linear, width)
+        return which.taken(matrix), None if bias is None else which.taken(bias)
+
+
+def find_feedforward(unit: nn.Module, written: Trace, inside: nn.Module, call: int = 0) -> FeedForward:
+    """The form of one unit of the block `inside` in its call of that number; UnsupportedModelError if it has none."""
+    calls = written.calls(unit)
+    if len(calls) <= call or calls[call].result is None or not calls[call].tensors:
+        raise UnsupportedModelError(f"{type(unit).__name__} has no single input and output")
+    span = _span(calls[call], written, inside)
+    with torch.no_grad(), _Twins(span) as twins:
+        return _recognised(span, twins)
+
+
+# -- the modules from the FFN's input to its output ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Span:
+    """A unit with the linear layers that stand directly in front of it and behind it, where it holds none itself."""
+
+    unit: Event
+    front: nn.Module | None
+    behind: nn.Module | None
+    source: Tensor
+
+
+def _span(unit: Event, written: Trace, inside: nn.Module) -> _Span:
+    """Read off the trace: does the unit hold layers that read its input and make its output?"""
+    own, x = set(unit.module.modules()), unit.tensors[0]
+    assert unit.result is not None
+    leaves = [e for e in written.events if e.result is not None and e.tensors and _matrix_like(e.module)]
+    held = [e for e in leaves if e.module in own and e.module is not unit.module]
+    near = [e for e in leaves if e.module in set(inside.modules()) - own]
+    front = behind = None
+    source = x
+    if not any(equal(e.tensors[0], x) for e in held):
+        maker = next((e for e in near if equal(e.result, x)), None)
+        if maker is None:
+            raise UnsupportedModelError(f"{type(unit.module).__name__} reads no linear layer and is fed by none")
+        front, source = maker.module, maker.tensors[0]
+    if not any(equal(e.result, unit.result) for e in held):
+        reader = next((e for e in near if equal(e.tensors[0], unit.result)), None)
+        if reader is None:
+            raise UnsupportedModelError(
+                f"{type(unit.module).__name__}'s output is not made by one linear layer of its neurons"
+            )
+        behind = reader.module
+    return _Span(unit, front, behind, source)
+
+
+def equal(a: Tensor | None, b: Tensor | None) -> bool:
+    """Whether two tensors hold the same values in the same order, whatever their leading axes."""
+    if a is None or b is None or a.numel() != b.numel() or a.shape[-1] != b.shape[-1] or a.device != b.device:
+        return False
+    return a.dtype == b.dtype and torch.equal(a.reshape(-1), b.reshape(-1))
+
+
+def _matrix_like(module: nn.Module) -> bool:
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, Tensor) and weight.ndim == 2 and not isinstance(module, nn.Embedding)
+
+
+class _Twins:
+    """The span's modules, in at least float32, run on any z while what their layers read and gave is written down."""
+
+    def __init__(self, span: _Span) -> None:
+        self._span = span
+        self.front, self.behind = (None if m is None else wide_twin(m) for m in (span.front, span.behind))
+        self.unit = wide_twin(span.unit.module)
+        names = dict(span.unit.module.named_modules())
+        # From a twin back to the model's own module.
+        self.own = {twin: names[name] for name, twin in self.unit.named_modules()}
+        for twin, module in ((self.front, span.front), (self.behind, span.behind)):
+            if twin is not None and module is not None:
+                self.own[twin] = module
+        self.calls: list[tuple[nn.Module, Tensor, Tensor]] = []
+        self._hooks = contextlib.ExitStack()
+
+    def __enter__(self) -> _Twins:
+        for module in {*self.unit.modules(), self.front, self.behind} - {None}:
+            if _matrix_like(module):  # type: ignore[arg-type]
+                handle = module.register_forward_hook(self._heard)  # type: ignore[union-attr]
+                self._hooks.callback(handle.remove)
+        return self
+
+    def __exit__(self, *fault: object) -> None:
+        self._hooks.close()
+
+    def _heard(self, module: nn.Module, args: Sequence[object], output: object) -> None:
+        if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
+            self.calls.append((module, args[0], output))
+
+    def run(self, z: Tensor) -> Tensor:
+        """z (1, n, M) to the FFN's output (1, n, M)."""
+        self.calls.clear()
+        event = self._span.unit
+        x = z if self.front is None else self.front(z)
+        fed = [x if a is event.tensors[0] else a for a in event.args]
+        named = {k: x if v is event.tensors[0] else v for k, v in event.kwargs.items()}
+        output = self.unit(*fed, **named)
+        output = output if isinstance(output, Tensor) else output[0]
+        return output if self.behind is None else self.behind(output)
+
+
+# -- recognition -----------------------------------------------------------------------------------------------
+
+
+def _recognised(span: _Span, twins: _Twins) -> FeedForward:
+    name = type(span.unit.module).__name__
+    z = _noise(span, SEED)
+    twins.run(z)
+    spread = max((float(out.abs().max()) for _, x, out in twins.calls if equal(x, z)), default=0.0)
+    if not spread > 0:
+        raise UnsupportedModelError(f"{name}: its first layers give nothing")
+    z = z * (SPREAD / spread)
+    y = twins.run(z)
+    readers = [(module, out) for module, x, out in twins.calls if equal(x, z)]
+    last = next(((module, x) for module, x, out in reversed(twins.calls) if equal(out, y)), None)
+    if last is None or not readers or any(module is last[0] for module, _ in readers):
+        raise UnsupportedModelError(f"{name} is no activation between linear layers")
+    down, hidden = last
+    for gate, up in _splits(readers, hidden.shape[-1]):
+        pre = _taken(readers, up if gate is None else gate)
+        factor = None if gate is None else _taken(readers, up)
+        activation = recognise(pre, hidden, factor, ALIKE)
+        if activation is not None:
+            own = [None if rows is None else Rows(twins.own[rows.linear], rows.index) for rows in (gate, up)]
+            bias = bias_of(down, hidden.shape[-1])
+            assert own[1] is not None
+            found = FeedForward(span.unit.module, span.source, activation, own[0], own[1], twins.own[down], bias)
+            _prove(found, span, twins)
+            return found
+    raise UnsupportedModelError(
+        f"{name}: what its last layer reads is no known activation of what its first layers give"
+    )
+
+
+def _splits(readers: list[tuple[nn.Module, Tensor]], neurons: int) -> Iterator[tuple[Rows | None, Rows]]:
+    """Every way in which the readers' features may be one pre-activation a neuron, or a gate and a factor."""
+    pieces: list[Rows] = []
+    for module, out in readers:
+        width = out.shape[-1]
+        if width == neurons:
+            pieces.append(Rows(module, torch.arange(neurons)))
+        elif width == 2 * neurons:
+            halves, pairs = torch.arange(width).reshape(2, neurons), torch.arange(width).reshape(neurons, 2).T
+            for first, second in (halves, halves.flip(0), pairs, pairs.flip(0)):
+                yield Rows(module, first), Rows(module, second)
+    if len(pieces) == 1:
+        yield None, pieces[0]
+    yield from permutations(pieces, 2)
+
+
+def _taken(readers: list[tuple[nn.Module, Tensor]], rows: Rows) -> Tensor:
+    out = next(out for module, out in readers if module is rows.linear)
+    return out[..., rows.index.to(out.device)]
+
+
+def _noise(span: _Span, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    dtype = span.source.dtype if span.source.dtype == torch.float64 else torch.float32
+    return torch.randn(1, TOKENS, span.source.shape[-1], generator=generator).to(span.source.device, dtype)
+
+
+def _prove(found: FeedForward, span: _Span, twins: _Twins) -> None:
+    """The sum over neurons against the model's own FFN, on new vectors of three sizes."""
+    for seed, size in ((SEED + 1, 0.3), (SEED + 2, 1.0), (SEED + 3, 6.0)):
+        z = _noise(span, seed) * size
+        expected, got = twins.run(z), evaluate(found, z)
+        if not relative_error(got, expected) <= TOLERANCE:
+            raise UnsupportedModelError(
+                f"{type(found.unit).__name__}: its neurons do not add up to its output "
+                f"(relative error {relative_error(got, expected):.1e})"
+            )
+
+
+def evaluate(found: FeedForward, z: Tensor) -> Tensor:
+    """The FFN from its rows and columns, neuron by neuron: z (…, M) to (…, M)."""
+
+    def pre(rows: Rows) -> Tensor:
+        weight, bias = found.rows(rows)
+        product = z @ weight.to(z.dtype).T
+        return product if bias is None else product + bias.to(z.dtype)
+
+    hidden = (
+        found.activation(pre(found.up)) if found.gate is None else found.activation(pre(found.gate)) * pre(found.up)
+    )
+    y = hidden @ found.columns().to(z.dtype)
+    return y if found.bias is None else y + found.bias.to(z.dtype)
+
+
+# -- layers ----------------------------------------------------------------------------------------------------
+
+
+def matrix_of(linear: nn.Module, width: int) -> Tensor:
+    """The (in, out) matrix that a layer applies, at least float32: its weight if a vector confirms it, else probed."""
+    twin = wide_twin(linear)
+    weight = twin.weight.detach() if isinstance(twin.weight, Tensor) else None
+    with torch.no_grad():
+        if weight is not None and weight.is_floating_point():
+            for matrix in (weight.T, weight):
+                if matrix.shape[0] == width and _applies(twin, matrix):
+                    return matrix
+        return _probed(twin, width, _device_of(twin))
+
+
+def applied_axis(linear: nn.Module) -> int:
+    """The axis of a layer's weight that its input features stand on; UnsupportedModelError if it applies another."""
+    twin = wide_twin(linear)
+    if isinstance(twin.weight, Tensor) and twin.weight.is_floating_point() and twin.weight.ndim == 2:
+        with torch.no_grad():
+            for axis, matrix in ((1, twin.weight.T), (0, twin.weight)):
+                if _applies(twin, matrix):
+                    return axis
+    raise UnsupportedModelError(f"{type(linear).__name__}'s weight is not the matrix that it applies")
+
+
+def bias_of(linear: nn.Module, width: int) -> Tensor | None:
+    """What the layer gives for zero, (out,), at least float32; None where that is zero."""
+    twin = wide_twin(linear)
+    with torch.no_grad():
+        at_zero = twin(_zeros(twin, 1, width))[0, 0]
+    return at_zero if bool(at_zero.any()) else None
+
+
+def _applies(layer: nn.Module, matrix: Tensor) -> bool:
+    generator = torch.Generator().manual_seed(SEED)
+    vector = torch.randn(1, 2, matrix.shape[0], generator=generator).to(matrix)
+    try:
+        answer = layer(vector) - layer(torch.zeros_like(vector))
+    except RuntimeError:
+        return False
+    expected = vector @ matrix
+    return answer.shape == expected.shape and relative_error(expected, answer) <= rounding(matrix.dtype)
+
+
+def _probed(layer: nn.Module, width: int, device: torch.device) -> Tensor:
+    at_zero = layer(_zeros(layer, 1, width))
+    parts = []
+    for first in range(0, width, PROBE_ROWS):
+        count = min(PROBE_ROWS, width - first)
+        unit = _zeros(layer, count, width)
+        unit[0, torch.arange(count), first + torch.arange(count)] = 1.0
+        parts.append((layer(unit) - at_zero)[0])
+    return torch.cat(parts)
+
+
+def _zeros(layer: nn.Module, tokens: int, width: int) -> Tensor:
+    parameter = next((p for p in layer.parameters() if p.is_floating_point()), torch.empty(0))
+    return torch.zeros(1, tokens, width, dtype=parameter.dtype, device=parameter.device)
+
+
+def _device_of(layer: nn.Module) -> torch.device:
+    return next(iter(layer.parameters()), torch.empty(0)).device

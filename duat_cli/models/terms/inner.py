@@ -1,0 +1,94 @@
+"""What one block call consists of: its value path and its FFNs, each with a reason in place of what is not proved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from torch import Tensor, nn
+
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.discovery.structure import ModelStructure
+from duat_cli.models.instrument.attention import AttentionCall
+from duat_cli.models.instrument.tracing import Event, Trace
+from duat_cli.models.terms.experts import Experts, find_experts
+from duat_cli.models.terms.feedforward import FeedForward, find_feedforward
+from duat_cli.models.terms.heads import ValuePath, value_path
+from duat_cli.models.terms.sites import BlockSites, Site
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Inner:
+    """What a block call consists of; a reason in place of what could not be proved."""
+
+    event: Event
+    parts: BlockParts
+    attention: AttentionCall | None
+    path: ValuePath | str
+    units: tuple[tuple[nn.Module, FeedForward | Experts | str], ...]  # in call order
+
+    def last_layers(self) -> list[nn.Module]:
+        """What the branches end in: the layer that takes the heads, and for a unit the layer behind it or itself."""
+        attention = self.parts.output_source
+        outside = [f.down if isinstance(f, FeedForward) and self._outside(m, f) else m for m, f in self.units]
+        return [*([] if attention is None else [attention.linear]), *outside]
+
+    def columns_outside(self, place: int) -> Tensor | None:
+        """The layer behind a unit, where it stands outside of it."""
+        module, form = self.units[place]
+        return form.columns() if isinstance(form, FeedForward) and self._outside(module, form) else None
+
+    def _outside(self, unit: nn.Module, form: FeedForward) -> bool:
+        return form.down not in set(unit.modules())
+
+
+def inner_of(structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], written: Trace, number: int) -> Inner:
+    """Everything of the block call of that number, from a trace of the model."""
+    parts = structure.block(number).parts
+    calls = structure.calls
+    turn, turns = sum(m is parts.module for m in calls[:number]), sum(m is parts.module for m in calls)
+    attention = [c for c in written.attention if c.module in parts.attention]
+    each = len(attention) // turns
+    path: ValuePath | str = f"it calls attention {each} times; heads are defined for one call"
+    if each == 1:
+        path = or_reason(lambda: value_path(parts, written, attention[turn]))
+    routed = sites[parts.module].of("expert")
+    units = []
+    for event in _unit_events(parts, written, turn, turns):
+        occurrence = next(k for k, e in enumerate(written.calls(event.module)) if e is event)
+        units.append((event.module, _form(parts, routed, written, event.module, occurrence)))
+    event = written.calls(parts.module)[turn]
+    return Inner(event, parts, attention[turn] if each == 1 else None, path, tuple(units))
+
+
+def _unit_events(parts: BlockParts, written: Trace, turn: int, turns: int) -> list[Event]:
+    """The unit calls of one block call, in the order in which they ended."""
+    found: list[Event] = []
+    for unit in parts.units:
+        events = written.calls(unit)
+        each = len(events) // turns
+        found += events[turn * each : (turn + 1) * each]
+    return sorted(found, key=written.events.index)
+
+
+def _form(
+    parts: BlockParts, routed: Sequence[Site], written: Trace, unit: nn.Module, occurrence: int
+) -> FeedForward | Experts | str:
+    if unit in parts.mixing:
+        return f"{type(unit).__name__} mixes tokens without softmax attention"
+    site = next((s for s in routed if s.module in set(unit.modules())), None)
+    if site is not None:
+        return or_reason(lambda: find_experts(unit, site, written, occurrence))
+    return or_reason(lambda: find_feedforward(unit, written, parts.module, occurrence))
+
+
+def or_reason(work: Callable[[], T]) -> T | str:
+    """What `work` gives, or the reason why it cannot."""
+    try:
+        return work()
+    except UnsupportedModelError as reason:
+        return str(reason)

@@ -1,0 +1,357 @@
+"""Where a block's terms can be seen and removed: the tensors that hold neurons, heads, experts, FFN and attention.
+
+A term is an additive contribution to the residual stream (Eq. 13-16). Each kind lives in one tensor of the model's own
+forward pass: neurons in the input of the FFN's last linear layer, heads in the input of attention's output projection,
+experts in the routing weights. A site names that tensor and says which of its elements belong to which term; whoever
+removes a term, or asks how the output depends on it, works on that tensor and nothing else.
+
+Sites are found by following memory and proved on a short random input; what is not proved has a reason instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from duat_cli.kinds import Kind
+from duat_cli.models.arrays import relative_error, rounding, same_storage
+from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
+from duat_cli.models.instrument.tracing import Event, Trace, trace
+from duat_cli.models.value_path.projections import has_matrix
+
+Place = Literal["input", "output", "routing"]
+
+
+@dataclass(frozen=True, order=True)
+class TermId:
+    """One term: a block's call number, and the term's index among its kind there (None for a whole block)."""
+
+    kind: Kind
+    block: int
+    index: int | None = None
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Where an experts module takes its routing: positions among its arguments."""
+
+    index: int | str
+    weights: int | str
+
+
+@dataclass(frozen=True)
+class Site:
+    """One tensor of a block, and the terms in it."""
+
+    kind: Kind
+    module: nn.Module
+    place: Place
+    count: int  # terms
+    offset: int = 0  # index of the first of them among the block's terms of this kind
+    routing: Routing | None = None
+    unit: nn.Module | None = None  # of neurons: the nonlinear module that makes them, or holds the layer
+    behind: nn.Module | None = None  # a norm without bias that reads the output alone: both are zero together
+
+    @property
+    def watched(self) -> nn.Module:
+        """Where the term is seen. A norm has no slope along its input's length, so it is seen behind the norm."""
+        return self.module if self.behind is None else self.behind
+
+    def spread(self, mask: Tensor, value: Tensor, index: Tensor | None) -> Tensor:
+        """A number a term as a factor for every element of the tensor. mask: (count,)."""
+        if self.kind == "expert":
+            assert index is not None
+            return mask[index]
+        if self.count == 1:
+            return mask
+        return mask.repeat_interleave(value.shape[-1] // self.count)
+
+    def collect(self, product: Tensor, index: Tensor | None) -> Tensor:
+        """Sum elementwise products over each term's elements: (items, *tensor shape) to (items, count)."""
+        items = product.shape[0]
+        if self.kind == "expert":
+            assert index is not None
+            sums = product.new_zeros(items, self.count)
+            return sums.index_add_(1, index.flatten(), product.reshape(items, -1))
+        if self.count == 1:
+            return product.reshape(items, -1).sum(dim=1, keepdim=True)
+        rows = product.reshape(items, -1, self.count, product.shape[-1] // self.count)
+        return rows.sum(dim=(1, 3))
+
+
+@dataclass(frozen=True)
+class BlockSites:
+    """The sites of one block module, and why a kind has none."""
+
+    sites: tuple[Site, ...]
+    reasons: dict[Kind, str] = field(default_factory=dict)
+
+    def of(self, kind: Kind) -> list[Site]:
+        return [site for site in self.sites if site.kind == kind]
+
+    def count(self, kind: Kind) -> int:
+        """How many terms of this kind the block has."""
+        return 1 if kind == "block" else sum(site.count for site in self.of(kind))
+
+    def find(self, term: TermId) -> tuple[Site, int]:
+        """The site of a term, and the term's number in it."""
+        assert term.index is not None
+        for site in self.of(term.kind):
+            if site.offset <= term.index < site.offset + site.count:
+                return site, term.index - site.offset
+        raise IndexError(f"{term} has no site")
+
+
+Edit = Callable[[Site, Tensor, Tensor | None], Tensor | None]
+
+
+@contextlib.contextmanager
+def watching(sites: Sequence[Site], edit: Edit) -> Iterator[None]:
+    """While active, `edit(site, tensor, expert index)` sees each site's tensor at every call and may replace it."""
+    handles = []
+    for site in sites:
+        if site.place == "output":
+            handles.append(site.watched.register_forward_hook(_output_hook(site, edit)))
+        else:
+            handles.append(site.watched.register_forward_pre_hook(_input_hook(site, edit), with_kwargs=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _output_hook(site: Site, edit: Edit) -> Callable[..., Any]:
+    def hook(module: nn.Module, args: Any, output: Any) -> Any:
+        tensor = output if isinstance(output, Tensor) else output[0]
+        edited = edit(site, tensor, None)
+        if edited is None:
+            return None
+        return edited if isinstance(output, Tensor) else (edited, *output[1:])
+
+    return hook
+
+
+def _input_hook(site: Site, edit: Edit) -> Callable[..., Any]:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        key, index = _first_key(args, kwargs), None
+        if site.routing is not None:
+            key, index = site.routing.weights, _get(args, kwargs, site.routing.index)
+        edited = edit(site, _get(args, kwargs, key), index)
+        return None if edited is None else _put(args, kwargs, key, edited)
+
+    return hook
+
+
+def _first_key(args: Sequence[Any], kwargs: dict[str, Any]) -> int | str:
+    slots: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+    return next(key for key, value in slots if isinstance(value, Tensor))
+
+
+def _get(args: Sequence[Any], kwargs: dict[str, Any], key: int | str) -> Tensor:
+    return args[key] if isinstance(key, int) else kwargs[key]
+
+
+def _put(args: Sequence[Any], kwargs: dict[str, Any], key: int | str, value: Tensor) -> tuple[tuple[Any, ...], Any]:
+    if isinstance(key, int):
+        return (*args[:key], value, *args[key + 1 :]), kwargs
+    return tuple(args), {**kwargs, key: value}
+
+
+# -- finding -------------------------------------------------------------------------------------------------
+
+
+def find_sites(structure: ModelStructure) -> dict[nn.Module, BlockSites]:
+    """The sites of every distinct block module, found on one short run."""
+    ids = probe_ids(structure.stack, DISCOVERY_TOKENS)
+    written = trace(structure.stack, lambda: run_stack(structure.stack, ids))
+    found = {block.parts.module: _sites(block.parts, written) for block in structure.blocks}
+    for kind in _BRANCHES:
+        for turn in range(max(len(sites.of(kind)) for sites in found.values())):
+            _put_behind_norms(structure, found, kind, turn, ids)
+    return found
+
+
+_BRANCHES: tuple[Kind, ...] = ("attention", "ffn")
+
+
+def _put_behind_norms(
+    structure: ModelStructure, found: dict[nn.Module, BlockSites], kind: Kind, turn: int, ids: Tensor
+) -> None:
+    """Give the branch of that kind and turn in every block the norm behind it: one whose input is zero without it."""
+    chosen = {module: sites.of(kind)[turn] for module, sites in found.items() if len(sites.of(kind)) > turn}
+    silent: dict[nn.Module, bool] = {}  # in the order of their calls
+
+    def read(norm: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        tensor = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+        silent[norm] = silent.get(norm, True) and not bool(tensor.any())
+
+    with contextlib.ExitStack() as stack:
+        for block in structure.blocks:
+            for norm, form in block.parts.norms.items():
+                if form.bias is None:
+                    handle = norm.register_forward_pre_hook(read, with_kwargs=True)
+                    stack.callback(handle.remove)
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(watching(list(chosen.values()), _silence))
+        run_stack(structure.stack, ids)
+    for block in structure.blocks:
+        site = chosen.get(block.parts.module)
+        behind = next((norm for norm, zero in silent.items() if zero and norm in block.parts.norms), None)
+        if site is not None and behind is not None:
+            sites = found[block.parts.module]
+            moved = tuple(replace(s, behind=behind) if s is site else s for s in sites.sites)
+            found[block.parts.module] = replace(sites, sites=moved)
+
+
+def _silence(site: Site, tensor: Tensor, index: Tensor | None) -> Tensor:
+    return torch.zeros_like(tensor)
+
+
+def _sites(parts: BlockParts, written: Trace) -> BlockSites:
+    found: list[Site] = []
+    reasons: dict[Kind, str] = {}
+    _attention_sites(parts, written, found, reasons)
+    units = [unit for unit in parts.units if unit not in parts.mixing]
+    if not units:
+        reasons |= dict.fromkeys(("ffn", "neuron", "expert"), "no nonlinear FFN was found in the block")
+    for unit in units:
+        _unit_sites(parts, unit, written, found, reasons)
+    return BlockSites(
+        tuple(found), {kind: why for kind, why in reasons.items() if not any(s.kind == kind for s in found)}
+    )
+
+
+def _attention_sites(parts: BlockParts, written: Trace, found: list[Site], reasons: dict[Kind, str]) -> None:
+    if not parts.attention:
+        reasons |= dict.fromkeys(("attention", "head"), "the block has no softmax attention")
+        return
+    if parts.output_source is None:
+        why = "no linear layer takes its concatenated heads"
+        reasons["head"] = why
+        found += [Site("attention", module, "output", 1, k) for k, module in enumerate(parts.attention)]
+        return
+    projection = parts.output_source.linear
+    found.append(Site("attention", projection, "output", 1))
+    call = next((c for c in written.attention if c.module is parts.attention[0]), None)
+    if call is None:
+        reasons["head"] = "the module that runs its attention was not seen to"
+    else:
+        found.append(Site("head", projection, "input", call.output.shape[2]))
+
+
+def _unit_sites(
+    parts: BlockParts, unit: nn.Module, written: Trace, found: list[Site], reasons: dict[Kind, str]
+) -> None:
+    event = written.calls(unit)[0]
+    ffn_offset = sum(site.count for site in found if site.kind == "ffn")
+    down = _last_linear(event, written)
+    last = event
+    if down is None or not _is_constant_without(event, down):
+        readers = _readers(parts, event, written)
+        down = readers[0] if readers else None
+        if len(readers) > 1 or (down is not None and not _may_be_down(parts, down)):
+            why = f"what {type(unit).__name__} puts out does not go to the residual stream, but into other layers"
+            reasons |= dict.fromkeys(("ffn", "neuron", "expert"), why)
+            return
+        last = down or event
+    found.append(Site("ffn", last.module, "output", 1, ffn_offset))
+    if down is None:
+        reasons["neuron"] = f"the output of {type(unit).__name__} is not made by one linear layer of its neurons"
+    else:
+        offset = sum(site.count for site in found if site.kind == "neuron")
+        found.append(Site("neuron", down.module, "input", down.tensors[0].shape[-1], offset, unit=unit))
+    experts = _experts(unit, written)
+    if isinstance(experts, Site):
+        found.append(experts)
+    else:
+        reasons["expert"] = experts
+
+
+def _last_linear(unit: Event, written: Trace) -> Event | None:
+    """The linear layer inside the unit whose output is the unit's."""
+    inside = set(unit.module.modules()) - {unit.module}
+    for event in reversed(written.events):
+        if event.module in inside and not any(event.module.children()) and has_matrix(event.module):
+            made = event.result
+            if made is not None and unit.result is not None and event.tensors and same_storage(made, unit.result):
+                return event
+    return None
+
+
+def _is_constant_without(unit: Event, down: Event) -> bool:
+    """Whether the unit gives its last layer's bias to every token, and nothing else, once the neurons are zero."""
+    site = Site("neuron", down.module, "input", 1)
+    with torch.no_grad(), watching([site], _silence):
+        output = unit.module(*unit.args, **unit.kwargs)
+        bias = down.module(torch.zeros_like(down.tensors[0]))
+    output = output if isinstance(output, Tensor) else output[0]
+    return output.shape == bias.shape and torch.equal(output, bias)
+
+
+def _readers(parts: BlockParts, unit: Event, written: Trace) -> list[Event]:
+    """The innermost modules of the block with matrices that read what the unit puts out."""
+    inside, found = set(parts.module.modules()) - {parts.module}, list[Event]()
+    for event in written.events[written.events.index(unit) + 1 :]:
+        if event.module not in inside or unit.result is None:
+            continue
+        if not any(p.ndim >= 2 for p in event.module.parameters()):
+            continue  # a norm, a dropout
+        around = any(reader.module in set(event.module.modules()) for reader in found)
+        if not around and any(same_storage(tensor, unit.result) for tensor in event.tensors):
+            found.append(event)
+    return found
+
+
+def _may_be_down(parts: BlockParts, event: Event) -> bool:
+    """Whether a reader is one linear layer outside attention."""
+    attention = {inner for module in parts.attention for inner in module.modules()}
+    return event.module not in attention and not any(event.module.children()) and has_matrix(event.module)
+
+
+def _experts(unit: nn.Module, written: Trace) -> Site | str:
+    """The experts module of a routed unit, proved to be linear in its routing weights."""
+    for module in unit.modules():
+        for event in written.calls(module)[:1]:
+            routing = _routing(event)
+            count = next((p.shape[0] for p in module.parameters(recurse=False) if p.ndim >= 3), 0)
+            if routing is None or not count:
+                continue
+            if _is_sum_of_experts(event, routing, count):
+                return Site("expert", module, "routing", count, routing=routing)
+            return f"{type(module).__name__} is not a sum of its experts weighted by its routing"
+    return "the FFN routes to no experts that could be told apart"
+
+
+def _routing(event: Event) -> Routing | None:
+    slots: list[tuple[int | str, Any]] = [*enumerate(event.args), *event.kwargs.items()]
+    tensors = [(key, value) for key, value in slots if isinstance(value, Tensor) and value.ndim == 2]
+    whole = [(key, value) for key, value in tensors if not value.is_floating_point() and value.dtype != torch.bool]
+    for index_key, index in whole:
+        for key, value in tensors:
+            if value.is_floating_point() and value.shape == index.shape:
+                return Routing(index_key, key)
+    return None
+
+
+def _is_sum_of_experts(event: Event, routing: Routing, count: int) -> bool:
+    index = _get(event.args, event.kwargs, routing.index)
+    weights = _get(event.args, event.kwargs, routing.weights)
+    if int(index.max()) >= count:
+        return False
+    with torch.no_grad():
+        parts = []
+        for expert in range(count):
+            only = torch.where(index == expert, weights, 0)
+            args, kwargs = _put(event.args, event.kwargs, routing.weights, only)
+            output = event.module(*args, **kwargs)
+            parts.append(output if isinstance(output, Tensor) else output[0])
+    whole = event.result
+    assert whole is not None
+    return relative_error(torch.stack(parts).sum(dim=0), whole) <= rounding(whole.dtype)

@@ -1,0 +1,370 @@
+"""The factors of W' for a captured block: Ĥ_h = t_i H_h[i, j] s_j, and the head factors V_h, O_h.
+
+V and O are read from weights where memory shows the place (projections.py), else probed by pushing unit vectors through
+the frozen block. The per-token scales s (norms in front) and t (norms behind, on the branch) are fitted to what the
+block does, and the residual of that fit is the proof: reading or probing, a wrong factor cannot fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.arrays import gaussian, random_like, relative_error, tolerance_for, wide
+from duat_cli.models.block.norms import NormForm
+from duat_cli.models.instrument.attention import RowSource
+from duat_cli.models.instrument.rig import BlockRun, Replay, zero_given
+from duat_cli.operators.kronecker import HeadFactors, KroneckerSum
+
+SEED = 7
+
+
+@dataclass(frozen=True)
+class Tap:
+    """Where attention's contribution meets the residual stream: a point of the replay, or the block's output."""
+
+    point: int | None  # index into Replay.points; None is the output
+    branch_norms: bool  # whether a norm stands on the branch before it, so that t depends on the input
+    on_stream: bool  # whether the stream arrives there as it is, up to a factor: no layer stands between
+
+    def read(self, replay: Replay) -> Tensor:
+        if self.point is not None:
+            return replay.points[self.point][1]
+        assert replay.output is not None
+        return replay.output
+
+
+@dataclass(frozen=True)
+class BlockFactors:
+    """What of one block's W' does not depend on the input."""
+
+    heads: HeadFactors
+    tap: Tap
+    token_scale: Tensor | None  # t where it is the same for every input: (1,)
+    error: float  # relative residual of the fit of O and t
+    origin: str  # "read" or "probed"
+
+
+@dataclass(frozen=True)
+class AttentionOperator:
+    """W' of one block under one input."""
+
+    rows: RowSource
+    source_scale: Tensor  # s, (heads, N)
+    token_scale: Tensor  # t, (N,) or (1,)
+    values: Tensor  # the values without bias at the block's input, scale included: (heads, N, d)
+    factors: HeadFactors
+    error: float  # largest relative residual of the fits
+
+    def chunks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield (rows, Ĥ[:, rows, :])."""
+        for rows, weights in self.rows.chunks():
+            yield rows, self._scaled(rows, weights) * self.source_scale[:, None, :]
+
+    def attention_chunks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield (rows, t H[:, rows, :]): for products with `values`, which hold s already."""
+        for rows, weights in self.rows.chunks():
+            yield rows, self._scaled(rows, weights)
+
+    def _scaled(self, rows: slice, weights: Tensor) -> Tensor:
+        if self.token_scale.numel() > 1:
+            return weights.to(self.token_scale.dtype) * self.token_scale[rows, None]
+        weights = weights.to(self.token_scale.dtype)
+        return weights if float(self.token_scale) == 1.0 else weights * self.token_scale
+
+    def matrix(self) -> KroneckerSum:
+        """All of Ĥ at once."""
+        return KroneckerSum(torch.cat([chunk for _, chunk in self.chunks()], dim=1), self.factors)
+
+
+def operator_of(
+    run: BlockRun, known: BlockFactors, base: Replay, base_items: Tensor, given: list[Tensor]
+) -> AttentionOperator:
+    """W' of this block for this input.
+
+    base: the replay of `base_items` (items, N, M), whose first item is the reference point of every difference;
+    given: what that replay was given.
+    """
+    call = run.attention[0]
+    product = wide(run.input[0]) @ known.heads.value  # (kv_heads, N, d)
+    difference, target = product, wide(call.value[0])
+    if not run.parts.homogeneous:
+        difference = product - wide(base_items[0]) @ known.heads.value
+        target = target - wide(base.values[0][0])
+    scale = _fit(difference, target)  # (kv_heads, N, 1)
+    value_error = relative_error(scale * difference, target)
+    token_scale, output_error = known.token_scale, known.error
+    if token_scale is None:
+        token_scale, output_error = _reach(run, known, base, base_items, given)
+    values = scale * product
+    groups = known.heads.groups
+    operator = AttentionOperator(
+        rows=call.rows,
+        source_scale=scale[..., 0].repeat_interleave(groups, 0),
+        token_scale=token_scale,
+        values=values.repeat_interleave(groups, 0),
+        factors=known.heads,
+        error=max(value_error, output_error),
+    )
+    _accept(operator.error, run.input.dtype)
+    return operator
+
+
+def own_contribution(run: BlockRun, tap: Tap) -> tuple[Tensor, Tensor]:
+    """H V(x) - H V(0), (N, heads, d), and what it moves at the tap, (N, M): the model's own, without factors.
+
+    The frozen block is replayed twice on a zero stream, once with the captured H V of x in place of attention's result
+    and once with H V of a zero input, and the two are subtracted at the tap. With the stream at zero nothing large
+    cancels; H V of a zero input holds the constants (biases of V, offsets of norms), which stand outside W'.
+    """
+    zero = torch.zeros_like(run.input)
+    constant = run.replay(zero, zero_given(run, 1)).mixed[0]  # (1, N, heads, d)
+    own = run.attention[0].output
+    replay = run.replay(torch.cat([zero, zero]), zero_given(run, 2), attention=torch.cat([own, constant]))
+    seen = tap.read(replay)
+    return (own - constant)[0], seen[0] - seen[1]
+
+
+def checked(operator: AttentionOperator, run: BlockRun, tap: Tap) -> AttentionOperator:
+    """`operator` with the error of W' x' against what the model's own attention adds; refused beyond the tolerance."""
+    images = [weights @ operator.values for _, weights in operator.attention_chunks()]  # (heads, rows, d) each
+    image = torch.einsum("hnd,hdm->nm", torch.cat(images, dim=1), operator.factors.output)
+    error = relative_error(image, wide(own_contribution(run, tap)[1]))
+    _accept(error, run.input.dtype)
+    return replace(operator, error=max(operator.error, error))
+
+
+def _accept(error: float, dtype: torch.dtype) -> None:
+    if not error <= tolerance_for(dtype):
+        raise UnsupportedModelError(
+            f"its attention is no sum of Kronecker products: factors leave a relative residual of {error:.1e}"
+        )
+
+
+def _fit(direction: Tensor, target: Tensor) -> Tensor:
+    """The scalars that fit `direction` to `target` along the last axis."""
+    square = direction.square().sum(dim=-1, keepdim=True)
+    return (direction * target).sum(dim=-1, keepdim=True) / square.clamp_min(torch.finfo(square.dtype).tiny)
+
+
+def _reach(
+    run: BlockRun, known: BlockFactors, base: Replay, base_items: Tensor, given: list[Tensor]
+) -> tuple[Tensor, float]:
+    """t for this input: add a known vector R to H V and see what arrives: t_i (R O)."""
+    mixed = base.mixed[0][:1]  # (1, N, heads, d)
+    added = random_like(mixed, SEED)
+    moved = run.replay(base_items[:1], [g[:1] for g in given], attention=mixed + added)
+    target = wide(known.tap.read(moved)[0]) - wide(known.tap.read(base)[0])
+    direction = torch.einsum("nhd,hdm->nm", wide(added[0]), known.heads.output)
+    scale = _fit(direction, target)
+    return scale[:, 0], relative_error(scale * direction, target)
+
+
+# -- what does not depend on the input -----------------------------------------------------------------------
+
+
+def find_factors(run: BlockRun, base: Replay, base_items: Tensor, given: list[Tensor]) -> BlockFactors:
+    """V, O and the tap of this block; UnsupportedModelError says why W' is no sum of Kronecker products."""
+    if not run.attention:
+        raise UnsupportedModelError("it has no softmax attention")
+    if len(run.attention) != 1:
+        raise UnsupportedModelError(f"it calls attention {len(run.attention)} times; W' is defined for one call")
+    tokens = run.input.shape[1]
+    if run.attention[0].rows.tokens != tokens or run.attention[0].value.shape[2] != tokens:
+        raise UnsupportedModelError("its attention reaches other vectors than the block's own tokens")
+    tap = _find_tap(run, given)
+    faults: list[str] = []
+    for origin, value, output in (
+        ("read", _read_value, _read_output),
+        ("probed", _probe_value, _probe_output),
+    ):
+        if origin == "probed" and not tap.on_stream:
+            # Probed there, O would include whatever stands behind it; what is read is O, and its fit proves it.
+            continue
+        try:
+            factors = BlockFactors(HeadFactors(value(run), output(run, tap)), tap, None, 0.0, origin)
+            scale, error = _reach(run, factors, base, base_items, given)
+            found = BlockFactors(factors.heads, tap, _constant(scale, tap), error, origin)
+            _accept(error, run.input.dtype)
+            operator_of(run, found, base, base_items, given)
+        except UnsupportedModelError as fault:
+            faults.append(str(fault))
+            continue
+        return found
+    raise UnsupportedModelError(faults[-1])
+
+
+def _constant(scale: Tensor, tap: Tap) -> Tensor | None:
+    """t as one number where no norm stands on the branch."""
+    if tap.branch_norms:
+        return None
+    middle = scale.median()
+    if not torch.allclose(scale, middle.expand_as(scale), rtol=tolerance_for(scale.dtype), atol=0.0):
+        return None
+    is_one = abs(float(middle) - 1) <= 8 * torch.finfo(scale.dtype).eps  # what a fit leaves of it
+    return torch.ones_like(middle[None]) if is_one else middle[None]
+
+
+def _find_tap(run: BlockRun, given: list[Tensor]) -> Tap:
+    """The first point behind attention that takes both the residual stream, as it is, and attention's output.
+
+    Where the stream nowhere arrives as it is (a norm may stand on it), the first point that depends on both.
+    """
+    out = run.attention[0].output
+    silent = torch.zeros_like(out)
+    noise = gaussian(tuple(out.shape), out, SEED)
+    zero = torch.zeros_like(run.input)
+    stream = gaussian(tuple(zero.shape), zero, SEED + 1)
+    replay = run.replay(
+        torch.cat([zero, stream, zero]),
+        [torch.zeros_like(g[:1]).expand(3, *g.shape[1:]) for g in given],
+        attention=torch.cat([silent, silent, noise]),
+    )
+    assert replay.output is not None
+    branch_norms, found = False, []
+    for index, (module, values) in enumerate([*replay.points, (None, replay.output)]):
+        from_stream, from_attention = _moved(values, 1), _moved(values, 2)
+        if from_stream and from_attention:
+            point = None if module is None else index
+            found.append(Tap(point, branch_norms, _is_multiple(values[1] - values[0], stream[0])))
+        branch_norms = branch_norms or (from_attention and not from_stream and module in run.parts.norms)
+    if not found:
+        if not projects_to_zero(run):
+            raise UnsupportedModelError("what its attention adds reaches the stream only through a nonlinear unit")
+        return Tap(None, branch_norms, on_stream=True)  # attention adds nothing at all
+    return next((tap for tap in found if tap.on_stream), found[0])
+
+
+def projects_to_zero(run: BlockRun) -> bool:
+    """Whether attention's output projection is all zero, so that attention adds nothing in the real block either."""
+    source = run.parts.output_source
+    weight = getattr(source.linear, "weight", None) if source is not None else None
+    return isinstance(weight, Tensor) and not bool(weight.any())
+
+
+def _is_multiple(moved: Tensor, stream: Tensor) -> bool:
+    if moved.shape != stream.shape:
+        return False
+    factor = (wide(moved) * wide(stream)).sum() / wide(stream).square().sum()
+    return relative_error(factor * wide(stream), wide(moved)) <= tolerance_for(moved.dtype)
+
+
+def _moved(values: Tensor, item: int) -> bool:
+    return bool((values[item] - values[0]).abs().max() > 1e-6 * (1 + values[0].abs().max()))
+
+
+def _read_value(run: BlockRun) -> Tensor:
+    source = run.parts.value_source
+    if source is None:
+        raise UnsupportedModelError("its values are no plain view of one linear layer")
+    columns = source.columns.to(run.input.device)
+    matrix = _matrix(source.linear, run.input)[:, columns]  # (M, kv_heads, d)
+    matrix = matrix.permute(1, 0, 2)
+    if source.norm is None:
+        return matrix
+    form = run.parts.norms[source.norm]
+    matrix = matrix * _gain(form, matrix.shape[1])[:, None]
+    return matrix - matrix.mean(dim=1, keepdim=True) if form.centered else matrix
+
+
+def _read_output(run: BlockRun, tap: Tap) -> Tensor:
+    source = run.parts.output_source
+    _, _, heads, width = run.attention[0].output.shape
+    if source is None:
+        raise UnsupportedModelError("no linear layer takes its concatenated heads")
+    matrix = _matrix(source.linear, run.input)  # (heads d, M)
+    if matrix.shape[0] != heads * width:
+        raise UnsupportedModelError("its output projection does not take the concatenated heads")
+    matrix = matrix.reshape(heads, width, -1)
+    if source.norm is None or not tap.branch_norms:
+        return matrix
+    form = run.parts.norms[source.norm]
+    if form.centered:
+        matrix = matrix - matrix.mean(dim=-1, keepdim=True)
+    return matrix * _gain(form, matrix.shape[-1])
+
+
+def _gain(form: NormForm, width: int) -> Tensor:
+    if form.gain.numel() != width:
+        raise UnsupportedModelError("a norm beside its attention has a gain that depends on the token")
+    return form.gain.reshape(width)
+
+
+def _matrix(linear: nn.Module, like: Tensor) -> Tensor:
+    """The (in, out) matrix of a linear layer, whichever way its class stores it, confirmed on a random vector."""
+    weight = linear.weight
+    assert isinstance(weight, Tensor)
+    weight = weight.detach()
+    for matrix in (weight.T, weight):
+        if not matrix.is_floating_point():
+            break
+        vector = gaussian((1, 1, matrix.shape[0]), like, SEED)
+        try:
+            answer = linear(vector) - linear(torch.zeros_like(vector))
+        except RuntimeError:
+            continue
+        expected = vector @ matrix.to(vector.dtype)
+        if answer.shape == expected.shape and relative_error(expected, answer) <= tolerance_for(vector.dtype):
+            return wide(matrix.to(like.dtype))
+    raise UnsupportedModelError(f"{type(linear).__name__}'s weight is not the matrix that it applies")
+
+
+def _probe_value(run: BlockRun) -> Tensor:
+    """V row by row: unit vectors as tokens through the frozen block, up to the attention function."""
+    _, tokens, width = run.input.shape
+    vector = gaussian((1, 1, width), run.input, SEED + 2).expand(1, tokens, width)
+    base, at_vector = (_values(run, z) for z in (torch.zeros_like(run.input), vector))
+    moved = wide(at_vector - base)  # (1, kv_heads, N, d)
+    if not bool(moved.any()):
+        raise UnsupportedModelError("its values do not depend on the stream while dynamic parameters are frozen")
+    reference = moved[:, :, _strongest(moved[0])]
+    scale = _fit(reference[:, :, None].expand_as(moved), moved)  # (1, kv_heads, N, 1)
+    _accept(relative_error(scale * reference[:, :, None], moved), run.input.dtype)
+    rows = []
+    for first in range(0, width, tokens):
+        unit = _unit_tokens(first, tokens, width, run.input)
+        rows.append((wide(_values(run, unit) - base) / scale)[0, :, : min(tokens, width - first)])
+    return torch.cat(rows, dim=1)
+
+
+def _strongest(moved: Tensor) -> int:
+    return int(moved.square().sum(dim=(0, 2)).argmax())
+
+
+def _unit_tokens(first: int, tokens: int, width: int, like: Tensor) -> Tensor:
+    """Token j holds the unit vector first + j: (1, N, width)."""
+    unit = like.new_zeros(1, tokens, width)
+    count = min(tokens, width - first)
+    unit[0, torch.arange(count), first + torch.arange(count)] = 1.0
+    return unit
+
+
+def _values(run: BlockRun, z: Tensor) -> Tensor:
+    return run.replay(z, zero_given(run, 1), stop_at_values=True).values[0]
+
+
+def _probe_output(run: BlockRun, tap: Tap) -> Tensor:
+    """O row by row: unit vectors in place of H V, read where they meet the residual stream."""
+    _, tokens, heads, width = run.attention[0].output.shape
+    like = run.input
+    side = heads * width
+
+    def arrival(mixed: Tensor) -> Tensor:
+        shaped = mixed.reshape(1, tokens, heads, width)
+        return tap.read(run.replay(torch.zeros_like(like), zero_given(run, 1), attention=shaped))[0]  # (N, M)
+
+    base = arrival(like.new_zeros(1, tokens, side))
+    moved = arrival(gaussian((1, 1, side), like, SEED + 3).expand(1, tokens, side)) - base
+    moved = wide(moved)
+    reference = moved[_strongest(moved[None])]
+    scale = _fit(reference.expand_as(moved), moved)  # (N, 1)
+    _accept(relative_error(scale * reference, moved), like.dtype)
+    rows = []
+    for first in range(0, side, tokens):
+        unit = _unit_tokens(first, tokens, side, like)
+        rows.append((wide(arrival(unit) - base) / scale)[: min(tokens, side - first)])
+    return torch.cat(rows).reshape(heads, width, -1)

@@ -1,0 +1,1 @@
+"""`duat check` in the forms that other programs read."""

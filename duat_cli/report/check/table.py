@@ -1,0 +1,122 @@
+"""`duat check` as text for a terminal."""
+
+from __future__ import annotations
+
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from duat_cli.report.check.words import findings, measured, verdict
+from duat_cli.report.tables import facts, numbers
+from duat_cli.report.tables.page import Page, item, line
+from duat_cli.results.check import CheckReport, Outcome
+
+_BLANK = Text("")
+_STYLES = {"failed": "bold red", "warned": "yellow", "passed": "green", "skipped": "dim"}
+_SHOWN = 6  # findings of one rule; the JSON has all
+_CHANGES = 20
+
+
+def render_check(report: CheckReport, page: Page) -> str:
+    """Findings rule by rule with what to do, then what passed and what was skipped, then the verdict."""
+    style = "bold green" if report.verdict == "passed" else "bold red"
+    parts: list[RenderableType] = [
+        *_model(report),
+        *_findings(report),
+        *_brief(report, "passed"),
+        *_brief(report, "skipped"),
+        *_baseline(report),
+        *([_BLANK, *facts.section("warnings", report.warnings, "yellow")] if report.warnings else []),
+        _BLANK,
+        line(verdict(report), style),
+    ]
+    return page.render(parts)
+
+
+def _model(report: CheckReport) -> list[RenderableType]:
+    model = report.model
+    name = f"{model.name} at {model.revision}" if model.revision else model.name
+    size = numbers.size(sum(file.bytes for file in model.files))
+    shape = (
+        f"{model.model_type or 'unknown type'}, {numbers.plural(model.tensors, 'tensor')}, {', '.join(model.stored)}, "
+        f"{size} in {numbers.plural(len(model.files), 'file')}"
+    )
+    ran = facts.arithmetic(report.environment) if report.environment else "weights only"
+    if report.environment:
+        ran = f"{facts.tokens(report.prompts)}; {ran}"
+    return [line(name, "bold"), line(shape), line(ran), line(f"policy: {', then '.join(report.policy)}")]
+
+
+def _findings(report: CheckReport) -> list[RenderableType]:
+    by_rule: dict[tuple[str, str], list[Outcome]] = {}
+    for outcome in findings(report):
+        by_rule.setdefault((outcome.status, outcome.rule), []).append(outcome)
+    parts: list[RenderableType] = []
+    said = ""
+    for (status, rule), found in by_rule.items():
+        many = f", {len(found)} findings" if len(found) > 1 else ""
+        parts += [_BLANK, line(f"{status} {rule}{many}", _STYLES[status]), *_places(found)]
+        if found[0].advice not in (None, said):
+            said = found[0].advice or ""
+            parts.append(Padding(line(said, "dim"), (0, 0, 0, 2)))
+    return parts
+
+
+def _places(found: list[Outcome]) -> list[RenderableType]:
+    """The farthest places of one rule, and how many more there are."""
+    parts: list[RenderableType] = []
+    for outcome in found[:_SHOWN]:
+        block = f"block {outcome.block}: " if outcome.block is not None else ""
+        limit = f"{measured(outcome)}; " if outcome.measured is not None else ""
+        parts.append(item(f"{block}{outcome.message} [{limit}{outcome.source}]"))
+    rest = found[_SHOWN:]
+    if rest:
+        blocks = sorted({o.block for o in rest if o.block is not None})
+        where = f", in {numbers.indices('block', blocks)}" if blocks else ""
+        parts.append(item(f"and {len(rest)} more{where}; --json lists them"))
+    return parts
+
+
+def _brief(report: CheckReport, status: str) -> list[RenderableType]:
+    found = [o for o in report.outcomes if o.status == status]
+    if not found:
+        return []
+    parts: list[RenderableType] = [_BLANK, line(status, _STYLES[status])]
+    if status == "passed":
+        clear = [o.rule for o in found if o.measured == 0 and o.high == 0]
+        rest = [item(f"{o.rule}: {measured(o)}") for o in found if o.rule not in clear]
+        return [*parts, *rest, *([item(f"nothing found: {', '.join(_whole(clear, report))}")] if clear else [])]
+    whys: dict[str, list[str]] = {}
+    for outcome in found:
+        whys.setdefault(outcome.message, []).append(outcome.rule)
+    ran = {_family(o.rule) for o in report.outcomes if o.status != "skipped"}
+    return [*parts, *(item(f"{', '.join(_short(rules, ran))}: {why}") for why, rules in whys.items())]
+
+
+def _whole(rules: list[str], report: CheckReport) -> list[str]:
+    """A family that has nothing but these rules is named as a whole."""
+    others = {_family(o.rule) for o in report.outcomes if o.rule not in rules}
+    return _short(rules, others)
+
+
+def _short(rules: list[str], ran: set[str]) -> list[str]:
+    """A family of which nothing ran is named as a whole."""
+    names = [rule if _family(rule) in ran else f"{_family(rule)}.*" for rule in rules]
+    return list(dict.fromkeys(names))
+
+
+def _family(rule: str) -> str:
+    return rule.partition(".")[0]
+
+
+def _baseline(report: CheckReport) -> list[RenderableType]:
+    facts_ = report.baseline
+    if facts_ is None:
+        return []
+    head = f"baseline {facts_.file}: {facts_.status}, {numbers.plural(facts_.entries, 'metric')}"
+    changes = [f"{c.key}: {c.old or 'absent'} -> {c.new or 'gone'}" for c in facts_.changes]
+    shown = changes[:_CHANGES]
+    if len(changes) > _CHANGES:
+        shown.append(f"and {len(changes) - _CHANGES} more; --json lists them")
+    why = "; a check failed" if facts_.status == "not written" else ""
+    return [_BLANK, line(head + why), *(item(text) for text in shown)]

@@ -1,0 +1,69 @@
+"""The lines that all reports share: what was loaded, how exact it is, what was left out."""
+
+from __future__ import annotations
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from duat_cli.report.tables import numbers
+from duat_cli.report.tables.page import item, line
+from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts
+from duat_cli.results.inspect import InspectReport, VerifyReport
+from duat_cli.results.prune import PruneReport
+
+
+def loaded(model: ModelFacts, prompts: list[PromptFacts], environment: Environment) -> list[RenderableType]:
+    """What was loaded and what ran through it."""
+    kv = "" if model.kv_heads == model.heads else f" ({model.kv_heads} kv)"
+    shape = (
+        f"{model.model_type} ({model.architecture}), {numbers.count(model.parameters)} parameters, "
+        f"{numbers.plural(model.blocks, 'block')}, width {model.hidden_size}, "
+        f"{numbers.plural(model.heads, 'head')}{kv}"
+    )
+    name = f"{model.name} at {model.revision}" if model.revision else model.name
+    return [line(name, "bold"), line(shape), line(f"{tokens(prompts)}; {arithmetic(environment)}")]
+
+
+def tokens(prompts: list[PromptFacts]) -> str:
+    """12 prompts, 214 tokens (5 to 31 each)."""
+    counts = [prompt.tokens for prompt in prompts]
+    total = f"{numbers.plural(len(counts), 'prompt')}, {numbers.plural(sum(counts), 'token')}"
+    if len(set(counts)) < 2:
+        return total
+    return f"{total} ({min(counts)} to {max(counts)} each)"
+
+
+def arithmetic(environment: Environment) -> str:
+    """float32 on cpu; transformers 5.23.0."""
+    return f"{environment.dtype} on {environment.device}; transformers {environment.transformers}"
+
+
+def verdict(certificate: Certificate) -> Text:
+    """The certificate in one sentence, and what is to blame where it is not exact."""
+    error, plain = numbers.error(certificate.relative_error), numbers.error(certificate.plain_error)
+    rest = f"tolerance {certificate.tolerance:.0e}, {certificate.capture}"
+    text = f"largest relative error {error}, against the untouched model {plain}, {rest}"
+    if certificate.exact:
+        return line(f"exact: {text}", "green")
+    if certificate.plain_error > certificate.tolerance:
+        text += (
+            f"; duat's instruments change this model: under them its output is {plain} off the model as it runs alone"
+        )
+    return line(f"NOT EXACT: {text}; do not rely on the numbers above", "bold red")
+
+
+def remarks(report: InspectReport | VerifyReport | PruneReport) -> list[RenderableType]:
+    """What was skipped, with the reason, and the warnings."""
+    skipped = [f"{entry.what}: {entry.why}" for entry in report.skipped]
+    return [*section("skipped", skipped), *section("warnings", report.warnings, "yellow")]
+
+
+def absences(found: list[tuple[str, str, list[int]]], word: str) -> list[RenderableType]:
+    """Why cells show no number."""
+    texts = [f"{names}: {reason} ({numbers.indices(word, at)})" for names, reason, at in found]
+    return section(f"no value ({numbers.ABSENT})", texts)
+
+
+def section(title: str, texts: list[str], style: str = "") -> list[RenderableType]:
+    """A titled list, or nothing."""
+    return [line(title, "bold"), *(item(text, style) for text in texts)] if texts else []

@@ -1,0 +1,141 @@
+"""Tables of numbers that lose nothing unsaid: what does not fit beside goes below, with its labels, or is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rich.cells import cell_len
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from duat_cli.report.tables.numbers import Form
+from duat_cli.report.tables.page import Page, line
+from duat_cli.results.base import Result, WithReasons
+from duat_cli.text import clean
+
+GAP = 2  # columns of space between two columns
+
+
+@dataclass(frozen=True)
+class Column:
+    """One number of each row: where it stands there, and its header, whose last line is the unit or scale."""
+
+    title: tuple[str, ...]
+    path: str
+    form: Form
+
+    def cell(self, row: Result) -> str:
+        return self.form(value_at(row, self.path))
+
+    @property
+    def name(self) -> str:
+        """The header without its unit."""
+        return " ".join(self.title[:-1]).replace("- ", "-")
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The first column: what each row is."""
+
+    title: tuple[str, ...]
+    of: Callable[[Result], str]
+    right: bool = True
+
+
+def value_at(row: Result, path: str) -> float | None:
+    """The value at 'group.field' of a row; None where it, or a group on the way, is null."""
+    found: object = row
+    for name in path.split("."):
+        if found is None:
+            return None
+        found = getattr(found, name)
+    return found  # type: ignore[return-value]
+
+
+def reason_at(row: Result, path: str) -> str | None:
+    """Why there is no value at a path: the reason beside the first null on the way."""
+    found: object = row
+    for name in path.split("."):
+        owner, found = found, getattr(found, name)
+        if found is None:
+            reasons = owner.reasons if isinstance(owner, WithReasons) else {}
+            return reasons.get(name, "no reason was given")
+    return None
+
+
+def grids(rows: Sequence[Result], labels: Labels, columns: Sequence[Column], page: Page) -> list[Table]:
+    """The rows as one table, or as several where one would be wider than the page and the page is not to be wide."""
+    if page.wide:
+        return [_grid(rows, labels, columns, page)]
+    room = page.width - min(label_width(rows, labels), page.width // 2)
+    packs: list[list[Column]] = [[]]
+    left = room
+    for column in columns:
+        width = column_width(rows, column) + GAP
+        if width > left and packs[-1]:
+            packs.append([])
+            left = room
+        packs[-1].append(column)
+        left -= width
+    return [_grid(rows, labels, pack, page) for pack in packs]
+
+
+def fits(rows: Sequence[Result], labels: Labels, columns: Sequence[Column], page: Page) -> bool:
+    """Whether one table holds all columns."""
+    return page.wide or _width(rows, labels, columns) <= page.width
+
+
+def unshown(rows: Sequence[Result], columns: Sequence[Column], shown: Sequence[Column]) -> list[RenderableType]:
+    """A line below a table that names the columns with values for which the page had no room; nothing without any."""
+    paths = {column.path for column in shown}
+    left = [column for column in columns if column.path not in paths]
+    names = [column.name for column in left if any(value_at(row, column.path) is not None for row in rows)]
+    if not names:
+        return []
+    return [line(f"no room for: {', '.join(names)}; --wide shows all columns, --json every value.", "dim")]
+
+
+def _width(rows: Sequence[Result], labels: Labels, columns: Sequence[Column]) -> int:
+    return label_width(rows, labels) + sum(column_width(rows, column) + GAP for column in columns)
+
+
+def column_width(rows: Sequence[Result], column: Column) -> int:
+    return max(len(text) for text in (*column.title, *(column.cell(row) for row in rows)))
+
+
+def label_width(rows: Sequence[Result], labels: Labels) -> int:
+    return max(cell_len(text) for text in (*labels.title, *(clean(labels.of(row)) for row in rows)))
+
+
+def missing(
+    rows: Sequence[Result], columns: Sequence[Column], numbers: Sequence[int]
+) -> list[tuple[str, str, list[int]]]:
+    """Absent cells as (columns, reason, row numbers), together where reason and rows are the same."""
+    by_column: dict[tuple[str, str], list[int]] = {}
+    for column in columns:
+        for row, number in zip(rows, numbers, strict=True):
+            if value_at(row, column.path) is None:
+                reason = reason_at(row, column.path) or "no reason was given"
+                by_column.setdefault((column.name, reason), []).append(number)
+    together: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+    for (name, reason), at in by_column.items():
+        together.setdefault((reason, tuple(at)), []).append(name)
+    return [(", ".join(names), reason, list(at)) for (reason, at), names in together.items()]
+
+
+def _grid(rows: Sequence[Result], labels: Labels, columns: Sequence[Column], page: Page) -> Table:
+    table = Table(box=page.rule, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    if page.wide:
+        table.width = _width(rows, labels, columns)  # rich would else fold it to the page
+    side: Literal["left", "right"] = "right" if labels.right else "left"
+    table.add_column("\n".join(labels.title), justify=side, vertical="bottom", overflow="fold")
+    for column in columns:
+        title = "\n".join(column.title)
+        table.add_column(title, justify="right", vertical="bottom", no_wrap=True, overflow="fold")
+    for row in rows:
+        cells = (Text(column.cell(row)) for column in columns)
+        table.add_row(Text(clean(labels.of(row)), overflow="fold"), *cells)
+    return table

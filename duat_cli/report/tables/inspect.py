@@ -1,0 +1,127 @@
+"""`duat inspect` as text for a terminal: result in, text out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from duat_cli.report.tables import columns, facts, numbers
+from duat_cli.report.tables.grid import Column, Labels, grids, missing, unshown
+from duat_cli.report.tables.nulls import null_tables
+from duat_cli.report.tables.page import Page, line
+from duat_cli.results.base import Result
+from duat_cli.results.inspect import Block, InspectReport, UatTerm
+
+_BLANK = Text("")
+_TERM = Labels(("term",), lambda row: f"{row.name} ({row.kind})" if isinstance(row, UatTerm) else "", False)
+_TERM_COLUMNS = [
+    Column(("share", "%"), "share", numbers.percent),
+    Column(("norm", "/ |x|"), "norm", numbers.plain),
+]
+
+
+def render_inspect(report: InspectReport, page: Page) -> str:
+    """What was loaded, a row a block, the certificate, what is notable, what was skipped and why."""
+    parts: list[RenderableType] = [
+        *facts.loaded(report.model, report.prompts, report.environment),
+        *_block_tables(report, page),
+        *null_tables(report.blocks, report.model.heads, page),
+        *_term_tables(report, page),
+        *_prompt_tables(report, page),
+        _BLANK,
+        facts.verdict(report.certificate),
+        *facts.section("notable", report.summary.notable),
+        *facts.remarks(report),
+    ]
+    return page.render(parts)
+
+
+def _block_tables(report: InspectReport, page: Page) -> list[RenderableType]:
+    groups = columns.for_blocks(report.blocks, columns.BLOCK, report, page)
+    shown = [column for group in groups for column in group]
+    return [
+        *(part for group in groups for part in _tables(report.blocks, columns.BLOCK, group, page)),
+        *unshown(report.blocks, columns.every(report), shown),
+        _BLANK,
+        *_legend(report),
+        *_absent_in_blocks(report.blocks, shown),
+    ]
+
+
+def _legend(report: InspectReport) -> list[RenderableType]:
+    """What the headers mean, and the references for density."""
+    if not report.blocks:
+        return []
+    density, rows = report.blocks[0].density, report.blocks[0].operator
+    side = numbers.count(rows.rows)
+    return [
+        line(
+            "eff. heads to context: of W', the attention operator from a block's input to what attention "
+            f"adds; dense it would be {side} x {side}, {numbers.size(rows.dense_bytes)}. Softmax rows are positive, so "
+            "heads look alike untrained as well: compare the null below.",
+            "dim",
+        ),
+        line(
+            f"dens.: entries of W' above {density.threshold:g} rms; compare a linear layer with "
+            f"{numbers.percent(density.linear_reference)} %, a 1-D convolution (width {density.conv_width}) "
+            f"with {numbers.percent(density.conv1d_reference)} %. In a causal model no token reads a later one, so at "
+            "most (N+1)/2N of W' is filled.",
+            "dim",
+        ),
+        line(
+            "linear, static, dyn.: of all up to here, shares of the block's output: input path, biases (carried by T, "
+            "which the input sets), UAT terms; sum 100. own: this block's own UAT term.",
+            "dim",
+        ),
+    ]
+
+
+def _term_tables(report: InspectReport, page: Page) -> list[RenderableType]:
+    """Every term of the sum at the last block's output, and the parts in front of each FFN."""
+    if report.terms is None:
+        return []
+    parts = columns.for_pre_activation()
+    return [
+        _BLANK,
+        line("Terms of the last block's output", "bold"),
+        *_tables(report.terms, _TERM, _TERM_COLUMNS, page),
+        _BLANK,
+        line(
+            "Parts of the input of each FFN's activation, of all up to here; dynamic: what UAT terms add to its bias",
+            "bold",
+        ),
+        *_tables(report.blocks, columns.BLOCK, parts, page),
+        *_absent_in_blocks(report.blocks, parts),
+    ]
+
+
+def _prompt_tables(report: InspectReport, page: Page) -> list[RenderableType]:
+    """With --per-prompt: the table again for every block, a row a prompt."""
+    return [part for block in report.blocks for part in _prompts_of(block, report, page)]
+
+
+def _prompts_of(block: Block, report: InspectReport, page: Page) -> list[RenderableType]:
+    rows = block.prompts
+    if not rows:
+        return []
+    groups = columns.for_blocks(rows, columns.PROMPT, report, page)
+    shown = [column for group in groups for column in group]
+    return [
+        _BLANK,
+        line(f"Block {block.index} by prompt", "bold"),
+        *(part for group in groups for part in _tables(rows, columns.PROMPT, group, page)),
+        *unshown(rows, columns.every(report), shown),
+        *facts.absences(missing(rows, shown, [row.prompt for row in rows]), "prompt"),
+    ]
+
+
+def _absent_in_blocks(blocks: list[Block], shown: list[Column]) -> list[RenderableType]:
+    return facts.absences(missing(blocks, shown, [block.index for block in blocks]), "block")
+
+
+def _tables(rows: Sequence[Result], labels: Labels, shown: list[Column], page: Page) -> list[RenderableType]:
+    if not rows:
+        return [_BLANK, line("no rows")]
+    return [part for table in grids(rows, labels, shown, page) for part in (_BLANK, table)]

@@ -1,0 +1,279 @@
+"""`duat lora-diff` as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from duat_cli.report.tables import facts, numbers
+from duat_cli.report.tables.grid import Column, Labels, fits, grids, missing, unshown, value_at
+from duat_cli.report.tables.page import Page, item, line
+from duat_cli.results.base import Result
+from duat_cli.results.lora import (
+    BlockChange,
+    Eq18,
+    LintFinding,
+    LoraReport,
+    ModuleChange,
+    ModuleComparison,
+    PromptChange,
+    TokenChange,
+)
+
+_BLANK = Text("")
+_STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
+_UNCHANGED_SHOWN = 4
+_LINT_SHOWN = 3
+
+
+def _name(row: Result) -> str:
+    assert isinstance(row, (ModuleChange, ModuleComparison))
+    return row.name if row.parameter == "weight" else f"{row.name}.{row.parameter}"
+
+
+_MODULE = Labels(("module",), _name, False)
+_BLOCK = Labels(("block",), lambda row: str(row.index) if isinstance(row, BlockChange) else "")
+_PROMPT = Labels(("prompt",), lambda row: str(row.prompt) if isinstance(row, PromptChange) else "")
+_MODULE_COLUMNS = [
+    Column(("rank", "stated"), "rank", numbers.whole),
+    Column(("norm", "|dW|"), "frobenius_norm", numbers.plain),
+    Column(("relative", "% of |W|"), "relative_frobenius", numbers.percent),
+    Column(("spectral", "norm"), "spectral_norm", numbers.plain),
+    Column(("stable", "rank"), "stable_rank", numbers.plain),
+]
+# what more there is, each group whole or not at all, the first that fit; keyed by what must have a value
+_MORE_COLUMNS = {
+    "rounding": [Column(("rank over", "rounding"), "rounding.rank_above_floor", numbers.whole)],
+    "sup_local": [Column(("largest", "effect"), "sup_local", numbers.plain)],
+    "entropy_rank": [Column(("entropy", "rank"), "entropy_rank", numbers.plain)],
+    "intruders": [
+        Column(("intruders", "out", "/10"), "intruders.output", numbers.whole),
+        Column(("intruders", "in", "/10"), "intruders.input", numbers.whole),
+    ],
+    "alignment": [
+        Column(("align.", "out", "%"), "alignment.output", numbers.percent),
+        Column(("(random)", "%"), "alignment.output_random", numbers.percent),
+    ],
+}
+_COMPARED_COLUMNS = [
+    Column(("cosine", "-1 to 1"), "cosine", numbers.plain),
+    Column(("distance", "norm"), "distance", numbers.plain),
+    Column(("distance", "0-1"), "relative_distance", numbers.plain),
+]
+_BLOCK_COLUMNS = [
+    Column(("W'", "%"), "operator.relative_change", numbers.percent),
+    Column(("routing", "%"), "operator.routing", numbers.percent),
+    Column(("weights", "%"), "operator.weights", numbers.percent),
+    Column(("inter-", "action", "%"), "operator.interaction", numbers.percent),
+    Column(("FFN", "%"), "terms.ffn", numbers.percent),
+    Column(("dynamic", "bias", "%"), "terms.dynamic_bias", numbers.percent),
+    Column(("output", "%"), "terms.output", numbers.percent),
+]
+_PROMPT_COLUMNS = [
+    Column(("output", "%"), "output", numbers.percent),
+    Column(("KL", "nats"), "kl", numbers.plain),
+    Column(("loss", "base"), "loss_base", numbers.plain),
+    Column(("loss", "tuned"), "loss_tuned", numbers.plain),
+]
+
+
+def render_lora(report: LoraReport, page: Page) -> str:
+    """What was compared, a row a changed parameter, with prompts a row a block and a prompt, the linter's findings."""
+    parts: list[RenderableType] = [
+        *_head(report),
+        *_modules(report, page),
+        *_comparison(report, page),
+        *_blocks(report, page),
+        *_prompts(report, page),
+        *_verdict(report),
+        *facts.section("notable", report.summary.notable),
+        *_lists(report),
+        *_lint(report),
+        *facts.section("skipped", [f"{entry.what}: {entry.why}" for entry in report.skipped]),
+        *facts.section("warnings", report.warnings, "yellow"),
+    ]
+    return page.render(parts)
+
+
+def _head(report: LoraReport) -> list[RenderableType]:
+    second = f" and {report.comparison.other}" if report.comparison else ""
+    parts: list[RenderableType] = [line(f"{report.base} and {report.tuned}{second}", "bold")]
+    if report.level == "lint":
+        return [*parts, line(f"{report.method} adapter, checked only")]
+    summary = report.summary
+    what = "fully tuned checkpoint" if report.mode == "checkpoint" else f"{report.method} adapter"
+    size = "" if summary.frobenius_norm is None else f", norm {numbers.plain(summary.frobenius_norm)}"
+    share = "" if summary.relative_frobenius is None else f", {numbers.percent(summary.relative_frobenius)} % of theirs"
+    text = f"{what} on {report.dtype} weights: {numbers.plural(summary.changed, 'parameter')} changed{size}{share}"
+    parts.append(line(text))
+    if report.prompts is not None and report.environment is not None:
+        parts.append(line(f"{facts.tokens(report.prompts)}; {facts.arithmetic(report.environment)}"))
+    return parts
+
+
+def _modules(report: LoraReport, page: Page) -> list[RenderableType]:
+    parts: list[RenderableType] = []
+    shown: list[str] = []
+    for title, rows in ((report.tuned, report.modules), (_other(report), report.other_modules)):
+        if not rows:
+            continue
+        wanted = [column for column in _MODULE_COLUMNS if any(value_at(row, column.path) is not None for row in rows)]
+        for name, group in _MORE_COLUMNS.items():
+            if any(getattr(row, name) is not None for row in rows) and fits(rows, _MODULE, [*wanted, *group], page):
+                wanted += group
+        shown += [column.path for column in wanted]
+        heading = [_BLANK, line(title, "bold")] if report.other_modules else []
+        rest = unshown(rows, [column for group in _MORE_COLUMNS.values() for column in group], wanted)
+        parts += [*heading, *_tables(rows, _MODULE, wanted, page), *rest, *_absent(rows, wanted)]
+    if parts:
+        parts += [_BLANK, *(line(text, "dim") for text in _legend(shown))]
+    return parts
+
+
+def _other(report: LoraReport) -> str:
+    return report.comparison.other if report.comparison else ""
+
+
+def _legend(shown: Sequence[str]) -> list[str]:
+    """What the columns on the page mean; shown: their paths."""
+    ranks = ["rank: as stated", "stable: sum of sigma^2 over the largest"]
+    ranks += ["entropy: exp of the entropy of sigma^2"] if "entropy_rank" in shown else []
+    meanings = {
+        "intruders.output": "intruders: of 10 leading singular vectors of the tuned weight, those unlike (cosine < 0.5)"
+        " every one of the base.",
+        "alignment.output": "align.: share of the change's leading directions inside the base's 10, beside it that of "
+        "a random change.",
+        "rounding.rank_above_floor": "rank over rounding: singular values above what rounding, of the weights and of"
+        " the change, may make (an estimate).",
+        "sup_local": "largest effect: the most that the change can add to the module's output, for any input.",
+    }
+    return [f"dW: the change. {'; '.join(ranks)}.", *(text for path, text in meanings.items() if path in shown)]
+
+
+def _comparison(report: LoraReport, page: Page) -> list[RenderableType]:
+    found = report.comparison
+    if found is None:
+        return []
+    rows: list[RenderableType] = (
+        [*_tables(found.modules, _MODULE, _COMPARED_COLUMNS, page), *_absent(found.modules, _COMPARED_COLUMNS)]
+        if found.modules
+        else [line("no parameter is changed by both")]
+    )
+    only = [
+        *([f"only {report.tuned}: {_some(found.only_first)}"] if found.only_first else []),
+        *([f"only {found.other}: {_some(found.only_second)}"] if found.only_second else []),
+    ]
+    return [
+        _BLANK,
+        line("The two changes, whatever the gauge of their factors", "bold"),
+        *rows,
+        *facts.section("only one", only),
+    ]
+
+
+def _blocks(report: LoraReport, page: Page) -> list[RenderableType]:
+    if report.blocks is None:
+        return []
+    return [
+        _BLANK,
+        line("Blocks: relative changes, means over the prompts", "bold"),
+        *_tables(report.blocks, _BLOCK, _BLOCK_COLUMNS, page),
+        _BLANK,
+        line(
+            "routing (what attention looks at) + weights (what it carries) + interaction add up to the change of W' as "
+            "matrices; their norms need not.",
+            "dim",
+        ),
+        *_absent(report.blocks, _BLOCK_COLUMNS),
+    ]
+
+
+def _prompts(report: LoraReport, page: Page) -> list[RenderableType]:
+    if report.by_prompt is None:
+        return []
+    moved = [
+        f"prompt {row.prompt}: {', '.join(_token(token) for token in row.moved_tokens)}"
+        for row in report.by_prompt[:5]
+        if row.moved_tokens
+    ]
+    return [
+        _BLANK,
+        line("Prompts, most moved first", "bold"),
+        *_tables(report.by_prompt, _PROMPT, _PROMPT_COLUMNS, page),
+        *_absent(report.by_prompt, _PROMPT_COLUMNS),
+        *facts.section("tokens whose next token moved most (KL, nats)", moved),
+    ]
+
+
+def _token(token: TokenChange) -> str:
+    return f"{token.position} '{token.text}' {numbers.plain(token.kl)}"
+
+
+def _verdict(report: LoraReport) -> list[RenderableType]:
+    parts: list[RenderableType] = [_BLANK] if report.level != "lint" else []
+    for model, certificate in (("base", report.certificate), ("tuned", report.tuned_certificate)):
+        if certificate is not None:
+            parts.append(Text(f"{model} model: ").append_text(facts.verdict(certificate)))
+    return [*parts, *(_eq18(report.eq18) if report.eq18 is not None else [])]
+
+
+def _eq18(found: Eq18) -> list[RenderableType]:
+    """Whether it holds where it speaks, how far the test could see, and what acts elsewhere."""
+    parts: list[RenderableType] = []
+    if found.holds is None or found.relative_error is None or found.change_error is None:
+        parts.append(line(f"{found.statement}: not tested, {found.reasons['holds']}"))
+    else:
+        layers = len({name.rpartition(".")[0] for name in (*found.on_second, *found.on_third)})
+        errors = f"error {numbers.error(found.relative_error)} of the sum, {numbers.error(found.change_error)} of dW x"
+        limits = f"tolerances {found.tolerance:.0e} and {found.change_tolerance:.0e}"
+        state, style = ("holds", "green") if found.holds else (f"DOES NOT HOLD in {_some(found.failed)}", "bold red")
+        parts.append(line(f"{found.statement}: {state}; {numbers.plural(layers, 'layer')}, {errors}, {limits}", style))
+    if found.through_attention:
+        many = numbers.plural(len(found.through_attention), "attention parameter")
+        parts.append(line(f"dW of {many} acts through H (queries, keys) and A (values, outputs) instead, see routing "
+                          "and weights", "dim"))  # fmt: skip
+    by_reason: dict[str, list[str]] = {}
+    for entry in found.not_covered:
+        by_reason.setdefault(entry.why, []).append(entry.what)
+    return [*parts, *facts.section("Eq. 18 not tested", [f"{_some(names)}: {why}" for why, names in by_reason.items()])]
+
+
+def _lists(report: LoraReport) -> list[RenderableType]:
+    named = (("unchanged", report.unchanged), ("added", report.added), ("removed", report.removed))
+    return [
+        part
+        for title, names in named
+        if names
+        for part in facts.section(f"{title}: {numbers.plural(len(names), 'parameter')}", [_some(names)])
+    ]
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _UNCHANGED_SHOWN
+    return ", ".join(names[:_UNCHANGED_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _lint(report: LoraReport) -> list[RenderableType]:
+    """A few findings of every rule; a fault of one module is mostly one of all."""
+    if not report.lint:
+        return [line("lint: nothing found", "green")] if report.level == "lint" else []
+    by_rule: dict[str, list[LintFinding]] = {}
+    for entry in report.lint:
+        by_rule.setdefault(entry.rule, []).append(entry)
+    parts: list[RenderableType] = [line("lint", "bold")]
+    for entries in by_rule.values():
+        style = _STYLES[entries[0].level]
+        parts += [item(f"{e.level} {e.rule}: {e.message}", style) for e in entries[:_LINT_SHOWN]]
+        more = len(entries) - _LINT_SHOWN
+        parts += [item(f"{entries[0].rule}: {more} more", style)] if more > 0 else []
+    return parts
+
+
+def _absent(rows: Sequence[Result], shown: list[Column]) -> list[RenderableType]:
+    return facts.absences(missing(rows, shown, list(range(1, len(rows) + 1))), "row")
+
+
+def _tables(rows: Sequence[Result], labels: Labels, shown: list[Column], page: Page) -> list[RenderableType]:
+    return [part for table in grids(rows, labels, shown, page) for part in (_BLANK, table)]

@@ -1,0 +1,173 @@
+"""`duat matrix` as text for a terminal: a small case that can be followed with the paper in hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.cells import cell_len
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from duat_cli.report.tables import facts, numbers
+from duat_cli.report.tables.grid import GAP
+from duat_cli.report.tables.page import Page, item, line
+from duat_cli.results.matrix import MatrixCheck, MatrixForm, MatrixReport
+
+_ROOM_FOR_TEXT = 72  # narrower, a column of formulas would be a word wide
+_LONGEST_TOKEN = 12
+_BLANK = Text("")
+_STYLES = {True: "green", False: "bold red", None: "dim"}
+_VERDICTS = {True: "holds", False: "FAILS", None: "not checked"}
+
+
+def render_matrix(report: MatrixReport, page: Page) -> str:
+    """The matrices, a corner of W'_HVO, the coupling of the first tokens, and the checks."""
+    parts: list[RenderableType] = [
+        *facts.loaded(report.model, [report.prompt], report.environment),
+        line(_case(report)),
+        _BLANK,
+        *_forms(report.matrices, page),
+        *_papers(report.matrices),
+        _BLANK,
+        *_corner(report, page),
+        _BLANK,
+        *_coupling(report, page),
+        _BLANK,
+        *_checks(report.checks, page),
+        _BLANK,
+        facts.verdict(report.certificate),
+        *facts.section("warnings", report.warnings, "yellow"),
+    ]
+    return page.render(parts)
+
+
+def _case(report: MatrixReport) -> str:
+    kv = "" if report.kv_heads == report.heads else f" ({report.kv_heads} kv)"
+    origin = "read from the weights" if report.factors == "read" else "probed with unit vectors"
+    return (
+        f"block {report.layer} ({report.name}): N = {report.tokens}, M = {report.hidden_size}, "
+        f"{numbers.plural(report.heads, 'head')}{kv}, d = {report.head_width}; W_V and W_O {origin}"
+    )
+
+
+def _forms(forms: list[MatrixForm], page: Page) -> list[RenderableType]:
+    built = "built entry by entry" if all(f.built for f in forms[:-1]) else "too large to build: in factors"
+    title = line(f"The paper's matrices, {built}", "bold")
+    if page.width < _ROOM_FOR_TEXT:
+        return [title, *(item(_form(form)) for form in forms)]
+    table = _table(page)
+    table.add_column("", no_wrap=True)
+    table.add_column("\nwhat it is", overflow="fold", ratio=1)
+    for header in ("\nshape", "density\n%", "expected\n%", "\nas"):
+        table.add_column(header, justify="left" if header == "\nas" else "right", no_wrap=header != "\nas")
+    for form in forms:
+        density, expected = numbers.percent(form.density), numbers.percent(form.expected_density)
+        cells = (form.name, form.formula, _shape(form), density, expected, form.expected_formula or "")
+        table.add_row(*(Text(cell) for cell in cells))
+    return [title, table]
+
+
+def _papers(forms: list[MatrixForm]) -> list[RenderableType]:
+    """What is expected, and what the papers state, which is not the same."""
+    quoted = [f"{form.name}: {form.papers}" for form in forms if form.papers]
+    legend = line("expected: what the form and the mask leave if no weight is zero.", "dim")
+    return [_BLANK, legend, *facts.section("What the papers say", quoted)]
+
+
+def _form(form: MatrixForm) -> str:
+    text = f"{form.name} = {form.formula}: {_shape(form)}"
+    if form.density is None:
+        return text
+    expected = f"{numbers.percent(form.expected_density)} %, {form.expected_formula}"
+    return f"{text}, density {numbers.percent(form.density)} % (expected: {expected})"
+
+
+def _shape(form: MatrixForm) -> str:
+    return " x ".join(str(side) for side in form.shape)
+
+
+def _corner(report: MatrixReport, page: Page) -> list[RenderableType]:
+    side = len(report.corner)
+    title = f"W'_HVO, its top-left corner: {side} x {side} of block B_00, from token 0 to token 0"
+    labels, heads = [str(i) for i in range(side)], [str(i) for i in range(side)]
+    return [line(title, "bold"), *_grids("", labels, heads, report.corner, page)]
+
+
+def _coupling(report: MatrixReport, page: Page) -> list[RenderableType]:
+    count = len(report.coupling)
+    which = f"the first {count} of {report.tokens} tokens" if count < report.tokens else "the tokens"
+    title = f"C_ij = |B_ij|_F between {which}: into token i (row) from token j (column)"
+    labels = [_label(i, text) for i, text in enumerate(report.token_texts)] or [str(i) for i in range(count)]
+    heads = [str(j) for j in range(count)]
+    return [line(title, "bold"), *_grids("i", labels, heads, report.coupling, page)]
+
+
+def _label(number: int, text: str) -> str:
+    """A token in quotes, because most begin with a space."""
+    if len(text) > _LONGEST_TOKEN:
+        text = text[: _LONGEST_TOKEN - 2] + ".."
+    return f"{number} '{text}'"
+
+
+def _grids(
+    corner: str, labels: Sequence[str], heads: Sequence[str], rows: Sequence[Sequence[float]], page: Page
+) -> list[RenderableType]:
+    """A matrix of numbers; as several tables, a range of columns each, where the page is narrow."""
+    cells = [[numbers.plain(value) for value in row] for row in rows]
+    widths = [max(len(row[k]) for row in [heads, *cells]) + GAP for k in range(len(heads))]
+    room = page.width - max(cell_len(label) for label in [corner, *labels])
+    return [_grid(corner, labels, heads, cells, part, page) for part in _packs(widths, room)]
+
+
+def _packs(widths: Sequence[int], room: int) -> Iterator[slice]:
+    """Ranges of columns that fit into the room, at least one column each."""
+    start = 0
+    for stop in range(1, len(widths) + 1):
+        if stop == len(widths) or sum(widths[start : stop + 1]) > room:
+            yield slice(start, stop)
+            start = stop
+
+
+def _grid(
+    corner: str, labels: Sequence[str], heads: Sequence[str], cells: list[list[str]], shown: slice, page: Page
+) -> Table:
+    table = _table(page)
+    table.add_column(corner, overflow="fold")
+    for head in heads[shown]:
+        table.add_column(head, justify="right", no_wrap=True)
+    for label, row in zip(labels, cells, strict=True):
+        table.add_row(Text(label), *(Text(text) for text in row[shown]))
+    return table
+
+
+def _checks(checks: list[MatrixCheck], page: Page) -> list[RenderableType]:
+    title = line("Checks, |left - right| / |right|", "bold")
+    reasons = dict.fromkeys(reason for check in checks for reason in check.reasons.values())
+    legend = [
+        "The model's: the H V of its own forward pass and what that moves in its own block, biases left out.",
+        "c: as many of the M columns as can be built. <> is the diamond product, W <> x = W^T x.",
+    ]
+    return [title, *_check_rows(checks, page), *(line(text, "dim") for text in legend), *map(item, reasons)]
+
+
+def _check_rows(checks: list[MatrixCheck], page: Page) -> list[RenderableType]:
+    if page.width < _ROOM_FOR_TEXT:
+        return [
+            item(f"{c.statement}: {numbers.error(c.relative_error)}, {_VERDICTS[c.holds]}", _STYLES[c.holds])
+            for c in checks
+        ]
+    table = _table(page)
+    table.add_column("statement", overflow="fold", ratio=1)
+    table.add_column("rel. error", justify="right", no_wrap=True)
+    table.add_column("tolerance", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for check in checks:
+        error, tolerance = numbers.error(check.relative_error), numbers.error(check.tolerance)
+        verdict = Text(_VERDICTS[check.holds], style=_STYLES[check.holds])
+        table.add_row(Text(check.statement), error, tolerance, verdict)
+    return [table]
+
+
+def _table(page: Page) -> Table:
+    return Table(box=page.rule, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")

@@ -1,0 +1,108 @@
+"""The statistics of W' beside their nulls: what the value is without training, and how far it is from that."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from duat_cli.report.tables import facts, numbers
+from duat_cli.report.tables.grid import Column, Labels, grids, missing, reason_at, value_at
+from duat_cli.report.tables.page import Page, line
+from duat_cli.results.base import Finite, Result, WithReasons
+from duat_cli.results.inspect import Block
+
+_NAMES = {"reinitialised": "the architecture re-initialised", "uniform": "uniform H, same weights"}
+_FIELDS = {  # name of the row's field -> path in the report, header, unit, form
+    "heads": ("operator.effective_heads", ("eff.", "heads"), "/{heads}", numbers.plain),
+    "correlation": ("operator.block_correlation", ("corr.",), "0-1", numbers.plain),
+    "density": ("density.numerical", ("dens.",), "%", numbers.percent),
+    "off_diagonal": ("coupling.off_diagonal_share", ("off-", "diag"), "%", numbers.percent),
+    "context": ("coupling.effective_context", ("context",), "tokens", numbers.plain),
+}
+_LABELS = Labels(("block",), lambda row: str(row.index) if isinstance(row, _Row) else "")
+
+
+class _Beside(WithReasons):
+    null: Finite | None
+    difference: Finite | None  # of the value from it
+
+
+class _Row(Result):
+    index: int
+    heads: _Beside
+    correlation: _Beside
+    density: _Beside
+    off_diagonal: _Beside
+    context: _Beside
+
+
+def null_tables(blocks: Sequence[Block], heads: int, page: Page) -> list[RenderableType]:
+    """The null of every block and the difference from it; the other null as means over the blocks."""
+    if not blocks:
+        return []
+    kind = next((k for k in _NAMES if any(getattr(block.null, k) is not None for block in blocks)), None)
+    absent = _absent(blocks)
+    if kind is None:
+        return facts.absences(absent, "block")
+    rows = [_row(block, kind) for block in blocks if getattr(block.null, kind) is not None]
+    columns = _columns(heads)
+    other = "uniform" if kind != "uniform" else None
+    return [
+        Text(""),
+        line(f"Null: {_NAMES[kind]}; diff.: value less null", "bold"),
+        *(part for table in grids(rows, _LABELS, columns, page) for part in (Text(""), table)),
+        Text(""),
+        *([line(_means(blocks, other, heads), "dim")] if other else []),
+        *facts.absences([*missing(rows, columns, [row.index for row in rows]), *absent], "block"),
+    ]
+
+
+def _absent(blocks: Sequence[Block]) -> list[tuple[str, str, list[int]]]:
+    """(null, reason, blocks) of the nulls that blocks have not."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for kind, name in _NAMES.items():
+        for block in blocks:
+            if getattr(block.null, kind) is None:
+                found.setdefault((name, block.null.reasons.get(kind, "no reason was given")), []).append(block.index)
+    together: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+    for (name, reason), at in found.items():
+        together.setdefault((reason, tuple(at)), []).append(name)
+    return [(f"null ({'; '.join(names)})", reason, list(at)) for (reason, at), names in together.items()]
+
+
+def _row(block: Block, kind: str) -> _Row:
+    return _Row(index=block.index, **{name: _beside(block, kind, path) for name, (path, *_) in _FIELDS.items()})
+
+
+def _beside(block: Block, kind: str, path: str) -> _Beside:
+    value, place = value_at(block, path), f"null.{kind}.{path}"
+    null = value_at(block, place)
+    reasons = {}
+    if null is None:
+        reasons["null"] = reasons["difference"] = reason_at(block, place) or ""
+    elif value is None:
+        reasons["difference"] = reason_at(block, path) or ""
+    known = value is not None and null is not None
+    return _Beside(null=null, difference=value - null if known else None, reasons=reasons)  # type: ignore[operator]
+
+
+def _columns(heads: int) -> list[Column]:
+    found = []
+    for name, (_, title, scale, form) in _FIELDS.items():
+        unit = scale.format(heads=heads)
+        found.append(Column((*title, "null", unit), f"{name}.null", form))
+        found.append(Column((*title, "diff.", unit), f"{name}.difference", numbers.signed(form)))
+    return found
+
+
+def _means(blocks: Sequence[Block], kind: str, heads: int) -> str:
+    parts = []
+    for path, title, scale, form in _FIELDS.values():
+        known = [v for block in blocks if (v := value_at(block, f"null.{kind}.{path}")) is not None]
+        mean = form(statistics.fmean(known) if known else None)
+        unit = {"0-1": "", "/{heads}": f" of {heads}"}.get(scale, f" {scale}")
+        parts.append(f"{' '.join(title).replace('- ', '-')} {mean}{unit}")
+    return f"null: {_NAMES[kind]}, mean over blocks: {', '.join(parts)}."

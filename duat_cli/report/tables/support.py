@@ -1,0 +1,60 @@
+"""`duat support` as text for a terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from duat_cli.report.tables import numbers
+from duat_cli.report.tables.page import Page, item, line
+from duat_cli.results.support import SupportEntry, SupportReport
+
+_ROOM_FOR_REASONS = 72  # narrower, a column of reasons would be a letter wide
+_STYLES = {"exact": "green", "partly": "yellow", "refused": "red"}
+_PATHS = {"attention interface": "interface", "softmax interception": "softmax"}
+
+
+def render_support(report: SupportReport, page: Page) -> str:
+    """A row a model type, and the counts."""
+    entries = report.entries
+    rows: list[RenderableType] = (
+        [_table(entries, page)] if page.width >= _ROOM_FOR_REASONS else [_entry(entry) for entry in entries]
+    )
+    return page.render([*rows, Text(""), line(_total(report), "bold")])
+
+
+def _table(entries: list[SupportEntry], page: Page) -> Table:
+    table = Table(box=page.rule, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("model type", overflow="fold", max_width=page.width // 3)
+    table.add_column("status", no_wrap=True)
+    table.add_column("path", no_wrap=True)
+    table.add_column("rel. error", no_wrap=True, justify="right")
+    table.add_column("what is missing, and why", overflow="fold", ratio=1)
+    for entry in entries:
+        status = Text(entry.status, style=_STYLES[entry.status])
+        error = numbers.error(entry.relative_error)
+        table.add_row(line(entry.model_type), status, _path(entry), error, line(_remark(entry)))
+    return table
+
+
+def _entry(entry: SupportEntry) -> RenderableType:
+    error = "" if entry.relative_error is None else f"relative error {numbers.error(entry.relative_error)}"
+    facts = [entry.status, entry.path or "", error, _remark(entry)]
+    return item(f"{entry.model_type}: {', '.join(fact for fact in facts if fact)}")
+
+
+def _path(entry: SupportEntry) -> str:
+    return _PATHS[entry.path] if entry.path else numbers.ABSENT
+
+
+def _remark(entry: SupportEntry) -> str:
+    return "; ".join([*entry.parts, *([entry.reason] if entry.reason else [])])
+
+
+def _total(report: SupportReport) -> str:
+    counts = Counter[str](entry.status for entry in report.entries)
+    shares = ", ".join(f"{counts[status]} {status}" for status in _STYLES if counts[status])
+    return f"{shares or 'none'} of {len(report.entries)}; transformers {report.transformers}"

@@ -1,0 +1,1 @@
+"""Intervals, ranks and divergences."""

@@ -1,0 +1,1 @@
+"""Tiny models of every type."""

@@ -1,0 +1,185 @@
+"""Each lint rule on a file that has its fault, and silence on a good one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "fixtures"))
+import adapters
+
+from duat_cli.analysis.lora.lint import LEVELS, lint_adapter
+from duat_cli.loading.adapter.base_weights import BaseWeights
+from duat_cli.loading.adapter.folder import open_adapter
+from duat_cli.loading.checkpoint.preflight import inspect_folder
+from duat_cli.loading.checkpoint.source import Source
+from duat_cli.results.lora import LintFinding
+
+A = "base_model.model.model.layers.1.self_attn.q_proj.lora_A.weight"
+B = A.replace("lora_A", "lora_B")
+Tensors = dict[str, Tensor]
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("lint")
+    base = adapters.base_of("llama", folder / "base")
+    config = peft.LoraConfig(r=3, lora_alpha=5, target_modules=["q_proj", "o_proj"])
+    return base, adapters.make(base, folder / "adapter", config)
+
+
+def findings(base: Path | None, adapter: Path) -> list[LintFinding]:
+    files = open_adapter(adapter, "adapter")
+    if base is None:
+        return lint_adapter(files)
+    with BaseWeights(Source(base, "base", None), inspect_folder(base)) as weights:
+        return lint_adapter(files, weights)
+
+
+def broken(adapter: Path, folder: Path, edit: Callable[[Tensors, dict[str, Any]], None]) -> Path:
+    shutil.copytree(adapter, folder)
+    file, stated = folder / "adapter_model.safetensors", folder / "adapter_config.json"
+    tensors, config = load_file(file), json.loads(stated.read_text())
+    edit(tensors, config)
+    save_file(tensors, file)
+    stated.write_text(json.dumps(config))
+    return folder
+
+
+def _nan(t: Tensors, c: dict[str, Any]) -> None:
+    t[A][0, 0] = float("nan")
+
+
+def _untouched(t: Tensors, c: dict[str, Any]) -> None:
+    t[B].zero_()
+
+
+def _narrow(t: Tensors, c: dict[str, Any]) -> None:
+    t[A] = torch.ones(3, 5)
+
+
+def _elsewhere(t: Tensors, c: dict[str, Any]) -> None:
+    t[A.replace("layers.1", "layers.9")], t[B.replace("layers.1", "layers.9")] = t[A].clone(), t[B].clone()
+
+
+def _half(t: Tensors, c: dict[str, Any]) -> None:
+    del t[B]
+
+
+def _magnitude(t: Tensors, c: dict[str, Any]) -> None:
+    t[A.replace("lora_A.weight", "lora_magnitude_vector")] = torch.ones(len(t[B]))
+
+
+def _saved(t: Tensors, c: dict[str, Any]) -> None:
+    t["base_model.model.model.embed_tokens.weight"] = torch.ones(96, 32)
+
+
+def _caught(t: Tensors, c: dict[str, Any]) -> None:
+    t["base_model.model.model.layers.0.input_layernorm.weight"] = torch.ones(32)
+    c["modules_to_save"] = ["norm"]
+
+
+def _dialect(t: Tensors, c: dict[str, Any]) -> None:
+    for key in list(t):
+        t[key.replace(".weight", ".default.weight")] = t.pop(key)
+
+
+FAULTS: dict[str, Callable[[Tensors, dict[str, Any]], None]] = {
+    "alpha-zero": lambda t, c: c.update(lora_alpha=0),
+    "dora-magnitude-missing": lambda t, c: c.update(use_dora=True),
+    "dora-flag-missing": _magnitude,
+    "factor-missing": _half,
+    "non-finite": _nan,
+    "rank-mismatch": lambda t, c: c.update(r=4),
+    "shape-mismatch": _narrow,
+    "target-absent": _elsewhere,
+    "mutated-base": lambda t, c: c.update(init_lora_weights="pissa"),
+    "module-saved-by-accident": _caught,
+    "target-unmatched": lambda t, c: c.update(target_modules=["q_proj", "o_proj", "up_proj"]),
+    "untouched": _untouched,
+    "embedding-saved": _saved,
+    "key-dialect": _dialect,
+    "config": lambda t, c: c.update(alpha_pattern={"q_proj": "high"}),
+    "foreign-code": lambda t, c: c.update(megatron_config={"a": 1}, megatron_core="os"),
+    "convolution": lambda t, c: t.update({A: torch.ones(3, 4, 2, 2)}),
+}
+
+
+@pytest.mark.parametrize("rule", FAULTS)
+def test_every_fault_is_found_by_its_rule(rule: str, good: tuple[Path, Path], tmp_path: Path) -> None:
+    base, adapter = good
+    found = findings(base, broken(adapter, tmp_path / "a", FAULTS[rule]))
+    assert rule in [f.rule for f in found]
+    assert all(f.level == LEVELS[f.rule] for f in found)
+    if LEVELS[rule] == "error":
+        assert found[0].level == "error"  # errors first
+
+
+@pytest.mark.parametrize("with_base", [True, False])
+def test_a_good_adapter_has_no_findings(with_base: bool, good: tuple[Path, Path]) -> None:
+    base, adapter = good
+    assert findings(base if with_base else None, adapter) == []
+
+
+def test_experts_and_tied_weights(tmp_path: Path) -> None:
+    base = adapters.base_of("qwen3_moe", tmp_path / "base")
+    config = peft.LoraConfig(r=2, target_modules=[], target_parameters=["mlp.experts.down_proj"])
+    found = findings(base, adapters.make(base, tmp_path / "a", config))
+    assert [f.rule for f in found] == ["expert-keys"]
+    base = adapters.base_of("gpt2", tmp_path / "tied")
+    assert json.loads((base / "config.json").read_text())["tie_word_embeddings"]
+    config = peft.LoraConfig(r=2, target_modules=["lm_head", "wte"], fan_in_fan_out=True)
+    found = findings(base, adapters.make(base, tmp_path / "b", config))
+    assert "two-tied-deltas" in [f.rule for f in found]
+    config = peft.LoraConfig(r=2, target_modules=["wte"])
+    assert "tied-weights" in [f.rule for f in findings(base, adapters.make(base, tmp_path / "c", config))]
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"megatron_config": {"tensor_model_parallel_size": 1}},  # PEFT imports its default, megatron.core
+        {"megatron_core": "evil"},
+        {"megatron_core": ["evil"]},
+        {"auto_mapping": {"base_model_class": "Net", "parent_library": "evil"}},
+        {"auto_mapping": {"base_model_class": "Net", "parent_library": "transformers_modules.org.model.evil"}},
+        {"auto_mapping": {"base_model_class": "Net"}},
+        {"auto_mapping": "evil.Net"},
+        {"auto_map": {"AutoModel": "evil.Net"}},
+        {"custom_modules": {"torch.nn.Linear": "evil.Linear"}},
+    ],
+)
+def test_modules_named_for_import_are_an_error_and_not_imported(
+    stated: dict[str, Any], good: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    base, adapter = good
+    [found] = findings(base, broken(adapter, tmp_path / "a", lambda t, c: c.update(stated)))
+    assert (found.rule, found.level) == ("foreign-code", "error")
+    assert found.message.split()[0] in ("megatron_core", "auto_mapping", "auto_map", "custom_modules")
+    assert "evil" not in sys.modules
+
+
+@pytest.mark.parametrize("task_type", [None, "CAUSAL_LM"])
+@pytest.mark.parametrize("config", [peft.LoraConfig, peft.AdaLoraConfig, peft.IA3Config, peft.LoHaConfig])
+def test_what_peft_writes_by_itself_names_no_foreign_code(config: Any, task_type: str | None, tmp_path: Path) -> None:
+    base = adapters.base_of("llama", tmp_path / "base")
+    more = {"feedforward_modules": []} if config is peft.IA3Config else {}
+    more |= {"total_step": 10} if config is peft.AdaLoraConfig else {}
+    made = adapters.make(base, tmp_path / "a", config(target_modules=["q_proj"], task_type=task_type, **more))
+    written = json.loads((made / "adapter_config.json").read_text())
+    assert (written["auto_mapping"] is None) == (task_type is not None)
+    if config is peft.LoraConfig:
+        assert (written["megatron_core"], written["megatron_config"]) == ("megatron.core", None)
+    assert "foreign-code" not in [f.rule for f in findings(base, made)]

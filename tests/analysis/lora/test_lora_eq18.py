@@ -1,0 +1,227 @@
+"""Eq. 18 on PEFT's own adapters: it holds where it should, by naive products, and planted faults of dW are seen."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "fixtures"))
+import adapters
+import helpers
+
+from duat_cli.analysis.lora import report as lora_report
+from duat_cli.analysis.lora.checkpoint_diff import checkpoint_report
+from duat_cli.analysis.lora.report import Asked, adapter_on_prompts, checkpoint_on_prompts
+from duat_cli.analysis.lora.run import LoraOptions, adapter_report
+from duat_cli.analysis.lora.weight_change import Directions
+from duat_cli.loading.adapter.base_weights import BaseWeights
+from duat_cli.loading.adapter.folder import open_adapter
+from duat_cli.loading.checkpoint.preflight import inspect_folder
+from duat_cli.loading.checkpoint.source import Source
+from duat_cli.loading.model.load import load
+from duat_cli.loading.prompts import Prompt
+from duat_cli.results.base import Run
+from duat_cli.results.lora import LoraReport
+
+RUN = Run(started="now", seconds=0.0, peak_memory_bytes=None)
+FFN = {
+    "llama": (["gate_proj", "up_proj"], ["down_proj"]),
+    "gpt2": (["c_fc"], ["mlp.c_proj"]),
+    "opt": (["fc1"], ["fc2"]),
+    "bert": (["intermediate.dense"], ["output.dense"]),
+    "phi3": (["gate_up_proj"], ["down_proj"]),
+}
+
+
+def quiet(*args: Any) -> None:
+    return None
+
+
+def weights(folder: Path) -> BaseWeights:
+    return BaseWeights(Source(folder, folder.name, None), inspect_folder(folder))
+
+
+def asked(base: Path, dtype: str = "float32") -> Asked:
+    loaded = load(str(base), dtype=dtype)
+    ids = [helpers.token_ids(loaded.model, tokens=5 + k, seed=k) for k in range(2)]
+    return Asked(loaded, [Prompt(f"text {k}", "0" * 64, i, k) for k, i in enumerate(ids)], str)
+
+
+def report_of(base: Path, adapter: Path, dtype: str = "float32") -> LoraReport:
+    opened = open_adapter(adapter, "adapter")
+    first = adapter_report(weights(base), [opened], LoraOptions(), quiet, lambda: RUN)
+    return adapter_on_prompts(first, weights(base), opened, asked(base, dtype), quiet, lambda: RUN)
+
+
+def made(model_type: str, folder: Path, targets: list[str], **config: Any) -> tuple[Path, Path]:
+    base = adapters.base_of(model_type, folder / "base")
+    fields = {"r": 3, "lora_alpha": 30, "target_modules": targets, **config}
+    return base, adapters.make(base, folder / "adapter", peft.LoraConfig(**fields))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return made("llama", tmp_path_factory.mktemp("eq18"), ["up_proj", "down_proj", "q_proj"])
+
+
+@pytest.mark.parametrize("model_type", FFN)
+def test_it_holds_in_every_layer_of_the_ffns(model_type: str, tmp_path: Path) -> None:
+    second, third = FFN[model_type]
+    base, adapter = made(model_type, tmp_path, [*second, *third])
+    found = report_of(base, adapter).eq18
+    assert found is not None
+    assert (found.holds, found.failed, found.not_covered) == (True, [], [])
+    for names, ends in ((found.on_second, second), (found.on_third, third)):
+        assert names
+        assert all(name.removesuffix(".weight").endswith(tuple(ends)) and ".attention." not in name for name in names)
+    assert found.relative_error is not None
+    assert found.relative_error < 2e-6
+    assert found.change_error is not None
+    assert found.change_error < 1e-5
+    assert found.inputs == 11
+
+
+def test_the_errors_are_those_of_naive_products(llama: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a tuned model whose dW is 1 % too large everywhere, on PEFT's merged model and a plain loop over tokens."""
+    base, adapter = llama
+    _plant(monkeypatch, lambda name, change: 1.01 * change)
+    found = report_of(base, adapter).eq18
+    assert found is not None
+    plain, change = adapters.load_base(base), adapters.merged(base, adapter)
+    tuned = adapters.load_base(base)
+    inputs: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    for name, module in tuned.named_modules():
+        if name.endswith(("up_proj", "down_proj", "q_proj")):
+            module.weight.data += (1.01 * change[f"{name}.weight"]).float()
+            into = inputs.setdefault(name, [])
+            module.register_forward_hook(lambda m, a, y, into=into: into.extend(zip(a[0][0], y[0], strict=True)))
+    with torch.no_grad():
+        for prompt in asked(base).prompts:
+            tuned(input_ids=prompt.input_ids)
+    errors = []
+    for name in [n for n in inputs if "mlp" in n]:
+        w, dw = plain.get_submodule(name).weight.double(), change[f"{name}.weight"]
+        missed = torch.stack([y.double() - (w @ x.double() + dw @ x.double()) for x, y in inputs[name]])
+        errors.append(float(missed.detach().norm() / torch.stack([y.double() for _, y in inputs[name]]).norm()))
+    assert found.relative_error == pytest.approx(max(errors), rel=1e-3)
+    assert found.change_error == pytest.approx(0.01, rel=1e-3)
+
+
+# -- planted faults --------------------------------------------------------------------------------------------
+
+
+def _plant(monkeypatch: pytest.MonkeyPatch, fault: Callable[[str, Tensor], Tensor]) -> None:
+    """The tuned model is built with another change than the adapter states."""
+    real = lora_report.tuned_copy
+
+    def faulty(model: nn.Module, changes: Mapping[str, Callable[[], Tensor]], **more: Any) -> nn.Module:
+        wrong = {name: (lambda name=name, change=change: fault(name, change())) for name, change in changes.items()}
+        return real(model, wrong, **more)
+
+    monkeypatch.setattr(lora_report, "tuned_copy", faulty)
+
+
+ONE = "layers.1.mlp.up_proj"
+
+
+def _scaled(name: str, change: Tensor) -> Tensor:
+    return 1.01 * change if ONE in name else change
+
+
+def _forgotten(name: str, change: Tensor) -> Tensor:
+    return 0 * change if ONE in name else change
+
+
+@pytest.mark.parametrize(("fault", "size"), [(_scaled, 0.01), (_forgotten, 1.0)])
+def test_a_planted_fault_is_seen_in_its_layer(
+    fault: Callable[[str, Tensor], Tensor], size: float, llama: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tuned model's certificate cannot see it: the model is another, and exact as that."""
+    _plant(monkeypatch, fault)
+    report = report_of(*llama)
+    assert report.eq18 is not None
+    assert (report.eq18.holds, report.eq18.failed) == (False, [f"model.{ONE}"])
+    assert report.eq18.change_error == pytest.approx(size, rel=1e-3)
+    assert report.tuned_certificate is not None
+    assert report.tuned_certificate.exact
+
+
+def test_a_small_change_hides_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """dW 2e-4 of W: 1 % of it is far below the tolerance of the sum, and far above the rounding of the weights."""
+    base, adapter = made("llama", tmp_path, ["up_proj"], lora_alpha=0.01)
+    assert (found := report_of(base, adapter).eq18) is not None
+    assert found.holds
+    _plant(monkeypatch, _scaled)
+    found = report_of(base, adapter).eq18
+    assert found is not None
+    assert found.relative_error is not None
+    assert found.relative_error < found.tolerance
+    assert (found.holds, found.failed) == (False, [f"model.{ONE}"])
+
+
+def test_a_layer_that_changes_without_being_stated(llama: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    real = lora_report.tuned_copy
+
+    def more(model: nn.Module, changes: Mapping[str, Any], **rest: Any) -> nn.Module:
+        name = "model.layers.0.mlp.gate_proj.weight"
+        return real(model, {**changes, name: lambda: 0.1 * model.get_parameter(name).double()}, **rest)
+
+    monkeypatch.setattr(lora_report, "tuned_copy", more)
+    found = report_of(*llama).eq18
+    assert found is not None
+    assert (found.holds, found.failed) == (False, ["model.layers.0.mlp.gate_proj"])
+
+
+def test_a_checkpoint_is_tested_against_the_difference_of_its_files(llama: tuple[Path, Path], tmp_path: Path) -> None:
+    base, adapter = llama
+    peft.PeftModel.from_pretrained(adapters.load_base(base), adapter).merge_and_unload().save_pretrained(tmp_path)
+    first = checkpoint_report(weights(base), weights(tmp_path), Directions(), quiet, lambda: RUN)
+
+    def found(fault: Callable[[Any], None]) -> Any:
+        tuned = load(str(tmp_path))
+        fault(tuned.model)
+        return checkpoint_on_prompts(first, asked(base), tuned, quiet, lambda: RUN).eq18
+
+    sound = found(lambda model: None)
+    assert (sound.holds, len(sound.on_second), len(sound.on_third)) == (True, 3, 3)
+    assert found(lambda model: model.get_submodule(f"model.{ONE}").weight.mul_(1.001)).failed == [f"model.{ONE}"]
+
+
+# -- what it does not cover ------------------------------------------------------------------------------------
+
+
+def test_attention_alone_is_no_matter_of_eq18(tmp_path: Path) -> None:
+    base, adapter = made("llama", tmp_path, ["q_proj", "v_proj", "o_proj"])
+    found = report_of(base, adapter).eq18
+    assert found is not None
+    assert (found.holds, found.relative_error, found.change_error) == (None, None, None)
+    assert len(found.through_attention) == 9
+    assert "no linear layer of an FFN changes" in found.reasons["holds"]
+
+
+def test_experts_and_norms_are_named_with_their_reasons(tmp_path: Path) -> None:
+    targets = {"target_parameters": ["mlp.experts.down_proj"], "modules_to_save": ["post_attention_layernorm"]}
+    base, adapter = made("qwen3_moe", tmp_path, ["v_proj"], **targets)
+    found = report_of(base, adapter).eq18
+    assert found is not None
+    assert found.holds is None
+    reasons = {entry.what.rpartition(".layers.")[2]: entry.why for entry in found.not_covered}
+    assert "not made by one linear layer of its neurons" in reasons["1.mlp.experts.down_proj"]  # block 0 has none
+    assert reasons["0.post_attention_layernorm.weight"] == "it is no linear layer of the block's FFN"
+
+
+def test_what_rounding_hides_is_not_called_sound(tmp_path: Path) -> None:
+    """In bfloat16 a change of 2e-4 of W is rounded away: neither it holds nor it fails."""
+    base, adapter = made("llama", tmp_path, ["up_proj"], lora_alpha=0.01)
+    found = report_of(base, adapter, "bfloat16").eq18
+    assert found is not None
+    assert found.holds is None
+    assert "rounding to bfloat16" in found.not_covered[0].why

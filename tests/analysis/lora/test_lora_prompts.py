@@ -1,0 +1,443 @@
+"""What an adapter does under a prompt: against dense operators by automatic differentiation, PEFT's wrapped model and
+naive sums."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "fixtures"))
+import adapters
+import helpers
+
+from duat_cli.analysis.lora.checkpoint_diff import checkpoint_report
+from duat_cli.analysis.lora.places import norms_in_front, sup_local, true_gain
+from duat_cli.analysis.lora.prompts import compare_on_prompts
+from duat_cli.analysis.lora.report import Asked, adapter_on_prompts, checkpoint_on_prompts
+from duat_cli.analysis.lora.run import LoraOptions, adapter_report
+from duat_cli.analysis.lora.weight_change import Directions
+from duat_cli.analysis.session import Session
+from duat_cli.errors import InputError, UnsupportedModelError
+from duat_cli.loading.adapter.base_weights import BaseWeights
+from duat_cli.loading.adapter.folder import open_adapter
+from duat_cli.loading.checkpoint.preflight import inspect_folder
+from duat_cli.loading.checkpoint.source import Source
+from duat_cli.loading.model.load import LoadedModel, load
+from duat_cli.loading.prompts import Prompt
+from duat_cli.models.edits.tuned import logits_of, tuned_copy
+from duat_cli.operators.lowrank import LowRank
+from duat_cli.results.base import Run
+from duat_cli.results.lora import LoraReport
+from duat_cli.zoo import tiny
+
+RUN = Run(started="now", seconds=0.0, peak_memory_bytes=None)
+NAMES: dict[str, list[str]] = {
+    "llama": ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"],
+    "gpt2": ["c_attn", "c_proj", "c_fc"],
+    "olmo2": ["k_proj", "v_proj", "o_proj", "up_proj"],
+    "bert": ["query", "value", "dense"],
+    "phi": ["q_proj", "v_proj", "dense", "fc1", "fc2"],
+}
+
+
+def quiet(*args: Any) -> None:
+    return None
+
+
+def some_prompts(model: Any, count: int = 2) -> list[Prompt]:
+    ids = [helpers.token_ids(model, tokens=5 + k, seed=k) for k in range(count)]
+    return [Prompt(f"text {k}", "0" * 64, i, k) for k, i in enumerate(ids)]
+
+
+def asked(loaded: LoadedModel, count: int = 2) -> Asked:
+    return Asked(loaded, some_prompts(loaded.model, count), lambda i: f"<{i}>")
+
+
+def report_of(base: Path, adapter: Path, count: int = 2) -> LoraReport:
+    opened, loaded = open_adapter(adapter, "adapter"), load(str(base))
+
+    def weights() -> BaseWeights:
+        return BaseWeights(Source(base, "base", None), inspect_folder(base))
+
+    first = adapter_report(weights(), [opened], LoraOptions(), quiet, lambda: RUN)
+    return adapter_on_prompts(first, weights(), opened, asked(loaded, count), quiet, lambda: RUN)
+
+
+def made(model_type: str, folder: Path, targets: list[str] | str | None = None, **config: Any) -> tuple[Path, Path]:
+    base = adapters.base_of(model_type, folder / "base")
+    fields = {"r": 3, "lora_alpha": 30, "target_modules": targets or NAMES[model_type], **config}
+    return base, adapters.make(base, folder / "adapter", peft.LoraConfig(**fields))
+
+
+def merged_model(base: Path, adapter: Path) -> Any:
+    return peft.PeftModel.from_pretrained(adapters.load_base(base), adapter).merge_and_unload().eval()
+
+
+def wrapped_model(base: Path, adapter: Path) -> Any:
+    return peft.PeftModel.from_pretrained(adapters.load_base(base), adapter).eval()
+
+
+@pytest.mark.parametrize("model_type", NAMES)
+def test_the_change_of_every_operator_is_that_of_the_dense_ones(model_type: str, tmp_path: Path) -> None:
+    base, adapter = made(model_type, tmp_path)
+    report = report_of(base, adapter, count=1)
+    assert report.certificate is not None
+    assert report.certificate.exact
+    assert report.eq18 is not None
+    assert report.eq18.holds
+    plain, tuned = adapters.load_base(base).double(), merged_model(base, adapter).double()
+    [prompt] = some_prompts(plain, 1)
+    wiring = helpers.WIRINGS[model_type]
+    before, after = (helpers.dense_blocks(m, prompt.input_ids, wiring) for m in (plain, tuned))
+    assert report.blocks is not None
+    for block, one, two in zip(report.blocks, before, after, strict=True):
+        expected = float((two.W - one.W).norm() / one.W.norm())
+        assert block.operator.relative_change == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("targets", "still"),
+    [(["q_proj", "k_proj"], ("weights", "interaction")), (["v_proj", "o_proj"], ("routing", "interaction"))],
+)
+def test_what_cannot_move_does_not(targets: list[str], still: tuple[str, str], tmp_path: Path) -> None:
+    """Queries and keys only route; values and outputs only carry, in the first block, whose input is as before."""
+    base, adapter = made("llama", tmp_path, targets)
+    report = report_of(base, adapter)
+    assert report.blocks is not None
+    first = report.blocks[0].operator
+    for name in still:
+        assert getattr(first, name) == pytest.approx(0.0, abs=1e-6)
+    [moving] = {"routing", "weights"} - set(still)
+    assert getattr(first, moving) == pytest.approx(first.relative_change, rel=1e-5)
+    assert first.relative_change is not None
+    assert first.relative_change > 0.01
+    if "weights" in still:
+        assert all(block.operator.weights == 0.0 for block in report.blocks)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2"])
+def test_the_wrapped_and_the_merged_model_agree(model_type: str, tmp_path: Path) -> None:
+    base, adapter = made(model_type, tmp_path)
+    loaded = load(str(base))
+    wrapped = replace(loaded, model=wrapped_model(base, adapter).base_model.model)
+    merged = replace(loaded, model=merged_model(base, adapter))
+    sessions = [Session(one, quiet, cache=False) for one in (loaded, wrapped, merged)]
+    prompts = some_prompts(loaded.model)
+    found = [compare_on_prompts(sessions[0], one, prompts, str, quiet) for one in sessions[1:]]
+    for one, two in zip(found[0].blocks, found[1].blocks, strict=True):
+        assert one.operator.relative_change == pytest.approx(two.operator.relative_change, rel=1e-3)
+        assert one.terms.output == pytest.approx(two.terms.output, rel=1e-4)
+        assert one.tuned_certificate < 1e-5
+    by_file = report_of(base, adapter)
+    assert by_file.by_prompt is not None
+    for ours, theirs in zip(by_file.by_prompt, found[0].prompts, strict=True):
+        assert ours.kl == pytest.approx(theirs.kl, rel=1e-4)
+
+
+def test_outputs_losses_and_kl_by_naive_sums(tmp_path: Path) -> None:
+    base, adapter = made("llama", tmp_path, use_dora=True)
+    report = report_of(base, adapter)
+    plain, tuned = adapters.load_base(base), wrapped_model(base, adapter)
+    assert report.by_prompt is not None
+    assert [p.kl for p in report.by_prompt] == sorted((p.kl for p in report.by_prompt), reverse=True)  # type: ignore[type-var]
+    for row in report.by_prompt:
+        ids = some_prompts(plain)[row.prompt].input_ids
+        with torch.no_grad():
+            p, q = (m(input_ids=ids).logits[0].double().softmax(-1) for m in (plain, tuned))
+        each = (p * (p / q).log()).sum(-1)
+        assert row.kl == pytest.approx(float(each.mean()), rel=1e-4)
+        assert row.moved_tokens[0].position == int(each.argmax())
+        assert row.moved_tokens[0].kl == pytest.approx(float(each.max()), rel=1e-4)
+        assert row.moved_tokens[0].text == f"<{int(ids[0, each.argmax()])}>"
+        for logits, loss in ((p, row.loss_base), (q, row.loss_tuned)):
+            expected = -sum(float(logits[k, ids[0, k + 1]].log()) for k in range(ids.shape[1] - 1))
+            assert loss == pytest.approx(expected / (ids.shape[1] - 1), rel=1e-4)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2"])
+def test_block_outputs_and_ffn_terms_by_hooks(model_type: str, tmp_path: Path) -> None:
+    base, adapter = made(model_type, tmp_path)
+    report = report_of(base, adapter, count=1)
+    seen: list[dict[str, list[Tensor]]] = []
+    for model in (adapters.load_base(base), merged_model(base, adapter)):
+        kept: dict[str, list[Tensor]] = {"out": [], "ffn": []}
+        for block in model.get_submodule(helpers.WIRINGS[model_type].blocks):
+            for name, module in (("out", block), ("ffn", block.mlp)):
+                module.register_forward_hook(
+                    lambda m, a, o, into=kept[name]: into.append(o if isinstance(o, Tensor) else o[0])
+                )
+        with torch.no_grad():
+            model(input_ids=some_prompts(model, 1)[0].input_ids)
+        seen.append(kept)
+    assert report.blocks is not None
+    for k, block in enumerate(report.blocks):
+        for name, value in (("out", block.terms.output), ("ffn", block.terms.ffn)):
+            a, b = seen[0][name][k], seen[1][name][k]
+            assert value == pytest.approx(float((b - a).norm() / a.norm()), rel=1e-4)
+
+
+# type -> LoRA's targets, and the module whose output is the FFN's part of the residual stream
+ADDED: dict[str, tuple[str | list[str], str]] = {
+    "opt": (["fc2"], "fc2"),  # the unit that is captured ends at the activations
+    "bert": (r".*layer\.\d+\.output\.dense", "output.dense"),
+    "gpt2": (r".*mlp\.c_proj", "mlp"),
+    "llama": (["down_proj"], "mlp"),
+    "phi": (["fc2"], "mlp"),
+    "falcon": (["dense_4h_to_h"], "mlp"),
+    "gpt_neox": (["dense_4h_to_h"], "mlp"),
+    "gemma2": (["up_proj", "down_proj"], "post_feedforward_layernorm"),
+    "olmo2": (["down_proj"], "post_feedforward_layernorm"),
+    "granite": (["down_proj"], "mlp"),  # with a factor behind, the same in both
+    "deepseek_v3": (["o_proj", "shared_experts.down_proj"], "mlp"),
+}
+
+
+@pytest.mark.parametrize("model_type", ADDED)
+def test_the_ffns_term_is_what_plain_hooks_see_added_to_the_stream(model_type: str, tmp_path: Path) -> None:
+    """In base and PEFT's merged model, in float64."""
+    targets, added = ADDED[model_type]
+    base, adapter = made(model_type, tmp_path, targets)
+    report = report_of(base, adapter, count=1)
+    seen: list[list[Tensor]] = []
+    for model in (adapters.load_base(base), merged_model(base, adapter)):
+        kept: list[Tensor] = []
+        for block in model.get_submodule(helpers.WIRINGS[model_type].blocks):
+            block.get_submodule(added).register_forward_hook(
+                lambda m, a, o, kept=kept: kept.append((o if isinstance(o, Tensor) else o[0]).clone())
+            )
+        if getattr(model, "_can_set_experts_implementation", lambda: False)():
+            model.set_experts_implementation("eager")  # grouped_mm has no float64
+        with torch.no_grad(), helpers.InDouble():
+            model.double()(input_ids=some_prompts(model, 1)[0].input_ids)
+        seen.append(kept)
+    assert report.blocks is not None
+    for block, a, b in zip(report.blocks, *seen, strict=True):
+        want = float((b - a).norm() / a.norm())
+        assert want > 0.01
+        assert block.terms.ffn == pytest.approx(want, rel=1e-4)
+
+
+def test_the_dynamic_bias_is_what_earlier_ffns_make_of_the_pre_activation(tmp_path: Path) -> None:
+    """In the first block there are none; in a later one it is the frozen linear image of all but the input path."""
+    base, adapter = made("llama", tmp_path)
+    report = report_of(base, adapter)
+    assert report.blocks is not None
+    assert report.blocks[0].terms.dynamic_bias == pytest.approx(0.0, abs=1e-6)
+    assert all((block.terms.dynamic_bias or 0.0) > 0.01 for block in report.blocks[1:])
+
+
+# -- where a change acts -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model_type", "third"),
+    [("llama", "down_proj"), ("gpt2", "mlp.c_proj"), ("bert", "output.dense"), ("phi", "fc2")],
+)
+def test_which_side_of_the_nonlinearity(model_type: str, third: str, tmp_path: Path) -> None:
+    base, adapter = made(model_type, tmp_path)
+    report = report_of(base, adapter, count=1)
+    assert report.eq18 is not None
+    found = report.eq18
+    lists = (found.on_second, found.on_third, found.through_attention, found.elsewhere)
+    everything = {n for names in lists for n in names}
+    assert sum(map(len, lists)) == len(everything)
+    assert found.not_covered == []
+    assert everything == {f"{m.name}.{m.parameter}" for m in report.modules}
+    assert set(found.on_third) == {n for n in everything if n.endswith(f"{third}.weight") and "attention" not in n}
+    attention = {n for n in everything if "attn" in n or "attention" in n}
+    assert set(found.through_attention) == attention
+    assert not any("layer" in n for n in found.elsewhere)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name"), [("llama", "self_attn.q_proj"), ("gpt2", "attn.c_attn"), ("phi", "fc1")]
+)
+def test_the_largest_effect_is_never_exceeded(model_type: str, name: str, tmp_path: Path) -> None:
+    base, adapter = made(model_type, tmp_path)
+    report = report_of(base, adapter, count=1)
+    model, changes = adapters.load_base(base), adapters.ours(base, adapter)
+    loaded = load(str(base))
+    session = Session(loaded, quiet, cache=False)
+    for module in [m for m in report.modules if m.name.endswith(name)]:
+        key = f"{module.name}.weight"
+        norm, form = norms_in_front(loaded.model, session.structure, some_prompts(model, 1)[0], [key])[key]
+        change = changes[key].T if model_type == "gpt2" else changes[key]  # (out, in)
+        generator = torch.Generator().manual_seed(0)
+        x = 50 * torch.randn(4000, change.shape[1], generator=generator)
+        with torch.no_grad():
+            reached = (norm(x[None])[0].double() @ change.T).norm(dim=1)
+        assert module.sup_local is not None
+        assert float(reached.max()) <= module.sup_local * (1 + 1e-5)
+        if form.bias is None and not form.centered:  # attained, at the leading right vector
+            best = torch.linalg.svd(change * true_gain(norm, form))[2][0].float()
+            with torch.no_grad():
+                reached = (norm(1e3 * best[None, None])[0].double() @ change.T).norm(dim=1)
+            assert float(reached) == pytest.approx(module.sup_local, rel=1e-4)
+    others = [m for m in report.modules if m.name.endswith(("down_proj", "o_proj", "c_proj", "dense", "fc2"))]
+    assert others
+    assert all(m.sup_local is None and "no norm" in m.reasons["sup_local"] for m in others)
+
+
+def test_the_largest_effect_of_factors_and_of_the_matrix_are_one() -> None:
+    model = tiny.tiny_model("phi")
+    norm = model.model.layers[0].input_layernorm
+    from duat_cli.models.block.norms import recognise
+
+    x = torch.randn(1, 7, norm.weight.numel(), generator=torch.Generator().manual_seed(0))
+    form = recognise(norm, x, norm(x))
+    assert form is not None
+    torch.testing.assert_close(true_gain(norm, form), norm.weight.detach().double(), rtol=1e-4, atol=1e-5)
+    low = LowRank(torch.randn(9, 2, dtype=torch.float64), torch.randn(2, norm.weight.numel(), dtype=torch.float64))
+    values = [sup_local((piece,), turned, norm, form) for piece, turned in
+              ((low, False), (low.dense(), False), (low.mT, True), (low.dense().T, True))]  # fmt: skip
+    assert values == pytest.approx([values[0]] * 4)
+
+
+# -- the tuned model -----------------------------------------------------------------------------------------
+
+
+def test_what_does_not_change_is_shared_and_the_base_stays_as_it_is() -> None:
+    model = tiny.tiny_model("llama")
+    name = "model.layers.1.mlp.up_proj.weight"
+    before = {n: p.clone() for n, p in model.named_parameters()}
+    tuned = tuned_copy(model, {name: lambda: torch.ones_like(before[name]).double()})
+    for other, parameter in tuned.named_parameters():
+        assert (parameter is model.get_parameter(other)) == (other != name)
+    assert torch.equal(model.get_parameter(name), before[name])
+    torch.testing.assert_close(tuned.get_parameter(name), before[name] + 1)
+    assert tuned.model.layers[1].self_attn is not model.model.layers[1].self_attn
+
+
+def test_a_tied_weight_changes_where_it_is_wrapped() -> None:
+    model = tiny.tiny_model("gpt2")
+    assert model.lm_head.weight is model.transformer.wte.weight
+    change = {"transformer.wte.weight": lambda: torch.ones_like(model.lm_head.weight).double()}
+    tuned = tuned_copy(model, change)
+    assert tuned.lm_head.weight is model.lm_head.weight
+    tuned = tuned_copy(model, change, tied=frozenset(change))
+    assert tuned.lm_head.weight is tuned.transformer.wte.weight
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config"),
+    [
+        ("llama", {"target_modules": ["q_proj"], "trainable_token_indices": [3, 4]}),
+        ("gpt2", {"target_modules": ["c_attn"], "trainable_token_indices": [3, 4], "fan_in_fan_out": True}),
+        ("llama", {"target_modules": ["embed_tokens", "lm_head"]}),
+        ("opt", {"target_modules": ["q_proj"], "lora_bias": True}),
+        ("llama", {"target_modules": ["o_proj"], "modules_to_save": ["norm"]}),
+        ("qwen3_moe", {"target_modules": ["v_proj"], "target_parameters": ["mlp.experts.down_proj"]}),
+    ],
+)
+def test_the_tuned_model_is_pefts(model_type: str, config: dict[str, Any], tmp_path: Path) -> None:
+    base, adapter = made(model_type, tmp_path, config.pop("target_modules"), **config)
+    [prompt] = some_prompts(adapters.load_base(base), 1)
+    tuned = tuned_copy(
+        adapters.load_base(base),
+        {name: (lambda c=change: c) for name, change in adapters.ours(base, adapter).items()},
+        tied=frozenset({"transformer.wte.weight"}),
+    )
+    expected = logits_of(wrapped_model(base, adapter), prompt.input_ids)
+    torch.testing.assert_close(logits_of(tuned, prompt.input_ids), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_checkpoint_under_prompts_is_its_adapter(tmp_path: Path) -> None:
+    base, adapter = made("llama", tmp_path)
+    merged_model(base, adapter).save_pretrained(tmp_path / "tuned")
+    weights = [BaseWeights(Source(f, f.name, None), inspect_folder(f)) for f in (base, tmp_path / "tuned")]
+    first = checkpoint_report(weights[0], weights[1], Directions(), quiet, lambda: RUN)
+    found = checkpoint_on_prompts(first, asked(load(str(base))), load(str(tmp_path / "tuned")), quiet, lambda: RUN)
+    expected = report_of(base, adapter)
+    assert found.blocks is not None
+    assert expected.blocks is not None
+    for one, two in zip(found.blocks, expected.blocks, strict=True):
+        assert one.operator.relative_change == pytest.approx(two.operator.relative_change, rel=1e-4)
+
+
+def test_what_has_no_meaning_under_prompts_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base, adapter = made("llama", tmp_path, layer_replication=[[0, 2], [1, 3]])
+    with pytest.raises(UnsupportedModelError, match="layer_replication"):
+        report_of(base, adapter)
+    base, adapter = made("llama", tmp_path / "b")
+    stated = adapter / "adapter_config.json"
+    stated.write_text(stated.read_text().replace('"init_lora_weights": true', '"init_lora_weights": "corda"'))
+    with pytest.raises(UnsupportedModelError, match="mutated by corda"):
+        report_of(base, adapter)
+    base, adapter = made("llama", tmp_path / "c")
+    monkeypatch.setattr("duat_cli.analysis.lora.prompts.KEPT_BYTES", 300)
+    with pytest.raises(InputError, match=r"--max-tokens \d"):
+        report_of(base, adapter)
+
+
+def test_an_encoder_has_no_next_token(tmp_path: Path) -> None:
+    base, adapter = made("bert", tmp_path)
+    report = report_of(base, adapter)
+    assert report.by_prompt is not None
+    assert all(p.kl is None and "no next-token model" in p.reasons["kl"] for p in report.by_prompt)
+    assert [p.output for p in report.by_prompt] == sorted((p.output for p in report.by_prompt), reverse=True)
+
+
+# -- the next token ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["Camembert", "XLMRoberta", "Electra"])
+@pytest.mark.parametrize("decoder", [False, True])
+def test_a_head_for_next_tokens_needs_a_causal_mask(name: str, decoder: bool, tmp_path: Path) -> None:
+    """Without is_decoder these classes are encoders: a token's logits have seen the next one."""
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+        max_position_embeddings=40, is_decoder=decoder, pad_token_id=1,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        getattr(transformers, f"{name}ForCausalLM")(config).save_pretrained(tmp_path / "base")
+    config = peft.LoraConfig(r=2, lora_alpha=30, target_modules=["query", "value"])
+    adapter = adapters.make(tmp_path / "base", tmp_path / "adapter", config)
+    report = report_of(tmp_path / "base", adapter)
+    assert report.by_prompt is not None
+    for prompt in report.by_prompt:
+        assert (prompt.kl is not None) == (prompt.loss_base is not None) == bool(prompt.moved_tokens) == decoder
+        assert decoder or "move with later tokens" in prompt.reasons["kl"]
+    assert (report.summary.kl is not None) == decoder
+    assert decoder or "move with later tokens" in report.summary.reasons["kl"]
+
+
+def test_logits_that_rule_out_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both at -inf: not counted. Only the tuned model's: infinite, so null with the reason, and no mean of the rest."""
+    base, adapter = made("llama", tmp_path)
+    plain, calls = report_of(base, adapter), []
+
+    def ruled_out(model: Any, ids: Tensor) -> Tensor:
+        calls.append(logits_of(model, ids).clone())
+        calls[-1][:, 0] = -torch.inf
+        if tuned_only and len(calls) == 4:
+            calls[-1][0, 1] = -torch.inf
+        return calls[-1]
+
+    monkeypatch.setattr("duat_cli.analysis.lora.prompts.logits_of", ruled_out)
+    tuned_only = False
+    assert plain.by_prompt is not None
+    both = report_of(base, adapter)
+    assert both.by_prompt is not None
+    for row in both.by_prompt:
+        p, q = (logits[:, 1:].double().softmax(-1) for logits in calls[2 * row.prompt : 2 * row.prompt + 2])
+        assert row.kl == pytest.approx(float((p * (p / q).log()).sum(-1).mean()), rel=1e-6)
+    calls.clear()
+    tuned_only = True
+    report = report_of(base, adapter)
+    assert report.by_prompt is not None
+    [first, second] = sorted(report.by_prompt, key=lambda row: row.prompt)
+    assert first.kl is not None
+    assert second.kl is None
+    assert "probability 0" in second.reasons["kl"]
+    assert report.summary.kl is None
+    assert report.summary.reasons["kl"] == second.reasons["kl"]

@@ -1,0 +1,151 @@
+"""Ablation: what is removed, with what in its place, and that nothing unmeasured passes for small."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from helpers import single_model, token_ids
+from removal import OWN, weights_zeroed
+from torch import Tensor
+
+from duat_cli.analysis.prune.ablation import Ablator, mean_values, measured
+from duat_cli.analysis.prune.damage import Hidden, metric_for
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.loading.prompts import Prompt
+from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
+from duat_cli.models.terms.sites import TermId, find_sites
+
+
+@functools.cache
+def prepared(model_type: str) -> tuple[Any, ModelStructure, Any]:
+    model = single_model(model_type)
+    structure = discover(model)
+    return model, structure, find_sites(structure)
+
+
+def prompts_of(model: Any, *lengths: int) -> list[Prompt]:
+    return [Prompt("", str(k), token_ids(model, n, k), k) for k, n in enumerate(lengths)]
+
+
+@pytest.mark.parametrize("model_type", ["llama", "bert", "gpt_oss"])
+def test_damage_is_that_of_the_model_with_its_weights_at_zero(model_type: str) -> None:
+    model, structure, sites = prepared(model_type)
+    metric = metric_for(None, model, structure)
+    assert metric.name == "kl"
+    ablator = Ablator(structure, sites, metric)
+    prompts = prompts_of(model, 5, 9)
+    sets = [[TermId("head", 1, 2)], [TermId("ffn", 0, 0), TermId("head", 2, 0), TermId("head", 2, 3)]]
+    ticks: list[tuple[int, int]] = []
+    found = measured(ablator, prompts, sets, lambda *at: ticks.append(at))
+    assert found.shape == (2, 2)
+    assert ticks == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    head_dim = getattr(model.config, "head_dim", None) or model.config.hidden_size // model.config.num_attention_heads
+    for k, terms in enumerate(sets):
+        for p, prompt in enumerate(prompts):
+            with torch.no_grad():
+                before = model(input_ids=prompt.input_ids).logits
+                with weights_zeroed(model, OWN[model_type], terms, head_dim):
+                    after = model(input_ids=prompt.input_ids).logits
+            a, b = before[0].double().log_softmax(-1), after[0].double().log_softmax(-1)
+            want = float((a.exp() * (a - b)).sum(-1).mean())
+            assert float(found[k, p]) == pytest.approx(want, rel=1e-4, abs=1e-9)
+
+
+def test_nothing_removed_does_no_damage() -> None:
+    model, structure, sites = prepared("llama")
+    ablator = Ablator(structure, sites, Hidden(structure))
+    assert measured(ablator, prompts_of(model, 6), [[]], lambda *_: None).tolist() == [[0.0]]
+
+
+@pytest.mark.parametrize("model_type", ["llama", "albert", "gemma2"])
+def test_means_are_over_all_tokens_of_all_prompts(model_type: str) -> None:
+    _, structure, sites = prepared(model_type)
+    prompts = prompts_of(structure.stack, 4, 9)
+    means = mean_values(structure, sites, Hidden(structure), [p.input_ids for p in prompts])
+    site = sites[structure.calls[1]].of("neuron")[0]
+    seen: list[Tensor] = []
+    handle = site.module.register_forward_pre_hook(lambda m, a: seen.append(a[0].clone()))
+    per_call: list[Tensor] = []
+    for prompt in prompts:
+        seen.clear()
+        with torch.no_grad():
+            run_stack(structure.stack, prompt.input_ids)
+        per_call.append(seen[1 if model_type == "albert" else 0][0].double())
+    handle.remove()
+    assert torch.allclose(means[1, site], torch.cat(per_call).mean(dim=0), atol=1e-6)
+    assert {key[0] for key in means} == set(range(len(structure.calls)))
+    assert all(value.ndim == 1 for value in means.values())
+
+
+def test_mean_ablation_sets_the_term_to_its_mean() -> None:
+    """A neuron by a change of the down projection's bias, by hand."""
+    model, structure, sites = prepared("gpt2")
+    metric = Hidden(structure)
+    [prompt] = prompts_of(model, 8)
+    means = mean_values(structure, sites, metric, [prompt.input_ids])
+    site = sites[structure.calls[1]].of("neuron")[0]
+    got = measured(Ablator(structure, sites, metric, means), [prompt], [[TermId("neuron", 1, 7)]], lambda *_: None)
+    down = site.module
+    kept = down.weight.detach().clone(), down.bias.detach().clone()
+    with torch.no_grad():
+        before = metric.forward(prompt.input_ids)()
+        down.bias += (means[1, site][7] * down.weight[7]).float()
+        down.weight[7] = 0
+        after = metric.forward(prompt.input_ids)()
+        down.weight.copy_(kept[0])
+        down.bias.copy_(kept[1])
+    want = float((after.double() - before.double()).norm() / before.double().norm())
+    assert want > 1e-4
+    assert float(got[0, 0]) == pytest.approx(want, rel=1e-3)
+
+
+def test_mean_ablation_of_a_block_with_one_token_is_nothing() -> None:
+    """The mean over one token is that token: everything stays."""
+    model, structure, sites = prepared("llama")
+    [prompt] = prompts_of(model, 1)
+    metric = Hidden(structure)
+    means = mean_values(structure, sites, metric, [prompt.input_ids])
+    ablator = Ablator(structure, sites, metric, means)
+    sets = [[TermId("block", 1)], [TermId("head", 0, 1)], [TermId("ffn", 2, 0)], [TermId("neuron", 1, 3)]]
+    assert float(measured(ablator, [prompt], sets, lambda *_: None).max()) < 1e-5
+
+
+def test_a_module_that_runs_twice_in_a_block_counts_every_token_once() -> None:
+    """Tokens seen, not tokens of the prompt, are what a mean is over."""
+    _, structure, sites = prepared("llama")
+    site = sites[structure.calls[0]].of("neuron")[0]
+    ids = token_ids(structure.stack, 6)
+    plain = mean_values(structure, sites, Hidden(structure), [ids])
+    block, running = structure.calls[0], [False]
+
+    def again(module: Any, args: Any, output: Tensor) -> None:
+        if not running[0]:
+            running[0] = True
+            module(*args)
+            running[0] = False
+
+    handle = block.mlp.register_forward_hook(again)
+    try:
+        twice = mean_values(structure, sites, Hidden(structure), [ids])
+    finally:
+        handle.remove()
+    assert torch.allclose(plain[0, site], twice[0, site], atol=1e-9)
+
+
+def test_an_output_that_is_not_finite_is_no_damage_at_all() -> None:
+    """NaN is above no budget: it must not pass for harmless."""
+    model, structure, sites = prepared("llama")
+    metric = Hidden(structure)
+    ablator = Ablator(structure, sites, metric)
+    [prompt] = prompts_of(model, 5)
+    recorded = ablator.record(prompt.input_ids)
+    removals = ablator.removals([TermId("head", 2, 0)])
+    handle = model.model.norm.register_forward_hook(lambda m, a, out: out * torch.nan)
+    try:
+        with pytest.raises(UnsupportedModelError, match=r"block 2 removed, .* not finite in float32"):
+            ablator.damage(recorded, prompt.input_ids, removals)
+    finally:
+        handle.remove()

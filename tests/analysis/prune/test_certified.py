@@ -1,0 +1,350 @@
+"""Certified bounds against adversarial search: gradient ascent on a block's own input, through the block's own code.
+
+What is measured is the removal itself: the block run with and without each term, where its branch meets the stream.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from helpers import single_model
+from torch import Tensor, nn
+
+from duat_cli.analysis.prune.certified import BlockBounds, certified_bounds
+from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
+from duat_cli.models.instrument.calls import hidden_of
+from duat_cli.models.sweep.passes import record
+from duat_cli.models.terms.sites import BlockSites, Site, find_sites, watching
+from duat_cli.zoo import tiny
+
+BLOCK = 1
+STARTS = 32
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a type's branches meet the stream: modules of block 1 whose output is added, and what multiplies it."""
+
+    attention: str
+    ffn: str
+    factor: float = 1.0
+    after: str | None = None  # the norm at the end of the block in front, where the stream itself is normalised
+    near: float = 0.95  # how near the search comes; bert's neurons are reached through two norms and attention
+    tight: bool = True  # whether neurons and heads have a norm in front and none behind, so that bounds are attained
+
+
+PLACES = {
+    "llama": Place("self_attn.o_proj", "mlp"),
+    "granite": Place("self_attn.o_proj", "mlp", 0.6),
+    "phi3": Place("self_attn.o_proj", "mlp"),
+    "cohere": Place("self_attn.o_proj", "mlp"),  # LayerNorm, gated, parallel
+    "gpt2": Place("attn.c_proj", "mlp"),
+    "gpt_neox": Place("attention.dense", "mlp"),
+    "bert": Place("attention.output.dense", "output.dense", after="output.LayerNorm", near=0.88),
+    "nemotron": Place("self_attn.o_proj", "mlp"),
+    "deepseek_v3": Place("self_attn.o_proj", "mlp"),
+    "mixtral": Place("self_attn.o_proj", "mlp"),
+    "gemma2": Place("post_attention_layernorm", "post_feedforward_layernorm", tight=False),
+    "olmo2": Place("post_attention_layernorm", "post_feedforward_layernorm", tight=False),
+}
+MOE = {"deepseek_v3", "mixtral"}
+
+
+@dataclass
+class Searched:
+    """One block of one model, its bounds, and a way to run it on any tokens."""
+
+    model: Any
+    structure: ModelStructure
+    sites: BlockSites
+    bounds: BlockBounds
+    place: Place
+    run: Callable[[Tensor], Any]  # (items, 1, M) through the block
+
+    def moved(self, x: Tensor, site: Site, terms: Tensor | slice, read: str) -> Tensor:
+        """How far removing the terms moves what the branch adds, item by item: (items,)."""
+        return (self.caught(x, [], read) - self.caught(x, [(site, terms)], read)).norm(dim=-1)[:, 0] * self.place.factor
+
+    def caught(self, x: Tensor, removed: list[tuple[Site, Tensor | slice]], read: str) -> Tensor:
+        """The branch's output; in item k the k-th of the terms is removed (all of them for a slice)."""
+        masks = {}
+        for site, terms in removed:
+            mask = torch.ones(len(x), 1, site.count)
+            if isinstance(terms, slice):
+                mask[:, :, terms] = 0
+            else:
+                mask[torch.arange(len(x)), 0, terms] = 0
+            masks[site] = mask
+        seen: list[Tensor] = []
+        block = self.structure.calls[BLOCK]
+        hook = block.get_submodule(read).register_forward_hook(
+            lambda module, args, output: seen.append(output if isinstance(output, Tensor) else output[0])
+        )
+        try:
+            with watching(list(masks), functools.partial(edited, masks)):
+                self.run(x)
+        finally:
+            hook.remove()
+        return seen[0]
+
+
+def edited(masks: dict[Site, Tensor], site: Site, value: Tensor, index: Tensor | None) -> Tensor:
+    mask = masks[site]
+    if index is not None:  # a routing weight belongs to the expert that it is for
+        return value * mask[:, 0].gather(1, index)
+    return value * mask.repeat_interleave(value.shape[-1] // site.count, dim=-1)
+
+
+@functools.lru_cache
+def searched(model_type: str, tokens: int = 1) -> Searched:
+    model = single_model(model_type).requires_grad_(False)
+    structure = discover(model)
+    ids = torch.full((1, tokens), 20)
+    recorded = record(structure, lambda: run_stack(structure.stack, ids).last_hidden_state)
+    call = recorded.calls[BLOCK]
+    parts = structure.block(BLOCK).parts
+
+    def run(x: Tensor) -> Any:
+        if PLACES[model_type].after is not None:  # a block behind a norm never sees anything else
+            x = structure.calls[BLOCK - 1].get_submodule(str(PLACES[model_type].after))(x)
+        args, kwargs = parts.hidden.put(call.args, call.kwargs, x)
+        kwargs = {k: None if "cache" in k or k == "past_key_values" else v for k, v in kwargs.items()}
+        return parts.module(*args, **kwargs)
+
+    return Searched(
+        model, structure, find_sites(structure)[parts.module], certified_bounds(structure)[BLOCK],
+        PLACES[model_type], run,
+    )  # fmt: skip
+
+
+def ascend(
+    moved: Callable[[Tensor], Tensor], count: int, width: int, *, starts: int = STARTS, steps: int = 150
+) -> Tensor:
+    """Largest removal found for each of `count` terms: (count,). moved: (STARTS count, 1, M) to (STARTS count,)."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(STARTS * count, 1, width, generator=generator) * 30
+    best = torch.zeros(STARTS * count)
+    x.requires_grad_()
+    optimiser = torch.optim.Adam([x], lr=6.0)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        sizes = moved(x)
+        best = torch.maximum(best, sizes.detach())
+        (-sizes.clamp_min(1e-9).log().sum()).backward()
+        optimiser.step()
+        schedule.step()
+    return best.reshape(STARTS, count).amax(dim=0).double()
+
+
+TYPES = [t for t in PLACES if t not in MOE]
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_no_neuron_exceeds_its_bound_and_the_bound_is_attained(model_type: str) -> None:
+    case = searched(model_type)
+    (site,) = case.sites.of("neuron")
+    terms = torch.arange(0, site.count, site.count // 9)
+    bounds = case.bounds.of(case.sites, "neuron")
+    limit = torch.tensor([bounds[i].value for i in terms.tolist()], dtype=torch.float64)
+    found = ascend(lambda x: case.moved(x, site, terms.repeat(STARTS), case.place.ffn), len(terms), 32)
+    assert bool((found <= limit).all())
+    assert all(bounds[i].vacuous != case.place.tight for i in terms.tolist())
+    if case.place.tight:
+        assert bool((found >= case.place.near * limit).all()), (found / limit).min()
+    inner = case.bounds.units[0].neurons.branch
+    if inner is not None:  # in front of the norm behind the branch
+        inside = ascend(lambda x: case.moved(x, site, terms.repeat(STARTS), "mlp"), len(terms), 32)
+        assert bool((inside <= inner[terms]).all())
+        assert bool((inside >= 0.95 * inner[terms]).all())
+
+
+@pytest.mark.parametrize("model_type", list(PLACES))
+def test_no_head_exceeds_its_bound_and_the_bound_is_attained(model_type: str) -> None:
+    case = searched(model_type)
+    (site,) = case.sites.of("head")
+    terms = torch.arange(site.count)
+    bounds = case.bounds.of(case.sites, "head")
+    limit = torch.tensor([bound.value for bound in bounds], dtype=torch.float64)
+    found = ascend(lambda x: case.moved(x, site, terms.repeat(STARTS), case.place.attention), site.count, 32)
+    assert bool((found <= limit).all())
+    if case.place.tight:
+        assert bool((found >= case.place.near * limit).all()), (found / limit).min()
+    inner = case.bounds.heads.branch
+    if inner is not None:
+        projection = {m: n for n, m in case.structure.calls[BLOCK].named_modules()}[site.module]
+        inside = ascend(lambda x: case.moved(x, site, terms.repeat(STARTS), projection), site.count, 32)
+        assert bool((inside <= inner).all())
+        assert bool((inside >= 0.95 * inner).all())
+
+
+@pytest.mark.parametrize("model_type", sorted(MOE))
+def test_no_expert_exceeds_its_bound(model_type: str) -> None:
+    case = searched(model_type)
+    (site,) = case.sites.of("expert")
+    terms = torch.arange(site.count)
+    limit = torch.tensor([b.value for b in case.bounds.of(case.sites, "expert")], dtype=torch.float64)
+    found = ascend(lambda x: case.moved(x, site, terms.repeat(STARTS), case.place.ffn), site.count, 32)
+    assert bool((found <= limit).all())
+    assert bool((found >= 0.08 * limit).all()), found / limit
+    whole = case.bounds.units[0].whole
+    added = functools.partial(case.caught, removed=[], read=case.place.ffn)
+    assert whole.stream is not None
+    assert float(ascend(lambda x: added(x).norm(dim=-1)[:, 0], 1, 32, steps=60)) <= float(whole.stream)
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_no_branch_exceeds_its_bound(model_type: str) -> None:
+    case = searched(model_type)
+    for kind, read, terms in (("attention", case.place.attention, case.bounds.attention),
+                              ("ffn", case.place.ffn, case.bounds.units[0].whole)):  # fmt: skip
+        assert terms.stream is not None
+        found = ascend(
+            lambda x, read=read: case.caught(x, [], read).norm(dim=-1)[:, 0] * case.place.factor, 1, 32, steps=60
+        )
+        assert float(found) <= float(terms.stream)
+        assert float(found) >= 0.1 * float(terms.stream), kind
+    assert case.bounds.block.stream is not None
+
+    def change(x: Tensor) -> Tensor:
+        return (hidden_of(case.run(x), x) - x).norm(dim=-1)[:, 0]
+
+    if model_type != "bert":  # there the input itself must come from a norm
+        found = ascend(change, 1, 32, steps=60)
+        assert float(found) <= float(case.bounds.block.stream)
+
+
+@pytest.mark.parametrize("model_type", ["bert"])
+def test_no_block_behind_a_norm_exceeds_its_bound(model_type: str) -> None:
+    case = searched(model_type)
+    norm = case.structure.calls[BLOCK - 1].output.LayerNorm
+
+    def change(x: Tensor) -> Tensor:
+        y = norm(x)
+        return (hidden_of(case.run(x), x) - y).norm(dim=-1)[:, 0]
+
+    found = ascend(change, 1, 32, steps=60)
+    assert case.bounds.block.stream is not None
+    assert 0.5 * float(case.bounds.block.stream) <= float(found) <= float(case.bounds.block.stream)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "bert", "gpt2"])
+def test_real_tokens_stay_far_below(model_type: str) -> None:
+    """Several tokens at once, ordinary ones: every head and neuron at every token."""
+    model = single_model(model_type).requires_grad_(False)
+    structure = discover(model)
+    sites, bounds = find_sites(structure), certified_bounds(structure)
+    generator = torch.Generator().manual_seed(1)
+    seen: list[Tensor] = []
+    for number, module in enumerate(structure.calls):
+        for kind, terms in (("neuron", bounds[number].units[0].neurons), ("head", bounds[number].heads)):
+            (site,) = sites[module].of(kind)  # type: ignore[arg-type]
+
+            side = site.module.weight.numel() // 32
+            with torch.no_grad():
+                columns = site.module(torch.eye(side)[None])[0] - site.module(torch.zeros(1, 1, side))[0]
+            pieces = columns.reshape(site.count, side // site.count, -1)
+
+            def listen(site: Site, value: Tensor, index: Any, terms: Any = terms, pieces: Tensor = pieces) -> None:
+                split = value[0].unflatten(-1, (site.count, -1))
+                seen.append((torch.einsum("nkd,kdm->nkm", split, pieces).norm(dim=-1) / terms.stream).max())
+
+            with watching([site], listen), torch.no_grad():  # type: ignore[arg-type]
+                run_stack(structure.stack, torch.randint(10, 60, (1, 30), generator=generator))
+    assert len(seen) == 2 * len(structure.calls)
+    assert max(map(float, seen)) <= 1.0
+
+
+# -- a search that can fail, and refusals ----------------------------------------------------------------------
+
+
+def test_the_search_finds_a_bound_that_is_a_tenth_too_low() -> None:
+    case = searched("llama")
+    (site,) = case.sites.of("head")
+    assert case.bounds.heads.stream is not None
+    found = ascend(lambda x: case.moved(x, site, torch.arange(4).repeat(STARTS), case.place.attention), 4, 32)
+    assert bool((found > 0.9 * case.bounds.heads.stream).all())
+
+
+def test_what_has_no_bound_says_why() -> None:
+    structure = discover(single_model("olmoe"))
+    bounds, sites = certified_bounds(structure)[0], find_sites(structure)[structure.calls[0]]
+    for kind in ("expert", "ffn", "block"):
+        found = bounds.of(sites, kind)  # type: ignore[arg-type]
+        assert found
+        assert all(bound.value is None and "routing weights do not sum" in str(bound.reason) for bound in found)
+    assert all(bound.value is not None for bound in bounds.of(sites, "head"))
+    bounds = certified_bounds(discover(single_model("diffllama")))[0]
+    assert "2 times" in str(bounds.heads.reason)
+    assert bounds.units[0].neurons.stream is not None
+
+
+def test_a_bias_behind_which_a_norm_stands_is_part_of_the_attention_bound() -> None:
+    """gemma2 with attention biases: the block adds nothing else, and is never moved further than its bound."""
+    config = tiny.tiny_config("gemma2")
+    config.attention_bias = True
+    model = tiny.model_class(config)._from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    tiny.randomise(model, 0)
+    block = model.requires_grad_(False).model.layers[BLOCK]
+    assert bool(block.self_attn.o_proj.bias.any())
+    bounds = certified_bounds(discover(model))[BLOCK]
+    assert bounds.block.stream is not None
+    assert float(bounds.block.stream) == pytest.approx(float(bounds.attention.stream + bounds.units[0].whole.stream))  # type: ignore[operator]
+    seen: list[Any] = []
+    handle = block.register_forward_pre_hook(lambda m, a, k: seen.append((a, k)), with_kwargs=True)
+    model(input_ids=torch.full((1, 1), 20))
+    handle.remove()
+    (args, kwargs) = seen[0]
+
+    def change(x: Tensor) -> Tensor:
+        return (hidden_of(block(x, *args[1:], **{**kwargs, "past_key_values": None}), x) - x).norm(dim=-1)[:, 0]
+
+    found = ascend(change, 1, 32, steps=60)
+    assert 0.5 * float(bounds.block.stream) <= float(found) <= float(bounds.block.stream)
+
+
+def test_what_a_block_adds_beside_its_branches_is_no_bias_of_theirs() -> None:
+    """A llama block that adds a constant of its own has no bound."""
+    model = single_model("llama")
+    layer = model.model.layers[BLOCK]
+    before = layer.forward
+    layer.forward = lambda x, *args, **kwargs: before(x, *args, **kwargs) + 0.01
+    bounds = certified_bounds(discover(model))
+    assert bounds[BLOCK].block.stream is None
+    assert "beside attention and FFN" in str(bounds[BLOCK].block.reason)
+    assert bounds[0].block.stream is not None
+
+
+def test_the_first_call_of_a_shared_block_reads_another_input() -> None:
+    """albert: block 0 reads a projection of the embedding, later calls the block's own last norm."""
+    bounds = certified_bounds(discover(single_model("albert")))
+    assert bounds[0].heads.stream is None
+    assert "not the output of a norm" in str(bounds[0].heads.reason)
+    assert all(later.heads.stream is not None for later in bounds[1:])
+
+
+@pytest.mark.parametrize("model_type", ["llama", "opt", "gemma2"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 1e-2), (torch.float64, 1e-5)])
+def test_other_dtypes_give_the_bounds_of_the_same_weights(
+    model_type: str, dtype: torch.dtype, tolerance: float
+) -> None:
+    model = single_model(model_type).to(dtype)
+    other = certified_bounds(discover(model))[1]
+    plain = certified_bounds(discover(model.float()))[1]
+    for a, b in ((other.heads, plain.heads), (other.units[0].neurons, plain.units[0].neurons),
+                 (other.attention, plain.attention), (other.block, plain.block)):  # fmt: skip
+        assert a.stream is not None
+        assert b.stream is not None
+        assert torch.allclose(a.stream, b.stream, rtol=tolerance)
+
+
+def test_nothing_is_left_behind() -> None:
+    model = single_model("llama")
+    certified_bounds(discover(model))
+    assert not any(m._forward_hooks or m._forward_pre_hooks or "forward" in m.__dict__ for m in model.modules())
+    assert isinstance(model, nn.Module)

@@ -1,0 +1,258 @@
+"""The sketch against exact Jacobian products: differences of the model's own pass with a term scaled a little."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from helpers import single_model, token_ids
+from removal import scaled
+from torch import Tensor
+
+from duat_cli.analysis.prune import sketch
+from duat_cli.analysis.prune.ablation import mean_values
+from duat_cli.analysis.prune.damage import Divergence, Hidden, Loss, Metric
+from duat_cli.analysis.prune.sketch import SEED, Terms, responses
+from duat_cli.kinds import Kind
+from duat_cli.models.discovery.structure import ModelStructure, discover
+from duat_cli.models.sweep import gradients
+from duat_cli.models.sweep.passes import Recorded, record
+from duat_cli.models.terms.sites import TermId, find_sites
+
+KINDS: tuple[Kind, ...] = ("neuron", "head", "expert", "ffn", "attention", "block")
+TYPES = [
+    "llama",
+    "gpt2",
+    "bert",
+    "gemma2",
+    "phi3",
+    "falcon",
+    "mixtral",
+    "qwen3_moe",
+    "gpt_oss",
+    "albert",
+    "gemma4_text",
+]
+PROBES = 6
+STEPS = (1e-2, 2e-3, 5e-4)  # where the router is near a flip, or the model bends a lot, a smaller one
+
+
+@functools.cache
+def prepared(model_type: str) -> tuple[Any, ModelStructure, Any, Tensor]:
+    model = single_model(model_type)
+    structure = discover(model)
+    return model, structure, find_sites(structure), token_ids(model)
+
+
+def hidden(model_type: str, kinds: tuple[Kind, ...] = KINDS, count: int = PROBES) -> tuple[Terms, Tensor]:
+    _, structure, sites, ids = prepared(model_type)
+    metric = Hidden(structure)
+    recorded = record(structure, metric.forward(ids))
+    terms = Terms.of(structure, sites, kinds)
+    return terms, responses(structure, sites, metric, ids, recorded, terms, count, 0)
+
+
+def slope(structure: ModelStructure, sites: Any, metric: Metric, ids: Tensor, term: TermId, step: float) -> Tensor:
+    """J · term: how fast the output moves as the term is scaled, by a central difference."""
+    more, less = (scaled(structure, sites, metric.forward(ids), term, 1 + s).double() for s in (step, -step))
+    return (more - less) / (2 * step)
+
+
+def some_terms(terms: Terms) -> list[TermId]:
+    """First and last of every kind in the first, middle and last block."""
+    blocks = sorted({t.block for t in terms.ids})
+    found = []
+    for kind in KINDS:
+        for block in {blocks[0], blocks[len(blocks) // 2], blocks[-1]}:
+            here = [t for t in terms.ids if t.kind == kind and t.block == block]
+            found += [here[0], here[-1]] if here else []
+    return list(dict.fromkeys(found))
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_responses_are_exact_jacobian_products(model_type: str) -> None:
+    _, structure, sites, ids = prepared(model_type)
+    metric = Hidden(structure)
+    recorded = record(structure, metric.forward(ids))
+    terms, found = hidden(model_type)
+    generator = torch.Generator().manual_seed(SEED)
+    probes = metric.probes(recorded.output, ids, lambda s: torch.randn(s, generator=generator), PROBES)
+    checked = 0
+    for term in some_terms(terms):
+        got = found[:, terms.ids.index(term)].double()
+        wanted = [probes.double().flatten(1) @ slope(structure, sites, metric, ids, term, s).flatten() for s in STEPS]
+        error = min(float((got - want).norm()) / max(float(want.norm()), 1e-2) for want in wanted)
+        assert error < 1e-2, term
+        checked += float(got.norm()) > 1e-3
+    assert checked > 5
+
+
+@pytest.mark.parametrize("model_type", ["llama", "bert", "falcon", "qwen3_moe", "gemma2"])
+def test_a_response_does_not_depend_on_what_else_is_asked_for(model_type: str) -> None:
+    terms, together = hidden(model_type)
+    for kind in KINDS:
+        alone, found = hidden(model_type, (kind,))
+        here = together[:, terms.places(kind)]
+        assert [terms.ids[k] for k in range(*terms.places(kind).indices(len(terms.ids)))] == alone.ids
+        assert torch.allclose(here, found, rtol=1e-5, atol=1e-7), kind
+
+
+@pytest.mark.parametrize("model_type", ["llama", "falcon", "mixtral"])
+def test_a_response_does_not_depend_on_how_many_probes_fit(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, together = hidden(model_type)
+    monkeypatch.setattr(gradients, "GRADIENT_BYTES", 1)
+    _, singly = hidden(model_type)
+    assert torch.allclose(together, singly, rtol=1e-4, atol=1e-6)
+
+
+def test_pieces_of_probes_are_all_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """nll has a direction of its own, which is carried once whatever the number of pieces."""
+    model, structure, sites, ids = prepared("llama")
+    metric = Loss(model)
+    recorded = record(structure, metric.forward(ids))
+    terms = Terms.of(structure, sites, ("head",))
+    whole = responses(structure, sites, metric, ids, recorded, terms, 5, 0)
+    monkeypatch.setattr(sketch, "PROBE_ELEMENTS", 2 * recorded.output.numel())
+    pieces = responses(structure, sites, metric, ids, recorded, terms, 5, 0)
+    assert whole.shape == pieces.shape == (6, 12)
+    assert torch.allclose(whole[0], pieces[0], rtol=1e-5, atol=1e-8)
+    first = responses(structure, sites, metric, ids, recorded, terms, 0, 0)
+    assert torch.allclose(first[0], whole[0], rtol=1e-5, atol=1e-8)
+    assert len(first) == 1
+
+
+@pytest.mark.parametrize("model_type", ["llama", "bert", "gpt2", "falcon"])
+def test_parts_add_up_to_the_whole(model_type: str) -> None:
+    """Heads to attention and neurons to FFN, but for the layer's bias."""
+    _, structure, sites, ids = prepared(model_type)
+    metric = Hidden(structure)
+    recorded = record(structure, metric.forward(ids))
+    terms, found = hidden(model_type)
+    for block in range(len(structure.calls)):
+        for part, whole in (("head", "attention"), ("neuron", "ffn")):
+            parts = [k for k, t in enumerate(terms.ids) if t.kind == part and t.block == block]
+            [place] = [k for k, t in enumerate(terms.ids) if t.kind == whole and t.block == block]
+            [site] = sites[structure.calls[block]].of(whole)  # type: ignore[arg-type]
+            [inner] = sites[structure.calls[block]].of(part)  # type: ignore[arg-type]
+            bias = getattr(inner.module, "bias", None)
+            of_bias = 0.0 if bias is None else bias_response(structure, sites, metric, ids, recorded, block, site, bias)
+            total = found[:, parts].sum(dim=1) + of_bias
+            assert torch.allclose(total, found[:, place], rtol=1e-3, atol=1e-5), (block, part)
+
+
+def bias_response(
+    structure: ModelStructure, sites: Any, metric: Metric, ids: Tensor, recorded: Recorded, block: int, site: Any,
+    bias: Tensor,
+) -> Tensor:  # fmt: skip
+    generator = torch.Generator().manual_seed(SEED)
+    probes = metric.probes(recorded.output, ids, lambda s: torch.randn(s, generator=generator), PROBES)
+    for found in gradients.gradients(structure, sites, metric.forward(ids), recorded, probes):
+        for at in found.sites:
+            if found.number == block and at.site == site:
+                return (at.gradient * bias.detach()).flatten(1).sum(dim=1)
+    raise AssertionError("no such site")
+
+
+def test_a_parallel_block_is_its_attention_and_its_ffn() -> None:
+    """Both read the block's input, so that x + a + f is all there is."""
+    terms, found = hidden("falcon", ("ffn", "attention", "block"))
+    ffn, attention, block = (found[:, terms.places(kind)] for kind in ("ffn", "attention", "block"))
+    assert torch.allclose(ffn + attention, block, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "bert", "gemma2"])
+def test_the_interval_holds_the_exact_length_as_often_as_it_says(model_type: str) -> None:
+    """‖J t‖ exactly, from every direction of the output; 32 probes say where it lies with 90 % confidence."""
+    _, structure, sites, ids = prepared(model_type)
+    metric = Hidden(structure)
+    recorded = record(structure, metric.forward(ids))
+    terms = Terms.of(structure, sites, ("neuron", "head"))
+    size = recorded.output.numel()
+    basis = torch.eye(size).reshape(size, *recorded.output.shape) / recorded.output.norm()
+
+    class Every(Hidden):
+        def probes(self, reference: Tensor, ids: Tensor, noise: Any, count: int) -> Tensor:
+            return basis
+
+    exact = responses(structure, sites, Every(structure), ids, recorded, terms, size, 0).double().square().sum(0).sqrt()
+    held, ratio, rounds = 0.0, 0.0, 20
+    for seed in range(rounds):
+        drawn = responses(structure, sites, metric, ids, recorded, terms, 32, seed)
+        estimate, low, high = metric.predicted(drawn[None], 0.9)
+        held += float(((low <= exact) & (exact <= high)).double().mean()) / rounds
+        ratio += float((estimate / exact).mean()) / rounds
+    assert 0.85 <= held <= 0.95
+    assert ratio == pytest.approx(1.0, abs=0.03)
+
+
+@pytest.mark.parametrize("metric_name", ["kl", "nll"])
+def test_small_terms_do_the_damage_that_is_predicted(metric_name: str) -> None:
+    """Weights of the last block's output layers made small: then the second order is all there is."""
+    model = single_model("llama")
+    with torch.no_grad():
+        model.model.layers[2].mlp.down_proj.weight *= 0.02
+    structure = discover(model)
+    sites = find_sites(structure)
+    ids = token_ids(model)
+    metric: Any = Divergence(model) if metric_name == "kl" else Loss(model)
+    recorded = record(structure, metric.forward(ids))
+    terms = Terms.of(structure, sites, ("neuron",))
+    found = responses(structure, sites, metric, ids, recorded, terms, 3000, 0)
+    estimate, _, _ = metric.predicted(found[None], 0.95)
+    for index in (96, 110, 143):
+        measured = metric.measured(
+            recorded.output, scaled(structure, sites, metric.forward(ids), terms.ids[index], 0.0), ids
+        )
+        assert float(estimate[index]) == pytest.approx(measured, rel=0.1, abs=2e-10), index
+
+
+def test_with_means_the_deviation_is_what_counts() -> None:
+    """Responses with means are those of the term less those of its mean."""
+    _, structure, sites, ids = prepared("llama")
+    metric = Hidden(structure)
+    recorded = record(structure, metric.forward(ids))
+    terms = Terms.of(structure, sites, ("neuron", "head", "ffn", "attention", "block"))
+    means = mean_values(structure, sites, metric, [ids])
+    plain = responses(structure, sites, metric, ids, recorded, terms, PROBES, 0)
+    zero = {key: torch.zeros_like(value) for key, value in means.items()}
+    assert torch.equal(responses(structure, sites, metric, ids, recorded, terms, PROBES, 0, zero), plain)
+    apart = responses(structure, sites, metric, ids, recorded, terms, PROBES, 0, means)
+    term = TermId("neuron", 1, 5)
+    place = terms.ids.index(term)
+    site, _ = sites[structure.calls[1]].find(term)
+
+    def shifted(step: float) -> Tensor:
+        """The model's own pass, the neuron moved a little towards its mean."""
+
+        def move(module: Any, args: tuple[Tensor]) -> tuple[Tensor]:
+            edited = args[0].clone()
+            edited[..., 5] += step * (edited[..., 5] - means[1, site][5])
+            return (edited,)
+
+        handle = site.module.register_forward_pre_hook(move)
+        with torch.no_grad():
+            output = metric.forward(ids)().double()
+        handle.remove()
+        return output
+
+    generator = torch.Generator().manual_seed(SEED)
+    probes = metric.probes(recorded.output, ids, lambda s: torch.randn(s, generator=generator), PROBES).double()
+    want = probes.flatten(1) @ ((shifted(1e-2) - shifted(-1e-2)) / 2e-2).flatten()
+    assert torch.allclose(apart[:, place].double(), want, rtol=1e-2, atol=1e-5)
+    assert not torch.allclose(apart[:, place], plain[:, place], rtol=1e-2)
+
+
+def test_bfloat16_responses_are_near_those_of_float32() -> None:
+    wide_terms, wide_found = hidden("llama", count=32)
+    model = single_model("llama").bfloat16()
+    structure = discover(model)
+    sites = find_sites(structure)
+    ids = token_ids(model)
+    metric = Hidden(structure)
+    terms = Terms.of(structure, sites, KINDS)
+    found = responses(structure, sites, metric, ids, record(structure, metric.forward(ids)), terms, 32, 0)
+    assert terms.ids == wide_terms.ids
+    narrow, broad = (metric.predicted(x[None], 0.95)[0] for x in (found, wide_found))
+    assert float(((narrow / broad).log().abs()).quantile(0.9)) < 0.1

@@ -1,0 +1,43 @@
+"""Peak memory is this process's own, whoever started it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from children import PATIENCE
+
+from duat_cli.loading.model import memory
+
+OWN = "from duat_cli.loading.model.memory import peak_memory; print(peak_memory())"
+LARGE = 400 << 20  # far above what the imports take
+
+
+def peak_under(parent: str) -> int:
+    """Of a child of a process that runs `parent` first."""
+    code = f"import subprocess, sys; {parent}; subprocess.run([sys.executable, '-c', {OWN!r}], check=True)"
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, timeout=PATIENCE)
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
+def test_a_large_parent_is_not_counted() -> None:
+    small, large = peak_under("pass"), peak_under(f"held = b'x' * {LARGE}")
+    assert 1 << 20 < small < LARGE / 2
+    assert large < LARGE / 2
+
+
+def test_its_own_peak_is() -> None:
+    code = f"held = b'x' * {LARGE}; del held; {OWN}"
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, timeout=PATIENCE)
+    assert LARGE < int(done.stdout) < 2 * LARGE
+
+
+def test_without_proc_and_without_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_fields", lambda path: {})
+    pytest.importorskip("resource")
+    assert (memory.peak_memory() or 0) > 1 << 20
+    monkeypatch.setitem(sys.modules, "resource", None)
+    assert memory.peak_memory() is None
+    assert memory._of_limit() == float("inf")

@@ -1,0 +1,396 @@
+"""Discovery: what is found on models of many wirings, what is refused, and that broken blocks never pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers import WIRINGS, InDouble, dense_blocks, double_model, far, single_model, sweep, token_ids
+from torch import Tensor, nn
+from transformers.models.llama import modeling_llama
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP
+
+from duat_cli.analysis.support import examine
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.discovery.structure import ModelStructure, discover
+from duat_cli.models.value_path.factors import operator_of
+
+# type -> (units of a block, its norms, value layer, output layer), by their names in the block
+PARTS: dict[str, tuple[set[str], set[str], str | None, str]] = {
+    "llama": ({"mlp"}, {"input_layernorm", "post_attention_layernorm"}, "self_attn.v_proj", "self_attn.o_proj"),
+    "mixtral": ({"mlp"}, {"input_layernorm", "post_attention_layernorm"}, "self_attn.v_proj", "self_attn.o_proj"),
+    "qwen3": (
+        {"mlp"},
+        {"input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm"},
+        "self_attn.v_proj",
+        "self_attn.o_proj",
+    ),
+    "gemma2": (
+        {"mlp"},
+        {"input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"},
+        "self_attn.v_proj",
+        "self_attn.o_proj",
+    ),
+    "phi3": ({"mlp"}, {"input_layernorm", "post_attention_layernorm"}, "self_attn.qkv_proj", "self_attn.o_proj"),
+    "phi": ({"mlp"}, {"input_layernorm"}, "self_attn.v_proj", "self_attn.dense"),
+    "gpt2": ({"mlp"}, {"ln_1", "ln_2"}, "attn.c_attn", "attn.c_proj"),
+    "gpt_neox": (
+        {"mlp"},
+        {"input_layernorm", "post_attention_layernorm"},
+        "attention.query_key_value",
+        "attention.dense",
+    ),
+    "opt": ({"activation_fn"}, {"self_attn_layer_norm", "final_layer_norm"}, "self_attn.v_proj", "self_attn.out_proj"),
+    "mpt": ({"ffn.act"}, {"norm_1", "norm_2"}, "attn.Wqkv", "attn.out_proj"),
+    "bert": (
+        {"intermediate"},
+        {"attention.output.LayerNorm", "output.LayerNorm"},
+        "attention.self.value",
+        "attention.output.dense",
+    ),
+    "distilbert": ({"ffn"}, {"sa_layer_norm", "output_layer_norm"}, "attention.v_lin", "attention.out_lin"),
+    "deepseek_v3": (
+        {"mlp"},
+        {"input_layernorm", "post_attention_layernorm", "self_attn.q_a_layernorm", "self_attn.kv_a_layernorm"},
+        None,
+        "self_attn.o_proj",
+    ),
+}
+
+
+def named(structure: ModelStructure) -> list[tuple[dict[nn.Module, str], Any]]:
+    return [({m: n for n, m in b.parts.module.named_modules()}, b.parts) for b in structure.blocks]
+
+
+@pytest.mark.parametrize("model_type", list(PARTS))
+def test_the_parts_of_a_block(model_type: str) -> None:
+    units, norms, value, output = PARTS[model_type]
+    structure = discover(single_model(model_type))
+    assert len(structure.blocks) == len(structure.calls) == 3
+    for names, parts in named(structure):
+        assert {names[u] for u in parts.units} == units
+        assert {names[n] for n in parts.norms} == norms
+        assert (parts.value_source and names[parts.value_source.linear]) == value
+        assert names[parts.output_source.linear] == output
+        assert len(parts.attention) == 1
+    assert structure.hidden_size == 32
+    assert structure.uncovered == ()
+
+
+FIRST_LINEARS = {
+    "llama": "mlp.gate_proj", "phi3": "mlp.gate_up_proj", "gpt2": "mlp.c_fc", "bert": "intermediate.dense",
+    "distilbert": "ffn.lin1", "phi": "mlp.fc1", "gpt_neox": "mlp.dense_h_to_4h",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", list(FIRST_LINEARS))
+def test_the_first_linear_layer_of_an_ffn(model_type: str) -> None:
+    for names, parts in named(discover(single_model(model_type))):
+        assert [names[parts.first_linears[u]] for u in parts.units] == [FIRST_LINEARS[model_type]]
+
+
+def test_the_output_bias_of_an_ffn_is_its_last_layers() -> None:
+    model = single_model("gpt2")
+    structure = discover(model)
+    for layer, block in zip(model.transformer.h, structure.blocks, strict=True):
+        assert torch.equal(block.parts.unit_biases[layer.mlp], layer.mlp.c_proj.bias)
+
+
+@pytest.mark.parametrize("model_type", ["albert", "zamba"])
+def test_a_shared_block_is_called_more_often_than_it_exists(model_type: str) -> None:
+    structure = discover(single_model(model_type))
+    if model_type == "albert":
+        assert (len(structure.calls), len(structure.blocks)) == (3, 1)
+    assert set(structure.calls) == {b.parts.module for b in structure.blocks}
+
+
+@pytest.mark.parametrize("model_type", ["bart", "t5"])
+def test_an_encoder_decoder_is_its_encoder_and_says_so(model_type: str) -> None:
+    structure = discover(single_model(model_type))
+    assert any("only the encoder" in note for note in structure.uncovered)
+
+
+# -- mixers --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model_type", "mixer"), [("jamba", "JambaMambaMixer"), ("falcon_h1", "FalconH1Mixer"), ("bamba", "BambaMixer")]
+)
+def test_what_mixes_tokens_without_attention_is_noted(model_type: str, mixer: str) -> None:
+    entry = examine(single_model(model_type))
+    assert entry.status == "partly"
+    assert any(note.startswith(f"{mixer} mixes tokens") for note in entry.parts)
+
+
+@pytest.mark.parametrize("model_type", ["mamba", "mamba2", "rwkv", "falcon_mamba", "fnet"])
+def test_a_model_without_softmax_attention_is_refused_by_name(model_type: str) -> None:
+    model = single_model(model_type)
+    with pytest.raises(UnsupportedModelError) as error:
+        discover(model)
+    text = str(error.value)
+    assert type(model).__name__ in text
+    assert "no softmax attention" in text
+    assert "\n" not in text
+
+
+# -- broken blocks -------------------------------------------------------------------------------------------
+
+Forward = Callable[..., Any]
+_own_block, _own_mlp, _own_attention = LlamaDecoderLayer.forward, LlamaMLP.forward, LlamaAttention.forward
+
+
+def _around_stream(change: Callable[[Tensor], Tensor]) -> Forward:
+    def forward(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return change(_own_block(self, hidden_states, *args, **kwargs))
+
+    return forward
+
+
+def _without_ffn_module(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """The FFN as functions in the block: no module's output holds its nonlinearity."""
+    residual = hidden_states
+    hidden_states, _ = self.self_attn(self.input_layernorm(hidden_states), *args, **kwargs)
+    residual = residual + hidden_states
+    x, mlp = self.post_attention_layernorm(residual), self.mlp
+    return residual + mlp.down_proj(nn.functional.silu(mlp.gate_proj(x)) * mlp.up_proj(x))
+
+
+def _gate_per_channel(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+    output, weights = _own_attention(self, hidden_states, *args, **kwargs)
+    return output * torch.sigmoid(hidden_states), weights
+
+
+def _sigmoid_on_values(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+    plain = self.v_proj
+    self.v_proj = _Applied(plain, torch.sigmoid)
+    try:
+        return _own_attention(self, hidden_states, *args, **kwargs)
+    finally:
+        self.v_proj = plain
+
+
+class _Applied(nn.Module):
+    def __init__(self, linear: nn.Module, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear, self.function = linear, function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.linear(x))
+
+
+def _tanh_between(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    residual = hidden_states
+    hidden_states, _ = self.self_attn(self.input_layernorm(hidden_states), *args, **kwargs)
+    residual = torch.tanh(residual + hidden_states)
+    return residual + self.mlp(self.post_attention_layernorm(residual))
+
+
+def _attention_on_squares(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+    output, weights = _own_attention(self, hidden_states, *args, **kwargs)
+    return output * output, weights
+
+
+def _noisy(x: Tensor) -> Tensor:
+    return x + 0.01 * torch.randn_like(x)
+
+
+BROKEN: dict[str, tuple[type[nn.Module], Forward]] = {
+    "tanh on the stream": (LlamaDecoderLayer, _around_stream(torch.tanh)),
+    "tanh inside the block": (LlamaDecoderLayer, _tanh_between),
+    "the stream times its size": (LlamaDecoderLayer, _around_stream(lambda x: x * x.norm(dim=-1, keepdim=True))),
+    "a clamp": (LlamaDecoderLayer, _around_stream(lambda x: x.clamp(-0.5, 0.5))),
+    "rounding": (LlamaDecoderLayer, _around_stream(lambda x: (x * 10).round() / 10)),
+    "noise": (LlamaDecoderLayer, _around_stream(_noisy)),
+    "FFN without a module": (LlamaDecoderLayer, _without_ffn_module),
+    "attention's output squared": (LlamaAttention, _attention_on_squares),
+}
+
+
+@pytest.mark.parametrize("name", list(BROKEN))
+def test_a_broken_block_is_refused_with_what_was_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cls, forward = BROKEN[name]
+    model = single_model("llama")
+    assert examine(model).status == "exact"
+    monkeypatch.setattr(cls, "forward", forward)
+    entry = examine(model)
+    assert entry.status == "refused"
+    assert entry.relative_error is None
+    assert entry.reason is not None
+    assert "layers.0" in entry.reason
+    assert "not affine" in entry.reason or "its own output" in entry.reason
+
+
+def output_parts(model: Any) -> list[Any]:
+    """Every block's three parts and certificate."""
+    found: list[Any] = []
+    sweep(model, token_ids(model), lambda run, step, block: found.append(step.terms))
+    return found
+
+
+def test_a_gate_per_channel_is_held_and_costs_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The block is affine with the gate held; W' is no sum of one Kronecker product a head, and has no number."""
+    monkeypatch.setattr(LlamaAttention, "forward", _gate_per_channel)
+    model = single_model("llama")
+    entry = examine(model)
+    assert entry.status == "partly"
+    assert len(entry.parts) == 3
+    assert all("gate" in part and "no sum of Kronecker products" in part for part in entry.parts)
+    for terms in output_parts(model):
+        assert terms.error <= 1e-5
+        assert terms.output.static.norm == 0.0  # llama has no bias, and a gate times nothing is nothing
+
+
+def test_a_nonlinearity_on_the_values_is_no_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+    """sigmoid(W_V x) held is a constant of this input: a UAT term or a refusal, but not what biases make."""
+    monkeypatch.setattr(LlamaAttention, "forward", _sigmoid_on_values)
+    model = single_model("llama")
+    if examine(model).status == "refused":
+        return
+    assert all(terms.output.static.norm <= 1e-6 for terms in output_parts(model))
+
+
+def test_a_stream_changed_between_blocks_is_refused() -> None:
+    model = single_model("llama")
+    layer = model.model.layers[1]
+    handle = layer.register_forward_pre_hook(lambda module, args: (args[0] * 1.01, *args[1:]))
+    entry = examine(model)
+    assert entry.status == "refused"
+    assert "input of block 1" in (entry.reason or "")
+    handle.remove()
+    assert examine(model).status == "exact"
+
+
+def _stream_into_mlp(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    attended, _ = self.self_attn(self.input_layernorm(hidden_states), *args, **kwargs)
+    return self.mlp(hidden_states + attended)
+
+
+def _mlp_with_stream(self: Any, x: Tensor) -> Tensor:
+    return x + self.down_proj(self.act_fn(self.gate_proj(self.norm(x))))
+
+
+def _gated_mlp_with_stream(self: Any, x: Tensor) -> Tensor:
+    return x + self.down_proj(self.act_fn(self.gate_proj(self.norm(x))) * self.up_proj(x))
+
+
+def _mlp_with_stream_and_no_norm(self: Any, x: Tensor) -> Tensor:
+    return x + self.down_proj(self.act_fn(self.gate_proj(x)))
+
+
+def _llama_with(mlp: Forward, monkeypatch: pytest.MonkeyPatch, *, square: bool = False) -> Any:
+    """A llama in float64 whose FFN module holds the residual stream; `square`: the FFN is as wide as the stream."""
+    model = double_model("llama")
+    for layer in model.model.layers:
+        layer.mlp.norm = layer.post_attention_layernorm
+        if square:
+            side = model.config.hidden_size
+            for name, shape in (("gate_proj", slice(side)), ("up_proj", slice(side))):
+                linear = getattr(layer.mlp, name)
+                linear.weight = nn.Parameter(linear.weight[shape])
+            layer.mlp.down_proj.weight = nn.Parameter(layer.mlp.down_proj.weight[:, :side])
+    monkeypatch.setattr(LlamaMLP, "forward", mlp)
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", _stream_into_mlp)
+    return model
+
+
+def test_an_ffn_that_holds_the_residual_stream_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = _llama_with(_mlp_with_stream, monkeypatch)
+    ids = token_ids(model)
+    expected = dense_blocks(model, ids, WIRINGS["llama"])
+    errors: list[float] = []
+
+    def listen(run: Any, step: Any, block: Any) -> None:
+        assert [type(u).__name__ for u in block.parts.units] == [type(model.model.layers[0].mlp.act_fn).__name__]
+        operator = operator_of(run, block.factors, step.replay, step.items, step.given)
+        errors.extend([step.terms.error, far(operator.matrix().dense(), expected[run.index].W)])
+
+    with InDouble():
+        sweep(model, ids, listen)
+    assert len(errors) == 6
+    assert max(errors) <= 1e-10
+
+
+def test_a_gate_beside_the_opened_activation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """silu(gate) * up read by one layer: linear in the stream only while the other factor stands still."""
+    with InDouble():
+        entry = examine(_llama_with(_gated_mlp_with_stream, monkeypatch))
+    assert entry.status == "refused"
+    assert entry.reason
+
+
+def test_the_operator_ends_at_the_stream_not_behind_the_ffns_first_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No norm between attention and the FFN, whose activation is the unit and as wide as the stream."""
+    model = _llama_with(_mlp_with_stream_and_no_norm, monkeypatch, square=True)
+    ids = token_ids(model)
+    expected = dense_blocks(model, ids, WIRINGS["llama"])
+    errors: list[float] = []
+
+    def listen(run: Any, step: Any, block: Any) -> None:
+        if block.factors is not None:
+            operator = operator_of(run, block.factors, step.replay, step.items, step.given)
+            errors.append(far(operator.matrix().dense(), expected[run.index].W))
+
+    with InDouble():
+        sweep(model, ids, listen)
+    assert max(errors, default=0.0) <= 1e-10
+
+
+def test_an_ffn_that_mixes_tokens_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert discover(single_model("llama")).uncovered == ()
+    monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: _own_mlp(self, x + x.mean(1, keepdim=True)))
+    entry = examine(single_model("llama"))
+    assert entry.status == "partly"
+    assert any("LlamaMLP mixes tokens" in note for note in entry.parts)
+
+
+def test_the_certificate_catches_what_discovery_could_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clamp that no value reaches in discovery and that bites in the run: the error shows it."""
+    limit = [1e6]
+    monkeypatch.setattr(
+        LlamaDecoderLayer, "forward", _around_stream(lambda x: x.clamp(-limit[0], limit[0]))
+    )  # fmt: skip
+    model = single_model("llama")
+    errors: list[float] = []
+    sweep(model, token_ids(model), lambda run, step, block: errors.append(step.terms.error))
+    assert max(errors) <= 1e-5
+    errors.clear()
+
+    def listen(run: Any, step: Any, block: Any) -> None:
+        errors.append(step.terms.error)
+        limit[0] = 0.5
+
+    sweep(model, token_ids(model), listen)
+    assert max(errors) > 1e-2
+
+
+def test_a_wrong_call_of_eager_attention_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that are not those of the output: H is refitted row by row, or the block is refused."""
+    own = modeling_llama.eager_attention_forward
+
+    def lying(*args: Any, **kwargs: Any) -> Any:
+        output, weights = own(*args, **kwargs)
+        return output, weights.roll(1, -1)
+
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", lying)
+    entry = examine(single_model("llama"))
+    assert entry.status == "refused"
+
+
+def test_discovery_does_not_depend_on_the_models_dtype_where_its_norms_follow_it() -> None:
+    with InDouble():
+        entry = examine(double_model("llama"))
+    assert entry.status == "exact"
+    assert entry.relative_error is not None
+    assert entry.relative_error <= 1e-13
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "cohere"])
+def test_a_norm_that_computes_in_float32_is_still_a_norm_in_float64(model_type: str) -> None:
+    """transformers' RMSNorm casts to float32: taken for an FFN, it would make attention a UAT term."""
+    single, double = (output_parts(m) for m in (single_model(model_type), single_model(model_type).double()))
+    for one, two in zip(single, double, strict=True):
+        assert two.error <= 1e-6
+        for name in ("linear", "static", "dynamic"):
+            assert getattr(one.output, name).share == pytest.approx(getattr(two.output, name).share, abs=1e-5)

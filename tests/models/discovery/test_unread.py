@@ -1,0 +1,85 @@
+"""What a report leaves unread has a name: image towers, cross-attention without states, blocks never called."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import single_model
+from torch import nn
+
+from duat_cli.cli.main import run
+from duat_cli.cli.terminal import libraries
+from duat_cli.models.discovery.structure import discover
+from duat_cli.models.discovery.unread import unread_attention
+from duat_cli.zoo import tiny
+
+NOT_READ = "holds attention and was not read: it does not run on token ids alone"
+
+
+@pytest.mark.parametrize(
+    ("model_type", "parts"),
+    [
+        ("llava", [f"vision_tower (CLIPVisionModel) {NOT_READ}"]),
+        ("gemma3", [f"model.vision_tower (SiglipVisionModel) {NOT_READ}"]),
+        (
+            "video_llava",
+            [f"video_tower (CLIPVisionModel) {NOT_READ}", f"image_tower (CLIPVisionModel) {NOT_READ}"],
+        ),
+        (
+            "blip_text_model",
+            [
+                "encoder.layer.0.crossattention, encoder.layer.1.crossattention, encoder.layer.2.crossattention "
+                f"(BlipTextAttention) {NOT_READ}"
+            ],
+        ),
+        ("bart", ["decoder stack (cross-attention); only the encoder is analysed"]),
+        ("llama", []),
+        ("bert", []),
+        ("albert", []),
+    ],
+)
+def test_the_parts_that_are_not_read(model_type: str, parts: list[str]) -> None:
+    built = tiny.build(model_type)
+    assert isinstance(built, tiny.TinyModel), built
+    assert list(discover(built.model).uncovered) == parts
+
+
+def test_blocks_that_no_forward_pass_calls() -> None:
+    model = single_model("llama")
+    model.spare = nn.ModuleList([single_model("llama").model.layers[k] for k in range(3)])
+    model.mixer = nn.MultiheadAttention(8, 2)
+    model.head = nn.Linear(8, 8)
+    assert [note.replace(NOT_READ, "").strip() for note in discover(model).uncovered] == [
+        "spare (ModuleList)",
+        "mixer (MultiheadAttention)",
+    ]
+
+
+def test_attention_without_the_word_in_its_name() -> None:
+    class Mixer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q_proj, self.k_proj = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.q_proj(x) @ self.k_proj(x).mT
+
+    model = single_model("llama")
+    model.other = Mixer()
+    assert unread_attention(model, list(model.model.modules())) == [f"other (Mixer) {NOT_READ}"]
+    assert unread_attention(model, list(model.modules())) == []
+
+
+def test_support_says_partly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(libraries, "calm", lambda talk: None)
+    tiny.tiny_model("llava").save_pretrained(tmp_path)
+    capsys.readouterr()
+    assert run(["support", str(tmp_path), "-q", "--json"]) == 1
+    [entry] = json.loads(capsys.readouterr().out)["entries"]
+    assert (entry["status"], entry["reason"]) == ("partly", None)
+    assert "vision_tower" in " ".join(entry["parts"])

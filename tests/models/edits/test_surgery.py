@@ -1,0 +1,125 @@
+"""Weights zeroed and cut in place, and everything as it was afterwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers import single_model
+from torch import Tensor
+
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.discovery.structure import ModelStructure, discover, probe_ids, run_stack
+from duat_cli.models.edits.surgery import config_without_blocks, without_blocks, without_neurons, zeroed
+from duat_cli.models.instrument.tracing import trace
+from duat_cli.models.terms.feedforward import find_feedforward
+from duat_cli.models.terms.sites import TermId, find_sites
+
+
+def state(model: Any) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def found(model_type: str) -> tuple[Any, ModelStructure, Any]:
+    model = single_model(model_type)
+    structure = discover(model)
+    return model, structure, find_sites(structure)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "mixtral"])
+def test_overlapping_terms_are_put_back(model_type: str) -> None:
+    """A head inside an attention inside a block: each is zeroed, all come back."""
+    model, structure, sites = found(model_type)
+    before = state(model)
+    terms = [TermId("head", 1, 2), TermId("attention", 1, 0), TermId("block", 1), TermId("head", 0, 1)]
+    with zeroed(model, structure, sites, terms):
+        inside = state(model)
+        projection = structure.block(1).parts.output_source
+        assert projection is not None
+        assert not bool(projection.linear.weight.any())  # type: ignore[union-attr, operator]
+    assert not same(before, inside)
+    assert same(before, state(model))
+
+
+def test_an_error_inside_puts_everything_back() -> None:
+    model, structure, sites = found("llama")
+    before = state(model)
+    with pytest.raises(KeyError), zeroed(model, structure, sites, [TermId("neuron", 0, 3)]):
+        raise KeyError
+    with pytest.raises(KeyError), without_blocks(model, structure, [1]):
+        raise KeyError
+    assert same(before, state(model))
+
+
+def test_a_tied_weight_is_not_zeroed() -> None:
+    model, structure, sites = found("llama")
+    model.model.layers[2].mlp.down_proj.weight = model.model.layers[0].mlp.down_proj.weight
+    before = state(model)
+    with pytest.raises(UnsupportedModelError, match="tied"), zeroed(model, structure, sites, [TermId("neuron", 0, 3)]):
+        pass
+    assert same(before, state(model))
+
+
+@pytest.mark.parametrize("term", [TermId("expert", 1, 0), TermId("expert", 1, 5), TermId("ffn", 1, 0)])
+def test_experts_without_weights_are_not_zeroed(term: TermId) -> None:
+    """longcat_flash: experts 4 and 5 are the identity, and rows of theirs in gate_up_proj are never read."""
+    model, structure, sites = found("longcat_flash")
+    site, _ = sites[structure.calls[1]].find(TermId("expert", 1, 0))
+    assert {name: p.shape[0] for name, p in site.module.named_parameters()} == {"gate_up_proj": 6, "down_proj": 4}
+    before = state(model)
+    with pytest.raises(UnsupportedModelError, match="6 experts"), zeroed(model, structure, sites, [term]):
+        pass
+    assert same(before, state(model))
+
+
+def test_blocks_are_cut_out() -> None:
+    model, structure, _ = found("gemma2")
+    before, config = state(model), model.config
+    with without_blocks(model, structure, [0]):
+        assert list(model.model.layers) == list(structure.calls[1:])
+        assert (model.config.num_hidden_layers, model.config.layer_types) == (2, config.layer_types[1:])
+        assert not any(name.startswith("model.layers.2") for name in model.state_dict())
+    assert model.config is config
+    assert same(before, state(model))
+    with pytest.raises(UnsupportedModelError, match="no block"), without_blocks(model, structure, [0, 1, 2]):
+        pass
+
+
+def test_shared_blocks_are_not_cut_out() -> None:
+    model, structure, _ = found("albert")
+    with pytest.raises(UnsupportedModelError, match="no plain list"), without_blocks(model, structure, [1]):
+        pass
+
+
+def test_lists_of_other_things_stay() -> None:
+    config = single_model("llama").config
+    config.architectures = ["a", "b", "c"]
+    config.layer_types = ["x", "y", "z"]
+    cut = config_without_blocks(config, 3, [0, 2])
+    assert (cut.num_hidden_layers, cut.layer_types, cut.architectures) == (2, ["x", "z"], ["a", "b", "c"])
+    assert (config.num_hidden_layers, config.layer_types) == (3, ["x", "y", "z"])
+    with pytest.raises(UnsupportedModelError, match="number of its blocks"):
+        config_without_blocks(config, 4, [0])
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name"), [("llama", "intermediate_size"), ("gpt2", "n_inner"), ("opt", "ffn_dim")]
+)
+def test_neurons_are_cut_out(model_type: str, name: str) -> None:
+    model, structure, _ = found(model_type)
+    before = state(model)
+    written = trace(structure.stack, lambda: run_stack(structure.stack, probe_ids(structure.stack, 11)))
+    forms = [find_feedforward(b.parts.units[0], written, b.parts.module) for b in structure.blocks]
+    whole = forms[0].neurons
+    with without_neurons(model, [(form, [0, 5 + k]) for k, form in enumerate(forms)]):
+        assert getattr(model.config, name) == whole - 2
+        assert sum(v.numel() for v in model.state_dict().values()) < sum(v.numel() for v in before.values())
+    assert same(before, state(model))
+    uneven = [(form, list(range(k + 1))) for k, form in enumerate(forms)]
+    with pytest.raises(UnsupportedModelError, match="different widths"), without_neurons(model, uneven):
+        pass

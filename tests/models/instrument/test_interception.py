@@ -1,0 +1,111 @@
+"""Functions that are stood in for: every argument is handled or refused, none is dropped."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.instrument.attention import AttentionCall, probing
+from duat_cli.models.instrument.interception import SoftmaxInterception
+
+HEADS, TOKENS, WIDTH = 4, 5, 8
+
+
+class Listener:
+    """Keeps every call; replaces nothing."""
+
+    def __init__(self) -> None:
+        self.calls: list[AttentionCall] = []
+
+    def captured(self, call: AttentionCall) -> None:
+        self.calls.append(call)
+
+    def replacement(self, module: nn.Module, value: Tensor) -> None:
+        return None
+
+
+def watched(call: Any) -> tuple[Tensor, list[AttentionCall]]:
+    listener = Listener()
+    with probing(listener), SoftmaxInterception(nn.Identity):
+        return call(), listener.calls
+
+
+def heads(seed: int, count: int = HEADS) -> Tensor:
+    return torch.randn(1, count, TOKENS, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+Q, K, V = heads(1), heads(2), heads(3)
+BIAS = torch.randn(TOKENS, TOKENS, generator=torch.Generator().manual_seed(4))
+SEEN = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
+NOTHING_SEEN = SEEN.clone()
+NOTHING_SEEN[2] = False
+CALLS = {
+    "plain": lambda: sdpa(Q, K, V),
+    "causal by position": lambda: sdpa(Q, K, V, None, 0.0, True),
+    "causal by name": lambda: sdpa(query=Q, key=K, value=V, is_causal=True),
+    "bias by position": lambda: sdpa(Q, K, V, BIAS),
+    "boolean mask": lambda: sdpa(Q, K, V, attn_mask=SEEN),
+    "a row that sees nothing": lambda: sdpa(Q, K, V, NOTHING_SEEN),
+    "scale": lambda: sdpa(Q, K, V, scale=0.3),
+    "scale of zero": lambda: sdpa(Q, K, V, scale=0.0),
+    "grouped heads": lambda: sdpa(Q, heads(2, 2), heads(3, 2), enable_gqa=True),
+    "one head of keys for all": lambda: sdpa(Q, heads(2, 1), heads(3, 1)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_written_out_attention_is_torchs_own(name: str) -> None:
+    expected = CALLS[name]()
+    seen, [call] = watched(CALLS[name])
+    torch.testing.assert_close(seen, expected, rtol=1e-5, atol=1e-6)
+    assert call.rows.heads == HEADS
+
+
+REFUSED = {
+    "dropout": (lambda: sdpa(Q, K, V, None, 0.1), "at random"),
+    "mask and causal": (lambda: sdpa(Q, K, V, SEEN, is_causal=True), "is_causal"),
+    "a product into memory": (lambda: torch.matmul((Q @ K.mT).softmax(-1), V, out=torch.empty(0)), "out"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_understood_is_refused(name: str) -> None:
+    call, word = REFUSED[name]
+    with pytest.raises(UnsupportedModelError, match=word):
+        watched(call)
+
+
+def test_an_argument_of_a_newer_torch_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="sinks"):
+        SoftmaxInterception(nn.Identity).__torch_function__(sdpa, (), (Q, K, V), {"sinks": 1})
+
+
+@pytest.mark.parametrize(
+    "product",
+    [
+        lambda h: torch.matmul(input=h, other=V),
+        lambda h: h @ V,
+        lambda h: torch.bmm(h[0], mat2=V[0])[None],
+        lambda h: torch.einsum("bhij,bhjd->bhid", h, V),
+    ],
+)
+def test_the_product_behind_a_softmax_is_seen_however_it_is_called(product: Any) -> None:
+    def attend() -> Tensor:
+        return product((Q @ K.mT).softmax(-1))
+
+    expected = attend()
+    seen, [call] = watched(attend)
+    torch.testing.assert_close(seen, expected)
+    torch.testing.assert_close(call.output[0].transpose(0, 1), expected[0])
+
+
+def test_the_stand_in_knows_every_argument_of_torchs_function() -> None:
+    documented = (sdpa.__doc__ or "").partition("(")[2].partition(")")[0]
+    names = [part.partition("=")[0].strip() for part in documented.split(",")]
+    assert list(inspect.signature(SoftmaxInterception._explicit).parameters)[1:] == names

@@ -1,0 +1,137 @@
+"""Gradients block by block against those of the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from removal import TYPES, forward_of, prepared, untouched
+from torch import Tensor, nn
+from torch.nn import functional
+
+from duat_cli.models.discovery.structure import ModelStructure
+from duat_cli.models.sweep import gradients
+from duat_cli.models.sweep.passes import record, with_hidden
+from duat_cli.models.terms.sites import find_sites
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_gradients_are_those_of_the_whole_model(model_type: str) -> None:
+    """At every block's output, against autograd through the model itself from that block's output."""
+    _, structure, ids = prepared(model_type)
+    forward = forward_of(structure, ids)
+    recorded = record(structure, forward)
+    generator = torch.Generator().manual_seed(3)
+    probes = torch.randn(3, *recorded.output.shape, generator=generator)
+    found = {
+        b.number: b.after for b in gradients.gradients(structure, find_sites(structure), forward, recorded, probes)
+    }
+    assert list(found) == list(range(len(structure.calls)))[::-1]
+    for number, got in found.items():
+        leaf = recorded.calls[number].after.clone().requires_grad_()
+        with torch.enable_grad():
+            output = continued(structure, forward, recorded, number, leaf)
+            want = torch.stack([torch.autograd.grad(output, leaf, p, retain_graph=True)[0] for p in probes])
+        assert (got - want).norm() <= 1e-4 * want.norm(), number
+
+
+def continued(
+    structure: ModelStructure, forward: Callable[[], Tensor], recorded: Any, number: int, leaf: Tensor
+) -> Any:
+    """The model's own pass with `leaf` in place of what block call `number` puts out."""
+    count = 0
+
+    def replace(module: nn.Module, args: Any, output: Any) -> Any:
+        nonlocal count
+        count += 1
+        return with_hidden(output, leaf, leaf * 1.0) if count == number + 1 else None
+
+    handles = [module.register_forward_hook(replace) for module in dict.fromkeys(structure.calls)]
+    try:
+        return forward()
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mixtral", "falcon"])
+def test_the_size_of_a_piece_changes_nothing(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, structure, ids = prepared(model_type)
+    forward = forward_of(structure, ids)
+    recorded = record(structure, forward)
+    sites = find_sites(structure)
+    probes = torch.randn(5, *recorded.output.shape, generator=torch.Generator().manual_seed(3))
+
+    def walk() -> dict[tuple[int, int, int], Tensor]:
+        found: dict[tuple[int, int, int], Tensor] = {}
+        for block in gradients.gradients(structure, sites, forward, recorded, probes):
+            for k, at in enumerate(block.sites):
+                for row, gradient in zip(range(block.probes.start, block.probes.stop), at.gradient, strict=True):
+                    found[block.number, k, row] = gradient.clone()
+        return found
+
+    whole = walk()
+    monkeypatch.setattr(gradients, "GRADIENT_BYTES", 1)
+    single = walk()
+    assert whole.keys() == single.keys()
+    assert {row for _, _, row in whole} == set(range(5))
+    for key, gradient in whole.items():
+        assert (gradient - single[key]).norm() <= 1e-5 * gradient.norm() + 1e-9, key
+
+
+@pytest.mark.parametrize("model_type", ["llama", "bert", "falcon"])
+def test_a_walk_cut_short_leaves_nothing_behind(model_type: str) -> None:
+    model, structure, ids = prepared(model_type)
+    forward = forward_of(structure, ids)
+    recorded = record(structure, forward)
+    probes = torch.randn(2, *recorded.output.shape)
+    walk = gradients.gradients(structure, find_sites(structure), forward, recorded, probes)
+    next(walk)
+    assert untouched(model)
+    walk.close()
+    assert untouched(model)
+    assert torch.equal(record(structure, forward).output, recorded.output)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    "gelu tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "silu": nn.SiLU(),
+    "relu": nn.ReLU(),
+    "relu in place": lambda x: functional.relu(x * 1.0, inplace=True),
+    "tanh": nn.Tanh(),
+    "sigmoid": torch.sigmoid,
+    "not in the list": functional.softplus,
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_a_slope_computed_once_is_the_slope(name: str) -> None:
+    x = torch.randn(3, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    probes = torch.randn(4, 3, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    with gradients._SlopesOnce():
+        output = ACTIVATIONS[name](x)
+    want = ACTIVATIONS[name](x)
+    assert torch.equal(output, want)
+    (got,) = gradients._pulled(output, [x], probes)
+    for probe, gradient in zip(probes, got, strict=True):
+        assert torch.allclose(gradient, torch.autograd.grad(want, x, probe, retain_graph=True)[0], atol=1e-12)
+
+
+def test_what_cannot_be_batched_is_pulled_one_by_one() -> None:
+    class Numpy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 3
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Tensor:
+            return torch.from_numpy(grads[0].numpy() * 3)
+
+    x, unused = torch.randn(2, 5).requires_grad_(), torch.randn(4).requires_grad_()
+    probes = torch.randn(3, 2, 5)
+    got, none = gradients._pulled(Numpy.apply(x), [x, unused], probes)
+    assert torch.allclose(got, 3 * probes)
+    assert torch.equal(none, torch.zeros(3, 4))

@@ -1,0 +1,135 @@
+"""Passes that begin in the middle against whole passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers import single_model, token_ids
+from removal import TYPES, forward_of, prepared, scaled, untouched
+from torch import Tensor
+
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.discovery.structure import discover
+from duat_cli.models.sweep.passes import Removal, prove_chained, record, run_from, run_without
+from duat_cli.models.terms.sites import TermId, find_sites
+
+
+class StoppedError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_a_recorded_pass_is_the_pass(model_type: str) -> None:
+    model, structure, ids = prepared(model_type)
+    forward = forward_of(structure, ids)
+    with torch.no_grad():
+        own = forward()
+    recorded = record(structure, forward)
+    assert torch.equal(recorded.output, own)
+    assert torch.equal(run_without(structure, forward, recorded, {}), own)
+    for before, after in zip(recorded.calls, recorded.calls[1:], strict=False):
+        assert torch.equal(before.after, after.before)
+    with torch.no_grad():
+        assert torch.equal(run_from(structure, forward, recorded, recorded.calls[-1].after), own)
+    assert untouched(model)
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+@pytest.mark.parametrize("block", [1, 2])
+def test_blocks_in_front_of_a_removal_need_not_run(model_type: str, block: int) -> None:
+    model, structure, ids = prepared(model_type)
+    forward = forward_of(structure, ids)
+    sites = find_sites(structure)
+    recorded = record(structure, forward)
+    site = sites[structure.calls[block]].of("ffn")[0]
+    removals = {block: Removal({site: torch.zeros(1)})}
+    skipping = run_without(structure, forward, recorded, removals)
+    # with every block run: a removal of nothing from the first block comes first
+    whole = run_without(structure, forward, recorded, {0: Removal({}), **removals})
+    assert torch.equal(skipping, whole)
+    assert not torch.equal(whole, recorded.output)
+    assert torch.equal(record(structure, forward).output, recorded.output)
+    assert untouched(model)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "bert", "falcon"])
+def test_a_removed_block_is_its_input(model_type: str) -> None:
+    _, structure, ids = prepared(model_type)
+    forward = forward_of(structure, ids)
+    recorded = record(structure, forward)
+    last = len(structure.calls) - 1
+    output = run_without(structure, forward, recorded, {last: Removal({}, whole=True)})
+    with torch.no_grad():
+        assert torch.equal(output, run_from(structure, forward, recorded, recorded.calls[last].before))
+
+
+def test_what_stands_in_for_a_removed_term() -> None:
+    structure = prepared("llama")[1]
+    sites = find_sites(structure)
+    site = sites[structure.calls[1]].of("neuron")[0]
+    mean = torch.arange(site.count, dtype=torch.float32)
+    mask = torch.ones(site.count)
+    mask[3] = 0
+    removal = Removal({site: mask}, means={(1, site): mean, (1, None): torch.full((32,), 2.0)}, number=1)
+    value = torch.randn(1, 5, site.count)
+    edited = removal.edit(site, value, None)
+    assert torch.equal(edited[..., 3], torch.full((1, 5), 3.0))
+    assert torch.equal(edited[..., 4:], value[..., 4:])
+    assert torch.equal(removal.bridge(torch.ones(1, 5, 32)), torch.full((1, 5, 32), 3.0))
+
+
+@pytest.mark.parametrize("model_type", ["llama", "bert", "falcon"])
+def test_an_exception_leaves_nothing_behind(model_type: str) -> None:
+    model, structure, ids = prepared(model_type)
+    sites = find_sites(structure)
+    forward = forward_of(structure, ids)
+    recorded = record(structure, forward)
+
+    def stop(*_: Any) -> None:
+        raise StoppedError
+
+    with pytest.raises(StoppedError):
+        record(structure, forward, sites, stop)
+    assert untouched(model)
+    site = sites[structure.calls[1]].of("head")[0]
+    with pytest.raises(RuntimeError):
+        run_without(structure, forward, recorded, {1: Removal({site: torch.ones(site.count + 1)})})
+    assert untouched(model)
+    with pytest.raises(StoppedError):
+        prove_chained(structure, stop)
+    assert untouched(model)
+    assert torch.equal(record(structure, forward).output, recorded.output)
+
+
+def test_a_block_that_reads_more_than_the_hidden_states_is_refused() -> None:
+    """A side channel from the first block to the last: a gradient from block to block would miss it."""
+    model = single_model("llama")
+    structure = discover(model)
+    ids = token_ids(model)
+    prove_chained(structure, forward_of(structure, ids))
+    layers = model.model.layers
+    layers[0].register_forward_hook(lambda m, a, out: kept.append(out))
+    layers[2].register_forward_pre_hook(lambda m, a, k: (a, {**k, "shared": {"keys": kept[-1]}}), with_kwargs=True)
+    kept: list[Tensor] = []
+    with pytest.raises(UnsupportedModelError, match=r"layers\.2 reads more"):
+        prove_chained(structure, forward_of(structure, ids))
+
+
+def test_scaling_by_hand_is_removal() -> None:
+    """The test's own way to scale a term agrees with the package's way to remove it."""
+    model, structure, ids = prepared("llama")
+    sites = find_sites(structure)
+    forward = forward_of(structure, ids)
+    recorded = record(structure, forward)
+    for term in (TermId("head", 1, 2), TermId("block", 1)):
+        site_masks = {}
+        if term.index is not None:
+            site, place = sites[structure.calls[1]].find(term)
+            mask = torch.ones(site.count)
+            mask[place] = 0
+            site_masks = {site: mask}
+        removed = run_without(structure, forward, recorded, {1: Removal(site_masks, term.index is None)})
+        assert torch.allclose(removed, scaled(structure, sites, forward, term, 0.0), atol=1e-6)
+    assert untouched(model)

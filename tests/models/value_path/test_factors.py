@@ -1,0 +1,323 @@
+"""W' from the package against W' by automatic differentiation, and by hand from the weights, on every wiring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from helpers import (
+    WIRINGS,
+    InDouble,
+    blocks_of,
+    dense_blocks,
+    double_model,
+    far,
+    single_model,
+    sweep,
+    token_ids,
+)
+from torch import Tensor, nn
+
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.instrument.rig import zero_given
+from duat_cli.models.value_path import factors as factors_module
+from duat_cli.models.value_path.factors import AttentionOperator, find_factors, operator_of
+
+
+def operators(model: Any, ids: Tensor, row_budget: int | None = None) -> list[tuple[Tensor, AttentionOperator]]:
+    """Every block's W', written out, and its factors."""
+    found: list[tuple[Tensor, AttentionOperator]] = []
+
+    def listen(run: Any, step: Any, block: Any) -> None:
+        assert block.factors is not None, block.factors_reason
+        operator = operator_of(run, block.factors, step.replay, step.items, step.given)
+        found.append((operator.matrix().dense(), operator))
+
+    sweep(model, ids, listen, row_budget)
+    return found
+
+
+@pytest.mark.parametrize("model_type", list(WIRINGS))
+def test_the_factors_are_the_jacobian_of_the_frozen_model_in_float64(model_type: str) -> None:
+    model = double_model(model_type)
+    ids = token_ids(model)
+    expected = dense_blocks(model, ids, WIRINGS[model_type])
+    with InDouble():
+        got = operators(model, ids)
+    assert len(got) == len(expected) == 3
+    for (W, operator), block in zip(got, expected, strict=True):
+        assert far(W, block.W) <= 1e-10
+        assert operator.error <= 1e-10
+
+
+PROBED = {"falcon", "deepseek_v3"}  # values copied out of a fused layer; values behind a latent
+
+
+@pytest.mark.parametrize("model_type", list(WIRINGS))
+def test_weights_are_read_where_memory_shows_the_place(model_type: str) -> None:
+    """A wrong reading would go unnoticed otherwise: probing takes over, right but slow and without a cache."""
+    origins: set[str] = set()
+    model = single_model(model_type)
+    sweep(model, token_ids(model), lambda run, step, block: origins.add(block.factors.origin))
+    assert origins == {"probed" if model_type in PROBED else "read"}
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "gpt2", "bert", "falcon", "deepseek_v3"])
+def test_and_in_float32(model_type: str) -> None:
+    reference = double_model(model_type)
+    ids = token_ids(reference)
+    expected = dense_blocks(reference, ids, WIRINGS[model_type])
+    for (W, _), block in zip(operators(single_model(model_type), ids), expected, strict=True):
+        assert far(W, block.W) <= 1e-5
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "bert"])
+def test_the_values_are_those_at_the_blocks_input(model_type: str) -> None:
+    """B_ij x_j = t_i Σ_h H_h[i, j] v_jh O_h."""
+    model = double_model(model_type)
+    ids = token_ids(model)
+    expected = dense_blocks(model, ids, WIRINGS[model_type])
+    with InDouble():
+        for (_, operator), block in zip(operators(model, ids), expected, strict=True):
+            weights = torch.cat([rows for _, rows in operator.attention_chunks()], dim=1)
+            B = blocks_of(block.W, len(block.x))
+            for i, j in ((0, 0), (5, 2), (6, 6)):
+                product = sum(
+                    weights[h, i, j] * operator.values[h, j] @ out for h, out in enumerate(operator.factors.output)
+                )
+                assert far(product, B[i, j] @ block.x[j]) <= 1e-10
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "gpt2", "bert"])
+def test_probed_factors_are_the_read_ones(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unit vectors through the frozen block find the same W' as the weights."""
+    model = double_model(model_type)
+    ids = token_ids(model)
+
+    def unreadable(run: Any) -> Tensor:
+        raise UnsupportedModelError("not to be read")
+
+    with InDouble():
+        read = operators(model, ids)
+        monkeypatch.setattr(factors_module, "_read_value", unreadable)
+        origins: list[str] = []
+        structure = sweep(model, ids, lambda run, step, block: origins.append(block.factors.origin))
+        assert origins == ["probed"] * len(structure.calls)
+        probed = operators(model, ids)
+    for (W, _), (expected, _) in zip(probed, read, strict=True):
+        assert far(W, expected) <= 1e-10
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "gpt_oss"])
+def test_row_chunks_make_the_same_operator(model_type: str) -> None:
+    model = double_model(model_type)
+    ids = token_ids(model, 13)
+    with InDouble():
+        whole, parts = operators(model, ids), operators(model, ids, row_budget=4 * 4 * 13 * 2)
+    for (W, one), (V, many) in zip(whole, parts, strict=True):
+        assert len(list(one.chunks())) == 1
+        assert len(list(many.chunks())) >= 4
+        assert far(V, W) <= 1e-12
+
+
+# -- a wrong factor cannot fit -------------------------------------------------------------------------------
+
+
+def corrupted(name: str) -> Callable[..., Tensor]:
+    original = getattr(factors_module, name)
+
+    def wrong(*args: Any) -> Tensor:
+        matrix = original(*args).clone()
+        matrix[0, 0] *= 1.01  # one row of one head
+        return matrix
+
+    return wrong
+
+
+@pytest.mark.parametrize("name", ["_read_value", "_read_output"])
+def test_a_wrong_reading_is_not_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row of one head off by a hundredth: the fit's residual shows it, and probing takes over."""
+    model = single_model("llama")
+    ids = token_ids(model)
+    right = [W for W, _ in operators(model, ids)]
+    monkeypatch.setattr(factors_module, name, corrupted(name))
+    origins: list[str] = []
+    sweep(model, ids, lambda run, step, block: origins.append(block.factors.origin))
+    assert set(origins) == {"probed"}
+    for (W, _), expected in zip(operators(model, ids), right, strict=True):
+        assert far(W, expected) <= 1e-5
+
+
+@pytest.mark.parametrize("name", ["_value", "_output"])
+def test_where_probing_is_wrong_too_there_is_no_operator(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for way in ("_read", "_probe"):
+        monkeypatch.setattr(factors_module, way + name, corrupted(way + name))
+    reasons: list[str | None] = []
+    sweep(single_model("llama"), token_ids(single_model("llama")), lambda run, step, block: reasons.append(
+        block.factors_reason if block.factors is None else None))  # fmt: skip
+    assert all(reason and "no sum of Kronecker products" in reason for reason in reasons)
+
+
+def test_factors_of_another_block_are_refused_for_this_input() -> None:
+    """The fit is made anew for every input: factors that are not this block's leave a residual."""
+    model = single_model("llama")
+    known: list[Any] = []
+    caught: list[str] = []
+
+    def listen(run: Any, step: Any, block: Any) -> None:
+        known.append(block.factors)
+        if len(known) == 2:
+            stranger = replace(known[1], heads=known[0].heads)
+            with pytest.raises(UnsupportedModelError, match="residual") as error:
+                operator_of(run, stranger, step.replay, step.items, step.given)
+            caught.append(str(error.value))
+
+    sweep(model, token_ids(model), listen)
+    assert len(caught) == 1
+
+
+def test_a_scale_by_token_is_made_anew_for_each_input() -> None:
+    """gemma2's norm behind attention: t depends on the prompt; llama's block has one t = 1."""
+    for model_type, fixed in (("llama", True), ("gemma2", False), ("granite", True)):
+        model = single_model(model_type)
+        scales = [[o.token_scale for _, o in operators(model, token_ids(model, seed=s))] for s in (0, 1)]
+        assert all((t.numel() == 1) == fixed for row in scales for t in row)
+        assert all(torch.equal(a, b) == fixed for a, b in zip(*scales, strict=True))
+        if fixed:
+            assert far(scales[0][0], torch.tensor([WIRINGS[model_type].factor])) <= 1e-5
+
+
+def test_find_factors_says_why_there_are_none() -> None:
+    """diffllama calls attention twice a block."""
+    reasons: list[str | None] = []
+    model = single_model("diffllama")
+    sweep(model, token_ids(model), lambda run, step, block: reasons.append(block.factors_reason))
+    assert all(reason and "2 times" in reason for reason in reasons)
+
+    def without_attention(run: Any, step: Any, block: Any) -> None:
+        run.recording.attention.clear()
+        with pytest.raises(UnsupportedModelError, match="no softmax attention"):
+            find_factors(run, step.replay, step.items, zero_given(run, 1))
+
+    model = single_model("llama")
+    sweep(model, token_ids(model), without_attention)
+
+
+# -- by hand, from the weights -------------------------------------------------------------------------------
+#
+# W' as a product of explicit matrices on the row-major vector: norm, values, mixing of tokens, output, norm.
+
+
+def by_token(matrix: Tensor, tokens: int) -> Tensor:
+    """The (out, in) matrix on every token: I_N ⊗ matrix."""
+    return torch.block_diag(*[matrix] * tokens)
+
+
+def scales(s: Tensor, width: int) -> Tensor:
+    return torch.diag(s.repeat_interleave(width))
+
+
+def mixing(H: Tensor, kv_heads: int, width: int) -> Tensor:
+    """(N heads d, N kv_heads d): token i's head h gets Σ_j H[h, i, j] of token j's head h // groups."""
+    heads, tokens, _ = H.shape
+    groups = heads // kv_heads
+    out = torch.zeros(tokens, heads, width, tokens, kv_heads, width, dtype=H.dtype)
+    for h in range(heads):
+        for i in range(tokens):
+            for j in range(tokens):
+                for d in range(width):
+                    out[i, h, d, j, h // groups, d] = H[h, i, j]
+    return out.reshape(tokens * heads * width, tokens * kv_heads * width)
+
+
+def inverse_rms(x: Tensor, eps: float) -> Tensor:
+    return 1 / (x.square().mean(-1) + eps).sqrt()
+
+
+def centring(width: int) -> Tensor:
+    return torch.eye(width, dtype=torch.float64) - torch.full((width, width), 1 / width, dtype=torch.float64)
+
+
+def layer_norm_matrix(x: Tensor, norm: nn.LayerNorm) -> Tensor:
+    """vec(x) to vec of the frozen LayerNorm less its bias."""
+    P = centring(x.shape[-1])
+    s = inverse_rms(x @ P, norm.eps)
+    return scales(s, x.shape[-1]) @ by_token(torch.diag(norm.weight) @ P, len(x))
+
+
+def rms_norm_matrix(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    return scales(inverse_rms(x, eps), x.shape[-1]) @ by_token(torch.diag(gain), len(x))
+
+
+def _llama(block: Any, x: Tensor, H: Tensor, config: Any) -> Tensor:
+    n, d, kv = len(x), config.head_dim, config.num_key_value_heads
+    norm, attention = block.input_layernorm, block.self_attn
+    front = rms_norm_matrix(x, norm.weight, norm.variance_epsilon)
+    return by_token(attention.o_proj.weight, n) @ mixing(H, kv, d) @ by_token(attention.v_proj.weight, n) @ front
+
+
+def _gpt2(block: Any, x: Tensor, H: Tensor, config: Any) -> Tensor:
+    n, M, heads = len(x), config.n_embd, config.n_head
+    V = block.attn.c_attn.weight[:, 2 * M :].T  # Conv1D stores (in, out); q, k, v side by side
+    front = layer_norm_matrix(x, block.ln_1)
+    return by_token(block.attn.c_proj.weight.T, n) @ mixing(H, heads, M // heads) @ by_token(V, n) @ front
+
+
+def _bert(block: Any, x: Tensor, H: Tensor, config: Any) -> Tensor:
+    n, heads = len(x), config.num_attention_heads
+    V, out = block.attention.self.value.weight, block.attention.output.dense.weight
+    return by_token(out, n) @ mixing(H, heads, V.shape[0] // heads) @ by_token(V, n)
+
+
+def _olmo2(block: Any, x: Tensor, H: Tensor, config: Any) -> Tensor:
+    attention, norm = block.self_attn, block.post_attention_layernorm
+    n, d, kv = len(x), attention.head_dim, config.num_key_value_heads
+    branch = by_token(attention.o_proj.weight, n) @ mixing(H, kv, d) @ by_token(attention.v_proj.weight, n)
+    out = (branch @ x.reshape(-1)).reshape(n, -1)  # olmo2's projections have no bias
+    return rms_norm_matrix(out, norm.weight, norm.variance_epsilon) @ branch
+
+
+def _gemma2(block: Any, x: Tensor, H: Tensor, config: Any) -> Tensor:
+    n, d, kv = len(x), config.head_dim, config.num_key_value_heads
+    attention, front, behind = block.self_attn, block.input_layernorm, block.post_attention_layernorm
+    branch = (
+        by_token(attention.o_proj.weight, n)
+        @ mixing(H, kv, d)
+        @ by_token(attention.v_proj.weight, n)
+        @ rms_norm_matrix(x, 1 + front.weight, front.eps)
+    )
+    out = (branch @ x.reshape(-1)).reshape(n, -1)
+    return rms_norm_matrix(out, 1 + behind.weight, behind.eps) @ branch
+
+
+def _deepseek_v3(block: Any, x: Tensor, H: Tensor, config: Any) -> Tensor:
+    n, attention, latent = len(x), block.self_attn, config.kv_lora_rank
+    nope, d, heads = config.qk_nope_head_dim, config.v_head_dim, config.num_attention_heads
+    norm, inner = block.input_layernorm, attention.kv_a_layernorm
+    down = by_token(attention.kv_a_proj_with_mqa.weight[:latent], n)
+    front = down @ rms_norm_matrix(x, norm.weight, norm.variance_epsilon)
+    c = (front @ x.reshape(-1)).reshape(n, latent)
+    up = attention.kv_b_proj.weight.reshape(heads, nope + d, latent)[:, nope:].reshape(heads * d, latent)
+    middle = rms_norm_matrix(c, inner.weight, inner.variance_epsilon)
+    return by_token(attention.o_proj.weight, n) @ mixing(H, heads, d) @ by_token(up, n) @ middle @ front
+
+
+BY_HAND = {
+    "llama": _llama, "gpt2": _gpt2, "bert": _bert, "olmo2": _olmo2, "gemma2": _gemma2, "deepseek_v3": _deepseek_v3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", list(BY_HAND))
+def test_the_factors_are_the_matrix_built_by_hand(model_type: str) -> None:
+    model = double_model(model_type)
+    ids = token_ids(model)
+    with torch.no_grad(), InDouble():
+        whole = model(input_ids=ids, output_attentions=True, output_hidden_states=True)
+        got = operators(model, ids)
+        blocks = model.get_submodule(WIRINGS[model_type].blocks)
+        for k, ((W, _), block) in enumerate(zip(got, blocks, strict=True)):
+            expected = BY_HAND[model_type](block, whole.hidden_states[k][0], whole.attentions[k][0], model.config)
+            assert far(W, expected) <= 1e-10

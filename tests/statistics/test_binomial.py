@@ -1,0 +1,135 @@
+"""Clopper-Pearson limits against exact fractions, and the coverage of the printed statement by simulation."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from duat_cli.errors import InputError
+from duat_cli.statistics.binomial import allowed, choose_nested, log_tail, prompts_needed, upper_limit
+
+
+def exact_tail(k: int, n: int, share: Fraction) -> Fraction:
+    return sum((math.comb(n, i) * share**i * (1 - share) ** (n - i) for i in range(k + 1)), Fraction(0))
+
+
+# From tables of one-sided limits (beta quantiles).
+KNOWN = [(0, 10, 0.95, 0.2588656), (1, 10, 0.95, 0.3941633), (2, 20, 0.95, 0.2826185), (0, 59, 0.95, 0.0495096),
+         (10, 10, 0.95, 1.0), (5, 50, 0.975, 0.2181354)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("k", "n", "confidence", "expected"), KNOWN)
+def test_known_limits(k: int, n: int, confidence: float, expected: float) -> None:
+    assert upper_limit(k, n, confidence) == pytest.approx(expected, abs=2e-6)
+
+
+@given(st.integers(1, 200).flatmap(lambda n: st.tuples(st.integers(0, n - 1), st.just(n))), st.floats(0.5, 0.999))
+def test_the_limit_is_where_the_exact_tail_is_one_minus_confidence(case: tuple[int, int], confidence: float) -> None:
+    k, n = case
+    limit = upper_limit(k, n, confidence)
+    assert float(exact_tail(k, n, Fraction(limit))) == pytest.approx(1 - confidence, rel=1e-9)
+    assert log_tail(k, n, limit) == pytest.approx(math.log(exact_tail(k, n, Fraction(limit))), rel=1e-9)
+
+
+@given(st.integers(1, 300), st.floats(0.01, 0.9), st.floats(0.5, 0.999))
+def test_allowed_is_the_last_count_whose_limit_is_low_enough(n: int, share: float, confidence: float) -> None:
+    most = allowed(n, share, confidence)
+    if most is None:
+        assert n < prompts_needed(share, confidence)
+        assert upper_limit(0, n, confidence) > share * (1 - 1e-12)
+    else:
+        assert n >= prompts_needed(share, confidence)
+        assert upper_limit(most, n, confidence) <= share * (1 + 1e-12)
+        assert upper_limit(most + 1, n, confidence) > share * (1 - 1e-12)
+
+
+def test_prompts_needed() -> None:
+    assert prompts_needed(0.05, 0.95) == 59
+    assert prompts_needed(0.1, 0.95) == 29
+    assert prompts_needed(0.1, 0.9) == 22
+    assert prompts_needed(0.5, 0.5) == 1
+
+
+def test_large_counts_do_not_underflow() -> None:
+    limit = upper_limit(100, 100_000, 0.95)
+    assert 0.001 < limit < 0.0013
+    assert log_tail(0, 100_000, 0.5) == pytest.approx(100_000 * math.log(0.5))
+
+
+def test_the_test_stops_at_the_first_failure() -> None:
+    choice = choose_nested([0, 1, 5, 0], 60, 0.1, 0.95)
+    assert allowed(60, 0.1, 0.95) == 1
+    assert (choice.chosen, choice.tested, choice.exceeded) == (1, 3, (0, 1, 5))
+    assert choice.limits[1] <= 0.1 < choice.limits[2]
+    assert choose_nested([3], 60, 0.1, 0.95).chosen is None
+    assert choose_nested([0, 0], 60, 0.1, 0.95).chosen == 1
+
+
+def test_bad_input_is_one_line() -> None:
+    with pytest.raises(InputError, match="it takes 29 or more"):
+        choose_nested([0], 28, 0.1, 0.95)
+    with pytest.raises(InputError, match="no set"):
+        choose_nested([], 60, 0.1, 0.95)
+    for share, confidence in ((0.0, 0.95), (1.0, 0.95), (0.1, 0.0), (0.1, 1.0), (math.nan, 0.95)):
+        with pytest.raises(InputError, match="between 0 and 1"):
+            prompts_needed(share, confidence)
+    with pytest.raises(InputError, match="expected a count"):
+        upper_limit(5, 4, 0.95)
+
+
+# -- coverage ------------------------------------------------------------------------------------------------
+
+SHARE, CONFIDENCE, BUDGET, PROMPTS, SPLITS = 0.1, 0.9, 1.0, 40, 4000
+
+
+def population(rise: float, seed: int) -> Tensor:
+    """Damage of 12 nested sets on 2,000 prompts, (sets, prompts): heavy-tailed, rising with the set."""
+    generator = torch.Generator().manual_seed(seed)
+    prompts = torch.randn(2000, generator=generator)
+    noise = 0.4 * torch.randn(12, 2000, generator=generator)
+    return torch.exp(prompts + noise + rise * torch.arange(12)[:, None] - 2.0)
+
+
+def false_statements(damage: Tensor, choose: object) -> float:
+    """How often the printed statement is false, over random held-out prompts."""
+    generator = torch.Generator().manual_seed(1)
+    above = damage > BUDGET
+    truth = above.double().mean(dim=1)
+    wrong = 0
+    for _ in range(SPLITS):
+        held_out = torch.randint(damage.shape[1], (PROMPTS,), generator=generator)
+        chosen = choose(above[:, held_out].sum(dim=1).tolist())  # type: ignore[operator]
+        wrong += chosen is not None and bool(truth[chosen] > SHARE)
+    return wrong / SPLITS
+
+
+def in_order(counts: list[int]) -> int | None:
+    return choose_nested(counts, PROMPTS, SHARE, CONFIDENCE).chosen
+
+
+def largest_that_passes(counts: list[int]) -> int | None:
+    """The tempting wrong way: try all, keep the last that looks good."""
+    most = allowed(PROMPTS, SHARE, CONFIDENCE)
+    assert most is not None
+    good = [i for i, k in enumerate(counts) if k <= most]
+    return good[-1] if good else None
+
+
+@pytest.mark.parametrize("rise", [0.0, 0.02, 0.1, 0.3])
+def test_the_statement_is_false_at_most_as_often_as_said(rise: float) -> None:
+    margin = 3 * (CONFIDENCE * (1 - CONFIDENCE) / SPLITS) ** 0.5
+    assert false_statements(population(rise, 0), in_order) <= 1 - CONFIDENCE + margin
+
+
+def test_the_simulation_can_fail() -> None:
+    """Sets just above the share, each with its own noise: choosing the best-looking one is caught."""
+    generator = torch.Generator().manual_seed(3)
+    damage = (torch.rand(12, 2000, generator=generator) < 0.11).double() * 2
+    assert false_statements(damage, largest_that_passes) > 0.3
+    assert false_statements(damage, in_order) <= 1 - CONFIDENCE + 0.015
