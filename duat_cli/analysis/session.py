@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ import transformers
 
 from duat_cli.analysis.decomposition import Step
 from duat_cli.analysis.geometry import Geometry, geometry
+from duat_cli.analysis.progress import Progress
 from duat_cli.cache.tensors import TensorCache, gram_key
 from duat_cli.errors import CheckpointError, DuatError, NoSignalError, UnsupportedModelError
 from duat_cli.loading.model.fingerprint import fingerprint
@@ -26,8 +27,6 @@ from duat_cli.models.instrument.plain import deviation, instrumented_outputs, pl
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.value_path.factors import AttentionOperator, checked
 from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts, Run, Skipped
-
-Progress = Callable[[int, int, str], None]
 
 
 class Listener(Protocol):

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from duat_cli.analysis.decomposition import Decomposition
-from duat_cli.analysis.session import Progress, require_signal
+from duat_cli.analysis.progress import Progress
+from duat_cli.analysis.session import require_signal
 from duat_cli.errors import DuatError, UnsupportedModelError
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.models.arrays import tolerance_for

@@ -28,7 +28,7 @@ NO_FORWARD = "needs a forward pass, which --weights-only leaves out"
 
 
 @dataclass(frozen=True)
-class Plan:
+class CheckPlan:
     """What to check, settled before anything is read."""
 
     policy: Policy
@@ -61,7 +61,7 @@ class Plan:
 
 def plan(
     policy: Policy, settings: Mapping[str, Settings], name: str | None, update: bool, weights_only: bool, dtype: str
-) -> Plan:
+) -> CheckPlan:
     """InputError where nothing would be checked, or the baseline cannot be what is asked for."""
     if all(s.level == "off" for s in settings.values()):
         raise InputError("no checks ran: the policy and --select leave no rule on")
@@ -79,7 +79,7 @@ def plan(
             f"--update-baseline: {shown(name)} holds metrics of a forward pass, which --weights-only would drop; "
             "run without it, or delete the file"
         )
-    return Plan(policy, settings, name, found, update, weights_only, dtype)
+    return CheckPlan(policy, settings, name, found, update, weights_only, dtype)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Subject:
     warnings: tuple[str, ...]
 
 
-def conclude(plan: Plan, evidence: Evidence, subject: Subject, run: Run) -> tuple[CheckReport, str | None]:
+def conclude(plan: CheckPlan, evidence: Evidence, subject: Subject, run: Run) -> tuple[CheckReport, str | None]:
     """The report, and the text of the baseline to write, if one is to be written."""
     evidence = replace(evidence, policy=plan.policy, baseline_file=plan.baseline_name or "")
     metrics, reasons = metrics_of(evidence, plan.schema)
@@ -126,7 +126,7 @@ def conclude(plan: Plan, evidence: Evidence, subject: Subject, run: Run) -> tupl
     ), (text if facts and facts.status in ("created", "updated") else None)
 
 
-def _bounds_warnings(plan: Plan) -> list[str]:
+def _bounds_warnings(plan: CheckPlan) -> list[str]:
     """A bound whose pattern matches some fields that are not computed says so once, and holds for the others."""
     bounds = plan.policy.bounds() if plan.settings["bounds"].level != "off" else {}
     return [
@@ -141,7 +141,7 @@ def _bounds_warnings(plan: Plan) -> list[str]:
 
 
 def _with_baseline(
-    plan: Plan, evidence: Evidence, metrics: dict[str, Value], reasons: dict[str, str]
+    plan: CheckPlan, evidence: Evidence, metrics: dict[str, Value], reasons: dict[str, str]
 ) -> tuple[Evidence, Baseline | None]:
     """The evidence with the drift, or with why there is none; and what to write."""
     report = evidence.report
@@ -169,7 +169,7 @@ def _with_baseline(
     return replace(evidence, drift=drift), None
 
 
-def _weights_dtype(plan: Plan, evidence: Evidence) -> str:
+def _weights_dtype(plan: CheckPlan, evidence: Evidence) -> str:
     """The tolerance without a forward pass: that of --dtype, whose 'auto' is the coarsest stored one."""
     short = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
     if plan.dtype != "auto":
@@ -178,7 +178,7 @@ def _weights_dtype(plan: Plan, evidence: Evidence) -> str:
     return max(stored, key=lambda d: COARSENESS[d], default="float32")
 
 
-def _check_tolerances(plan: Plan, metrics: Mapping[str, Value]) -> None:
+def _check_tolerances(plan: CheckPlan, metrics: Mapping[str, Value]) -> None:
     """A tolerance that is for no metric would look meaningful and do nothing."""
     known = {*metrics, *(plan.baseline.content.metrics if plan.baseline else ())}
     for pattern, (layer, _) in plan.policy.tolerances().items():
@@ -190,7 +190,7 @@ def _check_tolerances(plan: Plan, metrics: Mapping[str, Value]) -> None:
             )
 
 
-def _baseline_warnings(plan: Plan) -> list[str]:
+def _baseline_warnings(plan: CheckPlan) -> list[str]:
     if plan.update or not plan.first_sketch:
         return []
     return [
@@ -200,7 +200,7 @@ def _baseline_warnings(plan: Plan) -> list[str]:
 
 
 def _baseline_facts(
-    plan: Plan, fresh: Baseline | None, metrics: Mapping[str, Value], failed: bool
+    plan: CheckPlan, fresh: Baseline | None, metrics: Mapping[str, Value], failed: bool
 ) -> BaselineFacts | None:
     """metrics: of the run, as the schema of the baseline that is there has them."""
     if plan.baseline_name is None:
@@ -279,7 +279,7 @@ def _header_hash(evidence: Evidence) -> str:
 class _Locator:
     """The file and line that a reader of an outcome should open: the baseline, the policy, else config.json."""
 
-    def __init__(self, plan: Plan, evidence: Evidence) -> None:
+    def __init__(self, plan: CheckPlan, evidence: Evidence) -> None:
         self._config = evidence.files.path / "config.json"
         self._baseline = plan.baseline_name
         self._lines: dict[str, int] | None = None

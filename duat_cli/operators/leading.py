@@ -1,4 +1,4 @@
-"""The leading singular triplets of a matrix that is only known by its products: Golub-Kahan-Lanczos."""
+"""The leading singular triplets of an operator that is only known by its products: Golub-Kahan-Lanczos."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from duat_cli.errors import InputError
 from duat_cli.operators.lowrank import Triplets
-from duat_cli.operators.spectrum import orthogonal
 
 SEED = 17
 CHECK_EVERY = 8
@@ -53,6 +53,50 @@ def leading(
         betas.append(beta)
         rights.append(w / beta)
     return None
+
+
+def spectral_norm(
+    apply: Callable[[Tensor], Tensor],
+    apply_transposed: Callable[[Tensor], Tensor],
+    start: Tensor,
+    *,
+    tolerance: float = 1e-3,
+    max_steps: int = 400,
+) -> float:
+    """‖A‖₂, the first of `leading`, its Ritz residual at most `tolerance` / 10 of it.
+
+    start: a random tensor of the shape and dtype that both products take and give: an operator that maps it to zero is
+    zero. Vectors are kept in float64. Raises InputError where it does not converge in `max_steps`.
+    """
+
+    def flat(product: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        return lambda v: product(v.reshape(start.shape).to(start.dtype)).reshape(-1).double()
+
+    if not bool(apply(start).any()):
+        return 0.0
+    like = start.reshape(-1).double()
+    found = leading(
+        flat(apply),
+        flat(apply_transposed),
+        like,
+        len(like),
+        1,
+        tolerance=0.1 * tolerance,
+        max_steps=max_steps,
+        fewer=True,
+    )
+    if found is None:
+        raise InputError(f"the spectral norm did not converge to {tolerance:g} within {max_steps} Lanczos steps")
+    return float(found.values[0])
+
+
+def orthogonal(vector: Tensor, basis: list[Tensor]) -> Tensor:
+    """`vector` less its components in `basis`, twice, because once is not enough in floating point."""
+    if basis:
+        stacked = torch.stack(basis)
+        for _ in range(2):
+            vector = vector - stacked.mT @ (stacked @ vector)
+    return vector
 
 
 def _core(alphas: list[float], betas: list[float], columns: int) -> Tensor:

@@ -22,7 +22,7 @@ def prune(runs: int) -> list[Row]:
 
     from duat_cli.analysis.prune.ablation import Ablator
     from duat_cli.analysis.prune.damage import metric_for
-    from duat_cli.analysis.prune.sketch import Terms, responses
+    from duat_cli.analysis.prune.sketch import TermList, responses
     from duat_cli.loading.model.load import load, load_tokenizer
     from duat_cli.loading.prompts import default_prompts, encode, limits
     from duat_cli.models.discovery.structure import discover
@@ -35,11 +35,11 @@ def prune(runs: int) -> list[Row]:
     structure = discover(loaded.model)
     sites, metric = find_sites(structure), metric_for(None, loaded.model, structure)
     ablator = Ablator(structure, sites, metric)
-    both, heads = (Terms.of(structure, sites, kinds) for kinds in (("neuron", "head"), ("head",)))
+    both, heads = (TermList.of(structure, sites, kinds) for kinds in (("neuron", "head"), ("head",)))
     recorded = [ablator.record(p.input_ids) for p in prompts]
     picked = torch.randperm(len(both.ids), generator=torch.Generator().manual_seed(0))[:8].tolist()
 
-    def sketch(k: int, terms: Terms) -> None:
+    def sketch(k: int, terms: TermList) -> None:
         responses(structure, sites, metric, prompts[k].input_ids, recorded[k], terms, 32, k)
 
     def by_hooks(k: int) -> None:
@@ -89,7 +89,7 @@ def prune_child() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from duat_cli.analysis.prune.damage import metric_for
-    from duat_cli.analysis.prune.sketch import Terms, responses
+    from duat_cli.analysis.prune.sketch import TermList, responses
     from duat_cli.loading.model.memory import peak_memory
     from duat_cli.models.discovery.structure import discover
     from duat_cli.models.sweep.passes import record
@@ -103,7 +103,7 @@ def prune_child() -> None:
     structure = discover(model)
     sites, metric = find_sites(structure), metric_for("kl", model, structure)
     ids = random_prompt(128256, 128).input_ids
-    terms = Terms.of(structure, sites, ("neuron", "head", "ffn", "attention", "block"))
+    terms = TermList.of(structure, sites, ("neuron", "head", "ffn", "attention", "block"))
     start = time.perf_counter()
     with torch.no_grad():
         recorded = record(structure, metric.forward(ids))

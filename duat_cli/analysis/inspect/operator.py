@@ -13,8 +13,8 @@ from duat_cli.analysis.inspect.entries import Pairs, are_counted, cutoff_of, est
 from duat_cli.models.value_path.factors import AttentionOperator
 from duat_cli.operators.coupling import CouplingNumbers, CouplingSums, OperatorSums, token_grams, weighted_squares
 from duat_cli.operators.kronecker import effective_heads, frobenius_norm, kronecker_spectrum
+from duat_cli.operators.leading import spectral_norm
 from duat_cli.operators.sampling import ShareEstimate, exact_share
-from duat_cli.operators.spectrum import spectral_norm
 
 ROW_ELEMENTS = 1 << 19  # elements of Ĥ worked on at once
 SEED = 13

@@ -30,7 +30,8 @@ from duat_cli.analysis.inspect.range import block_range, range_warnings
 from duat_cli.analysis.inspect.uniform import UniformNulls
 from duat_cli.analysis.inspect.untrained import untrained
 from duat_cli.analysis.operator_file import OperatorFile
-from duat_cli.analysis.session import Progress, Session, prompt_facts
+from duat_cli.analysis.progress import Progress
+from duat_cli.analysis.session import Session, prompt_facts
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt

@@ -15,7 +15,7 @@ from duat_cli.analysis.decomposition import Decomposition
 from duat_cli.analysis.geometry import Geometry, geometry
 from duat_cli.analysis.inspect.assemble import null_stats
 from duat_cli.analysis.inspect.operator import measure
-from duat_cli.analysis.session import Progress
+from duat_cli.analysis.progress import Progress
 from duat_cli.cache.documents import DocumentCache
 from duat_cli.cache.tensors import TensorCache, identity
 from duat_cli.errors import DuatError, UnsupportedModelError

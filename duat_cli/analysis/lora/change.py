@@ -17,7 +17,7 @@ from torch import Tensor
 
 from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.folder import AdapterFiles
-from duat_cli.loading.adapter.parameter import Plan
+from duat_cli.loading.adapter.parameter import ParameterPlan
 from duat_cli.loading.checkpoint.stored import open_tensors
 from duat_cli.operators.lowrank import LowRank, Piece, is_zero, nonfinite, singular
 
@@ -29,7 +29,7 @@ _AS_SAVED = 1e-6  # relative: what float32 leaves open of a value computed from 
 class Change:
     """What one parameter's value changes by."""
 
-    plan: Plan
+    plan: ParameterPlan
     pieces: tuple[Piece, ...]
     """The change in the base's layout, as matrices (or one vector); of a stack of experts one an expert. Empty where
     `fault` says why."""
@@ -58,7 +58,7 @@ def adapter_tensors(adapter: AdapterFiles) -> Iterator[Read]:
         yield opened.get_tensor
 
 
-def change_of(plan: Plan, read: Read, base: BaseWeights | None) -> Change:  # noqa: PLR0911 - one way out a kind
+def change_of(plan: ParameterPlan, read: Read, base: BaseWeights | None) -> Change:  # noqa: PLR0911 - one way out a kind
     """The change of a plan; base: None where its values are not to be read."""
     parts = {part: read(key) for part, key in plan.parts.items()}
     bad = sum(nonfinite(tensor) for tensor in parts.values())
@@ -86,7 +86,7 @@ def change_of(plan: Plan, read: Read, base: BaseWeights | None) -> Change:  # no
     return Change(plan, _FORMULAS[plan.kind](plan, wide, None if stored is None else stored.double()))
 
 
-def _scale(plan: Plan) -> float:
+def _scale(plan: ParameterPlan) -> float:
     assert plan.scaling is not None
     return plan.scaling
 
@@ -94,7 +94,7 @@ def _scale(plan: Plan) -> float:
 # --- low rank -----------------------------------------------------------------------------------------------
 
 
-def _lora(plan: Plan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[Piece, ...]:
+def _lora(plan: ParameterPlan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[Piece, ...]:
     """scaling B A; relative to the original base where the initialisation took its own B A out of it."""
     change = LowRank(parts["lora_B"] * _scale(plan), parts["lora_A"])
     if stored is not None and plan.mutated in ("pissa", "olora"):
@@ -106,7 +106,7 @@ def _lora(plan: Plan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[
     return (change.mT if plan.inputs_first else change,)
 
 
-def _initial(plan: Plan, weight: Tensor) -> LowRank:
+def _initial(plan: ParameterPlan, weight: Tensor) -> LowRank:
     """scaling B₀A₀ as PEFT subtracts it: PiSSA's leading singular part, OLoRA's leading part of QR times scaling.
 
     In float32, as PEFT does: close singular values make another arithmetic another cut.
@@ -119,16 +119,16 @@ def _initial(plan: Plan, weight: Tensor) -> LowRank:
     return LowRank(q[:, :rank].double() * _scale(plan), r[:rank].double())
 
 
-def _adalora(plan: Plan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[Piece, ...]:
+def _adalora(plan: ParameterPlan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[Piece, ...]:
     change = LowRank(parts["lora_B"] * _scale(plan), parts["lora_A"] * parts["lora_E"])
     return (change.mT if plan.inputs_first else change,)
 
 
-def _embedding(plan: Plan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[Piece, ...]:
+def _embedding(plan: ParameterPlan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[Piece, ...]:
     return (LowRank(parts["lora_embedding_A"].mT * _scale(plan), parts["lora_embedding_B"].mT),)
 
 
-def _experts(plan: Plan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[Piece, ...]:
+def _experts(plan: ParameterPlan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[Piece, ...]:
     """A is (E r, in) with an expert's rows together, B (out, r E) with a rank's columns together."""
     first = parts["lora_A"].reshape(plan.experts, -1, parts["lora_A"].shape[-1])  # (E, r, in)
     second = parts["lora_B"].reshape(parts["lora_B"].shape[0], -1, plan.experts)  # (out, r, E)
@@ -136,7 +136,7 @@ def _experts(plan: Plan, parts: dict[str, Tensor], stored: Tensor | None) -> tup
     return tuple(change.mT if plan.inputs_first else change for change in changes)
 
 
-def _loha(plan: Plan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[Piece, ...]:
+def _loha(plan: ParameterPlan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[Piece, ...]:
     """scaling (w1a w1b) ∘ (w2a w2b), of rank r² at most: the row-wise Khatri-Rao product of the factors."""
     left = _rowwise(parts["hada_w1_a"], parts["hada_w2_a"]) * _scale(plan)
     right = _rowwise(parts["hada_w1_b"].mT, parts["hada_w2_b"].mT).mT
@@ -147,7 +147,7 @@ def _rowwise(a: Tensor, b: Tensor) -> Tensor:
     return (a[:, :, None] * b[:, None, :]).flatten(1)
 
 
-def _lokr(plan: Plan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[Piece, ...]:
+def _lokr(plan: ParameterPlan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[Piece, ...]:
     """scaling w1 ⊗ w2: (A B) ⊗ (C D) = (A ⊗ C)(B ⊗ D)."""
     first = _factors(parts, "lokr_w1")
     second = _factors(parts, "lokr_w2")
@@ -172,7 +172,7 @@ def _narrow(change: LowRank) -> Piece:
 # --- by the base's values -----------------------------------------------------------------------------------
 
 
-def _dora(plan: Plan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[Piece, ...]:
+def _dora(plan: ParameterPlan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[Piece, ...]:
     """m / ‖W + ΔW‖ (W + ΔW) - W, norms over the inputs of each output."""
     assert stored is not None
     weight = stored.mT if plan.inputs_first else stored  # (out, in); of an embedding (width, vocabulary)
@@ -186,7 +186,7 @@ def _dora(plan: Plan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[
     return (change.mT if plan.inputs_first else change,)
 
 
-def _ia3(plan: Plan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[Piece, ...]:
+def _ia3(plan: ParameterPlan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[Piece, ...]:
     assert stored is not None
     factors = parts["ia3_l"]
     if stored.ndim == 1:
@@ -208,7 +208,7 @@ _FORMULAS: dict[str, Any] = {
 }
 
 
-def _rows(plan: Plan, rows: Tensor, stored: Tensor) -> Change:
+def _rows(plan: ParameterPlan, rows: Tensor, stored: Tensor) -> Change:
     """Only the named rows change: a selection times the differences."""
     at = torch.tensor(plan.tokens)
     old = stored[at]
@@ -218,7 +218,7 @@ def _rows(plan: Plan, rows: Tensor, stored: Tensor) -> Change:
     return Change(plan, (LowRank(selection, difference),))
 
 
-def _replaced(plan: Plan, value: Tensor, stored: Tensor) -> Change:
+def _replaced(plan: ParameterPlan, value: Tensor, stored: Tensor) -> Change:
     """What differs after the base is cast as the copy was: a copy in a coarser dtype is no change."""
     common = min(value.shape[0], stored.shape[0]) if value.ndim else 0
     new, old = (value[:common], stored[:common]) if value.ndim else (value[None], stored[None])

@@ -10,11 +10,12 @@ from torch import Tensor
 from duat_cli import __version__
 from duat_cli.analysis.lora.change import Change, matrices
 from duat_cli.analysis.lora.notable import summarise
-from duat_cli.analysis.lora.run import NOT_READ, Collected, Progress
+from duat_cli.analysis.lora.run import NOT_READ, Collected
 from duat_cli.analysis.lora.weight_change import Directions, rounding
+from duat_cli.analysis.progress import Progress
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.adapter.base_weights import BaseWeights, Place
-from duat_cli.loading.adapter.parameter import Plan
+from duat_cli.loading.adapter.parameter import ParameterPlan
 from duat_cli.loading.wording import counted, listed, shown
 from duat_cli.operators.lowrank import nonfinite
 from duat_cli.results.base import Run
@@ -100,8 +101,10 @@ def _compare(base: BaseWeights, tuned: BaseWeights, name: str, old: Place, new: 
         into.modules.append(entry.model_copy(update={"rounding": found}))
 
 
-def _plan(base: BaseWeights, name: str, place: Place, before: Tensor) -> Plan:
+def _plan(base: BaseWeights, name: str, place: Place, before: Tensor) -> ParameterPlan:
     module = name.rpartition(".")[0]
     turned = bool(base.is_transposed(name)) or "embed" in module or module.endswith("wte")
     stack = before.shape[0] if before.ndim == 3 else 1
-    return Plan(module or name, name, "full", {}, inputs_first=turned and before.ndim == 2, experts=stack, place=place)
+    return ParameterPlan(
+        module or name, name, "full", {}, inputs_first=turned and before.ndim == 2, experts=stack, place=place
+    )

@@ -11,7 +11,7 @@ from duat_cli.analysis.lora.change import Read, adapter_tensors
 from duat_cli.loading.adapter.base_weights import EMBEDDINGS, HEADS, VOCABULARY, BaseWeights
 from duat_cli.loading.adapter.folder import ADAPTER_CONFIG, AdapterFiles, names, number, patterns
 from duat_cli.loading.adapter.keys import Keys, read_keys
-from duat_cli.loading.adapter.parameter import AdapterFault, Plan
+from duat_cli.loading.adapter.parameter import AdapterFault, ParameterPlan
 from duat_cli.loading.adapter.plan import plans
 from duat_cli.loading.wording import counted, listed, shown
 from duat_cli.operators.lowrank import is_zero, nonfinite
@@ -66,13 +66,13 @@ def finding(rule: str, where: str, message: str) -> LintFinding:
 
 
 def lint_plans(
-    adapter: AdapterFiles, keys: Keys, found: list[Plan | AdapterFault], base: BaseWeights | None
+    adapter: AdapterFiles, keys: Keys, found: list[ParameterPlan | AdapterFault], base: BaseWeights | None
 ) -> Iterator[LintFinding]:
     """What headers and config show."""
     for fault in found:
         if isinstance(fault, AdapterFault):
             yield finding(fault.rule, fault.where, fault.text)
-    known = [plan for plan in found if isinstance(plan, Plan)]
+    known = [plan for plan in found if isinstance(plan, ParameterPlan)]
     for dialect in keys.dialects:
         yield finding("key-dialect", adapter.name, f"{dialect}: read, but PEFT may drop them without a word")
     yield from _foreign_code(adapter)
@@ -115,7 +115,7 @@ def _alpha(adapter: AdapterFiles) -> Iterator[LintFinding]:
         yield finding("alpha-zero", ADAPTER_CONFIG, f"alpha_pattern is 0 for {listed(zero)}: no change there")
 
 
-def _mutated(adapter: AdapterFiles, known: list[Plan]) -> Iterator[LintFinding]:
+def _mutated(adapter: AdapterFiles, known: list[ParameterPlan]) -> Iterator[LintFinding]:
     init = next((plan.mutated for plan in known if plan.mutated), None)
     if init is None:
         return
@@ -127,7 +127,7 @@ def _mutated(adapter: AdapterFiles, known: list[Plan]) -> Iterator[LintFinding]:
     )  # fmt: skip
 
 
-def _saved(adapter: AdapterFiles, known: list[Plan]) -> Iterator[LintFinding]:
+def _saved(adapter: AdapterFiles, known: list[ParameterPlan]) -> Iterator[LintFinding]:
     wanted = names(adapter, "modules_to_save")
     embeddings = [p.parameter for p in known if p.kind == "saved" and _leaf(p.module) in VOCABULARY]
     extra = [p for p in embeddings if not any(_asked(p, name) for name in wanted)]
@@ -162,7 +162,7 @@ def _unmatched(adapter: AdapterFiles, keys: Keys) -> Iterator[LintFinding]:
                       "belongs to them: absent from the base, or lost when the adapter was saved")  # fmt: skip
 
 
-def _experts(adapter: AdapterFiles, known: list[Plan], keys: Keys) -> Iterator[LintFinding]:
+def _experts(adapter: AdapterFiles, known: list[ParameterPlan], keys: Keys) -> Iterator[LintFinding]:
     stacked = [plan.parameter for plan in known if plan.kind == "expert lora"]
     if stacked:
         yield finding("expert-keys", adapter.name, f"{counted(len(stacked), 'expert parameter')} such as "
@@ -170,7 +170,7 @@ def _experts(adapter: AdapterFiles, known: list[Plan], keys: Keys) -> Iterator[L
                       "it drops them")  # fmt: skip
 
 
-def _tied(known: list[Plan], base: BaseWeights | None) -> Iterator[LintFinding]:
+def _tied(known: list[ParameterPlan], base: BaseWeights | None) -> Iterator[LintFinding]:
     if base is None or not _is_tied(base):
         return
     inputs = [p for p in known if _leaf(p.module) in EMBEDDINGS and p.kind != "saved"]

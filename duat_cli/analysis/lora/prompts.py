@@ -14,6 +14,7 @@ from torch import Tensor
 
 from duat_cli.analysis.aggregate import mean_over
 from duat_cli.analysis.decomposition import Decomposition, Step
+from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.model.load import LoadedModel
@@ -36,7 +37,6 @@ PROBED = "V and O are probed, whose scale is arbitrary: routing and weights cann
 ZERO = "the base's is zero"
 ONE_TOKEN = "needs a second token"
 
-Progress = Callable[[int, int, str], None]
 Decode = Callable[[int], str]
 
 

@@ -15,12 +15,13 @@ from duat_cli.analysis.lora.change import Change, Read, adapter_tensors, change_
 from duat_cli.analysis.lora.eq18 import Stated, check_eq18
 from duat_cli.analysis.lora.places import NONE_IN_FRONT, Norms, norms_in_front, sup_local
 from duat_cli.analysis.lora.prompts import ONE_TOKEN, Decode, Findings, compare_on_prompts
+from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session, prompt_facts
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.folder import AdapterFiles
 from duat_cli.loading.adapter.keys import read_keys
-from duat_cli.loading.adapter.parameter import Plan
+from duat_cli.loading.adapter.parameter import ParameterPlan
 from duat_cli.loading.adapter.plan import plans
 from duat_cli.loading.checkpoint.source import Source
 from duat_cli.loading.model.load import LoadedModel
@@ -29,8 +30,6 @@ from duat_cli.models.edits.tuned import Value, own_names, tuned_copy
 from duat_cli.operators.lowrank import Piece, is_zero
 from duat_cli.results.base import Run
 from duat_cli.results.lora import LoraReport, LoraSummary, ModuleChange
-
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ def adapter_on_prompts(
             "compared all the same"
         )
     with base, adapter_tensors(adapter) as read:
-        known = [p for p in plans(adapter, read_keys(adapter), base) if isinstance(p, Plan)]
+        known = [p for p in plans(adapter, read_keys(adapter), base) if isinstance(p, ParameterPlan)]
         mutated = next((p.mutated for p in known if p.mutated and p.mutated not in ("pissa", "olora")), None)
         if mutated is not None:
             raise UnsupportedModelError(
@@ -98,7 +97,7 @@ def checkpoint_on_prompts(
         return _extended(report, asked, tuned, stated, None, progress, run)
 
 
-def _changes(known: list[Plan], read: Read, base: BaseWeights, report: LoraReport) -> Mapping[str, Value]:
+def _changes(known: list[ParameterPlan], read: Read, base: BaseWeights, report: LoraReport) -> Mapping[str, Value]:
     """Parameter -> its whole change, computed when it is applied."""
     if any(m.frobenius_norm is None for m in report.modules) or report.skipped:
         names = [f"{m.name}.{m.parameter}" for m in report.modules if m.frobenius_norm is None]
@@ -108,7 +107,7 @@ def _changes(known: list[Plan], read: Read, base: BaseWeights, report: LoraRepor
         )
     unchanged = set(report.unchanged)
 
-    def whole(planned: list[Plan]) -> Tensor:
+    def whole(planned: list[ParameterPlan]) -> Tensor:
         first, *others = (change_of(plan, read, base).dense() for plan in planned)
         for other in others:
             first = first + other
@@ -121,8 +120,8 @@ def _changes(known: list[Plan], read: Read, base: BaseWeights, report: LoraRepor
     }
 
 
-def _by_parameter(known: list[Plan]) -> dict[str, list[Plan]]:
-    found: dict[str, list[Plan]] = {}
+def _by_parameter(known: list[ParameterPlan]) -> dict[str, list[ParameterPlan]]:
+    found: dict[str, list[ParameterPlan]] = {}
     for plan in known:
         found.setdefault(plan.parameter, []).append(plan)
     return found

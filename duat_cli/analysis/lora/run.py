@@ -15,15 +15,15 @@ from duat_cli.analysis.lora.comparison import compare
 from duat_cli.analysis.lora.lint import lint_plans, lint_values, sorted_findings
 from duat_cli.analysis.lora.notable import summarise
 from duat_cli.analysis.lora.weight_change import Directions, Numbers, module_change, numbers_of
+from duat_cli.analysis.progress import Progress
 from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.folder import AdapterFiles
 from duat_cli.loading.adapter.keys import Keys, read_keys
-from duat_cli.loading.adapter.parameter import AdapterFault, Plan
+from duat_cli.loading.adapter.parameter import AdapterFault, ParameterPlan
 from duat_cli.loading.adapter.plan import plans
 from duat_cli.results.base import Run, Skipped
 from duat_cli.results.lora import LintFinding, LoraReport, ModuleChange
 
-Progress = Callable[[int, int, str], None]
 NOT_READ = "the base's tensors were not read (--no-base)"
 
 
@@ -81,12 +81,12 @@ class Opened:
 
     adapter: AdapterFiles
     keys: Keys
-    found: list[Plan | AdapterFault]
+    found: list[ParameterPlan | AdapterFault]
     read: Read
 
     @property
-    def plans(self) -> list[Plan]:
-        return [plan for plan in self.found if isinstance(plan, Plan)]
+    def plans(self) -> list[ParameterPlan]:
+        return [plan for plan in self.found if isinstance(plan, ParameterPlan)]
 
     def changes(self, base: BaseWeights | None) -> dict[str, Callable[[], Change]]:
         """Parameter -> what computes its change; one that is saved whole as well counts apart."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from duat_cli.analysis.lora.change import Change
 from duat_cli.cache.tensors import TensorCache
-from duat_cli.loading.adapter.parameter import Plan
+from duat_cli.loading.adapter.parameter import ParameterPlan
 from duat_cli.operators.leading import leading
 from duat_cli.operators.lowrank import EXACT_SIDE, LowRank, Piece, Triplets, energy, singular, spectrum
 from duat_cli.operators.ranks import Ranks, ranks, rounding_floor, svd_error
@@ -195,7 +195,7 @@ def _to_base(
 
 
 def _exactly(
-    plan: Plan, piece: Piece, known: Ranks, base: Tensor
+    plan: ParameterPlan, piece: Piece, known: Ranks, base: Tensor
 ) -> tuple[Alignment | None, Intruders | None, dict[str, str]]:
     """By dense SVDs of the base and of the tuned weight."""
     u, s, vh = torch.linalg.svd(base, full_matrices=False)
@@ -210,7 +210,7 @@ def _exactly(
 
 
 def _by_lanczos(
-    plan: Plan, piece: Piece, known: Ranks, stored: Tensor, cache: bool
+    plan: ParameterPlan, piece: Piece, known: Ranks, stored: Tensor, cache: bool
 ) -> tuple[Alignment | None, Intruders | None, dict[str, str]]:
     """By the leading parts of x -> Wx and x -> Wx + L(Rx). With c the tuned vector's components in the base's found
     directions, no other base vector can have a cosine above sqrt(1 - |c|²): what that leaves open is not told."""
@@ -266,7 +266,7 @@ def _products(piece: Piece) -> tuple[Callable[[Tensor], Tensor], Callable[[Tenso
     return (lambda x: dense @ x), (lambda y: dense.mT @ y)
 
 
-def _alignment(plan: Plan, piece: Piece, known: Ranks, base: Triplets) -> Alignment | None:
+def _alignment(plan: ParameterPlan, piece: Piece, known: Ranks, base: Triplets) -> Alignment | None:
     """|U_baseᵀ U_change|² / min(k, j), with what a uniformly random subspace gives: max(k, j) / side."""
     found = leading_of(piece, min(known.numerical, DIRECTIONS))
     if found is None:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from duat_cli.analysis.decomposition import Decomposition, Step
 from duat_cli.analysis.geometry import geometry
-from duat_cli.analysis.session import Progress, Session
+from duat_cli.analysis.progress import Progress
+from duat_cli.analysis.session import Session
 from duat_cli.cache.tensors import TensorCache
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.prompts import Prompt

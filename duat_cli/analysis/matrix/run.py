@@ -12,7 +12,8 @@ from duat_cli.analysis.matrix.case import DENSE_SIDE, Case, Dense, capture, dens
 from duat_cli.analysis.matrix.checks import checks
 from duat_cli.analysis.matrix.forms import SHOWN_TOKENS, corner, coupling, forms
 from duat_cli.analysis.operator_file import OperatorFile
-from duat_cli.analysis.session import Progress, Session, prompt_facts
+from duat_cli.analysis.progress import Progress
+from duat_cli.analysis.session import Session, prompt_facts
 from duat_cli.errors import InputError
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt

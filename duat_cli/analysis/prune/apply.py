@@ -62,7 +62,7 @@ class Applied:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _Cut:
     """One way to write the set."""
 
     blocks: tuple[int, ...] = ()
@@ -134,7 +134,7 @@ def apply_terms(
     raise UnsupportedModelError(f"the set could not be written: {'; '.join(faults)}")
 
 
-def _failed(plan: _Plan, fault: DuatError) -> str:
+def _failed(plan: _Cut, fault: DuatError) -> str:
     what = [f"{len(plan.blocks)} blocks"] if plan.blocks else []
     what += [f"{plan.width} neurons a block"] if plan.neurons else []
     reason = one_line(str(fault), 300)
@@ -144,16 +144,16 @@ def _failed(plan: _Plan, fault: DuatError) -> str:
 # -- plans ---------------------------------------------------------------------------------------------------
 
 
-def _plans(structure: ModelStructure, terms: Sequence[TermId], notes: list[str]) -> list[_Plan]:
+def _plans(structure: ModelStructure, terms: Sequence[TermId], notes: list[str]) -> list[_Cut]:
     """Ways to write the set, the most removed first; the last zeroes everything."""
     everything = tuple(dict.fromkeys(terms))
     blocks = tuple(sorted(t.block for t in everything if t.kind == "block"))
     rest = tuple(t for t in everything if t.block not in blocks)
     cuts, zero = _neuron_cuts(structure, blocks, rest, notes)
-    tried = [_Plan(blocks, cuts, zero)]
+    tried = [_Cut(blocks, cuts, zero)]
     if blocks and cuts:
-        tried.append(_Plan(blocks, (), rest))
-    return [*tried, *([_Plan(zeroed=everything)] if blocks or cuts else [])]
+        tried.append(_Cut(blocks, (), rest))
+    return [*tried, *([_Cut(zeroed=everything)] if blocks or cuts else [])]
 
 
 def _neuron_cuts(
@@ -207,7 +207,7 @@ def _written(
     model: Any,
     structure: ModelStructure,
     sites: Mapping[nn.Module, BlockSites],
-    plan: _Plan,
+    plan: _Cut,
     part: Path,
     files: CheckpointFiles,
 ) -> torch.dtype:
@@ -228,9 +228,7 @@ def _written(
 
 
 @contextlib.contextmanager
-def _edited(
-    model: Any, structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], plan: _Plan
-) -> Iterator[None]:
+def _edited(model: Any, structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], plan: _Cut) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(zeroed(model, structure, sites, plan.zeroed))
         if plan.blocks:  # first: the width of the FFNs is that of the blocks that stay

@@ -39,7 +39,7 @@ REST = "what is left of the branch is rescaled by the norm behind it, so a term 
 
 
 @dataclass(frozen=True)
-class Terms:
+class TermBounds:
     """Bounds for the terms of one kind in one place, (count,) float64 each; None with a reason."""
 
     stream: Tensor | None
@@ -58,9 +58,9 @@ class UnitBounds:
     module: nn.Module
     down: nn.Module | None
     """The layer that reads the neurons, where the unit's form is proved."""
-    neurons: Terms
-    whole: Terms
-    experts: Terms
+    neurons: TermBounds
+    whole: TermBounds
+    experts: TermBounds
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,10 @@ class Bound:
 class BlockBounds:
     """Everything about one call of a block; `units` in call order."""
 
-    heads: Terms
-    attention: Terms
+    heads: TermBounds
+    attention: TermBounds
     units: tuple[UnitBounds, ...]
-    block: Terms
+    block: TermBounds
 
     def of(self, sites: BlockSites, kind: Kind) -> list[Bound]:
         """The bounds of all terms of a kind, in the order of the block's sites."""
@@ -87,7 +87,7 @@ class BlockBounds:
             return _spelt(self.block, 1)
         return [bound for site in sites.of(kind) for bound in _spelt(self._at(site), site.count)]
 
-    def _at(self, site: Site) -> Terms:
+    def _at(self, site: Site) -> TermBounds:
         if site.kind in ("head", "attention"):
             return self.heads if site.kind == "head" else self.attention
         for unit in self.units:
@@ -99,7 +99,7 @@ class BlockBounds:
         return _none(reason or "its form is not proved")
 
 
-def _spelt(terms: Terms, count: int) -> list[Bound]:
+def _spelt(terms: TermBounds, count: int) -> list[Bound]:
     if terms.stream is None or len(terms.stream) != count:
         return [Bound(None, False, terms.reason or "its terms are counted otherwise")] * count
     return [Bound(value, terms.vacuous, terms.reason) for value in terms.stream.tolist()]
@@ -163,7 +163,7 @@ class _Block:
 
     # -- attention ---------------------------------------------------------------------------------------------
 
-    def _heads(self) -> tuple[Terms, Terms]:
+    def _heads(self) -> tuple[TermBounds, TermBounds]:
         path = self.inner.path
         if isinstance(path, str) or self.inner.attention is None:
             raise UnsupportedModelError(str(path))
@@ -184,7 +184,7 @@ class _Block:
         values = ball.radius * torch.linalg.matrix_norm(value, 2) + torch.linalg.vector_norm(offset, dim=-1)
         together = spectral_limit(output.flatten(0, 1)) * float(torch.linalg.vector_norm(values))
         bias = 0.0 if path.output_bias is None else float(path.output_bias.double().norm())
-        return Terms(heads * factor), _one((min(float(heads.sum()), together) + bias) * factor)
+        return TermBounds(heads * factor), _one((min(float(heads.sum()), together) + bias) * factor)
 
     # -- FFN ---------------------------------------------------------------------------------------------------
 
@@ -197,7 +197,7 @@ class _Block:
         down, reason = (None, form) if isinstance(form, str) else (form.down, "it routes to no experts")
         return UnitBounds(module, down, neurons, whole, _none(reason))
 
-    def _neurons(self, arrival: Arrival, form: FeedForward | str) -> tuple[Terms, Terms]:
+    def _neurons(self, arrival: Arrival, form: FeedForward | str) -> tuple[TermBounds, TermBounds]:
         whole = self._through_norm(arrival)
         if isinstance(form, str):
             return _none(form), whole or _none(form)
@@ -211,9 +211,9 @@ class _Block:
         if whole is not None:
             return self._capped(arrival, form.neurons, neurons, REST), whole
         total = layers.largest(ball, sizes, columns, form.bias)
-        return Terms(neurons * arrival.factor), _one(total * arrival.factor)
+        return TermBounds(neurons * arrival.factor), _one(total * arrival.factor)
 
-    def _experts(self, arrival: Arrival, form: Experts) -> tuple[Terms, Terms]:
+    def _experts(self, arrival: Arrival, form: Experts) -> tuple[TermBounds, TermBounds]:
         """An expert adds at most the largest routing weight times its largest output; together they are an average."""
         whole = self._through_norm(arrival)
         try:
@@ -230,13 +230,13 @@ class _Block:
             return self._capped(arrival, form.count, experts, REST), whole
         experts = experts * arrival.factor
         if not form.complete:
-            return Terms(experts), _none(SHARED)
+            return TermBounds(experts), _none(SHARED)
         shared = 0.0 if form.shared is None else Layers.of(form.shared).largest_of(ball, form.shared)
-        return Terms(experts), _one(float(experts.max()) + shared * arrival.factor)
+        return TermBounds(experts), _one(float(experts.max()) + shared * arrival.factor)
 
     # -- block -------------------------------------------------------------------------------------------------
 
-    def _whole(self, attention: Terms, units: tuple[UnitBounds, ...]) -> Terms:
+    def _whole(self, attention: TermBounds, units: tuple[UnitBounds, ...]) -> TermBounds:
         """A block that adds branches: their sum. A block that ends in a norm: the two tokens' largest sizes."""
         event, parts = self.inner.event, self.inner.parts
         if not self.arrivals.through:
@@ -253,16 +253,16 @@ class _Block:
 
     # -- norms behind a branch ---------------------------------------------------------------------------------
 
-    def _through_norm(self, arrival: Arrival) -> Terms | None:
+    def _through_norm(self, arrival: Arrival) -> TermBounds | None:
         """A branch that ends in a norm adds no more than the norm's largest output."""
         return None if arrival.norm is None else _one(self.norms.ball(arrival.norm).largest() * arrival.factor)
 
-    def _capped(self, arrival: Arrival, count: int, branch: Tensor | None, reason: str) -> Terms:
+    def _capped(self, arrival: Arrival, count: int, branch: Tensor | None, reason: str) -> TermBounds:
         """Terms in front of a branch's norm: at the stream only what any change there could do."""
         if arrival.norm is None:
             return _none(reason)
         most = self.norms.ball(arrival.norm).largest_difference() * arrival.factor
-        return Terms(torch.full((count,), most, dtype=torch.float64), branch, vacuous=True, reason=reason)
+        return TermBounds(torch.full((count,), most, dtype=torch.float64), branch, vacuous=True, reason=reason)
 
 
 def _proved(arrival: Arrival | str) -> Arrival:
@@ -271,17 +271,17 @@ def _proved(arrival: Arrival | str) -> Arrival:
     return arrival
 
 
-def _both(work: Callable[[], tuple[Terms, Terms]]) -> tuple[Terms, Terms]:
+def _both(work: Callable[[], tuple[TermBounds, TermBounds]]) -> tuple[TermBounds, TermBounds]:
     found = or_reason(work)
     return (_none(found), _none(found)) if isinstance(found, str) else found
 
 
-def _none(reason: str) -> Terms:
-    return Terms(None, reason=reason)
+def _none(reason: str) -> TermBounds:
+    return TermBounds(None, reason=reason)
 
 
-def _one(value: float) -> Terms:
-    return Terms(torch.tensor([value], dtype=torch.float64))
+def _one(value: float) -> TermBounds:
+    return TermBounds(torch.tensor([value], dtype=torch.float64))
 
 
 def _offsets(ball: Ball, path: ValuePath) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from duat_cli.analysis.prune.damage import Loss
 from duat_cli.analysis.prune.readings import Readings
-from duat_cli.analysis.prune.sketch import Terms, responses
+from duat_cli.analysis.prune.sketch import TermList, responses
 from duat_cli.models.arrays import wide
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.sweep.passes import Recorded
@@ -40,7 +40,7 @@ class Activations:
 
 
 def weight_scores(
-    structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], terms: Terms, seen: Activations
+    structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], terms: TermList, seen: Activations
 ) -> Scores:
     """magnitude, activation x norm and wanda of neurons, heads, FFNs and attention."""
     found: Scores = {name: torch.full((len(terms.ids),), torch.nan, dtype=torch.float64) for name in _WEIGHTS}
@@ -85,7 +85,7 @@ def taylor(
     structure: ModelStructure,
     sites: Mapping[nn.Module, BlockSites],
     loss: Loss,
-    terms: Terms,
+    terms: TermList,
     ids: Tensor,
     recorded: Recorded,
 ) -> Tensor:
@@ -93,7 +93,7 @@ def taylor(
     return responses(structure, sites, loss, ids, recorded, terms, 0, 0)[0].double().abs()
 
 
-def block_scores(terms: Terms, readings: Sequence[Readings]) -> Scores:
+def block_scores(terms: TermList, readings: Sequence[Readings]) -> Scores:
     """shortgpt and angular distance of whole blocks."""
     found: Scores = {name: torch.full((len(terms.ids),), torch.nan, dtype=torch.float64) for name in _BLOCKS}
     for place, term in enumerate(terms.ids):

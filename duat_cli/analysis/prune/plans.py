@@ -15,7 +15,7 @@ from torch import Tensor
 
 from duat_cli.analysis.prune.ablation import Ablator, Tick, measured
 from duat_cli.analysis.prune.damage import Metric
-from duat_cli.analysis.prune.sketch import Terms
+from duat_cli.analysis.prune.sketch import TermList
 from duat_cli.kinds import Kind
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.terms.sites import TermId
@@ -56,7 +56,7 @@ def predicted_curve(metric: Metric, responses: Sequence[Tensor], order: Tensor) 
 
 def nested_sets(
     ablator: Ablator,
-    terms: Terms,
+    terms: TermList,
     kind: Kind,
     damage: Tensor,
     responses: Sequence[Tensor],

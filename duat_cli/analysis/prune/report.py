@@ -14,7 +14,7 @@ from duat_cli.analysis.prune.criteria import Scores
 from duat_cli.analysis.prune.damage import MetricName
 from duat_cli.analysis.prune.plans import Nested
 from duat_cli.analysis.prune.readings import Readings
-from duat_cli.analysis.prune.sketch import Terms
+from duat_cli.analysis.prune.sketch import TermList
 from duat_cli.analysis.session import Session
 from duat_cli.kinds import Kind
 from duat_cli.models.discovery.structure import ModelStructure
@@ -52,7 +52,7 @@ def name_of(term: TermId) -> str:
 def terms_of(
     structure: ModelStructure,
     sites: Mapping[nn.Module, BlockSites],
-    terms: Terms,
+    terms: TermList,
     damage: tuple[Tensor, Tensor, Tensor],
     readings: Sequence[Readings],
     bounds: Mapping[TermId, Bound],
@@ -237,7 +237,7 @@ def _neurons(neurons: list[PruneTerm], budget: float) -> NeuronSummary | None:
 
 
 def predictions_of(
-    terms: Terms,
+    terms: TermList,
     kinds: Sequence[Kind],
     damage: Tensor,
     measured: Mapping[TermId, float],

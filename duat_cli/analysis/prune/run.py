@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from duat_cli import __version__
 from duat_cli.analysis.decomposition import Decomposition
+from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.prune.ablation import Ablator, Tick, mean_values
 from duat_cli.analysis.prune.apply import Applied, apply_terms
 from duat_cli.analysis.prune.certified import Bound, certified_bounds
@@ -21,8 +22,8 @@ from duat_cli.analysis.prune.export import chosen_set, mergekit_slices
 from duat_cli.analysis.prune.plans import Nested, guaranteed, nested_sets
 from duat_cli.analysis.prune.readings import Reader, Readings
 from duat_cli.analysis.prune.report import blocks_of, plan_of, predictions_of, terms_of
-from duat_cli.analysis.prune.sketch import SEED, Terms, responses
-from duat_cli.analysis.session import Progress, Session, prompt_facts
+from duat_cli.analysis.prune.sketch import SEED, TermList, responses
+from duat_cli.analysis.session import Session, prompt_facts
 from duat_cli.errors import InputError
 from duat_cli.kinds import KINDS, Kind
 from duat_cli.loading.checkpoint.stored import most_stored
@@ -242,7 +243,7 @@ class _Work:
         self.branches = find_branches(self.structure, self.sites)
         self.metric: Metric = metric_for(self.options.metric, self.session.loaded.model, self.structure)
         self.kinds = self._kinds()
-        self.terms = Terms.of(self.structure, self.sites, self.kinds)
+        self.terms = TermList.of(self.structure, self.sites, self.kinds)
         self.sample = {kind: self._sample(kind) for kind in self.kinds}
         self._seen = Activations()
         self._damage = {kind: torch.zeros(len(places), dtype=torch.float64) for kind, places in self.sample.items()}

@@ -27,14 +27,14 @@ PRODUCT_ELEMENTS = 1 << 20  # of gradients times values at once: what the cache 
 
 
 @dataclass(frozen=True)
-class Terms:
+class TermList:
     """The terms of a model of some kinds, in a fixed order, with a place for each in a vector."""
 
     ids: list[TermId]
     starts: dict[tuple[Kind, int], int]  # (kind, block call) -> place of its first term
 
     @classmethod
-    def of(cls, structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], kinds: Sequence[Kind]) -> Terms:
+    def of(cls, structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], kinds: Sequence[Kind]) -> TermList:
         ids: list[TermId] = []
         starts: dict[tuple[Kind, int], int] = {}
         for kind in kinds:
@@ -56,7 +56,7 @@ def responses(
     metric: Metric,
     ids: Tensor,
     recorded: Recorded,
-    terms: Terms,
+    terms: TermList,
     count: int,
     seed: int,
     means: Means | None = None,
@@ -94,7 +94,7 @@ def _pieces(count: int, elements: int) -> Iterator[int]:
         yield min(step, count - first)
 
 
-def _gather(block: BlockGradient, terms: Terms, found: Tensor, means: Means | None) -> None:
+def _gather(block: BlockGradient, terms: TermList, found: Tensor, means: Means | None) -> None:
     rows = block.probes
     for at in block.sites:
         value = at.value if means is None else at.value - means[block.number, at.site].to(at.value)

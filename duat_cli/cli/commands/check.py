@@ -12,7 +12,7 @@ from duat_cli.cli.shared import options
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError, NoSignalError, UnsupportedModelError
 
 if TYPE_CHECKING:
-    from duat_cli.checks.conclude import Plan, Subject
+    from duat_cli.checks.conclude import CheckPlan, Subject
     from duat_cli.checks.rule import Evidence, Need
     from duat_cli.cli.shared.session import Found, ModelOptions, PromptOptions
     from duat_cli.cli.terminal.clock import Clock
@@ -210,7 +210,7 @@ def _refuse_shared(outlets: list[_Outlet], file: Target | None) -> None:
 
 def _plan(
     policy: str | None, select: list[str], baseline: str | None, update: bool, weights_only: bool, dtype: str
-) -> Plan:
+) -> CheckPlan:
     from duat_cli.checks.conclude import plan
     from duat_cli.checks.policy import read_policy
     from duat_cli.checks.settings import settings_of
@@ -220,7 +220,7 @@ def _plan(
 
 
 def _check(
-    plan: Plan,
+    plan: CheckPlan,
     wanted: ModelOptions,
     texts: PromptOptions,
     adapter: str | None,
@@ -270,7 +270,7 @@ def _lint(name: str, found: Found, progress: Progress) -> tuple[LintFinding, ...
 
 
 def _with_model(
-    plan: Plan,
+    plan: CheckPlan,
     wanted: ModelOptions,
     found: Found,
     texts: PromptOptions,
@@ -318,7 +318,7 @@ def _with_hint(fault: UnsupportedModelError) -> UnsupportedModelError:
     return UnsupportedModelError(f"{fault}; --weights-only checks what needs no forward pass")
 
 
-def _slack(plan: Plan, loaded: LoadedModel, inputs: list[Prompt], progress: Progress) -> PruneReport | None:
+def _slack(plan: CheckPlan, loaded: LoadedModel, inputs: list[Prompt], progress: Progress) -> PruneReport | None:
     """How much can go, if a rule asks."""
     if not any(s.level != "off" and "slack" in s.rule.needs for s in plan.settings.values()):
         return None

@@ -6,7 +6,7 @@ from duat_cli.loading.adapter.base_weights import BaseWeights, Place
 from duat_cli.loading.adapter.folder import AdapterFiles, names
 from duat_cli.loading.adapter.keys import Target
 from duat_cli.loading.adapter.lora import scaling_of
-from duat_cli.loading.adapter.parameter import Plan, fault, pair
+from duat_cli.loading.adapter.parameter import ParameterPlan, fault, pair
 from duat_cli.loading.wording import listed, shown
 
 
@@ -31,7 +31,7 @@ def parameter_leaves(
 
 def experts(
     adapter: AdapterFiles, target: Target, siblings: list[Target], leaves: list[str], base: BaseWeights | None
-) -> Plan:
+) -> ParameterPlan:
     """LoRA on a parameter (E, ., .): A (E r, in) by experts, B (out, r E) by ranks; the key names no parameter."""
     both, into, out = pair(adapter, target, "lora_A", "lora_B")
     if base is None:
@@ -64,7 +64,7 @@ def experts(
     rank = both // experts
     scaling = scaling_of(adapter, f"{target.module}.{leaf}", rank)
     module = place.parameter.rpartition(".")[0]
-    return Plan(module, f"{module}.{leaf}", "expert lora", target.parts, rank, scaling, turned, experts, place)
+    return ParameterPlan(module, f"{module}.{leaf}", "expert lora", target.parts, rank, scaling, turned, experts, place)
 
 
 def _declared(base: BaseWeights, module: str) -> list[str]:

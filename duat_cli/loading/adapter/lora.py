@@ -14,7 +14,7 @@ from duat_cli.loading.adapter.folder import ADAPTER_CONFIG, AdapterFiles, number
 from duat_cli.loading.adapter.keys import Target
 from duat_cli.loading.adapter.parameter import (
     Kind,
-    Plan,
+    ParameterPlan,
     check_length,
     fault,
     find,
@@ -28,7 +28,7 @@ from duat_cli.loading.wording import shown
 _MUTATED = ("pissa", "olora", "corda", "lora_ga", "loftq")
 
 
-def lora(adapter: AdapterFiles, target: Target, base: BaseWeights | None) -> Iterator[Plan]:
+def lora(adapter: AdapterFiles, target: Target, base: BaseWeights | None) -> Iterator[ParameterPlan]:
     rank, features_in, features_out = pair(adapter, target, "lora_A", "lora_B")
     place = find(adapter, base, target.module, "weight")
     inputs_first = _layout(adapter, base, place, target, features_in, features_out)
@@ -43,17 +43,19 @@ def lora(adapter: AdapterFiles, target: Target, base: BaseWeights | None) -> Ite
         )
     module = module_name(place, target.module)
     kind: Kind = "dora" if dora else "adalora" if adapter.method == "ADALORA" else "lora"
-    yield Plan(
+    yield ParameterPlan(
         module, f"{module}.weight", kind, target.parts, rank, scaling, inputs_first,
         place=place, mutated=None if adapter.method == "ADALORA" else _mutation(adapter),
     )  # fmt: skip
     if "lora_B.bias" in target.parts:
         bias = find(adapter, base, target.module, "bias", needed=False)
         check_length(adapter, target, "lora_B.bias", features_out)
-        yield Plan(module, f"{module}.bias", "bias", {"delta": target.parts["lora_B.bias"]}, None, scaling, place=bias)
+        yield ParameterPlan(
+            module, f"{module}.bias", "bias", {"delta": target.parts["lora_B.bias"]}, None, scaling, place=bias
+        )
 
 
-def embedding(adapter: AdapterFiles, target: Target, base: BaseWeights | None) -> Plan:
+def embedding(adapter: AdapterFiles, target: Target, base: BaseWeights | None) -> ParameterPlan:
     """A (r, vocabulary), B (width, r): the stored (vocabulary, width) table changes by scaling Aᵀ Bᵀ."""
     rank, vocabulary, width = pair(adapter, target, "lora_embedding_A", "lora_embedding_B")
     place = find(adapter, base, target.module, "weight")
@@ -62,7 +64,7 @@ def embedding(adapter: AdapterFiles, target: Target, base: BaseWeights | None) -
                      f"{[vocabulary, width]}, the base's {list(place.shape)}")  # fmt: skip
     dora = is_dora(adapter, target, width)
     module = module_name(place, target.module)
-    return Plan(
+    return ParameterPlan(
         module, f"{module}.weight", "embedding dora" if dora else "embedding lora", target.parts, rank,
         scaling_of(adapter, target.module, rank), True, place=place,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from duat_cli.loading.adapter.keys import Target
 from duat_cli.loading.adapter.parameter import (
     AdapterFault,
     Kind,
-    Plan,
+    ParameterPlan,
     fault,
     find,
     module_name,
@@ -21,7 +21,7 @@ from duat_cli.loading.adapter.parameter import (
 from duat_cli.loading.wording import listed, shown
 
 
-def ia3(adapter: AdapterFiles, target: Target, base: BaseWeights | None) -> Iterator[Plan]:
+def ia3(adapter: AdapterFiles, target: Target, base: BaseWeights | None) -> Iterator[ParameterPlan]:
     """A factor for every output, or, of a feed-forward layer, for every input."""
     place = find(adapter, base, target.module, "weight")
     shape = shape_of(adapter, target, "ia3_l")
@@ -42,13 +42,13 @@ def ia3(adapter: AdapterFiles, target: Target, base: BaseWeights | None) -> Iter
         known = base.is_transposed(place.tensor)
         stated = adapter.config.get("fan_in_fan_out") is True if known is None else known
         inputs_first = fits[0] if len(fits) == 1 else stated
-    yield Plan(module, f"{module}.weight", "ia3", target.parts, None, None, inputs_first, place=place)
+    yield ParameterPlan(module, f"{module}.weight", "ia3", target.parts, None, None, inputs_first, place=place)
     bias = None if by_input else find(adapter, base, target.module, "bias", needed=False)
     if bias is not None:
-        yield Plan(module, f"{module}.bias", "ia3", target.parts, None, None, place=bias)
+        yield ParameterPlan(module, f"{module}.bias", "ia3", target.parts, None, None, place=bias)
 
 
-def lycoris(adapter: AdapterFiles, target: Target, base: BaseWeights | None) -> Plan:
+def lycoris(adapter: AdapterFiles, target: Target, base: BaseWeights | None) -> ParameterPlan:
     """scaling = alpha / r with the config's rank, since LoKr may store a factor whole."""
     if any(part.endswith(("_t1", "_t2")) for part in target.parts):
         raise fault(adapter, "convolution", f"{shown(target.module)}: a convolution, which is not supported")
@@ -63,7 +63,7 @@ def lycoris(adapter: AdapterFiles, target: Target, base: BaseWeights | None) -> 
     rank = int(stated(adapter, "rank_pattern", "r", target.module))
     alpha = stated(adapter, "alpha_pattern", "alpha", target.module)
     module = module_name(place, target.module)
-    return Plan(module, f"{module}.weight", kind, target.parts, rank, alpha / rank, False, place=place)
+    return ParameterPlan(module, f"{module}.weight", kind, target.parts, rank, alpha / rank, False, place=place)
 
 
 _LYCORIS = {"loha": ("hada_w1", "hada_w2"), "lokr": ("lokr_w1", "lokr_w2")}
@@ -87,7 +87,7 @@ def _product(adapter: AdapterFiles, target: Target, part: str) -> tuple[int, ...
     return a[0], b[1]
 
 
-def tokens(adapter: AdapterFiles, target: Target, base: BaseWeights | None) -> Plan:
+def tokens(adapter: AdapterFiles, target: Target, base: BaseWeights | None) -> ParameterPlan:
     """Rows that replace the embedding's rows of the named tokens."""
     place = find(adapter, base, target.module, "weight")
     rows = shape_of(adapter, target, "trainable_tokens_delta")
@@ -106,13 +106,13 @@ def tokens(adapter: AdapterFiles, target: Target, base: BaseWeights | None) -> P
         raise fault(adapter, "shape-mismatch", f"{shown(target.module)}: shape mismatch, rows {list(rows)} to token "
                      f"{max(stated, default=0)}, the base's table is {list(place.shape)}")  # fmt: skip
     module = module_name(place, target.module)
-    return Plan(
+    return ParameterPlan(
         module, f"{module}.weight", "trainable tokens", target.parts, len(stated), None, True,
         place=place, tokens=tuple(stated),
     )  # fmt: skip
 
 
-def saved(adapter: AdapterFiles, parameter: str, key: str, base: BaseWeights | None) -> Plan | AdapterFault:
+def saved(adapter: AdapterFiles, parameter: str, key: str, base: BaseWeights | None) -> ParameterPlan | AdapterFault:
     """A value that replaces the base's, whole."""
     module, _, leaf = parameter.rpartition(".")
     kind: Kind = "bias" if leaf == "bias" else "saved"
@@ -123,6 +123,6 @@ def saved(adapter: AdapterFiles, parameter: str, key: str, base: BaseWeights | N
         return fault(adapter, "shape-mismatch", f"{shown(parameter)}: shape mismatch, the adapter has {list(shape)}, "
                       f"the base has {list(place.shape)}")  # fmt: skip
     name = place.parameter if place is not None else parameter
-    return Plan(
+    return ParameterPlan(
         name.rpartition(".")[0] or module, name, kind, {"saved": key}, place=place, inputs_first="embed" in module
     )

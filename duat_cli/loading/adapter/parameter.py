@@ -30,7 +30,7 @@ class AdapterFault(CheckpointError):  # noqa: N818 - a finding as well
 
 
 @dataclass(frozen=True)
-class Plan:
+class ParameterPlan:
     """One parameter that the adapter changes, and how."""
 
     module: str

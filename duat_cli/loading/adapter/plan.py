@@ -10,11 +10,11 @@ from duat_cli.loading.adapter.folder import AdapterFiles
 from duat_cli.loading.adapter.keys import Keys, Target
 from duat_cli.loading.adapter.lora import embedding, lora
 from duat_cli.loading.adapter.others import ia3, lycoris, saved, tokens
-from duat_cli.loading.adapter.parameter import AdapterFault, Plan, fault
+from duat_cli.loading.adapter.parameter import AdapterFault, ParameterPlan, fault
 from duat_cli.loading.wording import listed, shown
 
 
-def plans(adapter: AdapterFiles, keys: Keys, base: BaseWeights | None) -> Iterator[Plan | AdapterFault]:
+def plans(adapter: AdapterFiles, keys: Keys, base: BaseWeights | None) -> Iterator[ParameterPlan | AdapterFault]:
     """A plan, or what is wrong, for every parameter the adapter touches; base: None looks at the adapter alone."""
     by_module: dict[str, list[Target]] = {}
     for target in keys.targets:
@@ -28,7 +28,9 @@ def plans(adapter: AdapterFiles, keys: Keys, base: BaseWeights | None) -> Iterat
         yield saved(adapter, parameter, key, base)
 
 
-def _planned(adapter: AdapterFiles, target: Target, siblings: list[Target], base: BaseWeights | None) -> Iterator[Plan]:
+def _planned(
+    adapter: AdapterFiles, target: Target, siblings: list[Target], base: BaseWeights | None
+) -> Iterator[ParameterPlan]:
     if "trainable_tokens_delta" in target.parts:
         yield tokens(adapter, target, base)
     elif adapter.method == "LORA" and "lora_embedding_A" in target.parts:

@@ -68,7 +68,7 @@ class Replay:
 
 
 @dataclass
-class _Plan:
+class _Substitutes:
     """What a replay in progress returns in place of what."""
 
     items: int
@@ -142,7 +142,7 @@ class BlockRun:
         return _stack(singles)
 
     def _replay_once(self, items: Tensor, given: Sequence[Tensor], attention: Tensor | None, stop: bool) -> Replay:
-        plan = _Plan(items.shape[0], given, attention, stop, Replay())
+        plan = _Substitutes(items.shape[0], given, attention, stop, Replay())
         args, kwargs = self.parts.hidden.put(*self._call, items)
         with self._rig.replaying(self, plan), contextlib.suppress(ReplayStop):
             plan.result.output = hidden_of(self._rig.call_block(self.parts.module, args, kwargs), items)
@@ -176,7 +176,7 @@ class Rig:
         self._recording: Recording | None = None
         self._block: BlockParts | None = None
         self._run: BlockRun | None = None
-        self._plan: _Plan | None = None
+        self._plan: _Substitutes | None = None
         self._on_block: Callable[[BlockRun], None] | None = None
         self._calls = 0
 
@@ -222,7 +222,7 @@ class Rig:
     # -- instrumentation -----------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def replaying(self, run: BlockRun, plan: _Plan) -> Iterator[None]:
+    def replaying(self, run: BlockRun, plan: _Substitutes) -> Iterator[None]:
         before = self._run, self._plan, self._recording
         self._run, self._plan, self._recording = run, plan, None
         try:

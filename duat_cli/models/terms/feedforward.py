@@ -21,6 +21,7 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_error, rounding
 from duat_cli.models.instrument.tracing import Event, Trace
 from duat_cli.models.terms.reach import wide_twin
+from duat_cli.models.value_path.projections import has_matrix
 from duat_cli.operators.activations import Activation, recognise
 
 SEED = 5
@@ -105,7 +106,7 @@ def _span(unit: Event, written: Trace, inside: nn.Module) -> _Span:
     """Read off the trace: does the unit hold layers that read its input and make its output?"""
     own, x = set(unit.module.modules()), unit.tensors[0]
     assert unit.result is not None
-    leaves = [e for e in written.events if e.result is not None and e.tensors and _matrix_like(e.module)]
+    leaves = [e for e in written.events if e.result is not None and e.tensors and has_matrix(e.module)]
     held = [e for e in leaves if e.module in own and e.module is not unit.module]
     near = [e for e in leaves if e.module in set(inside.modules()) - own]
     front = behind = None
@@ -132,11 +133,6 @@ def equal(a: Tensor | None, b: Tensor | None) -> bool:
     return a.dtype == b.dtype and torch.equal(a.reshape(-1), b.reshape(-1))
 
 
-def _matrix_like(module: nn.Module) -> bool:
-    weight = getattr(module, "weight", None)
-    return isinstance(weight, Tensor) and weight.ndim == 2 and not isinstance(module, nn.Embedding)
-
-
 class _Twins:
     """The span's modules, in at least float32, run on any z while what their layers read and gave is written down."""
 
@@ -155,7 +151,7 @@ class _Twins:
 
     def __enter__(self) -> _Twins:
         for module in {*self.unit.modules(), self.front, self.behind} - {None}:
-            if _matrix_like(module):  # type: ignore[arg-type]
+            if has_matrix(module):  # type: ignore[arg-type]
                 handle = module.register_forward_hook(self._heard)  # type: ignore[union-attr]
                 self._hooks.callback(handle.remove)
         return self

@@ -22,7 +22,7 @@ from duat_cli.errors import DuatError
 from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.folder import open_adapter
 from duat_cli.loading.adapter.keys import read_keys
-from duat_cli.loading.adapter.parameter import Plan
+from duat_cli.loading.adapter.parameter import ParameterPlan
 from duat_cli.loading.adapter.plan import plans
 from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import Source
@@ -228,7 +228,7 @@ def test_an_initialisation_that_cannot_be_undone_says_so(llama: tuple[Path, Path
         changed = rewritten(adapter, tmp_path / init, lambda key: key, init_lora_weights=init)
         with BaseWeights(Source(base, "base", None), inspect_folder(base)) as weights:
             found = list(plans(open_adapter(changed, "a"), read_keys(open_adapter(changed, "a")), weights))
-        assert all(isinstance(plan, Plan) and plan.mutated == init and not plan.needs_base for plan in found)
+        assert all(isinstance(plan, ParameterPlan) and plan.mutated == init and not plan.needs_base for plan in found)
 
 
 def test_adalora_with_pruned_ranks(tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def refused(base: Path, adapter: Path) -> bool:
         files = open_adapter(adapter, "a")
         with BaseWeights(Source(base, "base", None), inspect_folder(base)) as weights, adapter_tensors(files) as read:
             for plan in plans(files, read_keys(files), weights):
-                if not isinstance(plan, Plan) or change_of(plan, read, weights).fault is not None:
+                if not isinstance(plan, ParameterPlan) or change_of(plan, read, weights).fault is not None:
                     return True
     except DuatError:
         return True

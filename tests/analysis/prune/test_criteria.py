@@ -13,7 +13,7 @@ from torch import Tensor
 from duat_cli.analysis.prune.criteria import Activations, block_scores, taylor, weight_scores
 from duat_cli.analysis.prune.damage import Loss
 from duat_cli.analysis.prune.readings import Readings
-from duat_cli.analysis.prune.sketch import Terms
+from duat_cli.analysis.prune.sketch import TermList
 from duat_cli.models.discovery.structure import discover, run_stack
 from duat_cli.models.sweep.passes import record
 from duat_cli.models.terms.sites import TermId, find_sites
@@ -26,7 +26,7 @@ def prepared(model_type: str) -> tuple[Any, Any, Any, Any, list[Tensor], Any]:
     model = single_model(model_type)
     structure = discover(model)
     sites = find_sites(structure)
-    terms = Terms.of(structure, sites, KINDS)
+    terms = TermList.of(structure, sites, KINDS)
     inputs = [token_ids(structure.stack, n, n) for n in (4, 7)]
     seen = Activations()
     for ids in inputs:

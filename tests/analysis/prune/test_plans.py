@@ -13,7 +13,7 @@ from torch import Tensor
 from duat_cli.analysis.prune.ablation import Ablator, measured
 from duat_cli.analysis.prune.damage import Hidden, Loss
 from duat_cli.analysis.prune.plans import BEYOND, TESTED_SETS, Nested, Point, guaranteed, nested_sets, predicted_curve
-from duat_cli.analysis.prune.sketch import Terms, responses
+from duat_cli.analysis.prune.sketch import TermList, responses
 from duat_cli.errors import InputError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.discovery.structure import discover
@@ -49,8 +49,8 @@ def nested(size: int) -> Nested:
     return Nested("head", [TermId("head", 0, k) for k in range(size)], [], Point(size, 0.0, 0.0))
 
 
-def terms_of(count: int) -> Terms:
-    return Terms([TermId("head", 0, k) for k in range(count)], {("head", 0): 0})
+def terms_of(count: int) -> TermList:
+    return TermList([TermId("head", 0, k) for k in range(count)], {("head", 0): 0})
 
 
 # -- sets ----------------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ def test_everything_may_go_where_nothing_does_damage(count: int) -> None:
 def test_one_block_always_stays(count: int) -> None:
     """Where nothing does damage all blocks but the last may go; of a single block there is no set."""
     damage = torch.arange(count, dtype=torch.float64) / 1000
-    blocks = Terms([TermId("block", k) for k in range(count)], {("block", k): k for k in range(count)})
+    blocks = TermList([TermId("block", k) for k in range(count)], {("block", k): k for k in range(count)})
     fake = Fake(lambda *_: 0.0)
     found = nested_sets(fake, blocks, "block", damage, [damage[None].float()], prompts(2), 0.5, lambda *_: None)  # type: ignore[arg-type]
     assert [t.block for t in found.order] == list(range(count))
@@ -161,7 +161,7 @@ def test_on_a_model_a_point_of_the_curve_is_the_ablation_of_its_set() -> None:
     _, structure, sites = prepared()
     metric = Hidden(structure)
     ablator = Ablator(structure, sites, metric)
-    terms = Terms.of(structure, sites, ("neuron",))
+    terms = TermList.of(structure, sites, ("neuron",))
     given = [Prompt("", str(k), token_ids(structure.stack, 6, k), k) for k in range(2)]
     found: list[Tensor] = [
         responses(structure, sites, metric, p.input_ids, ablator.record(p.input_ids), terms, 32, k)

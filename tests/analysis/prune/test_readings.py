@@ -14,7 +14,7 @@ from torch import Tensor
 from duat_cli.analysis.decomposition import Decomposition
 from duat_cli.analysis.prune.certified import certified_bounds
 from duat_cli.analysis.prune.readings import Reader, Readings
-from duat_cli.analysis.prune.sketch import Terms
+from duat_cli.analysis.prune.sketch import TermList
 from duat_cli.kinds import Kind
 from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
 from duat_cli.models.instrument.rig import BlockRun
@@ -45,7 +45,7 @@ def read(model_type: str) -> Read:
     model = single_model(model_type)
     structure = discover(model)
     sites, ids = find_sites(structure), token_ids(structure.stack)
-    terms = Terms.of(structure, sites, KINDS).ids
+    terms = TermList.of(structure, sites, KINDS).ids
     reader = Reader(sites, find_branches(structure, sites), terms, set(terms))
     decomposition = Decomposition(one_by_one=True)
     outputs: list[Tensor] = []
@@ -64,7 +64,7 @@ def read(model_type: str) -> Read:
 @pytest.mark.parametrize("model_type", [*DENSE, *ROUTED])
 def test_every_term_is_read(model_type: str) -> None:
     here = read(model_type)
-    terms = Terms.of(here.structure, here.sites, KINDS).ids
+    terms = TermList.of(here.structure, here.sites, KINDS).ids
     assert set(here.found.local) == set(here.found.frozen) == set(terms)
     assert not here.found.reasons
     routed = [t for t in terms if t.kind == "expert"]
@@ -309,7 +309,7 @@ def test_one_token() -> None:
     model = single_model("gemma2")
     structure = discover(model)
     sites, ids = find_sites(structure), token_ids(model)[:, :1]
-    terms = Terms.of(structure, sites, KINDS).ids
+    terms = TermList.of(structure, sites, KINDS).ids
     reader = Reader(sites, find_branches(structure, sites), terms, set(terms))
     outputs: list[Tensor] = []
 

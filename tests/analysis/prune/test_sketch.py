@@ -14,7 +14,7 @@ from torch import Tensor
 from duat_cli.analysis.prune import sketch
 from duat_cli.analysis.prune.ablation import mean_values
 from duat_cli.analysis.prune.damage import Divergence, Hidden, Loss, Metric
-from duat_cli.analysis.prune.sketch import SEED, Terms, responses
+from duat_cli.analysis.prune.sketch import SEED, TermList, responses
 from duat_cli.kinds import Kind
 from duat_cli.models.discovery.structure import ModelStructure, discover
 from duat_cli.models.sweep import gradients
@@ -46,11 +46,11 @@ def prepared(model_type: str) -> tuple[Any, ModelStructure, Any, Tensor]:
     return model, structure, find_sites(structure), token_ids(model)
 
 
-def hidden(model_type: str, kinds: tuple[Kind, ...] = KINDS, count: int = PROBES) -> tuple[Terms, Tensor]:
+def hidden(model_type: str, kinds: tuple[Kind, ...] = KINDS, count: int = PROBES) -> tuple[TermList, Tensor]:
     _, structure, sites, ids = prepared(model_type)
     metric = Hidden(structure)
     recorded = record(structure, metric.forward(ids))
-    terms = Terms.of(structure, sites, kinds)
+    terms = TermList.of(structure, sites, kinds)
     return terms, responses(structure, sites, metric, ids, recorded, terms, count, 0)
 
 
@@ -60,7 +60,7 @@ def slope(structure: ModelStructure, sites: Any, metric: Metric, ids: Tensor, te
     return (more - less) / (2 * step)
 
 
-def some_terms(terms: Terms) -> list[TermId]:
+def some_terms(terms: TermList) -> list[TermId]:
     """First and last of every kind in the first, middle and last block."""
     blocks = sorted({t.block for t in terms.ids})
     found = []
@@ -112,7 +112,7 @@ def test_pieces_of_probes_are_all_there(monkeypatch: pytest.MonkeyPatch) -> None
     model, structure, sites, ids = prepared("llama")
     metric = Loss(model)
     recorded = record(structure, metric.forward(ids))
-    terms = Terms.of(structure, sites, ("head",))
+    terms = TermList.of(structure, sites, ("head",))
     whole = responses(structure, sites, metric, ids, recorded, terms, 5, 0)
     monkeypatch.setattr(sketch, "PROBE_ELEMENTS", 2 * recorded.output.numel())
     pieces = responses(structure, sites, metric, ids, recorded, terms, 5, 0)
@@ -168,7 +168,7 @@ def test_the_interval_holds_the_exact_length_as_often_as_it_says(model_type: str
     _, structure, sites, ids = prepared(model_type)
     metric = Hidden(structure)
     recorded = record(structure, metric.forward(ids))
-    terms = Terms.of(structure, sites, ("neuron", "head"))
+    terms = TermList.of(structure, sites, ("neuron", "head"))
     size = recorded.output.numel()
     basis = torch.eye(size).reshape(size, *recorded.output.shape) / recorded.output.norm()
 
@@ -198,7 +198,7 @@ def test_small_terms_do_the_damage_that_is_predicted(metric_name: str) -> None:
     ids = token_ids(model)
     metric: Any = Divergence(model) if metric_name == "kl" else Loss(model)
     recorded = record(structure, metric.forward(ids))
-    terms = Terms.of(structure, sites, ("neuron",))
+    terms = TermList.of(structure, sites, ("neuron",))
     found = responses(structure, sites, metric, ids, recorded, terms, 3000, 0)
     estimate, _, _ = metric.predicted(found[None], 0.95)
     for index in (96, 110, 143):
@@ -213,7 +213,7 @@ def test_with_means_the_deviation_is_what_counts() -> None:
     _, structure, sites, ids = prepared("llama")
     metric = Hidden(structure)
     recorded = record(structure, metric.forward(ids))
-    terms = Terms.of(structure, sites, ("neuron", "head", "ffn", "attention", "block"))
+    terms = TermList.of(structure, sites, ("neuron", "head", "ffn", "attention", "block"))
     means = mean_values(structure, sites, metric, [ids])
     plain = responses(structure, sites, metric, ids, recorded, terms, PROBES, 0)
     zero = {key: torch.zeros_like(value) for key, value in means.items()}
@@ -251,7 +251,7 @@ def test_bfloat16_responses_are_near_those_of_float32() -> None:
     sites = find_sites(structure)
     ids = token_ids(model)
     metric = Hidden(structure)
-    terms = Terms.of(structure, sites, KINDS)
+    terms = TermList.of(structure, sites, KINDS)
     found = responses(structure, sites, metric, ids, record(structure, metric.forward(ids)), terms, 32, 0)
     assert terms.ids == wide_terms.ids
     narrow, broad = (metric.predicted(x[None], 0.95)[0] for x in (found, wide_found))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from duat_cli.errors import InputError
 from duat_cli.operators.kronecker import HeadFactors, KroneckerSum
-from duat_cli.operators.spectrum import spectral_norm
+from duat_cli.operators.leading import spectral_norm
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
