@@ -144,7 +144,7 @@ def test_long_attention_is_written_in_the_rows_that_the_run_holds(
     files = [tmp_path / "whole.safetensors", tmp_path / "rows.safetensors"]
     command = ["inspect", str(folder("llama")), "--no-cache", "-q", "--prompt", "a longer text" * 3, "--matrices"]
     assert run([*command, str(files[0])]) == 0
-    monkeypatch.setattr(attention.active_probe, "row_budget", 4096)
+    monkeypatch.setattr(attention, "ROW_BUDGET", 4096)
     assert run([*command, str(files[1])]) == 0
     whole, rows = (read(file)[0] for file in files)
     assert set(whole) == set(rows)

@@ -136,8 +136,8 @@ def lost_argument(name: str, value: Any) -> Plant:
     def plant(patch: pytest.MonkeyPatch) -> None:
         routed = attention._routed
 
-        def without(module: Any, q: Any, k: Any, v: Any, mask: Any, kwargs: dict[str, Any]) -> Any:
-            return routed(module, q, k, v, mask, {**kwargs, name: value})
+        def without(*args: Any) -> Any:
+            return routed(*args[:-1], {**args[-1], name: value})
 
         patch.setattr(attention, "_routed", without)
 
@@ -232,8 +232,9 @@ def fault_from(tokens: int, patch: pytest.MonkeyPatch) -> None:
     """A fault that shows on prompts of that many tokens alone."""
     routed = attention._routed
 
-    def planted(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, kwargs: dict[str, Any]) -> Any:
-        return routed(module, q, k, v, mask, kwargs | ({"scaling": 1.0} if q.shape[2] == tokens else {}))
+    def planted(*args: Any) -> Any:
+        query, kwargs = args[2], args[-1]
+        return routed(*args[:-1], kwargs | ({"scaling": 1.0} if query.shape[2] == tokens else {}))
 
     patch.setattr(attention, "_routed", planted)
 

@@ -7,7 +7,7 @@ Two paths lead to the attention matrices H_h:
 * *softmax interception*: for models outside the interface, a torch function mode watches the softmax inside
   the attention module and the product that follows it (interception.py).
 
-Either way one *probe* per run decides what happens: it sees H and V during capture, and it returns
+Either way one *probe* per model decides what happens: it sees H and V during capture, and it returns
 H_frozen V(Z) during replay.
 """
 
@@ -17,7 +17,7 @@ import contextlib
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -107,17 +107,20 @@ class Probe(Protocol):
         ...
 
 
-@dataclass
-class ActiveProbe:
-    """Who is asked at present, and what both paths have to know of each other."""
+ROW_BUDGET = 1 << 28  # bytes of H kept whole; above it rows are recomputed
 
-    probe: Probe | None = None
-    row_budget: int = 1 << 28  # bytes of H kept whole; above it rows are recomputed
-    plain: weakref.WeakSet[nn.Module] = field(default_factory=weakref.WeakSet)  # modules whose output is H V
+
+@dataclass
+class Watch:
+    """One model under instruments. Two models can be at once: each attention module is asked for its own."""
+
+    probe: Probe
+    row_budget: int = field(default_factory=lambda: ROW_BUDGET)
     inside_interface: bool = False  # the softmax of the model's own eager function is not to be intercepted
 
 
-active_probe = ActiveProbe()
+_watches: weakref.WeakKeyDictionary[nn.Module, Watch] = weakref.WeakKeyDictionary()
+_plain: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # modules whose output was seen to be H V
 
 
 def apply_rows(rows: RowSource, value: Tensor) -> Tensor:
@@ -148,14 +151,19 @@ def _interface(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """The function transformers calls. Returns no weights, or every block's H would be kept to the end."""
-    before, active_probe.inside_interface = active_probe.inside_interface, True
+    watch = _watches.get(module)
+    if watch is None:
+        _refuse_foreign(module, _eager(module), kwargs)
+        return _eager(module)(module, query, key, value, attention_mask, **kwargs)[0], None
+    before, watch.inside_interface = watch.inside_interface, True
     try:
-        return _routed(module, query, key, value, attention_mask, kwargs)
+        return _routed(watch, module, query, key, value, attention_mask, kwargs)
     finally:
-        active_probe.inside_interface = before
+        watch.inside_interface = before
 
 
 def _routed(
+    watch: Watch,
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -163,16 +171,13 @@ def _routed(
     attention_mask: Tensor | None,
     kwargs: dict[str, Any],
 ) -> tuple[Tensor, None]:
-    probe = active_probe.probe
     eager = _eager(module)
     _refuse_foreign(module, eager, kwargs)
-    if probe is None:
-        return eager(module, query, key, value, attention_mask, **kwargs)[0], None
-    replacement = probe.replacement(module, value)
+    replacement = watch.probe.replacement(module, value)
     if replacement is not None:
         return replacement, None
-    call = _captured_call(module, eager, query, key, value, attention_mask, kwargs)
-    probe.captured(call)
+    call = _captured_call(watch.row_budget, module, eager, query, key, value, attention_mask, kwargs)
+    watch.probe.captured(call)
     return call.output, None
 
 
@@ -189,6 +194,7 @@ def _refuse_foreign(module: nn.Module, eager: Callable[..., Any], kwargs: dict[s
 
 
 def _captured_call(
+    row_budget: int,
     module: nn.Module,
     eager: Callable[..., tuple[Tensor, Tensor | None]],
     query: Tensor,
@@ -199,7 +205,7 @@ def _captured_call(
 ) -> AttentionCall:
     heads, tokens = query.shape[1], query.shape[2]
     row_bytes = heads * key.shape[2] * 4
-    if row_bytes * tokens <= active_probe.row_budget:
+    if row_bytes * tokens <= row_budget:
         output, weights = eager(module, query, key, value, mask, **kwargs)
         if weights is None:
             raise UnsupportedModelError(f"{type(module).__name__}'s eager attention returns no weights")
@@ -212,7 +218,7 @@ def _captured_call(
         assert weights is not None
         return _effective(module, weights, value, output)[0]
 
-    step = max(1, (active_probe.row_budget // 4) // row_bytes)
+    step = max(1, (row_budget // 4) // row_bytes)
     source = RecomputedRows(weights_of, heads, tokens, step)
     return AttentionCall(module, "attention interface", source, value, apply_rows(source, value))
 
@@ -223,13 +229,13 @@ def _effective(module: nn.Module, weights: Tensor, value: Tensor, output: Tensor
     weights (1, heads, n, N), output (1, n, heads, d). Modules whose output once was plain H V are not asked again;
     the certificate of the block's replay holds for them as for all.
     """
-    if module in active_probe.plain:
+    if module in _plain:
         return weights
     heads, kv_heads = weights.shape[1], value.shape[1]
     mixed = weights.to(value.dtype) @ value.repeat_interleave(heads // kv_heads, 1)  # (1, heads, n, d)
     seen = output.transpose(1, 2)
     if relative_error(mixed, seen) <= rounding(seen.dtype):
-        active_probe.plain.add(module)
+        _plain.add(module)
         return weights
     square = mixed.square().sum(dim=-1, keepdim=True).clamp_min(torch.finfo(mixed.dtype).tiny)
     return weights * ((mixed * seen).sum(dim=-1, keepdim=True) / square)
@@ -242,16 +248,18 @@ def _register() -> None:
 
 
 @contextlib.contextmanager
-def probing(probe: Probe, row_budget: int | None = None) -> Iterator[None]:
-    """Route every attention call of instrumented models to `probe` while the context lasts."""
-    before = active_probe.probe, active_probe.row_budget
-    active_probe.probe = probe
-    if row_budget is not None:
-        active_probe.row_budget = row_budget
+def watched(modules: Iterable[nn.Module], watch: Watch) -> Iterator[None]:
+    """Ask `watch` about every attention call of these modules while the context lasts."""
+    before = {module: _watches.get(module) for module in modules}
+    _watches.update(dict.fromkeys(before, watch))
     try:
         yield
     finally:
-        active_probe.probe, active_probe.row_budget = before
+        for module, known in before.items():
+            if known is None:
+                del _watches[module]
+            else:
+                _watches[module] = known
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.instrument.attention import AttentionCall, StoredRows, active_probe
+from duat_cli.models.instrument.attention import AttentionCall, StoredRows, Watch
 
 _GATES = {
     torch.sigmoid, Tensor.sigmoid, torch.nn.functional.sigmoid, torch.nn.functional.silu, torch.nn.functional.softplus,
@@ -30,14 +30,14 @@ class GateFreezer(TorchFunctionMode):
     Not held, every such value is kept in `values`; held, they are returned in the same order, whatever is asked.
     """
 
-    def __init__(self, values: list[Tensor], *, held: bool) -> None:
+    def __init__(self, watch: Watch, values: list[Tensor], *, held: bool) -> None:
         super().__init__()
-        self._values, self._held, self._calls = values, held, 0
+        self._watch, self._values, self._held, self._calls = watch, values, held, 0
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func not in _GATES or active_probe.inside_interface:
+        if func not in _GATES or self._watch.inside_interface:
             return func(*args, **(kwargs or {}))
         if self._held:
             self._calls += 1
@@ -105,6 +105,7 @@ class SoftmaxInterception(TorchFunctionMode):
     whose attention it is at the time of the product.
     """
 
+    watch: Watch
     module: Callable[[], nn.Module]
     _armed: tuple[int, int] | None = field(default=None, init=False)
 
@@ -115,7 +116,7 @@ class SoftmaxInterception(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if active_probe.inside_interface:
+        if self.watch.inside_interface:
             return func(*args, **kwargs)
         if func in _SOFTMAX:
             weights = func(*args, **kwargs)
@@ -141,9 +142,7 @@ class SoftmaxInterception(TorchFunctionMode):
 
     def _product(self, weights: Tensor, value: Tensor) -> Tensor:
         """weights (…, N, N) @ value (…, N, d): batch 1, any folding of batch and heads."""
-        probe = active_probe.probe
-        if probe is None:
-            return torch.matmul(weights, value)
+        probe = self.watch.probe
         tokens, width = value.shape[-2:]
         standard = value.reshape(1, -1, tokens, width)
         frozen = probe.replacement(self.module(), standard)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from duat_cli.models.block.norms import FrozenNorm, freeze
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.instrument.activations import Extremes
-from duat_cli.models.instrument.attention import AttentionCall, apply_rows, interface_installed, probing
+from duat_cli.models.instrument.attention import AttentionCall, Watch, apply_rows, interface_installed, watched
 from duat_cli.models.instrument.calls import first_tensor, hidden_of, only_tensor, without_cache
 from duat_cli.models.instrument.interception import GateFreezer, SoftmaxInterception
 
@@ -169,7 +169,8 @@ class Rig:
     """Instruments the given blocks of a model while active; leaves no trace behind."""
 
     def __init__(self, model: Any, blocks: Sequence[BlockParts], *, interface: bool, row_budget: int | None = None):
-        self._model, self._blocks, self._interface, self._row_budget = model, blocks, interface, row_budget
+        self._model, self._blocks, self._interface = model, blocks, interface
+        self._watch = Watch(self) if row_budget is None else Watch(self, row_budget)
         self._by_module = {b.module: b for b in blocks}
         self._by_attention = {module: b for b in blocks for module in b.attention}
         self._originals: dict[nn.Module, Callable[..., Any]] = {}
@@ -185,7 +186,7 @@ class Rig:
         with contextlib.ExitStack() as stack:
             if self._interface:
                 stack.enter_context(interface_installed(self._model))
-            stack.enter_context(probing(self, self._row_budget))
+            stack.enter_context(watched(self._by_attention, self._watch))
             stack.enter_context(torch.no_grad())
             stack.callback(self._restore)
             for parts in self._by_module.values():
@@ -339,11 +340,11 @@ class Rig:
         with contextlib.ExitStack() as stack:
             if self._plan is not None and self._run is not None:
                 if self._run.parts.gated:
-                    stack.enter_context(GateFreezer(self._run.recording.gates[module], held=True))
+                    stack.enter_context(GateFreezer(self._watch, self._run.recording.gates[module], held=True))
             elif self._recording is not None and parts.gated:
-                stack.enter_context(GateFreezer(self._recording.gates[module], held=False))
+                stack.enter_context(GateFreezer(self._watch, self._recording.gates[module], held=False))
             if module in parts.intercepted:
-                stack.enter_context(SoftmaxInterception(lambda: module))
+                stack.enter_context(SoftmaxInterception(self._watch, lambda: module))
             yield
 
     def _direct_attention(self, module: nn.Module, parts: BlockParts, x: Tensor) -> Tensor:

@@ -14,7 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from duat_cli.models.instrument.attention import AttentionCall, ForeignAttentionError, interface_installed, probing
+from duat_cli.models.instrument.attention import (
+    AttentionCall,
+    ForeignAttentionError,
+    Watch,
+    interface_installed,
+    watched,
+)
 from duat_cli.models.instrument.interception import SoftmaxInterception
 
 
@@ -98,12 +104,13 @@ def trace(model: Any, forward: Callable[[], Any]) -> Trace:
 def _traced(model: Any, forward: Callable[[], Any], interface: contextlib.AbstractContextManager[Any]) -> Trace:
     written = Trace()
     stack: list[nn.Module] = []
+    watch = Watch(_Listener(written))
     with contextlib.ExitStack() as context:
         context.enter_context(interface)
-        context.enter_context(probing(_Listener(written)))
+        context.enter_context(watched(model.modules(), watch))
         context.enter_context(torch.no_grad())
         context.enter_context(_events(model, written, stack))
-        context.enter_context(SoftmaxInterception(lambda: stack[-1]))
+        context.enter_context(SoftmaxInterception(watch, lambda: stack[-1]))
         forward()
     return written
 

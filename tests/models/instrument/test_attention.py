@@ -19,9 +19,10 @@ from duat_cli.models.instrument.attention import (
     AttentionCall,
     RecomputedRows,
     StoredRows,
+    Watch,
     apply_rows,
     interface_installed,
-    probing,
+    watched,
 )
 
 INTERFACE = [
@@ -141,7 +142,7 @@ def hidden(model: Any, ids: Tensor) -> Tensor:
 
 
 def hidden_while_captured(model: Any, ids: Tensor) -> Tensor:
-    with torch.no_grad(), interface_installed(model.base_model), probing(Listener()):
+    with torch.no_grad(), interface_installed(model.base_model), watched(model.modules(), Watch(Listener())):
         return hidden(model, ids)
 
 
@@ -214,14 +215,14 @@ def test_the_attention_implementation_is_put_back(implementation: str) -> None:
 def test_models_outside_the_interface_say_so() -> None:
     """gptj takes the name and then never calls it, or raises: either way no call arrives by the interface."""
     model, listener = single_model("gptj"), Listener()
-    with torch.no_grad(), interface_installed(model.base_model), probing(listener):
+    with torch.no_grad(), interface_installed(model.base_model), watched(model.modules(), Watch(listener)):
         hidden(model, token_ids(model))
     assert listener.calls == []
 
 
 def test_a_probe_does_not_outlive_its_context() -> None:
     model, listener = single_model("llama"), Listener()
-    with torch.no_grad(), interface_installed(model), probing(listener):
+    with torch.no_grad(), interface_installed(model), watched(model.modules(), Watch(listener)):
         hidden(model, token_ids(model))
         seen = len(listener.calls)
     with torch.no_grad(), interface_installed(model):

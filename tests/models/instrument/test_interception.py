@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.instrument.attention import AttentionCall, probing
+from duat_cli.models.instrument.attention import AttentionCall, Watch
 from duat_cli.models.instrument.interception import SoftmaxInterception
 
 HEADS, TOKENS, WIDTH = 4, 5, 8
@@ -32,7 +32,7 @@ class Listener:
 
 def watched(call: Any) -> tuple[Tensor, list[AttentionCall]]:
     listener = Listener()
-    with probing(listener), SoftmaxInterception(nn.Identity):
+    with SoftmaxInterception(Watch(listener), nn.Identity):
         return call(), listener.calls
 
 
@@ -83,7 +83,7 @@ def test_what_is_not_understood_is_refused(name: str) -> None:
 
 def test_an_argument_of_a_newer_torch_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="sinks"):
-        SoftmaxInterception(nn.Identity).__torch_function__(sdpa, (), (Q, K, V), {"sinks": 1})
+        SoftmaxInterception(Watch(Listener()), nn.Identity).__torch_function__(sdpa, (), (Q, K, V), {"sinks": 1})
 
 
 @pytest.mark.parametrize(

@@ -251,3 +251,29 @@ def test_the_memory_check_can_fail() -> None:
 
     sweep(discover(model), token_ids(model), listen)
     assert all(ref() is not None for ref in refs)
+
+
+@pytest.mark.parametrize(("first", "second"), [("llama", "gpt2"), ("llama", "bloom"), ("bloom", "llama")])
+def test_two_models_are_instrumented_at_once(first: str, second: str) -> None:
+    """Each attention module is asked for its own probe: a run of one model inside a block of the other."""
+
+    def forward(model: Any, ids: Tensor, structure: ModelStructure, inside: Any = None) -> list[Tensor]:
+        seen: list[Tensor] = []
+
+        def listen(run: Any) -> None:
+            if inside is not None and run.index == 0:
+                inside()
+            seen.extend([run.attention[0].output, run.output])
+
+        with structure.rig().active() as rig:
+            rig.run(lambda: run_stack(structure.stack, ids), listen)
+        return seen
+
+    models = [single_model(name) for name in (first, second)]
+    runs = [(model, token_ids(model, 7 + k), discover(model)) for k, model in enumerate(models)]
+    alone = [forward(*run) for run in runs]
+    inner: list[Tensor] = []
+    together = forward(*runs[0], lambda: inner.extend(forward(*runs[1])))
+    for expected, got in ((alone[0], together), (alone[1], inner)):
+        assert len(expected) == len(got) > 0
+        assert all(map(torch.equal, expected, got))
