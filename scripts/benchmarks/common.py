@@ -60,7 +60,7 @@ def loaded_model(model):
     from duat_cli.loading.model.load import LoadedModel
 
     return LoadedModel(
-        model=model, name="bench", revision=None, files=CheckpointFiles(Path(), {}, (), {}, (), 0), dtype="float32",
+        model=model, name="bench", revision=None, files=CheckpointFiles(Path(), {}, (), {}, (), 0, {}), dtype="float32",
         device="cpu", warnings=(), nonfinite_weights={},
     )  # fmt: skip
 
