@@ -3,39 +3,47 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
 from duat_cli.results.inspect import Spread
+from duat_cli.results.meaning import OverPrompts, meaning_of
 
 R = TypeVar("R", bound=BaseModel)
 
 
 def mean_over(results: Sequence[R]) -> R:
-    """One result whose numbers are means; a certificate is the largest, and null anywhere is null, with its reason."""
-    first = results[0]
-    merged: dict[str, object] = {}
-    for name in type(first).model_fields:
-        values = [getattr(r, name) for r in results]
-        merged[name] = _merge(name, values)
-    return type(first).model_validate(merged)
+    """One result over the prompts, each field as its metadata says; null anywhere is null, with its reason."""
+    kind = type(results[0])
+    merged = {name: _merge(kind, name, [getattr(r, name) for r in results]) for name in kind.model_fields}
+    return kind.model_validate(merged)
 
 
-def _merge(name: str, values: list[object]) -> object:
-    first = values[0]
-    if isinstance(first, Mapping):  # reasons
-        return {k: v for reasons in reversed(values) for k, v in reasons.items()}  # type: ignore[attr-defined]
+def _merge(kind: type[BaseModel], name: str, values: list[Any]) -> object:
     if any(value is None for value in values):
         return None
-    if isinstance(first, BaseModel):
-        return mean_over(values)  # type: ignore[type-var]
-    if all(value == first for value in values):
-        return first
-    if name.endswith("certificate_error"):
-        return max(values)  # type: ignore[type-var]
-    return statistics.fmean(values)  # type: ignore[arg-type]
+    if isinstance(values[0], BaseModel):
+        return mean_over(values)
+    if all(value == values[0] for value in values):
+        return values[0]
+    how = meaning_of(kind, name).over_prompts
+    if how == "same":
+        raise ValueError(f"{kind.__name__}.{name} differs between prompts, and its metadata has no way to merge it")
+    return _MERGED[how](values)
+
+
+def _first_reasons(values: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Every field's reason, of several the first."""
+    return {name: why for reasons in reversed(values) for name, why in reasons.items()}
+
+
+_MERGED: dict[OverPrompts, Callable[[Sequence[Any]], object]] = {
+    "mean": statistics.fmean,
+    "largest": max,
+    "reasons": _first_reasons,
+}
 
 
 def spreads(results: Mapping[str, Sequence[BaseModel]]) -> dict[str, Spread]:

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from duat_cli.checks.baseline import SCHEMA, Value, rounded, weight_metrics
-from duat_cli.checks.paths import flatten
+from duat_cli.checks.paths import flatten, place_of
 from duat_cli.checks.registry import all_rules
 from duat_cli.checks.rule import Evidence, Settings
 from duat_cli.results.inspect import InspectReport
 
-_WATCHED = re.compile(r"blocks\.\d+\.(operator|density|coupling|coupling_weighted|terms)\.|summary\.")
-# what follows from prompts and options, is an error that only its bound says something about, or says in another way
-# what is watched already
-_UNWATCHED = re.compile(
-    r"\.terms\.own\.|"
-    r"\.(rows|dense_bytes|certificate_error|threshold|\w*_reference\w*|conv_width|numerical_low|numerical_high)$"
-)
 _COUNTED = (
     "integrity.constant_heads", "integrity.dead_neurons", "integrity.duplicate_blocks", "integrity.nonfinite",
     "integrity.zero_blocks", "integrity.zero_matrices",
@@ -33,14 +25,20 @@ def metrics_of(evidence: Evidence, schema: int = SCHEMA) -> tuple[dict[str, Valu
         found = [m.value for m in rule.measure(evidence, Settings(rule, rule.level, rule.max, rule.allowed))]
         values[name] = max(found, default=0.0) if rule.unit == "share" else sum(found, 0.0)
     if evidence.report is not None:
-        numbers, whys = flatten(evidence.report)
-        values |= {path: value for path, value in numbers.items() if _is_watched(path)}
-        reasons |= {path: why for path, why in whys.items() if _is_watched(path)}
+        numbers, whys = report_metrics(evidence.report)
+        values |= numbers
+        reasons |= whys
     return {key: rounded(value) for key, value in values.items()}, reasons
 
 
-def _is_watched(path: str) -> bool:
-    return bool(_WATCHED.match(path)) and not _UNWATCHED.search(path)
+def report_metrics(report: InspectReport) -> tuple[dict[str, float], dict[str, str]]:
+    """(path -> value, path -> why it has none) of the report's numbers that are opted in by their fields' metadata."""
+    numbers, whys = flatten(report)
+    kind = type(report)
+    return (
+        {path: value for path, value in numbers.items() if place_of(path, kind).watched},
+        {path: why for path, why in whys.items() if place_of(path, kind).watched},
+    )
 
 
 def sampling_slack(report: InspectReport | None) -> Mapping[str, float]:

@@ -10,23 +10,53 @@ import functools
 import types
 import typing
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from pydantic import BaseModel
 
 from duat_cli.results.base import WithReasons
 from duat_cli.results.inspect import Block, InspectReport, PromptBlock
+from duat_cli.results.meaning import UNSAID, Meaning, Option, meaning_of
 
-_WITHOUT_NUMBERS = {"run", "reasons", "environment"}  # nothing that time or the machine sets is a check
 _LONGEST, _PARTS = 400, 40  # characters and parts of a pattern; the deepest field has seven
-_SPREAD_NAMES = ("*.*", "*.*.*", "*.*.*.*")
-_SPECTRAL = ("spectral_norm", "stable_rank")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A number of a report, or a group of them, with what the fields on the way to it say."""
+
+    path: str
+    """`#` stands for a place in a list."""
+    meaning: Meaning = UNSAID
+    """Of the last field on the way."""
+    is_number: bool = False
+    watched: bool = True
+    """Whether it and all groups around it are opted in as drift metrics."""
+    needs: frozenset[Option] = frozenset()
+    """Options without which there is nothing here."""
+    by_name: frozenset[str] = frozenset()
+    """Groups on the way that a pattern must name."""
+    needs_inside: frozenset[Option] = frozenset()
+    """Of `needs`, those of fields inside such a group."""
+
+    def inner(self, name: str, meaning: Meaning) -> Place:
+        """The field of that name inside this place."""
+        asked: frozenset[Option] = frozenset({meaning.needs} if meaning.needs else ())
+        return Place(
+            f"{self.path}.{name}".lstrip("."),
+            meaning,
+            watched=self.watched and meaning.drift is not None,
+            needs=self.needs | asked,
+            by_name=self.by_name | ({name} if meaning.by_name else set()),
+            needs_inside=self.needs_inside | (asked if self.by_name else frozenset()),
+        )
 
 
 def matches(pattern: str, path: str) -> bool:
-    """Whether a pattern is one of this path. Wildcards do not reach the nulls: a bound on those names them."""
-    parts, places = tuple(pattern.split(".")), tuple(path.split("."))
-    return ("null" not in places or "null" in parts) and _matches(parts, places)
+    """Whether a pattern is one of this path. Wildcards do not reach into a group that is matched by name only."""
+    parts = tuple(pattern.split("."))
+    return _matches(parts, tuple(path.split("."))) and place_of(path).by_name <= set(parts)
 
 
 def _matches(pattern: tuple[str, ...], path: tuple[str, ...]) -> bool:
@@ -55,7 +85,7 @@ def _walk(value: object, path: str, values: dict[str, float], reasons: dict[str,
         values[path] = float(value)
     elif isinstance(value, BaseModel):
         for name in type(value).model_fields:
-            if name in _WITHOUT_NUMBERS:
+            if not meaning_of(type(value), name).checked:
                 continue
             inner, here = getattr(value, name), f"{path}.{name}".lstrip(".")
             if inner is None and isinstance(value, WithReasons) and name in value.reasons:
@@ -79,38 +109,55 @@ def _number(value: object, position: int) -> int:
 
 
 @functools.cache
+def places(report: type[BaseModel] = InspectReport) -> dict[str, Place]:
+    """Path -> every number that a report can have, and every group of them."""
+    return {place.path: place for place in _fields(report, Place(""))}
+
+
+def place_of(path: str, report: type[BaseModel] = InspectReport) -> Place:
+    """Of a path in a report; without any metadata for one that no report has, such as a tensor's."""
+    general = ".".join("#" if part.isdecimal() else part for part in path.split("."))
+    return places(report).get(general, Place(path, watched=False))
+
+
+@functools.cache
 def known_paths() -> tuple[str, ...]:
-    """Every number that an inspect report can have; `#` stands for a place in a list, `*` for a name."""
-    return tuple(_fields(InspectReport, ""))
+    """Every number that an inspect report can have."""
+    return tuple(path for path, place in places().items() if place.is_number)
 
 
-def _fields(model: type[BaseModel], path: str) -> Iterator[str]:
+def _fields(model: type[BaseModel], above: Place) -> Iterator[Place]:
     hints = typing.get_type_hints(model)
     for name in model.model_fields:
-        if name not in _WITHOUT_NUMBERS:
-            yield from _places(hints[name], f"{path}.{name}".lstrip("."))
+        meaning = meaning_of(model, name)
+        if meaning.checked:
+            yield from _places(hints[name], above.inner(name, meaning))
 
 
-def _places(hint: object, path: str) -> Iterator[str]:
+def _places(hint: object, place: Place) -> Iterator[Place]:
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint in (int, float):
-        yield path
+        yield replace(place, is_number=True)
     elif isinstance(hint, type) and issubclass(hint, BaseModel):
-        yield from _fields(hint, path)
+        yield place
+        yield from _fields(hint, place)
     elif origin is list:
-        yield from _places(inner[0], f"{path}.#")
-    elif origin is dict:  # of the spreads, whose names are fields: 'coupling.entropy_bits', 'terms.linear.share'
-        for names in _SPREAD_NAMES:
-            yield from _places(inner[1], f"{path}.{names}")
+        yield from _places(inner[0], replace(place, path=f"{place.path}.#"))
+    elif origin is dict and place.meaning.keyed_by is not None:
+        for key in _fields(place.meaning.keyed_by, Place("")):
+            if key.is_number and "." in key.path and not key.by_name:
+                path = f"{place.path}.{key.path}"
+                yield from _places(inner[1], replace(place, path=path, needs=place.needs | key.needs))
     elif origin in (typing.Union, types.UnionType):
-        yield from (place for kind in inner for place in _places(kind, path))
+        yield from (found for kind in inner for found in _places(kind, place))
 
 
 def is_known(pattern: str) -> bool:
     """Whether a report could have a number at a pattern."""
     if len(pattern) > _LONGEST or pattern.count(".") >= _PARTS:
         return False
-    return bool(_places_of(pattern))
+    parts = pattern.split(".")
+    return any(_overlap(parts, path.split(".")) for path in known_paths())
 
 
 def _overlap(pattern: list[str], place: list[str]) -> bool:
@@ -125,38 +172,36 @@ def _overlap(pattern: list[str], place: list[str]) -> bool:
 
 
 def _fits(part: str, place: str) -> bool:
-    if place == "*":
-        return True
     if place == "#":
         return part.isdecimal() or any(c in part for c in "*?[")
     return fnmatchcase(place, part)
 
 
-def needs(path: str) -> set[str]:
+def needs(path: str) -> frozenset[Option]:
     """The options of `duat inspect` without which the report has no number at a path."""
-    parts = path.split(".")
-    wanted = {"spectrum"} if any(part in _SPECTRAL for part in parts) else set()
-    if parts[0] == "terms":
-        wanted.add("terms")
-    if parts[0] == "blocks" and len(parts) > 2 and parts[2] in ("prompts", "spreads"):
-        wanted.add("per_prompt")
-    if "null" in parts and "uniform" not in parts:
-        wanted.add("null")
-    return wanted
+    return place_of(path).needs
 
 
-def asks_for(pattern: str) -> set[str]:
+def asks_for(pattern: str) -> frozenset[Option]:
     """The options that every field of a pattern needs: it was written for these fields, so they are computed."""
-    places = _places_of(pattern)
-    return needs(pattern) | (set.intersection(*map(needs, places)) if places else set())
+    found = _numbers_of(pattern)
+    every = frozenset.intersection(*(place.needs for place in found)) if found else frozenset()
+    return every.union(*(place.needs_inside for place in found))
 
 
 def leaves_out(pattern: str) -> list[str]:
     """Fields of every report that a pattern matches among others, and that stay null for want of an option."""
-    names = {place.rsplit(".", maxsplit=1)[-1] for place in _places_of(pattern)}
-    return [] if "spectrum" in asks_for(pattern) else sorted(names & set(_SPECTRAL))
+    names = {p.path.rsplit(".", maxsplit=1)[-1] for p in _numbers_of(pattern) if p.meaning.needs == "spectrum"}
+    return [] if "spectrum" in asks_for(pattern) else sorted(names)
 
 
-def _places_of(pattern: str) -> list[str]:
+def may_be_negative(pattern: str) -> bool:
+    """Whether some field of a pattern may be; one that ends in a wildcard is taken to be of such fields as well."""
+    return pattern.rsplit(".", maxsplit=1)[-1] in ("*", "**") or any(p.meaning.signed for p in _numbers_of(pattern))
+
+
+def _numbers_of(pattern: str) -> list[Place]:
+    """The numbers that a pattern reaches."""
     parts = pattern.split(".")
-    return [place for place in known_paths() if _overlap(parts, place.split("."))]
+    found = [places()[path] for path in known_paths() if _overlap(parts, path.split("."))]
+    return [place for place in found if place.by_name <= set(parts)]

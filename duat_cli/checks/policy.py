@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NoReturn
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from duat_cli.checks.nearest import suggestion
-from duat_cli.checks.paths import is_known, known_paths
+from duat_cli.checks.paths import is_known, known_paths, may_be_negative
 from duat_cli.errors import InputError
 from duat_cli.loading.wording import shown
 from duat_cli.text import clean
@@ -261,16 +261,10 @@ def _check_bound(where: str, path: str, bound: BoundTable) -> None:
         raise InputError(f"{place}: expected min, max or both")
     if bound.min is not None and bound.max is not None and bound.min > bound.max:
         raise InputError(f"{place}: min {bound.min:g} is above max {bound.max:g}, so nothing could pass")
-    if bound.max is not None and bound.max < 0 and not _may_be_negative(path):
+    if bound.max is not None and bound.max < 0 and not may_be_negative(path):
         raise InputError(f"{place}: max {bound.max:g}: the field is never negative, so nothing could pass")
-    if bound.min is not None and bound.min < 0 and not _may_be_negative(path):
+    if bound.min is not None and bound.min < 0 and not may_be_negative(path):
         raise InputError(f"{place}: min {bound.min:g}: the field is never negative, so everything would pass")
-
-
-def _may_be_negative(path: str) -> bool:
-    """Shares of a sum of vectors may be; everything else is a norm, a count, a density or an error."""
-    shares = ("linear_share", "static_share", "dynamic_share")
-    return path.rsplit(".", maxsplit=1)[-1] in ("share", "*", "**", "low", "mean", "high", *shares)
 
 
 def select(pattern: str, names: Any) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from duat_cli.checks.paths import matches
+from duat_cli.checks.paths import matches, place_of
 from duat_cli.checks.policy import Layer, ToleranceTable
 
 COARSENESS = {"float64": 0, "float32": 1, "float16": 2, "bfloat16": 3}
@@ -36,15 +36,15 @@ class Tolerance:
 
 
 def default_tolerance(key: str, dtype: str) -> Tolerance:
-    """Of a metric, when weights and arithmetic are of that dtype."""
+    """Of a metric, when weights and arithmetic are of that dtype. What is no field of the report goes by its group."""
     source = f"tolerance of {dtype}"
     if key.startswith("weights."):
         return Tolerance(0.0, _WEIGHTS[dtype], None, source)
     if key.startswith("integrity."):  # counts of what is broken
         return Tolerance(0.0, 0.0, "lower", "counts are exact")
+    meaning = place_of(key).meaning
     rtol, atol = _REPORT[dtype]
-    # the norm of W' has no natural scale, so only its relative change says something
-    return Tolerance(rtol, 0.0 if key.endswith(("frobenius_norm", "spectral_norm")) else atol, None, source)
+    return Tolerance(rtol, 0.0 if meaning.drift == "norm" else atol, meaning.better, source)
 
 
 def tolerance(key: str, dtype: str, own: Mapping[str, tuple[Layer, ToleranceTable]]) -> Tolerance:

@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from duat_cli.results.meaning import Meaning
+
 SCHEMA_VERSION = "2"
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -23,7 +25,7 @@ class Result(BaseModel):
 
 
 class WithReasons(Result):
-    reasons: dict[str, str] = Field(
+    reasons: Annotated[dict[str, str], Meaning(over_prompts="reasons")] = Field(
         default_factory=dict, description="for every field that is null: why it has no value"
     )
 
@@ -64,12 +66,14 @@ class PromptFacts(Result):
 class Certificate(Result):
     """How far the DUAT form is from the model's own output."""
 
-    relative_error: Finite = Field(description="largest over blocks and prompts of |x - rebuilt| / |x|")
-    plain_error: Finite = Field(
+    relative_error: Annotated[Finite, Meaning("relative", "measured", better="lower")] = Field(
+        description="largest over blocks and prompts of |x - rebuilt| / |x|"
+    )
+    plain_error: Annotated[Finite, Meaning("relative", "measured", better="lower")] = Field(
         description="relative error of the output of a pass under duat's instruments against the model as transformers "
         "runs it, untouched: the largest over a probe prompt and the report's first prompt (`duat verify`: each prompt)"
     )
-    tolerance: Finite
+    tolerance: Annotated[Finite, Meaning("relative", "given")] = Field(description="by the dtype of the arithmetic")
     exact: bool = Field(description="relative_error and plain_error are both at most the tolerance")
     capture: Literal["attention interface", "softmax interception"]
 

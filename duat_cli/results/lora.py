@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -18,6 +18,9 @@ from duat_cli.results.base import (
     Skipped,
     WithReasons,
 )
+from duat_cli.results.meaning import Meaning
+
+_CHANGE = Meaning("relative", "exact")
 
 
 class Alignment(Result):
@@ -123,24 +126,26 @@ class LintFinding(Result):
 class OperatorChange(WithReasons):
     """What the block's W' changed by, in parts of |W'_base|_F; the three parts add up to the difference."""
 
-    relative_change: Finite | None = Field(description="|W'_tuned - W'_base|_F / |W'_base|_F")
-    routing: Finite | None = Field(description="|sum (H'-H) (x) A| / |W'_base|: what attention looks at")
-    weights: Finite | None = Field(description="|sum H (x) (A'-A)| / |W'_base|: what it carries")
-    interaction: Finite | None = Field(description="|sum (H'-H) (x) (A'-A)| / |W'_base|")
+    relative_change: Annotated[Finite | None, _CHANGE] = Field(description="|W'_tuned - W'_base|_F / |W'_base|_F")
+    routing: Annotated[Finite | None, _CHANGE] = Field(
+        description="|sum (H'-H) (x) A| / |W'_base|: what attention looks at"
+    )
+    weights: Annotated[Finite | None, _CHANGE] = Field(description="|sum H (x) (A'-A)| / |W'_base|: what it carries")
+    interaction: Annotated[Finite | None, _CHANGE] = Field(description="|sum (H'-H) (x) (A'-A)| / |W'_base|")
 
 
 class TermsChange(WithReasons):
     """Relative changes of a block's vectors, tuned less base."""
 
-    ffn: Finite | None = Field(
+    ffn: Annotated[Finite | None, _CHANGE] = Field(
         description="|f' - f| / |f| of what the FFN adds to the residual stream: behind its own last layer, its bias "
         "included, and behind a norm and a factor of its own, in front of any norm on the stream; the UAT term of the "
         "sum is f without the biases, which the sum counts as static. Of several FFNs in a block, all as one vector"
     )
-    dynamic_bias: Finite | None = Field(
+    dynamic_bias: Annotated[Finite | None, _CHANGE] = Field(
         description="change of the dynamic part in front of the FFN's nonlinearity, to the base's whole pre-activation"
     )
-    output: Finite | None = Field(description="|x' - x| / |x| of the block's output")
+    output: Annotated[Finite | None, _CHANGE] = Field(description="|x' - x| / |x| of the block's output")
 
 
 class BlockChange(Result):

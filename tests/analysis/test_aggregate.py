@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import pytest
 
 from duat_cli.analysis.aggregate import mean_over, spreads
+from duat_cli.results.base import Finite, WithReasons
 from duat_cli.results.inspect import Coupling, OperatorStats, Part, Parts, Terms
+from duat_cli.results.meaning import Meaning
 
 NAMES = ("off_diagonal_share", "entropy_bits", "effective_context", "mean_distance", "first_token_share")
 
@@ -63,6 +67,24 @@ def test_the_first_reason_stands() -> None:
 def test_a_certificate_is_the_largest_and_never_a_mean() -> None:
     assert mean_over([operator(1.0, 1e-7), operator(3.0, 5e-6), operator(2.0, 1e-8)]).certificate_error == 5e-6
     assert mean_over([operator(1.0, 1e-7), operator(3.0, 5e-6)]).frobenius_norm == pytest.approx(2.0)
+
+
+class Sample(WithReasons):
+    worst: Annotated[Finite, Meaning(over_prompts="largest")] = 1.0
+    certificate_error: Annotated[Finite, Meaning("relative", "measured")] = 1.0
+    chosen: Annotated[Finite, Meaning(over_prompts="same")] = 1.0
+    unsaid: Finite = 1.0
+
+
+def test_a_field_is_merged_as_its_metadata_says_whatever_its_name() -> None:
+    got = mean_over([Sample(), Sample(worst=5.0, certificate_error=2.0)])
+    assert (got.worst, got.certificate_error, got.chosen, got.unsaid) == (5.0, 1.5, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("name", ["chosen", "unsaid"])
+def test_what_has_no_way_to_be_merged_is_no_mean(name: str) -> None:
+    with pytest.raises(ValueError, match=f"Sample.{name} differs between prompts"):
+        mean_over([Sample(), Sample(**{name: 2.0})])
 
 
 def test_sizes_of_prompts_of_several_lengths_are_means() -> None:

@@ -11,7 +11,7 @@ from running_checks import Duat
 import bad_checkpoints as bad  # isort: skip
 
 from duat_cli.checks.nearest import nearest, suggestion
-from duat_cli.checks.paths import asks_for, is_known, known_paths, leaves_out, matches
+from duat_cli.checks.paths import asks_for, is_known, known_paths, leaves_out, matches, may_be_negative
 from duat_cli.checks.policy import SHIPPED, read_policy
 from duat_cli.checks.registry import all_rules
 from duat_cli.checks.settings import settings_of
@@ -243,11 +243,15 @@ def test_wildcards_do_not_reach_the_nulls() -> None:
     assert not matches("blocks.*.*.*.*.effective_context", path)
     assert matches("blocks.*.null.*.coupling.effective_context", path)
     assert is_known("blocks.*.null.reinitialised.operator.effective_heads")
+    assert matches("weights.**", "weights.model.null.weight")  # a tensor's name is no group of the report
 
 
 def test_what_a_bound_asks_for() -> None:
     assert asks_for("blocks.*.null.reinitialised.operator.effective_heads") == {"null"}
     assert asks_for("blocks.*.null.uniform.operator.effective_heads") == set()
+    assert asks_for("blocks.*.null.*.operator.effective_heads") == asks_for("blocks.*.null.**") == {"null"}
+    assert asks_for("blocks.*.null.u*.operator.effective_heads") == set()
+    assert asks_for("blocks.*.*.*.*.effective_heads") == {"per_prompt"}  # wildcards do not reach the nulls
     assert asks_for("blocks.*.operator.stable_rank") == {"spectrum"}
     assert asks_for("terms.*.share") == {"terms"}
     assert asks_for("blocks.*.prompts.*.terms.linear.share") == {"per_prompt"}
@@ -258,6 +262,16 @@ def test_what_a_bound_asks_for() -> None:
     assert asks_for("blocks.*.operator.*") == asks_for("**") == set()
     assert leaves_out("blocks.*.operator.*") == leaves_out("**") == ["spectral_norm", "stable_rank"]
     assert leaves_out("blocks.*.operator.s*") == leaves_out("blocks.*.density.*") == []
+
+
+def test_which_fields_may_be_negative() -> None:
+    """Shares of a sum of vectors, and their spreads; a pattern that ends in a wildcard may be for such."""
+    for pattern in ("blocks.*.terms.*.share", "summary.linear_share", "blocks.*.terms.own.s*", "terms.*.share"):
+        assert may_be_negative(pattern), pattern
+    for pattern in ("blocks.*.spreads.terms.linear.share.low", "blocks.*.coupling.*", "**"):
+        assert may_be_negative(pattern), pattern
+    for pattern in ("blocks.*.terms.own.norm", "blocks.*.range.share", "blocks.*.coupling.first_token_share"):
+        assert not may_be_negative(pattern), pattern
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from duat_cli.models.edits.reinitialised import bytes_of, random_ids, reinitiali
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.results.inspect import NullStats
 
-FORMAT = 1  # raise it when what is stored, or how it is computed, changes
+FORMAT = 1  # raise it when how the numbers are computed changes; a document with other fields is not read
 MOST_COUNTS = 16
 SPARE = 1.25  # memory that must be left for a byte of the second model: the first one's blocks run beside it
 _GIB = 1 << 30

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -198,6 +199,18 @@ def test_the_cache_changes_no_number_and_saves_the_model(cache: Path, monkeypatc
     for index in range(3):
         for tokens in (5, 8):
             assert without.of(index, tokens) == cold.of(index, tokens) == warm.of(index, tokens)
+
+
+def test_what_another_version_kept_without_a_statistic_is_made_anew(cache: Path) -> None:
+    model = single_model("llama")
+    cold = of(model, [5], cache=True)
+    [file] = cache.iterdir()
+    sound = file.read_text()
+    older = json.loads(sound)
+    del older["document"][1]["stats"]["coupling"]["mean_distance"]
+    file.write_text(json.dumps(older))
+    assert of(model, [5], cache=True).of(1, 5) == cold.of(1, 5)
+    assert file.read_text() == sound
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"key": 1, "document": []}', "[" * 100_000])

@@ -1,0 +1,82 @@
+"""Which numbers of a report are drift metrics: those that are opted in, and no others."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from pydantic import create_model
+from running_checks import Duat
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
+import sample_reports as sample
+
+from duat_cli.checks.metrics import report_metrics
+from duat_cli.checks.tolerances import default_tolerance
+from duat_cli.loading.source import demo_path
+from duat_cli.results.base import Finite
+from duat_cli.results.inspect import Block, Coupling, InspectReport
+from duat_cli.results.meaning import Meaning
+
+FIRST = Path(__file__).parents[1] / "fixtures" / "baseline_0_1_0.json"
+METRICS = Meaning(drift="group")
+
+
+def test_the_demo_has_the_metrics_that_0_1_0_wrote(tmp_path: Path, duat: Duat) -> None:
+    file = tmp_path / "b.json"
+    assert duat("check", demo_path(), "-q", "--baseline", file, "--update-baseline").code == 0
+    keys = set(json.loads(file.read_text())["metrics"])
+    assert keys == set(json.loads(FIRST.read_text())["metrics"])
+    assert len(keys) == 229
+
+
+def with_a_new_statistic(field: object, group: Meaning = METRICS) -> InspectReport:
+    """A report of a version whose `coupling` has one more field."""
+    coupling: Any = create_model("NewCoupling", __base__=Coupling, novelty=(field, ...))
+    block: Any = create_model("NewBlock", __base__=Block, coupling=(Annotated[coupling, group], ...))
+    report: Any = create_model("NewReport", __base__=InspectReport, blocks=(Annotated[list[block], METRICS], ...))
+    document = sample.inspect_report(per_prompt=True).model_dump()
+    for known in document["blocks"]:
+        known["coupling"]["novelty"] = 0.5
+    return report.model_validate(document)
+
+
+BITS = "bits", "exact"
+
+
+@pytest.mark.parametrize("field", [Finite, Annotated[Finite, Meaning(*BITS)]], ids=["no metadata", "not opted in"])
+def test_a_new_statistic_is_no_drift_metric(field: object) -> None:
+    assert report_metrics(with_a_new_statistic(field)) == report_metrics(sample.inspect_report(per_prompt=True))
+
+
+def test_a_new_statistic_that_is_opted_in_is_one() -> None:
+    before = report_metrics(sample.inspect_report(per_prompt=True))[0]
+    after = report_metrics(with_a_new_statistic(Annotated[Finite, Meaning(*BITS, drift="number")]))[0]
+    blocks = [block.index for block in sample.inspect_report().blocks]
+    assert {k: v for k, v in after.items() if k not in before} == {f"blocks.{i}.coupling.novelty": 0.5 for i in blocks}
+
+
+def test_a_group_that_is_not_opted_in_holds_none() -> None:
+    found = report_metrics(with_a_new_statistic(Annotated[Finite, Meaning(*BITS, drift="number")], Meaning()))[0]
+    assert not any(".coupling." in key for key in found)
+    assert any(".coupling_weighted." in key for key in found)
+
+
+def test_nothing_but_the_means_over_prompts_is_watched() -> None:
+    found, reasons = report_metrics(sample.inspect_report(per_prompt=True, with_terms=True))
+    assert {key.split(".")[0] for key in (*found, *reasons)} == {"blocks", "summary"}
+    inner = {key.split(".")[2] for key in found if key.startswith("blocks.")}
+    assert inner == {"operator", "density", "coupling", "coupling_weighted", "terms"}
+
+
+def test_a_norm_of_the_operator_is_compared_relatively_and_other_numbers_are_not() -> None:
+    keys = report_metrics(sample.inspect_report(spectrum=True))[0]
+    without = {key.rsplit(".", 1)[-1] for key in keys if default_tolerance(key, "float32").atol == 0.0}
+    assert without == {"frobenius_norm", "spectral_norm"}
+    assert {default_tolerance(key, "float32").rtol for key in keys} == {1e-3}
+    assert {default_tolerance(key, "float32").better for key in keys} == {None}
+    assert default_tolerance("integrity.dead_neurons", "float32").better == "lower"
+    assert default_tolerance("weights.null.frobenius_norm", "float32").atol == 1e-4

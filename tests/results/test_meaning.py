@@ -1,0 +1,72 @@
+"""Metadata of report fields: there for every number of the inspect report, and read by the JSON Schema."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import pytest
+from pydantic import Field
+
+from duat_cli.checks.paths import Place, places
+from duat_cli.report.schema import REPORTS, schema_of
+from duat_cli.results.base import Finite, Result
+from duat_cli.results.inspect import Coupling, InspectReport, OperatorStats
+from duat_cli.results.meaning import UNSAID, Meaning, meaning_of
+
+COUNTS = ("index", "prompt", "block", "tokens", "parameters", "blocks", "hidden_size", "heads", "kv_heads")
+
+
+class Sample(Result):
+    plain: Finite = Field(description="no metadata")
+    said: Annotated[Finite | None, Meaning("bits", "estimate", needs="spectrum")] = Field(description="with metadata")
+    group: Annotated[Coupling, Meaning(drift="group")]
+
+
+def test_the_metadata_of_a_field() -> None:
+    assert meaning_of(Sample, "said") == Meaning("bits", "estimate", needs="spectrum")
+    assert meaning_of(Sample, "plain") is UNSAID
+    assert UNSAID.drift is None
+    assert Sample.model_fields["said"].description == "with metadata"
+
+
+def test_the_schema_shows_unit_and_exactness() -> None:
+    shown: dict[str, Any] = Sample.model_json_schema()["properties"]
+    assert (shown["said"]["unit"], shown["said"]["exactness"]) == ("bits", "estimate")
+    assert shown["said"]["description"] == "with metadata"
+    assert not {"unit", "exactness"} & set(shown["plain"])
+    assert shown["group"] == {"$ref": "#/$defs/Coupling"}
+    inspect = schema_of("inspect")["$defs"]
+    assert inspect["Coupling"]["properties"]["entropy_bits"]["unit"] == "bits"
+    assert inspect["OperatorStats"]["properties"]["spectral_norm"]["exactness"] == "estimate"
+    assert inspect["Density"]["properties"]["threshold"]["exactness"] == "given"
+
+
+def numbers() -> list[Place]:
+    return [place for place in places(InspectReport).values() if place.is_number]
+
+
+@pytest.mark.parametrize("place", numbers(), ids=lambda place: place.path)
+def test_every_number_of_the_inspect_report_has_a_unit_and_says_how_exact_it_is(place: Place) -> None:
+    if place.path.rsplit(".", 1)[-1] in COUNTS:
+        return
+    assert place.meaning.unit
+    assert place.meaning.exactness or ".spreads." in place.path  # a spread is as exact as its field
+
+
+def test_groups_and_numbers_are_told_apart() -> None:
+    for place in places(InspectReport).values():
+        kinds = {None, "number", "norm"} if place.is_number else {None, "group"}
+        assert place.meaning.drift in kinds, place.path
+
+
+def test_what_the_metadata_says_of_known_fields() -> None:
+    assert meaning_of(OperatorStats, "frobenius_norm").drift == "norm"
+    assert meaning_of(OperatorStats, "certificate_error").over_prompts == "largest"
+    assert places()["blocks.#.prompts.#.operator.stable_rank"].needs == {"per_prompt", "spectrum"}
+    assert places()["blocks.#.terms.own.share"].meaning.signed
+    assert not any(path.startswith(("run.", "environment.")) for path in places())
+
+
+def test_every_report_has_a_schema_with_its_metadata() -> None:
+    for command in REPORTS:
+        assert schema_of(command)["properties"]
