@@ -16,7 +16,7 @@ import sample_reports as sample
 
 from duat_cli.checks.metrics import report_metrics
 from duat_cli.checks.tolerances import default_tolerance
-from duat_cli.loading.source import demo_path
+from duat_cli.loading.checkpoint.source import demo_path
 from duat_cli.results.base import Finite
 from duat_cli.results.inspect import Block, Coupling, InspectReport
 from duat_cli.results.meaning import Meaning
