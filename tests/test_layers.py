@@ -17,12 +17,13 @@ ROOT = Path(duat_cli.__file__).parent
 BASE = {"errors", "kinds", "results", "text"}
 MAY = {
     "operators": {"operators", *BASE},
-    "loading": {"loading", *BASE},
-    "models": {"models", "operators", *BASE},
-    "analysis": {"analysis", "models", "loading", "operators", *BASE},
-    "checks": {"checks", "loading", *BASE},
+    "loading": {"loading", "compat", *BASE},
+    "models": {"models", "operators", "compat", *BASE},
+    "analysis": {"analysis", "models", "loading", "operators", "compat", *BASE},
+    "checks": {"checks", "loading", "compat", *BASE},
     "report": {"report", *BASE},
-    "cli": {"cli", "report", "analysis", "models", "loading", "operators", "checks", *BASE},
+    "cli": {"cli", "report", "analysis", "models", "loading", "operators", "checks", "compat", *BASE},
+    "compat": {"compat"},
     "errors": set(),
     "kinds": set(),
     "text": set(),
@@ -105,6 +106,8 @@ def test_every_file_has_a_layer() -> None:
         ("report", "from duat_cli.analysis.inspect import inspect"),
         ("results", "from duat_cli.operators import kronecker"),
         ("errors", "import duat_cli.results"),
+        ("compat", "from duat_cli.errors import DuatError"),
+        ("operators", "from duat_cli.compat import torch"),
         ("text", "if TYPE_CHECKING:\n    import torch"),
     ],
 )
