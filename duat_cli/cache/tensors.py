@@ -18,6 +18,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from duat_cli.compat.transformers import experts_implementation
+
 FORMAT = "2"  # raise it when what is stored, or how it is computed, changes
 
 
@@ -30,7 +32,7 @@ def identity(model: PreTrainedModel) -> dict[str, Any]:
     return {
         "class": f"{cls.__module__}.{cls.__qualname__}",
         "config": _without_paths(json.loads(model.config.to_json_string(use_diff=False))),
-        "experts": getattr(model.config, "_experts_implementation", None),
+        "experts": experts_implementation(model),
         "dtype": str(model.dtype),
         "device": model.device.type,
         "torch": torch.__version__,

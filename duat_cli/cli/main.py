@@ -25,6 +25,7 @@ from duat_cli.cli.commands.verify import verify
 from duat_cli.cli.shared.options import CONTEXT
 from duat_cli.cli.terminal import signals, streams, talk
 from duat_cli.cli.terminal.help import Command, Group
+from duat_cli.compat.typer import usage_error
 from duat_cli.errors import EXIT_SOUND, EXIT_UNDECIDED, DuatError, is_out_of_memory
 from duat_cli.text import one_line
 
@@ -104,11 +105,10 @@ def run(arguments: Sequence[str]) -> int:
 
 def _explain(error: BaseException) -> None:
     """A usage error says where help is; anything else is our bug and says how to see more."""
-    usage = getattr(error, "format_message", None)
+    usage = usage_error(error)
     if usage is not None:
-        context = getattr(error, "ctx", None)
-        command = context.command_path if context is not None else "duat"
-        talk.error(f"{usage().replace('Value error, ', '')} (help: {command} --help)")
+        message, command = usage
+        talk.error(f"{message.replace('Value error, ', '')} (help: {command or 'duat'} --help)")
     elif is_out_of_memory(error):
         talk.error(f"out of memory ({one_line(str(error), 120)}); use shorter prompts (--max-tokens)")
     elif os.environ.get("DUAT_DEBUG"):

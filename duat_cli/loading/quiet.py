@@ -12,6 +12,8 @@ import weakref
 from collections.abc import Iterator
 from typing import TextIO
 
+from duat_cli.compat.tokenizers import is_panic
+from duat_cli.compat.transformers import is_load_report
 from duat_cli.errors import CheckpointError, DuatError
 from duat_cli.text import one_line
 
@@ -34,7 +36,7 @@ def hushed() -> Iterator[list[str]]:
     Their load report prints tensor names unescaped; code that comes with a checkpoint may print as well,
     and standard output is for the result.
     """
-    from transformers.utils import logging as transformers_logging  # heavy, and loaded when this is needed
+    from transformers import logging as transformers_logging  # heavy, and loaded when this is needed
 
     lines: list[str] = []
     loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
@@ -110,7 +112,7 @@ def foreign_errors(what: str, kind: type[DuatError] = CheckpointError) -> Iterat
     except Exception as error:
         raise kind(f"{what}: {described(error)}") from error
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # pyo3's; no Exception, and no module to import it from
+        if not is_panic(error):
             raise
         raise kind(f"{what}: {described(error)}") from error
 
@@ -122,5 +124,5 @@ def described(error: BaseException) -> str:
 
 def foreign_notes(log: list[str]) -> list[str]:
     """transformers' warnings but its load report, whose content duat states itself."""
-    lines = [one_line(f"transformers: {text}", 300) for text in log if "LOAD REPORT" not in text]
+    lines = [one_line(f"transformers: {text}", 300) for text in log if not is_load_report(text)]
     return list(dict.fromkeys(lines))[:_LOG_LINES]

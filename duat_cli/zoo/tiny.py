@@ -11,11 +11,9 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import functools
-import importlib
 import importlib.resources
 import inspect
 import itertools
-import pkgutil
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -24,7 +22,9 @@ import pydantic
 import torch
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
-from transformers.models.auto import modeling_auto
+
+from duat_cli.compat.torch import buffers_of, is_convolution, parameters_of, unsaved_buffers
+from duat_cli.compat.transformers import auto_models, auto_types, eager_model, modeling_files
 
 MAX_PARAMETERS = 3_000_000
 FIRST_FREE_ID = 3  # special ids without a place of their own are numbered from here,
@@ -85,21 +85,12 @@ def rule() -> Rule:
     return Rule.model_validate_json(text)
 
 
-def _mapping(task: str) -> Any:
-    """transformers' own table config class -> model class of a task; it imports on look-up."""
-    return getattr(modeling_auto, "MODEL_MAPPING" if task == "BASE" else f"MODEL_FOR_{task}_MAPPING")
-
-
-def _names(task: str) -> set[str]:
-    return set(getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES"))
-
-
 def text_model_types() -> list[str]:
     """The model types with token ids in: LMs, text encoders, and the text parts of multimodal models."""
-    listed = {t for task in _TEXT for t in _names(task)}
+    listed = {t for task in _TEXT for t in auto_types(task)}
     named = {t for t in CONFIG_MAPPING if t.endswith(("_text", "_text_model"))}
     parts = {t for t in named if not CONFIG_MAPPING[t].sub_configs}
-    other = {t for task in _OTHER_MODALITIES for t in _names(task)}
+    other = {t for task in _OTHER_MODALITIES for t in auto_types(task)}
     return sorted((listed | parts) - other)
 
 
@@ -113,7 +104,7 @@ def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
         tasks.insert(0, tasks.pop(2))
     elif getattr(config, "is_decoder", None) is False:
         tasks.insert(0, tasks.pop(1))
-    for table in map(_mapping, [*tasks, "BASE"]):
+    for table in map(auto_models, [*tasks, "BASE"]):
         if type(config) in table:
             found = table[type(config)]
             return found[0] if isinstance(found, tuple) else found
@@ -122,14 +113,12 @@ def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
 
 def _class_of_config(config_class: type[PreTrainedConfig]) -> type[PreTrainedModel]:
     """The model class made for exactly this config: text parts have no auto class."""
-    package = importlib.import_module(config_class.__module__.rpartition(".")[0])
-    files = [f.name for f in pkgutil.iter_modules(package.__path__) if f.name.startswith("modeling_")]
-    modules = [importlib.import_module(f"{package.__name__}.{name}") for name in files]
+    package, modules = modeling_files(config_class)
     members = [c for m in modules for c in vars(m).values() if getattr(c, "__module__", "") == m.__name__]
     found = [c for c in members if isinstance(c, type) and getattr(c, "config_class", None) is config_class]
     models = [c for c in found if issubclass(c, PreTrainedModel) and "PreTrained" not in c.__name__]
     if not models:
-        raise TinyError(f"{package.__name__} has no model class for {config_class.__name__}")
+        raise TinyError(f"{package} has no model class for {config_class.__name__}")
     return min(models, key=lambda c: (not c.__name__.endswith("ForCausalLM"), len(c.__name__)))
 
 
@@ -247,7 +236,7 @@ def tiny_model(model_type: str, seed: int = 0) -> PreTrainedModel:
     _refuse_large(cls, config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = cls._from_config(config, attn_implementation="eager", dtype=torch.float32)
+        model = eager_model(cls, config, torch.float32)
     randomise(model, seed)
     return model.eval()
 
@@ -285,8 +274,9 @@ def _tensors(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
     """(owner, full name, tensor) of every parameter and persistent buffer, shared ones once."""
     seen: set[int] = set()
     for path, module in model.named_modules():
-        saved = set(module._buffers) - module._non_persistent_buffers_set
-        for name, tensor in [*module._parameters.items(), *((b, module._buffers[b]) for b in sorted(saved))]:
+        buffers = buffers_of(module)
+        saved = sorted(set(buffers) - unsaved_buffers(module))
+        for name, tensor in [*parameters_of(module).items(), *((b, buffers[b]) for b in saved)]:
             if tensor is not None and id(tensor) not in seen:
                 seen.add(id(tensor))
                 yield module, f"{path}.{name}", tensor
@@ -316,7 +306,7 @@ def _start(name: str, old: Tensor) -> Tensor:
 
 
 def _fan_in(owner: nn.Module, weight: Tensor) -> int:
-    if isinstance(owner, nn.modules.conv._ConvNd):
+    if is_convolution(owner):
         return weight[0].numel()
     if type(owner).__name__ == "Conv1D":  # transformers' own, stored (in, out)
         return weight.shape[0]

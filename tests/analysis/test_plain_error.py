@@ -129,7 +129,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 def lost_mask(patch: pytest.MonkeyPatch) -> None:
     """The attention function of that name has no mask function: the mask is None."""
     patch.setattr(AttentionMaskInterface, "register", classmethod(lambda cls, name, function: None))
-    patch.delitem(attention.ALL_MASK_ATTENTION_FUNCTIONS._global_mapping, attention.INTERFACE_NAME, raising=False)
+    patch.delitem(AttentionMaskInterface._global_mapping, attention.INTERFACE_NAME, raising=False)
 
 
 def lost_argument(name: str, value: Any) -> Plant:

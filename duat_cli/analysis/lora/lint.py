@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from duat_cli.analysis.lora.change import Read, adapter_tensors
+from duat_cli.compat.peft import MEGATRON, MODULE_FIELDS, OWN_LIBRARIES
 from duat_cli.loading.adapter.base_weights import EMBEDDINGS, HEADS, VOCABULARY, BaseWeights
 from duat_cli.loading.adapter.folder import ADAPTER_CONFIG, AdapterFiles, names, number, patterns
 from duat_cli.loading.adapter.keys import Keys, read_keys
@@ -42,10 +43,6 @@ LEVELS = {
     "embedding-saved": "note",
     "key-dialect": "note",
 }
-
-_OWN_LIBRARIES = ("transformers", "diffusers", "lerobot")  # PEFT's allow-list for auto_mapping, whose names it writes
-_MEGATRON = "megatron.core"  # PEFT writes it into every LoRA config, and imports it where megatron_config is set
-_MODULE_FIELDS = ("auto_map", "custom_modules", "_custom_modules")  # no field of PEFT's, and names of code elsewhere
 
 
 def lint_adapter(adapter: AdapterFiles, base: BaseWeights | None = None) -> list[LintFinding]:
@@ -91,13 +88,13 @@ def _foreign_code(adapter: AdapterFiles) -> Iterator[LintFinding]:
     the base model's class itself; saved without a task type, an adapter names the class it was made with there.
     """
     config = adapter.config
-    named = {field: config[field] for field in _MODULE_FIELDS if config.get(field)}
+    named = {field: config[field] for field in MODULE_FIELDS if config.get(field)}
     megatron = config.get("megatron_core")
-    if config.get("megatron_config") or megatron not in (None, _MEGATRON):
+    if config.get("megatron_config") or megatron not in (None, MEGATRON):
         named["megatron_core"] = megatron
     mapping = config.get("auto_mapping")
     library = mapping.get("parent_library") if isinstance(mapping, dict) else mapping
-    if mapping and not (isinstance(library, str) and library.partition(".")[0] in _OWN_LIBRARIES):
+    if mapping and not (isinstance(library, str) and library.partition(".")[0] in OWN_LIBRARIES):
         named["auto_mapping"] = library
     for field, value in named.items():
         yield finding("foreign-code", ADAPTER_CONFIG, f"{field} names {shown(value)}, which a runtime may import, and "

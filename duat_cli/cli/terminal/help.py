@@ -10,7 +10,7 @@ import textwrap
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from typer.core import TyperCommand, TyperGroup, TyperOption
+from duat_cli.compat.typer import TyperCommand, TyperGroup, TyperOption
 
 PANEL_ARGUMENTS = "Arguments"
 _GLUE = "\N{NO-BREAK SPACE}"

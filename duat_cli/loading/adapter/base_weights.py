@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from duat_cli.compat.transformers import experts_hold_inputs_first
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles, config_fields
 from duat_cli.loading.checkpoint.source import Source
 from duat_cli.loading.checkpoint.stored import STORED, readers
@@ -138,7 +139,7 @@ class BaseWeights:
         """Whether a module of experts says of itself that it stores (experts, in, out)."""
         modules = dict(self._model().named_modules())
         found = next((modules[n] for n in (module, *_tail(module)) if n in modules), None)
-        return bool(getattr(found, "is_transposed", False))
+        return experts_hold_inputs_first(found)
 
     def parameters(self) -> list[str]:
         """Names of all parameters, in the order in which the model's classes declare them."""

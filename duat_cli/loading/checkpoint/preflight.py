@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from duat_cli.compat.transformers import IMPLEMENTATION_FIELD
 from duat_cli.loading.checkpoint.files import fail, read_json, refuse_foreign_link
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.index import merge, weight_files
@@ -35,7 +36,6 @@ _SIZES = frozenset({
     "num_experts", "num_local_experts", "n_routed_experts",
 })  # fmt: skip
 _DTYPES = frozenset({"auto", "float64", "float32", "float16", "bfloat16", "double", "float", "half"})
-_IMPLEMENTATION = re.compile(r"_?(attn|experts)_implementation(_internal)?")
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def check_config(where: Path, config: dict[str, Any]) -> None:
             _check_number(where, field, value)
         elif name in ("dtype", "torch_dtype"):
             _check_dtype(where, field, value)
-        elif _IMPLEMENTATION.fullmatch(name):
+        elif IMPLEMENTATION_FIELD.fullmatch(name):
             _check_implementation(where, field, value)
         elif name in ("quantization_config", "compression_config") and value:
             _refuse_quantised(where, field, value)

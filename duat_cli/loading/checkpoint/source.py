@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from duat_cli.compat.huggingface_hub import cache_folder
 from duat_cli.errors import CheckpointError, InputError
 from duat_cli.loading.checkpoint.index import INDEX, WEIGHTS
 from duat_cli.loading.quiet import described
@@ -85,7 +86,7 @@ def _download(
             repo, revision=revision, token=token, cache_dir=cache_dir, allow_patterns=patterns
         )
     except Exception as error:
-        text = _hub_reason(error, revision, cache_dir or huggingface_hub.constants.HF_HUB_CACHE)
+        text = _hub_reason(error, revision, cache_dir or cache_folder())
         text = text.replace(token, "***") if token else text
         raise CheckpointError(f"{shown(repo)}: {text}") from error
     path = Path(folder)

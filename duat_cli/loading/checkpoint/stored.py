@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
+from duat_cli.compat.safetensors import open_read
 from duat_cli.loading.checkpoint.files import fail
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.checkpoint.seal import Seal, require_unchanged
@@ -103,15 +103,7 @@ def open_tensors(path: Path, seal: Seal, first: str | None) -> Iterator[StoredTe
     require_unchanged(path, seal, first, header=True)
     what = "" if first is None else f"tensor {shown(first)} "
     with foreign_errors(f"{clean(str(path))}: {what}cannot be read"):
-        opened = _open(path)
+        opened = open_read(path)
     with opened:
         require_unchanged(path, seal, first, header=True)  # the very file that is open now
         yield StoredTensors(path, seal, opened)
-
-
-def _open(path: Path) -> Any:
-    """It is read, not mapped: a mapped file that shrinks kills the process with SIGBUS."""
-    try:
-        return safe_open(str(path), framework="pt", backend="pread")
-    except TypeError:  # safetensors < 0.8 can only map
-        return safe_open(str(path), framework="pt")

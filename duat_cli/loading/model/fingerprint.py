@@ -20,6 +20,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from duat_cli.compat.torch import unsaved_buffers
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.wording import shown
 
@@ -62,7 +63,7 @@ def _saved(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_parameters()
     for path, module in model.named_modules():
         for name, buffer in module.named_buffers(prefix=path, recurse=False):
-            if name.rpartition(".")[2] not in module._non_persistent_buffers_set:
+            if name.rpartition(".")[2] not in unsaved_buffers(module):
                 yield name, buffer
 
 

@@ -15,6 +15,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
+from duat_cli.compat.transformers import without_fusion
 from duat_cli.errors import CheckpointError, InputError
 from duat_cli.loading.checkpoint.files import open_file, read_json
 from duat_cli.loading.checkpoint.preflight import CONFIG, CheckpointFiles, inspect_folder
@@ -181,8 +182,7 @@ def _read_config(files: CheckpointFiles, trust_remote_code: bool) -> PreTrainedC
     where = clean(str(files.path / CONFIG))
     with foreign_errors(f"{where}: refused by transformers {transformers.__version__}"):
         config = AutoConfig.from_pretrained(str(files.path), local_files_only=True, trust_remote_code=trust_remote_code)
-    config.fusion_config = None  # would patch the model's code, and with it the numbers
-    return config
+    return without_fusion(config)
 
 
 def _fill(

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.dynamic_module_utils import get_class_from_dynamic_module
-from transformers.models.auto import modeling_auto
 
+from duat_cli.compat.transformers import auto_class_names, auto_models, class_of_checkpoint, modeling_file
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.checkpoint.files import fail
 from duat_cli.loading.checkpoint.preflight import CONFIG, CheckpointFiles
@@ -59,36 +56,23 @@ def model_class(
 
 def _named_class(name: str, config: PreTrainedConfig) -> type[PreTrainedModel] | None:
     """transformers' class of this name, if it is one for this config; text parts stand in their file only."""
-    found: Any = getattr(transformers, name, None) or getattr(_modeling_file(config), name, None)
+    found: Any = getattr(transformers, name, None) or getattr(modeling_file(config), name, None)
     if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
         return None
     cls: Any = found
     made_for = cls.config_class is not None and isinstance(config, cls.config_class)
-    return cls if made_for or name in _auto_names(config.model_type) else None
-
-
-def _modeling_file(config: PreTrainedConfig) -> ModuleType | None:
-    try:
-        return importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
-    except ImportError:
-        return None
-
-
-def _auto_names(model_type: str) -> set[str]:
-    """The class names that any auto class has for a type; some types use another type's classes."""
-    tables = [v for k, v in vars(modeling_auto).items() if k.endswith("_MAPPING_NAMES")]
-    found = [table[model_type] for table in tables if model_type in table]
-    return {name for names in found for name in ([names] if isinstance(names, str) else names)}
+    return cls if made_for or name in auto_class_names(config.model_type) else None
 
 
 def _base_class(config: PreTrainedConfig, files: CheckpointFiles) -> type[PreTrainedModel]:
-    if type(config) not in modeling_auto.MODEL_MAPPING:
+    models = auto_models("BASE")
+    if type(config) not in models:
         where = clean(str(files.path / "config.json"))
         raise CheckpointError(
             f"{where}: architectures: no class for model_type {shown(config.model_type)} is named, and "
             f"transformers {transformers.__version__} has no base model for it"
         )
-    found = modeling_auto.MODEL_MAPPING[type(config)]
+    found = models[type(config)]
     return found[0] if isinstance(found, (tuple, list)) else found
 
 
@@ -100,7 +84,7 @@ def _remote_class(files: CheckpointFiles, names: list[str]) -> type[PreTrainedMo
     if not references:
         return None
     with foreign_errors(f"{clean(str(files.path))}: auto_map {shown(references[0])}"):
-        return get_class_from_dynamic_module(references[0], str(files.path), local_files_only=True)
+        return class_of_checkpoint(references[0], str(files.path))
 
 
 @dataclass(frozen=True)

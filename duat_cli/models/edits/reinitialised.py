@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from duat_cli.compat.transformers import eager_model
+
 SEED = 20260101
 FIRST_ORDINARY_ID = 10  # special ids without an entry in the config are the first ones as a rule
 
@@ -27,7 +29,7 @@ def bytes_of(model: Any) -> int:
 def reinitialised(model: Any) -> Any:
     """A model of the same class, config, dtype and device with transformers' own initialisation, by a fixed seed."""
     with seeded():
-        fresh = type(model)._from_config(copy.deepcopy(model.config), dtype=model.dtype, attn_implementation="eager")
+        fresh = eager_model(type(model), copy.deepcopy(model.config), model.dtype)
     fresh.requires_grad_(False)
     return fresh.eval().to(model.device)
 

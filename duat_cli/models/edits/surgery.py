@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from duat_cli.compat.torch import children_of, parameters_of
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.terms.feedforward import FeedForward, applied_axis
@@ -74,7 +75,7 @@ def _uses(model: nn.Module) -> dict[Tensor, int]:
     """In how many places of the model each parameter stands."""
     found: dict[Tensor, int] = defaultdict(int)
     for _, module in model.named_modules(remove_duplicate=False):
-        for parameter in module._parameters.values():
+        for parameter in parameters_of(module).values():
             if parameter is not None:
                 found[parameter] += 1
     return found
@@ -153,15 +154,15 @@ def without_blocks(model: Any, structure: ModelStructure, numbers: Sequence[int]
     keep = [k for k in range(len(structure.calls)) if k not in set(numbers)]
     if not keep:
         raise UnsupportedModelError("no block would be left")
-    before, config = dict(holder._modules), model.config
+    before, config = dict(children_of(holder)), model.config
     try:
-        holder._modules.clear()
-        holder._modules.update({str(place): structure.calls[k] for place, k in enumerate(keep)})
+        children_of(holder).clear()
+        children_of(holder).update({str(place): structure.calls[k] for place, k in enumerate(keep)})
         model.config = config_without_blocks(config, len(structure.calls), keep)
         yield
     finally:
-        holder._modules.clear()
-        holder._modules.update(before)
+        children_of(holder).clear()
+        children_of(holder).update(before)
         model.config = config
 
 
@@ -202,7 +203,7 @@ def without_neurons(model: Any, cuts: Sequence[tuple[FeedForward, Sequence[int]]
         yield
     finally:
         for module, name, parameter in reversed(kept):
-            module._parameters[name] = parameter
+            parameters_of(module)[name] = parameter
         model.config = config
 
 
@@ -218,19 +219,19 @@ def _cut(form: FeedForward, numbers: list[int], kept: list[tuple[nn.Module, str,
             mine = [r.index[numbers] for r in (form.gate, form.up) if r is not None and r.linear is rows.linear]
             features = torch.cat(mine)
             _drop(rows.linear, "weight", 1 - applied_axis(rows.linear), features, kept)
-            if rows.linear._parameters.get("bias") is not None:
+            if parameters_of(rows.linear).get("bias") is not None:
                 _drop(rows.linear, "bias", 0, features, kept)
     _drop(form.down, "weight", applied_axis(form.down), torch.tensor(numbers), kept)
 
 
 def _drop(module: nn.Module, name: str, axis: int, gone: Tensor, kept: list[tuple[nn.Module, str, Any]]) -> None:
-    parameter = module._parameters[name]
+    parameter = parameters_of(module)[name]
     assert parameter is not None
     stays = torch.ones(parameter.shape[axis], dtype=torch.bool)
     stays[gone] = False
     kept.append((module, name, parameter))
     rest = parameter.detach().index_select(axis, stays.nonzero()[:, 0].to(parameter.device))
-    module._parameters[name] = nn.Parameter(rest, requires_grad=False)
+    parameters_of(module)[name] = nn.Parameter(rest, requires_grad=False)
 
 
 def config_with_width(model: Any, old: int, new: int) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from duat_cli.compat.torch import buffers_of, parameters_of
 from duat_cli.errors import UnsupportedModelError
 
 Value = Callable[[], Tensor]
@@ -28,7 +29,7 @@ def own_names(model: Any, names: list[str]) -> dict[str, tuple[str, str]]:
             holder = modules.get(module)
             if holder is None:
                 continue
-            if leaf in holder._parameters or leaf in holder._buffers:
+            if leaf in parameters_of(holder) or leaf in buffers_of(holder):
                 found[name] = (module, leaf)
                 break
         else:
@@ -58,15 +59,15 @@ def tuned_copy(model: Any, changes: Mapping[str, Value], *, tied: frozenset[str]
         users = _users(tuned, old) if name in tied and isinstance(old, Tensor) else [(holder, leaf)]
         parameter = nn.Parameter(new, requires_grad=False)
         for user, place in users:
-            if place in user._buffers:
-                user._buffers[place] = new
+            if place in buffers_of(user):
+                buffers_of(user)[place] = new
             else:
-                user._parameters[place] = parameter
+                parameters_of(user)[place] = parameter
     return tuned
 
 
 def _users(model: nn.Module, tensor: Tensor) -> list[tuple[nn.Module, str]]:
-    return [(m, leaf) for m in model.modules() for leaf, held in m._parameters.items() if held is tensor]
+    return [(m, leaf) for m in model.modules() for leaf, held in parameters_of(m).items() if held is tensor]
 
 
 @torch.no_grad()

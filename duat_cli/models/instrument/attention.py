@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -23,13 +22,17 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+from transformers import PreTrainedModel
 
+from duat_cli.compat.transformers import (
+    ATTENTION_ARGUMENTS,
+    attention_implementation,
+    eager_attention,
+    register_attention,
+)
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_error, rounding
 
-# Dispatch inside transformers goes by substring: the name must hold neither "sdpa" nor "flash".
 INTERFACE_NAME = "duat_capture"
 
 CapturePath = Literal["attention interface", "softmax interception"]
@@ -140,11 +143,10 @@ def apply_rows(rows: RowSource, value: Tensor) -> Tensor:
 
 def _eager(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """The model's own eager attention: the function of that name beside the module's class."""
-    for cls in type(module).__mro__:
-        function = getattr(sys.modules.get(cls.__module__), "eager_attention_forward", None)
-        if function is not None:
-            return function
-    raise UnsupportedModelError(f"{type(module).__name__} has no eager attention function beside it")
+    function = eager_attention(module)
+    if function is None:
+        raise UnsupportedModelError(f"{type(module).__name__} has no eager attention function beside it")
+    return function
 
 
 def _interface(
@@ -181,15 +183,11 @@ def _routed(
     return call.output, None
 
 
-# What transformers hands to every attention function, for those that read it.
-_FOR_ALL = {"position_ids", "cache_position", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "s_aux", "input_ids"}
-
-
 def _refuse_foreign(module: nn.Module, eager: Callable[..., Any], kwargs: dict[str, Any]) -> None:
     """Sparse attention hands its choice of keys to unknown functions, and to its own eager one a mask instead."""
     named = inspect.signature(eager).parameters
     for name, value in kwargs.items():
-        if isinstance(value, Tensor) and name not in named and name not in _FOR_ALL:
+        if isinstance(value, Tensor) and name not in named and name not in ATTENTION_ARGUMENTS:
             raise ForeignAttentionError(f"{type(module).__name__} hands `{name}` to attention functions not its own")
 
 
@@ -242,9 +240,7 @@ def _effective(module: nn.Module, weights: Tensor, value: Tensor, output: Tensor
 
 
 def _register() -> None:
-    AttentionInterface.register(INTERFACE_NAME, _interface)
-    # Without a mask function of the same name the mask would be None: causality lost without an error.
-    AttentionMaskInterface.register(INTERFACE_NAME, ALL_MASK_ATTENTION_FUNCTIONS["eager"])
+    register_attention(INTERFACE_NAME, _interface)
 
 
 @contextlib.contextmanager
@@ -266,10 +262,10 @@ def watched(modules: Iterable[nn.Module], watch: Watch) -> Iterator[None]:
 def interface_installed(model: PreTrainedModel) -> Iterator[bool]:
     """Switch a live model to the capturing attention function; yields whether the model accepted it."""
     _register()
-    before = model.config._attn_implementation
+    before = attention_implementation(model)
     try:
         model.set_attn_implementation(INTERFACE_NAME)
-        accepted = model.config._attn_implementation == INTERFACE_NAME
+        accepted = attention_implementation(model) == INTERFACE_NAME
     except (ValueError, KeyError, AttributeError, ImportError):
         accepted = False
     try:

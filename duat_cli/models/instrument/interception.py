@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from duat_cli.compat.torch import functions_unwatched
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.instrument.attention import AttentionCall, StoredRows, Watch
 
@@ -42,13 +43,13 @@ class GateFreezer(TorchFunctionMode):
         if self._held:
             self._calls += 1
             return self._values[self._calls - 1]
-        with torch._C.DisableTorchFunction():  # a gate may be made of another
+        with functions_unwatched():  # a gate may be made of another
             value = func(*args, **(kwargs or {}))
         self._values.append(value)
         return value
 
 
-_SOFTMAX = {torch.softmax, torch.nn.functional.softmax, Tensor.softmax, torch._C._nn.__dict__.get("softmax")}
+_SOFTMAX = {torch.softmax, torch.nn.functional.softmax, Tensor.softmax}
 _SDPA = torch.nn.functional.scaled_dot_product_attention
 
 

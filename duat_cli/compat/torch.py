@@ -1,0 +1,46 @@
+"""torch: known to work with 2.13."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """The module's own parameters, to look at and to exchange; None is a bias that a layer has not. Without it, no
+    model can be cut or tuned."""
+    return module._parameters
+
+
+def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
+    """The module's own buffers, saved or not; as `parameters_of`."""
+    return module._buffers
+
+
+def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
+    """The module's own children, in order. Without it, no block can be cut out of its list."""
+    return module._modules
+
+
+def unsaved_buffers(module: nn.Module) -> set[str]:
+    """Names of the buffers that are no part of a checkpoint. Without it, a fingerprint would cover what modules compute
+    for themselves, such as rotary frequencies."""
+    return module._non_persistent_buffers_set
+
+
+def is_convolution(module: nn.Module) -> bool:
+    """Of any number of dimensions, transposed or not. Without it, tiny convolutions are drawn too wide."""
+    from torch import nn
+
+    return isinstance(module, nn.modules.conv._ConvNd)
+
+
+def functions_unwatched() -> AbstractContextManager[Any]:
+    """A context in which no torch function mode is asked. Without it, a gate that is made of another gate would be
+    recorded twice."""
+    import torch
+
+    return torch._C.DisableTorchFunction()

@@ -1,0 +1,147 @@
+"""transformers: known to work with 5.10.1 and 5.23.0.
+
+No name, but relied on as well: `from_pretrained(None, config=…, state_dict=…)` takes slices of safetensors for tensors
+and reads no file of its own; `output_loading_info` names what is missing, unexpected and mismatched. Without either,
+loading and its rehearsal fail with an error.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import dtype, nn
+
+# -- attention ---------------------------------------------------------------------------------------------------------
+
+# What is handed to every attention function, for those that read it. A tensor by another name is taken for the model's
+# own argument, so that a name missing here refuses the model.
+ATTENTION_ARGUMENTS = frozenset(
+    {"position_ids", "cache_position", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "s_aux", "input_ids"}
+)
+
+
+def register_attention(name: str, function: Callable[..., Any]) -> None:
+    """Make `name` an attention implementation, with the mask that eager attention gets.
+
+    `name` must hold neither "sdpa" nor "flash", by which transformers chooses masks and kernels. Without a mask
+    function of the same name the mask is None: causality is lost without an error.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    AttentionInterface.register(name, function)
+    AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS["eager"])
+
+
+def attention_implementation(model: Any) -> str | None:
+    """The name in force. Without it, whether a model accepted another name is unknown, and the old one is lost."""
+    name: str | None = model.config._attn_implementation
+    return name
+
+
+def eager_attention(module: nn.Module) -> Callable[..., Any] | None:
+    """The function of that name beside the module's class, or beside a class it inherits from.
+
+    Without it, models that use the attention interface are refused.
+    """
+    for cls in type(module).__mro__:
+        function: Callable[..., Any] | None = getattr(sys.modules.get(cls.__module__), "eager_attention_forward", None)
+        if function is not None:
+            return function
+    return None
+
+
+# -- experts -----------------------------------------------------------------------------------------------------------
+
+
+def experts_implementation(model: Any) -> str | None:
+    """How routed experts are computed, which rounds differently. Without it, a cache may answer for the other way."""
+    return getattr(model.config, "_experts_implementation", None)
+
+
+def experts_hold_inputs_first(module: nn.Module | None) -> bool:
+    """Whether fused experts are stored as (experts, in, out). Without it, an adapter on experts whose sides are equal
+    is refused."""
+    return bool(getattr(module, "is_transposed", False))
+
+
+# -- configs and classes -----------------------------------------------------------------------------------------------
+
+# Fields of a config.json that choose code: 'org/repo' in one of them makes transformers fetch and run a kernel, even
+# when the caller asks for eager. A field that is missing here would let that pass.
+IMPLEMENTATION_FIELD = re.compile(r"_?(attn|experts)_implementation(_internal)?")
+
+
+def without_fusion(config: Any) -> Any:
+    """The same config; a fusion_config would patch the model's code at load, and with it the numbers."""
+    config.fusion_config = None
+    return config
+
+
+def eager_model(cls: type[Any], config: Any, dtype: dtype) -> Any:
+    """A model with transformers' own initialisation. A class called with its config alone takes another attention and
+    dtype. Without it, there are neither tiny models nor untrained ones to compare with."""
+    return cls._from_config(config, attn_implementation="eager", dtype=dtype)
+
+
+def auto_models(task: str) -> Any:
+    """The auto classes' table config class -> model class of a task, or 'BASE'; it imports a class on look-up.
+
+    Without it, models without a named architecture and tiny models have no class.
+    """
+    return getattr(_modeling_auto(), "MODEL_MAPPING" if task == "BASE" else f"MODEL_FOR_{task}_MAPPING")
+
+
+def auto_types(task: str) -> set[str]:
+    """The model types that have an auto class for a task. Without it, no list of text models."""
+    return set(getattr(_modeling_auto(), f"MODEL_FOR_{task}_MAPPING_NAMES"))
+
+
+def auto_class_names(model_type: str) -> set[str]:
+    """The class names that any auto class has for a type; some types use another type's classes. Without it, those are
+    loaded without their head, with a note."""
+    tables = [v for k, v in vars(_modeling_auto()).items() if k.endswith("_MAPPING_NAMES")]
+    found = [table[model_type] for table in tables if model_type in table]
+    return {name for names in found for name in ([names] if isinstance(names, str) else names)}
+
+
+def _modeling_auto() -> ModuleType:
+    from transformers.models.auto import modeling_auto
+
+    return modeling_auto
+
+
+def modeling_file(config: Any) -> ModuleType | None:
+    """The modeling_ file beside the file of a config. Without it, classes that transformers does not export (text
+    parts of multimodal models) are loaded as the base model, with a note."""
+    try:
+        return importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
+    except ImportError:
+        return None
+
+
+def modeling_files(config_class: type[Any]) -> tuple[str, list[ModuleType]]:
+    """(package of a config class, all its modeling_ files). Without it, text parts have no tiny model."""
+    package = importlib.import_module(config_class.__module__.rpartition(".")[0])
+    names = [f.name for f in pkgutil.iter_modules(package.__path__) if f.name.startswith("modeling_")]
+    return package.__name__, [importlib.import_module(f"{package.__name__}.{name}") for name in names]
+
+
+def class_of_checkpoint(reference: str, path: str) -> Any:
+    """A class of the code that comes with a local checkpoint; this runs it. Without it, such checkpoints fail."""
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    return get_class_from_dynamic_module(reference, path, local_files_only=True)
+
+
+def is_load_report(line: str) -> bool:
+    """Whether a logged text is the table of missing and unexpected tensors, which duat states itself. Without it, the
+    table becomes a second warning."""
+    return "LOAD REPORT" in line

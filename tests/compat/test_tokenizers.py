@@ -1,0 +1,11 @@
+"""A panic of Rust code is known by its class; tests/loading/test_load.py has a real one."""
+
+from __future__ import annotations
+
+from duat_cli.compat.tokenizers import is_panic
+
+
+def test_panics() -> None:
+    assert is_panic(type("PanicException", (BaseException,), {})("index out of bounds"))
+    assert not is_panic(KeyboardInterrupt())
+    assert not is_panic(ValueError("PanicException"))

@@ -1,0 +1,62 @@
+"""The names of torch that duat relies on mean what duat takes them for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from duat_cli.compat import torch as compat
+
+
+class Counting(TorchFunctionMode):
+    calls = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_own_parameters_are_listed_and_exchanged() -> None:
+    layer = nn.Linear(2, 3, bias=False)
+    assert list(compat.parameters_of(layer)) == ["weight", "bias"]
+    assert compat.parameters_of(layer)["bias"] is None
+    new = nn.Parameter(torch.ones(1, 2))
+    compat.parameters_of(layer)["weight"] = new
+    assert layer.weight is new
+    assert compat.parameters_of(nn.Sequential(layer)) == {}
+
+
+def test_buffers_and_which_of_them_are_saved() -> None:
+    module = nn.Module()
+    module.register_buffer("kept", torch.ones(1))
+    module.register_buffer("made", torch.ones(1), persistent=False)
+    assert set(compat.buffers_of(module)) == {"kept", "made"}
+    assert compat.unsaved_buffers(module) == {"made"} == {"kept", "made"} - set(module.state_dict())
+
+
+def test_children_are_exchanged_in_order() -> None:
+    one, two = nn.Identity(), nn.Identity()
+    blocks = nn.ModuleList([one, two])
+    compat.children_of(blocks).clear()
+    compat.children_of(blocks).update({"0": two})
+    assert list(blocks) == [two]
+
+
+@pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d])
+def test_convolutions(kind: type[nn.Module]) -> None:
+    assert compat.is_convolution(kind(2, 2, 1))
+    assert not compat.is_convolution(nn.Linear(2, 2))
+
+
+def test_no_function_is_watched_inside() -> None:
+    x = torch.ones(1)
+    with Counting() as mode:
+        with compat.functions_unwatched():
+            torch.sigmoid(x)
+        assert mode.calls == 0
+        torch.sigmoid(x)
+    assert mode.calls == 1
