@@ -1,6 +1,6 @@
 """Imports go one way: errors, kinds, results, text ← operators ← models ← analysis ← cli, loading beside models,
-checks on loading; report reads results. Found by ast, so that imports inside functions and under TYPE_CHECKING count
-too."""
+checks on loading; report reads results, explain what report and checks declare. Found by ast, so that imports inside
+functions and under TYPE_CHECKING count too."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ MAY = {
     "analysis": {"analysis", "models", "loading", "operators", *BASE},
     "checks": {"checks", "loading", *BASE},
     "report": {"report", *BASE},
-    "cli": {"cli", "report", "analysis", "models", "loading", "operators", "checks", *BASE},
+    "explain": {"explain", "report", "checks", "loading", *BASE},
+    "cli": {"cli", "explain", "report", "analysis", "models", "loading", "operators", "checks", *BASE},
     "errors": set(),
     "kinds": set(),
     "text": set(),
@@ -66,6 +67,8 @@ def _allowed(layer: str, top: str) -> bool:
         return top in MATHEMATICS
     if layer in ("report", "errors", "results", "text"):
         return top in LIGHT
+    if layer == "explain":
+        return top in {"pydantic", "duat_cli", "__future__"}
     if layer == "checks":  # weights are checked without waiting for torch
         return top in {"numpy", "pydantic"} | {"duat_cli", "__future__"}
     if layer == "analysis":  # it may name the versions of what it ran on, and read no checkpoint itself
@@ -99,6 +102,9 @@ def test_every_file_has_a_layer() -> None:
         ("analysis", "import duat_cli.cli.main"),
         ("analysis", "from safetensors.torch import load_file"),
         ("report", "import torch"),
+        ("report", "from duat_cli.explain.find import explain"),
+        ("explain", "from duat_cli.analysis.adapter_lint import LEVELS"),
+        ("explain", "import torch"),
         ("checks", "import torch"),
         ("checks", "from duat_cli.analysis.inspect import inspect"),
         ("report", "from duat_cli.operators.kronecker import gram"),
