@@ -1,5 +1,6 @@
 """Imports go one way: errors, kinds, text, results ← operators, statistics ← cache ← models ← zoo ← analysis ← cli;
-loading beside models, checks on loading; report reads results. Folders inside these go one way as well. Found by ast,
+loading beside models, checks on loading; report reads results, explain what
+report and checks declare. Folders inside these go one way as well. Found by ast,
 so that imports inside functions and under TYPE_CHECKING count too."""
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ MAY = {
     "analysis": {"analysis", "zoo", "models", "loading", "operators", "statistics", "cache", "compat", *BASE},
     "checks": {"checks", "loading", "compat", *BASE},
     "report": {"report", *BASE},
-    "cli": {"cli", "report", "analysis", "models", "loading", "checks", "compat", *BASE},
+    "cli": {"cli", "explain", "report", "analysis", "models", "loading", "checks", "compat", *BASE},
     "compat": {"compat"},
+    "explain": {"explain", "report", "checks", "loading", *BASE},
     "errors": set(),
     "kinds": set(),
     "text": set(),
@@ -72,6 +74,8 @@ def _allowed(layer: str, top: str) -> bool:
         return top in MATHEMATICS
     if layer in ("report", "errors", "results", "text"):
         return top in LIGHT
+    if layer == "explain":
+        return top in {"pydantic", "duat_cli", "__future__"}
     if layer == "checks":  # weights are checked without waiting for torch
         return top in {"numpy", "pydantic"} | {"duat_cli", "__future__"}
     if layer == "analysis":  # it may name the versions of what it ran on, and read no checkpoint itself
@@ -150,6 +154,9 @@ def test_every_file_has_a_layer() -> None:
         ("analysis", "import duat_cli.cli.main"),
         ("analysis", "from safetensors.torch import load_file"),
         ("report", "import torch"),
+        ("report", "from duat_cli.explain.find import explain"),
+        ("explain", "from duat_cli.analysis.lora.lint import LEVELS"),
+        ("explain", "import torch"),
         ("checks", "import torch"),
         ("checks", "from duat_cli.analysis.inspect.run import inspect"),
         ("report", "from duat_cli.operators.kronecker import gram"),

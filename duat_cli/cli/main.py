@@ -15,6 +15,7 @@ import typer
 
 from duat_cli import __version__
 from duat_cli.cli.commands.check import check
+from duat_cli.cli.commands.explain import explain
 from duat_cli.cli.commands.inspect import inspect
 from duat_cli.cli.commands.lora_diff import lora_diff
 from duat_cli.cli.commands.matrix import matrix
@@ -31,6 +32,7 @@ from duat_cli.text import one_line
 
 PANEL_READ = "Read a checkpoint"
 PANEL_TRUST = "How far to trust it"
+PANEL_WORDS = "What it means"
 PANEL_DATA = "For programs"
 
 app = typer.Typer(
@@ -50,6 +52,7 @@ app.command("lora-diff", cls=Command, rich_help_panel=PANEL_READ)(lora_diff)
 app.command("check", cls=Command, rich_help_panel=PANEL_TRUST)(check)
 app.command("verify", cls=Command, rich_help_panel=PANEL_TRUST)(verify)
 app.command("support", cls=Command, rich_help_panel=PANEL_TRUST)(support)
+app.command("explain", cls=Command, rich_help_panel=PANEL_WORDS)(explain)
 app.command("schema", cls=Command, rich_help_panel=PANEL_DATA)(schema)
 
 Version = Annotated[bool, typer.Option("--version", metavar="", is_eager=True, help="Print duat's version.")]

@@ -7,6 +7,7 @@ from typing import Any
 
 from duat_cli.results.base import Result
 from duat_cli.results.check import CheckReport
+from duat_cli.results.explain import ExplainReport
 from duat_cli.results.inspect import InspectReport, VerifyReport
 from duat_cli.results.lora import LoraReport
 from duat_cli.results.matrix import MatrixReport
@@ -21,6 +22,7 @@ REPORTS: dict[str, type[Result]] = {
     "prune-bound": PruneReport,
     "verify": VerifyReport,
     "support": SupportReport,
+    "explain": ExplainReport,
 }
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts, Run, Skipped
 from duat_cli.results.check import BaselineFacts, Change, CheckedFile, CheckedModel, CheckReport, Counts, Outcome
+from duat_cli.results.explain import ExplainReport, Explanation
 from duat_cli.results.inspect import (
     Block,
     BlockCertificate,
@@ -782,3 +783,22 @@ def check_report(*, sound: bool = False, name: str = "org/model") -> CheckReport
         run=Run(started="2026-11-01T00:00:00+00:00", seconds=1.5, peak_memory_bytes=None),
         reasons={},
     )
+
+
+def explain_report() -> ExplainReport:
+    """One field with everything that can be said of it."""
+    entry = Explanation(
+        name="stable_rank",
+        kind="field",
+        where=["inspect: blocks[].operator.stable_rank"],
+        columns=["inspect: stable rank"],
+        definition="how many directions carry it",
+        formula="sum sigma^2 / sigma_1^2",
+        unit="dimensions",
+        source="Lanczos",
+        exact="estimate",
+        nulls=["blocks[].null.uniform.operator.stable_rank"],
+        facts={"needs": "--spectrum"},
+        page=None,
+    )
+    return ExplainReport(duat_version="0.1.0", asked="stable_rank", entries=[entry])

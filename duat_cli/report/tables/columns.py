@@ -35,6 +35,12 @@ def every(report: InspectReport) -> list[Column]:
     return _columns({**_ESSENTIAL, **spectrum, **_OPTIONAL}, report)
 
 
+def named() -> list[Column]:
+    """All columns by their headers, whatever the report; what they hold of their rows is not asked for."""
+    titles = _ESSENTIAL | _SPECTRUM | _OPTIONAL
+    return [Column(titles[path], path, _form(path, titles[path][-1])) for path in _ORDER]
+
+
 def for_pre_activation() -> list[Column]:
     """The three parts at the FFN's first linear layer."""
     return [

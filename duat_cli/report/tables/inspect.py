@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from duat_cli.report.tables import columns, facts, numbers
+from duat_cli.report.tables import columns, facts, nulls, numbers
 from duat_cli.report.tables.grid import Column, Labels, grids, missing, unshown
 from duat_cli.report.tables.nulls import null_tables
 from duat_cli.report.tables.page import Page, line
@@ -20,6 +20,8 @@ _TERM_COLUMNS = [
     Column(("share", "%"), "share", numbers.percent),
     Column(("norm", "/ |x|"), "norm", numbers.plain),
 ]
+
+TABLES = {"blocks[].": [*columns.named(), *nulls.named(), *columns.for_pre_activation()], "terms[].": _TERM_COLUMNS}
 
 
 def render_inspect(report: InspectReport, page: Page) -> str:

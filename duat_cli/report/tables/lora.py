@@ -40,14 +40,14 @@ _MODULE_COLUMNS = [
     Column(("rank", "stated"), "rank", numbers.whole),
     Column(("norm", "|dW|"), "frobenius_norm", numbers.plain),
     Column(("relative", "% of |W|"), "relative_frobenius", numbers.percent),
-    Column(("spectral", "norm"), "spectral_norm", numbers.plain),
-    Column(("stable", "rank"), "stable_rank", numbers.plain),
+    Column(("spectral", "norm", "of dW"), "spectral_norm", numbers.plain),
+    Column(("stable", "rank", "dims"), "stable_rank", numbers.plain),
 ]
 # what more there is, each group whole or not at all, the first that fit; keyed by what must have a value
 _MORE_COLUMNS = {
-    "rounding": [Column(("rank over", "rounding"), "rounding.rank_above_floor", numbers.whole)],
-    "sup_local": [Column(("largest", "effect"), "sup_local", numbers.plain)],
-    "entropy_rank": [Column(("entropy", "rank"), "entropy_rank", numbers.plain)],
+    "rounding": [Column(("rank over", "rounding", "dims"), "rounding.rank_above_floor", numbers.whole)],
+    "sup_local": [Column(("largest", "effect", "norm"), "sup_local", numbers.plain)],
+    "entropy_rank": [Column(("entropy", "rank", "dims"), "entropy_rank", numbers.plain)],
     "intruders": [
         Column(("intruders", "out", "/10"), "intruders.output", numbers.whole),
         Column(("intruders", "in", "/10"), "intruders.input", numbers.whole),
@@ -77,6 +77,13 @@ _PROMPT_COLUMNS = [
     Column(("loss", "base"), "loss_base", numbers.plain),
     Column(("loss", "tuned"), "loss_tuned", numbers.plain),
 ]
+
+TABLES = {
+    "modules[].": [*_MODULE_COLUMNS, *(column for group in _MORE_COLUMNS.values() for column in group)],
+    "comparison.modules[].": _COMPARED_COLUMNS,
+    "blocks[].": _BLOCK_COLUMNS,
+    "by_prompt[].": _PROMPT_COLUMNS,
+}
 
 
 def render_lora(report: LoraReport, page: Page) -> str:

@@ -98,6 +98,15 @@ def _columns(heads: int) -> list[Column]:
     return found
 
 
+def named() -> list[Column]:
+    """The columns by their headers, each at the null's place in the report; "diff." is no field of it."""
+    return [
+        Column((*title, kind, scale), f"null.reinitialised.{path}", form)
+        for path, title, scale, form in _FIELDS.values()
+        for kind in ("null", "diff.")
+    ]
+
+
 def _means(blocks: Sequence[Block], kind: str, heads: int) -> str:
     parts = []
     for path, title, scale, form in _FIELDS.values():

@@ -50,17 +50,7 @@ def _blocks(report: PruneReport, page: Page) -> list[RenderableType]:
 
 def _parts(report: PruneReport, page: Page) -> list[RenderableType]:
     """Whole blocks, attentions and FFNs: what is measured beside what was predicted."""
-    unit = _SHORT[report.protocol.metric]
-    columns = []
-    for name, field in _PARTS:
-        columns += [
-            Column((name, "pred.", unit), field, numbers.plain),
-            Column((name, "meas.", unit), f"{field}_measured", numbers.plain),
-        ]
-    optional = [
-        Column(("certified", "attention", "x stream"), "certified_attention_relative", numbers.plain),
-        Column(("certified", "FFN", "x stream"), "certified_ffn_relative", numbers.plain),
-    ]
+    columns, optional = _part_columns(_SHORT[report.protocol.metric]), _certified_columns()
     rows = report.blocks
     shown = _filled(rows, columns)
     if not shown:
@@ -78,6 +68,21 @@ def _parts(report: PruneReport, page: Page) -> list[RenderableType]:
         *_far_off(report),
         *_certified(report, shown),
         *facts.absences(missing(rows, shown, [row.index for row in rows]), "block"),
+    ]
+
+
+def _part_columns(unit: str) -> list[Column]:
+    return [
+        Column((name, kind, unit), field + suffix, numbers.plain)
+        for name, field in _PARTS
+        for kind, suffix in (("pred.", ""), ("meas.", "_measured"))
+    ]
+
+
+def _certified_columns() -> list[Column]:
+    return [
+        Column(("certified", "attention", "x stream"), "certified_attention_relative", numbers.plain),
+        Column(("certified", "FFN", "x stream"), "certified_ffn_relative", numbers.plain),
     ]
 
 
@@ -123,18 +128,8 @@ _LABEL = {"attention": "attention", "ffn": "FFN"}
 
 
 def _heads_and_neurons(report: PruneReport, page: Page) -> list[RenderableType]:
-    unit = _SHORT[report.protocol.metric]
     rows = report.blocks
-    shown = _filled(
-        rows,
-        [
-            Column(("least", "head", unit), "heads.least", numbers.plain),
-            Column(("worst", "head", unit), "heads.largest", numbers.plain),
-            Column(("median", "neuron", unit), "neurons.median", numbers.error),
-            Column(("worst", "neuron", unit), "neurons.largest", numbers.plain),
-            Column(("idle", "neurons", "%"), "neurons.negligible_share", numbers.percent),
-        ],
-    )
+    shown = _filled(rows, _head_columns(_SHORT[report.protocol.metric]))
     precision = [line(_precision(report), "dim"), *_shared_heads(report)]
     if not shown:
         return [_BLANK, *precision]
@@ -145,6 +140,16 @@ def _heads_and_neurons(report: PruneReport, page: Page) -> list[RenderableType]:
         _BLANK,
         *precision,
         *facts.absences(missing(rows, shown, [row.index for row in rows]), "block"),
+    ]
+
+
+def _head_columns(unit: str) -> list[Column]:
+    return [
+        Column(("least", "head", unit), "heads.least", numbers.plain),
+        Column(("worst", "head", unit), "heads.largest", numbers.plain),
+        Column(("median", "neuron", unit), "neurons.median", numbers.error),
+        Column(("worst", "neuron", unit), "neurons.largest", numbers.plain),
+        Column(("idle", "neurons", "%"), "neurons.negligible_share", numbers.percent),
     ]
 
 
@@ -184,14 +189,7 @@ def _precision(report: PruneReport) -> str:
 
 
 def _plans(report: PruneReport, page: Page) -> list[RenderableType]:
-    unit = _SHORT[report.protocol.metric]
-    columns = [
-        Column(("removed", "terms"), "removed", _whole),
-        Column(("of", "terms"), "of", _whole),
-        Column(("share", "%"), "share", numbers.percent),
-        Column(("predicted", unit), "predicted", numbers.plain),
-        Column(("measured", unit), "measured", numbers.plain),
-    ]
+    columns = _plan_columns(_SHORT[report.protocol.metric])
     budget = numbers.plain(report.plans[0].budget) if report.plans else ""
     return [
         _BLANK,
@@ -202,6 +200,16 @@ def _plans(report: PruneReport, page: Page) -> list[RenderableType]:
         _BLANK,
         line("Guarantee", "bold"),
         *(item(_guarantee(plan)) for plan in report.plans),
+    ]
+
+
+def _plan_columns(unit: str) -> list[Column]:
+    return [
+        Column(("removed", "terms"), "removed", _whole),
+        Column(("of", "terms"), "of", _whole),
+        Column(("share", "%"), "share", numbers.percent),
+        Column(("predicted", unit), "predicted", numbers.plain),
+        Column(("measured", unit), "measured", numbers.plain),
     ]
 
 
@@ -270,20 +278,11 @@ def _predictions(report: PruneReport, page: Page) -> list[RenderableType]:
     rows = [p for p in report.prediction if p.n]
     if not rows:
         return []
-    columns = [
-        Column(("ablated", "terms"), "n", _whole),
-        Column(("Spearman", "-1..1"), "spearman.value", _correlation),
-        Column(("low", "-1..1"), "spearman.low", _correlation),
-        Column(("high", "-1..1"), "spearman.high", _correlation),
-        Column(("Kendall", "-1..1"), "kendall.value", _correlation),
-        Column(("median", "pred./meas."), "median_ratio.value", numbers.plain),
-        Column(("worst", "factor"), "worst_ratio.value", numbers.plain),
-    ]
     names = list(dict.fromkeys(name for p in rows for name in p.criteria))
     return [
         _BLANK,
         line("How well the prediction orders the measured damage", "bold"),
-        *(part for table in grids(rows, _KIND, columns, page) for part in (_BLANK, table)),
+        *(part for table in grids(rows, _KIND, _PREDICTION_COLUMNS, page) for part in (_BLANK, table)),
         *facts.section(f"no value ({numbers.ABSENT})", _absent(rows)),
         *_criteria(rows, names, page),
     ]
@@ -321,3 +320,19 @@ def _whole(value: float | None) -> str:
 
 def _correlation(value: float | None) -> str:
     return numbers.ABSENT if value is None else f"{value:.3f}"
+
+
+_PREDICTION_COLUMNS = [
+    Column(("ablated", "terms"), "n", _whole),
+    Column(("Spearman", "-1..1"), "spearman.value", _correlation),
+    Column(("low", "-1..1"), "spearman.low", _correlation),
+    Column(("high", "-1..1"), "spearman.high", _correlation),
+    Column(("Kendall", "-1..1"), "kendall.value", _correlation),
+    Column(("median", "pred./meas."), "median_ratio.value", numbers.plain),
+    Column(("worst", "factor"), "worst_ratio.value", numbers.plain),
+]
+TABLES = {
+    "blocks[].": [*_part_columns(""), *_certified_columns(), *_head_columns("")],
+    "plans[].": _plan_columns(""),
+    "prediction[].": _PREDICTION_COLUMNS,
+}

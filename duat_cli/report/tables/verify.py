@@ -15,6 +15,7 @@ _COLUMNS = [
     Column(("block", "output", "relative"), "certificate_error", numbers.error),
     Column(("operator", "W'", "relative"), "operator_error", numbers.error),
 ]
+TABLES = {"blocks[].": _COLUMNS}
 
 
 def render_verify(report: VerifyReport, page: Page) -> str:

@@ -1,0 +1,1 @@
+"""What every name in duat's output means, collected from where it is declared."""

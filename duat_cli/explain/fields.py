@@ -1,0 +1,125 @@
+"""The fields of all reports: where each stands, and what its declaration says."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from duat_cli.explain.readings import readings
+from duat_cli.report.headers import headers
+from duat_cli.report.schema import REPORTS
+from duat_cli.results.base import Result
+from duat_cli.results.explain import Explanation
+
+_NULLS = ("blocks[].null.reinitialised.", "blocks[].null.uniform.")
+_OWN = ("formula", "unit", "source", "exact")  # keys of metadata that an explanation has a place for
+
+
+@dataclass
+class _Found:
+    """One field of one result model, and its places in the reports."""
+
+    model: type[BaseModel]
+    info: FieldInfo
+    places: list[tuple[str, str]] = field(default_factory=list)
+    """(report, path); in a path [] stands for a place in a list and * for a name."""
+
+
+def fields() -> list[Explanation]:
+    """Every field; those of equal name and meaning, whose models differ, as one."""
+    found: dict[tuple[str, str], _Found] = {}
+    for report, model in REPORTS.items():
+        for path, owner, info in _walk(model, ""):
+            name = path.rpartition(".")[2].removesuffix("[]").removesuffix(".*")
+            one = found.setdefault((owner.__name__, name), _Found(owner, info))
+            one.places.append((report, path))
+    every = {place for one in found.values() for place in one.places}
+    merged: dict[tuple[object, ...], Explanation] = {}
+    for (_, name), one in found.items():
+        entry = _explanation(name, one, every)
+        alike = (entry.name, entry.definition, entry.formula, entry.unit, entry.exact, tuple(entry.facts.items()))
+        known = merged.get(alike)
+        merged[alike] = entry if known is None else _together(known, entry)
+    return list(merged.values())
+
+
+def _walk(model: type[BaseModel], path: str) -> Iterator[tuple[str, type[BaseModel], FieldInfo]]:
+    for name, info in model.model_fields.items():
+        here = f"{path}.{name}".lstrip(".")
+        yield here, model, info
+        for inner, place in _models(info.annotation, here):
+            yield from _walk(inner, place)
+
+
+def _models(hint: object, path: str) -> Iterator[tuple[type[BaseModel], str]]:
+    """The result models inside a field's type, each with the path that leads to it."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if isinstance(hint, type) and issubclass(hint, BaseModel):
+        yield hint, path
+    elif origin is list:
+        yield from _models(inner[0], f"{path}[]")
+    elif origin is dict:
+        yield from _models(inner[1], f"{path}.*")
+    else:
+        for kind in inner:
+            yield from _models(kind, path)
+
+
+def _explanation(name: str, one: _Found, every: set[tuple[str, str]]) -> Explanation:
+    declared = _metadata(one.info)
+    reading = readings().of(one.model.__name__, name)
+    said = {key: declared.pop(key, None) or getattr(reading, key) for key in _OWN}
+    return Explanation(
+        name=name,
+        kind="field",
+        where=[f"{report}: {path}" for report, path in one.places],
+        columns=[f"{report}: {header}" for report, path in one.places for header in headers().get((report, path), [])],
+        definition=reading.definition or _definition(name, one.info),
+        nulls=_nulls(one.places, every),
+        facts=declared,
+        page=None,
+        **said,
+    )
+
+
+def _metadata(info: FieldInfo) -> dict[str, str]:
+    """What is declared beside the description, as text."""
+    extra = info.json_schema_extra
+    if not isinstance(extra, Mapping):
+        return {}
+    return {key.replace("_", " "): _text(value) for key, value in extra.items() if value is not None}
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _definition(name: str, info: FieldInfo) -> str:
+    """The description; of a part of a report without one, what its model says; else what the name always means."""
+    if info.description:
+        return info.description
+    for model, _ in _models(info.annotation, ""):
+        if model.__doc__ and model.__doc__ != Result.__doc__:
+            return inspect.cleandoc(model.__doc__).partition("\n\n")[0].replace("\n", " ")
+    return readings().plain.get(name, "")
+
+
+def _nulls(places: list[tuple[str, str]], every: set[tuple[str, str]]) -> list[str]:
+    """Where an inspect report holds the nulls of a statistic of its blocks."""
+    found = []
+    for report, path in places:
+        rest = path.removeprefix("blocks[].")
+        found += [null + rest for null in _NULLS if rest != path and (report, null + rest) in every]
+    return found
+
+
+def _together(one: Explanation, other: Explanation) -> Explanation:
+    more = {name: [*getattr(one, name), *getattr(other, name)] for name in ("where", "columns", "nulls")}
+    return one.model_copy(update=more)

@@ -1,0 +1,59 @@
+"""All explanations, and those of one name."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+from duat_cli import __version__
+from duat_cli.checks.nearest import suggestion
+from duat_cli.errors import InputError
+from duat_cli.explain.fields import fields
+from duat_cli.explain.pages import topics, words
+from duat_cli.explain.rules import lint_rules, rules
+from duat_cli.loading.wording import shown
+from duat_cli.results.explain import ExplainReport, Explanation
+
+
+def explain(asked: str | None) -> ExplainReport:
+    """Everything, or what has this name: a topic, a field (by name or path), a column's header, a rule or a word.
+
+    InputError names the nearest known name where there is none.
+    """
+    entries = everything()
+    if asked is not None:
+        wanted = _plain(asked)
+        entries = [entry for entry in entries if wanted in map(_plain, [*_names(entry), *_paths(entry)])]
+        entries.sort(key=lambda entry: (_plain(entry.name) != wanted, entry.formula is None))
+        if not entries:
+            known = dict.fromkeys(name for entry in everything() for name in _names(entry))
+            raise InputError(
+                f"NAME {shown(asked)}: no column, field, rule, word or topic is named so{suggestion(asked, known)}; "
+                "duat explain lists all"
+            )
+    return ExplainReport(duat_version=__version__, asked=asked, entries=entries)
+
+
+@functools.cache
+def everything() -> list[Explanation]:
+    return [*topics(), *words(), *fields(), *rules(), *lint_rules()]
+
+
+def _names(entry: Explanation) -> Iterator[str]:
+    """Its name, and the headers of its columns."""
+    yield entry.name
+    yield from (column.partition(": ")[2] for column in entry.columns)
+
+
+def _paths(entry: Explanation) -> Iterator[str]:
+    """Every end of a field's paths."""
+    for place in entry.where if entry.kind == "field" else ():
+        path = place.partition(": ")[2]
+        while path:
+            yield path
+            path = path.partition(".")[2]
+
+
+def _plain(name: str) -> str:
+    """Case, spaces, quotes and the [] of lists make no difference."""
+    return " ".join(name.replace("[]", "").replace("`", "").replace("\N{PRIME}", "'").casefold().split())

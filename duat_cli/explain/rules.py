@@ -1,0 +1,57 @@
+"""The rules of `duat check` and the lint rules of `duat lora-diff`."""
+
+from __future__ import annotations
+
+from duat_cli.checks.registry import all_rules
+from duat_cli.checks.rule import Need, Rule
+from duat_cli.results.explain import Explanation
+
+_LINT = "adapter."
+_NEEDS: dict[Need, str] = {
+    "load": "the model loaded",
+    "report": "a forward pass",
+    "slack": "`duat prune-bound`'s sets, which take minutes",
+    "baseline": "--baseline",
+    "adapter": "--adapter",
+}
+_OWN_LIMIT = "within bounds of its own: of the policy, of the baseline's tolerance, or of the dtype"
+_LINT_LEVELS = {"error": "error", "warn": "warning", "off": "note"}
+
+
+def rules() -> list[Explanation]:
+    return [_rule(rule) for rule in all_rules().values()]
+
+
+def lint_rules() -> list[Explanation]:
+    """The linter's ids; each is a rule adapter.* as well, whose levels are the linter's under other names."""
+    return [_lint(rule) for name, rule in all_rules().items() if name.startswith(_LINT)]
+
+
+def _rule(rule: Rule) -> Explanation:
+    limit = _OWN_LIMIT if rule.max is None else f"at most {rule.max:g} {rule.unit}".rstrip()
+    facts = {"level": rule.level, "passes": limit, "needs": ", ".join(_NEEDS[need] for need in rule.needs)}
+    facts |= {"allowed": ", ".join(rule.allowed or ()), "advice": rule.advice}
+    return _entry(rule.id, "rule", "duat check", rule.about, rule.unit, facts)
+
+
+def _lint(rule: Rule) -> Explanation:
+    name = rule.id.removeprefix(_LINT).replace("_", "-")
+    facts = {"level": _LINT_LEVELS[rule.level], "in duat check": rule.id, "advice": rule.advice}
+    return _entry(name, "lint rule", "duat lora-diff --lint", rule.about, "", facts)
+
+
+def _entry(name: str, kind: str, where: str, definition: str, unit: str, facts: dict[str, str]) -> Explanation:
+    return Explanation(
+        name=name,
+        kind=kind,  # type: ignore[arg-type]
+        where=[where],
+        columns=[],
+        definition=definition,
+        formula=None,
+        unit=unit or None,
+        source=None,
+        exact=None,
+        nulls=[],
+        facts={key: text for key, text in facts.items() if text},
+        page=None,
+    )

@@ -1,0 +1,133 @@
+"""`duat explain` as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from duat_cli.report.markdown import markdown
+from duat_cli.report.tables.page import Page, line
+from duat_cli.results.explain import ExplainReport, Explanation, Kind
+
+_BLANK = Text("")
+_TITLES: dict[Kind, str] = {
+    "field": "a field of the reports",
+    "rule": "a rule of duat check",
+    "lint rule": "a lint rule of duat lora-diff",
+    "word": "a word of the tables and pages",
+    "topic": "a topic",
+}
+_SHOWN = 6  # paths of one field
+
+
+def render_explain(report: ExplainReport, page: Page) -> str:
+    """The list of all names; or of one name the page, or what is known of everything that has the name."""
+    if report.asked is None:
+        return page.render(_list(report.entries))
+    parts: list[RenderableType] = []
+    for entry in report.entries:
+        parts += [*([_BLANK] if parts else []), *(_page(entry, page) if entry.page else _entry(entry))]
+    return page.render(parts)
+
+
+def _page(entry: Explanation, page: Page) -> list[RenderableType]:
+    return markdown(entry.page or "", page)
+
+
+def _entry(entry: Explanation) -> list[RenderableType]:
+    known = {
+        "formula": entry.formula,
+        "unit": entry.unit,
+        "exact": entry.exact,
+        "source": entry.source,
+        "null": ", ".join(entry.nulls),
+        **entry.facts,
+        "column": _by_report(entry.columns),
+        "where": _by_report(entry.where),
+    }
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, text in known.items():
+        if text:
+            grid.add_row(Text(name, style="dim"), line(text))
+    head = Text(entry.name, style="bold").append(f", {_TITLES[entry.kind]}", style="dim")
+    text = entry.definition[:1].upper() + entry.definition[1:]
+    definition = line(text if text.endswith(".") else f"{text}.")
+    return [head, Padding(definition, (0, 0, 0, 2)), Padding(grid, (0, 0, 0, 2))]
+
+
+def _by_report(places: list[str]) -> str:
+    """'report: place' in a few words: the report once, and of many places the first."""
+    found: dict[str, dict[str, None]] = {}
+    for place in places:
+        report, _, name = place.partition(": ")
+        found.setdefault(report, {})[name] = None
+    return "; ".join(f"{report}: {_some(list(names))}" if any(names) else report for report, names in found.items())
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more (--json)" if more > 0 else "")
+
+
+def _list(entries: list[Explanation]) -> list[RenderableType]:
+    """All names, grouped: topics with their titles, columns by table, rules by family, fields by report."""
+    by_kind = {kind: [entry for entry in entries if entry.kind == kind] for kind in _TITLES}
+    topics = Table.grid(padding=(0, 2, 0, 0))
+    for entry in by_kind["topic"]:
+        topics.add_row(Text(entry.name, style="cyan"), line(entry.definition))
+    return [
+        line("duat explain TOPIC shows a page, duat explain NAME explains one of the names below."),
+        *_group("Topics", [Padding(topics, (0, 0, 0, 2))]),
+        *_group("Columns of the tables", _named(_columns(by_kind["field"]))),
+        *_group("Words", _named({"": [entry.name for entry in by_kind["word"]]})),
+        *_group("Rules of duat check", _named(_families(by_kind["rule"]))),
+        *_group("Lint rules of duat lora-diff", _named({"": [entry.name for entry in by_kind["lint rule"]]})),
+        *_group("Fields of the reports (--json)", _named(_fields(by_kind["field"]))),
+    ]
+
+
+def _group(title: str, parts: Iterable[RenderableType]) -> list[RenderableType]:
+    return [_BLANK, Text(title, style="bold"), *parts]
+
+
+def _named(groups: dict[str, list[str]]) -> list[RenderableType]:
+    """Each group as a paragraph of names."""
+    return [
+        Padding(Text(f"{title}: " if title else "", style="cyan").append(Text(", ".join(names))), (0, 0, 0, 2))
+        for title, names in groups.items()
+    ]
+
+
+def _columns(fields: list[Explanation]) -> dict[str, list[str]]:
+    found: dict[str, dict[str, None]] = {}
+    for entry in fields:
+        for column in entry.columns:
+            report, _, name = column.partition(": ")
+            found.setdefault(report, {})[name] = None
+    return {report: list(names) for report, names in found.items()}
+
+
+def _families(rules: list[Explanation]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for entry in rules:
+        found.setdefault(entry.name.partition(".")[0], []).append(entry.name)
+    return found
+
+
+def _fields(fields: list[Explanation]) -> dict[str, list[str]]:
+    """By report; what most reports have is named once."""
+    homes: dict[str, dict[str, None]] = {}
+    for entry in fields:
+        for place in entry.where:
+            homes.setdefault(entry.name, {})[place.partition(": ")[0]] = None
+    found: dict[str, list[str]] = {}
+    for name, reports in homes.items():
+        for report in reports if len(reports) <= 3 else ["several reports"]:
+            found.setdefault(report, []).append(name)
+    return {report: sorted(names) for report, names in found.items()}

@@ -1,0 +1,39 @@
+"""Which column of which table shows which field of a report."""
+
+from __future__ import annotations
+
+import functools
+
+from duat_cli.report.tables import inspect as table
+from duat_cli.report.tables import lora as lora_table
+from duat_cli.report.tables import prune as prune_table
+from duat_cli.report.tables import verify as verify_table
+from duat_cli.report.tables.grid import Column
+
+_TABLES: dict[str, dict[str, list[Column]]] = {
+    "inspect": table.TABLES,
+    "verify": verify_table.TABLES,
+    "lora-diff": lora_table.TABLES,
+    "prune-bound": prune_table.TABLES,
+}
+_OF_TEXT = {  # tables that are more words than numbers
+    ("support", "entries[].relative_error"): ["rel. error"],
+    ("matrix", "matrices[].density"): ["density"],
+    ("matrix", "matrices[].expected_density"): ["expected"],
+    ("matrix", "checks[].relative_error"): ["rel. error"],
+}
+
+
+@functools.cache
+def headers() -> dict[tuple[str, str], list[str]]:
+    """(report, path of the field) -> headers of the columns that show it."""
+    found = dict(_OF_TEXT)
+    for report, tables in _TABLES.items():
+        for rows, columns in tables.items():
+            for column in columns:
+                path = (rows + column.path).removesuffix(".value")  # of an estimate with its interval
+                names = found.setdefault((report, path), [])
+                broken = column.name.replace("-", "") == column.path.rpartition(".")[2]  # a word in two lines
+                name = column.name.replace("-", "") if broken else column.name
+                names += [name] if name not in names else []
+    return found

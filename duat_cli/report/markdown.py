@@ -1,0 +1,105 @@
+"""The Markdown of duat's own pages as text for a terminal: headings, paragraphs, lists, tables and code.
+
+rich has a renderer of its own, which loads a parser and a syntax highlighter; the pages need neither.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from duat_cli.report.tables.page import Page, item
+
+_FENCE = "```"
+_SPAN = re.compile(r"\*\*(.+?)\*\*|`([^`]+)`|\[([^\]]+)\]\([^)]+\)")
+_NARROW = 72  # below it the columns of a table would be a word wide
+_BLANK = Text("")
+
+
+def markdown(text: str, page: Page) -> list[RenderableType]:
+    """The parts of a page, a blank line between two."""
+    parts: list[RenderableType] = []
+    for block in _blocks(text):
+        parts += [*([_BLANK] if parts else []), *_block(block, page)]
+    return parts
+
+
+def _blocks(text: str) -> Iterator[list[str]]:
+    """Lines that belong together: between blank lines, a heading alone, code with its fences."""
+    block: list[str] = []
+    for line in text.splitlines():
+        in_code = bool(block) and block[0].startswith(_FENCE)
+        if in_code and line.startswith(_FENCE):
+            yield block
+            block = []
+        elif line.strip() or in_code:
+            block.append(line)
+        elif block:
+            yield block
+            block = []
+    if block:
+        yield block
+
+
+def _block(lines: list[str], page: Page) -> list[RenderableType]:
+    first = lines[0]
+    if first.startswith(_FENCE):
+        return [Padding(Text("\n".join(lines[1:]), overflow="fold"), (0, 0, 0, 2))]
+    if first.startswith("#"):
+        return [Text(first.lstrip("# "), style="bold underline" if first.startswith("# ") else "bold")]
+    if first.startswith("|"):
+        return _table([_cells(line) for line in lines if not set(line) <= set("|-: ")], page)
+    if first.startswith("- "):
+        return [item(_plain(entry)) for entry in _items(lines)]
+    if first.startswith("    "):
+        return [Text(line, overflow="fold") for line in lines]
+    return [_inline(" ".join(lines))]
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
+
+
+def _items(lines: list[str]) -> Iterator[str]:
+    """The entries of a list, whose further lines are indented."""
+    yield from (" ".join(part.split()) for part in re.split(r"^- ", "\n".join(lines), flags=re.MULTILINE) if part)
+
+
+def _table(rows: list[list[str]], page: Page) -> list[RenderableType]:
+    """As a table; on a narrow page entry by entry, every cell behind the header of its column."""
+    head, *body = rows
+    if page.width < _NARROW:
+        return [item("; ".join(f"{h}: {c}" if h else c for h, c in zip(head, _all_plain(row), strict=True) if c))
+                for row in body]  # fmt: skip
+    table = Table(box=page.rule, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for name in head:
+        table.add_column(_plain(name), overflow="fold", vertical="bottom")
+    for number, row in enumerate(body):
+        if number:
+            table.add_row()
+        table.add_row(*map(_inline, row))
+    return [table]
+
+
+def _all_plain(row: list[str]) -> list[str]:
+    return [_plain(cell) for cell in row]
+
+
+def _inline(text: str) -> Text:
+    """Bold in bold, code and the names of links as they are."""
+    done, shown = 0, Text(overflow="fold")
+    for span in _SPAN.finditer(text):
+        bold, code, link = span.groups()
+        shown.append(text[done : span.start()])
+        shown.append(bold or code or link, style="bold" if bold else "cyan" if code else "")
+        done = span.end()
+    return shown.append(text[done:])
+
+
+def _plain(text: str) -> str:
+    return _inline(text).plain

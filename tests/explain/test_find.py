@@ -1,0 +1,204 @@
+"""`duat explain`: every name of the output is known, with what is declared of it, and without loading a model's
+libraries."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+
+import pytest
+from children import PATIENCE
+from pydantic import Field
+
+from duat_cli.analysis.lora.lint import LEVELS
+from duat_cli.checks.registry import all_rules
+from duat_cli.cli.main import run
+from duat_cli.errors import InputError
+from duat_cli.explain import fields
+from duat_cli.explain.find import everything, explain
+from duat_cli.explain.readings import readings
+from duat_cli.report.schema import REPORTS
+from duat_cli.report.tables import columns, nulls
+from duat_cli.report.tables import inspect as table
+from duat_cli.report.tables import lora as lora_table
+from duat_cli.report.tables import prune as prune_table
+from duat_cli.report.tables import verify as verify_table
+from duat_cli.results.base import Result
+from duat_cli.results.explain import Explanation, Kind
+
+
+def named(name: str, kind: Kind) -> list[Explanation]:
+    return [entry for entry in explain(name).entries if entry.kind == kind]
+
+
+@functools.cache
+def schema_fields(report: str) -> set[str]:
+    """A second way to a report's field names: its JSON Schema."""
+    schema = REPORTS[report].model_json_schema(mode="serialization")
+    parts = [schema, *schema.get("$defs", {}).values()]
+    return {name for part in parts for name in part.get("properties", {})}
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_every_field_of_every_report_has_a_definition_and_a_place(report: str) -> None:
+    for name in schema_fields(report):
+        here = [e for e in named(name, "field") if e.name == name]
+        assert any(place.startswith(f"{report}: ") for entry in here for place in entry.where), name
+        assert all(entry.definition for entry in here), name
+
+
+def test_the_places_of_a_field_are_real() -> None:
+    """Each path leads through the JSON Schema to a property of that name."""
+    for entry in everything():
+        for place in entry.where if entry.kind == "field" else ():
+            report, _, path = place.partition(": ")
+            assert set(path.replace("[]", "").replace(".*", "").split(".")) <= schema_fields(report), place
+
+
+def test_every_column_is_found_by_its_header_and_says_how_exact_it_is() -> None:
+    titles = [*columns.named(), *nulls.named(), *columns.for_pre_activation()]
+    for module in (table, verify_table, lora_table, prune_table):
+        titles += [column for group in module.TABLES.values() for column in group]
+    assert len(titles) > 70
+    for column in titles:
+        header = column.name.replace("inter-action", "interaction")
+        name = column.path.removesuffix(".value").rpartition(".")[2]
+        found = [entry for entry in named(header, "field") if entry.name == name]
+        assert any(entry.columns for entry in found), header
+        assert all(entry.exact for entry in found if entry.columns), header
+
+
+def test_every_rule_and_every_lint_rule_is_explained_as_it_is_declared() -> None:
+    for name, rule in all_rules().items():
+        [entry] = named(name, "rule")
+        assert (entry.definition, entry.facts["advice"], entry.facts["level"]) == (rule.about, rule.advice, rule.level)
+    assert {e.name: e.facts["level"] for e in everything() if e.kind == "lint rule"} == LEVELS
+
+
+@pytest.mark.parametrize(
+    "reading",
+    ["local", "frozen", "linearised", "measured", "certified", "routing", "weights", "interaction", "effective_heads"],
+)
+def test_a_reading_has_formula_unit_and_exactness(reading: str) -> None:
+    first = named(reading, "field")[0]
+    assert first.formula
+    assert first.unit
+    assert first.exact
+
+
+def test_a_statistic_names_its_nulls() -> None:
+    [entry] = [e for e in named("eff. heads", "field") if e.columns == ["inspect: eff. heads"]]
+    places = ["blocks[].null.reinitialised.operator.effective_heads", "blocks[].null.uniform.operator.effective_heads"]
+    assert entry.nulls == places
+    assert named("spectral_norm", "field")[0].nulls == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [
+        ("EFF.  HEADS", "effective_heads"),
+        ("blocks[].operator.effective_heads", "effective_heads"),
+        ("operator.effective_heads", "effective_heads"),
+        ("`terms.own`", "own"),
+        ("w'", "W'"),
+        ("pruning", "pruning"),
+    ],
+)
+def test_names_are_found_however_they_are_written(asked: str, name: str) -> None:
+    assert explain(asked).entries[0].name == name
+
+
+def test_a_name_of_several_fields_shows_each_with_its_path() -> None:
+    places = [place for entry in named("output", "field") for place in entry.where]
+    for path in ("modules[].alignment.output", "blocks[].terms.output", "by_prompt[].output"):
+        assert f"lora-diff: {path}" in places
+
+
+def test_a_wrong_name_is_answered_with_a_near_one() -> None:
+    with pytest.raises(InputError, match="nearest known is 'effective_heads'"):
+        explain("efective_heads")
+    with pytest.raises(InputError, match=r"nearest known is 'drift\.weights'"):
+        explain("drift.weigths")
+
+
+def test_topics_are_no_other_name() -> None:
+    """So that a topic is its page and nothing else."""
+    for entry in everything():
+        if entry.kind == "topic":
+            assert explain(entry.name).entries == [entry]
+
+
+def test_readings_belong_to_fields() -> None:
+    """A reading of a field that is gone would never be shown."""
+    owners: dict[str, set[str]] = {}
+    for model in REPORTS.values():
+        for path, owner, _ in fields._walk(model, ""):
+            owners.setdefault(owner.__name__, set()).add(path.rpartition(".")[2].removesuffix("[]"))
+    for model_name, found in readings().models.items():
+        assert set(found) - {"*"} <= owners[model_name], model_name
+
+
+def test_metadata_of_a_field_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Odd(Result):
+        """A report of one field."""
+
+        odd: float = Field(description="an odd number", json_schema_extra={"unit": "bits", "needs": ["terms"]})
+
+    monkeypatch.setattr(fields, "REPORTS", {"odd": Odd})
+    [entry] = fields.fields()
+    assert (entry.definition, entry.unit, entry.facts) == ("an odd number", "bits", {"needs": "terms"})
+
+
+def loaded_by(before: str = "") -> list[str]:
+    """Which of the heavy libraries `duat explain` loads, in a process of its own."""
+    heavy = ("torch", "transformers", "rich.markdown")
+    script = (
+        f"import sys, types; {before}\nfrom duat_cli.cli.main import run\n"
+        "codes = {run(['explain', *line]) for line in ([], ['corr.'], ['reading'], ['drift.weights'])}\n"
+        f"print('LOADED', *codes, *(name for name in {heavy!r} if name in sys.modules))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE, check=True, encoding="utf-8"
+    )
+    code, *loaded = done.stdout.splitlines()[-1].split()[1:]
+    assert code == "0", done.stderr
+    return loaded
+
+
+def test_neither_torch_nor_transformers_is_loaded() -> None:
+    assert loaded_by() == []
+
+
+def test_that_check_can_fail() -> None:
+    assert loaded_by("sys.modules['torch'] = types.ModuleType('torch')") == ["torch"]
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("duat_cli.cli.terminal.libraries.calm", lambda talk: None)
+    assert run(["explain", "eff.", "heads", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["command"], report["entries"][0]["name"]) == ("explain", "effective_heads")
+    assert run(["explain", "nothing of that name"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("duat: error: NAME 'nothing of that name'")
+    assert error.count("\n") == 1
+
+
+def test_every_answer_fits_the_page(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [
+        [],
+        *([entry.name] for entry in everything() if entry.kind == "topic"),
+        ["share"],
+        ["corr."],
+        ["adapter.config"],
+    ]
+    for width in (80, 120):
+        monkeypatch.setenv("COLUMNS", str(width))
+        for name in names:
+            assert run(["explain", *name]) == 0
+            out = capsys.readouterr().out
+            assert out.endswith("\n")
+            assert max(map(len, out.splitlines())) <= width, name
+            assert not any(line.endswith(" ") for line in out.splitlines()), name
