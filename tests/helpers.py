@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -73,7 +74,7 @@ def correlation_of(W: Tensor, tokens: int) -> float:
 
 
 def naive_coupling_numbers(C: Tensor) -> dict[str, float | None]:
-    """The five coupling numbers of results.Coupling, by loops over C."""
+    """The coupling numbers of results.Coupling, by loops over C."""
     tokens = len(C)
     square = [[float(C[i, j]) ** 2 for j in range(tokens)] for i in range(tokens)]
     total = sum(map(sum, square))
@@ -97,6 +98,7 @@ def naive_coupling_numbers(C: Tensor) -> dict[str, float | None]:
         "entropy_bits": mean(entropies),
         "effective_context": mean(contexts),
         "mean_distance": mean(distances),
+        "distance_deviation": statistics.pstdev(distances) if distances else None,
         "first_token_share": mean(firsts),
     }
 

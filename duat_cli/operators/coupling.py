@@ -22,6 +22,7 @@ class CouplingNumbers:
     entropy_bits: float | None  # mean over rows of the entropy of p_i, bits
     effective_context: float | None  # mean over rows of 2^entropy, tokens
     mean_distance: float | None  # mean over rows of Σ_j p_ij |i - j|, tokens
+    distance_deviation: float | None  # standard deviation over rows of Σ_j p_ij |i - j|, tokens
     first_token_share: float | None  # mean of p_i0 over i >= 1
 
 
@@ -56,17 +57,20 @@ class CouplingSums:
 
     def add_rows(self, columns: dict[str, Tensor]) -> None:
         """What each row adds to the sums, by name: (kinds, n) each."""
+        columns = {**columns, "squared_distance": columns["distance"].double().square()}
         self._sums += torch.stack([columns[name] for name in _SUMMED], dim=-1).sum(dim=1, dtype=torch.float64).cpu()
 
     def numbers(self, kind: int) -> CouplingNumbers:
         """The numbers of one kind."""
         s = dict(zip(_SUMMED, self._sums[kind].tolist(), strict=True))
         rows, later = s["rows"], s["later_rows"]
+        variance = s["squared_distance"] / rows - (s["distance"] / rows) ** 2 if rows else None
         return CouplingNumbers(
             off_diagonal_share=min(max(1 - s["diagonal"] / s["energy"], 0.0), 1.0) if s["energy"] else None,
             entropy_bits=s["entropy"] / rows if rows else None,
             effective_context=s["context"] / rows if rows else None,
             mean_distance=s["distance"] / rows if rows else None,
+            distance_deviation=math.sqrt(max(variance, 0.0)) if variance is not None else None,
             first_token_share=s["first"] / later if later else None,
         )
 
@@ -78,7 +82,7 @@ def distances(start: int, count: int, tokens: int, dtype: torch.dtype, device: t
     return (i[:, None] - j).abs().to(dtype)
 
 
-_SUMMED = ("energy", "diagonal", "rows", "entropy", "context", "distance", "later_rows", "first")
+_SUMMED = ("energy", "diagonal", "rows", "entropy", "context", "distance", "squared_distance", "later_rows", "first")
 
 
 class OperatorSums:

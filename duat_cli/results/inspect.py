@@ -99,6 +99,10 @@ class Coupling(WithReasons):
     mean_distance: Annotated[Finite | None, Meaning("tokens", "exact", drift="number")] = Field(
         description="mean over rows of sum_j p_ij |i-j|, tokens"
     )
+    distance_deviation: Annotated[Finite | None, Meaning("tokens", "exact")] = Field(
+        description="standard deviation over rows of sum_j p_ij |i-j|, tokens: 0 where every row reads equally far "
+        "away, sqrt((N^2-1)/12) where all read the first token; compare its nulls"
+    )
     first_token_share: Annotated[Finite | None, Meaning("share", "exact", drift="number")] = Field(
         description="mean of p_i0 over i >= 1, 0 to 1"
     )

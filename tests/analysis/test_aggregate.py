@@ -11,7 +11,14 @@ from duat_cli.results.base import Finite, WithReasons
 from duat_cli.results.inspect import Coupling, OperatorStats, Part, Parts, Terms
 from duat_cli.results.meaning import Meaning
 
-NAMES = ("off_diagonal_share", "entropy_bits", "effective_context", "mean_distance", "first_token_share")
+NAMES = (
+    "off_diagonal_share",
+    "entropy_bits",
+    "effective_context",
+    "mean_distance",
+    "distance_deviation",
+    "first_token_share",
+)
 
 
 def coupling(base: float, **other: float | None) -> Coupling:
@@ -42,7 +49,7 @@ def operator(norm: float, error: float, rows: float = 32) -> OperatorStats:
 
 def test_numbers_become_means() -> None:
     got = mean_over([coupling(0.0), coupling(1.0), coupling(5.0)])
-    assert [getattr(got, name) for name in NAMES] == pytest.approx([2.0, 3.0, 4.0, 5.0, 6.0], rel=1e-15)
+    assert [getattr(got, name) for name in NAMES] == pytest.approx([2.0, 3.0, 4.0, 5.0, 6.0, 7.0], rel=1e-15)
     assert got.reasons == {}
 
 

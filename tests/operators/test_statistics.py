@@ -164,11 +164,35 @@ def test_coupling_of_known_matrices() -> None:
     assert_same(numbers_of(torch.ones(8, 8)), {
         "off_diagonal_share": 7 / 8, "entropy_bits": 3.0, "effective_context": 8.0,
         "mean_distance": sum(abs(i - j) for i in range(8) for j in range(8)) / 64, "first_token_share": 1 / 8,
+        "distance_deviation": (21 / 64) ** 0.5,  # of 3.5, 2.75, 2.25, 2, 2, 2.25, 2.75, 3.5
     })  # fmt: skip
     assert_same(numbers_of(torch.eye(8)), {
         "off_diagonal_share": 0.0, "entropy_bits": 0.0, "effective_context": 1.0, "mean_distance": 0.0,
-        "first_token_share": 0.0,
+        "distance_deviation": 0.0, "first_token_share": 0.0,
     })  # fmt: skip
+
+
+@pytest.mark.parametrize("start", [0, 5])
+def test_the_deviation_of_distances_tells_a_sink_from_a_shift(start: int) -> None:
+    """All rows read the first token: their distances are 0 … 7. Each reads the one before it: all are 1."""
+    sink, before = torch.zeros(8, 8), torch.ones(7).diag(-1)
+    sink[:, 0] = 1
+    for squares, expected in ((sink, (63 / 12) ** 0.5), (before, 0.0)):
+        sums = CouplingSums(kinds=1)
+        for rows, first in ((squares[:start], 0), (squares[start:], start)):
+            sums.add(rows[None], first)
+        assert sums.numbers(0).distance_deviation == pytest.approx(expected, rel=1e-14)
+
+
+def test_a_small_deviation_of_far_distances_is_not_lost_in_single_precision() -> None:
+    """Rows 1000 … 1999 read 1000 tokens back, every other one a thousandth of a token less on average."""
+    squares = torch.zeros(1000, 2000)
+    rows = torch.arange(1000)
+    squares[rows, rows], squares[rows[::2], rows[::2] + 1] = 1.0, 1e-3
+    sums = CouplingSums(kinds=1)
+    sums.add(squares[None], 1000)
+    step = 1 - 1 / 1.001
+    assert sums.numbers(0).distance_deviation == pytest.approx(step / 2, rel=0.1)
 
 
 def test_correlation_of_known_blocks() -> None:

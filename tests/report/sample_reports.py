@@ -150,6 +150,7 @@ def coupling(index: int, one_token: bool = False) -> Coupling:
         entropy_bits=2.31,
         effective_context=6.42 + index,
         mean_distance=17.3,
+        distance_deviation=11.8 + index,
         first_token_share=None if one_token else 0.2204,
         reasons={"first_token_share": "the prompts have one token each"} if one_token else {},
     )
@@ -182,6 +183,7 @@ def null_coupling(index: int) -> Coupling:
         entropy_bits=5.1,
         effective_context=36.4 + index,
         mean_distance=26.5,
+        distance_deviation=15.3,
         first_token_share=0.0402,
     )
 

@@ -93,6 +93,7 @@ _OPTIONAL: Titles = {  # the first that fit
     "density.structural": ("struct.", "density", "%"),
     "operator.frobenius_norm": ("Frobenius", "norm", "of W'"),
     "coupling.entropy_bits": ("entropy", "bits"),
+    "coupling.distance_deviation": ("distance", "deviation", "tokens"),
 }
 _ORDER = (
     "operator.effective_heads",
@@ -107,6 +108,7 @@ _ORDER = (
     "coupling_weighted.effective_context",
     "coupling.entropy_bits",
     "coupling.mean_distance",
+    "coupling.distance_deviation",
     "coupling.first_token_share",
     "terms.linear.share",
     "terms.static.share",
