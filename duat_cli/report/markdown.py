@@ -78,7 +78,7 @@ def _table(rows: list[list[str]], page: Page) -> list[RenderableType]:
                 for row in body]  # fmt: skip
     table = Table(box=page.rule, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for name in head:
-        table.add_column(_plain(name), overflow="fold", vertical="bottom")
+        table.add_column(_plain(name), overflow="fold")
     for number, row in enumerate(body):
         if number:
             table.add_row()

@@ -67,7 +67,8 @@ Matrices = Annotated[
         metavar="FILE",
         rich_help_panel=options.PANEL_COMPUTE,
         help="Write every block's W' by its factors (H, V, O, scales), C, inputs and tokens to a .safetensors file, "
-        "block by block; heads x N x N x 4 bytes a block and prompt of N tokens. To rebuild W': its metadata, README.",
+        "block by block; heads x N x N x 4 bytes a block and prompt of N tokens. To rebuild W': "
+        "duat explain operator-file.",
     ),
 ]
 Null = Annotated[

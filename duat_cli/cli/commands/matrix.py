@@ -46,7 +46,7 @@ MatrixFile = Annotated[
         metavar="FILE",
         rich_help_panel=options.PANEL_OUTPUT,
         help="Also write W' by its factors (H, V, O, scales), C, the input, what attention adds and the tokens to a "
-        ".safetensors file, as duat inspect --matrices does. To rebuild W': its metadata, README.",
+        ".safetensors file, as duat inspect --matrices does. To rebuild W': duat explain operator-file.",
     ),
 ]
 DenseToo = Annotated[
