@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from pydantic import BaseModel
@@ -15,9 +15,9 @@ from duat_cli.report.headers import headers
 from duat_cli.report.schema import REPORTS
 from duat_cli.results.base import Result
 from duat_cli.results.explain import Explanation
+from duat_cli.results.meaning import Meaning, meaning_of
 
 _NULLS = ("blocks[].null.reinitialised.", "blocks[].null.uniform.")
-_OWN = ("formula", "unit", "source", "exact")  # keys of metadata that an explanation has a place for
 
 
 @dataclass
@@ -71,9 +71,8 @@ def _models(hint: object, path: str) -> Iterator[tuple[type[BaseModel], str]]:
 
 
 def _explanation(name: str, one: _Found, every: set[tuple[str, str]]) -> Explanation:
-    declared = _metadata(one.info)
+    meaning = meaning_of(one.model, name)
     reading = readings().of(one.model.__name__, name)
-    said = {key: declared.pop(key, None) or getattr(reading, key) for key in _OWN}
     return Explanation(
         name=name,
         kind="field",
@@ -81,24 +80,23 @@ def _explanation(name: str, one: _Found, every: set[tuple[str, str]]) -> Explana
         columns=[f"{report}: {header}" for report, path in one.places for header in headers().get((report, path), [])],
         definition=reading.definition or _definition(name, one.info),
         nulls=_nulls(one.places, every),
-        facts=declared,
+        facts=_facts(meaning),
         page=None,
-        **said,
+        formula=reading.formula,
+        source=reading.source,
+        unit=reading.unit or meaning.unit or None,
+        exact=reading.exact or meaning.exactness,
     )
 
 
-def _metadata(info: FieldInfo) -> dict[str, str]:
-    """What is declared beside the description, as text."""
-    extra = info.json_schema_extra
-    if not isinstance(extra, Mapping):
-        return {}
-    return {key.replace("_", " "): _text(value) for key, value in extra.items() if value is not None}
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+def _facts(meaning: Meaning) -> dict[str, str]:
+    """What a field's metadata says that has no place of its own in an explanation."""
+    facts = {}
+    if meaning.needs is not None:
+        facts["needs"] = f"--{meaning.needs.replace('_', '-')}"
+    if meaning.drift in ("number", "norm"):
+        facts["baseline"] = "a metric of duat check --baseline"
+    return facts
 
 
 def _definition(name: str, info: FieldInfo) -> str:

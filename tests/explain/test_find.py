@@ -7,6 +7,7 @@ import functools
 import json
 import subprocess
 import sys
+from typing import Annotated
 
 import pytest
 from children import PATIENCE
@@ -27,6 +28,7 @@ from duat_cli.report.tables import prune as prune_table
 from duat_cli.report.tables import verify as verify_table
 from duat_cli.results.base import Result
 from duat_cli.results.explain import Explanation, Kind
+from duat_cli.results.meaning import Meaning
 
 
 def named(name: str, kind: Kind) -> list[Explanation]:
@@ -144,11 +146,12 @@ def test_metadata_of_a_field_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     class Odd(Result):
         """A report of one field."""
 
-        odd: float = Field(description="an odd number", json_schema_extra={"unit": "bits", "needs": ["terms"]})
+        odd: Annotated[float, Meaning("bits", "exact", needs="terms")] = Field(description="an odd number")
 
     monkeypatch.setattr(fields, "REPORTS", {"odd": Odd})
     [entry] = fields.fields()
-    assert (entry.definition, entry.unit, entry.facts) == ("an odd number", "bits", {"needs": "terms"})
+    assert (entry.definition, entry.unit, entry.exact) == ("an odd number", "bits", "exact")
+    assert entry.facts == {"needs": "--terms"}
 
 
 def loaded_by(before: str = "") -> list[str]:
