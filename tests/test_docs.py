@@ -20,6 +20,11 @@ import typer
 import yaml
 from safetensors.torch import load_file, save_file
 
+<<<<<<< HEAD
+=======
+from duat_cli.analysis.lora.lint import LEVELS
+from duat_cli.cli.terminal import libraries, talk
+>>>>>>> wt-pages
 from duat_cli.cli.main import app, run
 from duat_cli.cli.terminal import libraries, talk
 from duat_cli.errors import InputError
@@ -249,6 +254,14 @@ def test_the_pages_are_shipped() -> None:
     for page in PAGES[2:]:
         [topic] = explain(page.stem).entries
         assert topic.page == page.read_text(encoding="utf-8")
+
+
+def test_the_page_about_fine_tunes_lists_every_lint_rule_under_its_level() -> None:
+    page = (ROOT / "configs" / "docs" / "fine-tunes.md").read_text(encoding="utf-8").partition("## Lint rules")[2]
+    lists = dict(re.findall(r"^- (Error|Warning|Note)s: (.*?)\.$", page, re.MULTILINE | re.DOTALL))
+    for level, text in lists.items():
+        assert set(re.findall(r"`([\w-]+)`", text)) == {name for name, of in LEVELS.items() if of == level.lower()}
+    assert len(lists) == 3
 
 
 def test_figures_of_the_demo_are_those_of_its_training() -> None:
