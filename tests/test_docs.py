@@ -20,11 +20,7 @@ import typer
 import yaml
 from safetensors.torch import load_file, save_file
 
-<<<<<<< HEAD
-=======
 from duat_cli.analysis.lora.lint import LEVELS
-from duat_cli.cli.terminal import libraries, talk
->>>>>>> wt-pages
 from duat_cli.cli.main import app, run
 from duat_cli.cli.terminal import libraries, talk
 from duat_cli.errors import InputError
