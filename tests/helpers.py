@@ -6,16 +6,20 @@ Nothing here calls the operators, the rig or the discovery of the package. W' is
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from duat_cli.loading.model.load import LoadedModel
+from duat_cli.loading.prompts import Prompt
 from duat_cli.zoo import tiny
 
 # -- W' by definition ----------------------------------------------------------------------------------------
@@ -281,3 +285,17 @@ def token_ids(model: Any, tokens: int = 7, seed: int = 0) -> Tensor:
 def chunked(rows: Tensor, step: int) -> Iterator[tuple[int, Tensor]]:
     for start in range(0, rows.shape[1], step):
         yield start, rows[:, start : start + step]
+
+
+# -- a model as the loader hands it over ------------------------------------------------------------------------
+
+
+def as_loaded(model: Any) -> LoadedModel:
+    return LoadedModel(
+        model=model, name="planted", revision=None, files=SimpleNamespace(tensors={}),  # type: ignore[arg-type]
+        dtype="float32", device="cpu", warnings=(), nonfinite_weights={},
+    )  # fmt: skip
+
+
+def prompt_of(ids: Tensor) -> Prompt:
+    return Prompt("planted", hashlib.sha256(b"planted").hexdigest(), ids, 1)

@@ -12,6 +12,7 @@ images, a block that is not affine cannot pass.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -110,6 +111,11 @@ class Decomposition:
         inputs = [_pieces(images, bare) for images in replay.unit_inputs]
         errors = [_missed(p, u.input) for u, p in zip(run.units, inputs, strict=True)]
         error = max(_missed(after, run.output), *errors, 0.0)
+        if not math.isfinite(error):
+            raise UnsupportedModelError(
+                f"block {run.index}: its rebuilt output is not finite in {x.dtype}".replace("torch.", "")
+                + "; run with --dtype float32"
+            )
         place = _ffn_place(run)
         pieces, whole, reason = _pre_activation(run, inputs, place)
         pre = None if pieces is None or whole is None else _three(pieces, whole)

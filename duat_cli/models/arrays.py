@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -15,11 +17,15 @@ def rounding(dtype: torch.dtype) -> float:
 
 
 def relative_error(got: Tensor, expected: Tensor) -> float:
-    """|got - expected| / |expected| (Frobenius); 0 where both vanish, infinity where only `expected` does."""
+    """|got - expected| / |expected| (Frobenius); 0 where both vanish, infinity where only `expected` does.
+
+    Infinity also where a value is not finite: a NaN would be lost by the `max` that errors meet.
+    """
     difference, size = _length((got - expected).detach()), _length(expected.detach())
     if size == 0.0:
         return 0.0 if difference == 0.0 else float("inf")
-    return difference / size
+    error = difference / size
+    return error if math.isfinite(error) else float("inf")
 
 
 def _length(x: Tensor) -> float:

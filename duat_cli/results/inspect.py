@@ -156,12 +156,12 @@ class Nulls(WithReasons):
     """Two values to compare each statistic of W' with; a statistic that equals both says nothing of training."""
 
     uniform: NullStats | None = Field(
-        description="the same weights and the same scales of every token, H uniform over the positions that some head "
-        "of the row reaches; closed form"
+        description="the same weights and the same scales of every token, H uniform over the positions that the mask "
+        "leaves to a row (without a mask, those that some head of the row reaches); closed form"
     )
     reinitialised: Annotated[NullStats | None, Meaning(needs="null")] = Field(
         description="the model's class built anew from its config (transformers' own initialisation, fixed seed), on "
-        "as many random tokens (the nearest of at most 16 counts); with --null all"
+        "as many random tokens; with --null all"
     )
 
 

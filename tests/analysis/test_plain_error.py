@@ -2,46 +2,34 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from helpers import single_model, token_ids
+from helpers import as_loaded, prompt_of, single_model, token_ids
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_outputs import BaseModelOutput
 
+from duat_cli.analysis import decomposition
 from duat_cli.analysis.decomposition import Step
 from duat_cli.analysis.inspect.run import InspectOptions, inspect, verify
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.loading.model.load import LoadedModel
-from duat_cli.loading.prompts import Prompt
+from duat_cli.models.arrays import relative_error
 from duat_cli.models.block import norms
 from duat_cli.models.discovery.structure import discover
 from duat_cli.models.instrument import attention, interception, rig
 from duat_cli.models.instrument.attention import AttentionCall, StoredRows
+from duat_cli.models.instrument.plain import Outputs, deviation
 from duat_cli.results.base import Certificate
 
 
 def quiet(done: int, total: int, doing: str) -> None:
     pass
-
-
-def as_loaded(model: Any) -> LoadedModel:
-    return LoadedModel(
-        model=model, name="planted", revision=None, files=SimpleNamespace(tensors={}),  # type: ignore[arg-type]
-        dtype="float32", device="cpu", warnings=(), nonfinite_weights={},
-    )  # fmt: skip
-
-
-def prompt_of(ids: Tensor) -> Prompt:
-    return Prompt("planted", hashlib.sha256(b"planted").hexdigest(), ids, 1)
 
 
 def certificate_of(model: Any) -> Certificate:
@@ -267,3 +255,27 @@ def test_factors_that_miss_what_attention_adds_are_refused(planted: str, monkeyp
     report = inspect(as_loaded(model), [prompt_of(token_ids(model, 9))], InspectOptions(cache=False), quiet)
     assert all(block.operator.frobenius_norm is None for block in report.blocks)
     assert "residual of 1.0e-02" in report.blocks[0].operator.reasons["frobenius_norm"]
+
+
+def test_what_is_not_finite_is_no_error_of_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's max loses a NaN, and with it the fault."""
+    ones, lost = torch.ones(1, 2, 3), torch.full((1, 2, 3), float("nan"))
+    assert relative_error(lost, ones) == relative_error(ones, lost) == float("inf")
+    for seen, plain in ((Outputs(ones, lost), Outputs(ones, ones)), (Outputs(ones, ones), Outputs(ones, lost))):
+        with pytest.raises(UnsupportedModelError, match="not finite"):
+            deviation(seen, plain)
+    calls = iter(range(100))
+    missed = decomposition._missed
+    monkeypatch.setattr(decomposition, "_missed", lambda *a: float("inf") if next(calls) == 3 else missed(*a))
+    assert verdict(single_model("llama")) == "refused"
+
+
+def test_large_value_biases_leave_w_in_bfloat16() -> None:
+    """The constants outside W' cancel in the comparison of W' x'; what rounding leaves of them is no error of W'."""
+    model = single_model("opt")
+    for layer in model.model.decoder.layers:
+        bias = layer.self_attn.v_proj.bias
+        bias.data += 3 * torch.randn(bias.shape, generator=torch.Generator().manual_seed(0))
+    narrow = replace(as_loaded(model.to(torch.bfloat16)), dtype="bfloat16")
+    report = inspect(narrow, [prompt_of(token_ids(model, 9))], InspectOptions(cache=False), quiet)
+    assert report.blocks[0].operator.frobenius_norm is not None

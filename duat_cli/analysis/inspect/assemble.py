@@ -23,6 +23,7 @@ from duat_cli.results.inspect import (
 )
 
 ZERO_OPERATOR = "W' is zero"
+NOT_COUNTED = "W' is zero, or no drawn pair of tokens met a nonzero block"
 ZERO_STREAM = "the vector to share is zero"
 ONE_TOKEN = "needs a second token"
 NO_SPECTRUM = "computed with --spectrum"
@@ -94,7 +95,7 @@ def _interval(estimate: ShareEstimate | None) -> dict[str, Any]:
     """The fields of a numerical density, and why they are null if they are."""
     names = ("numerical", "numerical_low", "numerical_high")
     if estimate is None:
-        return {**dict.fromkeys(names), "reasons": dict.fromkeys(names, ZERO_OPERATOR)}
+        return {**dict.fromkeys(names), "reasons": dict.fromkeys(names, NOT_COUNTED)}
     return dict(zip(names, (estimate.share, estimate.low, estimate.high), strict=True))
 
 

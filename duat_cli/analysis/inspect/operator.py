@@ -32,7 +32,7 @@ class OperatorNumbers:
     numerical: ShareEstimate | None  # None for W' = 0
     coupling: CouplingNumbers
     weighted: CouplingNumbers
-    seen: Tensor  # which tokens some head of each row reaches, (N, N)
+    seen: Tensor  # which tokens each row may attend to; without a mask, those that some head reaches: (N, N)
     arriving: Tensor  # ‖Σ_h v_jh O_h‖² of each source token, (N,)
     matrix: Tensor | None  # C, (N, N), if asked for
 
@@ -60,7 +60,12 @@ def measure(
         if matrix:
             squares.append(rows)
     reached = torch.cat(seen)
-    if whole:
+    if operator.allowed is not None and not bool((reached & ~operator.allowed).any()):
+        # what the mask leaves counts, also where a softmax underflows
+        reached = operator.allowed
+        rows = (reached & (operator.token_scale != 0).reshape(-1, 1)).sum(dim=0)
+        filled = geometry.pattern.filled(operator.source_scale.abs(), rows)
+    elif whole:
         filled = int(torch.count_nonzero(reached)) * geometry.pattern.share()
     norm = frobenius_norm(sums.head_products, geometry.gram)
     nonzero = sums.nonzero_blocks / tokens**2

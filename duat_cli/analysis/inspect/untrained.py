@@ -28,7 +28,6 @@ from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.results.inspect import NullStats
 
 FORMAT = 1  # raise it when how the numbers are computed changes; a document with other fields is not read
-MOST_COUNTS = 16
 SPARE = 1.25  # memory that must be left for a byte of the second model: the first one's blocks run beside it
 _GIB = 1 << 30
 
@@ -50,11 +49,9 @@ class Untrained:
         self._by_count, self._reason = by_count, reason
 
     def of(self, block: int, tokens: int) -> NullStats | str:
-        """Of that block under the nearest count of tokens that was run; or the reason."""
-        if not self._by_count:
-            return self._reason
-        nearest = min(self._by_count, key=lambda count: (abs(count - tokens), count))
-        return self._by_count[nearest][block].known()
+        """Of that block under that many tokens; or the reason why there is none."""
+        found = self._by_count.get(tokens)
+        return self._reason if found is None else found[block].known()
 
 
 def untrained(
@@ -67,7 +64,7 @@ def untrained(
     progress: Progress,
 ) -> Untrained:
     """model: the trained one; blocks: how many it has; counts: of tokens in the report; threshold: of the density."""
-    chosen = _chosen(counts)
+    chosen = sorted(set(counts))
     named = type(model).__module__.startswith("transformers.")  # no version names code that comes with a checkpoint
     store = DocumentCache("null", enabled=cache and named)
     same = {**identity(model), "format": FORMAT, "threshold": threshold}
@@ -86,15 +83,6 @@ def untrained(
     except DuatError as fault:
         return Untrained({}, f"the architecture was not re-initialised: {fault}")
     return Untrained(found, "")
-
-
-def _chosen(counts: Sequence[int]) -> list[int]:
-    """The distinct counts, or MOST_COUNTS of them, evenly from the smallest to the largest."""
-    distinct = sorted(set(counts))
-    if len(distinct) <= MOST_COUNTS:
-        return distinct
-    last = len(distinct) - 1
-    return [distinct[round(k * last / (MOST_COUNTS - 1))] for k in range(MOST_COUNTS)]
 
 
 def _read(document: object, blocks: int) -> list[BlockNull] | None:

@@ -98,6 +98,7 @@ class AttentionCall:
     rows: RowSource
     value: Tensor  # (batch, kv_heads, N, d), a view of the value projection's output where the model keeps one
     output: Tensor  # (batch, N, heads, d)
+    allowed: Tensor | None = None  # positions that the mask leaves to some head, (N, N) bool; None: no mask was seen
 
 
 class Probe(Protocol):
@@ -208,7 +209,9 @@ def _captured_call(
         if weights is None:
             raise UnsupportedModelError(f"{type(module).__name__}'s eager attention returns no weights")
         weights = _effective(module, weights, value, output)
-        return AttentionCall(module, "attention interface", StoredRows(weights[0]), value, output)
+        return AttentionCall(
+            module, "attention interface", StoredRows(weights[0]), value, output, _allowed(mask, tokens)
+        )
 
     def weights_of(rows: slice) -> Tensor:
         part = mask if mask is None or mask.shape[-2] == 1 else mask[..., rows, :]
@@ -218,7 +221,17 @@ def _captured_call(
 
     step = max(1, (row_budget // 4) // row_bytes)
     source = RecomputedRows(weights_of, heads, tokens, step)
-    return AttentionCall(module, "attention interface", source, value, apply_rows(source, value))
+    return AttentionCall(
+        module, "attention interface", source, value, apply_rows(source, value), _allowed(mask, tokens)
+    )
+
+
+def _allowed(mask: Tensor | None, tokens: int) -> Tensor | None:
+    """Where a mask (1, 1 or heads, N or 1, N), boolean or added to the scores, lets some head attend."""
+    if mask is None or mask.shape[-1] != tokens:
+        return None
+    kept = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 4
+    return kept[0].any(dim=0).expand(tokens, tokens)
 
 
 def _effective(module: nn.Module, weights: Tensor, value: Tensor, output: Tensor) -> Tensor:

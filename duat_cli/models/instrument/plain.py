@@ -6,6 +6,7 @@ lost, an argument dropped), the sum still fits. So the instrumented pass itself 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -52,11 +53,14 @@ def instrumented_outputs(rig: Rig, forward: Callable[[], Any], on_block: Callabl
 
 
 def deviation(instrumented: Outputs, plain: Outputs) -> float:
-    """The larger relative error of the two outputs. UnsupportedModelError where the plain one is not finite."""
+    """The larger relative error of the two outputs. UnsupportedModelError where one is not finite."""
     block = hidden_of(plain.block, instrumented.block)
     if not bool(torch.isfinite(block).all() and torch.isfinite(plain.whole).all()):
         raise UnsupportedModelError("the model's own output, without duat's instruments, is not finite")
-    return max(relative_error(instrumented.block, block), relative_error(instrumented.whole, plain.whole))
+    error = max(relative_error(instrumented.block, block), relative_error(instrumented.whole, plain.whole))
+    if not math.isfinite(error):
+        raise UnsupportedModelError("under duat's instruments the model's output is not finite, though its own is")
+    return error
 
 
 def _first_tensor(output: Any) -> Tensor:

@@ -13,6 +13,7 @@ from helpers import (
     WIRINGS,
     Detached,
     InDouble,
+    as_loaded,
     correlation_of,
     coupling_of,
     dense_blocks,
@@ -22,6 +23,7 @@ from helpers import (
     kron_sum,
     kronecker_singular_values,
     naive_coupling_numbers,
+    prompt_of,
     single_model,
     sweep,
     token_ids,
@@ -34,6 +36,7 @@ from duat_cli.analysis.inspect import entries as entries_module
 from duat_cli.analysis.inspect import operator as operator_module
 from duat_cli.analysis.inspect import uniform as uniform_module
 from duat_cli.analysis.inspect.operator import measure
+from duat_cli.analysis.inspect.run import InspectOptions, inspect
 from duat_cli.analysis.inspect.uniform import NullNumbers, UniformNulls
 from duat_cli.cache.tensors import TensorCache
 from duat_cli.models.instrument.attention import StoredRows
@@ -199,7 +202,8 @@ def test_heads_that_miss_positions_and_tokens_that_are_scaled_away() -> None:
         scale[4] = -2.0
         source = operator.source_scale.clone()
         source[:, 1] = 0  # a token without a value is read and gives nothing
-        return dataclasses.replace(operator, rows=StoredRows(H), token_scale=scale, source_scale=source)
+        # no mask is seen, so that positions are counted by the heads that reach them
+        return dataclasses.replace(operator, rows=StoredRows(H), token_scale=scale, source_scale=source, allowed=None)
 
     with InDouble():
         for case in cases(model, ids, edit=edit):
@@ -210,6 +214,24 @@ def test_heads_that_miss_positions_and_tokens_that_are_scaled_away() -> None:
             for name, expected in naive_coupling_numbers(coupling_of(W, tokens)).items():
                 assert far(dataclasses.asdict(case.null.coupling)[name], expected) <= 1e-10, name
             assert case.null.structural == pytest.approx((28 - 4 - 1 - 6 + 1) / 49)
+
+
+@pytest.mark.parametrize("row_budget", [None, 4 * 4 * 7 * 8])
+def test_a_softmax_that_underflows_leaves_the_positions_of_the_mask(row_budget: int | None) -> None:
+    """The null follows the mask, not what a sharp head happens to leave above zero."""
+    plain, sharp = single_model("llama"), single_model("llama")
+    with torch.no_grad():
+        for layer in sharp.model.layers:
+            layer.self_attn.q_proj.weight *= 1e5
+    ids = token_ids(sharp)
+    found = cases(sharp, ids, row_budget)
+    numbers = naive_coupling_numbers(coupling_of(cases(plain, ids)[0].dense(), 7))
+    assert found[0].null.structural == pytest.approx(28 / 49)
+    assert found[0].null.coupling.effective_context == pytest.approx(numbers["effective_context"], rel=1e-4)
+    options = InspectOptions(cache=False)
+    report = inspect(as_loaded(sharp), [prompt_of(ids)], options, lambda *_: None)
+    assert [block.density.structural for block in report.blocks] == pytest.approx([28 / 49] * 3)
+    assert min(block.coupling.effective_context or 9 for block in report.blocks) < 2.5  # each head reads one token
 
 
 def test_the_sampled_density_holds_the_counted_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,7 +137,7 @@ def test_the_trained_model_is_left_alone() -> None:
     assert model.config.to_json_string(use_diff=False) == config
 
 
-def test_at_most_sixteen_counts_are_run_and_the_rest_take_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_count_of_tokens_is_run_once_and_no_other_stands_in(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[int] = []
     own = untrained_module._Runs.numbers
 
@@ -146,13 +146,10 @@ def test_at_most_sixteen_counts_are_run_and_the_rest_take_the_nearest(monkeypatc
         return own(self, tokens)
 
     monkeypatch.setattr(untrained_module._Runs, "numbers", numbers)
-    nulls = of(single_model("llama"), [*range(3, 23), 5, 5])
-    assert len(ran) == 16
-    assert (min(ran), max(ran)) == (3, 22)
-    absent = next(n for n in range(3, 23) if n not in ran)
-    nearest = min(ran, key=lambda n: (abs(n - absent), n))
-    assert nulls.of(1, absent) == nulls.of(1, nearest)
-    assert nulls.of(1, 3) != nulls.of(1, 22)
+    nulls = of(single_model("llama"), [*range(1, 21), 5, 5])
+    assert ran == [*range(1, 21)]
+    for tokens in (2, 7, 20):
+        assert known(nulls.of(1, tokens)).density.structural == pytest.approx((tokens + 1) / (2 * tokens))
 
 
 # -- in the report ---------------------------------------------------------------------------------------------
