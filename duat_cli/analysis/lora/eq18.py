@@ -221,7 +221,7 @@ def _compared(
         assert isinstance(bias, Tensor)
         moved = moved + bias
     before, after = (_affine(x, layer, axis) for layer in (old, new))
-    size = float(moved.norm()) or float(y.norm())
+    size = float(moved.norm()) or float((after - before).norm())  # a change that nobody states is missed whole
     return _Layer(
         relative_error=relative_error(before + moved, y),
         change_error=float((after - before - moved).norm()) / size if size else 0.0,
