@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_error, wide
 from duat_cli.models.discovery.proof import ProvedBlock
-from duat_cli.models.instrument.rig import BlockRun, Replay, UnitCall
+from duat_cli.models.instrument.rig import BlockRun, Replay
 from duat_cli.models.value_path.factors import AttentionOperator, operator_of
 
 
@@ -76,7 +76,6 @@ class Step:
     terms: BlockTerms
     dynamic_bias: Tensor | None  # the dynamic piece at the FFN's first linear layer, (N, width)
     pre_activation: Tensor | None  # what the FFN's nonlinearity reads, (N, width)
-    ffn: UnitCall | None  # the call that is the FFN's
 
     def operator(self, run: BlockRun, block: ProvedBlock) -> AttentionOperator:
         """W' of this block and input; UnsupportedModelError says why there is none."""
@@ -112,9 +111,9 @@ class Decomposition:
         errors = [_missed(p, u.input) for u, p in zip(run.units, inputs, strict=True)]
         error = max(_missed(after, run.output), *errors, 0.0)
         if not math.isfinite(error):
+            dtype = str(x.dtype).removeprefix("torch.")
             raise UnsupportedModelError(
-                f"block {run.index}: its rebuilt output is not finite in {x.dtype}".replace("torch.", "")
-                + "; run with --dtype float32"
+                f"block {run.index}: its rebuilt output is not finite in {dtype}; run with --dtype float32"
             )
         place = _ffn_place(run)
         pieces, whole, reason = _pre_activation(run, inputs, place)
@@ -122,7 +121,7 @@ class Decomposition:
         own = shares([_own_term(run, replay.output, given, bare)], run.output[0])[0] if self._own else None
         terms = BlockTerms(_three(after, run.output[0]), own, pre, reason, error)
         dynamic = None if pieces is None else pieces.dynamic
-        return Step(items, given, replay, terms, dynamic, whole, None if place is None else run.units[place])
+        return Step(items, given, replay, terms, dynamic, whole)
 
 
 def _missed(pieces: Carried, whole: Tensor) -> float:

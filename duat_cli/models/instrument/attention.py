@@ -156,8 +156,9 @@ def _interface(
     """The function transformers calls. Returns no weights, or every block's H would be kept to the end."""
     watch = _watches.get(module)
     if watch is None:
-        _refuse_foreign(module, _eager(module), kwargs)
-        return _eager(module)(module, query, key, value, attention_mask, **kwargs)[0], None
+        eager = _eager(module)
+        _refuse_foreign(module, eager, kwargs)
+        return eager(module, query, key, value, attention_mask, **kwargs)[0], None
     before, watch.inside_interface = watch.inside_interface, True
     try:
         return _routed(watch, module, query, key, value, attention_mask, kwargs)
