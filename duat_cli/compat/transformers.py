@@ -11,7 +11,7 @@ import importlib
 import pkgutil
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -145,3 +145,49 @@ def is_load_report(line: str) -> bool:
     """Whether a logged text is the table of missing and unexpected tensors, which duat states itself. Without it, the
     table becomes a second warning."""
     return "LOAD REPORT" in line
+
+
+# -- loading a part ----------------------------------------------------------------------------------------------------
+
+
+def targets_of(model: Any, names: Iterable[str]) -> dict[str, tuple[str, bool]]:
+    """Tensor of the files -> (parameter or buffer of the model that it becomes, or becomes first; whether its values
+    are changed on the way). A tensor that the model does not use is left out. Without it, no model can be read in
+    parts."""
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    mapping, state = _conversions(model), model.state_dict()
+    rules = [[m for m in mapping if isinstance(m, kind)] for kind in (WeightRenaming, WeightConverter)]
+    found = {}
+    for name in names:
+        target, rule = rename_source_key(name, *rules, model.base_model_prefix, state)
+        if target not in state and name in state:  # as transformers does where a rule took the name for another's
+            target, rule = rename_source_key(name, [], [], model.base_model_prefix, state)
+        if target in state:
+            found[name] = target, rule is not None
+    return found
+
+
+def load_part(model: Any, tensors: Mapping[str, Any], dtype: dtype, device: str) -> None:
+    """Put these tensors of the files where they belong, renamed, fused and cast as a whole load would. ValueError says
+    what transformers could not convert. Without it, no model can be read in parts."""
+    from transformers.core_model_loading import convert_and_load_state_dict_in_model
+    from transformers.modeling_utils import LoadStateDictConfig
+
+    config = LoadStateDictConfig(
+        dtype=dtype,
+        dtype_plan=model._get_dtype_plan(dtype),
+        device_map={"": device},
+        weight_mapping=_conversions(model),
+    )
+    info, _ = convert_and_load_state_dict_in_model(model, dict(tensors), config)
+    faults = [*info.error_msgs, *map(str, info.conversion_errors.values()), *map(str, info.mismatched_keys)]
+    if faults:
+        raise ValueError("; ".join(faults))
+
+
+def _conversions(model: Any) -> Any:
+    """Made anew for every load: they gather tensors."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
+    return get_model_conversion_mapping(model)

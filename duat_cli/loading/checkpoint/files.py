@@ -46,6 +46,20 @@ def open_file(path: Path) -> BinaryIO:
         fail(path, f"cannot be read: {_reason(error)}")
 
 
+def read_into(path: Path, file: BinaryIO, offset: int, view: memoryview, tensor: str) -> None:
+    """Fill `view` with the bytes of an open file from `offset` on; CheckpointError where it ends before."""
+    done = 0
+    try:
+        file.seek(offset)
+        while done < len(view):
+            got = file.readinto(view[done:])  # type: ignore[attr-defined]
+            if not got:
+                fail(path, f"ended within tensor {tensor}: it became shorter while it was read")
+            done += got
+    except OSError as error:
+        fail(path, f"cannot be read: {error.strerror or error}")
+
+
 def _reason(error: Exception) -> str:
     return clean(getattr(error, "strerror", None) or str(error))
 

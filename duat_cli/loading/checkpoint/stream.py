@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from duat_cli.loading.checkpoint.files import fail, open_file
+from duat_cli.loading.checkpoint.files import open_file, read_into
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.checkpoint.seal import Seal, require_unchanged
@@ -89,23 +88,10 @@ def _pieces(path: Path, seal: Seal, name: str, entry: TensorEntry) -> Iterator[P
             for start in range(0, columns, LONGEST_ROW) if long else (0,):
                 width = min(LONGEST_ROW, columns - start)
                 raw = buffer[: count * width * dtype.itemsize]
-                _read(path, file, offset, raw, name)
+                read_into(path, file, offset, raw.data, shown(name))
                 require_unchanged(path, seal, name)
                 offset += raw.size
                 yield Piece(row, _values(raw.view(dtype), entry.dtype).reshape(count, width), not long)
-
-
-def _read(path: Path, file: BinaryIO, offset: int, buffer: NDArray[np.uint8], name: str) -> None:
-    view, done = buffer.data, 0
-    try:
-        file.seek(offset)
-        while done < len(view):
-            got = file.readinto(view[done:])  # type: ignore[attr-defined]
-            if not got:
-                fail(path, f"ended within tensor {shown(name)}: it became shorter while it was read")
-            done += got
-    except OSError as error:
-        fail(path, f"cannot be read: {error.strerror or error}")
 
 
 def _values(raw: NDArray[np.generic], dtype: str) -> NDArray[np.floating]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -35,15 +35,26 @@ def fingerprint(model: nn.Module) -> str:
     Tied parameters count once, under their first name. The weights are those in memory: the same file loaded
     as another dtype has another fingerprint. UnsupportedModelError for weights that are not in memory.
     """
-    total = hashlib.sha256(b"duat fingerprint 2\0")
-    for name, tensor in sorted(_saved(model), key=lambda pair: pair[0]):
-        if tensor.is_meta:
-            raise UnsupportedModelError(f"{shown(name)} is not in memory (meta tensor): no fingerprint")
-        total.update(f"{name}\0{tuple(tensor.shape)}\0{tensor.dtype}\0".encode("utf-8", "surrogatepass"))
-        rows, rest = _rows(tensor.detach())
-        for part in rows.split(_ROWS):
-            total.update(_bytes(row_sums(part)))
-        total.update(_bytes(rest))
+    return combined({name: digest(name, tensor) for name, tensor in saved(model)})
+
+
+def digest(name: str, tensor: Tensor) -> bytes:
+    """32 bytes of one parameter or buffer; its name is for the message alone."""
+    if tensor.is_meta:
+        raise UnsupportedModelError(f"{shown(name)} is not in memory (meta tensor): no fingerprint")
+    total = hashlib.sha256(f"{tuple(tensor.shape)}\0{tensor.dtype}\0".encode())
+    rows, rest = _rows(tensor.detach())
+    for part in rows.split(_ROWS):
+        total.update(_bytes(row_sums(part)))
+    total.update(_bytes(rest))
+    return total.digest()
+
+
+def combined(digests: Mapping[str, bytes]) -> str:
+    """64 hex digits of all of them."""
+    total = hashlib.sha256(b"duat fingerprint 3\0")
+    for name in sorted(digests):
+        total.update(name.encode("utf-8", "surrogatepass") + b"\0" + digests[name])
     return total.hexdigest()
 
 
@@ -58,7 +69,7 @@ def _keys(device: torch.device) -> Tensor:  # (words,), int64, odd
     return (torch.frombuffer(bytearray(raw), dtype=torch.int64) | 1).to(device)
 
 
-def _saved(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def saved(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters and persistent buffers; what a module computes for itself is no part of the checkpoint."""
     yield from model.named_parameters()
     for path, module in model.named_modules():

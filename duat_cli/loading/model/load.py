@@ -13,18 +13,24 @@ from typing import Any
 
 import torch
 import transformers
+from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
-from duat_cli.compat.transformers import without_fusion
+from duat_cli.compat.transformers import targets_of, without_fusion
 from duat_cli.errors import CheckpointError, InputError
 from duat_cli.loading.checkpoint.files import open_file, read_json
 from duat_cli.loading.checkpoint.preflight import CONFIG, CheckpointFiles, inspect_folder
 from duat_cli.loading.checkpoint.source import TOKENIZER_FILES, Source, resolve
 from duat_cli.loading.checkpoint.stored import STORED, most_stored, readers
+from duat_cli.loading.model.fingerprint import combined, digest, saved
 from duat_cli.loading.model.memory import require_memory
-from duat_cli.loading.model.model_class import cannot, check_fit, check_model_type, model_class
+from duat_cli.loading.model.model_class import Fit, cannot, check_fit, check_model_type, model_class
 from duat_cli.loading.model.notes import weight_notes
-from duat_cli.loading.model.weights_check import compare_with_files, scan_weights
+from duat_cli.loading.model.weights_check import Scan, compare_with_files, refuse_integers
+from duat_cli.loading.paged.layout import layout
+from duat_cli.loading.paged.pager import Pager
+from duat_cli.loading.paged.reader import Reader
+from duat_cli.loading.paged.skeleton import fill_buffers
 from duat_cli.loading.quiet import calling_tokenizer, foreign_errors, foreign_notes, hushed
 from duat_cli.loading.wording import shown
 from duat_cli.text import clean, one_line
@@ -54,6 +60,28 @@ class LoadedModel:
     """Tensors of the files that the class does not use."""
     spare: tuple[str, ...] = ()
     """Missing tensors that do not matter, taken as zero."""
+    paged: PagedWeights | None = None
+    """Where one block's weights are in memory at a time."""
+
+
+@dataclass(frozen=True)
+class PagedWeights:
+    """Weights that are read while the model runs, and what was found in those read so far."""
+
+    pager: Pager
+    scan: Scan
+    digests: dict[str, bytes]
+    """Parameter or saved buffer -> its part of the fingerprint."""
+    matrices: int
+
+    def fingerprint(self) -> str:
+        """Of all weights: what no pass has asked for is read now."""
+        self.pager.complete()
+        return combined(self.digests)
+
+    def notes(self) -> list[str]:
+        """What a user should know of the values, once all are read."""
+        return weight_notes(self.scan.nonfinite, self.scan.zero, self.matrices)
 
 
 def load(
@@ -84,33 +112,44 @@ def load_files(
     dtype: str = "float32",
     device: str = "cpu",
     trust_remote_code: bool = False,
+    paged: bool = False,
 ) -> LoadedModel:
-    """The model of files that are found and checked."""
+    """The model of files that are found and checked. paged: with one block's weights in memory at a time."""
     asked_dtype, asked_device = parse_dtype(dtype), parse_device(device)
     check_model_type(files, trust_remote_code)
-    if asked_device.type == "cpu":
+    if asked_device.type == "cpu" and not paged:
         require_memory(files, dtype)
     with hushed() as log:
         config = _read_config(files, trust_remote_code)
         cls, notes = model_class(config, files, trust_remote_code)
-        fit = check_fit(cls, config, files)
+        real_dtype = asked_dtype or stored_dtype(config, files)
+        fit = check_fit(cls, config, files, real_dtype)
         log.clear()  # the rehearsal's lines; the real load repeats what matters
-        model = _fill(cls, config, files, asked_dtype or stored_dtype(config, files), asked_device)
-    _clear(model, fit.spare)
-    changed = compare_with_files(model, files)
-    nonfinite, zero = scan_weights(model)
-    found = weight_notes(nonfinite, zero, sum(p.ndim > 1 for p in model.parameters()))
+        model = fit.model if paged else _fill(cls, config, files, real_dtype, asked_device)
+        _settle(model, files, asked_device)
+    scan, pages, matrices = Scan(), None, sum(p.ndim > 1 for p in model.parameters())
+    if paged:
+        refuse_integers(model, files)
+        pages = _paged(model, cls, config, files, fit, scan, str(asked_device))
+        changed, found = [], []
+    else:
+        _clear(model, fit.spare)
+        changed = compare_with_files(model, files)
+        for name, parameter in model.named_parameters():
+            scan.see(name, parameter)
+        found = weight_notes(scan.nonfinite, scan.zero, matrices)
     return LoadedModel(
         model=model,
         name=place.name,
         revision=place.revision,
         files=files,
         dtype=str(model.dtype).removeprefix("torch."),
-        device=str(model.device),
+        device=str(asked_device if paged else model.device),
         warnings=(*files.warnings, *notes, *fit.notes(cls), *changed, *foreign_notes(log), *found),
-        nonfinite_weights=nonfinite,
+        nonfinite_weights=scan.nonfinite,
         unexpected=fit.unexpected,
         spare=fit.spare,
+        paged=pages,
     )
 
 
@@ -208,11 +247,16 @@ def _fill(
         )
     if info["error_msgs"]:
         raise CheckpointError(f"{cannot(cls, files)}: {one_line('; '.join(info['error_msgs']), 300)}")
+    return model
+
+
+def _settle(model: PreTrainedModel, files: CheckpointFiles, device: torch.device) -> None:
+    """Ready to run: no gradients, no dropout, experts in a way that this dtype knows."""
     model.config.name_or_path = str(files.path)
     if not _grouped_kernel_knows(model.dtype, device) and hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")  # the model's own loop; nothing changes where it has no experts
     model.requires_grad_(False)
-    return model.eval()
+    model.eval()
 
 
 def _grouped_kernel_knows(dtype: torch.dtype, device: torch.device) -> bool:
@@ -227,6 +271,34 @@ def _grouped_kernel_knows(dtype: torch.dtype, device: torch.device) -> bool:
     except (RuntimeError, NotImplementedError):
         return False
     return True
+
+
+def _paged(
+    model: PreTrainedModel,
+    cls: type[PreTrainedModel],
+    config: PreTrainedConfig,
+    files: CheckpointFiles,
+    fit: Fit,
+    scan: Scan,
+    device: str,
+) -> PagedWeights:
+    """The weights of a model on `meta`, read as they are needed."""
+    digests: dict[str, bytes] = {}
+    matrices = sum(p.ndim > 1 for p in model.parameters())
+    covered = {name for name, _ in saved(model)}
+
+    def see(name: str, value: Tensor) -> None:
+        if name in covered:
+            digests[name] = digest(name, value)
+        if isinstance(value, torch.nn.Parameter):
+            scan.see(name, value)
+
+    stored = [name for name, entry in files.tensors.items() if entry.dtype in STORED]
+    with hushed(), foreign_errors(cannot(cls, files)):
+        fill_buffers(model, cls, config, device)
+        pages = layout(model, targets_of(model, stored))
+    pager = Pager(model, pages, Reader(files), zero=fit.spare, dtype=model.dtype, device=device, see=see)
+    return PagedWeights(pager, scan, digests, matrices)
 
 
 def _clear(model: PreTrainedModel, names: tuple[str, ...]) -> None:

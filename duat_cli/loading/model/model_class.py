@@ -95,6 +95,8 @@ class Fit:
     """Tensors of the files that the class does not use."""
     spare: tuple[str, ...]
     """Missing tensors that do not matter."""
+    model: PreTrainedModel
+    """The modules without weights, on `meta`."""
 
     def notes(self, cls: type[PreTrainedModel]) -> list[str]:
         notes = [f"the file has no pooler, taken as zero: {listed(list(self.spare))}"] if self.spare else []
@@ -104,7 +106,9 @@ class Fit:
         return notes
 
 
-def check_fit(cls: type[PreTrainedModel], config: PreTrainedConfig, files: CheckpointFiles) -> Fit:
+def check_fit(
+    cls: type[PreTrainedModel], config: PreTrainedConfig, files: CheckpointFiles, dtype: torch.dtype
+) -> Fit:
     """Rehearses the load without memory.
 
     transformers does the renaming and fusing between file and modules, so only it can tell what fits. Tied
@@ -117,12 +121,12 @@ def check_fit(cls: type[PreTrainedModel], config: PreTrainedConfig, files: Check
         if t.dtype in STORED
     }
     with foreign_errors(cannot(cls, files)):
-        _, info = cls.from_pretrained(
+        model, info = cls.from_pretrained(
             None,
             config=config,
             state_dict=empty,
             device_map={"": "meta"},
-            dtype=torch.float32,
+            dtype=dtype,
             attn_implementation="eager",
             local_files_only=True,
             output_loading_info=True,
@@ -132,7 +136,7 @@ def check_fit(cls: type[PreTrainedModel], config: PreTrainedConfig, files: Check
     missing = set(info["missing_keys"])
     spare = {n for n in missing if ".pooler." in f".{n}"}
     _refuse_missing(cls, files, sorted(missing - spare))
-    return Fit(tuple(sorted(info["unexpected_keys"])), tuple(sorted(spare)))
+    return Fit(tuple(sorted(info["unexpected_keys"])), tuple(sorted(spare)), model)
 
 
 def cannot(cls: type[PreTrainedModel], files: CheckpointFiles) -> str:

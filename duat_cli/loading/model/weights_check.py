@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ def compare_with_files(model: PreTrainedModel, files: CheckpointFiles) -> list[s
     """
     notes = []
     pairs = _pairs(model, files)
-    _refuse_integers(files, pairs)
+    refuse_integers(model, files)
     step = -(-len(pairs) // _COMPARED_TENSORS) or 1
     chosen = sorted(pairs)[::step]
     with readers(files) as opened:
@@ -60,9 +61,9 @@ def _pairs(model: PreTrainedModel, files: CheckpointFiles) -> dict[str, tuple[Te
     return pairs
 
 
-def _refuse_integers(files: CheckpointFiles, pairs: dict[str, tuple[TensorEntry, Tensor]]) -> None:
+def refuse_integers(model: PreTrainedModel, files: CheckpointFiles) -> None:
     """Integers in the place of weights are quantised, even where config.json does not say so."""
-    for name, (entry, loaded) in pairs.items():
+    for name, (entry, loaded) in _pairs(model, files).items():
         if loaded.is_floating_point() and not STORED[entry.dtype].is_floating_point:
             raise CheckpointError(
                 f"{clean(str(files.path / entry.shard))}: {shown(name)} is stored as {entry.dtype}: "
@@ -89,16 +90,20 @@ def _unequal(stored: Tensor, loaded: Tensor) -> float:
     return 1.0 - float(((here == there) | (here.isnan() & there.isnan())).double().mean())
 
 
-def scan_weights(model: nn.Module) -> tuple[dict[str, int], list[str]]:
-    """(parameter -> count of its NaN and infinite values, names of the matrices that are all zero)."""
-    nonfinite: dict[str, int] = {}
-    zero = []
-    for name, parameter in model.named_parameters():
+@dataclass
+class Scan:
+    """What was found in the values of the parameters seen so far."""
+
+    nonfinite: dict[str, int] = field(default_factory=dict)
+    """Parameter -> how many of its values are NaN or infinite."""
+    zero: list[str] = field(default_factory=list)
+    """Matrices that are all zero."""
+
+    def see(self, name: str, parameter: Tensor) -> None:
         if not parameter.numel() or not parameter.is_floating_point():
-            continue
+            return
         low, high = (bound.item() for bound in torch.aminmax(parameter.detach()))  # NaN if any value is
         if not (abs(low) < float("inf") and abs(high) < float("inf")):
-            nonfinite[name] = int((~torch.isfinite(parameter)).sum())
+            self.nonfinite[name] = int((~torch.isfinite(parameter)).sum())
         elif low == high == 0 and parameter.ndim > 1:
-            zero.append(name)
-    return nonfinite, zero
+            self.zero.append(name)

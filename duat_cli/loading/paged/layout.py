@@ -1,0 +1,102 @@
+"""Which tensors of the files belong to which page.
+
+A page is a module whose weights go into memory and out of it together: a block, or a large layer outside of blocks.
+Everything else is the frame, which stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from duat_cli.compat.torch import buffers_of, parameters_of
+
+KEPT_BYTES = 64 << 20  # of a layer outside of blocks: up to here it is part of the frame
+
+
+@dataclass(frozen=True, eq=False)
+class Page:
+    """The weights of one module."""
+
+    name: str  # of the module; "" is the frame
+    doors: tuple[nn.Module, ...]  # modules that cannot run without it: its own, and those that share its weights
+    tensors: tuple[str, ...]  # in the files
+    by_rows: bool  # an embedding, stored as it is used: its rows can be read one by one
+
+
+def layout(model: nn.Module, targets: Mapping[str, tuple[str, bool]], *, kept: int = KEPT_BYTES) -> list[Page]:
+    """The pages of a model, the frame first, the others in the order of the model's modules.
+
+    targets: tensor of the files -> (parameter or buffer of the model, whether its values are changed). kept: bytes, see `KEPT_BYTES`. A tensor that
+    several blocks share belongs to the frame.
+    """
+    modules = dict(model.named_modules())
+    blocks = set(block_names(model))
+    layers = set(large_layers(model, kept))
+    same = {name: group for group in tied(model) for name in group}
+    found: dict[str, list[str]] = {name: [] for name in modules if name in blocks | layers}
+    doors: dict[str, set[str]] = {name: {name} for name in found}
+    frame: list[str] = []
+    for tensor, (target, _) in targets.items():
+        homes = {_home(name, found) for name in same.get(target, [target])}
+        if homes <= layers and homes:
+            first = next(name for name in found if name in homes)
+            found[first].append(tensor)
+            doors[first] |= homes
+        elif len(homes) == 1 and "" not in homes:
+            found[homes.pop()].append(tensor)
+        else:
+            frame.append(tensor)
+    pages = [
+        Page(
+            name,
+            tuple(modules[door] for door in found if door in doors[name]),
+            tuple(tensors),
+            isinstance(modules[name], nn.Embedding) and [targets[t][1] for t in tensors] == [False],
+        )
+        for name, tensors in found.items()
+        if tensors
+    ]
+    return [Page("", (), tuple(frame), False), *pages]
+
+
+def block_names(model: nn.Module) -> list[str]:
+    """The elements of the outermost module lists: blocks, by what every architecture keeps them in."""
+    return [f"{name}.{key}" for name, found in _lists(model, "") for key, _ in found.named_children()]
+
+
+def _lists(module: nn.Module, name: str) -> Iterator[tuple[str, nn.ModuleList]]:
+    for key, child in module.named_children():
+        inner = f"{name}.{key}".lstrip(".")
+        if isinstance(child, nn.ModuleList):
+            yield inner, child
+        else:
+            yield from _lists(child, inner)
+
+
+def large_layers(model: nn.Module, kept: int) -> Iterator[str]:
+    """Embeddings and heads: plain layers outside of blocks."""
+    blocks = {name: None for name in block_names(model)}
+    for name, module in model.named_modules():
+        plain = type(module) in (nn.Embedding, nn.Linear) and not _home(name, blocks)
+        if plain and sum(p.numel() * p.element_size() for p in module.parameters()) > kept:
+            yield name
+
+
+def _home(name: str, pages: Mapping[str, object]) -> str:
+    """The page that a dotted name lies in, itself included; "" is the frame."""
+    parts = name.split(".")
+    return next((inner for k in range(len(parts)) if (inner := ".".join(parts[: k + 1])) in pages), "")
+
+
+def tied(model: nn.Module) -> list[list[str]]:
+    """The names of every parameter or buffer that stands in several modules."""
+    names: dict[int, list[str]] = {}
+    for path, module in model.named_modules():
+        for own in (parameters_of(module), buffers_of(module)):
+            for name, value in own.items():
+                if value is not None:
+                    names.setdefault(id(value), []).append(f"{path}.{name}".lstrip("."))
+    return [group for group in names.values() if len(group) > 1]

@@ -1,0 +1,190 @@
+"""The weights of a model of which one page at a time is in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from duat_cli.compat.torch import buffers_of, parameters_of
+from duat_cli.compat.transformers import load_part
+from duat_cli.errors import CheckpointError
+from duat_cli.loading.paged.layout import Page, tied
+from duat_cli.loading.paged.reader import Reader
+from duat_cli.loading.wording import listed
+
+Place = tuple[nn.Module, str]  # a module and the name of its parameter or buffer
+See = Callable[[str, Tensor], None]  # parameter or buffer, its value
+
+
+class Pager:
+    """Reads pages as they are asked for, and the following one meanwhile.
+
+    A module in front of which its page is missing asks `at_door` for it, which holds it, unless somebody who knows
+    better what is needed next takes that place. see: shown every tensor once, when it is first read.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        pages: Sequence[Page],
+        reader: Reader,
+        *,
+        dtype: torch.dtype,
+        device: str,
+        see: See,
+        zero: Sequence[str] = (),
+    ) -> None:
+        """zero: parameters of which the files hold nothing."""
+        self._model, self._reader, self._dtype, self._device, self._see = model, reader, dtype, device, see
+        self.at_door: Callable[[Page], None] = self.hold
+        self.held: Page | None = None
+        self._order = {page: place for place, page in enumerate(pages)}
+        self._names = {(m, n): f"{path}.{n}".lstrip(".") for path, m in model.named_modules() for n, _ in _own(m)}
+        at = {name: place for place, name in self._names.items()}
+        self._ties = [[at[name] for name in group] for group in tied(model)]
+        self._unread = {name for (m, n), name in self._names.items() if getattr(m, n).is_meta}
+        self._filled: list[tuple[Place, Tensor]] = []  # what stood where the page stands now
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="duat-read")
+        self._ahead: tuple[Page, Future[dict[str, Tensor]]] | None = None
+        for name in zero:
+            module, own = at[name]
+            setattr(module, own, nn.Parameter(torch.zeros_like(getattr(module, own), device=device)))
+        self._put(pages[0], reader.tensors(pages[0].tensors))
+        inside = {place for page in pages for door in page.doors for place in _places(door)}
+        self._require({place for place in self._names if place not in inside})
+        for page in pages[1:]:
+            for door in page.doors:
+                _guard(self, page, door)
+
+    @property
+    def bytes_read(self) -> int:
+        return self._reader.bytes_read
+
+    def hold(self, page: Page) -> None:
+        """Have this page in memory, and none else but the frame."""
+        if self.held is page:
+            return
+        before = self.held
+        self.release()
+        self._filled = self._put(page, self._fetched(page))
+        self.held = page
+        step = -1 if before is not None and self._order[before] > self._order[page] else 1
+        following = next((p for p, place in self._order.items() if place == self._order[page] + step), None)
+        if following is not None and following.name and not following.by_rows:
+            self._ahead = following, self._thread.submit(self._reader.tensors, following.tensors)
+
+    def release(self) -> None:
+        """Have the frame in memory alone."""
+        for (module, name), value in self._filled:
+            setattr(module, name, value)
+        self._filled, self.held = [], None
+
+    def rows(self, page: Page, rows: Tensor) -> Tensor:
+        """Some rows of the weights of an embedding, (rows, width)."""
+        found = self._reader.rows(page.tensors[0], rows.tolist())
+        return found.to(self._device, self._dtype)
+
+    def complete(self) -> None:
+        """Read what no pass has asked for, so that every tensor has been seen."""
+        for page in self._order:
+            inside = [f"{self._names[place]}" for door in page.doors for place in _places(door)]
+            if self._unread & set(inside):
+                self.hold(page)
+        self.release()
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._thread.shutdown(cancel_futures=True)
+
+    def _fetched(self, page: Page) -> dict[str, Tensor]:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            found = ahead[1].result()  # waited for in any case: two readers at once would be slower
+            if ahead[0] is page:
+                return found
+        return self._reader.tensors(page.tensors)
+
+    def _put(self, page: Page, tensors: dict[str, Tensor]) -> list[tuple[Place, Tensor]]:
+        """Fill the places of a page; returns what stood in them."""
+        modules = page.doors or (self._model,)
+        empty = [(place, getattr(*place)) for module in modules for place in _places(module)]
+        empty = [(place, value) for place, value in empty if value.is_meta]
+        try:
+            load_part(self._model, tensors, self._dtype, self._device)
+        except ValueError as error:
+            raise CheckpointError(f"{page.name or 'the model'} cannot be read apart from the rest: {error}") from error
+        tensors.clear()
+        self._spread()
+        self._require({place for door in page.doors for place in _places(door)})
+        filled = [(place, value) for place, value in empty if not getattr(*place).is_meta]
+        for place, _ in filled:
+            getattr(*place).requires_grad_(False)
+            if self._names[place] in self._unread:
+                self._unread.discard(self._names[place])
+                self._see(self._names[place], getattr(*place))
+        return filled
+
+    def _require(self, places: set[Place]) -> None:
+        missing = sorted(self._names[place] for place in places if getattr(*place).is_meta)
+        if missing:
+            raise CheckpointError(
+                f"{listed(missing)}: made by transformers when it loads the whole model, so the weights cannot be read "
+                "in parts"
+            )
+
+    def _spread(self) -> None:
+        """What one place of a tied group holds stands in all of them."""
+        for group in self._ties:
+            real = next((v for v in (getattr(*place) for place in group) if not v.is_meta), None)
+            if real is not None:
+                for module, name in group:
+                    if getattr(module, name).is_meta:
+                        setattr(module, name, real)
+
+
+def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for values in (parameters_of(module), buffers_of(module)):
+        yield from ((name, value) for name, value in values.items() if value is not None)
+
+
+def _places(module: nn.Module) -> Iterator[Place]:
+    for inner in module.modules():
+        yield from ((inner, name) for name, _ in _own(inner))
+
+
+def _guard(pager: Pager, page: Page, door: nn.Module) -> None:
+    """Ask for the page whenever the module is about to run without it."""
+    if page.by_rows and isinstance(door, nn.Embedding):
+        _guard_rows(pager, page, door)
+        return
+
+    def ask(module: nn.Module, args: Any) -> None:
+        if pager.held is not page:
+            pager.at_door(page)
+
+    door.register_forward_pre_hook(ask)
+
+
+def _guard_rows(pager: Pager, page: Page, door: nn.Embedding) -> None:
+    """Give the embedding the rows that it is asked for, numbered anew, for the time of its call."""
+    before: list[tuple[nn.Parameter, int | None]] = []
+
+    def narrow(module: nn.Module, args: Any) -> Any:
+        if pager.held is page:
+            return None
+        rows, numbers = torch.unique(args[0], return_inverse=True)
+        before.append((door.weight, door.padding_idx))
+        door.weight = nn.Parameter(pager.rows(page, rows), requires_grad=False)
+        door.padding_idx = None  # type: ignore[assignment] # of the rows as numbered before; no matter in a pass forward
+        return (numbers, *args[1:])
+
+    def restore(module: nn.Module, args: Any, output: Any) -> None:
+        if before:
+            door.weight, door.padding_idx = before.pop()  # type: ignore[assignment]
+
+    door.register_forward_pre_hook(narrow)
+    door.register_forward_hook(restore, always_call=True)
