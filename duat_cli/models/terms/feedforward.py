@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_error, rounding
+from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.tracing import Event, Trace
 from duat_cli.models.terms.reach import wide_twin
 from duat_cli.models.value_path.projections import has_matrix
@@ -85,7 +86,8 @@ def find_feedforward(unit: nn.Module, written: Trace, inside: nn.Module, call: i
     if len(calls) <= call or calls[call].result is None or not calls[call].tensors:
         raise UnsupportedModelError(f"{type(unit).__name__} has no single input and output")
     span = _span(calls[call], written, inside)
-    with torch.no_grad(), _Twins(span) as twins:
+    twins = _Twins(span)
+    with torch.no_grad(), twins.listening():
         return _recognised(span, twins)
 
 
@@ -147,19 +149,13 @@ class _Twins:
             if twin is not None and module is not None:
                 self.own[twin] = module
         self.calls: list[tuple[nn.Module, Tensor, Tensor]] = []
-        self._hooks = contextlib.ExitStack()
 
-    def __enter__(self) -> _Twins:
-        for module in {*self.unit.modules(), self.front, self.behind} - {None}:
-            if has_matrix(module):  # type: ignore[arg-type]
-                handle = module.register_forward_hook(self._heard)  # type: ignore[union-attr]
-                self._hooks.callback(handle.remove)
-        return self
+    def listening(self) -> contextlib.AbstractContextManager[None]:
+        """While active, `calls` is written."""
+        modules = {*self.unit.modules(), self.front, self.behind}
+        return hooked([m for m in modules if m is not None and has_matrix(m)], after=self._heard)
 
-    def __exit__(self, *fault: object) -> None:
-        self._hooks.close()
-
-    def _heard(self, module: nn.Module, args: Sequence[object], output: object) -> None:
+    def _heard(self, module: nn.Module, args: Sequence[object], kwargs: object, output: object) -> None:
         if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
             self.calls.append((module, args[0], output))
 
