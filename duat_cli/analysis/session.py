@@ -23,7 +23,7 @@ from duat_cli.loading.model.memory import peak_memory
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
-from duat_cli.models.instrument.plain import deviation, instrumented_outputs, plain_outputs
+from duat_cli.models.instrument.plain import InstrumentedPass, PlainPass, deviation
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.value_path.factors import AttentionOperator, checked
 from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts, Run, Skipped
@@ -80,11 +80,14 @@ class Session:
         def forward() -> Any:
             return run_stack(self.structure.stack, ids)
 
-        with self.structure.rig().active() as rig:
-            seen = instrumented_outputs(rig, forward, listen)
+        seen = InstrumentedPass(self.structure.rig(), forward, listen)
+        with seen.active():
+            seen.run()
         if self._checks:
-            plain = plain_outputs(self.structure.calls[-1], forward)
-            self.plain_error = max(self.plain_error, deviation(seen, plain))
+            plain = PlainPass(self.structure.calls, forward)
+            with plain.active():
+                plain.run()
+            self.plain_error = max(self.plain_error, deviation(seen.outputs, plain.outputs))
         self._swept = True
 
     @property

@@ -106,9 +106,7 @@ class Fit:
         return notes
 
 
-def check_fit(
-    cls: type[PreTrainedModel], config: PreTrainedConfig, files: CheckpointFiles, dtype: torch.dtype
-) -> Fit:
+def check_fit(cls: type[PreTrainedModel], config: PreTrainedConfig, files: CheckpointFiles, dtype: torch.dtype) -> Fit:
     """Rehearses the load without memory.
 
     transformers does the renaming and fusing between file and modules, so only it can tell what fits. Tied

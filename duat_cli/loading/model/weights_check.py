@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from duat_cli.errors import CheckpointError

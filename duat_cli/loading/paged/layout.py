@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import nn
 
 from duat_cli.compat.torch import buffers_of, parameters_of
 
@@ -78,7 +78,7 @@ def _lists(module: nn.Module, name: str) -> Iterator[tuple[str, nn.ModuleList]]:
 
 def large_layers(model: nn.Module, kept: int) -> Iterator[str]:
     """Embeddings and heads: plain layers outside of blocks."""
-    blocks = {name: None for name in block_names(model)}
+    blocks = dict.fromkeys(block_names(model))
     for name, module in model.named_modules():
         plain = type(module) in (nn.Embedding, nn.Linear) and not _home(name, blocks)
         if plain and sum(p.numel() * p.element_size() for p in module.parameters()) > kept:

@@ -1,4 +1,4 @@
-"""Proof of a block's parts on a short random input, all blocks in one run.
+"""Proof of a block's parts on a short random input.
 
 Three things must hold for the replayed block: the residual stream passes through it, it is affine, and at the
 captured input it gives the block's own output. Then come the economies, each kept only if outputs stay the same
@@ -7,8 +7,9 @@ captured input it gives the block's own output. Then come the economies, each ke
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +19,9 @@ from torch import Tensor, nn
 from duat_cli.errors import DuatError, UnsupportedModelError
 from duat_cli.models.arrays import random_like, relative_error, rounding, tolerance_for
 from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.discovery.parts import nonlinear_units, with_linears
 from duat_cli.models.instrument.rig import BlockRun, Replay, Rig, zero_given
+from duat_cli.models.instrument.tracing import Trace
 from duat_cli.models.value_path.factors import BlockFactors, find_factors, projects_to_zero
 
 
@@ -47,19 +50,41 @@ class Verdict:
         return ProvedBlock(self.parts, self.factors, self.factors_reason, self.notes)
 
 
-def examine(stack: Any, blocks: Sequence[BlockParts], forward: Callable[[], Any]) -> list[Verdict]:
-    """One verdict a block; raises UnsupportedModelError for a fault that no other choice of units can mend."""
-    verdicts: dict[nn.Module, Verdict] = {}
+class Proof:
+    """One pass of the probe prompt that gives a verdict on every block.
 
-    def ask(run: BlockRun) -> None:
-        if run.parts.module not in verdicts:
-            verdicts[run.parts.module] = _verdict(run)
+    UnsupportedModelError for a fault that no other choice of units can mend.
+    """
 
-    intercepted = any(b.intercepted for b in blocks)
-    watched = [replace(b, gated=True) for b in blocks]  # so that gates are on record, should they be needed
-    with Rig(stack, watched, interface=not intercepted).active() as rig:
-        rig.run(forward, ask)
-    return [verdicts[b.module] for b in blocks]
+    def __init__(self, stack: Any, forward: Callable[[], Any], *, interface: bool) -> None:
+        self._forward, self._rig = forward, Rig(stack, [], interface=interface)
+        self.verdicts: dict[nn.Module, Verdict] = {}
+
+    def learn(self, parts: BlockParts) -> None:
+        """Before that block runs."""
+        self._rig.learn(replace(parts, gated=True))  # so that gates are on record, should they be needed
+
+    def active(self) -> contextlib.AbstractContextManager[Any]:
+        """What `run` needs around it."""
+        return self._rig.active()
+
+    def run(self) -> None:
+        """The pass."""
+        self._rig.run(self._forward, self._ask)
+
+    def _ask(self, run: BlockRun) -> None:
+        if run.parts.module not in self.verdicts:
+            self.verdicts[run.parts.module] = _verdict(run)
+
+
+def opened(verdict: Verdict, written: Trace) -> BlockParts:
+    """The block with the suspected units replaced by the nonlinear modules inside them."""
+    parts = verdict.parts
+    found = [v for u in verdict.culprits for v in nonlinear_units(u, written, set(parts.attention), parts.norms)]
+    if not found:
+        raise UnsupportedModelError(f"{parts.name}: {verdict.fault}")
+    kept = [u for u in parts.units if u not in verdict.culprits]
+    return with_linears(replace(parts, units=(*kept, *found)), written)
 
 
 def _verdict(run: BlockRun) -> Verdict:

@@ -6,8 +6,9 @@ lost, an argument dropped), the sum still fits. So the instrumented pass itself 
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,24 +30,49 @@ class Outputs:
     whole: Tensor  # the output of the stack, behind its final norm
 
 
-def plain_outputs(last_block: nn.Module, forward: Callable[[], Any]) -> Outputs:
-    """Run `forward` without instruments; a hook reads what the last block returns and changes nothing."""
-    seen: list[Any] = []
-    with torch.no_grad(), hooked([last_block], after=lambda module, args, kwargs, output: seen.append(output)):
-        whole = _first_tensor(forward())
-    return Outputs(seen[-1], whole)
+class PlainPass:
+    """A pass without instruments; what the blocks return is read and left as it is."""
+
+    def __init__(self, blocks: Iterable[nn.Module], forward: Callable[[], Any]) -> None:
+        self._blocks, self._forward = list(dict.fromkeys(blocks)), forward
+        self._last: Any = None
+
+    def active(self) -> contextlib.AbstractContextManager[None]:
+        """What `run` needs around it."""
+        return _reading(self._blocks, self._see)
+
+    def run(self) -> None:
+        whole = _first_tensor(self._forward())
+        self.outputs = Outputs(self._last, whole)
+
+    def _see(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        self._last = output
 
 
-def instrumented_outputs(rig: Rig, forward: Callable[[], Any], on_block: Callable[[BlockRun], None]) -> Outputs:
-    """The same of a pass under an active rig."""
-    last: list[Tensor] = []
+class InstrumentedPass:
+    """The same of a pass under a rig."""
 
-    def listen(run: BlockRun) -> None:
-        last[:] = [run.output]
-        on_block(run)
+    def __init__(self, rig: Rig, forward: Callable[[], Any], on_block: Callable[[BlockRun], None]) -> None:
+        self._rig, self._forward, self._on_block = rig, forward, on_block
+        self._last: Any = None
 
-    whole = _first_tensor(rig.run(forward, listen))
-    return Outputs(last[0], whole)
+    def active(self) -> contextlib.AbstractContextManager[Any]:
+        """What `run` needs around it."""
+        return self._rig.active()
+
+    def run(self) -> None:
+        whole = _first_tensor(self._rig.run(self._forward, self._listen))
+        self.outputs = Outputs(self._last, whole)
+
+    def _listen(self, run: BlockRun) -> None:
+        self._last = run.output
+        self._on_block(run)
+
+
+@contextlib.contextmanager
+def _reading(blocks: Iterable[nn.Module], see: Callable[..., None]) -> Iterator[None]:
+    with torch.no_grad(), hooked(blocks, after=see):
+        yield
 
 
 def deviation(instrumented: Outputs, plain: Outputs) -> float:

@@ -170,10 +170,12 @@ class Rig:
     """Instruments the given blocks of a model while active; leaves no trace behind."""
 
     def __init__(self, model: Any, blocks: Sequence[BlockParts], *, interface: bool, row_budget: int | None = None):
-        self._model, self._blocks, self._interface = model, blocks, interface
+        self._model, self._interface = model, interface
         self._watch = Watch(self) if row_budget is None else Watch(self, row_budget)
-        self._by_module = {b.module: b for b in blocks}
-        self._by_attention = {module: b for b in blocks for module in b.attention}
+        self._by_module: dict[nn.Module, BlockParts] = {}
+        self._by_attention: dict[nn.Module, BlockParts] = {}
+        for parts in blocks:
+            self.learn(parts)
         self._originals: dict[nn.Module, Callable[..., Any]] = {}
         self._recording: Recording | None = None
         self._block: BlockParts | None = None
@@ -181,6 +183,11 @@ class Rig:
         self._plan: _Substitutes | None = None
         self._on_block: Callable[[BlockRun], None] | None = None
         self._calls = 0
+
+    def learn(self, parts: BlockParts) -> None:
+        """Instrument this block, too, from the next time on that the rig is active."""
+        self._by_module[parts.module] = parts
+        self._by_attention.update(dict.fromkeys(parts.attention, parts))
 
     @contextlib.contextmanager
     def active(self) -> Iterator[Rig]:

@@ -1,13 +1,13 @@
-"""One short run of a model, written down: which modules ran, in what order, on which tensors.
+"""One short run of a model, written down block by block: which modules ran, in what order, on which tensors.
 
-Discovery reads structure off this trace. Every tensor is kept alive until the trace is dropped, so that equal
+Discovery reads a block's parts off its trace. Every tensor is kept alive until the trace is dropped, so that equal
 storage means the same tensor.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from duat_cli.models.instrument.attention import (
     AttentionCall,
+    CapturePath,
     ForeignAttentionError,
     Watch,
     interface_installed,
@@ -58,7 +59,7 @@ class Event:
 
 @dataclass
 class Trace:
-    """Module calls in the order in which they ended, and the attention calls among them."""
+    """Module calls of one block call, in the order in which they ended, the block's own last, and its attention calls."""
 
     events: list[Event] = field(default_factory=list)
     attention: list[AttentionCall] = field(default_factory=list)
@@ -80,48 +81,99 @@ class Trace:
         return {event.module for event in self.events}
 
 
-class _Listener:
-    """Attention probe that only listens."""
+def trace(model: Any, forward: Callable[[], Any]) -> Trace:
+    """Run `forward`, which calls `model` once, and write down everything that happened within."""
+    written: list[Trace] = []
 
-    def __init__(self, trace: Trace) -> None:
-        self._trace = trace
+    def run(*, interface: bool) -> Trace:
+        tracer = Tracer(model, [model], lambda _event, found: written.append(found), interface=interface)
+        with tracer.active():
+            tracer.run(forward)
+        return written[-1]
+
+    try:
+        return run(interface=True)
+    except ForeignAttentionError:  # its own attention function stays, and its softmax is watched
+        return run(interface=False)
+
+
+class Tracer:
+    """Writes down a pass of a model block by block: what happened in a block is kept while `on_block` looks at it.
+
+    blocks: modules that may be blocks; none is inside another. on_block(call of the block, what happened in it) is
+    called behind every call of one, with the trace held; what it runs is not written down.
+    interface: whether attention is seen through transformers' interface, or by its softmax alone.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        blocks: Collection[nn.Module],
+        on_block: Callable[[Event, Trace], None],
+        *,
+        interface: bool,
+    ) -> None:
+        self._model, self._blocks, self._on_block, self._interface = model, set(blocks), on_block, interface
+        self.ran: set[nn.Module] = set()  # every module that was called
+        self.attention: dict[nn.Module, CapturePath] = {}  # modules whose attention was seen, in order
+        self._watch = Watch(self)
+        self._stack: list[nn.Module] = []
+        self._inside: Trace | None = None
+        self._on = False
+
+    def run(self, forward: Callable[[], Any]) -> None:
+        """Run `forward`, which may be interrupted between blocks as long as nothing else of it runs meanwhile."""
+        with hooked(self._model.modules(), self._enter, self._leave):
+            forward()
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """What a pass that is written down needs around it; left and entered again where the pass is interrupted."""
+        with contextlib.ExitStack() as context:
+            if self._interface:
+                context.enter_context(interface_installed(self._model))
+            context.enter_context(watched(self._model.modules(), self._watch))
+            context.enter_context(torch.no_grad())
+            context.enter_context(SoftmaxInterception(self._watch, lambda: self._stack[-1]))
+            context.enter_context(self._switched(on=True))
+            yield
+
+    @contextlib.contextmanager
+    def _switched(self, *, on: bool) -> Iterator[None]:
+        before = self._on, self._watch.inside_interface
+        self._on, self._watch.inside_interface = on, not on  # as inside the interface, no softmax is looked at
+        try:
+            yield
+        finally:
+            self._on, self._watch.inside_interface = before
+
+    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self._on:
+            self._stack.append(module)
+            if module in self._blocks:
+                self._inside = Trace()
+
+    def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if not self._on:
+            return
+        self._stack.pop()
+        self.ran.add(module)
+        if self._inside is None:
+            return
+        event = Event(module, args, kwargs, output)
+        self._inside.events.append(event)
+        if module in self._blocks:
+            written, self._inside = self._inside, None
+            with self._switched(on=False):
+                self._on_block(event, written)
+
+    # -- probe protocol ------------------------------------------------------------------------------------
 
     def captured(self, call: AttentionCall) -> None:
-        self._trace.ended_before[id(call)] = len(self._trace.events)
-        self._trace.attention.append(call)
+        self.attention.setdefault(call.module, call.path)
+        if self._inside is not None:
+            self._inside.ended_before[id(call)] = len(self._inside.events)
+            self._inside.attention.append(call)
 
     def replacement(self, module: nn.Module, value: Tensor) -> Tensor | None:
         return None
-
-
-def trace(model: Any, forward: Callable[[], Any]) -> Trace:
-    """Run `forward` once and write down every module call of `model` and every attention call."""
-    try:
-        return _traced(model, forward, interface_installed(model))
-    except ForeignAttentionError:  # its own attention function stays, and its softmax is watched
-        return _traced(model, forward, contextlib.nullcontext())
-
-
-def _traced(model: Any, forward: Callable[[], Any], interface: contextlib.AbstractContextManager[Any]) -> Trace:
-    written = Trace()
-    stack: list[nn.Module] = []
-    watch = Watch(_Listener(written))
-    with contextlib.ExitStack() as context:
-        context.enter_context(interface)
-        context.enter_context(watched(model.modules(), watch))
-        context.enter_context(torch.no_grad())
-        context.enter_context(_events(model, written, stack))
-        context.enter_context(SoftmaxInterception(watch, lambda: stack[-1]))
-        forward()
-    return written
-
-
-def _events(model: nn.Module, written: Trace, stack: list[nn.Module]) -> contextlib.AbstractContextManager[None]:
-    def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-        stack.append(module)
-
-    def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        stack.pop()
-        written.events.append(Event(module, args, kwargs, output))
-
-    return hooked(model.modules(), enter, leave)

@@ -1,0 +1,209 @@
+"""The parts of one block, found by what they do in one traced call of it.
+
+Norms are modules that behave as one (norms.py); an FFN unit is a nonlinear module of the block, outside attention, that
+reads the hidden states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.arrays import random_like, relative_error, rounding, same_storage, wide
+from duat_cli.models.block.norms import NormForm, recognise, scale_invariant
+from duat_cli.models.block.parts import BlockParts, HiddenSlot
+from duat_cli.models.instrument.tracing import Event, Trace
+from duat_cli.models.value_path.projections import output_source, value_source
+
+
+def find_parts(event: Event, name: str, written: Trace) -> BlockParts:
+    """The parts of the block that `event` is a call of; `written` is what happened within."""
+    block = event.module
+    inside = set(block.modules())
+    attention = tuple(dict.fromkeys(c.module for c in written.attention if c.module in inside))
+    intercepted = {c.module for c in written.attention if c.path == "softmax interception"}
+    norms = _norms(block, written)
+    units = tuple(nonlinear_units(block, written, set(attention), norms))
+    parts = BlockParts(
+        name=name,
+        module=block,
+        hidden=hidden_slot(event),
+        attention=attention,
+        intercepted=frozenset(intercepted & inside),
+        norms=norms,
+        units=units,
+    )
+    if len(attention) == 1:
+        call = next(c for c in written.attention if c.module is attention[0])
+        parts = replace(
+            parts,
+            value_source=value_source(event, parts, written, call),
+            output_source=output_source(parts, written, call),
+        )
+    return with_linears(parts, written)
+
+
+def _norms(block: nn.Module, written: Trace) -> dict[nn.Module, NormForm]:
+    found: dict[nn.Module, NormForm] = {}
+    for module in block.modules():
+        calls = written.calls(module)
+        if not calls or len(calls[0].tensors) != 1 or calls[0].result is None or any(module.children()):
+            continue
+        form = recognise(module, calls[0].tensors[0], calls[0].result)
+        if form is not None:
+            found[module] = form
+    return found
+
+
+def nonlinear_units(
+    module: nn.Module, written: Trace, attention: set[nn.Module], norms: dict[nn.Module, NormForm]
+) -> Iterator[nn.Module]:
+    """The largest nonlinear modules below `module` that hold no attention and read one stream."""
+    called = written.called()
+    for child in module.children():
+        if child in attention or child in norms:
+            continue
+        if child not in called or any(m in attention for m in child.modules()):
+            yield from nonlinear_units(child, written, attention, norms)
+            continue
+        event = written.calls(child)[0]
+        if _is_affine(event):
+            continue
+        if _reads_one_stream(event) and not _holds_stream(event):
+            if not any(child.children()) and scale_invariant(child, event.tensors[0]):
+                raise UnsupportedModelError(
+                    f"{type(child).__name__} ignores the scale of its input as a norm does, but cannot be frozen as one"
+                )
+            yield child
+        else:
+            yield from nonlinear_units(child, written, attention, norms)
+
+
+def _holds_stream(event: Event) -> bool:
+    """Whether the unit adds its own input to its output: far out, what follows a norm inside it is outgrown."""
+    if not any(event.module.children()) or event.result is None or event.result.shape != event.tensors[0].shape:
+        return False
+    far = 1e4 * random_like(event.tensors[0])
+    with torch.no_grad():
+        odd = wide(event.again(far)) - wide(event.again(-far))
+    factor = (odd * wide(far)).sum() / wide(far).square().sum()
+    return bool(factor.abs() > 1e-3) and relative_error(odd, factor * wide(far)) <= 1e-2
+
+
+def _mixes_tokens(event: Event, tokens: int) -> bool:
+    """Whether a change of one token's input, the first's or the last's, moves another token's output."""
+    x = event.tensors[0]
+    if tokens < 2 or x.ndim < 2 or x.shape[-2] != tokens or event.result is None:
+        return False
+
+    def output(value: Tensor) -> Tensor:
+        return event.again(value).reshape(tokens, -1)
+
+    with torch.no_grad():
+        base = output(x)
+        for token, others in ((0, slice(1, None)), (tokens - 1, slice(0, -1))):
+            changed = x.clone()
+            changed[..., token, :] += random_like(x)[..., token, :]
+            moved = (output(changed) - base)[others].abs().max()
+            if float(moved) > 1e-4 * float(base.abs().max()):
+                return True
+    return False
+
+
+def _reads_one_stream(event: Event) -> bool:
+    streams = [t for t in event.tensors if t.ndim >= 2]
+    return len(streams) == 1 and event.result is not None
+
+
+def _is_affine(event: Event) -> bool:
+    """Whether f(x + r) = f(x) + f(r) - f(0) at the captured input and a random vector of its size."""
+    if not event.tensors or event.result is None:
+        return True  # reads no hidden states: constant to the stream
+    x = event.tensors[0]
+    if isinstance(event.module, nn.Linear):
+        return True
+    with torch.no_grad():
+        r = random_like(x)
+        try:
+            apart = event.again(x) + event.again(r) - event.again(torch.zeros_like(x))
+            return relative_error(apart, event.again(x + r)) <= rounding(x.dtype)
+        except (RuntimeError, TypeError, ValueError, IndexError):
+            return False
+
+
+def with_linears(parts: BlockParts, written: Trace) -> BlockParts:
+    """Find each unit's first linear layer and its output bias."""
+    biases: dict[nn.Module, Tensor] = {}
+    firsts: dict[nn.Module, nn.Module] = {}
+    for unit in parts.units:
+        event = written.calls(unit)[0]
+        leaves = [e for m in unit.modules() for e in written.calls(m) if not any(m.children())]
+        leaves = [e for e in written.events if e in leaves]
+        bias = _output_bias(leaves, event)
+        if bias is not None:
+            biases[unit] = bias
+        first = _first_linear(leaves, event)
+        if first is not None:
+            firsts[unit] = first
+    block = written.events[-1]
+    tokens = parts.hidden.get(block.args, block.kwargs).shape[1]
+    mixing = frozenset(unit for unit in parts.units if _mixes_tokens(written.calls(unit)[0], tokens))
+    return replace(parts, unit_biases=biases, first_linears=firsts, mixing=mixing)
+
+
+def _output_bias(leaves: list[Event], unit: Event) -> Tensor | None:
+    """What the last biased layer's bias adds to the unit's output, (width,), measured without it.
+
+    None where it adds nothing, or not the same to every token (the bias of an expert is part of that expert's term).
+    """
+    for leaf in reversed(leaves):
+        bias = getattr(leaf.module, "bias", None)
+        if leaf.module is unit.module or not isinstance(bias, Tensor) or not _is_affine(leaf):
+            continue
+        with torch.no_grad():
+            kept, whole = bias.clone(), unit.again(unit.tensors[0]).clone()
+            try:
+                bias.zero_()
+                added = whole - unit.again(unit.tensors[0])
+            finally:
+                bias.copy_(kept)
+        rows = added.reshape(-1, added.shape[-1])
+        same = relative_error(rows, rows[:1].expand_as(rows)) <= rounding(rows.dtype)
+        exact = rows.shape[-1] == kept.numel() and relative_error(rows[0], kept) <= rounding(rows.dtype)
+        return (kept if exact else rows[0]) if same and bool(rows.any()) else None
+    return None
+
+
+def _first_linear(leaves: list[Event], unit: Event) -> nn.Module | None:
+    """The linear layer that reads the unit's input and whose output the nonlinearity reads."""
+    x = unit.tensors[0]
+    linear = [
+        e
+        for e in leaves
+        if e.module is not unit.module
+        and e.tensors
+        and isinstance(e.output, Tensor)
+        and hasattr(e.module, "weight")
+        and _is_affine(e)
+    ]
+    readers = [e for e in linear if same_storage(e.tensors[0], x)]
+    for reader in readers:
+        for e in leaves:
+            if e.tensors and same_storage(e.tensors[0], reader.result) and not _is_affine(e):  # type: ignore[arg-type]
+                return reader.module
+    # An activation that is a plain function leaves no event; two layers then can only be W2 and W3.
+    return readers[0].module if len(readers) == 1 and len(linear) == 2 else None
+
+
+def hidden_slot(event: Event) -> HiddenSlot:
+    """The block's first floating-point argument of rank three is its hidden states."""
+    slots: list[tuple[int | str, Any]] = [*enumerate(event.args), *event.kwargs.items()]
+    for key, value in slots:
+        if isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 3:
+            return HiddenSlot(key)
+    raise UnsupportedModelError(f"{type(event.module).__name__} takes no hidden states of shape (batch, N, M)")
