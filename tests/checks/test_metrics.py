@@ -18,8 +18,9 @@ from duat_cli.checks.metrics import report_metrics
 from duat_cli.checks.tolerances import default_tolerance
 from duat_cli.loading.checkpoint.source import demo_path
 from duat_cli.results.base import Finite
-from duat_cli.results.inspect import Block, Coupling, InspectReport
+from duat_cli.results.inspect import Block, InspectReport
 from duat_cli.results.meaning import Meaning
+from duat_cli.results.operator import Coupling
 
 FIRST = Path(__file__).parents[1] / "fixtures" / "baseline_0_1_0.json"
 METRICS = Meaning(drift="group")

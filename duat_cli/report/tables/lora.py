@@ -11,16 +11,8 @@ from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.grid import Column, Labels, fits, grids, missing, unshown, value_at
 from duat_cli.report.tables.page import Page, item, line
 from duat_cli.results.base import Result
-from duat_cli.results.lora import (
-    BlockChange,
-    Eq18,
-    LintFinding,
-    LoraReport,
-    ModuleChange,
-    ModuleComparison,
-    PromptChange,
-    TokenChange,
-)
+from duat_cli.results.lora import BlockChange, Eq18, LintFinding, LoraReport, PromptChange, TokenChange
+from duat_cli.results.weight_change import ModuleChange, ModuleComparison
 
 _BLANK = Text("")
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
