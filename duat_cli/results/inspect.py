@@ -24,7 +24,7 @@ from duat_cli.results.base import (
 from duat_cli.results.meaning import Meaning
 from duat_cli.results.operator import PROOF, Coupling, Density, Nulls, OperatorStats
 
-_METRICS = Meaning(drift="group")
+_COUPLING = Meaning(drift="group", rule="drift.coupling")
 _MACHINE = Meaning(checked=False)
 _SUM = "Eq. 11/12, 33/34"
 _PARTS = Meaning(exactness="exact", source="Eq. 12, 34", drift="group")
@@ -149,12 +149,12 @@ class Block(Result):
 
     index: int = Field(description="number of the block, from 0")
     name: str = Field(description="the block's module name")
-    operator: Annotated[OperatorStats, _METRICS]
-    density: Annotated[Density, _METRICS]
-    coupling: Annotated[Coupling, _METRICS] = Field(description="by |B_ij|_F")
-    coupling_weighted: Annotated[Coupling, _METRICS] = Field(description="by |B_ij x_j|")
+    operator: Annotated[OperatorStats, Meaning(drift="group", rule="drift.operator")]
+    density: Annotated[Density, Meaning(drift="group", rule="drift.density")]
+    coupling: Annotated[Coupling, _COUPLING] = Field(description="by |B_ij|_F")
+    coupling_weighted: Annotated[Coupling, _COUPLING] = Field(description="by |B_ij x_j|")
     null: Annotated[Nulls, Meaning(by_name=True)] = Field(description="the same statistics where nothing was learned")
-    terms: Annotated[Terms, _METRICS]
+    terms: Annotated[Terms, Meaning(drift="group", rule="drift.terms")]
     certificate_error: Annotated[Finite, _ERROR] = Field(description="largest over prompts of |x_i - rebuilt| / |x_i|")
     range: Range
     spreads: Annotated[dict[str, Spread] | None, Meaning(needs="per_prompt", keyed_by=PromptBlock)] = Field(
@@ -208,9 +208,9 @@ class InspectReport(Result):
     model: ModelFacts
     prompts: list[PromptFacts]
     certificate: Certificate
-    blocks: Annotated[list[Block], _METRICS]
+    blocks: Annotated[list[Block], Meaning(drift="group")]
     terms: Annotated[list[UatTerm] | None, Meaning(needs="terms")] = Field(default=None, description="with --terms")
-    summary: Annotated[Summary, _METRICS]
+    summary: Annotated[Summary, Meaning(drift="group", rule="drift.summary")]
     skipped: list[Skipped]
     warnings: Warnings
     run: Annotated[Run, _MACHINE]

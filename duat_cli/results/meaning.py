@@ -41,6 +41,8 @@ class Meaning:
     drift: Literal["number", "norm", "group"] | None = None
     """A number is a metric of `duat check --baseline` if it and all groups around it say so. 'number' and 'norm' are
     its tolerance: a norm has no natural scale, so only its relative change is looked at."""
+    rule: str = ""
+    """Of a group that is opted in: the rule of `duat check` that holds its metrics against the baseline."""
     better: Literal["lower", "higher"] | None = None
     over_prompts: OverPrompts = "mean"
     by_name: bool = False

@@ -14,7 +14,9 @@ from running_checks import Duat
 sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
 import sample_reports as sample
 
+from duat_cli.checks.baseline import Metric, metric_of
 from duat_cli.checks.metrics import report_metrics
+from duat_cli.checks.registry import all_rules
 from duat_cli.checks.tolerances import default_tolerance
 from duat_cli.loading.checkpoint.source import demo_path
 from duat_cli.results.base import Finite
@@ -32,6 +34,24 @@ def test_the_demo_has_the_metrics_that_0_1_0_wrote(tmp_path: Path, duat: Duat) -
     keys = set(json.loads(file.read_text())["metrics"])
     assert keys == set(json.loads(FIRST.read_text())["metrics"])
     assert len(keys) == 229
+
+
+def test_every_metric_belongs_to_a_rule_about_drift() -> None:
+    rules = {name for name, rule in all_rules().items() if "baseline" in rule.needs}
+    keys = [*json.loads(FIRST.read_text())["metrics"], *report_metrics(sample.inspect_report(spectrum=True))[0]]
+    assert {metric_of(key).rule for key in keys} <= rules
+    assert metric_of("blocks.1.coupling_weighted.mean_distance").rule == "drift.coupling"
+    assert metric_of("summary.linear_share").rule == "drift.summary"
+
+
+def test_what_a_key_of_a_baseline_names() -> None:
+    tensor = metric_of("weights.model.layers.3.mlp.weight")
+    assert (tensor.kind, tensor.name, tensor.block) == ("tensor", "model.layers.3.mlp.weight", 3)
+    number = metric_of("blocks.12.operator.effective_heads")
+    assert (number.kind, number.name, number.block) == ("field", "blocks.12.operator.effective_heads", 12)
+    assert metric_of("integrity.dead_neurons").kind == "count"
+    assert metric_of("blocks.0.of.another.version") == Metric("field", "blocks.0.of.another.version", "", 0)
+    assert metric_of("nothing.known").kind == "unknown"
 
 
 def with_a_new_statistic(field: object, group: Meaning = METRICS) -> InspectReport:
