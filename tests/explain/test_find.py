@@ -59,16 +59,15 @@ def test_the_places_of_a_field_are_real() -> None:
 
 
 def test_every_column_is_found_by_its_header_and_says_how_exact_it_is() -> None:
-    titles = [*columns.named(), *nulls.named(), *columns.for_pre_activation()]
+    titles = [*columns.COLUMNS, *nulls.named(), *columns.for_pre_activation()]
     for module in (table, verify_table, lora_table, prune_table):
         titles += [column for group in module.TABLES.values() for column in group]
     assert len(titles) > 70
     for column in titles:
-        header = column.name.replace("inter-action", "interaction")
-        name = column.path.removesuffix(".value").rpartition(".")[2]
-        found = [entry for entry in named(header, "field") if entry.name == name]
-        assert any(entry.columns for entry in found), header
-        assert all(entry.exact for entry in found if entry.columns), header
+        name = column.path.rpartition(".")[2]
+        found = [entry for entry in named(column.name, "field") if entry.name == name]
+        assert any(entry.columns for entry in found), column.name
+        assert all(entry.exact for entry in found if entry.columns), column.name
 
 
 def test_every_rule_and_every_lint_rule_is_explained_as_it_is_declared() -> None:

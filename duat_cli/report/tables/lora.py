@@ -58,7 +58,7 @@ _BLOCK_COLUMNS = [
     Column(("W'", "%"), "operator.relative_change", numbers.percent),
     Column(("routing", "%"), "operator.routing", numbers.percent),
     Column(("weights", "%"), "operator.weights", numbers.percent),
-    Column(("inter-", "action", "%"), "operator.interaction", numbers.percent),
+    Column(("inter\N{SOFT HYPHEN}", "action", "%"), "operator.interaction", numbers.percent),
     Column(("FFN", "%"), "terms.ffn", numbers.percent),
     Column(("dynamic", "bias", "%"), "terms.dynamic_bias", numbers.percent),
     Column(("output", "%"), "terms.output", numbers.percent),
