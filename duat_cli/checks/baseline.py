@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from duat_cli import __version__
 from duat_cli.checks.paths import block_index, place_of
 from duat_cli.checks.places import block_of, hidden_size, text_config
-from duat_cli.checks.sketch import PROBES
+from duat_cli.checks.sketch import SIZE
 from duat_cli.checks.weights import WeightFacts
 from duat_cli.errors import InputError
 from duat_cli.loading.checkpoint.files import read_json
@@ -33,7 +33,7 @@ SCHEMA = 2
 _TENSORS, _COUNTS = "weights", "integrity"  # first parts of keys that are no field of the report
 FIRST_SCHEMA = 1  # with sketches of another kind; read, and no longer written
 Number = Annotated[float, Field(allow_inf_nan=False)]
-Sketch = Annotated[list[Number], Field(min_length=1 + PROBES, max_length=1 + PROBES)]
+Sketch = Annotated[list[Number], Field(min_length=1 + SIZE, max_length=1 + SIZE)]
 Value = float | list[float]
 
 

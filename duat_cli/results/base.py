@@ -94,7 +94,8 @@ class Certificate(Result):
         ),
     ] = Field(
         description="relative error of the output of a pass under duat's instruments against the model as transformers "
-        "runs it, untouched: the largest over a probe prompt and the report's first prompt (`duat verify`: each prompt)"
+        "runs it, untouched: the largest over a prompt of random tokens and the report's first prompt (`duat "
+        "verify`: each prompt)"
     )
     tolerance: Annotated[
         Finite,

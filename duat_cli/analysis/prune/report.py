@@ -14,7 +14,7 @@ from duat_cli.analysis.prune.criteria import Scores
 from duat_cli.analysis.prune.damage import MetricName
 from duat_cli.analysis.prune.plans import Nested
 from duat_cli.analysis.prune.readings import Readings
-from duat_cli.analysis.prune.sketch import TermList
+from duat_cli.analysis.prune.responses import TermList
 from duat_cli.analysis.session import Session
 from duat_cli.kinds import Kind
 from duat_cli.models.discovery.structure import ModelStructure

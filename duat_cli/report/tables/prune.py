@@ -168,7 +168,7 @@ def _shared_heads(report: PruneReport) -> list[RenderableType]:
 
 
 def _precision(report: PruneReport) -> str:
-    """How wide the intervals of the sketch are."""
+    """How wide the intervals are that the probes leave."""
     spreads = [
         (t.linearised_high - t.linearised_low) / 2 / abs(t.linearised)
         for t in report.terms
