@@ -69,7 +69,7 @@ class Part(WithReasons):
     share: Annotated[
         Finite | None,
         Meaning("share", "exact", formula="<part, x> / |x|^2", source=_SUM, signed=True, drift="number"),
-    ] = Field(description="<part, x> / |x|^2; the three shares of a place sum to 1")
+    ] = Field(description="what it makes of the whole; the three shares of a place sum to 1")
     norm: Annotated[
         Finite | None, Meaning("relative", "exact", formula="|part| / |x|", source=_SUM, drift="number")
     ] = Field(description="its length, relative to the whole")
@@ -175,7 +175,7 @@ class UatTerm(Result):
     block: int | None = Field(description="number of the block, from 0; null for x_0 and the biases")
     share: Annotated[
         Finite, Meaning("share", "exact", formula="<term, x_L> / |x_L|^2", source="Eq. 11, 33", signed=True)
-    ] = Field(description="<term, x> / |x|^2; all shares sum to 1")
+    ] = Field(description="what it makes of the output; all shares sum to 1")
     norm: Annotated[Finite, Meaning("relative", "exact", formula="|term| / |x_L|", source="Eq. 11, 33")] = Field(
         description="its length, relative to the output"
     )

@@ -273,7 +273,9 @@ class CurvePoint(Result):
     """One of the nested sets."""
 
     removed: int = Field(description="how many terms are removed")
-    share: Annotated[Finite, Meaning("share, 0 to 1", "exact")] = Field(description="of the terms of this kind")
+    share: Annotated[Finite, Meaning("share, 0 to 1", "exact")] = Field(
+        description="share that they are of the terms of this kind"
+    )
     predicted: Annotated[Finite, _OF_SET] = Field(description="predicted damage of removing the set")
     measured: Annotated[Finite | None, _ABLATED] = Field(
         description="damage of really removing the set, mean over the prompts"
@@ -307,7 +309,9 @@ class Guarantee(Result):
         "the plan's set"
     )
     removed: int = Field(description="size of the last set that passed; 0 if the first one tested did not")
-    share: Annotated[Finite, Meaning("share, 0 to 1", "exact")] = Field(description="of the terms of this kind")
+    share: Annotated[Finite, Meaning("share, 0 to 1", "exact")] = Field(
+        description="share that they are of the terms of this kind"
+    )
     set: list[str] = Field(description="the first of the plan's set, as many as removed")
 
 
