@@ -7,7 +7,7 @@ speed    `inspect` on a 135M-parameter llama shape, 128 tokens, against one plai
          attentions and hidden states
 dense    the statistics of W' in closed form against W' written out, at MiniLM's size (N = 32)
 memory   peak memory of `inspect` against the number of blocks, and at 2048 tokens
-prune    one sketch of all neurons and heads of all-MiniLM-L6-v2 against ablating each, and its memory at 1B parameters
+prune    responses of all neurons and heads of all-MiniLM-L6-v2 against ablating each, and its memory at 1B parameters
 process  `duat --help` and `duat inspect` as processes, against imports and, if installed, the nearest peer
 check    the pre-flight of a large checkpoint, and `duat check --weights-only` against reading and summing the tensors
 lora     `duat lora-diff --no-base` on an adapter of a 7B shape as a process, and its singular values against those of

@@ -29,7 +29,8 @@ class Geometry:
 
 
 def geometry(factors: BlockFactors, name: str, cache: TensorCache) -> Geometry:
-    """From the cache where the factors were read from weights; a probed V has an arbitrary scale and is not kept."""
+    """From the cache where the factors were read from weights; found with unit vectors, V has an arbitrary
+    scale and is not kept."""
     kept = factors.origin == "read"
     stored, entries = (cache.get(name), cache.get(name + ".entries")) if kept else (None, None)
     if stored is None or entries is None or not _belongs(stored, entries, factors.heads):

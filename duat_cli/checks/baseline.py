@@ -12,25 +12,28 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from duat_cli import __version__
+from duat_cli.checks.paths import block_index, place_of
 from duat_cli.checks.places import block_of, hidden_size, text_config
-from duat_cli.checks.sketch import PROBES
+from duat_cli.checks.sketch import SIZE
 from duat_cli.checks.weights import WeightFacts
 from duat_cli.errors import InputError
 from duat_cli.loading.checkpoint.files import read_json
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.wording import shown
 from duat_cli.results.base import PromptFacts
+from duat_cli.results.inspect import InspectReport
 from duat_cli.text import clean
 
 SCHEMA = 2
+_TENSORS, _COUNTS = "weights", "integrity"  # first parts of keys that are no field of the report
 FIRST_SCHEMA = 1  # with sketches of another kind; read, and no longer written
 Number = Annotated[float, Field(allow_inf_nan=False)]
-Sketch = Annotated[list[Number], Field(min_length=1 + PROBES, max_length=1 + PROBES)]
+Sketch = Annotated[list[Number], Field(min_length=1 + SIZE, max_length=1 + SIZE)]
 Value = float | list[float]
 
 
@@ -72,6 +75,38 @@ class BaselineFile:
     content: Baseline
 
 
+# --- its keys ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What a key of a baseline names."""
+
+    kind: Literal["tensor", "count", "field", "unknown"]
+    """A tensor's norm and sketch; a count of what is broken; a number of the inspect report; of no known version."""
+    name: str
+    """The tensor's, or the whole key."""
+    rule: str
+    """The rule that holds it against the baseline; empty where no report has such a number."""
+    block: int | None
+
+
+def metric_of(key: str) -> Metric:
+    """'weights.TENSOR', 'integrity.RULE', or the path of a number in the inspect report."""
+    head, _, rest = key.partition(".")
+    if head == _TENSORS:
+        place = block_of(rest)
+        return Metric("tensor", rest, "drift.weights", place[0].index if place else None)
+    if head == _COUNTS:
+        return Metric("count", key, "drift.integrity", None)
+    kind: Literal["field", "unknown"] = "field" if head in InspectReport.model_fields else "unknown"
+    return Metric(kind, key, place_of(key).rule, block_index(key))
+
+
+def tensor_key(name: str) -> str:
+    return f"{_TENSORS}.{name}"
+
+
 # --- from a run ---------------------------------------------------------------------------------------------
 
 
@@ -82,7 +117,7 @@ def weight_metrics(weights: WeightFacts, schema: int = SCHEMA) -> dict[str, Valu
         if tensor.floating and math.isfinite(tensor.norm):
             sketch = tensor.first_sketch if schema == FIRST_SCHEMA else tensor.sketch
             assert sketch is not None
-            found[f"weights.{name}"] = [tensor.norm, *sketch]
+            found[tensor_key(name)] = [tensor.norm, *sketch]
     return found
 
 
@@ -137,15 +172,6 @@ def natural(key: str) -> list[tuple[int, int, str]]:
     """Block 2 before block 10."""
     parts = re.split(r"(\d{1,9})", key)
     return [(0, int(p), "") if p.isascii() and p.isdigit() else (1, 0, p) for p in parts if p]
-
-
-def block_index(key: str) -> int | None:
-    """The block that a metric is about."""
-    if key.startswith("weights."):
-        place = block_of(key.removeprefix("weights."))
-        return place[0].index if place else None
-    found = re.match(r"blocks\.(\d{1,6})\.", key)
-    return int(found[1]) if found else None
 
 
 # --- the file -----------------------------------------------------------------------------------------------

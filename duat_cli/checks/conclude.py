@@ -15,7 +15,7 @@ from duat_cli.checks.drift import compare, refuse_foreign, refuse_other_model
 from duat_cli.checks.judge import judge
 from duat_cli.checks.metrics import metrics_of, sampling_slack
 from duat_cli.checks.nearest import suggestion
-from duat_cli.checks.paths import leaves_out, matches
+from duat_cli.checks.paths import is_metric, leaves_out, matches
 from duat_cli.checks.policy import Policy
 from duat_cli.checks.rule import Evidence, Settings
 from duat_cli.checks.tolerances import COARSENESS, STORED_AS
@@ -70,11 +70,11 @@ def plan(
         raise InputError("--update-baseline: give the file to write with --baseline FILE")
     if name is not None and found is None and not update:
         raise InputError(f"--baseline {shown(name)}: no such file; --update-baseline makes it")
-    if found and not update and all(s.level == "off" for n, s in settings.items() if n.startswith("drift.")):
+    if found and not update and all(s.level == "off" for s in settings.values() if "baseline" in s.rule.needs):
         raise InputError(
             f"--baseline {shown(name)}: nothing is compared with it: the policy or --select turns drift off"
         )
-    if update and weights_only and found and any(k.startswith("blocks.") for k in found.content.metrics):
+    if update and weights_only and found and any(baselines.metric_of(k).kind == "field" for k in found.content.metrics):
         raise InputError(
             f"--update-baseline: {shown(name)} holds metrics of a forward pass, which --weights-only would drop; "
             "run without it, or delete the file"
@@ -182,7 +182,7 @@ def _check_tolerances(plan: CheckPlan, metrics: Mapping[str, Value]) -> None:
     """A tolerance that is for no metric would look meaningful and do nothing."""
     known = {*metrics, *(plan.baseline.content.metrics if plan.baseline else ())}
     for pattern, (layer, _) in plan.policy.tolerances().items():
-        possible = pattern.startswith(("blocks.", "summary.", "**", "*")) and plan.weights_only
+        possible = plan.weights_only and is_metric(pattern)
         if layer.file and not possible and not any(matches(pattern, key) for key in known):
             raise InputError(
                 f"{layer.source}: drift.tolerance.{shown(pattern)} is for no metric of this run"

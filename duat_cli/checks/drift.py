@@ -7,7 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from duat_cli.checks.baseline import Baseline, BaselineFile, BaselinePrompts, Value, identity, natural, stored_floats
+from duat_cli.checks.baseline import (
+    Baseline,
+    BaselineFile,
+    BaselinePrompts,
+    Value,
+    identity,
+    metric_of,
+    natural,
+    stored_floats,
+    tensor_key,
+)
 from duat_cli.checks.policy import Policy
 from duat_cli.checks.tolerances import COARSENESS, STORED_AS, Tolerance, tolerance
 from duat_cli.checks.weights import WeightFacts, distance
@@ -38,14 +48,6 @@ class Deviation:
     """Why a vanished metric has no value, where that is known."""
 
 
-def family(key: str) -> str:
-    """The rule that a metric belongs to: drift.weights, drift.coupling, ..."""
-    parts = key.split(".")
-    if parts[0] == "blocks" and len(parts) > 2:
-        return f"drift.{parts[2].removesuffix('_weighted')}"
-    return f"drift.{parts[0]}"
-
-
 def compare(
     baseline: Baseline,
     metrics: Mapping[str, Value],
@@ -61,7 +63,7 @@ def compare(
     found = []
     for key in sorted({*metrics, *baseline.metrics}, key=natural):
         old, new = baseline.metrics.get(key), metrics.get(key)
-        if not forward and key.startswith(("blocks.", "summary.")):
+        if not forward and metric_of(key).kind == "field":
             continue
         if new is None:
             found.append(Deviation(key, "vanished", old, None, 0.0, None, reasons.get(key)))
@@ -131,7 +133,7 @@ def refuse_other_model(
         raise InputError(f"{where}: belongs to another model, {clean(was)}; this one is {clean(now)}")
     angles = []
     for name in weights.matrices:
-        before, now_here = old.metrics.get(f"weights.{name}"), metrics.get(f"weights.{name}")
+        before, now_here = old.metrics.get(tensor_key(name)), metrics.get(tensor_key(name))
         if isinstance(before, list) and isinstance(now_here, list) and before[0] and now_here[0]:
             far = distance(now_here[0], tuple(now_here[1:]), before[0], tuple(before[1:]))
             angles.append(far * before[0] / math.hypot(before[0], now_here[0]))

@@ -50,7 +50,7 @@ def judge(settings: Settings, evidence: Evidence, locate: Locate) -> Iterator[Ou
     if why is not None:
         yield _skipped(settings, why, locate)
         return
-    judged = [_judged(m, settings, evidence) for m in settings.rule.measure(evidence, settings)]
+    judged = [_judged(m, settings) for m in settings.rule.measure(evidence, settings)]
     failing = [j for j in judged if j.fails]
     for found in sorted(failing, key=lambda j: -abs(j.tightness)):
         yield _outcome(settings, found, locate)
@@ -58,17 +58,10 @@ def judge(settings: Settings, evidence: Evidence, locate: Locate) -> Iterator[Ou
         yield _passed(settings, judged, locate)
 
 
-def _judged(measurement: Measurement, settings: Settings, evidence: Evidence) -> _Judged:
+def _judged(measurement: Measurement, settings: Settings) -> _Judged:
     if measurement.low is not None or measurement.high is not None:
         return _Judged(measurement, measurement.low, measurement.high)
-    return _Judged(measurement, None, _limit(settings, evidence))
-
-
-def _limit(settings: Settings, evidence: Evidence) -> float | None:
-    """The rule's threshold; for a certificate the tolerance of its dtype."""
-    if settings.max is None and evidence.report is not None and settings.rule.id.startswith("exactness."):
-        return evidence.report.certificate.tolerance
-    return settings.max
+    return _Judged(measurement, None, settings.max)
 
 
 def _outcome(settings: Settings, found: _Judged, locate: Locate) -> Outcome:

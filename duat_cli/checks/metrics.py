@@ -4,26 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from duat_cli.checks.baseline import SCHEMA, Value, rounded, weight_metrics
+from duat_cli.checks.baseline import SCHEMA, Value, rounded, tensor_key, weight_metrics
 from duat_cli.checks.paths import flatten, place_of
 from duat_cli.checks.registry import all_rules
 from duat_cli.checks.rule import Evidence, Settings
 from duat_cli.results.inspect import InspectReport
 
-_COUNTED = (
-    "integrity.constant_heads", "integrity.dead_neurons", "integrity.duplicate_blocks", "integrity.nonfinite",
-    "integrity.zero_blocks", "integrity.zero_matrices",
-)  # fmt: skip
-
 
 def metrics_of(evidence: Evidence, schema: int = SCHEMA) -> tuple[dict[str, Value], dict[str, str]]:
     """(metric -> value, metric -> why it has none), rounded as a baseline of that schema has them."""
     values: dict[str, Value] = weight_metrics(evidence.weights, schema)
-    reasons = {f"weights.{name}": f"{count} non-finite values" for name, count in evidence.weights.nonfinite.items()}
-    for name in _COUNTED:
-        rule = all_rules()[name]
-        found = [m.value for m in rule.measure(evidence, Settings(rule, rule.level, rule.max, rule.allowed))]
-        values[name] = max(found, default=0.0) if rule.unit == "share" else sum(found, 0.0)
+    reasons = {tensor_key(name): f"{count} non-finite values" for name, count in evidence.weights.nonfinite.items()}
+    for name, rule in all_rules().items():
+        if rule.metric is not None:
+            found = [m.value for m in rule.measure(evidence, Settings(rule, rule.level, rule.max, rule.allowed))]
+            values[name] = max(found, default=0.0) if rule.metric == "largest" else sum(found, 0.0)
     if evidence.report is not None:
         numbers, whys = report_metrics(evidence.report)
         values |= numbers

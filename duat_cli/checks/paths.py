@@ -7,6 +7,7 @@ parts. Blocks go by their index, other lists by position.
 from __future__ import annotations
 
 import functools
+import re
 import types
 import typing
 from collections.abc import Iterator
@@ -35,6 +36,8 @@ class Place:
     """Whether it and all groups around it are opted in as drift metrics."""
     needs: frozenset[Option] = frozenset()
     """Options without which there is nothing here."""
+    rule: str = ""
+    """The rule of its metrics, as the innermost group says."""
     by_name: frozenset[str] = frozenset()
     """Groups on the way that a pattern must name."""
     needs_inside: frozenset[Option] = frozenset()
@@ -48,6 +51,7 @@ class Place:
             meaning,
             watched=self.watched and meaning.drift is not None,
             needs=self.needs | asked,
+            rule=meaning.rule or self.rule,
             by_name=self.by_name | ({name} if meaning.by_name else set()),
             needs_inside=self.needs_inside | (asked if self.by_name else frozenset()),
         )
@@ -103,6 +107,12 @@ def _number(value: object, position: int) -> int:
     if isinstance(value, Block):
         return value.index
     return value.prompt if isinstance(value, PromptBlock) else position
+
+
+def block_index(path: str) -> int | None:
+    """The block that a number is of."""
+    found = re.match(r"blocks\.(\d{1,6})\.", path)
+    return int(found[1]) if found else None
 
 
 # --- what the report can hold --------------------------------------------------------------------------
@@ -193,6 +203,11 @@ def leaves_out(pattern: str) -> list[str]:
     """Fields of every report that a pattern matches among others, and that stay null for want of an option."""
     names = {p.path.rsplit(".", maxsplit=1)[-1] for p in _numbers_of(pattern) if p.meaning.needs == "spectrum"}
     return [] if "spectrum" in asks_for(pattern) else sorted(names)
+
+
+def is_metric(pattern: str) -> bool:
+    """Whether a pattern reaches a number that a baseline holds."""
+    return any(place.watched for place in _numbers_of(pattern))
 
 
 def may_be_negative(pattern: str) -> bool:

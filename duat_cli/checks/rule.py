@@ -80,6 +80,8 @@ class Rule:
     unit: str = ""
     allowed: tuple[str, ...] | None = None
     """Values that the rule lets pass, for rules about kinds of things."""
+    metric: Literal["sum", "largest"] | None = None
+    """What a baseline holds of its measurements, under its id; None where it holds nothing of them."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-PROBES = 8
+SIZE = 8  # numbers of a sketch
 _CHUNK = 1 << 16  # signs
 _ONE_THREAD = 1 << 15  # values; of more, BLAS makes threads, which on a busy machine wait for each other
 _SEED = "duat sketch 2"
@@ -32,22 +32,22 @@ class Sketch:
     """The sums s_k of a tensor that comes in pieces; where the pieces are cut does not matter."""
 
     def __init__(self) -> None:
-        self.sums = np.zeros(PROBES)
+        self.sums = np.zeros(SIZE)
 
-    def products(self, x: Floats, row: int, column: int) -> Floats:  # (rows, PROBES)
+    def products(self, x: Floats, row: int, column: int) -> Floats:  # (rows, SIZE)
         """sum_j w_{i+j} v_jk x_ij of a piece x (rows, columns) whose first entry is W[row, column]."""
         rows, columns = x.shape
         diagonals = _signs("diagonals", row + column, rows + columns - 1)
         w = np.ndarray(x.shape, diagonals.dtype, diagonals, strides=diagonals.strides * 2)
         v, height = _column_signs(column, columns), max(1, _ONE_THREAD // columns)
-        products = np.empty((rows, PROBES), x.dtype)
+        products = np.empty((rows, SIZE), x.dtype)
         for start in range(0, rows, height):
             some = slice(start, start + height)
             np.matmul(x[some] * w[some], v, out=products[some])
         return products
 
     def add(self, products: Floats, row: int) -> None:
-        u = _signs("rows", row * PROBES, products.size).reshape(-1, PROBES)
+        u = _signs("rows", row * SIZE, products.size).reshape(-1, SIZE)
         self.sums += (products * u).astype(np.float64).sum(axis=0)
 
 
@@ -59,18 +59,18 @@ class FirstSketch:
     """
 
     def __init__(self) -> None:
-        self.sums = np.zeros(PROBES)
+        self.sums = np.zeros(SIZE)
 
     def add(self, x: Floats, piece: int) -> None:
         rows, columns = x.shape
         v = _shake("duat columns", _FIRST_POOL + _FIRST_ROW)[piece * 7919 % _FIRST_POOL :][:columns]
-        u = _shake("duat rows", _FIRST_POOL + _FIRST_ROW)[piece * 104_729 % _FIRST_POOL :][: rows * PROBES]
-        self.sums += (x @ v).astype(np.float64) @ u.reshape(rows, PROBES)
+        u = _shake("duat rows", _FIRST_POOL + _FIRST_ROW)[piece * 104_729 % _FIRST_POOL :][: rows * SIZE]
+        self.sums += (x @ v).astype(np.float64) @ u.reshape(rows, SIZE)
 
 
 @functools.lru_cache(maxsize=2)
-def _column_signs(column: int, columns: int) -> Floats:  # (columns, PROBES)
-    return _signs("columns", column * PROBES, columns * PROBES).reshape(columns, PROBES)
+def _column_signs(column: int, columns: int) -> Floats:  # (columns, SIZE)
+    return _signs("columns", column * SIZE, columns * SIZE).reshape(columns, SIZE)
 
 
 def _signs(name: str, start: int, count: int) -> Floats:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from duat_cli.checks.baseline import metric_of
 from duat_cli.checks.paths import matches, place_of
 from duat_cli.checks.policy import Layer, ToleranceTable
 
@@ -36,11 +37,12 @@ class Tolerance:
 
 
 def default_tolerance(key: str, dtype: str) -> Tolerance:
-    """Of a metric, when weights and arithmetic are of that dtype. What is no field of the report goes by its group."""
+    """Of a metric, when weights and arithmetic are of that dtype."""
     source = f"tolerance of {dtype}"
-    if key.startswith("weights."):
+    kind = metric_of(key).kind
+    if kind == "tensor":
         return Tolerance(0.0, _WEIGHTS[dtype], None, source)
-    if key.startswith("integrity."):  # counts of what is broken
+    if kind == "count":
         return Tolerance(0.0, 0.0, "lower", "counts are exact")
     meaning = place_of(key).meaning
     rtol, atol = _REPORT[dtype]

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from duat_cli.explain.readings import readings
 from duat_cli.report.headers import headers
 from duat_cli.report.schema import REPORTS
 from duat_cli.results.base import Result
 from duat_cli.results.explain import Explanation
-from duat_cli.results.meaning import Meaning, meaning_of
+from duat_cli.results.meaning import Meaning, Option, meaning_of
 
 _NULLS = ("blocks[].null.reinitialised.", "blocks[].null.uniform.")
 
@@ -28,16 +27,18 @@ class _Found:
     info: FieldInfo
     places: list[tuple[str, str]] = field(default_factory=list)
     """(report, path); in a path [] stands for a place in a list and * for a name."""
+    needs: list[frozenset[Option]] = field(default_factory=list)
+    """Of each place the options that it, or a group around it, needs."""
 
 
 def fields() -> list[Explanation]:
     """Every field; those of equal name and meaning, whose models differ, as one."""
     found: dict[tuple[str, str], _Found] = {}
     for report, model in REPORTS.items():
-        for path, owner, info in _walk(model, ""):
-            name = path.rpartition(".")[2].removesuffix("[]").removesuffix(".*")
-            one = found.setdefault((owner.__name__, name), _Found(owner, info))
+        for path, owner, info, needs in _walk(model, "", frozenset()):
+            one = found.setdefault((owner.__name__, path.rpartition(".")[2]), _Found(owner, info))
             one.places.append((report, path))
+            one.needs.append(needs)
     every = {place for one in found.values() for place in one.places}
     merged: dict[tuple[object, ...], Explanation] = {}
     for (_, name), one in found.items():
@@ -48,12 +49,16 @@ def fields() -> list[Explanation]:
     return list(merged.values())
 
 
-def _walk(model: type[BaseModel], path: str) -> Iterator[tuple[str, type[BaseModel], FieldInfo]]:
+def _walk(
+    model: type[BaseModel], path: str, around: frozenset[Option]
+) -> Iterator[tuple[str, type[BaseModel], FieldInfo, frozenset[Option]]]:
+    """Every field inside a model: (path, the model that has it, what it is, the options that it needs)."""
     for name, info in model.model_fields.items():
-        here = f"{path}.{name}".lstrip(".")
-        yield here, model, info
+        here, asked = f"{path}.{name}".lstrip("."), meaning_of(model, name).needs
+        needs = around | ({asked} if asked else set())
+        yield here, model, info, needs
         for inner, place in _models(info.annotation, here):
-            yield from _walk(inner, place)
+            yield from _walk(inner, place, needs)
 
 
 def _models(hint: object, path: str) -> Iterator[tuple[type[BaseModel], str]]:
@@ -72,41 +77,42 @@ def _models(hint: object, path: str) -> Iterator[tuple[type[BaseModel], str]]:
 
 def _explanation(name: str, one: _Found, every: set[tuple[str, str]]) -> Explanation:
     meaning = meaning_of(one.model, name)
-    reading = readings().of(one.model.__name__, name)
     return Explanation(
         name=name,
         kind="field",
         where=[f"{report}: {path}" for report, path in one.places],
         columns=[f"{report}: {header}" for report, path in one.places for header in headers().get((report, path), [])],
-        definition=reading.definition or _definition(name, one.info),
+        definition=_definition(one.info),
         nulls=_nulls(one.places, every),
-        facts=_facts(meaning),
+        facts=_facts(meaning, frozenset.intersection(*one.needs)),
         page=None,
-        formula=reading.formula,
-        source=reading.source,
-        unit=reading.unit or meaning.unit or None,
-        exact=reading.exact or meaning.exactness,
+        formula=meaning.formula or None,
+        source=meaning.source or None,
+        unit=meaning.unit or None,
+        exact=meaning.exact or None,
     )
 
 
-def _facts(meaning: Meaning) -> dict[str, str]:
-    """What a field's metadata says that has no place of its own in an explanation."""
+def _facts(meaning: Meaning, needs: frozenset[Option]) -> dict[str, str]:
+    """What a field's metadata says that has no place of its own in an explanation. needs: at every place of it."""
     facts = {}
-    if meaning.needs is not None:
-        facts["needs"] = f"--{meaning.needs.replace('_', '-')}"
+    if meaning.signed:
+        facts["sign"] = "may be below zero"
+    if needs:
+        facts["needs"] = ", ".join(f"--{option.replace('_', '-')}" for option in sorted(needs))
     if meaning.drift in ("number", "norm"):
         facts["baseline"] = "a metric of duat check --baseline"
     return facts
 
 
-def _definition(name: str, info: FieldInfo) -> str:
-    """The description; of a part of a report without one, what its model says; else what the name always means."""
+def _definition(info: FieldInfo) -> str:
+    """The description; of a part of a report without one, what its model says."""
     if info.description:
         return info.description
     for model, _ in _models(info.annotation, ""):
         if model.__doc__ and model.__doc__ != Result.__doc__:
             return inspect.cleandoc(model.__doc__).partition("\n\n")[0].replace("\n", " ")
-    return readings().plain.get(name, "")
+    return ""
 
 
 def _nulls(places: list[tuple[str, str]], every: set[tuple[str, str]]) -> list[str]:

@@ -1,18 +1,19 @@
-"""The pages in configs/docs/: a topic is a file, its title is the first line."""
+"""The pages in configs/docs/, where a topic is a file whose first line is its title; words from configs/words.toml."""
 
 from __future__ import annotations
 
 import importlib.resources
+import tomllib
 
-from duat_cli.explain.readings import readings
 from duat_cli.results.explain import Explanation, Kind
 
 FOLDER, SUFFIX = "docs", ".md"
+WORDS = "words.toml"
+_CONFIGS = importlib.resources.files("duat_cli.configs")
 
 
 def topics() -> list[Explanation]:
-    folder = importlib.resources.files("duat_cli.configs") / FOLDER
-    files = sorted((f for f in folder.iterdir() if f.name.endswith(SUFFIX)), key=lambda f: f.name)
+    files = sorted((f for f in (_CONFIGS / FOLDER).iterdir() if f.name.endswith(SUFFIX)), key=lambda f: f.name)
     found = []
     for file in files:
         page = file.read_text(encoding="utf-8")
@@ -22,7 +23,8 @@ def topics() -> list[Explanation]:
 
 
 def words() -> list[Explanation]:
-    return [_entry(name, "word", definition, None) for name, definition in readings().words.items()]
+    found = tomllib.loads((_CONFIGS / WORDS).read_text(encoding="utf-8"))
+    return [_entry(name, "word", definition, None) for name, definition in found.items()]
 
 
 def _entry(name: str, kind: Kind, definition: str, page: str | None) -> Explanation:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from duat_cli.checks.registry import all_rules
 from duat_cli.checks.rule import Need, Rule
+from duat_cli.checks.rules.adapter import LINT
 from duat_cli.results.explain import Explanation
 
-_LINT = "adapter."
 _NEEDS: dict[Need, str] = {
     "load": "the model loaded",
     "report": "a forward pass",
@@ -24,7 +24,7 @@ def rules() -> list[Explanation]:
 
 def lint_rules() -> list[Explanation]:
     """The linter's ids; each is a rule adapter.* as well, whose levels are the linter's under other names."""
-    return [_lint(rule) for name, rule in all_rules().items() if name.startswith(_LINT)]
+    return [_lint(name, rule) for name, rule in LINT.items()]
 
 
 def _rule(rule: Rule) -> Explanation:
@@ -34,8 +34,7 @@ def _rule(rule: Rule) -> Explanation:
     return _entry(rule.id, "rule", "duat check", rule.about, rule.unit, facts)
 
 
-def _lint(rule: Rule) -> Explanation:
-    name = rule.id.removeprefix(_LINT).replace("_", "-")
+def _lint(name: str, rule: Rule) -> Explanation:
     facts = {"level": _LINT_LEVELS[rule.level], "in duat check": rule.id, "advice": rule.advice}
     return _entry(name, "lint rule", "duat lora-diff --lint", rule.about, "", facts)
 

@@ -31,9 +31,6 @@ def headers() -> dict[tuple[str, str], list[str]]:
     for report, tables in _TABLES.items():
         for rows, columns in tables.items():
             for column in columns:
-                path = (rows + column.path).removesuffix(".value")  # of an estimate with its interval
-                names = found.setdefault((report, path), [])
-                broken = column.name.replace("-", "") == column.path.rpartition(".")[2]  # a word in two lines
-                name = column.name.replace("-", "") if broken else column.name
-                names += [name] if name not in names else []
+                names = found.setdefault((report, rows + column.path), [])
+                names += [column.name] if column.name not in names else []
     return found

@@ -13,6 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from duat_cli.results.meaning import Meaning
 
 SCHEMA_VERSION = "2"
+SchemaVersion = Annotated[Literal["2"], Field(description="version of the report's schema")]
+COMMAND = Field(description="the command that wrote the report")
+DuatVersion = Annotated[str, Field(description="version of duat")]
+Warnings = Annotated[list[str], Field(description="what a user should know, one line each")]
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Share = Annotated[float, Field(allow_inf_nan=False, ge=0.0, le=1.0)]
@@ -33,59 +37,88 @@ class WithReasons(Result):
 class Environment(Result):
     """What the numbers were computed with."""
 
-    python: str
-    torch: str
-    transformers: str
-    platform: str
-    device: str
+    python: str = Field(description="version of Python")
+    torch: str = Field(description="version of torch")
+    transformers: str = Field(description="version of transformers")
+    platform: str = Field(description="operating system and processor")
+    device: str = Field(description="where it ran, such as cpu or cuda:0")
     dtype: str = Field(description="dtype of weights and arithmetic, e.g. float32")
     attention: str = Field(description="attention arithmetic; always the model's own eager formula")
     batch_size: int = Field(description="prompts per forward pass; always 1, so that padding cannot move a number")
 
 
 class ModelFacts(Result):
-    name: str
+    """The model that was read."""
+
+    name: str = Field(description="the model, as it was named")
     revision: str | None = Field(description="commit of a hub checkpoint; null for a local folder")
-    model_type: str
+    model_type: str = Field(description="transformers' name of the architecture, from config.json")
     architecture: str = Field(description="the class that was loaded")
-    parameters: int
-    blocks: int
-    hidden_size: int
-    heads: int
-    kv_heads: int
+    parameters: int = Field(description="number of parameters")
+    blocks: int = Field(description="how many blocks the model has")
+    hidden_size: int = Field(description="width M of the model")
+    heads: int = Field(description="number of attention heads")
+    kv_heads: int = Field(description="number of key and value heads")
     fingerprint: str = Field(
         description="content hash of names, shapes, dtypes and bytes of the loaded weights; not cryptographic"
     )
 
 
 class PromptFacts(Result):
+    """A prompt, by hash and length."""
+
     sha256: str = Field(description="of the prompt's UTF-8 text")
-    tokens: int
+    tokens: int = Field(description="number of tokens")
 
 
 class Certificate(Result):
     """How far the DUAT form is from the model's own output."""
 
-    relative_error: Annotated[Finite, Meaning("relative", "measured", better="lower")] = Field(
-        description="largest over blocks and prompts of |x - rebuilt| / |x|"
-    )
-    plain_error: Annotated[Finite, Meaning("relative", "measured", better="lower")] = Field(
+    relative_error: Annotated[
+        Finite,
+        Meaning(
+            "relative",
+            "measured",
+            formula="max over blocks i and prompts of |x_i - rebuilt_i| / |x_i|",
+            source="Eq. 11/12, 33/34: the sum is rebuilt block by block",
+            better="lower",
+        ),
+    ] = Field(description="largest over blocks and prompts of |x - rebuilt| / |x|")
+    plain_error: Annotated[
+        Finite,
+        Meaning(
+            "relative",
+            "measured",
+            formula="|output under duat's instruments - output as transformers runs it| / |the latter|",
+            better="lower",
+        ),
+    ] = Field(
         description="relative error of the output of a pass under duat's instruments against the model as transformers "
-        "runs it, untouched: the largest over a probe prompt and the report's first prompt (`duat verify`: each prompt)"
+        "runs it, untouched: the largest over a prompt of random tokens and the report's first prompt (`duat "
+        "verify`: each prompt)"
     )
-    tolerance: Annotated[Finite, Meaning("relative", "given")] = Field(description="by the dtype of the arithmetic")
+    tolerance: Annotated[
+        Finite,
+        Meaning("relative", "given", formula="1e-6 in float64, 1e-4 in float32, 1e-2 in float16, 5e-2 in bfloat16"),
+    ] = Field(description="by the dtype of the arithmetic")
     exact: bool = Field(description="relative_error and plain_error are both at most the tolerance")
-    capture: Literal["attention interface", "softmax interception"]
+    capture: Literal["attention interface", "softmax interception"] = Field(
+        description="how attention was seen: through transformers' attention interface, or by intercepting its softmax"
+    )
 
 
 class Skipped(Result):
-    what: str
-    why: str
+    """A part that was left out, and why."""
+
+    what: str = Field(description="which part")
+    why: str = Field(description="the reason")
 
 
 class Run(Result):
     """What differs between two runs of the same input."""
 
     started: str = Field(description="UTC, ISO 8601")
-    seconds: Finite
-    peak_memory_bytes: int | None
+    seconds: Annotated[Finite, Meaning("seconds", "measured")] = Field(description="how long it took")
+    peak_memory_bytes: Annotated[int | None, Meaning("bytes", "measured")] = Field(
+        description="the most memory that this process had; null where the system does not say"
+    )

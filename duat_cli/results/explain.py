@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from duat_cli.results.base import Result
+from duat_cli.results.base import COMMAND, DuatVersion, Result, SchemaVersion
 
 Kind = Literal["field", "rule", "lint rule", "word", "topic"]
 
@@ -14,15 +14,15 @@ Kind = Literal["field", "rule", "lint rule", "word", "topic"]
 class Explanation(Result):
     """One name, and all that duat knows of it. What does not apply, or is said by the definition, is null or empty."""
 
-    name: str
-    kind: Kind
+    name: str = Field(description="the name explained")
+    kind: Kind = Field(description="what it is a name of")
     where: list[str] = Field(description="of a field: 'report: path'; of a rule: the command that has it")
     columns: list[str] = Field(description="of a field: 'report: header' of the columns that show it")
     definition: str = Field(description="what it is")
     formula: str | None = Field(description="how it is computed, if that is one formula")
     unit: str | None = Field(description="unit or range")
     source: str | None = Field(description="paper and equation, or the method's authors; equations are Wang & Li's")
-    exact: str | None = Field(description="exact, estimate, bound or measurement, and what that means here")
+    exact: str | None = Field(description="exact, estimate, bound, measured or given, and what that means here")
     nulls: list[str] = Field(description="fields that hold the same statistic where nothing was learned")
     facts: dict[str, str] = Field(description="whatever else is declared of it: a rule's level, limit and advice, ...")
     page: str | None = Field(description="of a topic: its page, Markdown")
@@ -31,8 +31,8 @@ class Explanation(Result):
 class ExplainReport(Result):
     """`duat explain`."""
 
-    schema_version: Literal["2"] = "2"
-    command: Literal["explain"] = "explain"
-    duat_version: str
+    schema_version: SchemaVersion = "2"
+    command: Annotated[Literal["explain"], COMMAND] = "explain"
+    duat_version: DuatVersion
     asked: str | None = Field(description="the name to explain; null for the list of all")
     entries: list[Explanation]

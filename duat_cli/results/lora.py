@@ -7,172 +7,128 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from duat_cli.results.base import (
+    COMMAND,
     Certificate,
+    DuatVersion,
     Environment,
     Finite,
     ModelFacts,
     PromptFacts,
     Result,
     Run,
-    Share,
+    SchemaVersion,
     Skipped,
+    Warnings,
     WithReasons,
 )
 from duat_cli.results.meaning import Meaning
+from duat_cli.results.weight_change import Comparison, ModuleChange
 
-_CHANGE = Meaning("relative", "exact")
-
-
-class Alignment(Result):
-    """How much of the change lies in the base weight's leading directions: |U_base^T U_change|_F^2 / min(k, j)."""
-
-    k: int = Field(description="leading singular directions of the base weight")
-    j: int = Field(description="leading singular directions of the change")
-    output: Share = Field(description="on the output side")
-    output_random: Share = Field(description="what a random subspace would give")
-    input: Share = Field(description="on the input side")
-    input_random: Share
-
-
-class Intruders(WithReasons):
-    """Leading singular vectors of the tuned weight that resemble no singular vector of the base weight."""
-
-    k: int = Field(description="leading singular vectors of the tuned weight that are looked at")
-    epsilon: Finite = Field(description="an intruder's |cosine| with every singular vector of the base is below it")
-    output: int | None = Field(description="intruders among the k on the output side")
-    input: int | None = Field(description="intruders among the k on the input side")
-
-
-class Rounding(WithReasons):
-    """What rounding can do to the singular values of a difference of two stored weights."""
-
-    dtype: str = Field(description="of the tuned weight as it is stored")
-    floor: Finite = Field(
-        description="spectral norm that rounding alone may give: of both weights to their stored dtypes, of the change "
-        "(a product computed in the tuned weight's dtype, with sums in float32) before it was added, and the error of "
-        "the singular values found here; an upper estimate that takes rounding errors as independent"
-    )
-    rank_above_floor: int | None = Field(description="singular values above the floor: what rounding did not make")
-
-
-class ModuleChange(WithReasons):
-    """What one parameter of the base model changes by; of a stack of experts, as a block-diagonal matrix."""
-
-    name: str = Field(description="the base model's module")
-    parameter: str = Field(description="of that module, such as weight or bias")
-    kind: str = Field(description="lora, dora, embedding lora, expert lora, adalora, ia3, loha, lokr, saved, full, ...")
-    shape: list[int] = Field(description="of the parameter as the base stores it")
-    rank: int | None = Field(description="as the adapter states it, for each expert")
-    scaling: Finite | None = Field(description="what multiplies B A")
-    relative_to: str = Field(
-        description="'base', or the initialisation whose own B A was taken out of the base that it was trained on"
-    )
-    frobenius_norm: Finite | None
-    relative_frobenius: Finite | None = Field(description="to the base parameter's norm")
-    spectral_norm: Finite | None
-    numerical_rank: int | None = Field(
-        description="singular values above max(shape) eps sigma_1; eps of float64 "
-        "where the change is known by its factors, else of float32"
-    )
-    stable_rank: Finite | None = Field(description="sum of sigma^2 / sigma_1^2")
-    entropy_rank: Finite | None = Field(description="exp of the entropy of sigma^2 / sum of sigma^2")
-    energy_rank_90: int | None = Field(description="fewest directions that hold 90 % of sum of sigma^2")
-    singular_values: list[Finite] | None = Field(description="the leading ones, at most 16")
-    alignment: Alignment | None = Field(description="with the base's leading subspaces")
-    intruders: Intruders | None
-    sup_local: Finite | None = Field(
-        description="largest norm that the change can add to the module's output, for every possible input behind "
-        "the norm in front: sqrt(M) sigma_max(dW diag(gain))"
-    )
-    rounding: Rounding | None = Field(default=None, description="for a full checkpoint: what rounding may have made")
-    added_rows: int = Field(
-        default=0, description="rows that the base has not (a resized vocabulary); not in the norms"
-    )
-
-
-class ModuleComparison(WithReasons):
-    """The two adapters' changes of one parameter; gauge, rank and the split of the scale do not matter."""
-
-    name: str
-    parameter: str
-    cosine: Finite | None = Field(description="<dW1, dW2> / (|dW1| |dW2|)")
-    distance: Finite = Field(description="|dW1 - dW2|_F")
-    relative_distance: Finite | None = Field(description="distance / (|dW1| + |dW2|), 0 to 1")
-    output_cosines: list[Finite] | None = Field(description="of the principal angles between the output subspaces")
-    input_cosines: list[Finite] | None
-
-
-class Comparison(WithReasons):
-    """Two adapters of one base."""
-
-    other: str = Field(description="the second adapter")
-    modules: list[ModuleComparison] = Field(description="changed by both")
-    only_first: list[str]
-    only_second: list[str]
-    cosine: Finite | None = Field(description="of all changes as one vector")
-    agreeing: list[str] = Field(description="parameters with a cosine above 0.5")
-    opposing: list[str] = Field(description="parameters with a cosine below -0.5")
+_PROMPTS = Meaning(needs="prompts")
+_TOLERANCE = Meaning("relative", "given")
+_CERTIFICATE = Meaning(
+    "relative", "measured", formula="max over prompts of |x_i - rebuilt_i| / |x_i|", source="Eq. 11/12, 33/34"
+)
 
 
 class LintFinding(Result):
     """One thing that goes wrong in practice."""
 
     rule: str = Field(description="stable id")
-    level: Literal["error", "warning", "note"]
+    level: Literal["error", "warning", "note"] = Field(description="how severe it is")
     where: str = Field(description="file, module or field")
-    message: str
+    message: str = Field(description="what was found, in words")
 
 
 class OperatorChange(WithReasons):
     """What the block's W' changed by, in parts of |W'_base|_F; the three parts add up to the difference."""
 
-    relative_change: Annotated[Finite | None, _CHANGE] = Field(description="|W'_tuned - W'_base|_F / |W'_base|_F")
-    routing: Annotated[Finite | None, _CHANGE] = Field(
-        description="|sum (H'-H) (x) A| / |W'_base|: what attention looks at"
-    )
-    weights: Annotated[Finite | None, _CHANGE] = Field(description="|sum H (x) (A'-A)| / |W'_base|: what it carries")
-    interaction: Annotated[Finite | None, _CHANGE] = Field(description="|sum (H'-H) (x) (A'-A)| / |W'_base|")
+    relative_change: Annotated[
+        Finite | None, Meaning("relative", "exact", formula="|W'_tuned - W'_base|_F / |W'_base|_F", source="Eq. 10, 17")
+    ] = Field(description="the whole difference")
+    routing: Annotated[
+        Finite | None,
+        Meaning(
+            "relative",
+            "exact",
+            formula="|sum_h (H'_h - H_h) (x) A_h^T|_F / |W'_base|_F; the scale of a norm counts as part of H",
+            source="Eq. 10, 17",
+        ),
+    ] = Field(description="the part of the difference that lies in what attention looks at")
+    weights: Annotated[
+        Finite | None,
+        Meaning("relative", "exact", formula="|sum_h H_h (x) (A'_h - A_h)^T|_F / |W'_base|_F", source="Eq. 10, 17"),
+    ] = Field(description="the part that lies in what attention carries")
+    interaction: Annotated[
+        Finite | None,
+        Meaning(
+            "relative", "exact", formula="|sum_h (H'_h - H_h) (x) (A'_h - A_h)^T|_F / |W'_base|_F", source="Eq. 10, 17"
+        ),
+    ] = Field(description="the part that only the two together make")
 
 
 class TermsChange(WithReasons):
     """Relative changes of a block's vectors, tuned less base."""
 
-    ffn: Annotated[Finite | None, _CHANGE] = Field(
+    ffn: Annotated[Finite | None, Meaning("relative", "exact", formula="|f' - f| / |f|", source="Eq. 11, 18")] = Field(
         description="|f' - f| / |f| of what the FFN adds to the residual stream: behind its own last layer, its bias "
         "included, and behind a norm and a factor of its own, in front of any norm on the stream; the UAT term of the "
         "sum is f without the biases, which the sum counts as static. Of several FFNs in a block, all as one vector"
     )
-    dynamic_bias: Annotated[Finite | None, _CHANGE] = Field(
+    dynamic_bias: Annotated[
+        Finite | None,
+        Meaning("relative", "exact", formula="|dynamic part' - dynamic part| / |pre-activation|", source="Eq. 12, 34"),
+    ] = Field(
         description="change of the dynamic part in front of the FFN's nonlinearity, to the base's whole pre-activation"
     )
-    output: Annotated[Finite | None, _CHANGE] = Field(description="|x' - x| / |x| of the block's output")
+    output: Annotated[Finite | None, Meaning("relative", "exact", formula="|x' - x| / |x|")] = Field(
+        description="|x' - x| / |x| of the block's output"
+    )
 
 
 class BlockChange(Result):
     """One block, means over the prompts."""
 
-    index: int
-    name: str
+    index: int = Field(description="number of the block, from 0")
+    name: str = Field(description="the block's module name")
     operator: OperatorChange
     terms: TermsChange
-    base_certificate: Finite = Field(description="largest over prompts of |x - rebuilt| / |x|, of the base")
-    tuned_certificate: Finite
+    base_certificate: Annotated[Finite, _CERTIFICATE] = Field(
+        description="relative error of the base's rebuilt output against its own, largest over prompts"
+    )
+    tuned_certificate: Annotated[Finite, _CERTIFICATE] = Field(description="the same error of the tuned model")
 
 
 class TokenChange(Result):
-    position: int
+    position: int = Field(description="place of the token in the prompt, from 0")
     text: str = Field(description="control characters escaped")
-    kl: Finite = Field(description="KL(base || tuned) of the next-token distribution behind it, nats")
+    kl: Annotated[
+        Finite, Meaning("nats", "exact", formula="sum_v p_v (ln p_v - ln q_v), p of the base, q of the tuned model")
+    ] = Field(description="KL(base || tuned) of the next-token distribution behind it, nats")
 
 
 class PromptChange(WithReasons):
     """One prompt."""
 
-    prompt: int
-    output: Finite = Field(description="|x_L' - x_L| / |x_L| of the last block's output")
-    kl: Finite | None = Field(description="mean over tokens of KL(base || tuned), nats")
-    loss_base: Finite | None = Field(description="mean negative log likelihood of the prompt's own tokens, nats")
-    loss_tuned: Finite | None
+    prompt: int = Field(description="number of the prompt, from 0")
+    output: Annotated[Finite, Meaning("relative", "exact", formula="|x_L' - x_L| / |x_L|")] = Field(
+        description="|x_L' - x_L| / |x_L| of the last block's output"
+    )
+    kl: Annotated[
+        Finite | None,
+        Meaning(
+            "nats",
+            "exact",
+            how="null where it is infinite",
+            formula="mean over tokens of sum_v p_v (ln p_v - ln q_v), p of the base, q of the tuned model",
+        ),
+    ] = Field(description="mean over tokens of KL(base || tuned), nats")
+    loss_base: Annotated[Finite | None, Meaning("nats", "exact", formula="mean over tokens of -ln p(next token)")] = (
+        Field(description="mean negative log likelihood of the prompt's own tokens, nats")
+    )
+    loss_tuned: Annotated[Finite | None, Meaning("nats", "exact", formula="mean over tokens of -ln q(next token)")] = (
+        Field(description="the same loss of the tuned model, nats")
+    )
     moved_tokens: list[TokenChange] = Field(description="the tokens that moved most, at most 5")
 
 
@@ -183,15 +139,25 @@ class Eq18(WithReasons):
     from the difference of the files.
     """
 
-    statement: str
-    relative_error: Finite | None = Field(
-        description="of the sum, largest over layers: |y - (W_base x + dW x + b)| / |y|, y as the tuned model made it"
-    )
-    tolerance: Finite = Field(description="of relative_error")
-    change_error: Finite | None = Field(
-        description="of dW alone, largest over layers: |(W_tuned - W_base - dW) x| / |dW x|, in float64"
-    )
-    change_tolerance: Finite = Field(description="of change_error")
+    statement: str = Field(description="what is tested, as a formula")
+    relative_error: Annotated[
+        Finite | None,
+        Meaning(
+            "relative", "measured", formula="max over layers of |y - (W_base x + dW x + b)| / |y|", source="Eq. 18"
+        ),
+    ] = Field(description="of the sum, largest over layers; y is what the tuned model made of the layer's input x")
+    tolerance: Annotated[Finite, _TOLERANCE] = Field(description="of relative_error")
+    change_error: Annotated[
+        Finite | None,
+        Meaning(
+            "relative",
+            "measured",
+            how="in float64",
+            formula="max over layers of |(W_tuned - W_base - dW) x| / |dW x|",
+            source="Eq. 17, 18",
+        ),
+    ] = Field(description="of dW alone, largest over layers")
+    change_tolerance: Annotated[Finite, _TOLERANCE] = Field(description="of change_error")
     holds: bool | None = Field(description="both errors of every layer tested are within their tolerances")
     inputs: int = Field(description="input vectors that a layer was tested on, at most")
     failed: list[str] = Field(description="layers of which it does not hold")
@@ -208,25 +174,34 @@ class Eq18(WithReasons):
 
 
 class LoraSummary(WithReasons):
+    """The most important numbers, and sentences that they support."""
+
     changed: int = Field(description="parameters that change")
-    frobenius_norm: Finite | None = Field(description="of all changes together")
-    relative_frobenius: Finite | None = Field(description="to the base parameters that change, together")
-    kl: Finite | None = Field(default=None, description="mean over prompts, with prompts")
-    loss_change: Finite | None = Field(
-        default=None, description="mean over prompts of loss_tuned - loss_base, nats a token; below 0 is better"
+    frobenius_norm: Annotated[Finite | None, Meaning("norm of dW", "exact", formula="sqrt(sum |dW|_F^2)")] = Field(
+        description="of all changes together"
     )
-    notable: list[str]
+    relative_frobenius: Annotated[
+        Finite | None, Meaning("relative", "exact", formula="sqrt(sum |dW|_F^2 / sum |W|_F^2)")
+    ] = Field(description="to the base parameters that change, together")
+    kl: Annotated[Finite | None, Meaning("nats", "exact", formula="mean of kl over the prompts", needs="prompts")] = (
+        Field(default=None, description="mean over prompts, with prompts")
+    )
+    loss_change: Annotated[
+        Finite | None,
+        Meaning("nats a token", "exact", formula="mean of loss_tuned - loss_base", signed=True, needs="prompts"),
+    ] = Field(default=None, description="mean over prompts of loss_tuned - loss_base, nats a token; below 0 is better")
+    notable: list[str] = Field(description="sentences that the numbers support")
 
 
 class LoraReport(Result):
     """`duat lora-diff`."""
 
-    schema_version: Literal["2"] = "2"
-    command: Literal["lora-diff"] = "lora-diff"
-    duat_version: str
-    mode: Literal["adapter", "two adapters", "checkpoint"]
+    schema_version: SchemaVersion = "2"
+    command: Annotated[Literal["lora-diff"], COMMAND] = "lora-diff"
+    duat_version: DuatVersion
+    mode: Literal["adapter", "two adapters", "checkpoint"] = Field(description="what was compared with the base")
     level: Literal["lint", "weights", "prompts"] = Field(description="how much was computed")
-    base: str
+    base: str = Field(description="the base checkpoint, as it was named")
     tuned: str = Field(description="the adapter or the tuned checkpoint")
     method: str = Field(description="PEFT's peft_type, or 'full'")
     dtype: str = Field(description="of the stored base weights")
@@ -236,16 +211,22 @@ class LoraReport(Result):
     added: list[str] = Field(description="parameters that the base has not")
     removed: list[str] = Field(description="parameters that only the base has")
     comparison: Comparison | None = None
-    environment: Environment | None = Field(default=None, description="with prompts")
-    model: ModelFacts | None = Field(default=None, description="the base, with prompts")
-    prompts: list[PromptFacts] | None = None
-    blocks: list[BlockChange] | None = Field(default=None, description="with prompts")
-    by_prompt: list[PromptChange] | None = Field(default=None, description="with prompts, most moved first")
-    certificate: Certificate | None = Field(default=None, description="of the base model, with prompts")
-    tuned_certificate: Certificate | None = Field(default=None, description="of the tuned model, with prompts")
-    eq18: Eq18 | None = Field(default=None, description="with prompts")
+    environment: Annotated[Environment | None, _PROMPTS] = Field(default=None, description="with prompts")
+    model: Annotated[ModelFacts | None, _PROMPTS] = Field(default=None, description="the base, with prompts")
+    prompts: Annotated[list[PromptFacts] | None, _PROMPTS] = None
+    blocks: Annotated[list[BlockChange] | None, _PROMPTS] = Field(default=None, description="with prompts")
+    by_prompt: Annotated[list[PromptChange] | None, _PROMPTS] = Field(
+        default=None, description="with prompts, most moved first"
+    )
+    certificate: Annotated[Certificate | None, _PROMPTS] = Field(
+        default=None, description="of the base model, with prompts"
+    )
+    tuned_certificate: Annotated[Certificate | None, _PROMPTS] = Field(
+        default=None, description="of the tuned model, with prompts"
+    )
+    eq18: Annotated[Eq18 | None, _PROMPTS] = Field(default=None, description="with prompts")
     summary: LoraSummary
     lint: list[LintFinding]
     skipped: list[Skipped]
-    warnings: list[str]
+    warnings: Warnings
     run: Run

@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from duat_cli.results.base import (
+    COMMAND,
     Certificate,
+    DuatVersion,
     Environment,
     Finite,
     ModelFacts,
     PromptFacts,
     Result,
     Run,
+    SchemaVersion,
     Share,
+    Warnings,
     WithReasons,
 )
+from duat_cli.results.meaning import Meaning
 
 
 class MatrixForm(WithReasons):
     """One of the paper's explicit matrices for one block and one prompt."""
 
-    name: str
+    name: str = Field(description="the matrix, as the paper names it")
     formula: str = Field(description="(x) is the Kronecker product, vec is row-major")
-    shape: list[int]
+    shape: list[int] = Field(description="sides of the matrix")
     built: bool = Field(description="written out entry by entry; otherwise only its factors exist")
-    density: Share | None = Field(description="share of entries that are not zero; counted where built")
-    expected_density: Share | None = Field(description="what the form and the mask leave if no weight is zero")
+    density: Annotated[Share | None, Meaning("share, 0 to 1", "exact", how="counted where the matrix is built")] = (
+        Field(description="share of entries that are not zero; counted where built")
+    )
+    expected_density: Annotated[Share | None, Meaning("share, 0 to 1", "exact", how="if no weight is zero")] = Field(
+        description="what the form and the mask leave if no weight is zero"
+    )
     expected_formula: str | None = Field(description="expected_density as a formula")
     papers: str | None = Field(description="what the papers say of such a matrix: quotation, place, what follows")
 
@@ -35,39 +44,45 @@ class MatrixForm(WithReasons):
 class MatrixCheck(WithReasons):
     """One step of the paper, both sides computed separately."""
 
-    name: str
-    statement: str
-    relative_error: Finite | None = Field(description="|left - right| / |right|")
-    tolerance: Finite
+    name: str = Field(description="the step, in a word")
+    statement: str = Field(description="what is tested, as a formula")
+    relative_error: Annotated[Finite | None, Meaning("relative", "measured", source="Eq. 5-10")] = Field(
+        description="|left - right| / |right|"
+    )
+    tolerance: Annotated[Finite, Meaning("relative", "given")] = Field(description="the largest error that passes")
     holds: bool | None = Field(description="relative_error <= tolerance")
 
 
 class MatrixReport(Result):
     """`duat matrix`: W' of one block under one prompt, as the paper's explicit matrices (Eq. 5-10)."""
 
-    schema_version: Literal["2"] = "2"
-    command: Literal["matrix"] = "matrix"
-    duat_version: str
+    schema_version: SchemaVersion = "2"
+    command: Annotated[Literal["matrix"], COMMAND] = "matrix"
+    duat_version: DuatVersion
     environment: Environment
     model: ModelFacts
     prompt: PromptFacts
     certificate: Certificate = Field(description="of the blocks up to this one")
-    layer: int
+    layer: int = Field(description="number of the block, from 0")
     name: str = Field(description="the block's module name")
     tokens: int = Field(description="N")
     hidden_size: int = Field(description="M")
-    heads: int
-    kv_heads: int
+    heads: int = Field(description="number of attention heads")
+    kv_heads: int = Field(description="number of key and value heads")
     head_width: int = Field(description="d")
     factors: Literal["read", "probed"] = Field(description="where V and O come from: weights, or unit vectors")
     dense: bool = Field(description="whether the matrices are built")
     matrices: list[MatrixForm]
-    corner: list[list[Finite]] = Field(description="top-left entries of W'_HVO, of its block B_00")
+    corner: Annotated[list[list[Finite]], Meaning("entries of W'", "exact", source="Eq. 10", signed=True)] = Field(
+        description="top-left entries of W'_HVO, of its block B_00"
+    )
     token_texts: list[str] = Field(
         description="the first tokens, control characters escaped; empty where the block's N vectors are not the "
         "prompt's tokens"
     )
-    coupling: list[list[Finite]] = Field(description="C_ij = |B_ij|_F between these tokens, from j to i")
+    coupling: Annotated[list[list[Finite]], Meaning("norm", "exact", formula="C_ij = |B_ij|_F", source="Eq. 10")] = (
+        Field(description="C_ij = |B_ij|_F between these tokens, from j to i")
+    )
     checks: list[MatrixCheck]
-    warnings: list[str]
+    warnings: Warnings
     run: Run

@@ -2,182 +2,331 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from duat_cli.kinds import Kind
 from duat_cli.results.base import (
+    COMMAND,
     Certificate,
+    DuatVersion,
     Environment,
     Finite,
     ModelFacts,
     PromptFacts,
     Result,
     Run,
+    SchemaVersion,
     Skipped,
+    Warnings,
     WithReasons,
 )
+from duat_cli.results.meaning import Meaning
+
+Metric = Annotated[
+    Literal["hidden", "kl", "nll"],
+    Field(
+        description="the damage that counts: kl (nats a token), hidden (relative change of the final hidden states) or "
+        "nll (nats a token)"
+    ),
+]
+_BOOTSTRAP = "with a percentile bootstrap interval over the terms (Efron 1979)"
+_LINEARISED = Meaning("the metric's", "estimate", how="linearised", signed=True)  # with nll, whose damage may be a gain
+_LINEARISED_END = Meaning("the metric's", "estimate", how="end of an interval", signed=True)
+_OF_SET = Meaning(
+    "the metric's", "estimate", how="linearised, the set's responses added before they are squared", signed=True
+)
+_ABLATED = Meaning("the metric's", "measured", signed=True)
+_CERTIFIED = Meaning("euclidean norm at one token", "bound", how="proved")
+_CERTIFIED_RELATIVE = Meaning("times the stream's norm", "bound", how="divided by a measurement")
+_INTERVAL_END = Meaning("the statistic's", "estimate", how="end of an interval", signed=True)
+_COUNT = Meaning("terms", "exact")
+_BUDGET = Meaning("the metric's", "given", formula="--budget")
+_CONFIDENCE = Meaning("probability", "given", formula="--confidence")
 
 
 class Protocol(Result):
     """How the damage was predicted and measured."""
 
-    metric: Literal["hidden", "kl", "nll"]
-    unit: str
-    meaning: str
+    metric: Metric
+    unit: str = Field(description="unit of the damage")
+    meaning: str = Field(description="the metric in words")
     ablate: Literal["zero", "mean"] = Field(description="what stands in for a removed term")
     probes: int = Field(description="K: random directions of the output carried back, for every prompt")
-    confidence: Finite
+    confidence: Annotated[Finite, _CONFIDENCE] = Field(description="with which probability an interval holds")
     tokens: int = Field(description="of all prompts together")
-    seed: int
+    seed: int = Field(description="seed of the random directions")
 
 
 class PruneTerm(WithReasons):
     """One term: an additive contribution to the residual stream. Means over the prompts."""
 
-    kind: Kind
-    block: int
+    kind: Kind = Field(description="what kind of term it is")
+    block: int = Field(description="number of the block, from 0")
     index: int | None = Field(description="among the terms of its kind in that block; null for a block")
     module: str = Field(description="the module that holds it")
     place: str | None = Field(
         description="where it meets the residual stream, in front of any norm on the stream: what local and certified "
         "speak of; such as 'input of layers.0.post_attention_layernorm' or 'output of layers.0'"
     )
-    local: Finite | None = Field(
+    local: Annotated[
+        Finite | None,
+        Meaning(
+            "relative",
+            "exact",
+            how="all else is held",
+            formula="|what its removal takes from the stream| / |the stream| at the place",
+            source="a term of Eq. 13-16, before anything behind it",
+        ),
+    ] = Field(
         description="|what its removal takes from the stream| / |the stream|, both at the place, over all tokens: "
         "biases of a removed FFN or attention included, a norm on the branch answering, all else held; exact"
     )
-    frozen: Finite | None = Field(
+    frozen: Annotated[
+        Finite | None,
+        Meaning(
+            "relative",
+            "exact",
+            how="dynamic parameters are held, so it is no bound on the ablation",
+            formula="|T_L ... T_{j+1} term| / |x_L|",
+            source="one summand of Eq. 16",
+        ),
+    ] = Field(
         description="|term carried to the last block's output with all dynamic parameters frozen| / |that output|, "
         "exact: one summand of Eq. 16, which bounds by the norm of the sum over a set, to which single norms do not "
         "add up; a direct effect, no bound on the ablation"
     )
-    linearised: Finite | None = Field(description="predicted damage of its removal, in the metric's unit; an estimate")
-    linearised_low: Finite | None = Field(description="of the probes' sampling alone, at the report's confidence")
-    linearised_high: Finite | None
-    certified: Finite | None = Field(
+    linearised: Annotated[
+        Finite | None,
+        Meaning(
+            "the metric's: nats a token, or relative",
+            "estimate",
+            how="with an interval, which is of the sampling, not of the linearisation",
+            formula="from responses r_k = <d<v_k, out>/d site, term> of K probes v_k: the leading term of the damage",
+            signed=True,
+            source="Gaussian probes with the covariance of the metric; intervals by chi-square, Satterthwaite (1946)",
+        ),
+    ] = Field(description="predicted damage of its removal, in the metric's unit; an estimate")
+    linearised_low: Annotated[Finite | None, _LINEARISED_END] = Field(
+        description="of the probes' sampling alone, at the report's confidence"
+    )
+    linearised_high: Annotated[Finite | None, _LINEARISED_END] = Field(
+        description="upper end of the interval of linearised"
+    )
+    certified: Annotated[
+        Finite | None,
+        Meaning(
+            "euclidean norm at one token",
+            "bound",
+            how="proved",
+            formula="at least the maximum, over every input, of |the term's addition to the stream| at one token",
+            source="the ball that the norm in front leaves, and the weights behind it",
+        ),
+    ] = Field(
         description="most that its removal changes the residual stream at any token, at the place, before later "
         "parts of the block react, for every possible input; euclidean norm, a proved bound"
     )
-    certified_relative: Finite | None = Field(
+    certified_relative: Annotated[
+        Finite | None,
+        Meaning(
+            "times the stream's norm",
+            "bound",
+            how="divided by a measurement",
+            formula="certified / root mean square over tokens of |stream| at the place",
+        ),
+    ] = Field(
         description="certified / the stream's norm at the place (root mean square over a prompt's tokens, mean over "
         "the prompts)"
     )
     certified_vacuous: bool = Field(description="the bound is no more than what any change there could do")
-    measured: Finite | None = Field(description="damage of the real ablation, in the metric's unit")
+    measured: Annotated[
+        Finite | None,
+        Meaning(
+            "the metric's: nats a token, or relative",
+            "measured",
+            formula="damage with the term really removed",
+            signed=True,
+        ),
+    ] = Field(description="damage of the real ablation, in the metric's unit")
 
 
 class NeuronSummary(WithReasons):
     """The neurons of one block."""
 
-    count: int
-    median: Finite | None = Field(description="of the predicted damage")
-    largest: Finite | None
-    negligible_share: Finite | None = Field(
-        description="share of neurons that can go one by one: predicted damage below 1 % of the budget"
+    count: int = Field(description="how many neurons there are")
+    median: Annotated[Finite | None, _LINEARISED] = Field(description="of the predicted damage")
+    largest: Annotated[Finite | None, _LINEARISED] = Field(description="the largest predicted damage")
+    negligible_share: Annotated[
+        Finite | None,
+        Meaning("share, 0 to 1", "estimate", how="linearised", formula="share with |linearised| < 0.01 budget"),
+    ] = Field(description="share of neurons that can go one by one: predicted damage below 1 % of the budget")
+    certified_largest: Annotated[Finite | None, _CERTIFIED] = Field(
+        description="the largest certified bound of one neuron"
     )
-    certified_largest: Finite | None
-    certified_largest_relative: Finite | None = Field(description="largest certified_relative")
+    certified_largest_relative: Annotated[Finite | None, _CERTIFIED_RELATIVE] = Field(
+        description="largest certified_relative"
+    )
 
 
 class HeadSummary(WithReasons):
     """The heads of one block."""
 
-    count: int
+    count: int = Field(description="how many heads there are")
     kv_heads: int = Field(description="heads share a key and value head with count / kv_heads of their neighbours")
-    least: Finite | None = Field(description="smallest predicted damage")
-    least_index: int | None
-    largest: Finite | None
-    largest_index: int | None
+    least: Annotated[Finite | None, _LINEARISED] = Field(description="smallest predicted damage")
+    least_index: int | None = Field(description="the head that has the smallest predicted damage")
+    largest: Annotated[Finite | None, _LINEARISED] = Field(description="the largest predicted damage")
+    largest_index: int | None = Field(description="the head that has the largest predicted damage")
 
 
 class PruneBlock(WithReasons):
     """One block: the predicted damage of removing it, or its parts."""
 
-    index: int
-    name: str
-    block: Finite | None
-    attention: Finite | None
-    ffn: Finite | None = Field(description="the most damaging, where a block has several")
-    block_measured: Finite | None = Field(description="damage of the real ablation; null if it is not in the sample")
-    attention_measured: Finite | None
-    ffn_measured: Finite | None
+    index: int = Field(description="number of the block, from 0")
+    name: str = Field(description="the block's module name")
+    block: Annotated[Finite | None, _LINEARISED] = Field(description="predicted damage of removing the block")
+    attention: Annotated[Finite | None, _LINEARISED] = Field(
+        description="predicted damage of removing the block's attention"
+    )
+    ffn: Annotated[Finite | None, _LINEARISED] = Field(description="the most damaging, where a block has several")
+    block_measured: Annotated[Finite | None, _ABLATED] = Field(
+        description="damage of the real ablation; null if it is not in the sample"
+    )
+    attention_measured: Annotated[Finite | None, _ABLATED] = Field(
+        description="damage of really removing the block's attention; null if it is not in the sample"
+    )
+    ffn_measured: Annotated[Finite | None, _ABLATED] = Field(
+        description="damage of really removing the block's FFN; null if it is not in the sample"
+    )
     heads: HeadSummary | None
     neurons: NeuronSummary | None
     attention_place: str | None = Field(description="where attention meets the residual stream, as in terms")
     ffn_place: str | None = Field(description="of the FFN with the largest bound, where a block has several")
-    certified_attention: Finite | None = Field(description="euclidean norm at one token")
-    certified_attention_relative: Finite | None = Field(description="to the stream's norm at the place, as in terms")
-    certified_ffn: Finite | None = Field(description="the largest, where a block has several")
-    certified_ffn_relative: Finite | None
+    certified_attention: Annotated[Finite | None, _CERTIFIED] = Field(description="euclidean norm at one token")
+    certified_attention_relative: Annotated[Finite | None, _CERTIFIED_RELATIVE] = Field(
+        description="to the stream's norm at the place, as in terms"
+    )
+    certified_ffn: Annotated[Finite | None, _CERTIFIED] = Field(description="the largest, where a block has several")
+    certified_ffn_relative: Annotated[Finite | None, _CERTIFIED_RELATIVE] = Field(
+        description="certified_ffn, as a multiple of the stream's norm at the place"
+    )
 
 
 class Estimated(Result):
     """A value with its interval over the terms (percentile bootstrap)."""
 
-    value: Finite
-    low: Finite
-    high: Finite
+    value: Annotated[Finite, Meaning("the statistic's", "estimate", how=_BOOTSTRAP, signed=True)] = Field(
+        description="the value itself"
+    )
+    low: Annotated[Finite, _INTERVAL_END] = Field(description="lower end of the interval")
+    high: Annotated[Finite, _INTERVAL_END] = Field(description="upper end of the interval")
 
 
 class Prediction(WithReasons):
     """How well the linearised reading orders and sizes the measured damage."""
 
-    granularity: Kind
-    metric: Literal["hidden", "kl", "nll"]
-    n: int = Field(description="terms ablated for real")
+    granularity: Kind = Field(description="the kind of terms: neuron, head, expert, ffn, attention or block")
+    metric: Metric
+    n: Annotated[int, _COUNT] = Field(description="terms ablated for real")
     of: int = Field(description="terms of this kind in the model")
-    spearman: Estimated | None
-    kendall: Estimated | None
-    median_ratio: Estimated | None = Field(description="median of predicted / measured")
-    worst_ratio: Estimated | None = Field(description="largest factor between predicted and measured")
-    criteria: dict[str, Estimated | None] = Field(
-        description="Spearman's rank correlation with the measured damage of criteria in common use"
-    )
+    spearman: Annotated[
+        Estimated | None,
+        Meaning(
+            "-1 to 1",
+            "estimate",
+            how=_BOOTSTRAP,
+            formula="correlation of the ranks of linearised and measured",
+            signed=True,
+        ),
+    ]
+    kendall: Annotated[
+        Estimated | None,
+        Meaning("-1 to 1", "estimate", how=_BOOTSTRAP, formula="tau-b of linearised and measured", signed=True),
+    ]
+    median_ratio: Annotated[
+        Estimated | None, Meaning("factor", "estimate", how=_BOOTSTRAP, formula="median of linearised / measured")
+    ] = Field(description="median of predicted / measured")
+    worst_ratio: Annotated[
+        Estimated | None,
+        Meaning(
+            "factor",
+            "estimate",
+            how=_BOOTSTRAP,
+            formula="the ratio linearised / measured that is farthest from 1, as a factor of at least 1",
+        ),
+    ] = Field(description="largest factor between predicted and measured")
+    criteria: Annotated[
+        dict[str, Estimated | None],
+        Meaning(
+            "-1 to 1",
+            "estimate",
+            how=_BOOTSTRAP,
+            source="magnitude; activation x norm; wanda (Sun et al. 2023); taylor (Molchanov et al. 2019); shortgpt "
+            "(Men et al. 2024); angular (Gromov et al. 2024)",
+            signed=True,
+        ),
+    ] = Field(description="Spearman's rank correlation with the measured damage of criteria in common use")
 
 
 class CurvePoint(Result):
     """One of the nested sets."""
 
-    removed: int
-    share: Finite = Field(description="of the terms of this kind")
-    predicted: Finite
-    measured: Finite | None
+    removed: int = Field(description="how many terms are removed")
+    share: Annotated[Finite, Meaning("share, 0 to 1", "exact")] = Field(
+        description="share that they are of the terms of this kind"
+    )
+    predicted: Annotated[Finite, _OF_SET] = Field(description="predicted damage of removing the set")
+    measured: Annotated[Finite | None, _ABLATED] = Field(
+        description="damage of really removing the set, mean over the prompts"
+    )
 
 
 class Guarantee(Result):
     """A statement about prompts that played no part in choosing the set."""
 
-    budget: Finite
-    confidence: Finite
-    share_above_limit: Finite = Field(
+    budget: Annotated[Finite, _BUDGET] = Field(description="the largest damage allowed")
+    confidence: Annotated[Finite, _CONFIDENCE] = Field(description="with which probability the guarantee holds")
+    share_above_limit: Annotated[
+        Finite,
+        Meaning(
+            "share of prompts",
+            "given",
+            how="the test is exact for prompts drawn as the held-out ones",
+            formula="--exceed; a set passes if P(Bin(n, share) <= exceeded) <= 1 - confidence for n held-out prompts",
+            source="Clopper & Pearson (1934); nested sets tested in a fixed order",
+        ),
+    ] = Field(
         description="with this confidence, at most this share of prompts (drawn as the held-out ones were) has a "
         "damage above the budget"
     )
     exceeded: int = Field(description="held-out prompts whose damage did exceed it")
-    holdout_prompts: int
+    holdout_prompts: int = Field(description="how many prompts were held out")
     holdout_sha256: str = Field(description="of the held-out prompts' own sha256, one a line")
-    method: str
+    method: str = Field(description="how the statement was tested")
     tested: list[int] = Field(
         description="sizes of the sets to be tested, in this order: about a quarter, a half, three quarters and all of "
         "the plan's set"
     )
     removed: int = Field(description="size of the last set that passed; 0 if the first one tested did not")
-    share: Finite = Field(description="of the terms of this kind")
+    share: Annotated[Finite, Meaning("share, 0 to 1", "exact")] = Field(
+        description="share that they are of the terms of this kind"
+    )
     set: list[str] = Field(description="the first of the plan's set, as many as removed")
 
 
 class Plan(WithReasons):
     """The largest set of one kind within the budget."""
 
-    granularity: Kind
-    budget: Finite
-    removed: int
-    of: int
-    share: Finite
-    predicted: Finite | None
-    measured: Finite | None = Field(description="mean over the prompts; at most the budget")
+    granularity: Kind = Field(description="the kind of terms: neuron, head, expert, ffn, attention or block")
+    budget: Annotated[Finite, _BUDGET] = Field(description="the largest damage allowed")
+    removed: Annotated[int, _COUNT] = Field(description="how many terms are removed")
+    of: Annotated[int, _COUNT] = Field(description="how many terms of this kind there are")
+    share: Annotated[Finite, Meaning("share, 0 to 1", "exact", formula="removed / of")] = Field(
+        description="share of the terms of this kind"
+    )
+    predicted: Annotated[Finite | None, _OF_SET] = Field(description="predicted damage of removing the set")
+    measured: Annotated[Finite | None, _ABLATED] = Field(description="mean over the prompts; at most the budget")
     curve: list[CurvePoint]
     guarantee: Guarantee | None
     set: list[str] = Field(
@@ -189,9 +338,9 @@ class Plan(WithReasons):
 class PruneReport(Result):
     """`duat prune-bound`."""
 
-    schema_version: Literal["2"] = "2"
-    command: Literal["prune-bound"] = "prune-bound"
-    duat_version: str
+    schema_version: SchemaVersion = "2"
+    command: Annotated[Literal["prune-bound"], COMMAND] = "prune-bound"
+    duat_version: DuatVersion
     environment: Environment
     model: ModelFacts
     prompts: list[PromptFacts]
@@ -202,5 +351,5 @@ class PruneReport(Result):
     plans: list[Plan]
     terms: list[PruneTerm]
     skipped: list[Skipped]
-    warnings: list[str]
+    warnings: Warnings
     run: Run

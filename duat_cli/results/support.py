@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from duat_cli.results.base import Finite, Result, Run
+from duat_cli.results.base import COMMAND, DuatVersion, Finite, Result, Run, SchemaVersion
+from duat_cli.results.meaning import Meaning
 
 
 class SupportEntry(Result):
     """How far duat understands one model."""
 
-    model_type: str
-    status: Literal["exact", "partly", "refused"]
-    path: Literal["attention interface", "softmax interception"] | None
+    model_type: str = Field(description="transformers' name of the architecture")
+    status: Literal["exact", "partly", "refused"] = Field(description="how much of it is covered")
+    path: Literal["attention interface", "softmax interception"] | None = Field(description="how attention was seen")
     parts: list[str] = Field(description="for 'partly': what is not covered")
-    reason: str | None
-    relative_error: Finite | None
+    reason: str | None = Field(description="why it was refused")
+    relative_error: Annotated[
+        Finite | None,
+        Meaning(
+            "relative",
+            "measured",
+            formula="max over blocks of |x_i - rebuilt_i| / |x_i| on one random input",
+            source="Eq. 11/12, 33/34",
+        ),
+    ] = Field(description="relative error of the rebuilt output against the model's own")
 
 
 class SupportReport(Result):
     """`duat support`."""
 
-    schema_version: Literal["2"] = "2"
-    command: Literal["support"] = "support"
-    duat_version: str
-    transformers: str
+    schema_version: SchemaVersion = "2"
+    command: Annotated[Literal["support"], COMMAND] = "support"
+    duat_version: DuatVersion
+    transformers: str = Field(description="version of transformers")
     entries: list[SupportEntry]
     run: Run

@@ -1,4 +1,4 @@
-"""The sketch of `prune-bound` against ablation, and its memory."""
+"""The prediction of `prune-bound` against ablation, and its memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def prune(runs: int) -> list[Row]:
 
     from duat_cli.analysis.prune.ablation import Ablator
     from duat_cli.analysis.prune.damage import metric_for
-    from duat_cli.analysis.prune.sketch import TermList, responses
+    from duat_cli.analysis.prune.responses import TermList, responses
     from duat_cli.loading.model.load import load, load_tokenizer
     from duat_cli.loading.prompts import default_prompts, encode, limits
     from duat_cli.models.discovery.structure import discover
@@ -39,7 +39,7 @@ def prune(runs: int) -> list[Row]:
     recorded = [ablator.record(p.input_ids) for p in prompts]
     picked = torch.randperm(len(both.ids), generator=torch.Generator().manual_seed(0))[:8].tolist()
 
-    def sketch(k: int, terms: TermList) -> None:
+    def predict(k: int, terms: TermList) -> None:
         responses(structure, sites, metric, prompts[k].input_ids, recorded[k], terms, 32, k)
 
     def by_hooks(k: int) -> None:
@@ -62,7 +62,7 @@ def prune(runs: int) -> list[Row]:
     # prompt by prompt: the machine's speed drifts within seconds
     turns = [
         interleaved(
-            [partial(sketch, k, both), partial(sketch, k, heads), partial(by_hooks, k), partial(from_block, k)], runs
+            [partial(predict, k, both), partial(predict, k, heads), partial(by_hooks, k), partial(from_block, k)], runs
         )
         for k in range(len(prompts))
     ]
@@ -70,10 +70,10 @@ def prune(runs: int) -> list[Row]:
     scale = len(both.ids) / len(picked)
     large = peak("prune")
     return [
-        Row(f"sketch of {len(both.ids)} neurons and heads, {len(prompts)} prompts, 32 probes", every, "s"),
+        Row(f"responses of {len(both.ids)} neurons and heads, {len(prompts)} prompts, 32 probes", every, "s"),
         Row("the heads alone", few / every, "x that"),
-        Row("ablating each by a hook, a whole forward pass", hooks * scale / every, "x the sketch", ">= 500"),
-        Row("ablating each from its block on", skipping * scale / every, "x the sketch"),
+        Row("ablating each by a hook, a whole forward pass", hooks * scale / every, "x the responses", ">= 500"),
+        Row("ablating each from its block on", skipping * scale / every, "x the responses"),
         Row(
             "1.2B parameters, 128 tokens, 8 probes: peak beyond the model",
             (large["peak"] - large["model"]) / 2**30,
@@ -84,12 +84,12 @@ def prune(runs: int) -> list[Row]:
 
 
 def prune_child() -> None:
-    """The sketch of all terms of a 1B-parameter shape, in a process of its own."""
+    """The responses of all terms of a 1B-parameter shape, in a process of its own."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from duat_cli.analysis.prune.damage import metric_for
-    from duat_cli.analysis.prune.sketch import TermList, responses
+    from duat_cli.analysis.prune.responses import TermList, responses
     from duat_cli.loading.model.memory import peak_memory
     from duat_cli.models.discovery.structure import discover
     from duat_cli.models.sweep.passes import record

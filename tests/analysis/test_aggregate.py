@@ -8,8 +8,9 @@ import pytest
 
 from duat_cli.analysis.aggregate import mean_over, spreads
 from duat_cli.results.base import Finite, WithReasons
-from duat_cli.results.inspect import Coupling, OperatorStats, Part, Parts, Terms
+from duat_cli.results.inspect import Part, Parts, Terms
 from duat_cli.results.meaning import Meaning
+from duat_cli.results.operator import Coupling, OperatorStats
 
 NAMES = (
     "off_diagonal_share",

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from duat_cli.checks import sketch
-from duat_cli.checks.sketch import PROBES, FirstSketch, Sketch
+from duat_cli.checks.sketch import SIZE, FirstSketch, Sketch
 from duat_cli.checks.weights import weight_facts
 from duat_cli.loading.checkpoint import stream
 from duat_cli.loading.checkpoint.preflight import inspect_folder
@@ -110,16 +110,16 @@ def test_it_is_the_stated_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def by_hand(tensor: torch.Tensor) -> list[float]:
     matrix = (tensor if tensor.ndim > 1 else tensor[:, None]).double().tolist()
     rows, columns = len(matrix), len(matrix[0])
-    u, v = signs("rows", rows * PROBES), signs("columns", columns * PROBES)
+    u, v = signs("rows", rows * SIZE), signs("columns", columns * SIZE)
     w = signs("diagonals", rows + columns)
     return [
         sum(
-            u[i * PROBES + k] * w[i + j] * v[j * PROBES + k] * x
+            u[i * SIZE + k] * w[i + j] * v[j * SIZE + k] * x
             for i, row in enumerate(matrix)
             for j, x in enumerate(row)
             if x
         )
-        for k in range(PROBES)
+        for k in range(SIZE)
     ]
 
 

@@ -14,12 +14,16 @@ from running_checks import Duat
 sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
 import sample_reports as sample
 
+from duat_cli.checks.baseline import Metric, metric_of
 from duat_cli.checks.metrics import report_metrics
+from duat_cli.checks.paths import is_metric, places
+from duat_cli.checks.registry import all_rules
 from duat_cli.checks.tolerances import default_tolerance
 from duat_cli.loading.checkpoint.source import demo_path
 from duat_cli.results.base import Finite
-from duat_cli.results.inspect import Block, Coupling, InspectReport
+from duat_cli.results.inspect import Block, InspectReport
 from duat_cli.results.meaning import Meaning
+from duat_cli.results.operator import Coupling
 
 FIRST = Path(__file__).parents[1] / "fixtures" / "baseline_0_1_0.json"
 METRICS = Meaning(drift="group")
@@ -31,6 +35,39 @@ def test_the_demo_has_the_metrics_that_0_1_0_wrote(tmp_path: Path, duat: Duat) -
     keys = set(json.loads(file.read_text())["metrics"])
     assert keys == set(json.loads(FIRST.read_text())["metrics"])
     assert len(keys) == 229
+
+
+def test_every_metric_belongs_to_a_rule_about_drift() -> None:
+    rules = {name for name, rule in all_rules().items() if "baseline" in rule.needs}
+    assert {place.rule for place in places().values() if place.is_number and place.watched} <= rules
+    assert {metric_of(key).rule for key in json.loads(FIRST.read_text())["metrics"]} <= rules
+    assert metric_of("blocks.1.coupling_weighted.mean_distance").rule == "drift.coupling"
+    assert metric_of("summary.linear_share").rule == "drift.summary"
+
+
+def test_what_a_key_of_a_baseline_names() -> None:
+    tensor = metric_of("weights.model.layers.3.mlp.weight")
+    assert (tensor.kind, tensor.name, tensor.block) == ("tensor", "model.layers.3.mlp.weight", 3)
+    number = metric_of("blocks.12.operator.effective_heads")
+    assert (number.kind, number.name, number.block) == ("field", "blocks.12.operator.effective_heads", 12)
+    assert metric_of("integrity.dead_neurons").kind == "count"
+    assert metric_of("blocks.0.of.another.version") == Metric("field", "blocks.0.of.another.version", "", 0)
+    assert metric_of("nothing.known").kind == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "holds"),
+    [
+        ("**", True),
+        ("blocks.*.coupling.*", True),
+        ("summary.linear_share", True),
+        ("blocks.*.coupling.distance_deviation", False),  # it is not opted in
+        ("blocks.*.couplings.*", False),
+        ("*", False),
+    ],
+)
+def test_which_patterns_reach_a_metric_of_a_forward_pass(pattern: str, holds: bool) -> None:
+    assert is_metric(pattern) == holds
 
 
 def with_a_new_statistic(field: object, group: Meaning = METRICS) -> InspectReport:

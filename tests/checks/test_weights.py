@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 import bad_checkpoints as bad  # isort: skip
 
 from duat_cli.checks.places import block_of, depth, head_width, is_attention
-from duat_cli.checks.sketch import PROBES
+from duat_cli.checks.sketch import SIZE
 from duat_cli.checks.weights import TensorFacts, distance, weight_facts
 from duat_cli.loading.checkpoint import stream
 from duat_cli.loading.checkpoint.preflight import inspect_folder
@@ -78,7 +78,7 @@ def test_a_sketch_estimates_a_distance(tmp_path: Path) -> None:
         assert distance(c.norm, c.sketch, a.norm, a.sketch) < 1e-6
     assert 0.9 < np.sqrt(np.mean(np.square(ratios))) < 1.1
     assert min(ratios) > 0.3
-    assert len(a.sketch) == PROBES
+    assert len(a.sketch) == SIZE
 
 
 def test_a_vector_s_sketch_tells_as_much(tmp_path: Path) -> None:

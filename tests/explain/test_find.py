@@ -19,7 +19,6 @@ from duat_cli.cli.main import run
 from duat_cli.errors import InputError
 from duat_cli.explain import fields
 from duat_cli.explain.find import everything, explain
-from duat_cli.explain.readings import readings
 from duat_cli.report.schema import REPORTS
 from duat_cli.report.tables import columns, nulls
 from duat_cli.report.tables import inspect as table
@@ -60,16 +59,15 @@ def test_the_places_of_a_field_are_real() -> None:
 
 
 def test_every_column_is_found_by_its_header_and_says_how_exact_it_is() -> None:
-    titles = [*columns.named(), *nulls.named(), *columns.for_pre_activation()]
+    titles = [*columns.COLUMNS, *nulls.named(), *columns.for_pre_activation()]
     for module in (table, verify_table, lora_table, prune_table):
         titles += [column for group in module.TABLES.values() for column in group]
     assert len(titles) > 70
     for column in titles:
-        header = column.name.replace("inter-action", "interaction")
-        name = column.path.removesuffix(".value").rpartition(".")[2]
-        found = [entry for entry in named(header, "field") if entry.name == name]
-        assert any(entry.columns for entry in found), header
-        assert all(entry.exact for entry in found if entry.columns), header
+        name = column.path.rpartition(".")[2]
+        found = [entry for entry in named(column.name, "field") if entry.name == name]
+        assert any(entry.columns for entry in found), column.name
+        assert all(entry.exact for entry in found if entry.columns), column.name
 
 
 def test_every_rule_and_every_lint_rule_is_explained_as_it_is_declared() -> None:
@@ -132,26 +130,29 @@ def test_topics_are_no_other_name() -> None:
             assert explain(entry.name).entries == [entry]
 
 
-def test_readings_belong_to_fields() -> None:
-    """A reading of a field that is gone would never be shown."""
-    owners: dict[str, set[str]] = {}
-    for model in REPORTS.values():
-        for path, owner, _ in fields._walk(model, ""):
-            owners.setdefault(owner.__name__, set()).add(path.rpartition(".")[2].removesuffix("[]"))
-    for model_name, found in readings().models.items():
-        assert set(found) - {"*"} <= owners[model_name], model_name
-
-
 def test_metadata_of_a_field_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     class Odd(Result):
         """A report of one field."""
 
-        odd: Annotated[float, Meaning("bits", "exact", needs="terms")] = Field(description="an odd number")
+        odd: Annotated[
+            float,
+            Meaning("bits", "bound", how="proved", formula="2 k + 1", source="Eq. 1", signed=True, needs="per_prompt"),
+        ] = Field(description="an odd number")
 
     monkeypatch.setattr(fields, "REPORTS", {"odd": Odd})
     [entry] = fields.fields()
-    assert (entry.definition, entry.unit, entry.exact) == ("an odd number", "bits", "exact")
-    assert entry.facts == {"needs": "--terms"}
+    assert (entry.definition, entry.unit, entry.exact) == ("an odd number", "bits", "bound; proved")
+    assert (entry.formula, entry.source) == ("2 k + 1", "Eq. 1")
+    assert entry.facts == {"sign": "may be below zero", "needs": "--per-prompt"}
+
+
+def test_a_field_needs_what_the_groups_around_it_need_at_every_place() -> None:
+    needs = {
+        (entry.name, place): entry.facts.get("needs") for entry in named("share", "field") for place in entry.where
+    }
+    assert needs["share", "inspect: terms[].share"] == "--terms"
+    assert needs["share", "inspect: blocks[].terms.own.share"] is None  # though it is in prompts[] as well
+    assert [entry.facts["needs"] for entry in named("operator.routing", "field")] == ["--prompts"]
 
 
 def loaded_by(before: str = "") -> list[str]:

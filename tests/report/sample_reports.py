@@ -8,14 +8,7 @@ from duat_cli.results.explain import ExplainReport, Explanation
 from duat_cli.results.inspect import (
     Block,
     BlockCertificate,
-    Coupling,
-    Density,
     InspectReport,
-    NullDensity,
-    NullOperator,
-    Nulls,
-    NullStats,
-    OperatorStats,
     Part,
     Parts,
     PromptBlock,
@@ -27,23 +20,18 @@ from duat_cli.results.inspect import (
     VerifyReport,
 )
 from duat_cli.results.lora import (
-    Alignment,
     BlockChange,
-    Comparison,
     Eq18,
-    Intruders,
     LintFinding,
     LoraReport,
     LoraSummary,
-    ModuleChange,
-    ModuleComparison,
     OperatorChange,
     PromptChange,
-    Rounding,
     TermsChange,
     TokenChange,
 )
 from duat_cli.results.matrix import MatrixCheck, MatrixForm, MatrixReport
+from duat_cli.results.operator import Coupling, Density, NullDensity, NullOperator, Nulls, NullStats, OperatorStats
 from duat_cli.results.prune import (
     CurvePoint,
     Estimated,
@@ -59,6 +47,7 @@ from duat_cli.results.prune import (
     PruneTerm,
 )
 from duat_cli.results.support import SupportEntry, SupportReport
+from duat_cli.results.weight_change import Alignment, Comparison, Intruders, ModuleChange, ModuleComparison, Rounding
 
 NOTHING_FITS = "not even the least damaging one stays within the budget"
 NO_SPECTRUM = "not computed without --spectrum"

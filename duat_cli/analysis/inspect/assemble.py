@@ -9,18 +9,8 @@ from duat_cli.analysis.inspect.operator import OperatorNumbers
 from duat_cli.analysis.inspect.uniform import NullNumbers
 from duat_cli.operators.coupling import CouplingNumbers
 from duat_cli.operators.sampling import ShareEstimate
-from duat_cli.results.inspect import (
-    Coupling,
-    Density,
-    NullDensity,
-    NullOperator,
-    Nulls,
-    NullStats,
-    OperatorStats,
-    Part,
-    Parts,
-    Terms,
-)
+from duat_cli.results.inspect import Part, Parts, Terms
+from duat_cli.results.operator import Coupling, Density, NullDensity, NullOperator, Nulls, NullStats, OperatorStats
 
 ZERO_OPERATOR = "W' is zero"
 NOT_COUNTED = "W' is zero, or no drawn pair of tokens met a nonzero block"

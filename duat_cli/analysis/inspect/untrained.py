@@ -25,7 +25,7 @@ from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
 from duat_cli.models.edits.reinitialised import bytes_of, random_ids, reinitialised
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.results.inspect import NullStats
+from duat_cli.results.operator import NullStats
 
 FORMAT = 1  # raise it when how the numbers are computed changes; a document with other fields is not read
 SPARE = 1.25  # memory that must be left for a byte of the second model: the first one's blocks run beside it

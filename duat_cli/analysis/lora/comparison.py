@@ -10,7 +10,7 @@ from duat_cli.analysis.lora.change import Change
 from duat_cli.analysis.lora.weight_change import leading_of, numbers_of
 from duat_cli.errors import CheckpointError
 from duat_cli.operators.lowrank import LowRank, Piece, inner, overlap
-from duat_cli.results.lora import Comparison, ModuleComparison
+from duat_cli.results.weight_change import Comparison, ModuleComparison
 
 SHOWN_ANGLES = 16
 AGREE = 0.5

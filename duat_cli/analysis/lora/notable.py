@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from duat_cli.results.lora import Comparison, LoraSummary, ModuleChange
+from duat_cli.results.lora import LoraSummary
+from duat_cli.results.weight_change import Comparison, ModuleChange
 
 FAR_BELOW = 8  # times a rank that is called low is at most the matrix's smaller side
 

@@ -33,7 +33,9 @@ from duat_cli.statistics.divergence import kl
 KEPT_BYTES = 4 << 30  # of one prompt's base run
 MOVED_TOKENS = 5
 _SPLIT = ("routing", "weights", "interaction")
-PROBED = "V and O are probed, whose scale is arbitrary: routing and weights cannot be told apart"
+SCALE_OPEN = (
+    "V and O were found with unit vectors, which leave their scale open: routing and weights cannot be told apart"
+)
 ZERO = "the base's is zero"
 ONE_TOKEN = "needs a second token"
 
@@ -203,7 +205,7 @@ def _operator(index: int, before: Kept, after: Kept, grams: dict[int, Tensor]) -
         routing=norms.routing / norms.base if told else None,
         weights=norms.weights / norms.base if told else None,
         interaction=norms.interaction / norms.base if told else None,
-        reasons={} if told else dict.fromkeys(_SPLIT, PROBED),
+        reasons={} if told else dict.fromkeys(_SPLIT, SCALE_OPEN),
     )
 
 

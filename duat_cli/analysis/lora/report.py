@@ -29,7 +29,8 @@ from duat_cli.loading.prompts import Prompt
 from duat_cli.models.edits.tuned import Value, own_names, tuned_copy
 from duat_cli.operators.lowrank import Piece, is_zero
 from duat_cli.results.base import Run
-from duat_cli.results.lora import LoraReport, LoraSummary, ModuleChange
+from duat_cli.results.lora import LoraReport, LoraSummary
+from duat_cli.results.weight_change import ModuleChange
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from duat_cli.loading.adapter.keys import Keys, read_keys
 from duat_cli.loading.adapter.parameter import AdapterFault, ParameterPlan
 from duat_cli.loading.adapter.plan import plans
 from duat_cli.results.base import Run, Skipped
-from duat_cli.results.lora import LintFinding, LoraReport, ModuleChange
+from duat_cli.results.lora import LintFinding, LoraReport
+from duat_cli.results.weight_change import ModuleChange
 
 NOT_READ = "the base's tensors were not read (--no-base)"
 

@@ -16,7 +16,7 @@ from duat_cli.loading.adapter.parameter import ParameterPlan
 from duat_cli.operators.leading import leading
 from duat_cli.operators.lowrank import EXACT_SIDE, LowRank, Piece, Triplets, energy, singular, spectrum
 from duat_cli.operators.ranks import Ranks, ranks, rounding_floor, svd_error
-from duat_cli.results.lora import Alignment, Intruders, ModuleChange, Rounding
+from duat_cli.results.weight_change import Alignment, Intruders, ModuleChange, Rounding
 
 SHOWN = 16  # leading singular values in the report
 DIRECTIONS = 10  # k of alignment and intruders (Shuttleworth et al. 2024)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from duat_cli.analysis.prune.damage import Loss
 from duat_cli.analysis.prune.readings import Readings
-from duat_cli.analysis.prune.sketch import TermList, responses
+from duat_cli.analysis.prune.responses import TermList, responses
 from duat_cli.models.arrays import wide
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.sweep.passes import Recorded

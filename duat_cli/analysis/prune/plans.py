@@ -15,7 +15,7 @@ from torch import Tensor
 
 from duat_cli.analysis.prune.ablation import Ablator, Tick, measured
 from duat_cli.analysis.prune.damage import Metric
-from duat_cli.analysis.prune.sketch import TermList
+from duat_cli.analysis.prune.responses import TermList
 from duat_cli.kinds import Kind
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.terms.sites import TermId

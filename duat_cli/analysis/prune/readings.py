@@ -267,9 +267,9 @@ class _Neurons:
             raise UnsupportedModelError("what follows the FFN is not the same for every token but for a scale")
         rows = []
         for piece in self._weight.split(count):
-            probe = self._run.input.new_zeros(1, count, width)
-            probe[0, : len(piece)] = piece.to(probe)
-            out = wide(branch.met(self._through(probe)) - branch.met(self._base))[0, : len(piece)]
+            items = self._run.input.new_zeros(1, count, width)
+            items[0, : len(piece)] = piece.to(items)
+            out = wide(branch.met(self._through(items)) - branch.met(self._base))[0, : len(piece)]
             rows.append(out / scale[: len(piece), None])
         return scale, torch.cat(rows)
 

@@ -14,7 +14,7 @@ from duat_cli.analysis.prune.criteria import Scores
 from duat_cli.analysis.prune.damage import MetricName
 from duat_cli.analysis.prune.plans import Nested
 from duat_cli.analysis.prune.readings import Readings
-from duat_cli.analysis.prune.sketch import TermList
+from duat_cli.analysis.prune.responses import TermList
 from duat_cli.analysis.session import Session
 from duat_cli.kinds import Kind
 from duat_cli.models.discovery.structure import ModelStructure
@@ -35,6 +35,12 @@ from duat_cli.statistics.binomial import NestedChoice
 from duat_cli.statistics.ranking import Estimate, bootstrap, kendall, median_ratio, spearman, worst_ratio
 
 FEWEST = 3  # terms that can be ranked
+_STATISTICS = {  # field of the report -> statistic of predicted and measured damages, and whether it divides them
+    "spearman": (spearman, False),
+    "kendall": (kendall, False),
+    "median_ratio": (median_ratio, True),
+    "worst_ratio": (worst_ratio, True),
+}
 NEGLIGIBLE = 0.01  # of the budget
 NOT_CARRIED = "carried for the terms that are ablated for real; a larger --measure takes more"
 NOT_ABLATED = "not in the sample that was ablated; a larger --measure takes more"
@@ -170,17 +176,16 @@ def _bounds(name: str, there: list[PruneTerm], reasons: dict[str, str]) -> dict[
     """Place and certified bound of the block's attention or FFN, by the report's field names; why, where null."""
     largest = _largest([t.certified for t in there])
     worst = next((t for t in there if t.certified == largest), None)
-    values: dict[str, object] = {
-        f"{name}_place": worst and worst.place,
-        f"certified_{name}": largest,
-        f"certified_{name}_relative": worst and worst.certified_relative,
+    found: dict[str, tuple[object, str]] = {  # the value, and the term's field whose reason is its own
+        f"{name}_place": (worst and worst.place, "place"),
+        f"certified_{name}": (largest, "certified"),
+        f"certified_{name}_relative": (worst and worst.certified_relative, "certified"),
     }
-    for field, value in values.items():
+    for field, (value, key) in found.items():
         if value is None:
-            key = "place" if field.endswith("place") else "certified"
             why = next((t.reasons[k] for t in there for k in (key, "certified_relative") if k in t.reasons), None)
             reasons[field] = why or reasons.get(name, "no bound is proved")
-    return values
+    return {field: value for field, (value, _) in found.items()}
 
 
 _FIELDS: dict[Kind, tuple[str, str]] = {
@@ -267,18 +272,14 @@ def _prediction(
     confidence: float,
 ) -> Prediction:
     enough = len(truth) >= FEWEST
-    reasons: dict[str, str] = {}
-    if not enough:
-        why = f"{len(truth)} ablated terms cannot be ranked"
-        reasons = dict.fromkeys(("spearman", "kendall", "median_ratio", "worst_ratio"), why)
-    statistics_of = {"spearman": spearman, "kendall": kendall, "median_ratio": median_ratio, "worst_ratio": worst_ratio}
-    values: dict[str, Estimated | None] = dict.fromkeys(statistics_of)
+    reasons = {} if enough else dict.fromkeys(_STATISTICS, f"{len(truth)} ablated terms cannot be ranked")
+    values: dict[str, Estimated | None] = dict.fromkeys(_STATISTICS)
     criteria: dict[str, Estimated | None] = {}
     if enough:
         guess = damage[picked]
         both = (guess > 0) & (truth > 0)  # a ratio needs both; a loss may fall
-        for name, statistic in statistics_of.items():
-            x, y = (guess[both], truth[both]) if name.endswith("ratio") else (guess, truth)
+        for name, (statistic, divides) in _STATISTICS.items():
+            x, y = (guess[both], truth[both]) if divides else (guess, truth)
             values[name] = _estimated(bootstrap(statistic, x, y, confidence)) if len(x) >= FEWEST else None
             if values[name] is None:
                 reasons[name] = "one side is constant" if len(x) >= FEWEST else "too few damages above zero"

@@ -22,7 +22,7 @@ from duat_cli.analysis.prune.export import chosen_set, mergekit_slices
 from duat_cli.analysis.prune.plans import Nested, guaranteed, nested_sets
 from duat_cli.analysis.prune.readings import Reader, Readings
 from duat_cli.analysis.prune.report import blocks_of, plan_of, predictions_of, terms_of
-from duat_cli.analysis.prune.sketch import SEED, TermList, responses
+from duat_cli.analysis.prune.responses import SEED, TermList, responses
 from duat_cli.analysis.session import Session, prompt_facts
 from duat_cli.errors import InputError
 from duat_cli.kinds import KINDS, Kind
@@ -305,7 +305,7 @@ class _Work:
         recorded = record(self.structure, self.metric.forward(ids), self.sites, self._seen.see)
         steps = 3 + sum(map(len, self.sample.values()))
         done = number * steps
-        self.progress(done, total * steps, f"{name}: sketch of {len(self.terms.ids)} terms")
+        self.progress(done, total * steps, f"{name}: responses of {len(self.terms.ids)} terms")
         arguments = (self.structure, self.sites, self.metric, ids, recorded, self.terms)
         self.responses.append(responses(*arguments, self.options.probes, number, self.ablator.means))
         self._slope(ids, recorded)

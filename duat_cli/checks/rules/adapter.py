@@ -49,11 +49,15 @@ def _of(lint: str) -> Callable[[Evidence, Settings], Iterable[Measurement]]:
     return measure
 
 
-def _rules(table: dict[str, tuple[str, str]], level: Level) -> list[Rule]:
-    return [
-        Rule(f"adapter.{name.replace('-', '_')}", about, advice, ("adapter",), _of(name), level=level, unit="findings")
+def _rules(table: dict[str, tuple[str, str]], level: Level) -> dict[str, Rule]:
+    return {
+        name: Rule(
+            f"adapter.{name.replace('-', '_')}", about, advice, ("adapter",), _of(name), level=level, unit="findings"
+        )
         for name, (about, advice) in table.items()
-    ]
+    }
 
 
-RULES = [*_rules(_ERRORS, "error"), *_rules(_WARNINGS, "warn"), *_rules(_NOTES, "off")]
+LINT = _rules(_ERRORS, "error") | _rules(_WARNINGS, "warn") | _rules(_NOTES, "off")
+"""The linter's id -> its rule."""
+RULES = list(LINT.values())

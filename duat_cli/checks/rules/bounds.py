@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from duat_cli.checks.baseline import block_index
-from duat_cli.checks.paths import asks_for, flatten, matches, needs
+from duat_cli.checks.paths import asks_for, block_index, flatten, matches, needs
 from duat_cli.checks.policy import BoundTable, Layer
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
 from duat_cli.errors import InputError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from duat_cli.checks.baseline import block_index
-from duat_cli.checks.drift import Deviation, family
+from duat_cli.checks.baseline import metric_of
+from duat_cli.checks.drift import Deviation
 from duat_cli.checks.rule import Evidence, Measurement, Need, Rule, Settings
 from duat_cli.loading.wording import counted, listed, shown
 
@@ -16,18 +16,18 @@ _UPDATE = "If the change is meant, run again with --update-baseline and commit t
 def _of(rule: str) -> Callable[[Evidence, Settings], Iterable[Measurement]]:
     def measure(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
         for deviation in evidence.drift or ():
-            if family(deviation.key) == rule and deviation.status in ("within", "beyond"):
+            if metric_of(deviation.key).rule == rule and deviation.status in ("within", "beyond"):
                 yield _measurement(deviation, evidence.baseline_file)
 
     return measure
 
 
 def _measurement(deviation: Deviation, file: str) -> Measurement:
-    limit, key = deviation.tolerance, deviation.key
+    limit, key, metric = deviation.tolerance, deviation.key, metric_of(deviation.key)
     assert limit is not None
-    empty = Measurement(0.0, "", block_index(key), key, source=limit.source, key=(file, key))
+    empty = Measurement(0.0, "", metric.block, key, source=limit.source, key=(file, key))
     if isinstance(deviation.new, list):
-        text = f"{shown(key.removeprefix('weights.'))} moved by about {deviation.change:.2g} of its norm"
+        text = f"{shown(metric.name)} moved by about {deviation.change:.2g} of its norm"
         return replace(empty, value=deviation.change, text=text, high=limit.atol + limit.rtol)
     old, new = deviation.old, deviation.new
     assert isinstance(old, float | int)
@@ -42,7 +42,7 @@ def _vanished(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     gone: dict[int | None, list[Deviation]] = {}
     for deviation in evidence.drift or ():
         if deviation.status == "vanished":
-            gone.setdefault(block_index(deviation.key), []).append(deviation)
+            gone.setdefault(metric_of(deviation.key).block, []).append(deviation)
     for block, found in gone.items():
         keys = [d.key for d in found]
         why = next((f" ({d.reason})" for d in found if d.reason), "")
@@ -54,7 +54,7 @@ def _new(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     fresh: dict[int | None, list[str]] = {}
     for deviation in evidence.drift or ():
         if deviation.status == "new":
-            fresh.setdefault(block_index(deviation.key), []).append(deviation.key)
+            fresh.setdefault(metric_of(deviation.key).block, []).append(deviation.key)
     for block, keys in fresh.items():
         text = f"{counted(len(keys), 'metric')} that the baseline lacks: {listed(keys)}"
         yield Measurement(len(keys), text, block, keys[0], key=(evidence.baseline_file, ""))
@@ -64,7 +64,7 @@ def _stale(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     for d in evidence.drift or ():
         if d.status == "better":
             text = f"{shown(d.key)} improved from {d.old:g} to {d.new:g}: the baseline is stale"
-            yield Measurement(1, text, block_index(d.key), d.key, key=(evidence.baseline_file, d.key))
+            yield Measurement(1, text, metric_of(d.key).block, d.key, key=(evidence.baseline_file, d.key))
 
 
 def _rule(name: str, about: str, unit: str, *needs: Need) -> Rule:

@@ -24,15 +24,18 @@ def _missing(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
 
 
 def _certificate(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    """Against the tolerance of the dtype, where the policy has no limit."""
     assert evidence.report is not None
     found = evidence.report.certificate
+    limit = found.tolerance if settings.max is None else settings.max
     for block in evidence.report.blocks:
         text = f"the DUAT form of block {block.index} is off by {block.certificate_error:.1e}"
-        yield Measurement(block.certificate_error, text, block.index, f"blocks.{block.index}.certificate_error")
+        where = f"blocks.{block.index}.certificate_error"
+        yield Measurement(block.certificate_error, text, block.index, where, high=limit)
     text = f"the DUAT form is off by {found.relative_error:.1e} at most"
-    yield Measurement(found.relative_error, text, where="certificate.relative_error")
+    yield Measurement(found.relative_error, text, where="certificate.relative_error", high=limit)
     text = f"duat's instruments move the output of the model by {found.plain_error:.1e}"
-    yield Measurement(found.plain_error, text, where="certificate.plain_error")
+    yield Measurement(found.plain_error, text, where="certificate.plain_error", high=limit)
 
 
 def _skipped(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:

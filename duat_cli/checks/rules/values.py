@@ -130,6 +130,7 @@ RULES = [
         (),
         _nonfinite,
         unit="values",
+        metric="sum",
     ),
     Rule(
         "integrity.zero_matrices",
@@ -139,6 +140,7 @@ RULES = [
         _zero_matrices,
         level="warn",
         unit="matrices",
+        metric="sum",
     ),
     Rule(
         "integrity.zero_blocks",
@@ -147,6 +149,7 @@ RULES = [
         (),
         _zero_blocks,
         unit="blocks",
+        metric="sum",
     ),
     Rule(
         "integrity.duplicate_blocks",
@@ -155,6 +158,7 @@ RULES = [
         (),
         _duplicates,
         unit="blocks",
+        metric="sum",
     ),
     Rule(
         "integrity.dead_neurons",
@@ -165,6 +169,7 @@ RULES = [
         level="warn",
         max=0.01,
         unit="share",
+        metric="largest",
     ),
     Rule(
         "integrity.constant_heads",
@@ -174,6 +179,7 @@ RULES = [
         _constant_heads,
         level="warn",
         unit="heads",
+        metric="sum",
     ),
     Rule(
         "integrity.tied_weights",

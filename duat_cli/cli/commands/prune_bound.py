@@ -169,9 +169,9 @@ def prune_bound(
 ) -> int:
     """What can be removed, how far the output moves, and with what guarantee.
 
-    Predicts the damage of removing every neuron, head, FFN, attention and block from one sketch, ablates a sample of
-    them for real, and says how good the prediction was. Exit code: 0 done, 1 the certificate is not exact, 2 could
-    not tell.
+    Predicts the damage of removing every neuron, head, FFN, attention and block from a few random directions of the
+    output, ablates a sample of them for real, and says how good the prediction was. Exit code: 0 done, 1 the
+    certificate is not exact, 2 could not tell.
     """
     from duat_cli.cli.shared.presentation import Presentation, talk_of
     from duat_cli.cli.shared.session import ModelOptions, PromptOptions, open_with_holdout

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column, Labels, fits
 from duat_cli.report.tables.page import Page
 from duat_cli.results.base import Result
 from duat_cli.results.inspect import Block, InspectReport, PromptBlock
-
-Titles = dict[str, tuple[str, ...]]
 
 BLOCK = Labels(("block",), lambda row: str(row.index) if isinstance(row, Block) else "")
 PROMPT = Labels(("prompt",), lambda row: str(row.prompt) if isinstance(row, PromptBlock) else "")
@@ -19,26 +18,19 @@ PROMPT = Labels(("prompt",), lambda row: str(row.prompt) if isinstance(row, Prom
 def for_blocks(rows: Sequence[Result], labels: Labels, report: InspectReport, page: Page) -> list[list[Column]]:
     """Groups of columns, each a table; one group, with what more there is room for, if all fit."""
     groups = [_ESSENTIAL, _SPECTRUM] if _has_spectrum(report) else [_ESSENTIAL]
-    wanted = {path: title for group in groups for path, title in group.items()}
+    wanted = frozenset[str]().union(*groups)
     if not fits(rows, labels, _columns(wanted, report), page):
         return [_columns(group, report) for group in groups]
-    for path, title in _OPTIONAL.items():
-        more = {**wanted, path: title}
-        if fits(rows, labels, _columns(more, report), page):
-            wanted = more
+    for path in _OPTIONAL:
+        if fits(rows, labels, _columns(wanted | {path}, report), page):
+            wanted |= {path}
     return [_columns(wanted, report)]
 
 
 def every(report: InspectReport) -> list[Column]:
     """All columns that a wide enough page has."""
-    spectrum = _SPECTRUM if _has_spectrum(report) else {}
-    return _columns({**_ESSENTIAL, **spectrum, **_OPTIONAL}, report)
-
-
-def named() -> list[Column]:
-    """All columns by their headers, whatever the report; what they hold of their rows is not asked for."""
-    titles = _ESSENTIAL | _SPECTRUM | _OPTIONAL
-    return [Column(titles[path], path, _form(path, titles[path][-1])) for path in _ORDER]
+    spectrum = _SPECTRUM if _has_spectrum(report) else frozenset()
+    return _columns(_ESSENTIAL | spectrum | {*_OPTIONAL}, report)
 
 
 def for_pre_activation() -> list[Column]:
@@ -49,70 +41,49 @@ def for_pre_activation() -> list[Column]:
     ]
 
 
-def _columns(wanted: Titles, report: InspectReport) -> list[Column]:
-    return [_column(path, wanted[path], report) for path in _ORDER if path in wanted]
+def _columns(wanted: Collection[str], report: InspectReport) -> list[Column]:
+    return [of_model(column, report.model.heads) for column in COLUMNS if column.path in wanted]
 
 
-def _column(path: str, title: tuple[str, ...], report: InspectReport) -> Column:
-    scale = title[-1].format(heads=report.model.heads)
-    return Column((*title[:-1], scale), path, _form(path, scale))
-
-
-def _form(path: str, scale: str) -> numbers.Form:
-    if scale == "%":
-        return numbers.percent
-    return numbers.error if path.endswith("error") else numbers.plain
+def of_model(column: Column, heads: int) -> Column:
+    """The column with its scale, which may be the model's number of heads."""
+    return replace(column, title=(*column.title[:-1], column.title[-1].format(heads=heads)))
 
 
 def _has_spectrum(report: InspectReport) -> bool:
     return any(block.operator.spectral_norm is not None for block in report.blocks)
 
 
-# path in the report -> header; the last line is the unit or the scale
-_ESSENTIAL: Titles = {
-    "operator.effective_heads": ("eff.", "heads", "/{heads}"),
-    "operator.block_correlation": ("corr.", "0-1"),
-    "density.numerical": ("dens.", "%"),
-    "coupling.off_diagonal_share": ("off-", "diag", "%"),
-    "coupling.effective_context": ("context", "tokens"),
-    "terms.linear.share": ("linear", "%"),
-    "terms.static.share": ("static", "%"),
-    "terms.dynamic.share": ("dyn.", "%"),
-    "terms.own.share": ("own", "%"),
-    "certificate_error": ("error", "rel."),
-}
-_SPECTRUM: Titles = {
-    "operator.frobenius_norm": ("Frobenius", "norm", "of W'"),
-    "operator.spectral_norm": ("spectral", "norm", "of W'"),
-    "operator.stable_rank": ("stable", "rank", "dims"),
-}
-_OPTIONAL: Titles = {  # the first that fit
-    "coupling.mean_distance": ("mean", "distance", "tokens"),
-    "coupling_weighted.effective_context": ("weighted", "context", "tokens"),
-    "coupling.first_token_share": ("first", "token", "%"),
-    "density.structural": ("struct.", "density", "%"),
-    "operator.frobenius_norm": ("Frobenius", "norm", "of W'"),
-    "coupling.entropy_bits": ("entropy", "bits"),
-    "coupling.distance_deviation": ("distance", "deviation", "tokens"),
-}
-_ORDER = (
-    "operator.effective_heads",
-    "operator.block_correlation",
-    "operator.frobenius_norm",
-    "operator.spectral_norm",
-    "operator.stable_rank",
-    "density.structural",
-    "density.numerical",
-    "coupling.off_diagonal_share",
-    "coupling.effective_context",
-    "coupling_weighted.effective_context",
-    "coupling.entropy_bits",
-    "coupling.mean_distance",
-    "coupling.distance_deviation",
-    "coupling.first_token_share",
-    "terms.linear.share",
-    "terms.static.share",
-    "terms.dynamic.share",
-    "terms.own.share",
-    "certificate_error",
+COLUMNS = (
+    Column(("eff.", "heads", "/{heads}"), "operator.effective_heads", numbers.plain),
+    Column(("corr.", "0-1"), "operator.block_correlation", numbers.plain),
+    Column(("Frobenius", "norm", "of W'"), "operator.frobenius_norm", numbers.plain),
+    Column(("spectral", "norm", "of W'"), "operator.spectral_norm", numbers.plain),
+    Column(("stable", "rank", "dims"), "operator.stable_rank", numbers.plain),
+    Column(("struct.", "density", "%"), "density.structural", numbers.percent),
+    Column(("dens.", "%"), "density.numerical", numbers.percent),
+    Column(("off-", "diag", "%"), "coupling.off_diagonal_share", numbers.percent),
+    Column(("context", "tokens"), "coupling.effective_context", numbers.plain),
+    Column(("weighted", "context", "tokens"), "coupling_weighted.effective_context", numbers.plain),
+    Column(("entropy", "bits"), "coupling.entropy_bits", numbers.plain),
+    Column(("mean", "distance", "tokens"), "coupling.mean_distance", numbers.plain),
+    Column(("distance", "deviation", "tokens"), "coupling.distance_deviation", numbers.plain),
+    Column(("first", "token", "%"), "coupling.first_token_share", numbers.percent),
+    Column(("linear", "%"), "terms.linear.share", numbers.percent),
+    Column(("static", "%"), "terms.static.share", numbers.percent),
+    Column(("dyn.", "%"), "terms.dynamic.share", numbers.percent),
+    Column(("own", "%"), "terms.own.share", numbers.percent),
+    Column(("error", "rel."), "certificate_error", numbers.error),
 )
+"""All columns, in their order."""
+_SPECTRUM = frozenset({"operator.frobenius_norm", "operator.spectral_norm", "operator.stable_rank"})
+_OPTIONAL = (  # the first that fit
+    "coupling.mean_distance",
+    "coupling_weighted.effective_context",
+    "coupling.first_token_share",
+    "density.structural",
+    "operator.frobenius_norm",
+    "coupling.entropy_bits",
+    "coupling.distance_deviation",
+)
+_ESSENTIAL = frozenset(column.path for column in COLUMNS) - _SPECTRUM - {*_OPTIONAL}

@@ -14,9 +14,11 @@ from rich.text import Text
 from duat_cli.report.tables.numbers import Form
 from duat_cli.report.tables.page import Page, line
 from duat_cli.results.base import Result, WithReasons
+from duat_cli.results.prune import Estimated
 from duat_cli.text import clean
 
 GAP = 2  # columns of space between two columns
+_BREAK = "\N{SOFT HYPHEN}"
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class Column:
     """One number of each row: where it stands there, and its header, whose last line is the unit or scale."""
 
     title: tuple[str, ...]
+    """A word that is broken between two lines has a soft hyphen at the end of the first."""
     path: str
     form: Form
 
@@ -31,9 +34,14 @@ class Column:
         return self.form(value_at(row, self.path))
 
     @property
+    def header(self) -> tuple[str, ...]:
+        """The lines as they are printed."""
+        return tuple(line.replace(_BREAK, "-") for line in self.title)
+
+    @property
     def name(self) -> str:
-        """The header without its unit."""
-        return " ".join(self.title[:-1]).replace("- ", "-")
+        """The header in one line, without its unit."""
+        return " ".join(self.title[:-1]).replace(f"{_BREAK} ", "").replace("- ", "-")
 
 
 @dataclass(frozen=True)
@@ -46,13 +54,14 @@ class Labels:
 
 
 def value_at(row: Result, path: str) -> float | None:
-    """The value at 'group.field' of a row; None where it, or a group on the way, is null."""
+    """The value at 'group.field' of a row, of an estimate without its interval; None where it, or a group on the way,
+    is null."""
     found: object = row
     for name in path.split("."):
         if found is None:
             return None
         found = getattr(found, name)
-    return found  # type: ignore[return-value]
+    return found.value if isinstance(found, Estimated) else found  # type: ignore[return-value]
 
 
 def reason_at(row: Result, path: str) -> str | None:
@@ -103,7 +112,7 @@ def _width(rows: Sequence[Result], labels: Labels, columns: Sequence[Column]) ->
 
 
 def column_width(rows: Sequence[Result], column: Column) -> int:
-    return max(len(text) for text in (*column.title, *(column.cell(row) for row in rows)))
+    return max(len(text) for text in (*column.header, *(column.cell(row) for row in rows)))
 
 
 def label_width(rows: Sequence[Result], labels: Labels) -> int:
@@ -133,7 +142,7 @@ def _grid(rows: Sequence[Result], labels: Labels, columns: Sequence[Column], pag
     side: Literal["left", "right"] = "right" if labels.right else "left"
     table.add_column("\n".join(labels.title), justify=side, vertical="bottom", overflow="fold")
     for column in columns:
-        title = "\n".join(column.title)
+        title = "\n".join(column.header)
         table.add_column(title, justify="right", vertical="bottom", no_wrap=True, overflow="fold")
     for row in rows:
         cells = (Text(column.cell(row)) for column in columns)

@@ -21,7 +21,7 @@ _TERM_COLUMNS = [
     Column(("norm", "/ |x|"), "norm", numbers.plain),
 ]
 
-TABLES = {"blocks[].": [*columns.named(), *nulls.named(), *columns.for_pre_activation()], "terms[].": _TERM_COLUMNS}
+TABLES = {"blocks[].": [*columns.COLUMNS, *nulls.named(), *columns.for_pre_activation()], "terms[].": _TERM_COLUMNS}
 
 
 def render_inspect(report: InspectReport, page: Page) -> str:

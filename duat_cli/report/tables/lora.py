@@ -11,16 +11,8 @@ from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.grid import Column, Labels, fits, grids, missing, unshown, value_at
 from duat_cli.report.tables.page import Page, item, line
 from duat_cli.results.base import Result
-from duat_cli.results.lora import (
-    BlockChange,
-    Eq18,
-    LintFinding,
-    LoraReport,
-    ModuleChange,
-    ModuleComparison,
-    PromptChange,
-    TokenChange,
-)
+from duat_cli.results.lora import BlockChange, Eq18, LintFinding, LoraReport, PromptChange, TokenChange
+from duat_cli.results.weight_change import ModuleChange, ModuleComparison
 
 _BLANK = Text("")
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
@@ -66,7 +58,7 @@ _BLOCK_COLUMNS = [
     Column(("W'", "%"), "operator.relative_change", numbers.percent),
     Column(("routing", "%"), "operator.routing", numbers.percent),
     Column(("weights", "%"), "operator.weights", numbers.percent),
-    Column(("inter-", "action", "%"), "operator.interaction", numbers.percent),
+    Column(("inter\N{SOFT HYPHEN}", "action", "%"), "operator.interaction", numbers.percent),
     Column(("FFN", "%"), "terms.ffn", numbers.percent),
     Column(("dynamic", "bias", "%"), "terms.dynamic_bias", numbers.percent),
     Column(("output", "%"), "terms.output", numbers.percent),

@@ -44,7 +44,7 @@ def render_matrix(report: MatrixReport, page: Page) -> str:
 
 def _case(report: MatrixReport) -> str:
     kv = "" if report.kv_heads == report.heads else f" ({report.kv_heads} kv)"
-    origin = "read from the weights" if report.factors == "read" else "probed with unit vectors"
+    origin = "read from the weights" if report.factors == "read" else "found with unit vectors"
     return (
         f"block {report.layer} ({report.name}): N = {report.tokens}, M = {report.hidden_size}, "
         f"{numbers.plural(report.heads, 'head')}{kv}, d = {report.head_width}; W_V and W_O {origin}"

@@ -9,18 +9,22 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from duat_cli.report.tables import facts, numbers
+from duat_cli.report.tables.columns import COLUMNS, of_model
 from duat_cli.report.tables.grid import Column, Labels, grids, missing, reason_at, value_at
 from duat_cli.report.tables.page import Page, line
 from duat_cli.results.base import Finite, Result, WithReasons
 from duat_cli.results.inspect import Block
 
 _NAMES = {"reinitialised": "the architecture re-initialised", "uniform": "uniform H, same weights"}
-_FIELDS = {  # name of the row's field -> path in the report, header, unit, form
-    "heads": ("operator.effective_heads", ("eff.", "heads"), "/{heads}", numbers.plain),
-    "correlation": ("operator.block_correlation", ("corr.",), "0-1", numbers.plain),
-    "density": ("density.numerical", ("dens.",), "%", numbers.percent),
-    "off_diagonal": ("coupling.off_diagonal_share", ("off-", "diag"), "%", numbers.percent),
-    "context": ("coupling.effective_context", ("context",), "tokens", numbers.plain),
+_FIELDS = {  # name of the row's field -> its column in the table of the statistics
+    name: next(column for column in COLUMNS if column.path == path)
+    for name, path in (
+        ("heads", "operator.effective_heads"),
+        ("correlation", "operator.block_correlation"),
+        ("density", "density.numerical"),
+        ("off_diagonal", "coupling.off_diagonal_share"),
+        ("context", "coupling.effective_context"),
+    )
 }
 _LABELS = Labels(("block",), lambda row: str(row.index) if isinstance(row, _Row) else "")
 
@@ -74,7 +78,7 @@ def _absent(blocks: Sequence[Block]) -> list[tuple[str, str, list[int]]]:
 
 
 def _row(block: Block, kind: str) -> _Row:
-    return _Row(index=block.index, **{name: _beside(block, kind, path) for name, (path, *_) in _FIELDS.items()})
+    return _Row(index=block.index, **{name: _beside(block, kind, column.path) for name, column in _FIELDS.items()})
 
 
 def _beside(block: Block, kind: str, path: str) -> _Beside:
@@ -91,8 +95,8 @@ def _beside(block: Block, kind: str, path: str) -> _Beside:
 
 def _columns(heads: int) -> list[Column]:
     found = []
-    for name, (_, title, scale, form) in _FIELDS.items():
-        unit = scale.format(heads=heads)
+    for name, statistic in _FIELDS.items():
+        (*title, unit), form = of_model(statistic, heads).title, statistic.form
         found.append(Column((*title, "null", unit), f"{name}.null", form))
         found.append(Column((*title, "diff.", unit), f"{name}.difference", numbers.signed(form)))
     return found
@@ -101,17 +105,17 @@ def _columns(heads: int) -> list[Column]:
 def named() -> list[Column]:
     """The columns by their headers, each at the null's place in the report; "diff." is no field of it."""
     return [
-        Column((*title, kind, scale), f"null.reinitialised.{path}", form)
-        for path, title, scale, form in _FIELDS.values()
+        Column((*c.title[:-1], kind, c.title[-1]), f"null.reinitialised.{c.path}", c.form)
+        for c in _FIELDS.values()
         for kind in ("null", "diff.")
     ]
 
 
 def _means(blocks: Sequence[Block], kind: str, heads: int) -> str:
     parts = []
-    for path, title, scale, form in _FIELDS.values():
-        known = [v for block in blocks if (v := value_at(block, f"null.{kind}.{path}")) is not None]
-        mean = form(statistics.fmean(known) if known else None)
-        unit = {"0-1": "", "/{heads}": f" of {heads}"}.get(scale, f" {scale}")
-        parts.append(f"{' '.join(title).replace('- ', '-')} {mean}{unit}")
+    for column in _FIELDS.values():
+        known = [v for block in blocks if (v := value_at(block, f"null.{kind}.{column.path}")) is not None]
+        mean = column.form(statistics.fmean(known) if known else None)
+        unit = {"0-1": "", "/{heads}": f" of {heads}"}.get(column.title[-1], f" {column.title[-1]}")
+        parts.append(f"{column.name} {mean}{unit}")
     return f"null: {_NAMES[kind]}, mean over blocks: {', '.join(parts)}."

@@ -168,7 +168,7 @@ def _shared_heads(report: PruneReport) -> list[RenderableType]:
 
 
 def _precision(report: PruneReport) -> str:
-    """How wide the intervals of the sketch are."""
+    """How wide the intervals are that the probes leave."""
     spreads = [
         (t.linearised_high - t.linearised_low) / 2 / abs(t.linearised)
         for t in report.terms
@@ -324,12 +324,12 @@ def _correlation(value: float | None) -> str:
 
 _PREDICTION_COLUMNS = [
     Column(("ablated", "terms"), "n", _whole),
-    Column(("Spearman", "-1..1"), "spearman.value", _correlation),
+    Column(("Spearman", "-1..1"), "spearman", _correlation),
     Column(("low", "-1..1"), "spearman.low", _correlation),
     Column(("high", "-1..1"), "spearman.high", _correlation),
-    Column(("Kendall", "-1..1"), "kendall.value", _correlation),
-    Column(("median", "pred./meas."), "median_ratio.value", numbers.plain),
-    Column(("worst", "factor"), "worst_ratio.value", numbers.plain),
+    Column(("Kendall", "-1..1"), "kendall", _correlation),
+    Column(("median", "pred./meas."), "median_ratio", numbers.plain),
+    Column(("worst", "factor"), "worst_ratio", numbers.plain),
 ]
 TABLES = {
     "blocks[].": [*_part_columns(""), *_certified_columns(), *_head_columns("")],

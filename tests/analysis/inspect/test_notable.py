@@ -9,7 +9,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "report"))
 import sample_reports as sample
 
 from duat_cli.analysis.inspect.notable import summarise
-from duat_cli.results.inspect import Block, Nulls
+from duat_cli.results.inspect import Block
+from duat_cli.results.operator import Nulls
 
 
 def said(*blocks: Block) -> list[str]:

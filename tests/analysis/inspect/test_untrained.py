@@ -32,7 +32,7 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.model.load import LoadedModel, load
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.edits.reinitialised import SEED, random_ids, reinitialised, seeded
-from duat_cli.results.inspect import NullStats
+from duat_cli.results.operator import NullStats
 
 THRESHOLD = 0.3
 Encoded = Callable[..., list[Prompt]]

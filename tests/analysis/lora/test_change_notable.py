@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "report"))
 import sample_reports
 
 from duat_cli.analysis.lora.notable import summarise
-from duat_cli.results.lora import ModuleChange, Rounding
+from duat_cli.results.weight_change import ModuleChange, Rounding
 
 
 def change(**other: Any) -> ModuleChange:

@@ -23,7 +23,8 @@ from duat_cli.loading.adapter.folder import open_adapter
 from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import Source
 from duat_cli.results.base import Run
-from duat_cli.results.lora import LoraReport, ModuleChange
+from duat_cli.results.lora import LoraReport
+from duat_cli.results.weight_change import ModuleChange
 from duat_cli.zoo import tiny
 
 RUN = Run(started="now", seconds=0.0, peak_memory_bytes=None)

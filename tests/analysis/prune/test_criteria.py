@@ -13,7 +13,7 @@ from torch import Tensor
 from duat_cli.analysis.prune.criteria import Activations, block_scores, taylor, weight_scores
 from duat_cli.analysis.prune.damage import Loss
 from duat_cli.analysis.prune.readings import Readings
-from duat_cli.analysis.prune.sketch import TermList
+from duat_cli.analysis.prune.responses import TermList
 from duat_cli.models.discovery.structure import discover, run_stack
 from duat_cli.models.sweep.passes import record
 from duat_cli.models.terms.sites import TermId, find_sites

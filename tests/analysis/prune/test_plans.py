@@ -13,7 +13,7 @@ from torch import Tensor
 from duat_cli.analysis.prune.ablation import Ablator, measured
 from duat_cli.analysis.prune.damage import Hidden, Loss
 from duat_cli.analysis.prune.plans import BEYOND, TESTED_SETS, Nested, Point, guaranteed, nested_sets, predicted_curve
-from duat_cli.analysis.prune.sketch import TermList, responses
+from duat_cli.analysis.prune.responses import TermList, responses
 from duat_cli.errors import InputError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.discovery.structure import discover

@@ -1,4 +1,4 @@
-"""One sketch for all terms: K probes of the output, carried back once, and each term's response to them.
+"""The responses of all terms to K probes of the output, random directions that are carried back once.
 
 r_k(t) = ⟨∂⟨v_k, out⟩/∂(site), t⟩, summed over the tokens of the term's site. Responses are linear in terms: a set's
 response is the sum of its terms', so that what cancels in the model cancels in the prediction. Cost grows with the

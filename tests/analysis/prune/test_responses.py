@@ -1,4 +1,4 @@
-"""The sketch against exact Jacobian products: differences of the model's own pass with a term scaled a little."""
+"""Responses against exact Jacobian products: differences of the model's own pass with a term scaled a little."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from helpers import single_model, token_ids
 from removal import scaled
 from torch import Tensor
 
-from duat_cli.analysis.prune import sketch
+from duat_cli.analysis.prune import responses as module
 from duat_cli.analysis.prune.ablation import mean_values
 from duat_cli.analysis.prune.damage import Divergence, Hidden, Loss, Metric
-from duat_cli.analysis.prune.sketch import SEED, TermList, responses
+from duat_cli.analysis.prune.responses import SEED, TermList, responses
 from duat_cli.kinds import Kind
 from duat_cli.models.discovery.structure import ModelStructure, discover
 from duat_cli.models.sweep import gradients
@@ -114,7 +114,7 @@ def test_pieces_of_probes_are_all_there(monkeypatch: pytest.MonkeyPatch) -> None
     recorded = record(structure, metric.forward(ids))
     terms = TermList.of(structure, sites, ("head",))
     whole = responses(structure, sites, metric, ids, recorded, terms, 5, 0)
-    monkeypatch.setattr(sketch, "PROBE_ELEMENTS", 2 * recorded.output.numel())
+    monkeypatch.setattr(module, "PROBE_ELEMENTS", 2 * recorded.output.numel())
     pieces = responses(structure, sites, metric, ids, recorded, terms, 5, 0)
     assert whole.shape == pieces.shape == (6, 12)
     assert torch.allclose(whole[0], pieces[0], rtol=1e-5, atol=1e-8)

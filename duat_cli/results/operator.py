@@ -1,0 +1,225 @@
+"""The statistics of the attention operator W' of one block, and their values where nothing was learned."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from duat_cli.results.base import Finite, Result, WithReasons
+from duat_cli.results.meaning import Meaning
+
+PROOF = "the larger of |W' x' - what attention adds| / |the latter| and of the residuals of fitting V, O and the scales"
+_INTERVAL_END = Meaning("share, 0 to 1", "estimate", how="end of an interval", source="Wilson (1927)")
+_OF_A_NULL = Field(description="the model's statistic of that name, where nothing was learned")
+
+
+class OperatorStats(WithReasons):
+    """The frozen attention operator W' of one block, an NM x NM matrix that is never built."""
+
+    rows: Annotated[Finite, Meaning("entries", "exact", formula="N M")] = Field(description="N*M, the side of W'")
+    dense_bytes: Annotated[Finite, Meaning("bytes", "exact", formula="(N M)^2 times the bytes of one number")] = Field(
+        description="bytes that W' would take as a dense matrix of the run's dtype"
+    )
+    frobenius_norm: Annotated[
+        Finite | None,
+        Meaning(
+            "norm of W'",
+            "exact",
+            formula="sqrt(sum_hk K_hk G_hk), K_hk = <H_h, H_k>, G_hk = <A_h, A_k>",
+            source="Eq. 5-10; <H (x) A, K (x) B> = <H, K> <A, B>",
+            drift="norm",
+        ),
+    ] = Field(description="|W'|_F, the root of the sum of the squares of all entries")
+    spectral_norm: Annotated[
+        Finite | None,
+        Meaning(
+            "norm of W'",
+            "estimate",
+            how="relative error at most 1e-3",
+            formula="sigma_1(W')",
+            source="Golub-Kahan-Lanczos on products with W'",
+            needs="spectrum",
+            drift="norm",
+        ),
+    ] = Field(description="largest singular value of W', by Lanczos: relative error <= 1e-3; with --spectrum")
+    stable_rank: Annotated[
+        Finite | None,
+        Meaning(
+            "dimensions",
+            "estimate",
+            how="from spectral_norm",
+            formula="|W'|_F^2 / sigma_1(W')^2",
+            needs="spectrum",
+            drift="number",
+        ),
+    ] = Field(description="(frobenius_norm / spectral_norm)^2; with --spectrum")
+    effective_heads: Annotated[
+        Finite | None,
+        Meaning(
+            "Kronecker products, 1 to the number of heads",
+            "exact",
+            formula="exp(-sum_k p_k ln p_k), p_k = s_k^2 / sum s^2; s_k^2 the eigenvalues of K G",
+            source="Eq. 5-10; Kronecker spectrum by Van Loan & Pitsianis (1993)",
+            drift="number",
+        ),
+    ] = Field(description="exp of the entropy of the squared Kronecker spectrum: 1 to heads; compare its nulls")
+    block_correlation: Annotated[
+        Finite | None,
+        Meaning(
+            "0 to 1",
+            "exact",
+            formula="sqrt(mean over pairs of nonzero blocks of cos^2(B_ij, B_kl)), B_ij = (sum_h H_h[i,j] A_h)^T",
+            source="the paper calls the elements of W'_HVO highly correlated (section 4.2); this puts a number on it",
+            drift="number",
+        ),
+    ] = Field(
+        description="root mean square cosine over all pairs of nonzero blocks B_ij, at most 1 (all alike); near 1 "
+        "without any training, because softmax rows are positive: compare its nulls"
+    )
+    certificate_error: Annotated[
+        Finite | None,
+        Meaning(
+            "relative",
+            "measured",
+            formula=PROOF,
+            source="Eq. 10",
+            better="lower",
+            over_prompts="largest",
+        ),
+    ] = Field(description="largest relative residual of the proof that the factors V, O and H are the model's own")
+
+
+class Density(WithReasons):
+    """How full W' is. A causal W' is block triangular: there no entry leads to a token from a later one."""
+
+    structural: Annotated[
+        Finite | None,
+        Meaning(
+            "share, 0 to 1",
+            "exact",
+            formula="share of pairs of entries that some head and channel connects; (N+1)/2N where H is causal and V, "
+            "O have no zeros",
+            source='the paper has "a dense matrix (almost devoid of zero elements" (section 4.2), which a causal mask '
+            "does not leave",
+            drift="number",
+        ),
+    ] = Field(
+        description="share of entries not identically zero, by the zeros of H, V and O: the union over heads and "
+        "channels, block by block"
+    )
+    numerical: Annotated[
+        Finite | None,
+        Meaning(
+            "share, 0 to 1",
+            "estimate",
+            how="counted up to 2^22 entries; above, from at most 2,048 sampled ones with a 95 % Wilson interval",
+            formula="share of entries with |w| > threshold |W'|_F / (N M)",
+            drift="number",
+        ),
+    ] = Field(description="share of entries that are larger than `threshold` root mean square entries of W'")
+    numerical_low: Annotated[Finite | None, _INTERVAL_END] = Field(
+        description="lower end of the 95 % interval; equal to numerical if exact"
+    )
+    numerical_high: Annotated[Finite | None, _INTERVAL_END] = Field(
+        description="upper end of the 95 % interval; equal to numerical if exact"
+    )
+    threshold: Annotated[
+        Finite, Meaning("root mean square entries of W'", "given", formula="--threshold", over_prompts="same")
+    ] = Field(description="with --threshold: what an entry must exceed to count in `numerical`")
+    linear_reference: Annotated[Finite, Meaning("share, 0 to 1", "exact", formula="1 / N")] = Field(
+        description="1/N: a linear layer as transformers uses it, I_N (x) W^T"
+    )
+    linear_reference_paper: Annotated[Finite, Meaning("share, 0 to 1", "exact", formula="1 / M")] = Field(
+        description="1/M: a linear layer in the paper's orientation, W (x) I_M"
+    )
+    conv1d_reference: Annotated[
+        Finite,
+        Meaning(
+            "share, 0 to 1",
+            "exact",
+            formula="pairs (i, j) with j in the window of i, over N^2",
+            source="the comparison of section 4.1 and Appendix D",
+        ),
+    ] = Field(description="a 1-D convolution of width conv_width over N tokens, zero padded")
+    conv_width: Annotated[int, Meaning("tokens", "given", over_prompts="same")] = Field(
+        description="width of the convolution of conv1d_reference, from --conv-width"
+    )
+
+
+class Coupling(WithReasons):
+    """How tokens reach each other through W'; p_ij = C_ij^2 / sum_j C_ij^2."""
+
+    off_diagonal_share: Annotated[
+        Finite | None, Meaning("share, 0 to 1", "exact", formula="1 - sum_i C_ii^2 / sum_ij C_ij^2", drift="number")
+    ] = Field(description="share of the coupling that leads from one token to another")
+    entropy_bits: Annotated[
+        Finite | None,
+        Meaning(
+            "bits",
+            "exact",
+            formula="mean over rows i of -sum_j p_ij log2 p_ij, p_ij = C_ij^2 / sum_j C_ij^2",
+            drift="number",
+        ),
+    ] = Field(description="mean over rows of the entropy of p_i")
+    effective_context: Annotated[
+        Finite | None, Meaning("tokens", "exact", formula="mean over rows i of 2^(entropy of p_i)", drift="number")
+    ] = Field(description="mean over rows of 2^entropy: how many tokens reach a token")
+    mean_distance: Annotated[
+        Finite | None, Meaning("tokens", "exact", formula="mean over rows i of sum_j p_ij |i - j|", drift="number")
+    ] = Field(description="mean over rows of how far away the tokens are that reach a token")
+    distance_deviation: Annotated[Finite | None, Meaning("tokens", "exact")] = Field(
+        description="standard deviation over rows of sum_j p_ij |i-j|, tokens: 0 where every row reads equally far "
+        "away, sqrt((N^2-1)/12) where all read the first token; compare its nulls"
+    )
+    first_token_share: Annotated[
+        Finite | None, Meaning("share, 0 to 1", "exact", formula="mean over i >= 1 of p_i0", drift="number")
+    ] = Field(description="mean over the other tokens of the share that the first token has in what reaches them")
+
+
+class NullOperator(WithReasons):
+    """`OperatorStats` of a null: what does not depend on how large the weights are."""
+
+    effective_heads: Annotated[
+        Finite | None, Meaning("Kronecker products, 1 to the number of heads", "exact"), _OF_A_NULL
+    ]
+    block_correlation: Annotated[Finite | None, Meaning("0 to 1", "exact"), _OF_A_NULL]
+
+
+class NullDensity(WithReasons):
+    """`Density` of a null, by the same threshold."""
+
+    structural: Annotated[Finite | None, Meaning("share, 0 to 1", "exact"), _OF_A_NULL]
+    numerical: Annotated[
+        Finite | None,
+        Meaning("share, 0 to 1", "estimate", how="counted or sampled, as of the model itself"),
+        _OF_A_NULL,
+    ]
+    numerical_low: Annotated[Finite | None, _INTERVAL_END] = Field(
+        description="lower end of the 95 % interval; equal to numerical if exact"
+    )
+    numerical_high: Annotated[Finite | None, _INTERVAL_END] = Field(
+        description="upper end of the 95 % interval; equal to numerical if exact"
+    )
+
+
+class NullStats(Result):
+    """What the statistics of W' are where nothing was learned; each field as the one of that name beside it."""
+
+    operator: NullOperator
+    density: NullDensity
+    coupling: Coupling
+    coupling_weighted: Coupling
+
+
+class Nulls(WithReasons):
+    """Two values to compare each statistic of W' with; a statistic that equals both says nothing of training."""
+
+    uniform: NullStats | None = Field(
+        description="the same weights and the same scales of every token, H uniform over the positions that the mask "
+        "leaves to a row (without a mask, those that some head of the row reaches); closed form"
+    )
+    reinitialised: Annotated[NullStats | None, Meaning(needs="null")] = Field(
+        description="the model's class built anew from its config (transformers' own initialisation, fixed seed), on "
+        "as many random tokens; with --null all"
+    )

@@ -1,0 +1,32 @@
+"""Columns: their headers as printed and as named, and the values they show."""
+
+from __future__ import annotations
+
+from duat_cli.report.tables import numbers
+from duat_cli.report.tables.grid import Column, reason_at, value_at
+from duat_cli.results.base import WithReasons
+from duat_cli.results.prune import Estimated
+
+
+class Row(WithReasons):
+    ratio: Estimated | None
+
+
+def test_a_word_broken_between_two_lines_is_whole_in_the_name() -> None:
+    column = Column(("inter\N{SOFT HYPHEN}", "action", "%"), "interaction", numbers.percent)
+    assert column.header == ("inter-", "action", "%")
+    assert column.name == "interaction"
+
+
+def test_a_hyphen_of_its_own_stays() -> None:
+    column = Column(("off-", "diag", "share", "%"), "off_diagonal_share", numbers.percent)
+    assert column.header == column.title
+    assert column.name == "off-diag share"
+
+
+def test_an_estimate_is_shown_by_its_value() -> None:
+    row = Row(ratio=Estimated(value=0.5, low=0.25, high=0.75))
+    assert (value_at(row, "ratio"), value_at(row, "ratio.low")) == (0.5, 0.25)
+    none = Row(ratio=None, reasons={"ratio": "too few terms"})
+    assert value_at(none, "ratio") is None
+    assert reason_at(none, "ratio.low") == reason_at(none, "ratio") == "too few terms"
