@@ -6,6 +6,7 @@ so that imports inside functions and under TYPE_CHECKING count too."""
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -127,6 +128,53 @@ def test_folders_import_one_way() -> None:
 
 def test_a_circle_of_folders_is_found() -> None:
     assert circle({("models", "terms"): {("models", "sweep")}, ("models", "sweep"): {("models", "terms")}})
+
+
+# -- what runs inside a model --------------------------------------------------------------------------------
+
+INSTRUMENT = ROOT / "models" / "instrument"
+
+
+def interventions(source: str) -> list[str]:
+    """Where a file registers a hook, replaces a forward or stands between a model and torch's functions."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute):
+            written = node.attr in {"forward", "__call__"} and not isinstance(node.ctx, ast.Load)
+            if written or re.fullmatch(r"register_\w*hook", node.attr):
+                found.append(f"line {node.lineno}: {node.attr}")
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in {"setattr", "delattr"}:
+            if any(isinstance(value, ast.Constant) and value.value == "forward" for value in node.args):
+                found.append(f"line {node.lineno}: forward")
+        elif isinstance(node, ast.FunctionDef) and node.name in {"__torch_function__", "__torch_dispatch__"}:
+            found.append(f"line {node.lineno}: {node.name}")
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_only_the_instruments_reach_into_a_model(path: Path) -> None:
+    assert path.is_relative_to(INSTRUMENT) or interventions(path.read_text(encoding="utf-8")) == []
+
+
+def test_the_instruments_are_seen_to_reach_into_a_model() -> None:
+    found = {path.stem for path in INSTRUMENT.glob("*.py") if interventions(path.read_text(encoding="utf-8"))}
+    assert found == {"hooks", "interception", "slopes"}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "stack.callback(module.register_forward_hook(see).remove)",
+        "layer.register_full_backward_hook(see)",
+        "tensor.register_hook(see)",
+        "block.module.forward = other",
+        "del block.forward",
+        "setattr(block, 'forward', other)",
+        "class Mode:\n    def __torch_function__(self, *call): ...",
+    ],
+)
+def test_an_intervention_is_found(source: str) -> None:
+    assert len(interventions(source)) == 1
 
 
 def test_no_file_and_no_folder_is_too_large() -> None:

@@ -9,7 +9,6 @@ run of the tuned model. Eq. 18 says nothing of attention: dW_q and dW_k act thro
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,11 +19,13 @@ from duat_cli.analysis.session import Session
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import relative_error, tolerance_for
+from duat_cli.models.block.linears import applied_axis
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
 from duat_cli.models.edits.tuned import own_names
+from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.tracing import Trace, trace
-from duat_cli.models.terms.feedforward import FeedForward, applied_axis, find_feedforward
+from duat_cli.models.terms.feedforward import FeedForward, find_feedforward
 from duat_cli.models.terms.inner import or_reason
 from duat_cli.operators.lowrank import LowRank, Piece
 from duat_cli.results.base import Skipped
@@ -147,7 +148,7 @@ def _where(model: nn.Module, structure: ModelStructure, module: str) -> Literal[
     held = model.get_submodule(module)
     for block in structure.blocks:
         parts = block.parts
-        sources = {source.linear for source in (parts.value_source, parts.output_source) if source is not None}
+        sources = {p.linear for p in (parts.value_projection, parts.output_projection) if p is not None}
         if held in sources or any(held in set(attention.modules()) for attention in parts.attention):
             return "attention"
         if held in set(parts.module.modules()):
@@ -170,19 +171,16 @@ def _inputs(tuned: Session, names: list[str], prompts: Sequence[Prompt]) -> _Inp
     each = max(1, INPUTS // len(prompts))
     seen: dict[str, list[tuple[Tensor, Tensor]]] = {}
 
-    def watch(name: str) -> Any:
-        def hook(module: nn.Module, args: Any, output: Tensor) -> None:
-            x, y = (value.reshape(-1, value.shape[-1]) for value in (args[0], output))
-            at = torch.linspace(0, len(x) - 1, min(each, len(x)), device=x.device).round().long()
+    model = tuned.loaded.model
+    layers = {name: module for name in names if (module := _tuned_module(model, name)) is not None}
+
+    def watch(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
+        x, y = (value.reshape(-1, value.shape[-1]) for value in (args[0], output))
+        at = torch.linspace(0, len(x) - 1, min(each, len(x)), device=x.device).round().long()
+        for name in (n for n, layer in layers.items() if layer is module):
             seen.setdefault(name, []).append((x[at].cpu(), y[at].cpu()))
 
-        return hook
-
-    model = tuned.loaded.model
-    with ExitStack() as stack, torch.no_grad():
-        for name in names:
-            if (module := _tuned_module(model, name)) is not None:
-                stack.callback(module.register_forward_hook(watch(name)).remove)
+    with torch.no_grad(), hooked(set(layers.values()), after=watch):
         for prompt in prompts:
             run_stack(tuned.structure.stack, prompt.input_ids.to(model.device))
     return {name: (torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])) for name, pairs in seen.items()}

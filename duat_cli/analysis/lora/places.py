@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from duat_cli.models.arrays import random_like, same_storage, wide
 from duat_cli.models.block.norms import NormForm
 from duat_cli.models.discovery.structure import ModelStructure, run_stack
 from duat_cli.models.edits.tuned import own_names
+from duat_cli.models.instrument.hooks import hooked
 from duat_cli.operators.lowrank import LowRank, Piece, spectrum
 
 NONE_IN_FRONT = "no norm of its block stands directly in front of it"
@@ -30,20 +30,8 @@ def norms_in_front(model: Any, structure: ModelStructure, prompt: Prompt, names:
     forms = {norm: form for block in structure.blocks for norm, form in block.parts.norms.items()}
     made: dict[nn.Module, Tensor] = {}
     read: dict[nn.Module, Tensor] = {}
-    with ExitStack() as stack, torch.no_grad():
-        for module in {*forms, *modules.values()}:
-            stack.callback(module.register_forward_hook(_see(made, read)).remove)
-        run_stack(structure.stack, prompt.input_ids.to(model.device))
-    in_front = {}
-    for name, module in modules.items():
-        source = next((n for n in forms if n in made and module in read and same_storage(made[n], read[module])), None)
-        if source is not None and source is not module and read[module].shape[-1] == forms[source].gain.numel():
-            in_front[name] = (source, forms[source])
-    return in_front
 
-
-def _see(made: dict[nn.Module, Tensor], read: dict[nn.Module, Tensor]) -> Any:
-    def hook(module: nn.Module, args: Any, output: Any) -> None:
+    def see(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         several = output if isinstance(output, (tuple, list)) else (output,)
         out = next((o for o in several if isinstance(o, Tensor)), None)
         if out is not None:
@@ -51,7 +39,14 @@ def _see(made: dict[nn.Module, Tensor], read: dict[nn.Module, Tensor]) -> Any:
         if args and isinstance(args[0], Tensor):
             read[module] = args[0]
 
-    return hook
+    with torch.no_grad(), hooked({*forms, *modules.values()}, after=see):
+        run_stack(structure.stack, prompt.input_ids.to(model.device))
+    in_front = {}
+    for name, module in modules.items():
+        source = next((n for n in forms if n in made and module in read and same_storage(made[n], read[module])), None)
+        if source is not None and source is not module and read[module].shape[-1] == forms[source].gain.numel():
+            in_front[name] = (source, forms[source])
+    return in_front
 
 
 def sup_local(pieces: tuple[Piece, ...], inputs_first: bool, norm: nn.Module, form: NormForm) -> float:

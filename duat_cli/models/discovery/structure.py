@@ -30,7 +30,7 @@ from duat_cli.models.instrument.foreign import model_code
 from duat_cli.models.instrument.plain import deviation, instrumented_outputs, plain_outputs
 from duat_cli.models.instrument.rig import Rig
 from duat_cli.models.instrument.tracing import Event, Trace, trace
-from duat_cli.models.value_path.projections import output_source, value_source
+from duat_cli.models.value_path.projections import output_projection, value_projection
 
 DISCOVERY_TOKENS = 11  # short, odd, and unlike a count of heads or experts
 SEED = 20240511
@@ -198,8 +198,8 @@ def _parts(event: Event, name: str, written: Trace, callers: set[nn.Module]) -> 
         call = next(c for c in written.attention if c.module is attention[0])
         parts = replace(
             parts,
-            value_source=value_source(event, parts, written, call),
-            output_source=output_source(parts, written, call),
+            value_projection=value_projection(event, parts, written, call),
+            output_projection=output_projection(parts, written, call),
         )
     return _with_linears(parts, written)
 

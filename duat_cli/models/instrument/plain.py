@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_error
 from duat_cli.models.instrument.calls import hidden_of
+from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.rig import BlockRun, Rig
 
 
@@ -31,12 +32,8 @@ class Outputs:
 def plain_outputs(last_block: nn.Module, forward: Callable[[], Any]) -> Outputs:
     """Run `forward` without instruments; a hook reads what the last block returns and changes nothing."""
     seen: list[Any] = []
-    handle = last_block.register_forward_hook(lambda _module, _args, output: seen.append(output))
-    try:
-        with torch.no_grad():
-            whole = _first_tensor(forward())
-    finally:
-        handle.remove()
+    with torch.no_grad(), hooked([last_block], after=lambda module, args, kwargs, output: seen.append(output)):
+        whole = _first_tensor(forward())
     return Outputs(seen[-1], whole)
 
 

@@ -22,6 +22,7 @@ from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.instrument.activations import Extremes
 from duat_cli.models.instrument.attention import AttentionCall, Watch, apply_rows, interface_installed, watched
 from duat_cli.models.instrument.calls import first_tensor, hidden_of, only_tensor, without_cache
+from duat_cli.models.instrument.hooks import patched
 from duat_cli.models.instrument.interception import GateFreezer, SoftmaxInterception
 
 
@@ -188,9 +189,11 @@ class Rig:
                 stack.enter_context(interface_installed(self._model))
             stack.enter_context(watched(self._by_attention, self._watch))
             stack.enter_context(torch.no_grad())
-            stack.callback(self._restore)
+            stack.callback(self._originals.clear)
             for parts in self._by_module.values():
-                self._instrument(parts)
+                for module, make in self._patches(parts):
+                    if module not in self._originals:
+                        self._originals[module] = stack.enter_context(patched(module, make))
             yield self
 
     def run(self, forward: Callable[[], Any], on_block: Callable[[BlockRun], None]) -> Any:
@@ -234,32 +237,13 @@ class Rig:
     def call_block(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return self._originals[module](*args, **kwargs)
 
-    def _instrument(self, parts: BlockParts) -> None:
-        for module in parts.norms:
-            self._patch(module, self._norm_forward)
-        for module in parts.units:
-            self._patch(module, self._unit_forward)
-        for module in parts.attention:
-            self._patch(module, self._attention_forward)
-        for module in parts.first_linears.values():
-            self._patch(module, self._linear_forward)
-        self._patch(parts.module, self._block_forward)
-
-    def _patch(self, module: nn.Module, make: Callable[[nn.Module, Callable[..., Any]], Callable[..., Any]]) -> None:
-        if module in self._originals:
-            return
-        original = module.forward
-        self._originals[module] = original
-        module.__dict__.setdefault("_duat_own_forward", "forward" in module.__dict__)
-        module.forward = make(module, original)
-
-    def _restore(self) -> None:
-        for module, original in self._originals.items():
-            if module.__dict__.pop("_duat_own_forward"):
-                module.forward = original
-            else:
-                del module.forward
-        self._originals.clear()
+    def _patches(self, parts: BlockParts) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
+        """What every instrumented module of a block runs in place of its own forward."""
+        yield from ((module, self._norm_forward) for module in parts.norms)
+        yield from ((module, self._unit_forward) for module in parts.units)
+        yield from ((module, self._attention_forward) for module in parts.attention)
+        yield from ((module, self._linear_forward) for module in parts.first_linears.values())
+        yield parts.module, self._block_forward
 
     def _block_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -349,16 +333,16 @@ class Rig:
 
     def _direct_attention(self, module: nn.Module, parts: BlockParts, x: Tensor) -> Tensor:
         """O(H V(x)) by the layers that V and O are read from; H V(x) where O stands outside the module."""
-        assert parts.value_source is not None
-        assert parts.output_source is not None
-        columns = parts.value_source.columns
-        value = parts.value_source.linear(x)
-        if not parts.value_source.whole:
+        assert parts.value_projection is not None
+        assert parts.output_projection is not None
+        value, columns = parts.value_projection.linear(x), parts.value_projection.columns
+        assert columns is not None
+        if not torch.equal(columns.flatten(), torch.arange(value.shape[-1])):
             value = value[..., columns.flatten().to(value.device)]
         value = value.unflatten(-1, tuple(columns.shape)).transpose(1, 2)  # (items, kv_heads, N, d)
         mixed = self.replacement(module, value)
         assert mixed is not None
-        last = parts.output_source.linear
+        last = parts.output_projection.linear
         return last(mixed.flatten(2)) if last in set(module.modules()) else mixed.flatten(2)
 
     def _linear_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ storage means the same tensor.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from duat_cli.models.instrument.attention import (
     interface_installed,
     watched,
 )
+from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.interception import SoftmaxInterception
 
 
@@ -115,8 +116,7 @@ def _traced(model: Any, forward: Callable[[], Any], interface: contextlib.Abstra
     return written
 
 
-@contextlib.contextmanager
-def _events(model: nn.Module, written: Trace, stack: list[nn.Module]) -> Iterator[None]:
+def _events(model: nn.Module, written: Trace, stack: list[nn.Module]) -> contextlib.AbstractContextManager[None]:
     def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
         stack.append(module)
 
@@ -124,12 +124,4 @@ def _events(model: nn.Module, written: Trace, stack: list[nn.Module]) -> Iterato
         stack.pop()
         written.events.append(Event(module, args, kwargs, output))
 
-    handles = []
-    for module in model.modules():
-        handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
-        handles.append(module.register_forward_hook(leave, with_kwargs=True))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    return hooked(model.modules(), enter, leave)

@@ -7,17 +7,16 @@ probes go through its graph at once.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.instrument.calls import hidden_of
+from duat_cli.models.instrument.slopes import SlopesOnce
 from duat_cli.models.sweep.passes import BlockCall, Forward, Recorded, run_from
 from duat_cli.models.terms.sites import BlockSites, Site, watching
 
@@ -72,7 +71,7 @@ def gradients(
             captured.append((site, value, index))
             return value.clone()  # what the block does to it in place must not reach the captured tensor
 
-        with torch.enable_grad(), _SlopesOnce(), watching(sites[parts.module].sites, capture):
+        with torch.enable_grad(), SlopesOnce(), watching(sites[parts.module].sites, capture):
             args, kwargs = parts.hidden.put(call.args, call.kwargs, x.clone())  # blocks may write to it
             after = hidden_of(parts.module(*args, **kwargs), x)
         below: list[Tensor] = []
@@ -110,42 +109,3 @@ def _pulled(output: Tensor, inputs: list[Tensor], probes: Tensor) -> list[Tensor
             return list(torch.func.vmap(pull)(probes))
     except RuntimeError:  # an operation that cannot be batched
         return [torch.stack(column) for column in zip(*map(pull, probes), strict=True)]
-
-
-_ELEMENTWISE = {
-    functional.gelu,
-    functional.silu,
-    functional.relu,
-    functional.tanh,
-    functional.sigmoid,
-    torch.tanh,
-    torch.sigmoid,
-    torch.relu,
-}
-
-
-class _SlopesOnce(TorchFunctionMode):
-    """While active, an activation's slope is computed in the forward pass: once, not once a probe."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func in _ELEMENTWISE and args and args[0].requires_grad and not kwargs.get("inplace"):
-            return _Sloped.apply(args[0], lambda z: func(z, *args[1:], **kwargs))
-        return func(*args, **kwargs)
-
-
-class _Sloped(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-        leaf = z.detach().requires_grad_()
-        with torch.enable_grad():
-            y = function(leaf)
-        ctx.save_for_backward(*torch.autograd.grad(y, leaf, torch.ones_like(y)))
-        return y.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (slope,) = ctx.saved_tensors
-        return gradients[0] * slope, None

@@ -6,6 +6,7 @@ A removal in block i changes nothing in front of it, so its effect needs the blo
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.instrument.calls import hidden_of, without_cache
+from duat_cli.models.instrument.hooks import patched
 from duat_cli.models.terms.sites import BlockSites, Site, TermId, watching
 
 Forward = Callable[[], Tensor]  # one pass of the model, to the tensor whose change is of interest
@@ -211,25 +213,12 @@ def with_hidden(output: Any, like: Tensor, hidden: Tensor) -> Any:
 @contextlib.contextmanager
 def _block_calls(structure: ModelStructure, handle: Handler) -> Iterator[None]:
     """While active, every block call goes through `handle(call number, the block's own forward, args, kwargs)`."""
-    number = 0
+    numbers = itertools.count()
 
-    def patched(original: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            nonlocal number
-            number += 1
-            return handle(number - 1, original, args, kwargs)
+    def numbered(module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: handle(next(numbers), original, args, kwargs)
 
-        return forward
-
-    modules = [block.parts.module for block in structure.blocks]
-    own = [module.__dict__.get("forward") for module in modules]
-    for module in modules:
-        module.forward = patched(module.forward)
-    try:
+    with contextlib.ExitStack() as stack:
+        for block in structure.blocks:
+            stack.enter_context(patched(block.parts.module, numbered))
         yield
-    finally:
-        for module, before in zip(modules, own, strict=True):
-            if before is None:
-                del module.forward
-            else:
-                module.forward = before

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import gaussian, relative_error
+from duat_cli.models.arrays import equal, gaussian, relative_error
+from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.tracing import Event, Trace
-from duat_cli.models.terms.feedforward import FeedForward, equal, evaluate, find_feedforward
+from duat_cli.models.terms.feedforward import FeedForward, evaluate, find_feedforward
 from duat_cli.models.terms.sites import Site, watching
 from duat_cli.operators.activations import KNOWN, Activation
 
@@ -212,15 +213,12 @@ def _way_out(unit: Event, site: Site) -> tuple[float, list[tuple[Tensor, Tensor]
     """κ, and what the unit gives beside κ times its experts: (input, rest) for some inputs."""
 
     def with_experts(x: Tensor, value: Tensor) -> Tensor:
-        def put(module: nn.Module, args: Any, output: Any) -> Any:
+        def put(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
             made = value.reshape((output if isinstance(output, Tensor) else output[0]).shape).clone()
             return made if isinstance(output, Tensor) else (made, *output[1:])
 
-        handle = site.module.register_forward_hook(put)
-        try:
+        with hooked([site.module], after=put):
             return unit.again(x).double()
-        finally:
-            handle.remove()
 
     x = unit.tensors[0]
     factors: list[float] = []

@@ -20,10 +20,11 @@ from torch import Tensor, nn
 
 from duat_cli.kinds import Kind
 from duat_cli.models.arrays import relative_error, rounding, same_storage
+from duat_cli.models.block.linears import has_matrix
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
+from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.tracing import Event, Trace, trace
-from duat_cli.models.value_path.projections import has_matrix
 
 Place = Literal["input", "output", "routing"]
 
@@ -114,31 +115,24 @@ Edit = Callable[[Site, Tensor, Tensor | None], Tensor | None]
 @contextlib.contextmanager
 def watching(sites: Sequence[Site], edit: Edit) -> Iterator[None]:
     """While active, `edit(site, tensor, expert index)` sees each site's tensor at every call and may replace it."""
-    handles = []
-    for site in sites:
-        if site.place == "output":
-            handles.append(site.watched.register_forward_hook(_output_hook(site, edit)))
-        else:
-            handles.append(site.watched.register_forward_pre_hook(_input_hook(site, edit), with_kwargs=True))
-    try:
+    with contextlib.ExitStack() as stack:
+        for site in sites:
+            stack.enter_context(_at_output(site, edit) if site.place == "output" else _at_input(site, edit))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
-def _output_hook(site: Site, edit: Edit) -> Callable[..., Any]:
-    def hook(module: nn.Module, args: Any, output: Any) -> Any:
+def _at_output(site: Site, edit: Edit) -> contextlib.AbstractContextManager[None]:
+    def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         tensor = output if isinstance(output, Tensor) else output[0]
         edited = edit(site, tensor, None)
         if edited is None:
             return None
         return edited if isinstance(output, Tensor) else (edited, *output[1:])
 
-    return hook
+    return hooked([site.watched], after=hook)
 
 
-def _input_hook(site: Site, edit: Edit) -> Callable[..., Any]:
+def _at_input(site: Site, edit: Edit) -> contextlib.AbstractContextManager[None]:
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         key, index = _first_key(args, kwargs), None
         if site.routing is not None:
@@ -146,7 +140,7 @@ def _input_hook(site: Site, edit: Edit) -> Callable[..., Any]:
         edited = edit(site, _get(args, kwargs, key), index)
         return None if edited is None else _put(args, kwargs, key, edited)
 
-    return hook
+    return hooked([site.watched], hook)
 
 
 def _first_key(args: Sequence[Any], kwargs: dict[str, Any]) -> int | str:
@@ -192,14 +186,8 @@ def _put_behind_norms(
         tensor = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
         silent[norm] = silent.get(norm, True) and not bool(tensor.any())
 
-    with contextlib.ExitStack() as stack:
-        for block in structure.blocks:
-            for norm, form in block.parts.norms.items():
-                if form.bias is None:
-                    handle = norm.register_forward_pre_hook(read, with_kwargs=True)
-                    stack.callback(handle.remove)
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(watching(list(chosen.values()), _silence))
+    unbiased = [norm for b in structure.blocks for norm, form in b.parts.norms.items() if form.bias is None]
+    with torch.no_grad(), hooked(unbiased, read), watching(list(chosen.values()), _silence):
         run_stack(structure.stack, ids)
     for block in structure.blocks:
         site = chosen.get(block.parts.module)
@@ -232,12 +220,12 @@ def _attention_sites(parts: BlockParts, written: Trace, found: list[Site], reaso
     if not parts.attention:
         reasons |= dict.fromkeys(("attention", "head"), "the block has no softmax attention")
         return
-    if parts.output_source is None:
+    if parts.output_projection is None:
         why = "no linear layer takes its concatenated heads"
         reasons["head"] = why
         found += [Site("attention", module, "output", 1, k) for k, module in enumerate(parts.attention)]
         return
-    projection = parts.output_source.linear
+    projection = parts.output_projection.linear
     found.append(Site("attention", projection, "output", 1))
     call = next((c for c in written.attention if c.module is parts.attention[0]), None)
     if call is None:

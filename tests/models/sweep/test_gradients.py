@@ -9,7 +9,6 @@ import pytest
 import torch
 from removal import TYPES, forward_of, prepared, untouched
 from torch import Tensor, nn
-from torch.nn import functional
 
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.sweep import gradients
@@ -93,31 +92,6 @@ def test_a_walk_cut_short_leaves_nothing_behind(model_type: str) -> None:
     walk.close()
     assert untouched(model)
     assert torch.equal(record(structure, forward).output, recorded.output)
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": functional.gelu,
-    "gelu tanh": lambda x: functional.gelu(x, approximate="tanh"),
-    "silu": nn.SiLU(),
-    "relu": nn.ReLU(),
-    "relu in place": lambda x: functional.relu(x * 1.0, inplace=True),
-    "tanh": nn.Tanh(),
-    "sigmoid": torch.sigmoid,
-    "not in the list": functional.softplus,
-}
-
-
-@pytest.mark.parametrize("name", ACTIVATIONS)
-def test_a_slope_computed_once_is_the_slope(name: str) -> None:
-    x = torch.randn(3, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
-    probes = torch.randn(4, 3, 7, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    with gradients._SlopesOnce():
-        output = ACTIVATIONS[name](x)
-    want = ACTIVATIONS[name](x)
-    assert torch.equal(output, want)
-    (got,) = gradients._pulled(output, [x], probes)
-    for probe, gradient in zip(probes, got, strict=True):
-        assert torch.allclose(gradient, torch.autograd.grad(want, x, probe, retain_graph=True)[0], atol=1e-12)
 
 
 def test_what_cannot_be_batched_is_pulled_one_by_one() -> None:

@@ -1,0 +1,43 @@
+"""The only two ways in which duat changes what a module does when it is called; both are undone at the end."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch import nn
+
+Before = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[Any, dict[str, Any]] | None]
+After = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
+Forward = Callable[..., Any]
+
+
+@contextlib.contextmanager
+def hooked(modules: Iterable[nn.Module], before: Before | None = None, after: After | None = None) -> Iterator[None]:
+    """While active, every call of these modules passes `before(module, args, kwargs)` and `after(…, output)`.
+
+    What `before` returns, (args, kwargs), and what `after` returns replaces what the module gets and gives; None does
+    not.
+    """
+    with contextlib.ExitStack() as stack:
+        for module in modules:
+            if before is not None:
+                stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+            if after is not None:
+                stack.callback(module.register_forward_hook(after, with_kwargs=True).remove)
+        yield
+
+
+@contextlib.contextmanager
+def patched(module: nn.Module, make: Callable[[nn.Module, Forward], Forward]) -> Iterator[Forward]:
+    """While active, `module` runs `make(module, its own forward)` in place of its own forward, which is yielded."""
+    own, original = "forward" in vars(module), module.forward
+    module.forward = make(module, original)
+    try:
+        yield original
+    finally:
+        if own:
+            module.forward = original
+        else:
+            del module.forward

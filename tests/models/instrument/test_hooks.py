@@ -1,0 +1,92 @@
+"""What hooks see and replace, and that the very modules hooked are left as they were."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from duat_cli.models.instrument.hooks import hooked, patched
+
+X = torch.tensor([1.0, -2.0])
+
+
+class Scale(nn.Module):
+    def forward(self, x: Tensor, by: float = 2.0) -> Tensor:
+        return x * by
+
+
+def traces(module: nn.Module) -> list[Any]:
+    return [*module._forward_hooks, *module._forward_pre_hooks, *(n for n in vars(module) if n == "forward")]
+
+
+def test_hooks_see_every_call_and_leave_it() -> None:
+    modules, seen = [Scale(), Scale()], list[Any]()
+
+    def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+        seen.append((module, args, kwargs))
+
+    def after(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
+        seen.append((module, args, kwargs, output))
+
+    with hooked(modules, before, after):
+        outputs = [module(X, by=3.0) for module in modules]
+    assert all(torch.equal(output, 3 * X) for output in outputs)
+    want = [(m, (X,), {"by": 3.0}, *rest) for m, y in zip(modules, outputs, strict=True) for rest in ((), (y,))]
+    assert len(seen) == 4
+    assert all(all(a is b or a == b for a, b in zip(*pair, strict=True)) for pair in zip(seen, want, strict=True))
+    assert [traces(module) for module in modules] == [[], []]
+
+
+def test_what_hooks_return_replaces_arguments_and_output() -> None:
+    module = Scale()
+    with hooked([module], before=lambda module, args, kwargs: ((X + 1,), {"by": 10.0})):
+        assert torch.equal(module(X, by=3.0), 10 * (X + 1))
+    with hooked([module], after=lambda module, args, kwargs, output: output + 1):
+        assert torch.equal(module(X), 2 * X + 1)
+    assert torch.equal(module(X), 2 * X)
+
+
+def add_one(module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: original(*args, **kwargs) + 1
+
+
+def test_a_patch_stands_in_for_forward_and_yields_it() -> None:
+    module = Scale()
+    with patched(module, add_one) as original:
+        assert torch.equal(module(X), 2 * X + 1)
+        assert torch.equal(original(X), 2 * X)
+    assert traces(module) == []
+    assert torch.equal(module(X), 2 * X)
+
+
+def test_patches_nest_and_keep_a_forward_of_the_modules_own() -> None:
+    module = Scale()
+    module.forward = own = lambda x: x * 5  # type: ignore[method-assign,assignment]
+    with patched(module, add_one), patched(module, add_one):
+        assert torch.equal(module(X), 5 * X + 2)
+    assert vars(module)["forward"] is own
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda module: hooked([module], lambda *call: None, lambda *call: None),
+        lambda module: patched(module, add_one),
+    ],
+    ids=["hooked", "patched"],
+)
+def test_an_error_leaves_no_trace(change: Callable[[nn.Module], contextlib.AbstractContextManager[Any]]) -> None:
+    module = Scale()
+
+    def fail() -> None:
+        assert traces(module)
+        raise ValueError("inside")
+
+    with pytest.raises(ValueError, match="inside"), change(module):
+        fail()
+    assert traces(module) == []
