@@ -58,6 +58,13 @@ def same_storage(a: Tensor, b: Tensor) -> bool:
     return a.device == b.device and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 
+def equal(a: Tensor | None, b: Tensor | None) -> bool:
+    """Whether two tensors hold the same values in the same order, whatever their leading axes."""
+    if a is None or b is None or a.numel() != b.numel() or a.shape[-1] != b.shape[-1] or a.device != b.device:
+        return False
+    return a.dtype == b.dtype and torch.equal(a.reshape(-1), b.reshape(-1))
+
+
 def tolerance_for(dtype: torch.dtype) -> float:
     """The relative error up to which a rebuilt output counts as the model's own.
 

@@ -21,17 +21,20 @@ from duat_cli.errors import InputError
 
 @dataclass(frozen=True)
 class HeadFactors:
-    """What of W' does not depend on the input. Grouped heads share a V: head h reads V[h // (heads // kv_heads)]."""
+    """V and O of a block's heads: what of W' does not depend on the input, and the biases that stand outside of it.
 
-    value: Tensor  # (kv_heads, M, d)
+    Grouped heads share a V: head h reads V[h // (heads // kv_heads)].
+    """
+
+    value: Tensor  # (kv_heads, width, d); W' has width M
     output: Tensor  # (heads, d, M)
+    value_bias: Tensor | None = None  # (kv_heads, d)
+    output_bias: Tensor | None = None  # (M,)
 
     def __post_init__(self) -> None:
-        kv_heads, width, rank = self.value.shape
-        heads = self.output.shape[0]
-        if self.output.shape[1:] != (rank, width) or heads % kv_heads:
+        if self.value.shape[2] != self.output.shape[1] or self.heads % self.value.shape[0]:
             raise InputError(
-                f"head factors do not fit: V {tuple(self.value.shape)} as (kv_heads, M, d), "
+                f"head factors do not fit: V {tuple(self.value.shape)} as (kv_heads, width, d), "
                 f"O {tuple(self.output.shape)} as (heads, d, M)"
             )
 
@@ -45,10 +48,10 @@ class HeadFactors:
 
     @property
     def hidden_size(self) -> int:
-        return self.value.shape[1]
+        return self.output.shape[2]
 
     def maps(self) -> Tensor:
-        """A_h = V_h O_h, (heads, M, M): for small cases."""
+        """A_h = V_h O_h, (heads, width, M): for small cases."""
         return self.value.repeat_interleave(self.groups, 0) @ self.output
 
 
@@ -58,6 +61,11 @@ class KroneckerSum:
 
     left: Tensor  # (heads, N, N)
     factors: HeadFactors
+
+    def __post_init__(self) -> None:
+        width = self.factors.value.shape[1]
+        if width != self.factors.hidden_size:
+            raise InputError(f"W' is square: V reads vectors of width {width}, O gives {self.factors.hidden_size}")
 
     def apply(self, X: Tensor) -> Tensor:
         """W' vec(X) as a matrix: Σ_h left_h (X V_h) O_h, (N, M)."""

@@ -249,12 +249,19 @@ def test_dense_refuses_a_side_over_the_limit() -> None:
 
 @pytest.mark.parametrize(
     ("value", "output"),
-    [((3, 5, 2), (4, 2, 5)), ((2, 5, 2), (4, 3, 5)), ((2, 5, 2), (4, 2, 6))],
-    ids=["heads not a multiple", "ranks differ", "widths differ"],
+    [((3, 5, 2), (4, 2, 5)), ((2, 5, 2), (4, 3, 5))],
+    ids=["heads not a multiple", "ranks differ"],
 )
 def test_factors_that_do_not_fit_are_refused(value: tuple[int, ...], output: tuple[int, ...]) -> None:
     with pytest.raises(InputError, match="do not fit"):
         HeadFactors(torch.zeros(value), torch.zeros(output))
+
+
+def test_values_read_from_a_latent_make_no_operator() -> None:
+    factors = HeadFactors(torch.ones(2, 5, 2), torch.ones(4, 2, 6))
+    assert factors.maps().shape == (4, 5, 6)
+    with pytest.raises(InputError, match="width 5, O gives 6"):
+        KroneckerSum(torch.ones(4, 3, 3), factors)
 
 
 SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 5), st.integers(1, 6), st.integers(1, 4))

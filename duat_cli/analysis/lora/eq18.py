@@ -19,12 +19,13 @@ from duat_cli.analysis.session import Session
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import relative_error, tolerance_for
+from duat_cli.models.block.linears import applied_axis
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
 from duat_cli.models.edits.tuned import own_names
 from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.tracing import Trace, trace
-from duat_cli.models.terms.feedforward import FeedForward, applied_axis, find_feedforward
+from duat_cli.models.terms.feedforward import FeedForward, find_feedforward
 from duat_cli.models.terms.inner import or_reason
 from duat_cli.operators.lowrank import LowRank, Piece
 from duat_cli.results.base import Skipped
@@ -147,7 +148,7 @@ def _where(model: nn.Module, structure: ModelStructure, module: str) -> Literal[
     held = model.get_submodule(module)
     for block in structure.blocks:
         parts = block.parts
-        sources = {source.linear for source in (parts.value_source, parts.output_source) if source is not None}
+        sources = {p.linear for p in (parts.value_projection, parts.output_projection) if p is not None}
         if held in sources or any(held in set(attention.modules()) for attention in parts.attention):
             return "attention"
         if held in set(parts.module.modules()):

@@ -28,11 +28,12 @@ from duat_cli.models.instrument.tracing import Trace, trace
 from duat_cli.models.terms.arrival import Arrival, BlockArrivals, block_arrivals
 from duat_cli.models.terms.experts import Experts
 from duat_cli.models.terms.feedforward import FeedForward
-from duat_cli.models.terms.heads import ValuePath, norm_before, require_averages
 from duat_cli.models.terms.inner import Inner, inner_of, or_reason
 from duat_cli.models.terms.reach import ball_of
 from duat_cli.models.terms.sites import BlockSites, Site, find_sites
+from duat_cli.models.value_path.heads import norm_before, require_averages
 from duat_cli.operators.bounds import Ball, head_maximum, spectral_limit
+from duat_cli.operators.kronecker import HeadFactors
 
 SHARED = "it adds something to its routed experts that is not bounded here"
 REST = "what is left of the branch is rescaled by the norm behind it, so a term may matter more than its size"
@@ -119,7 +120,7 @@ def certified_bounds(structure: ModelStructure) -> list[BlockBounds]:
 
         def listen(run: BlockRun) -> None:
             known = inner[run.index]
-            output = known.path.output.flatten(0, 1) if isinstance(known.path, ValuePath) else None
+            output = None if isinstance(known.heads, str) else known.heads[1].output.flatten(0, 1)
             found.append(block_arrivals(run, output, known.columns_outside, known.last_layers()))
 
         with structure.rig().active() as rig:
@@ -164,26 +165,26 @@ class _Block:
     # -- attention ---------------------------------------------------------------------------------------------
 
     def _heads(self) -> tuple[TermBounds, TermBounds]:
-        path = self.inner.path
-        if isinstance(path, str) or self.inner.attention is None:
-            raise UnsupportedModelError(str(path))
+        if isinstance(self.inner.heads, str) or self.inner.attention is None:
+            raise UnsupportedModelError(str(self.inner.heads))
+        source, factors = self.inner.heads
         arrival = _proved(self.arrivals.attention)
         factor, whole = arrival.factor, self._through_norm(arrival)
         try:
             require_averages(self.inner.attention)
-            ball = self.norms.feeding(path.source)
+            ball = self.norms.feeding(source)
         except UnsupportedModelError as reason:
-            return self._capped(arrival, path.output.shape[0], None, str(reason)), whole or _none(str(reason))
-        value, output = ball.directions(path.value.double().mT).mT, path.output.double()
-        offset = _offsets(ball, path)
-        value, offset = (x.repeat_interleave(path.groups, 0) for x in (value, offset))
+            return self._capped(arrival, factors.heads, None, str(reason)), whole or _none(str(reason))
+        value, output = ball.directions(factors.value.double().mT).mT, factors.output.double()
+        offset = _offsets(ball, factors)
+        value, offset = (x.repeat_interleave(factors.groups, 0) for x in (value, offset))
         heads = head_maximum(value, output, offset, ball.radius)
         if whole is not None:
             return self._capped(arrival, len(heads), heads, REST), whole
         # Together: every head mixes values of its own choice, and O has a largest singular value.
         values = ball.radius * torch.linalg.matrix_norm(value, 2) + torch.linalg.vector_norm(offset, dim=-1)
         together = spectral_limit(output.flatten(0, 1)) * float(torch.linalg.vector_norm(values))
-        bias = 0.0 if path.output_bias is None else float(path.output_bias.double().norm())
+        bias = 0.0 if factors.output_bias is None else float(factors.output_bias.double().norm())
         return TermBounds(heads * factor), _one((min(float(heads.sum()), together) + bias) * factor)
 
     # -- FFN ---------------------------------------------------------------------------------------------------
@@ -284,10 +285,10 @@ def _one(value: float) -> TermBounds:
     return TermBounds(torch.tensor([value], dtype=torch.float64))
 
 
-def _offsets(ball: Ball, path: ValuePath) -> Tensor:
+def _offsets(ball: Ball, factors: HeadFactors) -> Tensor:
     """What of the values does not depend on u: V_hᵀ β + p_h, (kv_heads, d)."""
-    value = path.value.double()
+    value = factors.value.double()
     offset = value.new_zeros(value.shape[0], value.shape[2])
-    if path.value_bias is not None:
-        offset = offset + path.value_bias.double()
+    if factors.value_bias is not None:
+        offset = offset + factors.value_bias.double()
     return offset if ball.bias is None else offset + torch.einsum("kmd,m->kd", value, ball.bias)

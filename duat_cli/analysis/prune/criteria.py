@@ -18,9 +18,9 @@ from duat_cli.analysis.prune.damage import Loss
 from duat_cli.analysis.prune.readings import Readings
 from duat_cli.analysis.prune.responses import TermList, responses
 from duat_cli.models.arrays import wide
+from duat_cli.models.block.linears import matrix_of
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.sweep.passes import Recorded
-from duat_cli.models.terms.feedforward import matrix_of
 from duat_cli.models.terms.sites import BlockSites, Site
 
 Scores = dict[str, Tensor]  # criterion -> a score a term, NaN where it is not defined

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor, nn
 
 from duat_cli.errors import InputError
+from duat_cli.models.block.linears import applied_axis
 from duat_cli.models.discovery.structure import ModelStructure
-from duat_cli.models.terms.feedforward import applied_axis
 from duat_cli.models.terms.sites import BlockSites, TermId
 from duat_cli.results.chosen import ChosenSet, ChosenTerm
 

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import gaussian, relative_error, rounding, tolerance_for, wide
+from duat_cli.models.block.linears import matrix_of
 from duat_cli.models.block.norm_scale import NormScale, norm_scale
 from duat_cli.models.instrument.rig import BlockRun, Replay, zero_given
 from duat_cli.models.sweep.passes import Removal
 from duat_cli.models.terms.branches import Branch, Branches, branch_at
-from duat_cli.models.terms.feedforward import matrix_of
 from duat_cli.models.terms.sites import BlockSites, Edit, Site, TermId, watching
 
 ITEMS_AT_ONCE = 32

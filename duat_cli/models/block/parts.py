@@ -30,21 +30,12 @@ class HiddenSlot:
 
 
 @dataclass(frozen=True)
-class ValueSource:
-    """Where V can be read: the columns of a linear layer's output that the attention function gets as values."""
+class Projection:
+    """Where V or O of a block's heads can be read: the linear layer that makes the values, or takes what heads give."""
 
     linear: nn.Module
-    columns: Tensor  # (kv_heads, d), indices into the layer's output features
-    norm: nn.Module | None  # the norm between the block's input and the layer
-    whole: bool  # whether the columns are all of the layer's features, in order
-
-
-@dataclass(frozen=True)
-class OutputSource:
-    """Where O can be read: the linear layer that takes the concatenated heads."""
-
-    linear: nn.Module
-    norm: nn.Module | None  # a norm on the branch, behind the layer (sandwich)
+    norm: nn.Module | None  # V: between the block's input and the layer; O: on the branch, behind the layer (sandwich)
+    columns: Tensor | None = None  # V: which of the layer's output features are the values, (kv_heads, d)
 
 
 @dataclass(frozen=True)
@@ -63,10 +54,10 @@ class BlockParts:
         default_factory=dict
     )  # the last linear's bias, part of the unit's output
     first_linears: dict[nn.Module, nn.Module] = field(default_factory=dict)  # unit -> its first linear layer
-    value_source: ValueSource | None = None
-    output_source: OutputSource | None = None
+    value_projection: Projection | None = None
+    output_projection: Projection | None = None
     gated: bool = False  # whether squashing functions inside attention are dynamic parameters too
     homogeneous: bool = False  # no biases anywhere: the replayed block maps zero to zero, and c = 0
-    direct: bool = False  # whether attention is O(H V(x)) of the two sources alone, so that replay may skip Q and K
+    direct: bool = False  # whether attention is O(H V(x)) of the two projections alone, so that replay may skip Q and K
     batched: bool = False  # whether several items may share one replay
     arrives: bool = False  # whether what the units give is in the block's output as it is, and nowhere else

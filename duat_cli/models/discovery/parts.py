@@ -18,7 +18,7 @@ from duat_cli.models.arrays import random_like, relative_error, rounding, same_s
 from duat_cli.models.block.norms import NormForm, recognise, scale_invariant
 from duat_cli.models.block.parts import BlockParts, HiddenSlot
 from duat_cli.models.instrument.tracing import Event, Trace
-from duat_cli.models.value_path.projections import output_source, value_source
+from duat_cli.models.value_path.projections import output_projection, value_projection
 
 
 def find_parts(event: Event, name: str, written: Trace) -> BlockParts:
@@ -42,8 +42,8 @@ def find_parts(event: Event, name: str, written: Trace) -> BlockParts:
         call = next(c for c in written.attention if c.module is attention[0])
         parts = replace(
             parts,
-            value_source=value_source(event, parts, written, call),
-            output_source=output_source(parts, written, call),
+            value_projection=value_projection(event, parts, written, call),
+            output_projection=output_projection(parts, written, call),
         )
     return with_linears(parts, written)
 

@@ -200,7 +200,7 @@ def _economies(run: BlockRun, homogeneous: bool) -> BlockParts:
     items = torch.cat([run.input, random_like(run.input)])
     expected = output_of(run, items, zero_given(run, 2))
     kept = _kept(run, replace(plain, batched=True), plain, items, expected)
-    if kept.value_source is not None and kept.output_source is not None:
+    if kept.value_projection is not None and kept.output_projection is not None:
         kept = _kept(run, replace(kept, direct=True), kept, items, expected)
     return kept
 

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from duat_cli.compat.torch import children_of, parameters_of
 from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.block.linears import applied_axis
 from duat_cli.models.discovery.structure import ModelStructure
-from duat_cli.models.terms.feedforward import FeedForward, applied_axis
+from duat_cli.models.terms.feedforward import FeedForward
 from duat_cli.models.terms.sites import BlockSites, Site, TermId
 
 _PER_LAYER = re.compile(r"layer|block|type|pattern")

@@ -340,16 +340,16 @@ class Rig:
 
     def _direct_attention(self, module: nn.Module, parts: BlockParts, x: Tensor) -> Tensor:
         """O(H V(x)) by the layers that V and O are read from; H V(x) where O stands outside the module."""
-        assert parts.value_source is not None
-        assert parts.output_source is not None
-        columns = parts.value_source.columns
-        value = parts.value_source.linear(x)
-        if not parts.value_source.whole:
+        assert parts.value_projection is not None
+        assert parts.output_projection is not None
+        value, columns = parts.value_projection.linear(x), parts.value_projection.columns
+        assert columns is not None
+        if not torch.equal(columns.flatten(), torch.arange(value.shape[-1])):
             value = value[..., columns.flatten().to(value.device)]
         value = value.unflatten(-1, tuple(columns.shape)).transpose(1, 2)  # (items, kv_heads, N, d)
         mixed = self.replacement(module, value)
         assert mixed is not None
-        last = parts.output_source.linear
+        last = parts.output_projection.linear
         return last(mixed.flatten(2)) if last in set(module.modules()) else mixed.flatten(2)
 
     def _linear_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import gaussian, relative_error
+from duat_cli.models.arrays import equal, gaussian, relative_error
 from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.tracing import Event, Trace
-from duat_cli.models.terms.feedforward import FeedForward, equal, evaluate, find_feedforward
+from duat_cli.models.terms.feedforward import FeedForward, evaluate, find_feedforward
 from duat_cli.models.terms.sites import Site, watching
 from duat_cli.operators.activations import KNOWN, Activation
 

@@ -18,11 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import relative_error, rounding
+from duat_cli.models.arrays import equal, relative_error
+from duat_cli.models.block.linears import bias_of, has_matrix, matrix_of, wide_twin
 from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.tracing import Event, Trace
-from duat_cli.models.terms.reach import wide_twin
-from duat_cli.models.value_path.projections import has_matrix
 from duat_cli.operators.activations import Activation, recognise
 
 SEED = 5
@@ -30,7 +29,6 @@ TOKENS = 24
 SPREAD = 40.0  # largest pre-activation aimed at: activations show what they are
 ALIKE = 3e-5  # activation against formula, relative, in float32
 TOLERANCE = 1e-4
-PROBE_ROWS = 512
 
 
 @dataclass(frozen=True)
@@ -126,13 +124,6 @@ def _span(unit: Event, written: Trace, inside: nn.Module) -> _Span:
             )
         behind = reader.module
     return _Span(unit, front, behind, source)
-
-
-def equal(a: Tensor | None, b: Tensor | None) -> bool:
-    """Whether two tensors hold the same values in the same order, whatever their leading axes."""
-    if a is None or b is None or a.numel() != b.numel() or a.shape[-1] != b.shape[-1] or a.device != b.device:
-        return False
-    return a.dtype == b.dtype and torch.equal(a.reshape(-1), b.reshape(-1))
 
 
 class _Twins:
@@ -256,68 +247,3 @@ def evaluate(found: FeedForward, z: Tensor) -> Tensor:
     )
     y = hidden @ found.columns().to(z.dtype)
     return y if found.bias is None else y + found.bias.to(z.dtype)
-
-
-# -- layers ----------------------------------------------------------------------------------------------------
-
-
-def matrix_of(linear: nn.Module, width: int) -> Tensor:
-    """The (in, out) matrix that a layer applies, at least float32: its weight if a vector confirms it, else probed."""
-    twin = wide_twin(linear)
-    weight = twin.weight.detach() if isinstance(twin.weight, Tensor) else None
-    with torch.no_grad():
-        if weight is not None and weight.is_floating_point():
-            for matrix in (weight.T, weight):
-                if matrix.shape[0] == width and _applies(twin, matrix):
-                    return matrix
-        return _probed(twin, width, _device_of(twin))
-
-
-def applied_axis(linear: nn.Module) -> int:
-    """The axis of a layer's weight that its input features stand on; UnsupportedModelError if it applies another."""
-    twin = wide_twin(linear)
-    if isinstance(twin.weight, Tensor) and twin.weight.is_floating_point() and twin.weight.ndim == 2:
-        with torch.no_grad():
-            for axis, matrix in ((1, twin.weight.T), (0, twin.weight)):
-                if _applies(twin, matrix):
-                    return axis
-    raise UnsupportedModelError(f"{type(linear).__name__}'s weight is not the matrix that it applies")
-
-
-def bias_of(linear: nn.Module, width: int) -> Tensor | None:
-    """What the layer gives for zero, (out,), at least float32; None where that is zero."""
-    twin = wide_twin(linear)
-    with torch.no_grad():
-        at_zero = twin(_zeros(twin, 1, width))[0, 0]
-    return at_zero if bool(at_zero.any()) else None
-
-
-def _applies(layer: nn.Module, matrix: Tensor) -> bool:
-    generator = torch.Generator().manual_seed(SEED)
-    vector = torch.randn(1, 2, matrix.shape[0], generator=generator).to(matrix)
-    try:
-        answer = layer(vector) - layer(torch.zeros_like(vector))
-    except RuntimeError:
-        return False
-    expected = vector @ matrix
-    return answer.shape == expected.shape and relative_error(expected, answer) <= rounding(matrix.dtype)
-
-
-def _probed(layer: nn.Module, width: int, device: torch.device) -> Tensor:
-    at_zero = layer(_zeros(layer, 1, width))
-    parts = []
-    for first in range(0, width, PROBE_ROWS):
-        count = min(PROBE_ROWS, width - first)
-        unit = _zeros(layer, count, width)
-        unit[0, torch.arange(count), first + torch.arange(count)] = 1.0
-        parts.append((layer(unit) - at_zero)[0])
-    return torch.cat(parts)
-
-
-def _zeros(layer: nn.Module, tokens: int, width: int) -> Tensor:
-    parameter = next((p for p in layer.parameters() if p.is_floating_point()), torch.empty(0))
-    return torch.zeros(1, tokens, width, dtype=parameter.dtype, device=parameter.device)
-
-
-def _device_of(layer: nn.Module) -> torch.device:
-    return next(iter(layer.parameters()), torch.empty(0)).device

@@ -1,4 +1,4 @@
-"""What one block call consists of: its value path and its FFNs, each with a reason in place of what is not proved."""
+"""What one block call consists of: its heads and its FFNs, each with a reason in place of what is not proved."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from duat_cli.models.instrument.attention import AttentionCall
 from duat_cli.models.instrument.tracing import Event, Trace
 from duat_cli.models.terms.experts import Experts, find_experts
 from duat_cli.models.terms.feedforward import FeedForward, find_feedforward
-from duat_cli.models.terms.heads import ValuePath, value_path
 from duat_cli.models.terms.sites import BlockSites, Site
+from duat_cli.models.value_path.heads import layer_factors
+from duat_cli.operators.kronecker import HeadFactors
 
 T = TypeVar("T")
 
@@ -28,12 +29,12 @@ class Inner:
     event: Event
     parts: BlockParts
     attention: AttentionCall | None
-    path: ValuePath | str
+    heads: tuple[Tensor, HeadFactors] | str  # what the values are made of (1, N, width), V and O
     units: tuple[tuple[nn.Module, FeedForward | Experts | str], ...]  # in call order
 
     def last_layers(self) -> list[nn.Module]:
         """What the branches end in: the layer that takes the heads, and for a unit the layer behind it or itself."""
-        attention = self.parts.output_source
+        attention = self.parts.output_projection
         outside = [f.down if isinstance(f, FeedForward) and self._outside(m, f) else m for m, f in self.units]
         return [*([] if attention is None else [attention.linear]), *outside]
 
@@ -53,16 +54,16 @@ def inner_of(structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], w
     turn, turns = sum(m is parts.module for m in calls[:number]), sum(m is parts.module for m in calls)
     attention = [c for c in written.attention if c.module in parts.attention]
     each = len(attention) // turns
-    path: ValuePath | str = f"it calls attention {each} times; heads are defined for one call"
+    heads: tuple[Tensor, HeadFactors] | str = f"it calls attention {each} times; heads are defined for one call"
     if each == 1:
-        path = or_reason(lambda: value_path(parts, written, attention[turn]))
+        heads = or_reason(lambda: layer_factors(parts, written, attention[turn]))
     routed = sites[parts.module].of("expert")
     units = []
     for event in _unit_events(parts, written, turn, turns):
         occurrence = next(k for k, e in enumerate(written.calls(event.module)) if e is event)
         units.append((event.module, _form(parts, routed, written, event.module, occurrence)))
     event = written.calls(parts.module)[turn]
-    return Inner(event, parts, attention[turn] if each == 1 else None, path, tuple(units))
+    return Inner(event, parts, attention[turn] if each == 1 else None, heads, tuple(units))
 
 
 def _unit_events(parts: BlockParts, written: Trace, turn: int, turns: int) -> list[Event]:

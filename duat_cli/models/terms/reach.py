@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.block.linears import wide_twin
 from duat_cli.models.block.norms import NormForm, freeze, recognise
 from duat_cli.operators.bounds import Ball
 
@@ -45,12 +44,6 @@ def ball_of(norm: nn.Module, width: int) -> Ball:
         centered=form.centered,
         radius=top * MARGIN,
     )
-
-
-def wide_twin(module: nn.Module) -> nn.Module:
-    """The module itself, or for half precision a float32 copy, so that formulas can be told apart."""
-    dtypes = {p.dtype for p in module.parameters() if p.is_floating_point()}
-    return module if dtypes <= {torch.float32, torch.float64} else copy.deepcopy(module).float()
 
 
 def _radius(norm: nn.Module, form: NormForm, x: Tensor) -> Tensor:

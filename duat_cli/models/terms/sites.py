@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from duat_cli.kinds import Kind
 from duat_cli.models.arrays import relative_error, rounding, same_storage
+from duat_cli.models.block.linears import has_matrix
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
 from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.tracing import Event, Trace, trace
-from duat_cli.models.value_path.projections import has_matrix
 
 Place = Literal["input", "output", "routing"]
 
@@ -220,12 +220,12 @@ def _attention_sites(parts: BlockParts, written: Trace, found: list[Site], reaso
     if not parts.attention:
         reasons |= dict.fromkeys(("attention", "head"), "the block has no softmax attention")
         return
-    if parts.output_source is None:
+    if parts.output_projection is None:
         why = "no linear layer takes its concatenated heads"
         reasons["head"] = why
         found += [Site("attention", module, "output", 1, k) for k, module in enumerate(parts.attention)]
         return
-    projection = parts.output_source.linear
+    projection = parts.output_projection.linear
     found.append(Site("attention", projection, "output", 1))
     call = next((c for c in written.attention if c.module is parts.attention[0]), None)
     if call is None:

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import gaussian, random_like, relative_error, tolerance_for, wide
+from duat_cli.models.block.linears import stored_matrix
 from duat_cli.models.block.norms import NormForm
 from duat_cli.models.instrument.attention import RowSource
 from duat_cli.models.instrument.rig import BlockRun, Replay, zero_given
@@ -253,8 +254,8 @@ def _find_tap(run: BlockRun, given: list[Tensor]) -> Tap:
 
 def projects_to_zero(run: BlockRun) -> bool:
     """Whether attention's output projection is all zero, so that attention adds nothing in the real block either."""
-    source = run.parts.output_source
-    weight = getattr(source.linear, "weight", None) if source is not None else None
+    projection = run.parts.output_projection
+    weight = None if projection is None else getattr(projection.linear, "weight", None)
     return isinstance(weight, Tensor) and not bool(weight.any())
 
 
@@ -270,31 +271,30 @@ def _moved(values: Tensor, item: int) -> bool:
 
 
 def _read_value(run: BlockRun) -> Tensor:
-    source = run.parts.value_source
-    if source is None:
+    projection = run.parts.value_projection
+    if projection is None:
         raise UnsupportedModelError("its values are no plain view of one linear layer")
-    columns = source.columns.to(run.input.device)
-    matrix = _matrix(source.linear, run.input)[:, columns]  # (M, kv_heads, d)
-    matrix = matrix.permute(1, 0, 2)
-    if source.norm is None:
+    matrix = stored_matrix(projection.linear, run.input.dtype)  # (M, C)
+    matrix = matrix[:, projection.columns].permute(1, 0, 2)  # (kv_heads, M, d)
+    if projection.norm is None:
         return matrix
-    form = run.parts.norms[source.norm]
+    form = run.parts.norms[projection.norm]
     matrix = matrix * _gain(form, matrix.shape[1])[:, None]
     return matrix - matrix.mean(dim=1, keepdim=True) if form.centered else matrix
 
 
 def _read_output(run: BlockRun, tap: Tap) -> Tensor:
-    source = run.parts.output_source
+    projection = run.parts.output_projection
     _, _, heads, width = run.attention[0].output.shape
-    if source is None:
+    if projection is None:
         raise UnsupportedModelError("no linear layer takes its concatenated heads")
-    matrix = _matrix(source.linear, run.input)  # (heads d, M)
-    if matrix.shape[0] != heads * width:
-        raise UnsupportedModelError("its output projection does not take the concatenated heads")
+    matrix = stored_matrix(projection.linear, run.input.dtype)
+    if matrix.shape != (heads * width, run.input.shape[-1]):
+        raise UnsupportedModelError("its output projection does not lead from the concatenated heads to the stream")
     matrix = matrix.reshape(heads, width, -1)
-    if source.norm is None or not tap.branch_norms:
+    if projection.norm is None or not tap.branch_norms:
         return matrix
-    form = run.parts.norms[source.norm]
+    form = run.parts.norms[projection.norm]
     if form.centered:
         matrix = matrix - matrix.mean(dim=-1, keepdim=True)
     return matrix * _gain(form, matrix.shape[-1])
@@ -304,25 +304,6 @@ def _gain(form: NormForm, width: int) -> Tensor:
     if form.gain.numel() != width:
         raise UnsupportedModelError("a norm beside its attention has a gain that depends on the token")
     return form.gain.reshape(width)
-
-
-def _matrix(linear: nn.Module, like: Tensor) -> Tensor:
-    """The (in, out) matrix of a linear layer, whichever way its class stores it, confirmed on a random vector."""
-    weight = linear.weight
-    assert isinstance(weight, Tensor)
-    weight = weight.detach()
-    for matrix in (weight.T, weight):
-        if not matrix.is_floating_point():
-            break
-        vector = gaussian((1, 1, matrix.shape[0]), like, SEED)
-        try:
-            answer = linear(vector) - linear(torch.zeros_like(vector))
-        except RuntimeError:
-            continue
-        expected = vector @ matrix.to(vector.dtype)
-        if answer.shape == expected.shape and relative_error(expected, answer) <= tolerance_for(vector.dtype):
-            return wide(matrix.to(like.dtype))
-    raise UnsupportedModelError(f"{type(linear).__name__}'s weight is not the matrix that it applies")
 
 
 def _probe_value(run: BlockRun) -> Tensor:

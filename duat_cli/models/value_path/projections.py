@@ -1,7 +1,7 @@
-"""Where the head factors can be read from weights: found by following memory, not names.
+"""Where V and O of a block's heads can be read from weights: found by following memory or numbers, not names.
 
 The values that attention gets are a view of some linear layer's output; offset and strides of that view tell which
-of its columns belong to which head, so fused, interleaved and grouped projections need no table. What is read here
+of its columns belong to which head, so fused, interleaved and grouped projections need no table. What memory shows
 is a proposal: factors.py uses it only where a probe confirms it.
 """
 
@@ -10,13 +10,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from duat_cli.models.arrays import same_storage
-from duat_cli.models.block.parts import BlockParts, OutputSource, ValueSource
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.arrays import same_storage, wide
+from duat_cli.models.block.linears import has_matrix
+from duat_cli.models.block.parts import BlockParts, Projection
 from duat_cli.models.instrument.attention import AttentionCall
 from duat_cli.models.instrument.tracing import Event, Trace
 
 
-def value_source(block: Event, parts: BlockParts, written: Trace, call: AttentionCall) -> ValueSource | None:
+def value_projection(block: Event, parts: BlockParts, written: Trace, call: AttentionCall) -> Projection | None:
     """The layer and columns that make the values, or None where the values are no plain view of one layer."""
     event = _maker(call.module, written, call.value)
     if event is None or event.result is None:
@@ -24,19 +26,18 @@ def value_source(block: Event, parts: BlockParts, written: Trace, call: Attentio
     columns = _columns(call.value, event.result)
     if columns is None or not event.tensors:
         return None
-    whole = torch.equal(columns.flatten(), torch.arange(event.result.shape[-1]))
     hidden, read = parts.hidden.get(block.args, block.kwargs), event.tensors[0]
     if same_storage(read, hidden):
-        return ValueSource(event.module, columns, None, whole)
+        return Projection(event.module, None, columns)
     for norm in parts.norms:
         for norm_event in written.calls(norm):
             made = norm_event.result
             if made is not None and same_storage(made, read) and same_storage(norm_event.tensors[0], hidden):
-                return ValueSource(event.module, columns, norm, whole)
+                return Projection(event.module, norm, columns)
     return None
 
 
-def output_source(parts: BlockParts, written: Trace, call: AttentionCall) -> OutputSource | None:
+def output_projection(parts: BlockParts, written: Trace, call: AttentionCall) -> Projection | None:
     """The first layer behind attention that takes heads * d features, and a norm that reads its output."""
     _, _, heads, width = call.output.shape
     behind = written.events_after(call)
@@ -50,14 +51,31 @@ def output_source(parts: BlockParts, written: Trace, call: AttentionCall) -> Out
             (e.module for e in behind if e.module in parts.norms and same_storage(e.tensors[0], event.result)),
             None,
         )
-        return OutputSource(event.module, norm)
+        return Projection(event.module, norm)
     return None
 
 
-def has_matrix(module: nn.Module) -> bool:
-    """Whether a module holds one matrix to multiply by."""
-    weight = getattr(module, "weight", None)
-    return isinstance(weight, Tensor) and weight.ndim == 2 and not isinstance(module, nn.Embedding)
+def value_layer(written: Trace, call: AttentionCall, parts: BlockParts) -> tuple[Event, Tensor]:
+    """The linear layer whose output features are the values, and which: (kv_heads, d). Matched by the numbers.
+
+    Storage would not do here: fused layers are split by copying in some models.
+    """
+    values = call.value[0].transpose(1, 2).flatten(0, 1)  # (kv_heads d, N)
+    inside = set(parts.module.modules())
+    for event in reversed(written.events):
+        made = event.result
+        leaf = event.module in inside and isinstance(getattr(event.module, "weight", None), Tensor)
+        if not leaf or made is None or not event.tensors or made.shape[-2:-1] != values.shape[1:]:
+            continue
+        if made.numel() != made.shape[-2] * made.shape[-1] or _is_elementwise(event):
+            continue
+        features = made.reshape(made.shape[-2:]).T.contiguous()  # (C, N)
+        places = {row.numpy().tobytes(): k for k, row in enumerate(_plain(features))}
+        found = [places.get(row.numpy().tobytes()) for row in _plain(values.contiguous())]
+        if all(place is not None for place in found):
+            index = torch.tensor([int(p) for p in found if p is not None])
+            return event, index.reshape(call.value.shape[1], call.value.shape[3])
+    raise UnsupportedModelError("its values are not what one linear layer gives")
 
 
 def _maker(attention: nn.Module, written: Trace, value: Tensor) -> Event | None:
@@ -80,3 +98,14 @@ def _columns(value: Tensor, made: Tensor) -> Tensor | None:
     if int(columns.min()) < 0 or int(columns.max()) >= features:
         return None
     return columns
+
+
+def _is_elementwise(event: Event) -> bool:
+    """Norms keep their gain in a vector."""
+    weight = event.module.weight
+    return isinstance(weight, Tensor) and weight.ndim < 2
+
+
+def _plain(rows: Tensor) -> Tensor:
+    """Exact in float32 or wider, on the CPU, where bytes can be compared."""
+    return wide(rows).cpu() + 0.0  # -0 becomes 0

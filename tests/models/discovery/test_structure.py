@@ -72,8 +72,8 @@ def test_the_parts_of_a_block(model_type: str) -> None:
     for names, parts in named(structure):
         assert {names[u] for u in parts.units} == units
         assert {names[n] for n in parts.norms} == norms
-        assert (parts.value_source and names[parts.value_source.linear]) == value
-        assert names[parts.output_source.linear] == output
+        assert (parts.value_projection and names[parts.value_projection.linear]) == value
+        assert names[parts.output_projection.linear] == output
         assert len(parts.attention) == 1
     assert structure.hidden_size == 32
     assert structure.uncovered == ()

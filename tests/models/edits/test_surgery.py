@@ -39,7 +39,7 @@ def test_overlapping_terms_are_put_back(model_type: str) -> None:
     terms = [TermId("head", 1, 2), TermId("attention", 1, 0), TermId("block", 1), TermId("head", 0, 1)]
     with zeroed(model, structure, sites, terms):
         inside = state(model)
-        projection = structure.block(1).parts.output_source
+        projection = structure.block(1).parts.output_projection
         assert projection is not None
         assert not bool(projection.linear.weight.any())  # type: ignore[union-attr, operator]
     assert not same(before, inside)

@@ -9,9 +9,9 @@ import torch
 from helpers import single_model, sweep, token_ids
 
 from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.block.linears import matrix_of
 from duat_cli.models.terms import arrival as arrival_module
 from duat_cli.models.terms.arrival import BlockArrivals, block_arrivals
-from duat_cli.models.terms.feedforward import matrix_of
 
 # model type -> factor, attention's norm, the FFN's norm, whether the stream passes through the block
 WIRING = {
@@ -30,7 +30,7 @@ def arrivals(model_type: str) -> tuple[list[BlockArrivals], Any]:
 
     def listen(run: Any, step: Any, block: Any) -> None:
         heads, width = run.attention[0].output.shape[2:]
-        output = matrix_of(run.parts.output_source.linear, heads * width)
+        output = matrix_of(run.parts.output_projection.linear, heads * width)
         outside = run.parts.module.output.dense if model_type == "bert" else None
         found.append(block_arrivals(run, output, lambda k: None if outside is None else matrix_of(outside, 48), []))
 
@@ -58,7 +58,7 @@ def test_a_branch_that_is_not_what_was_said_is_refused() -> None:
 
     def listen(run: Any, step: Any, block: Any) -> None:
         heads, width = run.attention[0].output.shape[2:]
-        output = matrix_of(run.parts.output_source.linear, heads * width).clone()
+        output = matrix_of(run.parts.output_projection.linear, heads * width).clone()
         output[3] *= 1.1
         reasons.append(block_arrivals(run, output, lambda k: None, []).attention)
 

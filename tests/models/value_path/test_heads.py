@@ -1,4 +1,4 @@
-"""The value path of heads: what feeds it, and what attention must be for a bound."""
+"""V and O with their biases as layers apply them, what feeds them, and what attention must be for a bound."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 from helpers import far, single_model
+from torch import Tensor
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.discovery.structure import discover, probe_ids, run_stack
 from duat_cli.models.instrument.tracing import Trace, trace
-from duat_cli.models.terms.heads import ValuePath, norm_before, require_averages, value_path
+from duat_cli.models.value_path.heads import layer_factors, norm_before, require_averages
+from duat_cli.operators.kronecker import HeadFactors
 
 NORMS = {
     "llama": "layers.1.input_layernorm", "gpt2": "h.1.ln_1", "falcon": "h.1.input_layernorm",
@@ -20,29 +22,29 @@ NORMS = {
 }  # fmt: skip
 
 
-def path_of(model: Any, block: int = 1) -> tuple[ValuePath, Trace, Any, Any]:
+def factors_of(model: Any, block: int = 1) -> tuple[Tensor, HeadFactors, Trace, Any, Any]:
     structure = discover(model)
     written = trace(structure.stack, lambda: run_stack(structure.stack, probe_ids(structure.stack, 11)))
     call = written.attention[block]
-    return value_path(structure.block(block).parts, written, call), written, call, structure
+    return *layer_factors(structure.block(block).parts, written, call), written, call, structure
 
 
 @pytest.mark.parametrize("model_type", list(NORMS))
 def test_values_are_the_source_times_v(model_type: str) -> None:
     """Fused, interleaved, copied or from a latent: V and its bias give the values that attention got."""
-    path, written, call, structure = path_of(single_model(model_type))
-    values = torch.einsum("nm,kmd->knd", path.source.reshape(-1, path.source.shape[-1]), path.value)
-    values = values if path.value_bias is None else values + path.value_bias[:, None]
+    source, factors, written, call, structure = factors_of(single_model(model_type))
+    values = torch.einsum("nm,kmd->knd", source.reshape(-1, source.shape[-1]), factors.value)
+    values = values if factors.value_bias is None else values + factors.value_bias[:, None]
     assert far(values, call.value[0]) <= 1e-5
-    assert path.groups == call.output.shape[2] // call.value.shape[1]
-    assert norm_before(written, path.source) is structure.stack.get_submodule(NORMS[model_type])
+    assert factors.groups == call.output.shape[2] // call.value.shape[1]
+    assert norm_before(written, source) is structure.stack.get_submodule(NORMS[model_type])
 
 
 def test_what_no_norm_feeds_has_none() -> None:
     for model_type, block in (("olmo2", 1), ("albert", 0)):
-        path, written, _, _ = path_of(single_model(model_type), block)
+        source, _, written, _, _ = factors_of(single_model(model_type), block)
         with pytest.raises(UnsupportedModelError, match="not the output of a norm"):
-            norm_before(written, path.source)
+            norm_before(written, source)
 
 
 class Double(torch.nn.Module):
@@ -55,7 +57,7 @@ def test_values_that_no_layer_gives_are_refused() -> None:
     layer = model.model.layers[1].self_attn.v_proj
     model.model.layers[1].self_attn.v_proj = torch.nn.Sequential(layer, Double())
     with pytest.raises(UnsupportedModelError, match="not what one linear layer gives"):
-        path_of(model)
+        factors_of(model)
 
 
 @pytest.mark.parametrize(("low", "total", "reason"), [(-0.2, 0.5, "negative"), (0.0, 1.2, "more than 1")])
