@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
 import torch
 import transformers
+from torch import Tensor, nn
 
 from duat_cli.analysis.decomposition import Step
 from duat_cli.analysis.geometry import Geometry, geometry
@@ -22,9 +25,14 @@ from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.model.memory import peak_memory
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import tolerance_for
+from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.discovery.growing import Growing, OpenedError
+from duat_cli.models.discovery.modality import stack_of
 from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
+from duat_cli.models.instrument.attention import ForeignAttentionError
 from duat_cli.models.instrument.plain import InstrumentedPass, PlainPass, deviation
-from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.instrument.rig import BlockRun, Rig
+from duat_cli.models.sweep.lockstep import Pass, Weights, one_by_one, side_by_side
 from duat_cli.models.value_path.factors import AttentionOperator, checked
 from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts, Run, Skipped
 
@@ -33,6 +41,26 @@ class Listener(Protocol):
     """What a sweep does behind every block."""
 
     def __call__(self, run: BlockRun, /) -> None: ...
+
+
+def _ignore(_run: BlockRun) -> None:
+    """The listener of a pass that is run for its output."""
+
+
+@dataclass(frozen=True)
+class _Sweep:
+    """One prompt through the model, and once more without instruments, if at all."""
+
+    seen: InstrumentedPass
+    plain: PlainPass | None
+
+    @property
+    def passes(self) -> list[Pass]:
+        return [self.seen] if self.plain is None else [self.seen, self.plain]
+
+    def plain_error(self) -> float:
+        """How far the two are from each other; 0 where there is one."""
+        return 0.0 if self.plain is None else deviation(self.seen.outputs, self.plain.outputs)
 
 
 class Session:
@@ -49,21 +77,113 @@ class Session:
         self._started = datetime.now(UTC)
         self._clock = time.perf_counter()
         self._dtype = loaded.model.dtype
+        self._structure: ModelStructure | None = None
+        self._growing: Growing | None = None
+        self._checks = False  # whether the prompt under way is one that the model's own output is compared on
+        self.plain_error = 0.0  # the largest so far
+        self._geometries: dict[int, Geometry] = {}
+        self.heads = self.kv_heads = 0
+        if loaded.paged is not None:  # blocks are discovered, and weights hashed, as they pass
+            self._cache = TensorCache("", enabled=False)
+            return
         progress(0, 1, "fingerprint of the weights")
         self.fingerprint = fingerprint(loaded.model)
         progress(0, 1, "discovery of the model's structure")
         try:
-            self.structure: ModelStructure = discover(loaded.model)
+            self._structure = discover(loaded.model)
         except UnsupportedModelError as fault:
             raise self._blamed(fault) from fault
-        self.plain_error = self.structure.plain_error  # the largest so far
+        self.plain_error = self._structure.plain_error
         self._cache = TensorCache(gram_key(self.fingerprint, loaded.model), enabled=cache)
-        self._geometries: dict[int, Geometry] = {}
-        self.heads = self.kv_heads = 0
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Of the weights."""
+        assert self.loaded.paged is not None
+        return self.loaded.paged.fingerprint()
+
+    @property
+    def structure(self) -> ModelStructure:
+        """What discovery proved; during a sweep over weights that are read block by block, so far."""
+        if self._structure is None and self._growing is None:
+            self.sweep_all([], lambda _number: _ignore)
+        if self._growing is not None:
+            return self._growing.so_far()
+        assert self._structure is not None
+        return self._structure
+
+    @property
+    def depth(self) -> int:
+        """How many block calls a prompt goes through."""
+        if self._structure is not None:
+            return len(self._structure.calls)
+        return Growing(self.loaded.model, interface=True, device=self.loaded.device, known={}).expected
 
     def sweep(self, prompt: Prompt, listener: Listener) -> None:
         """Run one prompt; `listener` is called behind every block, in order, one block alive at a time."""
-        ids = prompt.input_ids.to(self.loaded.model.device)
+        self.sweep_all([prompt], lambda _number: listener)
+
+    def sweep_all(self, prompts: Sequence[Prompt], listener_of: Callable[[int], Listener]) -> None:
+        """Run prompts; what `listener_of(number)` gives is called behind every block of that prompt, in order.
+
+        Where all weights are in memory, one prompt after the other; else all of them block by block. Then the sweep
+        may begin anew, and `listener_of` is asked again.
+        """
+        if self.loaded.paged is not None:
+            self._sweep_paged(self.loaded.paged.pager, prompts, listener_of)
+            return
+        structure = self.structure
+        for number, prompt in enumerate(prompts):
+            sweep = self._prepared(prompt.input_ids, listener_of(number), structure.rig(), structure.calls)
+            one_by_one(sweep.passes)
+            self.plain_error = max(self.plain_error, sweep.plain_error())
+            self._swept = True
+
+    def _sweep_paged(self, weights: Weights, prompts: Sequence[Prompt], listener_of: Callable[[int], Listener]) -> None:
+        interface, known = True, dict[nn.Module, BlockParts]()
+        while True:
+            found = Growing(self.loaded.model, interface=interface, device=self.loaded.device, known=known)
+            self._growing, sweeps = found, list[_Sweep]()
+
+            def others(found: Growing = found, sweeps: list[_Sweep] = sweeps) -> list[Pass] | None:
+                if not found.ready:
+                    return None
+                self._swept = bool(self._structure)  # the pass of an attempt that failed does not count
+                proof, blocks = found.proof(), found.elements()
+                sweeps.append(self._prepared(found.ids, _ignore, found.rig(), blocks, check=True))
+                for number, prompt in enumerate(prompts):
+                    sweeps.append(self._prepared(prompt.input_ids, listener_of(number), found.rig(), blocks))
+                    self._swept = True
+                return [proof, *(each for sweep in sweeps for each in sweep.passes)]
+
+            def left(page: Any, found: Growing = found) -> None:
+                found.forget(page.doors)
+                self._geometries.clear()
+
+            try:
+                side_by_side(weights, found, others, left)
+                structure = found.structure()
+                break
+            except ForeignAttentionError:  # its own attention function stays, and its softmax is watched
+                if not interface:
+                    raise
+                interface = False
+            except OpenedError as opened:
+                known[opened.parts.module] = opened.parts
+            except UnsupportedModelError as fault:
+                raise self._blamed(fault) from fault
+            finally:
+                self._growing = None
+        self.plain_error = max(self.plain_error, *(sweep.plain_error() for sweep in sweeps))
+        self._structure = replace(structure, plain_error=sweeps[0].plain_error())
+
+    def _prepared(
+        self, ids: Tensor, listener: Listener, rig: Rig, blocks: Iterable[nn.Module], *, check: bool | None = None
+    ) -> _Sweep:
+        """The passes of one prompt, ready to run."""
+        ids = ids.to(self.loaded.device)
+        stack = stack_of(self.loaded.model)
+        checks = (self._every_plain or not self._swept) if check is None else check
 
         def listen(run: BlockRun) -> None:
             if not math.isfinite(float(run.output.sum(dtype=torch.float64))):
@@ -75,25 +195,14 @@ class Session:
             require_signal(run)
             if run.attention and not self.heads:
                 self.heads, self.kv_heads = run.attention[0].rows.heads, run.attention[0].value.shape[1]
+            self._checks = checks
             listener(run)
 
         def forward() -> Any:
-            return run_stack(self.structure.stack, ids)
+            return run_stack(stack, ids)
 
-        seen = InstrumentedPass(self.structure.rig(), forward, listen)
-        with seen.active():
-            seen.run()
-        if self._checks:
-            plain = PlainPass(self.structure.calls, forward)
-            with plain.active():
-                plain.run()
-            self.plain_error = max(self.plain_error, deviation(seen.outputs, plain.outputs))
-        self._swept = True
-
-    @property
-    def _checks(self) -> bool:
-        """Whether the prompt under way is one that the model's own output is compared on."""
-        return self._every_plain or not self._swept
+        seen = InstrumentedPass(rig, forward, _ignore if listener is _ignore else listen)
+        return _Sweep(seen, PlainPass(blocks, forward) if checks else None)
 
     def operator(self, run: BlockRun, step: Step) -> AttentionOperator:
         """W' of this block and input; UnsupportedModelError says why there is none.
@@ -168,6 +277,10 @@ class Session:
             exact=max(error, self.plain_error) <= tolerance,
             capture=self.structure.path,
         )
+
+    def warnings(self) -> list[str]:
+        """Of the files and of the weights."""
+        return [*self.loaded.warnings, *(self.loaded.paged.notes() if self.loaded.paged is not None else [])]
 
     def skipped(self) -> list[Skipped]:
         """Parts of the model outside the DUAT form, and blocks whose W' has no closed form."""

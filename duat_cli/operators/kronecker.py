@@ -11,7 +11,7 @@ Every number below is a closed form in Ĥ and the Gram matrix G[h, k] = ⟨V_h O
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -49,6 +49,11 @@ class HeadFactors:
     @property
     def hidden_size(self) -> int:
         return self.output.shape[2]
+
+    def without_values(self) -> HeadFactors:
+        """The shapes alone, on `meta`."""
+        kept = {f.name: getattr(self, f.name) for f in fields(self)}
+        return HeadFactors(**{name: None if t is None else t.to("meta") for name, t in kept.items()})
 
     def maps(self) -> Tensor:
         """A_h = V_h O_h, (heads, width, M): for small cases."""

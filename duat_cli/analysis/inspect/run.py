@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -31,7 +31,7 @@ from duat_cli.analysis.inspect.uniform import UniformNulls
 from duat_cli.analysis.inspect.untrained import untrained
 from duat_cli.analysis.operator_file import OperatorFile
 from duat_cli.analysis.progress import Progress
-from duat_cli.analysis.session import Session, prompt_facts
+from duat_cli.analysis.session import Listener, Session, prompt_facts
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
@@ -67,13 +67,10 @@ def inspect(
 ) -> InspectReport:
     """The report on `loaded` over `prompts`. matrices: filled with every block's factors and C if given."""
     session = Session(loaded, progress, cache=options.cache)
-    layers = _chosen(options.layers, len(session.structure.calls))
+    layers = _chosen(options.layers, session.depth)
     if matrices is not None:
         matrices.open(session, prompts, layers)
-    sweeps = [
-        sweep_prompt(session, number, prompt, layers, options, matrices, progress, len(prompts))
-        for number, prompt in enumerate(prompts)
-    ]
+    sweeps = sweep_prompts(session, prompts, layers, options, matrices, progress)
     if matrices is not None:
         matrices.finish()
     session.save_cache()
@@ -93,7 +90,7 @@ def inspect(
         terms=_mean_terms([s.terms for s in sweeps]) if options.terms else None,
         summary=summarise(blocks, certificate, session.heads),
         skipped=[*session.skipped(), *_operator_faults(sweeps)],
-        warnings=[*loaded.warnings, *range_warnings(ranges)],
+        warnings=[*session.warnings(), *range_warnings(ranges)],
         run=session.run_facts(),
     )
 
@@ -101,25 +98,28 @@ def inspect(
 def verify(loaded: LoadedModel, prompts: Sequence[Prompt], progress: Progress) -> VerifyReport:
     """The certificate alone: blocks, factors of W', and how far each is from the model's own output."""
     session = Session(loaded, progress, cache=False, every_plain=True)
-    errors: dict[int, list[float]] = defaultdict(list)
-    operators: dict[int, list[float]] = defaultdict(list)
+    errors: dict[tuple[int, int], float] = {}  # by block and prompt
+    operators: dict[tuple[int, int], float] = {}
     reasons: dict[int, str] = {}
-    total = len(prompts) * len(session.structure.calls)
-    for number, prompt in enumerate(prompts):
+    tick = ticker(progress, session, prompts, "verifying")
+
+    def listener(number: int) -> Listener:
         decomposition = Decomposition()
 
-        def listen(run: BlockRun, number: int = number, decomposition: Decomposition = decomposition) -> None:
+        def listen(run: BlockRun) -> None:
             step = decomposition.advance(run)
-            errors[run.index].append(step.terms.error)
+            errors[run.index, number] = step.terms.error
             operator, reason = _operator(session, run, step)
             if operator is not None:
-                operators[run.index].append(operator.error)
+                operators[run.index, number] = operator.error
             elif reason is not None:
                 reasons[run.index] = reason
-            progress(number * len(session.structure.calls) + run.index + 1, total, f"verifying prompt {number + 1}")
+            tick(number)
 
-        session.sweep(prompt, listen)
-    certificate = session.certificate(max(max(e) for e in errors.values()))
+        return listen
+
+    session.sweep_all(prompts, listener)
+    certificate = session.certificate(max(errors.values()))
     return VerifyReport(
         duat_version=__version__,
         environment=session.environment(),
@@ -130,14 +130,16 @@ def verify(loaded: LoadedModel, prompts: Sequence[Prompt], progress: Progress) -
             BlockCertificate(
                 index=i,
                 name=session.structure.block(i).parts.name,
-                certificate_error=max(errors[i]),
-                operator_error=max(operators[i]) if i not in reasons else None,
+                certificate_error=max(e for (block, _), e in errors.items() if block == i),
+                operator_error=max(e for (block, _), e in operators.items() if block == i)
+                if i not in reasons
+                else None,
                 operator_reason=reasons.get(i),
             )
-            for i in sorted(errors)
+            for i in sorted({block for block, _ in errors})
         ],
         skipped=session.skipped(),
-        warnings=list(loaded.warnings),
+        warnings=session.warnings(),
         run=session.run_facts(),
     )
 
@@ -154,39 +156,61 @@ class PromptSweep:
     largest: dict[int, tuple[float, Place]]  # largest activation of every chosen block
 
 
-def sweep_prompt(
+def sweep_prompts(
     session: Session,
-    number: int,
-    prompt: Prompt,
+    prompts: Sequence[Prompt],
     layers: list[int],
     options: InspectOptions,
     matrices: OperatorFile | None,
     progress: Progress,
-    prompts: int,
-) -> PromptSweep:
-    decomposition = Decomposition(one_by_one=options.terms, own=True)
-    sweep = PromptSweep({}, [], [], {}, {})
-    uniform = UniformNulls(options.threshold)
-    count = len(session.structure.calls)
+) -> list[PromptSweep]:
+    """Everything that the blocks of each prompt add."""
+    sweeps: dict[int, PromptSweep] = {}
+    uniform: dict[int, UniformNulls] = {}
+    tick = ticker(progress, session, prompts, "")
+    last = session.depth - 1
 
-    def listen(run: BlockRun) -> None:
-        step = decomposition.advance(run)
-        sweep.errors.append(step.terms.error)
-        if run.index in layers:
-            sweep.largest[run.index] = largest_activation(run)
-            sweep.blocks[run.index] = _prompt_block(
-                session, run, step, number, options, matrices, sweep.faults, uniform
-            )
-        if options.terms and run.index == count - 1:
-            sweep.terms.extend(_uat_terms(decomposition, run.output[0]))
-        progress(number * count + run.index + 1, prompts * count, f"prompt {number + 1} of {prompts}")
+    def listener(number: int) -> Listener:
+        decomposition = Decomposition(one_by_one=options.terms, own=True)
+        sweep = sweeps[number] = PromptSweep({}, [], [], {}, {})
+        null = uniform[number] = UniformNulls(options.threshold)
 
-    session.sweep(prompt, listen)
+        def listen(run: BlockRun) -> None:
+            step = decomposition.advance(run)
+            sweep.errors.append(step.terms.error)
+            if run.index in layers:
+                sweep.largest[run.index] = largest_activation(run)
+                sweep.blocks[run.index] = _prompt_block(
+                    session, run, step, number, options, matrices, sweep.faults, null
+                )
+            if run.index == last:
+                if options.terms:
+                    sweep.terms.extend(_uat_terms(decomposition, run.output[0]))
+                _with_uniform(sweep, null, run.input.shape[1])
+            tick(number)
+
+        return listen
+
+    session.sweep_all(prompts, listener)
+    return [sweeps[number] for number in range(len(prompts))]
+
+
+def _with_uniform(sweep: PromptSweep, uniform: UniformNulls, tokens: int) -> None:
+    """The null of uniform attention, which is computed for all blocks together."""
     for index, numbers in uniform.numbers().items():
-        stats = null_stats(numbers, prompt.input_ids.shape[1])
         block = sweep.blocks[index]
+        stats = null_stats(numbers, tokens)
         sweep.blocks[index] = block.model_copy(update={"null": nulls(stats, block.null.reasons["reinitialised"])})
-    return sweep
+
+
+def ticker(progress: Progress, session: Session, prompts: Sequence[Prompt], doing: str) -> Callable[[int], None]:
+    """Called behind every block of a prompt with the prompt's number."""
+    done, total = itertools.count(1), len(prompts) * session.depth
+
+    def tick(number: int) -> None:
+        progress(next(done), total, f"{doing} prompt {number + 1} of {len(prompts)}".strip())
+
+    return tick
 
 
 def _operator(session: Session, run: BlockRun, step: Step) -> tuple[AttentionOperator | None, str | None]:

@@ -29,8 +29,8 @@ class Page:
 def layout(model: nn.Module, targets: Mapping[str, tuple[str, bool]], *, kept: int = KEPT_BYTES) -> list[Page]:
     """The pages of a model, the frame first, the others in the order of the model's modules.
 
-    targets: tensor of the files -> (parameter or buffer of the model, whether its values are changed). kept: bytes, see `KEPT_BYTES`. A tensor that
-    several blocks share belongs to the frame.
+    targets: tensor of the files -> (parameter or buffer of the model, whether its values are changed). kept: bytes, see
+    `KEPT_BYTES`. A tensor that several blocks share belongs to the frame.
     """
     modules = dict(model.named_modules())
     blocks = set(block_names(model))

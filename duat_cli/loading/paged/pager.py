@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from duat_cli.compat.torch import buffers_of, parameters_of
 from duat_cli.compat.transformers import load_part
 from duat_cli.errors import CheckpointError
+from duat_cli.loading.paged.doors import guard
 from duat_cli.loading.paged.layout import Page, tied
 from duat_cli.loading.paged.reader import Reader
 from duat_cli.loading.wording import listed
@@ -58,7 +59,7 @@ class Pager:
         self._require({place for place in self._names if place not in inside})
         for page in pages[1:]:
             for door in page.doors:
-                _guard(self, page, door)
+                guard(self, page, door)
 
     @property
     def bytes_read(self) -> int:
@@ -154,37 +155,3 @@ def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def _places(module: nn.Module) -> Iterator[Place]:
     for inner in module.modules():
         yield from ((inner, name) for name, _ in _own(inner))
-
-
-def _guard(pager: Pager, page: Page, door: nn.Module) -> None:
-    """Ask for the page whenever the module is about to run without it."""
-    if page.by_rows and isinstance(door, nn.Embedding):
-        _guard_rows(pager, page, door)
-        return
-
-    def ask(module: nn.Module, args: Any) -> None:
-        if pager.held is not page:
-            pager.at_door(page)
-
-    door.register_forward_pre_hook(ask)
-
-
-def _guard_rows(pager: Pager, page: Page, door: nn.Embedding) -> None:
-    """Give the embedding the rows that it is asked for, numbered anew, for the time of its call."""
-    before: list[tuple[nn.Parameter, int | None]] = []
-
-    def narrow(module: nn.Module, args: Any) -> Any:
-        if pager.held is page:
-            return None
-        rows, numbers = torch.unique(args[0], return_inverse=True)
-        before.append((door.weight, door.padding_idx))
-        door.weight = nn.Parameter(pager.rows(page, rows), requires_grad=False)
-        door.padding_idx = None  # type: ignore[assignment] # of the rows as numbered before; no matter in a pass forward
-        return (numbers, *args[1:])
-
-    def restore(module: nn.Module, args: Any, output: Any) -> None:
-        if before:
-            door.weight, door.padding_idx = before.pop()  # type: ignore[assignment]
-
-    door.register_forward_pre_hook(narrow)
-    door.register_forward_hook(restore, always_call=True)

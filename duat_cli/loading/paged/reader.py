@@ -63,6 +63,6 @@ class Reader:
         return found
 
     def _fill(self, path: Path, file: BinaryIO, offset: int, found: Tensor, name: str) -> None:
-        view = memoryview(found.reshape(-1).view(torch.uint8).numpy())
+        view = found.reshape(-1).view(torch.uint8).numpy().data
         read_into(path, file, offset, view, shown(name))
         self.bytes_read += len(view)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,12 +53,21 @@ class Verdict:
 class Proof:
     """One pass of the probe prompt that gives a verdict on every block.
 
-    UnsupportedModelError for a fault that no other choice of units can mend.
+    UnsupportedModelError for a fault that no other choice of units can mend. coming: as of `Rig`.
     """
 
-    def __init__(self, stack: Any, forward: Callable[[], Any], *, interface: bool) -> None:
-        self._forward, self._rig = forward, Rig(stack, [], interface=interface)
-        self.verdicts: dict[nn.Module, Verdict] = {}
+    def __init__(
+        self,
+        stack: Any,
+        forward: Callable[[], Any],
+        on_verdict: Callable[[Verdict], None],
+        *,
+        interface: bool,
+        coming: Iterable[nn.Module] = (),
+    ) -> None:
+        self._forward, self._on_verdict = forward, on_verdict
+        self._rig = Rig(stack, [], interface=interface, coming=coming)
+        self._asked: set[nn.Module] = set()
 
     def learn(self, parts: BlockParts) -> None:
         """Before that block runs."""
@@ -73,8 +82,9 @@ class Proof:
         self._rig.run(self._forward, self._ask)
 
     def _ask(self, run: BlockRun) -> None:
-        if run.parts.module not in self.verdicts:
-            self.verdicts[run.parts.module] = _verdict(run)
+        if run.parts.module not in self._asked:
+            self._asked.add(run.parts.module)
+            self._on_verdict(_verdict(run))
 
 
 def opened(verdict: Verdict, written: Trace) -> BlockParts:

@@ -19,7 +19,7 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.modality import require_token_ids, stack_of
 from duat_cli.models.discovery.parts import find_parts, hidden_slot
-from duat_cli.models.discovery.proof import Proof, ProvedBlock, opened
+from duat_cli.models.discovery.proof import Proof, ProvedBlock, Verdict, opened
 from duat_cli.models.discovery.unread import unread_attention
 from duat_cli.models.instrument.attention import CapturePath, ForeignAttentionError
 from duat_cli.models.instrument.calls import hidden_of
@@ -65,13 +65,13 @@ def _cache_off(stack: Any) -> dict[str, Any]:
     return {"use_cache": False} if "use_cache" in inspect.signature(stack.forward).parameters else {}
 
 
-def probe_ids(stack: Any, tokens: int) -> Tensor:
-    """Random token ids that are no special ones."""
+def probe_ids(stack: Any, tokens: int, device: str | None = None) -> Tensor:
+    """Random token ids that are no special ones; device: None is where the weights are."""
     rows = stack.config.get_text_config().vocab_size
     generator = torch.Generator().manual_seed(SEED)
     low = min(10, rows - 1)
     ids = torch.randint(low, rows, (1, tokens), generator=generator)
-    return ids if stack.device.type == "meta" else ids.to(stack.device)
+    return ids.to(stack.device if device is None else device)
 
 
 def discover(model: Any) -> ModelStructure:
@@ -104,13 +104,13 @@ class Discovery:
     """Finds blocks and their parts while the model runs once, and proves them while it runs once more.
 
     interface: whether attention is to be seen through transformers' interface; `walk` raises ForeignAttentionError
-    where the model does something else with it.
+    where the model does something else with it. device: as of `probe_ids`.
     """
 
-    def __init__(self, model: Any, *, interface: bool = True) -> None:
+    def __init__(self, model: Any, *, interface: bool = True, device: str | None = None) -> None:
         self._model = model
         self.stack, self._uncovered = _stack_of(model)
-        self.ids = probe_ids(self.stack, DISCOVERY_TOKENS)
+        self.ids = probe_ids(self.stack, DISCOVERY_TOKENS, device)
         self._names = {module: name for name, module in self.stack.named_modules()}
         self._lists = _outermost_lists(self.stack)
         self._list_of = {module: name for name, found in self._lists.items() for module in found}
@@ -128,12 +128,12 @@ class Discovery:
         modules = list(dict.fromkeys(event.module for event in self._chained()))
         parts = [self._parts_of(module) for module in modules]
         for _ in range(MAX_OPENINGS):
-            proof = Proof(self.stack, self._forward, interface=not any(p.intercepted for p in parts))
+            verdicts: list[Verdict] = []
+            proof = Proof(self.stack, self._forward, verdicts.append, interface=not any(p.intercepted for p in parts))
             for one in parts:
                 proof.learn(one)
             with proof.active():
                 proof.run()
-            verdicts = [proof.verdicts[module] for module in modules]
             if all(verdict.fault is None for verdict in verdicts):
                 self._proved = {v.parts.module: v.proved() for v in verdicts}
                 return
@@ -142,15 +142,21 @@ class Discovery:
 
     def structure(self) -> ModelStructure:
         """What was found, but for `plain_error`."""
-        calls = self._chained()
+        unread = unread_attention(self._model, self._tracer.ran | set(self._tracer.attention))
+        return self._structure(self._chained(), tuple(unread))
+
+    @property
+    def path(self) -> CapturePath:
+        """How attention was seen."""
+        paths = set(self._tracer.attention.values())
+        return "softmax interception" if "softmax interception" in paths else "attention interface"
+
+    def _structure(self, calls: list[Event], unread: tuple[str, ...]) -> ModelStructure:
         modules = tuple(event.module for event in calls)
         blocks = tuple(self._proved[module] for module in dict.fromkeys(modules))
-        unread = unread_attention(self._model, self._tracer.ran | set(self._tracer.attention))
         uncovered = (*self._uncovered, *_mixing_notes([b.parts for b in blocks]), *_proof_notes(blocks), *unread)
         width = blocks[0].parts.hidden.get(calls[0].args, calls[0].kwargs).shape[-1]
-        paths = set(self._tracer.attention.values())
-        path: CapturePath = "softmax interception" if "softmax interception" in paths else "attention interface"
-        return ModelStructure(self.stack, blocks, modules, path, width, uncovered, 0.0)
+        return ModelStructure(self.stack, blocks, modules, self.path, width, uncovered, 0.0)
 
     def _forward(self) -> Any:
         return run_stack(self.stack, self.ids)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -169,11 +169,21 @@ def zero_given(run: BlockRun, items: int) -> list[Tensor]:
 class Rig:
     """Instruments the given blocks of a model while active; leaves no trace behind."""
 
-    def __init__(self, model: Any, blocks: Sequence[BlockParts], *, interface: bool, row_budget: int | None = None):
+    def __init__(
+        self,
+        model: Any,
+        blocks: Iterable[BlockParts],
+        *,
+        interface: bool,
+        row_budget: int | None = None,
+        coming: Iterable[nn.Module] = (),
+    ) -> None:
+        """coming: modules that may be learnt as blocks while a pass runs, at the latest when it stands at them."""
         self._model, self._interface = model, interface
         self._watch = Watch(self) if row_budget is None else Watch(self, row_budget)
         self._by_module: dict[nn.Module, BlockParts] = {}
         self._by_attention: dict[nn.Module, BlockParts] = {}
+        self._coming = list(coming)
         for parts in blocks:
             self.learn(parts)
         self._originals: dict[nn.Module, Callable[..., Any]] = {}
@@ -197,6 +207,9 @@ class Rig:
             stack.enter_context(watched(self._by_attention, self._watch))
             stack.enter_context(torch.no_grad())
             stack.callback(self._originals.clear)
+            for module in self._coming:
+                # even before it is known: what `forward` is, is settled when the call begins
+                self._originals[module] = stack.enter_context(patched(module, self._block_forward))
             for parts in self._by_module.values():
                 for module, make in self._patches(parts):
                     if module not in self._originals:
@@ -254,9 +267,11 @@ class Rig:
 
     def _block_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
-            if self._on_block is None:
+            parts = self._by_module.get(module)
+            if self._on_block is None or parts is None:
                 return original(*args, **kwargs)
-            self._recording, self._block = recording, parts = Recording(), self._by_module[module]
+            self._recording, self._block = Recording(), parts
+            recording = self._recording
             output = original(*args, **kwargs)
             self._recording = None
             index, self._calls = self._calls, self._calls + 1

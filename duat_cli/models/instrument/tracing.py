@@ -59,7 +59,7 @@ class Event:
 
 @dataclass
 class Trace:
-    """Module calls of one block call, in the order in which they ended, the block's own last, and its attention calls."""
+    """Module calls inside one call of a block, in the order in which they ended, its own last; and its attention."""
 
     events: list[Event] = field(default_factory=list)
     attention: list[AttentionCall] = field(default_factory=list)

@@ -1,0 +1,117 @@
+"""Discovery side by side with the passes that use what it finds: one block ahead of them, and no more.
+
+Three kinds of passes go through each block, in this order: the first finds its parts, the second proves them, and
+those behind run under instruments that learn the block on the way. What a proved block holds of weights is forgotten
+once all are through.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.discovery.proof import Proof, Verdict, opened
+from duat_cli.models.discovery.structure import Discovery, ModelStructure
+from duat_cli.models.instrument.foreign import model_code
+from duat_cli.models.instrument.rig import Rig
+from duat_cli.models.instrument.tracing import Event, Trace
+
+
+class OpenedError(Exception):
+    """A block has other parts than were tried: everything begins anew, with these."""
+
+    def __init__(self, parts: BlockParts) -> None:
+        super().__init__(parts.name)
+        self.parts = parts
+
+
+class Growing(Discovery):
+    """The first pass; `proof` and `rig` are for those behind it.
+
+    known: parts found by an earlier attempt.
+    """
+
+    def __init__(self, model: Any, *, interface: bool, device: str, known: Mapping[nn.Module, BlockParts]) -> None:
+        super().__init__(model, interface=interface, device=device)
+        self._known = dict(known)
+        self._proof: Proof | None = None
+        self._rigs: list[Rig] = []
+
+    @property
+    def expected(self) -> int:
+        """How many block calls there will be, by the config, or by the longest list of modules."""
+        stated = getattr(self._model.config.get_text_config(), "num_hidden_layers", None)
+        return stated if isinstance(stated, int) else max(map(len, self._lists.values()), default=0)
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has been through a block with attention, so that it is known which list holds the blocks."""
+        return bool(self._tracer.attention)
+
+    def active(self) -> contextlib.AbstractContextManager[Any]:
+        """What `run` needs around it."""
+        return self._tracer.active()
+
+    def run(self) -> None:
+        """The pass that finds blocks and parts."""
+        with model_code(type(self._model).__name__):
+            self._tracer.run(self._forward)
+
+    def proof(self) -> Proof:
+        """The pass behind it that proves them."""
+        found = [self._parts_of(event.module) for event in self._chained()]
+        interface = not any(parts.intercepted for parts in found)
+        self._proof = Proof(self.stack, self._forward, self._proved_one, interface=interface, coming=self.elements())
+        for parts in found:
+            self._proof.learn(parts)
+        return self._proof
+
+    def rig(self) -> Rig:
+        """Instruments for one of the passes behind the proof."""
+        interface = self.path == "attention interface"
+        known = [proved.parts for proved in self._proved.values()]
+        self._rigs.append(Rig(self.stack, known, interface=interface, coming=self.elements()))
+        return self._rigs[-1]
+
+    def elements(self) -> list[nn.Module]:
+        """The modules that may be blocks, of the list that holds them."""
+        return list(self._lists[self._home()])
+
+    def so_far(self) -> ModelStructure:
+        """What is known of the blocks that were proved."""
+        calls = [event for event in self._chained() if event.module in self._proved]
+        return self._structure(calls, ())
+
+    def forget(self, modules: Iterable[nn.Module]) -> None:
+        """Of what was read from the weights of these blocks, keep the shapes alone."""
+        for module in modules:
+            known = self._proved.get(module)
+            if known is not None and known.factors is not None:
+                factors = replace(known.factors, heads=known.factors.heads.without_values())
+                self._proved[module] = replace(known, factors=factors)
+
+    def _learn(self, event: Event, written: Trace) -> None:
+        self._written = {m: w for m, w in self._written.items() if m is event.module}  # the others are proved
+        super()._learn(event, written)
+        module = event.module
+        if module in self._known:
+            self._parts[module] = self._known[module]
+        if self._proof is not None and self._list_of[module] == self._home():
+            self._chained()  # raises where the block does not take what the one in front of it gives
+            self._proof.learn(self._parts_of(module))
+
+    def _proved_one(self, verdict: Verdict) -> None:
+        module = verdict.parts.module
+        if verdict.fault is not None:
+            if module in self._known:
+                raise UnsupportedModelError(f"{verdict.parts.name}: {verdict.fault}")
+            raise OpenedError(opened(verdict, self._written[module]))
+        self._proved[module] = verdict.proved()
+        for rig in self._rigs:
+            rig.learn(verdict.parts)

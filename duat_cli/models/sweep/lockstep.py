@@ -1,0 +1,137 @@
+"""Several passes of a model side by side, block by block: depth outside, passes inside.
+
+Each pass runs in a greenlet of its own, which is left in front of a module whose weights are not in memory. Once all
+passes stand there, the weights are read, and each goes on to the next such module. The model's own forward runs in
+every pass: nothing is assumed on what lies between its blocks. Where all weights are in memory no pass is ever left,
+and they run one after the other.
+
+Greenlets share one thread and with it torch's modes, so that a pass enters what it needs (`active`) whenever it is
+taken up, and leaves it whenever it is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from greenlet import GreenletExit, getcurrent, greenlet
+
+
+class Pass(Protocol):
+    """A run of the model that can be left between blocks."""
+
+    def active(self) -> contextlib.AbstractContextManager[Any]:
+        """What `run` needs around it."""
+        ...
+
+    def run(self) -> None: ...
+
+
+class Weights(Protocol):
+    """Weights of which one page at a time is in memory."""
+
+    at_door: Callable[[Any], None]  # called in front of a module without its page
+    held: Any
+
+    def hold(self, page: Any) -> None: ...
+
+
+def one_by_one(passes: Sequence[Pass]) -> None:
+    """Run passes whose weights are all in memory."""
+    for each in passes:
+        with each.active():
+            each.run()
+
+
+def side_by_side(
+    weights: Weights,
+    first: Pass,
+    others: Callable[[], Sequence[Pass] | None],
+    left: Callable[[Any], None],
+) -> None:
+    """Run `first` and the others so that every page is read once, in the order in which `first` asks for them.
+
+    others: the passes that follow it, in order, or None as long as it is too early to tell; asked between pages.
+    left(page): called when all passes have gone through a page, before it is given up.
+    """
+    scheduler = _Scheduler(weights)
+    before = weights.at_door
+    weights.at_door = scheduler.ask
+    try:
+        scheduler.run(first, others, left)
+    finally:
+        weights.at_door = before
+        scheduler.stop()
+
+
+class _Runner:
+    """One pass and where it stands."""
+
+    def __init__(self, one: Pass) -> None:
+        self._pass = one
+        self._greenlet = greenlet(one.run)
+        self.wanted: Any = None  # the page in front of which it stands
+
+    @property
+    def done(self) -> bool:
+        return bool(self._greenlet.dead)
+
+    def go_on(self) -> None:
+        """To the next page that is missing, or to the end."""
+        with self._pass.active():
+            self.wanted = self._greenlet.switch()
+
+    def stop(self) -> None:
+        if not self.done:
+            with self._pass.active():
+                self._greenlet.throw(GreenletExit)
+
+
+class _Scheduler:
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+        self._home = getcurrent()
+        self._runners: list[_Runner] = []
+        self._order: dict[Any, int] = {}  # page -> when the first pass first asked for it
+
+    def ask(self, page: Any) -> None:
+        """Called in front of a module without its page: leaves the pass, or reads at once outside of any."""
+        if getcurrent() is self._home:
+            self._weights.hold(page)
+            return
+        while self._weights.held is not page:
+            self._home.switch(page)
+
+    def run(
+        self,
+        first: Pass,
+        others: Callable[[], Sequence[Pass] | None],
+        left: Callable[[Any], None],
+    ) -> None:
+        self._runners = [_Runner(first)]
+        self._runners[0].go_on()
+        following = None
+        while True:
+            if following is None:
+                following = others()
+                for each in following or ():
+                    self._runners.append(_Runner(each))
+                    self._runners[-1].go_on()
+            standing = [runner for runner in self._runners if not runner.done]
+            if not standing:
+                return
+            if standing[0] is self._runners[0]:
+                self._order.setdefault(standing[0].wanted, len(self._order))
+            page = min((r.wanted for r in standing), key=lambda p: self._order.get(p, len(self._order)))
+            if self._weights.held is not page and self._weights.held is not None:
+                left(self._weights.held)
+            self._weights.hold(page)
+            for runner in standing:
+                while runner.wanted is page and not runner.done:
+                    runner.go_on()
+
+    def stop(self) -> None:
+        """Give up what did not come to its end."""
+        for runner in self._runners:
+            runner.stop()
