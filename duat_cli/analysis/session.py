@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import platform
-import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any, Protocol
 
 import torch
 import transformers
 
+from duat_cli.analysis.clock import Clock
 from duat_cli.analysis.decomposition import Step
 from duat_cli.analysis.geometry import Geometry, geometry
 from duat_cli.analysis.progress import Progress
@@ -19,7 +18,6 @@ from duat_cli.cache.tensors import TensorCache, gram_key
 from duat_cli.errors import CheckpointError, DuatError, NoSignalError, UnsupportedModelError
 from duat_cli.loading.model.fingerprint import fingerprint
 from duat_cli.loading.model.load import LoadedModel
-from duat_cli.loading.model.memory import peak_memory
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
@@ -46,8 +44,7 @@ class Session:
     ) -> None:
         self.loaded = loaded
         self._every_plain, self._swept = every_plain, False  # whether a prompt has run to its end
-        self._started = datetime.now(UTC)
-        self._clock = time.perf_counter()
+        self._clock = Clock()
         self._dtype = loaded.model.dtype
         progress(0, 1, "fingerprint of the weights")
         self.fingerprint = fingerprint(loaded.model)
@@ -176,11 +173,7 @@ class Session:
         return found
 
     def run_facts(self) -> Run:
-        return Run(
-            started=self._started.isoformat(timespec="seconds"),
-            seconds=round(time.perf_counter() - self._clock, 3),
-            peak_memory_bytes=peak_memory(),
-        )
+        return self._clock.run()
 
 
 def require_signal(run: BlockRun) -> None:

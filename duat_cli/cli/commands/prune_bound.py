@@ -173,20 +173,22 @@ def prune_bound(
     output, ablates a sample of them for real, and says how good the prediction was. Exit code: 0 done, 1 the
     certificate is not exact, 2 could not tell.
     """
+    from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_with_holdout
+    from duat_cli.cli.shared.announce import announce
     from duat_cli.cli.shared.presentation import Presentation, talk_of
-    from duat_cli.cli.shared.session import ModelOptions, PromptOptions, open_with_holdout
     from duat_cli.cli.terminal.progress import Progress
 
-    wanted = ModelOptions(model, revision, token, cache_dir, trust_remote_code, dtype, device)
-    texts = PromptOptions(prompt, prompts, max_tokens)
+    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device)
+    texts = PromptRequest(prompt, prompts, max_tokens)
     talk = talk_of(quiet, verbose, no_color)
     kinds = _kinds(granularity)
     _check(budget, confidence, exceed)
     presentation = Presentation.of(output, form, json, no_color, wide=wide)
     chosen = _Chosen.of(export, apply, kinds, ablate, presentation)
 
+    announce(model, talk)
     with Progress(talk) as progress:
-        loaded, inputs, held_out = open_with_holdout(wanted, texts, holdout, talk, progress)
+        loaded, inputs, held_out = open_with_holdout(wanted, texts, holdout, progress)
         from duat_cli.analysis.prune.run import PruneOptions
         from duat_cli.analysis.prune.run import prune_bound as compute
 

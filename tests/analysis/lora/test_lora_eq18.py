@@ -18,9 +18,9 @@ import adapters
 import helpers
 
 from duat_cli.analysis.lora import report as lora_report
+from duat_cli.analysis.lora.adapter_diff import LoraOptions, adapter_report
 from duat_cli.analysis.lora.checkpoint_diff import checkpoint_report
 from duat_cli.analysis.lora.report import Asked, adapter_on_prompts, checkpoint_on_prompts
-from duat_cli.analysis.lora.run import LoraOptions, adapter_report
 from duat_cli.analysis.lora.weight_change import Directions
 from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.folder import open_adapter
