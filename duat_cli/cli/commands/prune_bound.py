@@ -255,8 +255,6 @@ class _Chosen:
             return
         [plan] = outcome.report.plans
         terms = outcome.chosen(plan)
-        if not terms:
-            raise InputError(_nothing(plan))
         if self.export is not None:
             self.export.write(outcome.exported(terms, self.export.path.suffix if self.export.path else ".json"))
             talk.note(f"wrote {self.export.path}: {_set_line(plan)}")
@@ -267,18 +265,6 @@ class _Chosen:
                 talk.note(note)
             talk.note(f"wrote {self.apply} without {_set_line(plan)}")
             talk.note(_applied_line(applied))
-
-
-def _nothing(plan: Plan) -> str:
-    """Why there is no set to write."""
-    if plan.granularity == "block" and plan.of == 1:
-        return "--export, --apply: the model has one block, and one has to stay"
-    budget = f"the budget of {plan.budget:g}"
-    if plan.removed:
-        why = f"no set of {plan.granularity}s is guaranteed to stay within {budget} on the held-out prompts"
-    else:
-        why = f"no set of {plan.granularity}s stays within {budget}"
-    return f"--export, --apply: {why}; raise --budget"
 
 
 def _set_line(plan: Plan) -> str:
