@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import adapters
+import helpers
 import peft
 import pytest
 import torch
 from torch import Tensor, nn
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-sys.path.insert(0, str(Path(__file__).parents[2] / "fixtures"))
-import adapters
-import helpers
 
 from duat_cli.analysis.lora import report as lora_report
 from duat_cli.analysis.lora.adapter_diff import LoraOptions, adapter_report

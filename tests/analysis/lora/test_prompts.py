@@ -3,21 +3,17 @@ naive sums."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import adapters
+import helpers
 import peft
 import pytest
 import torch
 import transformers
 from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-sys.path.insert(0, str(Path(__file__).parents[2] / "fixtures"))
-import adapters
-import helpers
 
 from duat_cli.analysis.lora.adapter_diff import LoraOptions, adapter_report
 from duat_cli.analysis.lora.checkpoint_diff import checkpoint_report
