@@ -1,5 +1,5 @@
 """Imports go one way: errors, kinds, text, results ← operators, statistics ← cache ← models ← zoo ← analysis ← cli;
-loading beside models, checks on loading; report reads results, explain what
+loading beside models, checks on loading and below analysis; report reads results, explain what
 report and checks declare. Folders inside these go one way as well. Found by ast,
 so that imports inside functions and under TYPE_CHECKING count too."""
 
@@ -26,7 +26,7 @@ MAY = {
     "loading": {"loading", "compat", *BASE},
     "models": {"models", "operators", "statistics", "cache", "compat", *BASE},
     "zoo": {"zoo", "models", "compat", *BASE},
-    "analysis": {"analysis", "zoo", "models", "loading", "operators", "statistics", "cache", "compat", *BASE},
+    "analysis": {"analysis", "checks", "zoo", "models", "loading", "operators", "statistics", "cache", "compat", *BASE},
     "checks": {"checks", "loading", "compat", *BASE},
     "report": {"report", *BASE},
     "cli": {"cli", "explain", "report", "analysis", "models", "loading", "checks", "compat", *BASE},

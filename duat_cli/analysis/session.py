@@ -5,16 +5,15 @@ from __future__ import annotations
 import functools
 import math
 import platform
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any, Protocol
 
 import torch
 import transformers
 from torch import Tensor, nn
 
+from duat_cli.analysis.clock import Clock
 from duat_cli.analysis.decomposition import Step
 from duat_cli.analysis.geometry import Geometry, geometry
 from duat_cli.analysis.progress import Progress
@@ -22,7 +21,6 @@ from duat_cli.cache.tensors import TensorCache, gram_key
 from duat_cli.errors import CheckpointError, DuatError, NoSignalError, UnsupportedModelError
 from duat_cli.loading.model.fingerprint import fingerprint
 from duat_cli.loading.model.load import LoadedModel
-from duat_cli.loading.model.memory import peak_memory
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.block.parts import BlockParts
@@ -74,8 +72,7 @@ class Session:
     ) -> None:
         self.loaded = loaded
         self._every_plain, self._swept = every_plain, False  # whether a prompt has run to its end
-        self._started = datetime.now(UTC)
-        self._clock = time.perf_counter()
+        self._clock = Clock()
         self._dtype = loaded.model.dtype
         self._structure: ModelStructure | None = None
         self._growing: Growing | None = None
@@ -292,11 +289,7 @@ class Session:
         return found
 
     def run_facts(self) -> Run:
-        return Run(
-            started=self._started.isoformat(timespec="seconds"),
-            seconds=round(time.perf_counter() - self._clock, 3),
-            peak_memory_bytes=peak_memory(),
-        )
+        return self._clock.run()
 
 
 def require_signal(run: BlockRun) -> None:

@@ -11,7 +11,7 @@ Every number below is a closed form in Ĥ and the Gram matrix G[h, k] = ⟨V_h O
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -52,8 +52,8 @@ class HeadFactors:
 
     def without_values(self) -> HeadFactors:
         """The shapes alone, on `meta`."""
-        kept = {f.name: getattr(self, f.name) for f in fields(self)}
-        return HeadFactors(**{name: None if t is None else t.to("meta") for name, t in kept.items()})
+        biases = (None if bias is None else bias.to("meta") for bias in (self.value_bias, self.output_bias))
+        return HeadFactors(self.value.to("meta"), self.output.to("meta"), *biases)
 
     def maps(self) -> Tensor:
         """A_h = V_h O_h, (heads, width, M): for small cases."""

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import bad_checkpoints
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures"))
-import bad_checkpoints
 
 from duat_cli.loading.model.load import LoadedModel, load, load_tokenizer
 from duat_cli.loading.prompts import Prompt, PromptText, encode, limits

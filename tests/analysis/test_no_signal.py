@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
+import bad_checkpoints
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures"))
-import bad_checkpoints
 
 from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
+import bad_checkpoints
 import pytest
 import torch
 from helpers import WIRINGS, coupling_of, dense_blocks, far, kron_sum, single_model
 from safetensors import safe_open
 from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures"))
-import bad_checkpoints
 
 from duat_cli.analysis import operator_file
 from duat_cli.analysis.operator_file import OperatorFile

@@ -15,8 +15,6 @@ from typing import Any
 import pytest
 from children import PATIENCE
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures"))
-
 from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries, talk
 from duat_cli.loading.checkpoint.source import demo_path

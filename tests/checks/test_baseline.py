@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import bad_checkpoints as bad
 import pytest
 import torch
 from running_checks import Duat, apart
 from safetensors.torch import load_file, save_file
-
-import bad_checkpoints as bad  # isort: skip
 
 from duat_cli.checks.baseline import natural
 from duat_cli.loading.checkpoint.source import demo_path

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import bad_checkpoints as bad
 import pytest
 from running_checks import Duat, apart
-
-import bad_checkpoints as bad  # isort: skip
 
 ADAPTERS = {name for name, case in bad.CASES.items() if "adapter" in case.inputs}
 

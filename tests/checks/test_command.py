@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import bad_checkpoints as bad
 import pytest
 from running_checks import Duat, apart
-
-import bad_checkpoints as bad  # isort: skip
 
 LIGHT = ("--weights-only", "-q")
 

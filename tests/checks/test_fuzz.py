@@ -11,11 +11,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import bad_checkpoints as bad
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-
-import bad_checkpoints as bad  # isort: skip
 
 from duat_cli.cli.commands.check import check
 from duat_cli.cli.main import run

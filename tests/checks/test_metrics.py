@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
+import sample_reports as sample
 from pydantic import create_model
 from running_checks import Duat
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
-import sample_reports as sample
 
 from duat_cli.checks.baseline import Metric, metric_of
 from duat_cli.checks.metrics import report_metrics

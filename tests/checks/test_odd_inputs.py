@@ -9,11 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import bad_checkpoints as bad
 import pytest
 import torch
 from running_checks import Duat, apart
-
-import bad_checkpoints as bad  # isort: skip
 
 POINTER = "\noid sha256:" + "0" * 64 + "\nsize 123\n"
 

@@ -17,11 +17,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import bad_checkpoints as bad
 import pytest
 from children import PATIENCE, hear_signals
 from running_checks import STEERING, Duat, Outcome, apart
-
-import bad_checkpoints as bad  # isort: skip
 
 from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import demo_path

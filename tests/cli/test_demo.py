@@ -52,17 +52,3 @@ def test_bad_prompt_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "duat: error: --prompt 1: empty prompt; expected a text\n"
     assert run(["inspect", *PROMPT, "-q", "--layers", "99"]) == 2
     assert capsys.readouterr().err.startswith("duat: error: ")
-
-
-def test_a_bundled_prompt_without_tokens_is_left_out(report: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bundled texts are not the user's: one that a tokenizer cannot read costs a warning, not the run."""
-    from duat_cli.loading import prompts
-
-    texts = [prompts.PromptText("def f():", "line 1", 1), prompts.PromptText("你好", "line 2", 2)]
-    tokens = prompts._token_ids
-    monkeypatch.setattr(prompts, "default_prompts", lambda: texts)
-    monkeypatch.setattr(prompts, "_token_ids", lambda t, p, m: [] if p.line == 2 else tokens(t, p, m))
-    code, result = report("verify")
-    assert code == 0
-    assert len(result["prompts"]) == 1
-    assert any("line 2" in warning and "left out" in warning for warning in result["warnings"])

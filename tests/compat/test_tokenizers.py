@@ -1,4 +1,4 @@
-"""A panic of Rust code is known by its class; tests/loading/test_load.py has a real one."""
+"""A panic of Rust code is known by its class; tests/loading/model/test_load.py has a real one."""
 
 from __future__ import annotations
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import io
-import sys
 from pathlib import Path
 from typing import Any
 
+import bad_checkpoints as bad
 import pytest
 import torch
 import transformers
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures"))
-import bad_checkpoints as bad
 
 from duat_cli.errors import InputError
 from duat_cli.loading.model.load import load_tokenizer

@@ -173,7 +173,7 @@ def sweep_prompts(
     def listener(number: int) -> Listener:
         decomposition = Decomposition(one_by_one=options.terms, own=True)
         sweep = sweeps[number] = PromptSweep({}, [], [], {}, {})
-        null = uniform[number] = UniformNulls(options.threshold)
+        null = uniform[number] = UniformNulls(options.threshold, together=session.loaded.paged is None)
 
         def listen(run: BlockRun) -> None:
             step = decomposition.advance(run)

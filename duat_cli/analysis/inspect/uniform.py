@@ -53,10 +53,13 @@ class _Group:
 
 
 class UniformNulls:
-    """The nulls of one prompt's blocks, computed together where their rows see the same tokens."""
+    """The nulls of one prompt's blocks, computed together where their rows see the same tokens.
 
-    def __init__(self, threshold: float) -> None:
-        self._threshold = threshold
+    together: False computes each at once, so that no block's factors are kept.
+    """
+
+    def __init__(self, threshold: float, *, together: bool = True) -> None:
+        self._threshold, self._together = threshold, together
         self._groups: list[_Group] = []
         self._found: dict[int, NullNumbers] = {}
 
@@ -67,6 +70,8 @@ class UniformNulls:
         sources = operator.source_scale.T.double()
         kept = _Kept(index, geometry, operator.factors, sources, scale, numbers.arriving.double())
         self._group(numbers.seen, operator.factors.heads).blocks.append(kept)
+        if not self._together:
+            self._work_off()
 
     def _group(self, seen: Tensor, heads: int) -> _Group:
         for group in self._groups:

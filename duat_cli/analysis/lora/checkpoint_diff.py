@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from duat_cli import __version__
+from duat_cli.analysis.lora.adapter_diff import NOT_READ, Collected
 from duat_cli.analysis.lora.change import Change, matrices
 from duat_cli.analysis.lora.notable import summarise
-from duat_cli.analysis.lora.run import NOT_READ, Collected
 from duat_cli.analysis.lora.weight_change import Directions, rounding
 from duat_cli.analysis.progress import Progress
 from duat_cli.errors import CheckpointError

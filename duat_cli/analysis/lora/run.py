@@ -1,188 +1,135 @@
-"""`duat lora-diff` from the weights alone: an adapter, two adapters, or a fully tuned checkpoint, against a base."""
+"""`duat lora-diff`: what is compared with what, and the report on it.
+
+torch is imported once the files are known to be there and to agree, so what is wrong with them is said at once;
+transformers, only where prompts run.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+from duat_cli.analysis.opening import Found, ModelRequest, PromptRequest, open_found
+from duat_cli.errors import CheckpointError, InputError
+from duat_cli.loading.adapter.folder import AdapterFiles, is_adapter, open_adapter
+from duat_cli.text import clean
 
-from duat_cli import __version__
-from duat_cli.analysis.lora.change import Change, Read, adapter_tensors, change_of
-from duat_cli.analysis.lora.comparison import compare
-from duat_cli.analysis.lora.lint import lint_plans, lint_values, sorted_findings
-from duat_cli.analysis.lora.notable import summarise
-from duat_cli.analysis.lora.weight_change import Directions, Numbers, module_change, numbers_of
-from duat_cli.analysis.progress import Progress
-from duat_cli.loading.adapter.base_weights import BaseWeights
-from duat_cli.loading.adapter.folder import AdapterFiles
-from duat_cli.loading.adapter.keys import Keys, read_keys
-from duat_cli.loading.adapter.parameter import AdapterFault, ParameterPlan
-from duat_cli.loading.adapter.plan import plans
-from duat_cli.results.base import Run, Skipped
-from duat_cli.results.lora import LintFinding, LoraReport
-from duat_cli.results.weight_change import ModuleChange
-
-NOT_READ = "the base's tensors were not read (--no-base)"
+if TYPE_CHECKING:
+    from duat_cli.analysis.lora.report import Asked
+    from duat_cli.analysis.progress import Progress
+    from duat_cli.loading.adapter.base_weights import BaseWeights
+    from duat_cli.loading.checkpoint.source import Source
+    from duat_cli.results.base import Run
+    from duat_cli.results.lora import LoraReport
 
 
 @dataclass(frozen=True)
-class LoraOptions:
-    """What `duat lora-diff` computes."""
+class LoraRequest:
+    """What is to be compared with what."""
 
-    read_base: bool = True
-    lint_only: bool = False
-    directions: Directions = field(default_factory=Directions)
-
-
-@dataclass
-class Collected:
-    """The changes of one adapter or checkpoint, put into entries one after another."""
-
-    directions: Directions
-    modules: list[ModuleChange] = field(default_factory=list)
-    unchanged: list[str] = field(default_factory=list)
-    added: list[str] = field(default_factory=list)
-    skipped: list[Skipped] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    energy: float | None = 0.0  # Σ‖Δ‖²; None where a change is not known
-    base_energy: float | None = 0.0  # Σ‖W‖² of what changes; None where a base tensor was not read
-
-    def add(self, change: Change, stored: Tensor | None, why_no_base: str) -> Numbers | None:
-        """One parameter's change; stored: its base value."""
-        name = change.plan.parameter
-        if change.fault and not change.nonfinite:
-            self.skipped.append(Skipped(what=name, why=change.fault))
-            self.energy = None
-            return None
-        if change.is_zero:
-            self.unchanged.append(name)
-            return None
-        numbers = None if change.fault else numbers_of(change, large=self.directions.large)
-        self.modules.append(module_change(change, numbers, stored, why_no_base, self.directions))
-        if numbers is None:
-            self.warnings.append(f"{name}: {change.fault}; its numbers are undefined")
-            self.energy = None
-            return None
-        if self.energy is not None:
-            self.energy += numbers.frobenius**2
-        relative = self.modules[-1].relative_frobenius
-        if not relative:
-            self.base_energy = None
-        elif self.base_energy is not None:
-            self.base_energy += (numbers.frobenius / relative) ** 2
-        return numbers
+    base: ModelRequest
+    tuned: str | None
+    """Folder of an adapter or of a checkpoint; None is the bundled adapter."""
+    other: str | None
+    """Folder of a second adapter."""
+    texts: PromptRequest | None
+    """What both models run; None: the weights alone are compared."""
+    lint: bool
+    """Only the adapter's findings."""
+    no_base: bool
+    """No tensor of the base is read."""
+    large: bool
+    """Also the directions that take long."""
+    cache: bool
 
 
-@dataclass(frozen=True)
-class Opened:
-    """An adapter with its tensors at hand and its plans made."""
+def lora_diff(request: LoraRequest, progress: Progress, run: Callable[[], Run]) -> LoraReport:
+    """The report on an adapter, on two, or on a tuned checkpoint; InputError where a checkpoint is given for one."""
+    found = request.base.find(progress)
+    tuned = _folder(request.tuned)
+    if is_adapter(tuned) or not (tuned / "config.json").exists():
+        return _adapters(request, found, progress, run)
+    if request.other is not None:
+        raise InputError(
+            f"OTHER '{request.other}': two adapters can be compared, but '{request.tuned}' is a checkpoint"
+        )
+    if request.lint or request.no_base:
+        option = "--lint" if request.lint else "--no-base"
+        raise InputError(f"{option}: is about adapters, but '{request.tuned}' is a checkpoint")
+    from duat_cli.loading.checkpoint.source import Source
 
-    adapter: AdapterFiles
-    keys: Keys
-    found: list[ParameterPlan | AdapterFault]
-    read: Read
-
-    @property
-    def plans(self) -> list[ParameterPlan]:
-        return [plan for plan in self.found if isinstance(plan, ParameterPlan)]
-
-    def changes(self, base: BaseWeights | None) -> dict[str, Callable[[], Change]]:
-        """Parameter -> what computes its change; one that is saved whole as well counts apart."""
-        tuned = {plan.parameter for plan in self.plans if "saved" not in plan.parts}
-        names = [p.parameter + (" (saved)" if "saved" in p.parts and p.parameter in tuned else "") for p in self.plans]
-        return {
-            name: functools.partial(change_of, plan, self.read, base)
-            for name, plan in zip(names, self.plans, strict=True)
-        }
+    return _checkpoint(request, found, Source(tuned, request.tuned or str(tuned), None), progress, run)
 
 
-def adapter_report(
-    base: BaseWeights,
-    adapters: Sequence[AdapterFiles],
-    options: LoraOptions,
-    progress: Progress,
-    run: Callable[[], Run],
+def _adapters(request: LoraRequest, found: Found, progress: Progress, run: Callable[[], Run]) -> LoraReport:
+    adapters = [_adapter(name) for name in (request.tuned, *([request.other] if request.other else []))]
+    progress(0, 0, "loading torch")
+    from duat_cli.analysis.lora.adapter_diff import LoraOptions, adapter_report
+    from duat_cli.analysis.lora.weight_change import Directions
+
+    directions = Directions(request.large, request.cache)
+    options = LoraOptions(read_base=not request.no_base, lint_only=request.lint, directions=directions)
+    asked = _asked(request, found, progress)
+    report = adapter_report(_weights(found), adapters, options, progress, run)
+    if asked is None:
+        return report
+    from duat_cli.analysis.lora.report import adapter_on_prompts
+
+    return adapter_on_prompts(report, _weights(found), adapters[0], asked, progress, run)
+
+
+def _checkpoint(
+    request: LoraRequest, found: Found, place: Source, progress: Progress, run: Callable[[], Run]
 ) -> LoraReport:
-    """The report on one adapter, or on two of the same base."""
-    with base, contextlib.ExitStack() as stack:
-        opened = []
-        for adapter in adapters:
-            progress(0, 1, f"reading {adapter.name}")
-            keys = read_keys(adapter)
-            found = list(plans(adapter, keys, base))
-            opened.append(Opened(adapter, keys, found, stack.enter_context(adapter_tensors(adapter))))
-        lint = [finding for one in opened for finding in _lint(one, base)]
-        collected = [Collected(options.directions) for _ in opened]
-        if not options.lint_only:
-            for one, into in zip(opened, collected, strict=True):
-                _refuse(one)
-                _collect(one, base, options, into, progress)
-        comparison = None
-        if len(opened) > 1 and not options.lint_only:
-            progress(0, 1, "comparing the adapters")
-            values = base if options.read_base else None
-            comparison = compare(
-                opened[1].adapter.name,
-                opened[0].changes(values),
-                opened[1].changes(values),
-            )
-    first = collected[0]
-    mutated = sorted(
-        {p.mutated for one in opened for p in one.plans if p.mutated and p.mutated not in ("pissa", "olora")}
-    )
-    warnings = [
-        *base.files.warnings,
-        *(warning for part in collected for warning in part.warnings),
-        *(
-            f"init_lora_weights {m}: the change is relative to a base that {m} mutated, not to this one"
-            for m in mutated
-        ),
-    ]
-    return LoraReport(
-        duat_version=__version__,
-        mode="adapter" if len(opened) == 1 else "two adapters",
-        level="lint" if options.lint_only else "weights",
-        base=base.source.name,
-        tuned=adapters[0].name,
-        method=adapters[0].method,
-        dtype=base.dtype(),
-        modules=first.modules,
-        other_modules=collected[1].modules if len(collected) > 1 else None,
-        unchanged=first.unchanged,
-        added=first.added,
-        removed=[],
-        comparison=comparison,
-        summary=summarise(first.modules, first.energy, first.base_energy, comparison),
-        lint=lint,
-        skipped=[entry for part in collected for entry in part.skipped],
-        warnings=warnings,
-        run=run(),
-    )
+    from duat_cli.loading.checkpoint.preflight import inspect_folder
+
+    tuned = Found(place, inspect_folder(place.path))
+    progress(0, 0, "loading torch")
+    from duat_cli.analysis.lora.checkpoint_diff import checkpoint_report
+    from duat_cli.analysis.lora.weight_change import Directions
+
+    asked = _asked(request, found, progress)
+    directions = Directions(request.large, request.cache)
+    report = checkpoint_report(_weights(found), _weights(tuned), directions, progress, run)
+    if asked is None:
+        return report
+    progress(0, 0, f"loading {place.name}")
+    from duat_cli.analysis.lora.report import checkpoint_on_prompts
+    from duat_cli.loading.model.load import load_files
+
+    other = load_files(tuned.place, tuned.files, dtype=request.base.dtype, device=request.base.device)
+    return checkpoint_on_prompts(report, asked, other, progress, run)
 
 
-def _lint(one: Opened, base: BaseWeights) -> list[LintFinding]:
-    return sorted_findings(
-        [*lint_plans(one.adapter, one.keys, one.found, base), *lint_values(one.adapter, one.keys, one.read)]
-    )
+def _asked(request: LoraRequest, found: Found, progress: Progress) -> Asked | None:
+    """The base model, and the prompts as its token ids, where there are any: what is wrong there comes first."""
+    if request.texts is None:
+        return None
+    read = request.texts.read(progress)
+    loaded, prompts = open_found(request.base, found, request.texts, read, progress)
+    from duat_cli.analysis.lora.report import Asked
+    from duat_cli.loading.model.load import load_tokenizer
+
+    tokenizer = load_tokenizer(loaded.files.path)
+    return Asked(loaded, prompts, lambda i: clean(str(tokenizer.decode([i]))))
 
 
-def _refuse(one: Opened) -> None:
-    """An adapter with a part that has no meaning is not half reported."""
-    faults = [fault for fault in one.found if isinstance(fault, AdapterFault)]
-    if faults:
-        raise faults[0]
+def _weights(found: Found) -> BaseWeights:
+    from duat_cli.loading.adapter.base_weights import BaseWeights
+
+    return BaseWeights(found.place, found.files)
 
 
-def _collect(one: Opened, base: BaseWeights, options: LoraOptions, into: Collected, progress: Progress) -> None:
-    for number, plan in enumerate(one.plans, 1):
-        if plan.place is None and "saved" in plan.parts:  # a new head, say
-            into.added.append(plan.parameter)
-            continue
-        change = change_of(plan, one.read, base if options.read_base else None)
-        stored = base.read(plan.place) if options.read_base and plan.place is not None and not change.is_zero else None
-        why = NOT_READ if not options.read_base else "the base has no such parameter"
-        into.add(change, stored, why)
-        progress(number, len(one.plans), f"weights of {one.adapter.name}")
+def _folder(name: str | None) -> Path:
+    from duat_cli.loading.checkpoint.source import demo_adapter_path
+
+    return demo_adapter_path() if name is None else Path(name).expanduser()
+
+
+def _adapter(name: str | None) -> AdapterFiles:
+    path = _folder(name)
+    if name is not None and not path.exists():
+        raise CheckpointError(f"{name}: no such folder; adapters and tuned checkpoints are read from local folders")
+    return open_adapter(path, name or "demo adapter")

@@ -73,8 +73,13 @@ class PruneOutcome:
     nested: dict[Kind, Nested]
 
     def chosen(self, plan: Plan) -> list[TermId]:
-        """The set of a plan: what was guaranteed on held-out prompts, or, without any, the largest in the budget."""
+        """The set of a plan: what was guaranteed on held-out prompts, or, without any, the largest in the budget.
+
+        InputError where that is none.
+        """
         removed = plan.removed if plan.guarantee is None else plan.guarantee.removed
+        if not removed:
+            raise InputError(_nothing(plan))
         return self.nested[plan.granularity].order[:removed]
 
     def exported(self, terms: Sequence[TermId], suffix: str) -> str:
@@ -167,6 +172,18 @@ def prune_bound(
         run=session.run_facts(),
     )
     return PruneOutcome(report, session, work.sites, nested)
+
+
+def _nothing(plan: Plan) -> str:
+    """Why there is no set to write."""
+    if plan.granularity == "block" and plan.of == 1:
+        return "--export, --apply: the model has one block, and one has to stay"
+    budget = f"the budget of {plan.budget:g}"
+    if plan.removed:
+        why = f"no set of {plan.granularity}s is guaranteed to stay within {budget} on the held-out prompts"
+    else:
+        why = f"no set of {plan.granularity}s stays within {budget}"
+    return f"--export, --apply: {why}; raise --budget"
 
 
 def _named(progress: Progress, what: str) -> Tick:

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
 
 import typer
 
 from duat_cli.cli.shared import options
-from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError, NoSignalError, UnsupportedModelError
+from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
 
 if TYPE_CHECKING:
-    from duat_cli.checks.conclude import CheckPlan, Subject
-    from duat_cli.checks.rule import Evidence, Need
-    from duat_cli.cli.shared.session import Found, ModelOptions, PromptOptions
-    from duat_cli.cli.terminal.clock import Clock
     from duat_cli.cli.terminal.output import Target
-    from duat_cli.cli.terminal.progress import Progress
-    from duat_cli.cli.terminal.talk import Talk
-    from duat_cli.loading.model.load import LoadedModel
-    from duat_cli.loading.prompts import Prompt, PromptText
-    from duat_cli.results.check import CheckReport
-    from duat_cli.results.lora import LintFinding
-    from duat_cli.results.prune import PruneReport
 
 PANEL_CHECK = "What to check"
 CheckForm = Literal["table", "json", "junit", "github", "markdown", "sarif"]
@@ -135,26 +124,35 @@ def check(
 
     Exit code: 0 all checks passed (warnings allowed), 1 a check failed, 2 could not tell.
     """
+    from duat_cli.analysis.clock import Clock
+    from duat_cli.analysis.opening import ModelRequest, PromptRequest
+    from duat_cli.cli.shared.announce import announce
     from duat_cli.cli.shared.presentation import Presentation, talk_of
-    from duat_cli.cli.shared.session import ModelOptions, PromptOptions
-    from duat_cli.cli.terminal.clock import Clock
     from duat_cli.cli.terminal.output import Target
     from duat_cli.cli.terminal.progress import Progress
 
     clock = Clock()
     _refuse_no_model(model)
-    wanted = ModelOptions(model, revision, token, cache_dir, trust_remote_code, dtype, device)
-    texts = PromptOptions(prompt, prompts, max_tokens)
+    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device)
+    texts = PromptRequest(prompt, prompts, max_tokens)
     talk = talk_of(quiet, verbose, no_color)
     chosen = _form(form, json, output)
     presentation = Presentation.of(output, "json" if chosen == "json" else "table", False, no_color)
     outlets = [_Outlet(chosen, presentation.target), *_outlets(report or [])]
-    plan = _plan(policy, select or [], baseline, update_baseline, weights_only, dtype)
+    from duat_cli.analysis.check.run import CheckRequest
+    from duat_cli.analysis.check.run import check as compute
+    from duat_cli.checks.conclude import plan
+    from duat_cli.checks.policy import read_policy
+    from duat_cli.checks.settings import settings_of
+
+    found = read_policy(policy)
+    settled = plan(found, settings_of(found, select or []), baseline, update_baseline, weights_only, dtype)
     file = Target.of("--baseline", baseline) if update_baseline else None
     _refuse_shared(outlets, file)
 
+    announce(model, talk)
     with Progress(talk) as progress:
-        result, text = _check(plan, wanted, texts, adapter, talk, progress, clock)
+        result, text = compute(settled, CheckRequest(wanted, texts, adapter), progress, clock.run)
         if file is not None and text is not None:
             file.write(text)
 
@@ -206,124 +204,3 @@ def _refuse_shared(outlets: list[_Outlet], file: Target | None) -> None:
     twice = next((path for path in paths if paths.count(path) > 1), None)
     if twice is not None:
         raise InputError(f"'{twice}' is named twice, by --output, --report or --baseline; give each a file of its own")
-
-
-def _plan(
-    policy: str | None, select: list[str], baseline: str | None, update: bool, weights_only: bool, dtype: str
-) -> CheckPlan:
-    from duat_cli.checks.conclude import plan
-    from duat_cli.checks.policy import read_policy
-    from duat_cli.checks.settings import settings_of
-
-    found = read_policy(policy)
-    return plan(found, settings_of(found, select), baseline, update, weights_only, dtype)
-
-
-def _check(
-    plan: CheckPlan,
-    wanted: ModelOptions,
-    texts: PromptOptions,
-    adapter: str | None,
-    talk: Talk,
-    progress: Progress,
-    clock: Clock,
-) -> tuple[CheckReport, str | None]:
-    from duat_cli.checks.conclude import NO_FORWARD, Subject, conclude
-    from duat_cli.checks.rule import Evidence
-    from duat_cli.checks.weights import weight_facts
-    from duat_cli.loading.model.notes import weight_notes
-
-    wanted.announce(talk)
-    read = texts.read(progress) if plan.forward else []
-    found = wanted.find(progress)
-    undefined: NoSignalError | None = None
-    if plan.forward:
-        evidence, subject, undefined = _with_model(plan, wanted, found, texts, read, progress)
-    else:
-        weights = weight_facts(found.files, progress, first_sketch=plan.first_sketch)
-        why = NO_FORWARD if plan.weights_only else "no rule that is on needs it"
-        absent: dict[Need, str] = dict.fromkeys(("load", "report", "slack"), why)
-        evidence = Evidence(found.files, weights, absent=absent)
-        notes = weight_notes(weights.nonfinite, weights.zero_matrices, len(weights.matrices))
-        subject = Subject(found.place.name, found.place.revision, None, (*found.files.warnings, *notes))
-    if adapter is None:
-        evidence.absent["adapter"] = "no --adapter was given"
-    else:
-        evidence = replace(evidence, adapter=_lint(adapter, found, progress))
-    result, text = conclude(plan, evidence, subject, clock.run())
-    if undefined is not None and result.verdict == "passed":  # no rule on the weights is on that says it
-        raise undefined
-    return result, text
-
-
-def _lint(name: str, found: Found, progress: Progress) -> tuple[LintFinding, ...]:
-    progress.doing(f"checking the adapter {name}")
-    from pathlib import Path
-
-    from duat_cli.analysis.lora.lint import lint_adapter
-    from duat_cli.loading.adapter.base_weights import BaseWeights
-    from duat_cli.loading.adapter.folder import open_adapter
-
-    opened = open_adapter(Path(name).expanduser(), name)
-    with BaseWeights(found.place, found.files) as base:
-        return tuple(lint_adapter(opened, base))
-
-
-def _with_model(
-    plan: CheckPlan,
-    wanted: ModelOptions,
-    found: Found,
-    texts: PromptOptions,
-    read: list[PromptText],
-    progress: Progress,
-) -> tuple[Evidence, Subject, NoSignalError | None]:
-    """The model loaded and, where its weights are numbers, run; and why the run says nothing, if it does not."""
-    from duat_cli.checks.conclude import Subject
-    from duat_cli.checks.rule import Evidence
-    from duat_cli.checks.weights import weight_facts
-    from duat_cli.cli.shared.session import open_found
-
-    try:
-        loaded, inputs = open_found(wanted, found, texts, read, progress)
-    except UnsupportedModelError as fault:
-        raise _with_hint(fault) from fault
-    weights = weight_facts(found.files, progress, first_sketch=plan.first_sketch)
-    evidence = Evidence(found.files, weights, unexpected=loaded.unexpected, spare=loaded.spare)
-    if loaded.nonfinite_weights:
-        for need in ("report", "slack"):
-            evidence.absent[need] = "weights that are not finite leave nothing to compute"
-        return evidence, Subject(loaded.name, loaded.revision, None, loaded.warnings), None
-    from duat_cli.analysis.inspect.run import InspectOptions, inspect
-    from duat_cli.checks.paths import asks_for
-
-    asked = {o for path, (_, table) in plan.policy.bounds().items() if table.level != "off" for o in asks_for(path)}
-    settings = InspectOptions(
-        spectrum="spectrum" in asked,
-        terms="terms" in asked,
-        per_prompt="per_prompt" in asked,
-        null="all" if "null" in asked else "uniform",
-    )
-    try:
-        report = inspect(loaded, inputs, settings, progress)
-    except NoSignalError as fault:  # the rules on weights say what is zero
-        evidence.absent.update({"report": str(fault), "slack": str(fault)})
-        return evidence, Subject(loaded.name, loaded.revision, None, loaded.warnings), fault
-    except UnsupportedModelError as fault:
-        raise _with_hint(fault) from fault
-    subject = Subject(loaded.name, loaded.revision, report.model.fingerprint, tuple(report.warnings))
-    return replace(evidence, report=report, slack=_slack(plan, loaded, inputs, progress)), subject, None
-
-
-def _with_hint(fault: UnsupportedModelError) -> UnsupportedModelError:
-    return UnsupportedModelError(f"{fault}; --weights-only checks what needs no forward pass")
-
-
-def _slack(plan: CheckPlan, loaded: LoadedModel, inputs: list[Prompt], progress: Progress) -> PruneReport | None:
-    """How much can go, if a rule asks."""
-    if not any(s.level != "off" and "slack" in s.rule.needs for s in plan.settings.values()):
-        return None
-    from duat_cli.analysis.prune.run import PruneOptions, prune_bound
-
-    budget, probes = plan.policy.pruning()
-    options = PruneOptions(kinds=("neuron", "head"), probes=probes, measure=0, budget=budget)
-    return prune_bound(loaded, inputs, [], options, progress).report

@@ -124,21 +124,23 @@ def inspect(
 
     Exit code: 0 exact, 1 the certificate is not exact, 2 could not tell.
     """
+    from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_session
+    from duat_cli.cli.shared.announce import announce
     from duat_cli.cli.shared.presentation import Presentation, talk_of
-    from duat_cli.cli.shared.session import ModelOptions, PromptOptions, open_session
     from duat_cli.cli.shared.tensor_target import operator_file
     from duat_cli.cli.terminal.progress import Progress
 
-    wanted = ModelOptions(model, revision, token, cache_dir, trust_remote_code, dtype, device)
-    texts = PromptOptions(prompt, prompts, max_tokens)
+    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device)
+    texts = PromptRequest(prompt, prompts, max_tokens)
     talk = talk_of(quiet, verbose, no_color)
     chosen = options.parse_layers(layers)
     _check_threshold(threshold)
     presentation = Presentation.of(output, form, json, no_color, wide=wide)
     matrix_file = _matrix_file(matrices, presentation)
 
+    announce(model, talk)
     with Progress(talk) as progress:
-        loaded, inputs = open_session(wanted, texts, talk, progress)
+        loaded, inputs = open_session(wanted, texts, progress)
         from duat_cli.analysis.inspect.run import InspectOptions
         from duat_cli.analysis.inspect.run import inspect as compute
 

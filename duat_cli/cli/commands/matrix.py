@@ -93,13 +93,14 @@ def matrix(
 
     Exit code: 0 every check holds, 1 a check fails, 2 could not tell.
     """
+    from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_session
+    from duat_cli.cli.shared.announce import announce
     from duat_cli.cli.shared.presentation import Presentation, talk_of
-    from duat_cli.cli.shared.session import ModelOptions, PromptOptions, open_session
     from duat_cli.cli.shared.tensor_target import operator_file, tensor_target, token_texts
     from duat_cli.cli.terminal.progress import Progress
 
-    wanted = ModelOptions(model, revision, token, cache_dir, trust_remote_code, dtype, device)
-    texts = PromptOptions([_only(prompt)], None, max_tokens)
+    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device)
+    texts = PromptRequest([_only(prompt)], None, max_tokens)
     talk = talk_of(quiet, verbose, no_color)
     presentation = Presentation.of(None, form, json, no_color)
     target = tensor_target("--output", output)
@@ -108,8 +109,9 @@ def matrix(
     if not prompt:
         talk.note(f"no --prompt given: using the paper's '{PAPER_PROMPT}'")
 
+    announce(model, talk)
     with Progress(talk) as progress:
-        loaded, [text] = open_session(wanted, texts, talk, progress)
+        loaded, [text] = open_session(wanted, texts, progress)
         from duat_cli.analysis.matrix.run import matrix as compute
 
         decode = token_texts(loaded, trust_remote_code)

@@ -173,20 +173,22 @@ def prune_bound(
     output, ablates a sample of them for real, and says how good the prediction was. Exit code: 0 done, 1 the
     certificate is not exact, 2 could not tell.
     """
+    from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_with_holdout
+    from duat_cli.cli.shared.announce import announce
     from duat_cli.cli.shared.presentation import Presentation, talk_of
-    from duat_cli.cli.shared.session import ModelOptions, PromptOptions, open_with_holdout
     from duat_cli.cli.terminal.progress import Progress
 
-    wanted = ModelOptions(model, revision, token, cache_dir, trust_remote_code, dtype, device)
-    texts = PromptOptions(prompt, prompts, max_tokens)
+    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device)
+    texts = PromptRequest(prompt, prompts, max_tokens)
     talk = talk_of(quiet, verbose, no_color)
     kinds = _kinds(granularity)
     _check(budget, confidence, exceed)
     presentation = Presentation.of(output, form, json, no_color, wide=wide)
     chosen = _Chosen.of(export, apply, kinds, ablate, presentation)
 
+    announce(model, talk)
     with Progress(talk) as progress:
-        loaded, inputs, held_out = open_with_holdout(wanted, texts, holdout, talk, progress)
+        loaded, inputs, held_out = open_with_holdout(wanted, texts, holdout, progress)
         from duat_cli.analysis.prune.run import PruneOptions
         from duat_cli.analysis.prune.run import prune_bound as compute
 
@@ -253,8 +255,6 @@ class _Chosen:
             return
         [plan] = outcome.report.plans
         terms = outcome.chosen(plan)
-        if not terms:
-            raise InputError(_nothing(plan))
         if self.export is not None:
             self.export.write(outcome.exported(terms, self.export.path.suffix if self.export.path else ".json"))
             talk.note(f"wrote {self.export.path}: {_set_line(plan)}")
@@ -265,18 +265,6 @@ class _Chosen:
                 talk.note(note)
             talk.note(f"wrote {self.apply} without {_set_line(plan)}")
             talk.note(_applied_line(applied))
-
-
-def _nothing(plan: Plan) -> str:
-    """Why there is no set to write."""
-    if plan.granularity == "block" and plan.of == 1:
-        return "--export, --apply: the model has one block, and one has to stay"
-    budget = f"the budget of {plan.budget:g}"
-    if plan.removed:
-        why = f"no set of {plan.granularity}s is guaranteed to stay within {budget} on the held-out prompts"
-    else:
-        why = f"no set of {plan.granularity}s stays within {budget}"
-    return f"--export, --apply: {why}; raise --budget"
 
 
 def _set_line(plan: Plan) -> str:

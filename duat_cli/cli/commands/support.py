@@ -11,8 +11,8 @@ from duat_cli.cli.shared import options
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, EXIT_UNDECIDED, InputError
 
 if TYPE_CHECKING:
-    from duat_cli.cli.shared.session import ModelOptions
-    from duat_cli.cli.terminal.clock import Clock
+    from duat_cli.analysis.clock import Clock
+    from duat_cli.analysis.opening import ModelRequest
     from duat_cli.cli.terminal.progress import Progress
     from duat_cli.cli.terminal.talk import Talk
     from duat_cli.results.support import SupportEntry, SupportReport
@@ -49,14 +49,14 @@ def support(
 
     Exit code for one model: 0 exact, 1 partly, 2 refused. With --all: 0.
     """
+    from duat_cli.analysis.clock import Clock
+    from duat_cli.analysis.opening import ModelRequest
     from duat_cli.cli.shared.presentation import Presentation, talk_of
-    from duat_cli.cli.shared.session import ModelOptions
-    from duat_cli.cli.terminal.clock import Clock
     from duat_cli.cli.terminal.progress import Progress
 
     if all_types and model is not None:
         raise InputError(f"MODEL '{model}' and --all exclude each other")
-    wanted = ModelOptions(model, revision, token, cache_dir, trust_remote_code, dtype, device)
+    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device)
     talk = talk_of(quiet, verbose, no_color)
     presentation = Presentation.of(output, form, json, no_color)
     clock = Clock()
@@ -80,9 +80,11 @@ def _all_types(talk: Talk, progress: Progress) -> list[SupportEntry]:
     return support_all(progress)
 
 
-def _one_model(wanted: ModelOptions, talk: Talk, progress: Progress) -> SupportEntry:
-    wanted.announce(talk)
-    loaded = wanted.load(progress)
+def _one_model(wanted: ModelRequest, talk: Talk, progress: Progress) -> SupportEntry:
+    from duat_cli.cli.shared.announce import announce
+
+    announce(wanted.model, talk)
+    loaded = wanted.load(wanted.find(progress), progress)
     progress.doing("checking its parts")
     from duat_cli.analysis.support import support_of
 

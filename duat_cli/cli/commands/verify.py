@@ -29,17 +29,19 @@ def verify(
 
     Exit code: 0 exact, 1 not exact, 2 could not tell.
     """
+    from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_session
+    from duat_cli.cli.shared.announce import announce
     from duat_cli.cli.shared.presentation import Presentation, talk_of
-    from duat_cli.cli.shared.session import ModelOptions, PromptOptions, open_session
     from duat_cli.cli.terminal.progress import Progress
 
-    wanted = ModelOptions(model, revision, token, cache_dir, trust_remote_code, dtype, device)
-    texts = PromptOptions(prompt, prompts, max_tokens)
+    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device)
+    texts = PromptRequest(prompt, prompts, max_tokens)
     talk = talk_of(quiet, verbose, no_color)
     presentation = Presentation.of(output, form, json, no_color, wide=wide)
 
+    announce(model, talk)
     with Progress(talk) as progress:
-        loaded, inputs = open_session(wanted, texts, talk, progress)
+        loaded, inputs = open_session(wanted, texts, progress)
         from duat_cli.analysis.inspect.run import verify as compute
 
         report = compute(loaded, inputs, progress)

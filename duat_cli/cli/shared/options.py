@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from duat_cli.cli.terminal.talk import hide
 from duat_cli.errors import InputError
 
 PANEL_INPUT = "Input"
@@ -18,6 +19,12 @@ LAYERS_LIMIT = 10_000  # no model has more blocks; a larger range would only fil
 def same_dashes(name: str) -> str:
     """--trust_remote_code is --trust-remote-code, as accelerate and lm_eval spell it."""
     return name.replace("_", "-")
+
+
+def _hidden(token: str | None) -> str | None:
+    """The token, which no message shows from here on."""
+    hide(token)
+    return token
 
 
 CONTEXT: dict[str, Any] = {
@@ -89,6 +96,7 @@ Token = Annotated[
     typer.Option(
         "--token",
         metavar="TOKEN",
+        callback=_hidden,
         rich_help_panel=PANEL_LOADING,
         help="Hub access token, never printed. Default: HF_TOKEN, or the one of 'hf auth login'.",
     ),

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "report"))
 import sample_reports as sample
 
 from duat_cli.analysis.inspect.notable import summarise

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
+import bad_checkpoints as bad
 import pytest
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "fixtures"))
-
-import bad_checkpoints as bad  # isort: skip
 
 from duat_cli.analysis.inspect.range import block_range, range_warnings
 from duat_cli.analysis.inspect.run import InspectOptions, inspect

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import adapters
+import bad_checkpoints as bad
 import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "fixtures"))
-import adapters
-import bad_checkpoints as bad
 
 from duat_cli.analysis.lora.change import adapter_tensors
 from duat_cli.checks.weights import weight_facts

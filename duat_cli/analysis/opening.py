@@ -1,18 +1,18 @@
-"""The steps in front of every analysis: read the prompts, open the checkpoint, make token ids."""
+"""The steps in front of every analysis: find the checkpoint, read the prompts, load the model, make token ids.
+
+torch and transformers are imported where the model is loaded: errors of names, headers and texts cost no such wait.
+"""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from duat_cli.cli.terminal import libraries
-from duat_cli.cli.terminal.progress import Progress
-from duat_cli.cli.terminal.talk import Talk, hide
-from duat_cli.errors import CheckpointError, InputError
+from duat_cli.errors import InputError
 
 if TYPE_CHECKING:
+    from duat_cli.analysis.progress import Progress
     from duat_cli.loading.checkpoint.preflight import CheckpointFiles
     from duat_cli.loading.checkpoint.source import Source
     from duat_cli.loading.model.load import LoadedModel
@@ -28,10 +28,11 @@ class Found:
 
 
 @dataclass(frozen=True)
-class ModelOptions:
+class ModelRequest:
     """Which checkpoint, and how to load it."""
 
     model: str | None
+    """A folder or a hub id; None is the bundled demo."""
     revision: str | None
     token: str | None
     cache_dir: str | None
@@ -39,25 +40,14 @@ class ModelOptions:
     dtype: str
     device: str
 
-    def __post_init__(self) -> None:
-        hide(self.token)
-
-    def announce(self, talk: Talk) -> None:
-        """What is known before torch is imported: a typing error should not cost these seconds."""
-        if self.model is None:
-            talk.note("no MODEL given: using the bundled demo model")
-        elif self.model.startswith((".", "/", "~")) and not _exists(self.model):
-            raise CheckpointError(f"{self.model}: no such folder")
-        libraries.calm(talk)
-
     def find(self, progress: Progress) -> Found:
         """Where it is and what its headers say: what is wrong there is said before torch is imported."""
         if self.device not in ("auto", "cpu"):  # only torch knows it; a wrong one is said before a long download
-            progress.doing(f"loading torch for --device {self.device}")
+            progress(0, 0, f"loading torch for --device {self.device}")
             from duat_cli.loading.model.load import parse_device
 
             parse_device(self.device)
-        progress.doing(f"looking for {self.model or 'the demo model'}")
+        progress(0, 0, f"looking for {self.model or 'the demo model'}")
         from duat_cli.loading.checkpoint.preflight import inspect_folder
         from duat_cli.loading.checkpoint.source import resolve
 
@@ -70,10 +60,9 @@ class ModelOptions:
         )
         return Found(place, inspect_folder(place.path))
 
-    def load(self, progress: Progress, found: Found | None = None) -> LoadedModel:
+    def load(self, found: Found, progress: Progress) -> LoadedModel:
         """The model, ready to run."""
-        found = found or self.find(progress)
-        progress.doing(f"loading {self.model or 'the demo model'}")
+        progress(0, 0, f"loading {self.model or 'the demo model'}")
         from duat_cli.loading.model.load import load_files
 
         return load_files(
@@ -85,18 +74,8 @@ class ModelOptions:
         )
 
 
-def _exists(name: str) -> bool:
-    """False as well for a name that no file can have."""
-    try:
-        return Path(name).expanduser().exists()
-    except PermissionError:
-        return True  # reading it will say why
-    except (OSError, RuntimeError, ValueError):
-        return False
-
-
 @dataclass(frozen=True)
-class PromptOptions:
+class PromptRequest:
     """Which texts to run, and how much of them."""
 
     prompts: list[str] | None
@@ -110,60 +89,56 @@ class PromptOptions:
 
     def read(self, progress: Progress) -> list[PromptText]:
         """The texts, before anything is loaded."""
-        progress.doing("reading the prompts")
+        progress(0, 0, "reading the prompts")
         from duat_cli.loading.prompts import read_prompts
 
         return read_prompts(self.prompts or [], self.file, sys.stdin)
 
 
-def open_session(
-    wanted: ModelOptions, texts: PromptOptions, talk: Talk, progress: Progress
-) -> tuple[LoadedModel, list[Prompt]]:
+def open_session(model: ModelRequest, texts: PromptRequest, progress: Progress) -> tuple[LoadedModel, list[Prompt]]:
     """The model, and the prompts as its token ids. Texts, names and headers come first: their errors cost no load."""
-    wanted.announce(talk)
     read = texts.read(progress)
-    return open_found(wanted, wanted.find(progress), texts, read, progress)
+    return open_found(model, model.find(progress), texts, read, progress)
 
 
 def open_found(
-    wanted: ModelOptions, found: Found, texts: PromptOptions, read: list[PromptText], progress: Progress
+    model: ModelRequest, found: Found, texts: PromptRequest, read: list[PromptText], progress: Progress
 ) -> tuple[LoadedModel, list[Prompt]]:
     """The same of a checkpoint that is found and texts that are read."""
-    loaded, tokenizer = _load(wanted, found, progress)
+    loaded, tokenizer = _load(model, found, progress)
     prompts, notes = _encoded(tokenizer, loaded, read, texts.max_tokens, bundled=not texts.own)
     return _noted(loaded, notes), prompts
 
 
 def open_with_holdout(
-    wanted: ModelOptions, texts: PromptOptions, holdout: str | None, talk: Talk, progress: Progress
+    model: ModelRequest, texts: PromptRequest, holdout: str | None, progress: Progress
 ) -> tuple[LoadedModel, list[Prompt], list[Prompt]]:
     """As `open_session`, with the prompts held out: of a file, a share of the prompts, or the bundled set (None)."""
-    wanted.announce(talk)
-    read = texts.read(progress)
     from duat_cli.loading.prompts import holdout_prompts, read_prompts, set_apart
 
+    read = texts.read(progress)
     share = _share(holdout)
     apart: list[PromptText] = [] if texts.own or holdout is not None else holdout_prompts()
     if share is not None:
         read, apart = set_apart(read, share)
     elif holdout is not None:
         apart = read_prompts([], holdout, sys.stdin)
-    loaded, tokenizer = _load(wanted, wanted.find(progress), progress)
+    loaded, tokenizer = _load(model, model.find(progress), progress)
     prompts, notes = _encoded(tokenizer, loaded, read, texts.max_tokens, bundled=not texts.own)
     bundled = not texts.own and (holdout is None or share is not None)
     held_out, more = _encoded(tokenizer, loaded, apart, texts.max_tokens, bundled=bundled)
     return _noted(loaded, [*notes, *more]), prompts, held_out
 
 
-def _load(wanted: ModelOptions, found: Found, progress: Progress) -> tuple[LoadedModel, Any]:
+def _load(model: ModelRequest, found: Found, progress: Progress) -> tuple[LoadedModel, Any]:
     """The model and its tokenizer."""
-    progress.doing("loading torch and transformers")
+    progress(0, 0, "loading torch and transformers")
     from duat_cli.loading.model.load import load_tokenizer
     from duat_cli.models.discovery.modality import require_token_ids
 
-    loaded = wanted.load(progress, found)
+    loaded = model.load(found, progress)
     require_token_ids(loaded.model)  # before the tokenizer, which a model of images has none of
-    return loaded, load_tokenizer(loaded.files.path, trust_remote_code=wanted.trust_remote_code)
+    return loaded, load_tokenizer(loaded.files.path, trust_remote_code=model.trust_remote_code)
 
 
 def _noted(loaded: LoadedModel, notes: list[str]) -> LoadedModel:

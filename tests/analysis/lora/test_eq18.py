@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import adapters
+import helpers
 import peft
 import pytest
 import torch
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-sys.path.insert(0, str(Path(__file__).parents[2] / "fixtures"))
-import adapters
-import helpers
-
 from duat_cli.analysis.lora import report as lora_report
+from duat_cli.analysis.lora.adapter_diff import LoraOptions, adapter_report
 from duat_cli.analysis.lora.checkpoint_diff import checkpoint_report
 from duat_cli.analysis.lora.report import Asked, adapter_on_prompts, checkpoint_on_prompts
-from duat_cli.analysis.lora.run import LoraOptions, adapter_report
 from duat_cli.analysis.lora.weight_change import Directions
 from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.folder import open_adapter

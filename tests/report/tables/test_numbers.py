@@ -1,11 +1,10 @@
-"""Numbers and foreign strings as text."""
+"""Numbers as text."""
 
 from __future__ import annotations
 
 import pytest
 
 from duat_cli.report.tables import numbers
-from duat_cli.text import clean, one_line
 
 
 @pytest.mark.parametrize(
@@ -58,15 +57,3 @@ def test_other_forms() -> None:
     assert numbers.indices("block", [3]) == "block 3"
     assert numbers.indices("block", [7, 0, 1, 2, 4]) == "blocks 0-2, 4, 7"
     assert [numbers.plural(count, "token") for count in (1, 2)] == ["1 token", "2 tokens"]
-
-
-def test_clean_escapes_what_steers_or_hides() -> None:
-    assert clean("a\x00\x1b[31m\x7f\x9b\u202e\u2028\u200b\ud800\n") == (
-        "a\\x00\\x1b[31m\\x7f\\x9b\\u202e\\u2028\\u200b\\ud800\\n"
-    )
-    assert clean("é 中文 ✓ [bold] \\") == "é 中文 ✓ [bold] \\"
-
-
-def test_one_line() -> None:
-    assert one_line("a\n  b\t\x1bc") == "a b \\x1bc"
-    assert one_line("x" * 500 + "end", 20) == "x" * 9 + " ... " + "xxxend"

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures"))
 import bad_checkpoints
+import pytest
 
 from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import adapters
 import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "fixtures"))
-import adapters
 
 from duat_cli.analysis.lora.change import adapter_tensors, change_of
 from duat_cli.errors import DuatError

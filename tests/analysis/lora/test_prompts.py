@@ -3,27 +3,23 @@ naive sums."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import adapters
+import helpers
 import peft
 import pytest
 import torch
 import transformers
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-sys.path.insert(0, str(Path(__file__).parents[2] / "fixtures"))
-import adapters
-import helpers
-
+from duat_cli.analysis.lora.adapter_diff import LoraOptions, adapter_report
 from duat_cli.analysis.lora.checkpoint_diff import checkpoint_report
 from duat_cli.analysis.lora.places import norms_in_front, sup_local, true_gain
 from duat_cli.analysis.lora.prompts import compare_on_prompts
 from duat_cli.analysis.lora.report import Asked, adapter_on_prompts, checkpoint_on_prompts
-from duat_cli.analysis.lora.run import LoraOptions, adapter_report
 from duat_cli.analysis.lora.weight_change import Directions
 from duat_cli.analysis.session import Session
 from duat_cli.errors import InputError, UnsupportedModelError

@@ -9,14 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import adapters
 import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "fixtures"))
-import adapters
 
 from duat_cli.analysis.lora.lint import LEVELS, lint_adapter
 from duat_cli.loading.adapter.base_weights import BaseWeights

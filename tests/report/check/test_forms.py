@@ -1,6 +1,7 @@
 """The forms of `duat check` for other programs: golden text, and what each reader insists on.
 
-After a wanted change: `python tests/report/test_check_forms.py` rewrites the golden files; read their diff.
+After a wanted change: `PYTHONPATH=tests/report python tests/report/check/test_forms.py` rewrites the golden files;
+read their diff.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from duat_cli.report.check.forms import render
 from duat_cli.report.check.words import measured, verdict
 from duat_cli.report.tables.page import Page
 
-GOLDEN = Path(__file__).with_name("golden")
+GOLDEN = Path(__file__).parents[1] / "golden"
 FORMS = {"junit": "check.xml", "github": "check_github.txt", "markdown": "check.md", "sarif": "check.sarif"}
 NAME = "m[bold]x[/red]\x1b[2J\u202e\x9b\ny"
 

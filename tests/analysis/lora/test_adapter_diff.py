@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
+import adapters
 import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "fixtures"))
-import adapters
-
 from duat_cli.analysis.lora import weight_change
+from duat_cli.analysis.lora.adapter_diff import LoraOptions, adapter_report
 from duat_cli.analysis.lora.checkpoint_diff import checkpoint_report
-from duat_cli.analysis.lora.run import LoraOptions, adapter_report
 from duat_cli.analysis.lora.weight_change import Directions
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.adapter.base_weights import BaseWeights

@@ -1,0 +1,142 @@
+"""`duat check`: what the rules that are on need is looked at, and judged.
+
+torch is imported for a forward pass or an adapter alone: weights are checked without waiting for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from duat_cli.analysis.opening import Found, ModelRequest, PromptRequest, open_found
+from duat_cli.checks.conclude import NO_FORWARD, CheckPlan, Subject, conclude
+from duat_cli.checks.paths import asks_for
+from duat_cli.checks.rule import Evidence, Need
+from duat_cli.checks.weights import weight_facts
+from duat_cli.errors import NoSignalError, UnsupportedModelError
+from duat_cli.loading.model.notes import weight_notes
+
+if TYPE_CHECKING:
+    from duat_cli.analysis.inspect.run import InspectOptions
+    from duat_cli.analysis.progress import Progress
+    from duat_cli.loading.model.load import LoadedModel
+    from duat_cli.loading.prompts import Prompt, PromptText
+    from duat_cli.results.base import Run
+    from duat_cli.results.check import CheckReport
+    from duat_cli.results.lora import LintFinding
+    from duat_cli.results.prune import PruneReport
+
+
+@dataclass(frozen=True)
+class CheckRequest:
+    """Which checkpoint is checked, and on what."""
+
+    model: ModelRequest
+    texts: PromptRequest
+    adapter: str | None
+    """Folder of an adapter of this model, checked as well."""
+
+
+def check(
+    plan: CheckPlan, request: CheckRequest, progress: Progress, run: Callable[[], Run]
+) -> tuple[CheckReport, str | None]:
+    """The report, and the text of the baseline to write, if one is to be written.
+
+    NoSignalError where the forward pass leaves nothing to measure and no rule on the weights that is on says so.
+    """
+    read = request.texts.read(progress) if plan.forward else []
+    found = request.model.find(progress)
+    undefined: NoSignalError | None = None
+    if plan.forward:
+        evidence, subject, undefined = _with_model(plan, request, found, read, progress)
+    else:
+        evidence, subject = _without_model(plan, found, progress)
+    if request.adapter is None:
+        evidence.absent["adapter"] = "no --adapter was given"
+    else:
+        evidence = replace(evidence, adapter=_lint(request.adapter, found, progress))
+    report, text = conclude(plan, evidence, subject, run())
+    if undefined is not None and report.verdict == "passed":
+        raise undefined
+    return report, text
+
+
+def _without_model(plan: CheckPlan, found: Found, progress: Progress) -> tuple[Evidence, Subject]:
+    weights = weight_facts(found.files, progress, first_sketch=plan.first_sketch)
+    why = NO_FORWARD if plan.weights_only else "no rule that is on needs it"
+    absent: dict[Need, str] = dict.fromkeys(("load", "report", "slack"), why)
+    notes = weight_notes(weights.nonfinite, weights.zero_matrices, len(weights.matrices))
+    subject = Subject(found.place.name, found.place.revision, None, (*found.files.warnings, *notes))
+    return Evidence(found.files, weights, absent=absent), subject
+
+
+def _with_model(
+    plan: CheckPlan, request: CheckRequest, found: Found, read: list[PromptText], progress: Progress
+) -> tuple[Evidence, Subject, NoSignalError | None]:
+    """The model loaded and, where its weights are numbers, run; and why the run says nothing, if it does not."""
+    try:
+        loaded, inputs = open_found(request.model, found, request.texts, read, progress)
+    except UnsupportedModelError as fault:
+        raise _with_hint(fault) from fault
+    weights = weight_facts(found.files, progress, first_sketch=plan.first_sketch)
+    evidence = Evidence(found.files, weights, unexpected=loaded.unexpected, spare=loaded.spare)
+    subject = Subject(loaded.name, loaded.revision, None, loaded.warnings)
+    if loaded.nonfinite_weights:
+        evidence.absent.update(_neither("weights that are not finite leave nothing to compute"))
+        return evidence, subject, None
+    from duat_cli.analysis.inspect.run import inspect
+
+    try:
+        report = inspect(loaded, inputs, _settings(plan), progress)
+    except NoSignalError as fault:  # the rules on weights say what is zero
+        evidence.absent.update(_neither(str(fault)))
+        return evidence, subject, fault
+    except UnsupportedModelError as fault:
+        raise _with_hint(fault) from fault
+    subject = replace(subject, fingerprint=report.model.fingerprint, warnings=tuple(report.warnings))
+    return replace(evidence, report=report, slack=_slack(plan, loaded, inputs, progress)), subject, None
+
+
+def _neither(why: str) -> dict[Need, str]:
+    return {"report": why, "slack": why}
+
+
+def _with_hint(fault: UnsupportedModelError) -> UnsupportedModelError:
+    return UnsupportedModelError(f"{fault}; --weights-only checks what needs no forward pass")
+
+
+def _settings(plan: CheckPlan) -> InspectOptions:
+    """What the bounds that are on ask for beyond the default."""
+    from duat_cli.analysis.inspect.run import InspectOptions
+
+    asked = {o for path, (_, table) in plan.policy.bounds().items() if table.level != "off" for o in asks_for(path)}
+    return InspectOptions(
+        spectrum="spectrum" in asked,
+        terms="terms" in asked,
+        per_prompt="per_prompt" in asked,
+        null="all" if "null" in asked else "uniform",
+    )
+
+
+def _slack(plan: CheckPlan, loaded: LoadedModel, inputs: list[Prompt], progress: Progress) -> PruneReport | None:
+    """How much can go, if a rule asks."""
+    if not any(s.level != "off" and "slack" in s.rule.needs for s in plan.settings.values()):
+        return None
+    from duat_cli.analysis.prune.run import PruneOptions, prune_bound
+
+    budget, probes = plan.policy.pruning()
+    options = PruneOptions(kinds=("neuron", "head"), probes=probes, measure=0, budget=budget)
+    return prune_bound(loaded, inputs, [], options, progress).report
+
+
+def _lint(name: str, found: Found, progress: Progress) -> tuple[LintFinding, ...]:
+    progress(0, 0, f"checking the adapter {name}")
+    from duat_cli.analysis.lora.lint import lint_adapter
+    from duat_cli.loading.adapter.base_weights import BaseWeights
+    from duat_cli.loading.adapter.folder import open_adapter
+
+    opened = open_adapter(Path(name).expanduser(), name)
+    with BaseWeights(found.place, found.files) as base:
+        return tuple(lint_adapter(opened, base))

@@ -1,0 +1,188 @@
+"""`duat lora-diff BASE ADAPTER [OTHER]` from the weights alone: what one adapter, or each of two, changes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from duat_cli import __version__
+from duat_cli.analysis.lora.change import Change, Read, adapter_tensors, change_of
+from duat_cli.analysis.lora.comparison import compare
+from duat_cli.analysis.lora.lint import lint_plans, lint_values, sorted_findings
+from duat_cli.analysis.lora.notable import summarise
+from duat_cli.analysis.lora.weight_change import Directions, Numbers, module_change, numbers_of
+from duat_cli.analysis.progress import Progress
+from duat_cli.loading.adapter.base_weights import BaseWeights
+from duat_cli.loading.adapter.folder import AdapterFiles
+from duat_cli.loading.adapter.keys import Keys, read_keys
+from duat_cli.loading.adapter.parameter import AdapterFault, ParameterPlan
+from duat_cli.loading.adapter.plan import plans
+from duat_cli.results.base import Run, Skipped
+from duat_cli.results.lora import LintFinding, LoraReport
+from duat_cli.results.weight_change import ModuleChange
+
+NOT_READ = "the base's tensors were not read (--no-base)"
+
+
+@dataclass(frozen=True)
+class LoraOptions:
+    """What is computed of an adapter."""
+
+    read_base: bool = True
+    lint_only: bool = False
+    directions: Directions = field(default_factory=Directions)
+
+
+@dataclass
+class Collected:
+    """The changes of one adapter or checkpoint, put into entries one after another."""
+
+    directions: Directions
+    modules: list[ModuleChange] = field(default_factory=list)
+    unchanged: list[str] = field(default_factory=list)
+    added: list[str] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    energy: float | None = 0.0  # Σ‖Δ‖²; None where a change is not known
+    base_energy: float | None = 0.0  # Σ‖W‖² of what changes; None where a base tensor was not read
+
+    def add(self, change: Change, stored: Tensor | None, why_no_base: str) -> Numbers | None:
+        """One parameter's change; stored: its base value."""
+        name = change.plan.parameter
+        if change.fault and not change.nonfinite:
+            self.skipped.append(Skipped(what=name, why=change.fault))
+            self.energy = None
+            return None
+        if change.is_zero:
+            self.unchanged.append(name)
+            return None
+        numbers = None if change.fault else numbers_of(change, large=self.directions.large)
+        self.modules.append(module_change(change, numbers, stored, why_no_base, self.directions))
+        if numbers is None:
+            self.warnings.append(f"{name}: {change.fault}; its numbers are undefined")
+            self.energy = None
+            return None
+        if self.energy is not None:
+            self.energy += numbers.frobenius**2
+        relative = self.modules[-1].relative_frobenius
+        if not relative:
+            self.base_energy = None
+        elif self.base_energy is not None:
+            self.base_energy += (numbers.frobenius / relative) ** 2
+        return numbers
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An adapter with its tensors at hand and its plans made."""
+
+    adapter: AdapterFiles
+    keys: Keys
+    found: list[ParameterPlan | AdapterFault]
+    read: Read
+
+    @property
+    def plans(self) -> list[ParameterPlan]:
+        return [plan for plan in self.found if isinstance(plan, ParameterPlan)]
+
+    def changes(self, base: BaseWeights | None) -> dict[str, Callable[[], Change]]:
+        """Parameter -> what computes its change; one that is saved whole as well counts apart."""
+        tuned = {plan.parameter for plan in self.plans if "saved" not in plan.parts}
+        names = [p.parameter + (" (saved)" if "saved" in p.parts and p.parameter in tuned else "") for p in self.plans]
+        return {
+            name: functools.partial(change_of, plan, self.read, base)
+            for name, plan in zip(names, self.plans, strict=True)
+        }
+
+
+def adapter_report(
+    base: BaseWeights,
+    adapters: Sequence[AdapterFiles],
+    options: LoraOptions,
+    progress: Progress,
+    run: Callable[[], Run],
+) -> LoraReport:
+    """The report on one adapter, or on two of the same base."""
+    with base, contextlib.ExitStack() as stack:
+        opened = []
+        for adapter in adapters:
+            progress(0, 1, f"reading {adapter.name}")
+            keys = read_keys(adapter)
+            found = list(plans(adapter, keys, base))
+            opened.append(Opened(adapter, keys, found, stack.enter_context(adapter_tensors(adapter))))
+        lint = [finding for one in opened for finding in _lint(one, base)]
+        collected = [Collected(options.directions) for _ in opened]
+        if not options.lint_only:
+            for one, into in zip(opened, collected, strict=True):
+                _refuse(one)
+                _collect(one, base, options, into, progress)
+        comparison = None
+        if len(opened) > 1 and not options.lint_only:
+            progress(0, 1, "comparing the adapters")
+            values = base if options.read_base else None
+            comparison = compare(
+                opened[1].adapter.name,
+                opened[0].changes(values),
+                opened[1].changes(values),
+            )
+    first = collected[0]
+    mutated = sorted(
+        {p.mutated for one in opened for p in one.plans if p.mutated and p.mutated not in ("pissa", "olora")}
+    )
+    warnings = [
+        *base.files.warnings,
+        *(warning for part in collected for warning in part.warnings),
+        *(
+            f"init_lora_weights {m}: the change is relative to a base that {m} mutated, not to this one"
+            for m in mutated
+        ),
+    ]
+    return LoraReport(
+        duat_version=__version__,
+        mode="adapter" if len(opened) == 1 else "two adapters",
+        level="lint" if options.lint_only else "weights",
+        base=base.source.name,
+        tuned=adapters[0].name,
+        method=adapters[0].method,
+        dtype=base.dtype(),
+        modules=first.modules,
+        other_modules=collected[1].modules if len(collected) > 1 else None,
+        unchanged=first.unchanged,
+        added=first.added,
+        removed=[],
+        comparison=comparison,
+        summary=summarise(first.modules, first.energy, first.base_energy, comparison),
+        lint=lint,
+        skipped=[entry for part in collected for entry in part.skipped],
+        warnings=warnings,
+        run=run(),
+    )
+
+
+def _lint(one: Opened, base: BaseWeights) -> list[LintFinding]:
+    return sorted_findings(
+        [*lint_plans(one.adapter, one.keys, one.found, base), *lint_values(one.adapter, one.keys, one.read)]
+    )
+
+
+def _refuse(one: Opened) -> None:
+    """An adapter with a part that has no meaning is not half reported."""
+    faults = [fault for fault in one.found if isinstance(fault, AdapterFault)]
+    if faults:
+        raise faults[0]
+
+
+def _collect(one: Opened, base: BaseWeights, options: LoraOptions, into: Collected, progress: Progress) -> None:
+    for number, plan in enumerate(one.plans, 1):
+        if plan.place is None and "saved" in plan.parts:  # a new head, say
+            into.added.append(plan.parameter)
+            continue
+        change = change_of(plan, one.read, base if options.read_base else None)
+        stored = base.read(plan.place) if options.read_base and plan.place is not None and not change.is_zero else None
+        why = NOT_READ if not options.read_base else "the base has no such parameter"
+        into.add(change, stored, why)
+        progress(number, len(one.plans), f"weights of {one.adapter.name}")

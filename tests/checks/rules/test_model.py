@@ -1,0 +1,45 @@
+"""Rules on what the model does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import bad_checkpoints as bad
+import pytest
+import torch
+from running_checks import Duat
+
+
+@pytest.mark.parametrize(("factor", "code", "status"), [(1.0, 0, "passed"), (2e4, 0, "warned"), (6e4, 1, "failed")])
+def test_activations_beyond_the_stored_dtype(factor: float, code: int, status: str, tmp_path: Path, duat: Duat) -> None:
+    """A norm's gain scales its output, whose largest entry is about 2.5 of it."""
+    bad.llama(tmp_path / "m", dtype="float16")
+
+    def larger(state: dict[str, torch.Tensor]) -> None:
+        state["model.layers.1.input_layernorm.weight"] *= factor
+        state["model.layers.1.self_attn.o_proj.weight"] *= 0
+
+    bad.wedit(tmp_path / "m", larger)
+    policy = tmp_path / "p.toml"
+    policy.write_text('[rules]\n"integrity.*" = "off"\n')
+    done = duat("check", tmp_path / "m", "--prompt", "hello", "-q", "--json", "--policy", policy)
+    assert done.code == code
+    outcomes = [o for o in done.json["outcomes"] if o["rule"] == "exactness.range"]
+    assert [o["status"] for o in outcomes] == [status]
+    assert outcomes[0]["measured"] == pytest.approx(2.5 * factor / 65504, rel=0.5)
+    assert outcomes[0]["where"] == ("blocks.1.range.share" if factor > 1 else outcomes[0]["where"])
+    assert any("float16" in w for w in done.json["warnings"]) == (status != "passed")
+
+
+def test_a_wide_dtype_has_no_range_to_measure(small: Path, duat: Duat) -> None:
+    done = duat("check", small, "--prompt", "hello", "-q", "--json", "--select", "exactness.range")
+    (outcome,) = done.json["outcomes"]
+    assert (done.code, outcome["status"], outcome["measured"]) == (0, "passed", None)
+    assert "no activation comes near" in outcome["message"]
+
+
+def test_the_range_is_no_drift_metric(small: Path, tmp_path: Path, duat: Duat) -> None:
+    file = tmp_path / "b.json"
+    assert duat("check", small, "--prompt", "hello", "-q", "--baseline", file, "--update-baseline").code == 0
+    assert "largest_activation" not in file.read_text()
+    assert ".range." not in file.read_text()

@@ -1,0 +1,27 @@
+"""The rules pruning.*: the shares that `duat prune-bound` gives, held against their maximum."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from running_checks import Duat
+
+TEXT = ("--prompt", "def main(argv):", "-q", "--json")
+
+
+@pytest.mark.parametrize(("most", "code"), [(0.2, 0), (0.1, 1)])
+def test_the_shares_are_those_of_prune_bound(most: float, code: int, small: Path, tmp_path: Path, duat: Duat) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text(
+        f'extends = "default"\n[rules]\n"pruning.*" = {{ level = "error", max = {most} }}\n'
+        "[pruning]\nbudget = 1e-6\nprobes = 4\n"
+    )
+    done = duat("check", small, "--policy", file, "--select", "pruning.*", *TEXT)
+    assert done.code == code, done.text
+    options = ("--granularity", "neuron,head", "--budget", "1e-6", "--probes", "4", "--measure", "0")
+    plans = duat("prune-bound", small, *options, *TEXT).json["plans"]
+    shares = {f"pruning.{plan['granularity']}s": plan["share"] for plan in plans}
+    assert 0.1 < shares["pruning.neurons"] < 0.2
+    found = {o["rule"]: (o["measured"], o["status"]) for o in done.json["outcomes"]}
+    assert found == {rule: (share, "failed" if share > most else "passed") for rule, share in shares.items()}

@@ -1,0 +1,123 @@
+"""Each rule on weights finds its fault, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import bad_checkpoints as bad
+import pytest
+import torch
+from running_checks import Duat
+
+State = dict[str, torch.Tensor]
+
+
+def zero_rows(name: str, low: int, high: int) -> Callable[[State], None]:
+    def change(state: State) -> None:
+        state[name][low:high] = 0
+
+    return change
+
+
+def zero_columns(name: str, low: int, high: int) -> Callable[[State], None]:
+    def change(state: State) -> None:
+        state[name][:, low:high] = 0
+
+    return change
+
+
+def copied(state: State) -> None:
+    for name in [n for n in state if "layers.0." in n]:
+        state[name.replace("layers.0.", "layers.1.")] = state[name].clone()
+
+
+def emptied(state: State) -> None:
+    for name in [n for n in state if "layers.1." in n]:
+        state[name].zero_()
+
+
+def untied(state: State) -> None:
+    state["lm_head.weight"] = state["model.embed_tokens.weight"] + 1e-3
+
+
+RULES: list[tuple[str, Callable[[State], object], str, int | None]] = [
+    ("integrity.nonfinite", lambda s: s["lm_head.weight"][0].fill_(float("inf")), "lm_head.weight", None),
+    ("integrity.zero_matrices", lambda s: s["lm_head.weight"].zero_(), "lm_head.weight", None),
+    ("integrity.zero_blocks", emptied, "model.layers", 1),
+    ("integrity.duplicate_blocks", copied, "model.layers", 1),
+    (
+        "integrity.dead_neurons",
+        zero_rows("model.layers.1.mlp.up_proj.weight", 3, 5),
+        "model.layers.1.mlp.up_proj.weight",
+        1,
+    ),
+    (
+        "integrity.dead_neurons",
+        zero_columns("model.layers.0.mlp.down_proj.weight", 9, 10),
+        "model.layers.0.mlp.down_proj.weight",
+        0,
+    ),
+    (
+        "integrity.constant_heads",
+        zero_columns("model.layers.1.self_attn.o_proj.weight", 8, 16),
+        "model.layers.1.self_attn.o_proj.weight",
+        1,
+    ),
+    (
+        "integrity.constant_heads",
+        zero_rows("model.layers.0.self_attn.v_proj.weight", 0, 8),
+        "model.layers.0.self_attn.v_proj.weight",
+        0,
+    ),
+    ("integrity.quantised", lambda s: s.update(q=torch.ones(4, 4, dtype=torch.int8)), "q", None),
+    ("integrity.mixed_dtypes", lambda s: s.update(h=torch.ones(4).half()), "", None),
+    ("integrity.dtype", lambda s: s.update(h=torch.ones(4).half()), "h", None),
+    ("integrity.tied_weights", untied, "lm_head.weight", None),
+    ("integrity.layers", lambda s: None, "config.json", None),
+    ("integrity.files", lambda s: s.update({"a\x1b[2J": torch.ones(1)}), "", None),
+]
+
+
+@pytest.mark.parametrize(("rule", "change", "where", "block"), RULES)
+def test_a_rule_finds_its_fault_and_nothing_else(
+    rule: str, change: Callable[[State], None], where: str, block: int | None, tmp_path: Path, duat: Duat
+) -> None:
+    bad.llama(tmp_path / "m", tok=False)
+    if rule == "integrity.tied_weights":
+        bad.jedit(tmp_path / "m" / bad.CFG, tie_word_embeddings=True)
+    policy = tmp_path / "p.toml"
+    policy.write_text(
+        'extends = "strict"\n[rules]\n"integrity.mixed_dtypes" = "error"\n'
+        '"integrity.layers" = "error"\n"integrity.dtype" = { allowed = ["F32"] }\n'
+    )
+    args = ("check", tmp_path / "m", "--weights-only", "-q", "--policy", policy, "--json")
+    if rule == "integrity.tied_weights":
+        bad.wedit(tmp_path / "m", lambda s: s.update({"lm_head.weight": s["model.embed_tokens.weight"].clone()}))
+    assert duat(*args).code == 0
+    if rule == "integrity.layers":
+        bad.jedit(tmp_path / "m" / bad.CFG, num_hidden_layers=3)
+
+    def once(state: State) -> None:
+        change(state)
+
+    bad.wedit(tmp_path / "m", once)
+    done = duat(*args)
+    assert done.code == 1
+    found = [o for o in done.findings() if o["rule"] == rule]
+    assert found, done.rules()
+    assert not where or where in {o["where"] for o in found}
+    assert block is None or {o["block"] for o in found} == {block}
+    related = {
+        "integrity.zero_blocks": {"integrity.zero_matrices"},
+        "integrity.mixed_dtypes": {"integrity.dtype"},
+        "integrity.dtype": {"integrity.mixed_dtypes"},
+    }
+    assert done.rules() <= {rule} | related.get(rule, set())
+
+
+def test_what_is_no_fault(tmp_path: Path, duat: Duat) -> None:
+    """An embedding may have unused rows, equal norms are no copies, one shared block stands for all."""
+    bad.llama(tmp_path / "m", tok=False)
+    bad.wedit(tmp_path / "m", zero_rows("model.embed_tokens.weight", 3, 9))
+    assert duat("check", tmp_path / "m", "--weights-only", "-q", "--policy", "strict").code == 0

@@ -1,0 +1,42 @@
+"""Which class a checkpoint is built with."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import bad_checkpoints as bad
+import pytest
+import transformers
+from refusals import refusal_of_load
+
+from duat_cli.loading.model.fingerprint import fingerprint
+from duat_cli.loading.model.load import load
+
+
+@pytest.mark.parametrize("names", [None, [], ["Nonesuch"], ["BertModel"], ["PreTrainedTokenizerFast"]])
+def test_the_base_model_where_no_class_is_named(names: list[str] | None, sound: Path) -> None:
+    bad.jedit(sound / bad.CFG, architectures=names)
+    loaded = load(str(sound))
+    assert type(loaded.model) is transformers.LlamaModel
+    assert any("architectures" in w and "LlamaModel, without a head" in w for w in loaded.warnings)
+    assert any("lm_head.weight" in w for w in loaded.warnings)
+    with_head = transformers.LlamaForCausalLM.from_pretrained(sound).model
+    assert fingerprint(loaded.model) == fingerprint(with_head)
+
+
+def test_custom_code_runs_only_when_trusted(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    bad.build("cfg_auto_map_code", folder)
+    code = f"from duat_cli.loading.model.load import load; load({str(folder)!r}, trust_remote_code=True)"
+    # apart, as the code of a checkpoint is registered for the rest of the process
+    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "cache")}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    assert (folder / "PWNED").exists()
+
+
+def test_a_config_that_no_class_can_be_built_from(sound: Path) -> None:
+    bad.jedit(sound / bad.CFG, num_attention_heads=5)
+    assert "config.json" in refusal_of_load(str(sound))

@@ -1,0 +1,98 @@
+"""Every module of the package has a test of its own name, or a reason here why it has none."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import duat_cli
+
+ROOT = Path(duat_cli.__file__).parent
+TESTS = Path(__file__).parent
+FREE = {"__init__.py", "__main__.py"}
+
+LISTED = {  # reason -> modules; the files named in a reason run them
+    "types or constants alone": "analysis/progress checks/rule kinds",
+    "fields alone; results/test_meaning.py and report/test_json.py read every one": """
+        results/base results/check results/chosen results/explain results/inspect results/lora results/matrix
+        results/operator results/prune results/support results/weight_change""",
+    "options alone; cli/test_main.py runs every exit code, cli/terminal/test_help.py every help page": """
+        cli/commands/inspect cli/commands/schema cli/commands/support cli/commands/verify
+        cli/shared/options""",
+    "what every command says and writes: cli/test_main.py, cli/terminal/test_streams.py": """
+        cli/shared/announce cli/shared/presentation cli/shared/tensor_target cli/terminal/libraries
+        cli/terminal/progress cli/terminal/signals cli/terminal/talk errors""",
+    "the command with nothing faked: checks/test_command.py, checks/test_cases.py": """
+        cli/commands/check checks/conclude checks/judge checks/rules/files""",
+    "golden text at every width: report/test_table.py": """
+        report/check/table report/tables/columns report/tables/facts report/tables/inspect
+        report/tables/lora report/tables/nulls report/tables/page report/tables/prune report/tables/support
+        report/tables/verify""",
+    "golden text: report/check/test_forms.py": """
+        report/check/github report/check/junit report/check/markdown report/check/sarif report/check/words""",
+    "every explanation and every page: explain/test_find.py": """
+        cli/commands/explain explain/fields explain/pages explain/rules report/explain
+        report/headers report/markdown""",
+    "every schema against a report: report/test_json.py": "report/schema",
+    "all numbers of a report: analysis/inspect/test_run.py": "analysis/clock analysis/inspect/assemble",
+    "against the dense W': analysis/inspect/test_operator.py": "analysis/inspect/entries",
+    "against loops: analysis/inspect/test_uniform.py": "operators/uniform",
+    "the re-initialised model: analysis/inspect/test_untrained.py": "cache/documents models/edits/reinitialised",
+    "the largest activation: analysis/inspect/test_range.py": "models/instrument/activations",
+    "against dense float64: analysis/lora/test_adapter_diff.py": """
+        analysis/lora/checkpoint_diff analysis/lora/comparison analysis/lora/weight_change""",
+    "against PEFT's own merge: analysis/lora/test_change.py": """
+        loading/adapter/base_weights loading/adapter/experts loading/adapter/folder loading/adapter/keys
+        loading/adapter/lora loading/adapter/others loading/adapter/parameter loading/adapter/plan""",
+    "against PEFT's wrapped model: analysis/lora/test_prompts.py": """
+        analysis/lora/places analysis/lora/report models/edits/tuned""",
+    "against the model's attention: analysis/matrix/test_run.py": """
+        analysis/matrix/case analysis/matrix/checks analysis/matrix/forms report/tables/matrix""",
+    "bounds against true damage: analysis/prune/test_certified.py": "analysis/prune/layers models/terms/inner",
+    "exact readings: analysis/prune/test_readings.py": "models/block/norm_scale models/terms/branches",
+    "which metric a model has: analysis/prune/test_damage.py": "models/discovery/causality",
+    "the whole report: analysis/prune/test_run.py": "analysis/prune/report",
+    "the file read back: analysis/test_operator_file.py": "analysis/tensor_file",
+    "faults planted in the instruments: analysis/test_session.py": "models/arrays models/instrument/plain",
+    "every type of model: models/discovery/test_structure.py": """
+        models/block/parts models/discovery/proof models/instrument/calls models/instrument/tracing
+        models/value_path/projections""",
+    "models of images and sound: cli/test_other_modalities.py": "models/discovery/modality",
+    "what moved, and how far: checks/test_drift.py": "checks/rules/drift checks/tolerances",
+    "every faulty file: loading/checkpoint/test_preflight.py": "loading/checkpoint/files loading/wording",
+    "shards read again: loading/checkpoint/test_seal.py": "loading/checkpoint/stored loading/checkpoint/stream",
+    "every case of a load: loading/model/test_load.py": "loading/model/notes",
+}
+
+
+def modules() -> set[str]:
+    return {p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*.py") if p.name not in FREE}
+
+
+def faults(modules: set[str], tests: set[str], listed: dict[str, str]) -> list[str]:
+    """What is wrong with the mirror; `tests` are the files below tests/."""
+    entries = [f"{name}.py" for names in listed.values() for name in names.split()]
+    own = {module for module in modules if re.sub(r"([^/]+)$", r"test_\1", module) in tests}
+    found = [f"{module} has no test of its own name and no reason" for module in sorted(modules - own - {*entries})]
+    found += [f"{module} is listed and is no module" for module in entries if module not in modules]
+    found += [f"{module} is listed and has a test of its own name" for module in entries if module in own]
+    found += [f"{module} is listed twice" for module in sorted({m for m in entries if entries.count(m) > 1})]
+    named = {file for reason in listed for file in re.findall(r"[\w/]+\.py", reason)}
+    return found + [f"{file} is named in a reason and is no test" for file in sorted(named - tests)]
+
+
+def test_every_module_has_a_test_of_its_name_or_a_reason() -> None:
+    tests = {p.relative_to(TESTS).as_posix() for p in TESTS.rglob("test_*.py")}
+    assert len(tests) > 80
+    assert faults(modules(), tests, LISTED) == []
+
+
+def test_the_check_can_fail() -> None:
+    a_module, its_test = {"a/b.py"}, {"a/test_b.py"}
+    assert faults(a_module, its_test, {}) == []
+    assert faults(a_module, {"test_b.py"}, {}) == ["a/b.py has no test of its own name and no reason"]
+    assert faults(a_module, set(), {"types": "a/b"}) == []
+    assert faults(a_module, its_test, {"types": "a/b"}) == ["a/b.py is listed and has a test of its own name"]
+    assert faults(set(), set(), {"types": "a/b"}) == ["a/b.py is listed and is no module"]
+    assert faults(a_module, set(), {"x": "a/b", "y": "a/b"}) == ["a/b.py is listed twice"]
+    assert faults(a_module, set(), {"in a/test_c.py": "a/b"}) == ["a/test_c.py is named in a reason and is no test"]

@@ -1,0 +1,17 @@
+"""Foreign strings as text: what steers a terminal, or hides in it, is escaped."""
+
+from __future__ import annotations
+
+from duat_cli.text import clean, one_line
+
+
+def test_clean_escapes_what_steers_or_hides() -> None:
+    assert clean("a\x00\x1b[31m\x7f\x9b\u202e\u2028\u200b\ud800\n") == (
+        "a\\x00\\x1b[31m\\x7f\\x9b\\u202e\\u2028\\u200b\\ud800\\n"
+    )
+    assert clean("é 中文 ✓ [bold] \\") == "é 中文 ✓ [bold] \\"
+
+
+def test_one_line() -> None:
+    assert one_line("a\n  b\t\x1bc") == "a b \\x1bc"
+    assert one_line("x" * 500 + "end", 20) == "x" * 9 + " ... " + "xxxend"
