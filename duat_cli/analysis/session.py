@@ -158,7 +158,8 @@ class Session:
                 self._geometries.clear()
 
             try:
-                side_by_side(weights, found, others, left)
+                with found.attached():
+                    side_by_side(weights, found, others, left)
                 structure = found.structure()
                 break
             except ForeignAttentionError:  # its own attention function stays, and its softmax is watched

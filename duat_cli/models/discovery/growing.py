@@ -54,6 +54,10 @@ class Growing(Discovery):
         """Whether it has been through a block with attention, so that it is known which list holds the blocks."""
         return bool(self._tracer.attention)
 
+    def attached(self) -> contextlib.AbstractContextManager[None]:
+        """Around this pass and all others."""
+        return self._tracer.attached()
+
     def active(self) -> contextlib.AbstractContextManager[Any]:
         """What `run` needs around it."""
         return self._tracer.active()
@@ -61,7 +65,7 @@ class Growing(Discovery):
     def run(self) -> None:
         """The pass that finds blocks and parts."""
         with model_code(type(self._model).__name__):
-            self._tracer.run(self._forward)
+            self._forward()
 
     def proof(self) -> Proof:
         """The pass behind it that proves them."""

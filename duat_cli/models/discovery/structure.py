@@ -123,8 +123,8 @@ class Discovery:
 
     def walk(self) -> None:
         """Both passes, one behind the other."""
-        with self._tracer.active():
-            self._tracer.run(self._forward)
+        with self._tracer.attached(), self._tracer.active():
+            self._forward()
         modules = list(dict.fromkeys(event.module for event in self._chained()))
         parts = [self._parts_of(module) for module in modules]
         for _ in range(MAX_OPENINGS):

@@ -87,8 +87,8 @@ def trace(model: Any, forward: Callable[[], Any]) -> Trace:
 
     def run(*, interface: bool) -> Trace:
         tracer = Tracer(model, [model], lambda _event, found: written.append(found), interface=interface)
-        with tracer.active():
-            tracer.run(forward)
+        with tracer.attached(), tracer.active():
+            forward()
         return written[-1]
 
     try:
@@ -121,10 +121,10 @@ class Tracer:
         self._inside: Trace | None = None
         self._on = False
 
-    def run(self, forward: Callable[[], Any]) -> None:
-        """Run `forward`, which may be interrupted between blocks as long as nothing else of it runs meanwhile."""
-        with hooked(self._model.modules(), self._enter, self._leave):
-            forward()
+    def attached(self) -> contextlib.AbstractContextManager[None]:
+        """Around the whole pass, and around others that run while it is interrupted: a call that has begun asks the
+        hooks that it began with."""
+        return hooked(self._model.modules(), self._enter, self._leave)
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
