@@ -23,8 +23,7 @@ from duat_cli.loading.model.fingerprint import fingerprint
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import tolerance_for
-from duat_cli.models.block.parts import BlockParts
-from duat_cli.models.discovery.growing import Growing, OpenedError
+from duat_cli.models.discovery.growing import Growing, Known, OpenedError, PathError
 from duat_cli.models.discovery.modality import stack_of
 from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
 from duat_cli.models.instrument.attention import ForeignAttentionError
@@ -114,32 +113,45 @@ class Session:
         """How many block calls a prompt goes through."""
         if self._structure is not None:
             return len(self._structure.calls)
-        return Growing(self.loaded.model, interface=True, device=self.loaded.device, known={}).expected
+        return Growing(self.loaded.model, device=self.loaded.device, known=Known()).expected
 
     def sweep(self, prompt: Prompt, listener: Listener) -> None:
         """Run one prompt; `listener` is called behind every block, in order, one block alive at a time."""
         self.sweep_all([prompt], lambda _number: listener)
 
-    def sweep_all(self, prompts: Sequence[Prompt], listener_of: Callable[[int], Listener]) -> None:
-        """Run prompts; what `listener_of(number)` gives is called behind every block of that prompt, in order.
+    def sweep_all(
+        self,
+        prompts: Sequence[Prompt],
+        listener_of: Callable[[int], Listener],
+        ended: Callable[[int], None] = lambda _number: None,
+    ) -> None:
+        """Run prompts; what `listener_of(number)` gives is called behind every block of that prompt, in order, and
+        `ended(number)` behind the last.
 
         Where all weights are in memory, one prompt after the other; else all of them block by block. Then the sweep
         may begin anew, and `listener_of` is asked again.
         """
         if self.loaded.paged is not None:
-            self._sweep_paged(self.loaded.paged.pager, prompts, listener_of)
+            self._sweep_paged(self.loaded.paged.pager, prompts, listener_of, ended)
             return
         structure = self.structure
         for number, prompt in enumerate(prompts):
             sweep = self._prepared(prompt.input_ids, listener_of(number), structure.rig(), structure.calls)
             one_by_one(sweep.passes)
+            ended(number)
             self.plain_error = max(self.plain_error, sweep.plain_error())
             self._swept = True
 
-    def _sweep_paged(self, weights: Weights, prompts: Sequence[Prompt], listener_of: Callable[[int], Listener]) -> None:
-        interface, known = True, dict[nn.Module, BlockParts]()
+    def _sweep_paged(
+        self,
+        weights: Weights,
+        prompts: Sequence[Prompt],
+        listener_of: Callable[[int], Listener],
+        ended: Callable[[int], None],
+    ) -> None:
+        known = Known()
         while True:
-            found = Growing(self.loaded.model, interface=interface, device=self.loaded.device, known=known)
+            found = Growing(self.loaded.model, device=self.loaded.device, known=known)
             self._growing, sweeps = found, list[_Sweep]()
 
             def others(found: Growing = found, sweeps: list[_Sweep] = sweeps) -> list[Pass] | None:
@@ -162,16 +174,14 @@ class Session:
                     side_by_side(weights, found, others, left)
                 structure = found.structure()
                 break
-            except ForeignAttentionError:  # its own attention function stays, and its softmax is watched
-                if not interface:
-                    raise
-                interface = False
-            except OpenedError as opened:
-                known[opened.parts.module] = opened.parts
+            except (ForeignAttentionError, PathError, OpenedError) as fault:
+                known.learn(fault)
             except UnsupportedModelError as fault:
                 raise self._blamed(fault) from fault
             finally:
                 self._growing = None
+        for number in range(len(prompts)):
+            ended(number)
         self.plain_error = max(self.plain_error, *(sweep.plain_error() for sweep in sweeps))
         self._structure = replace(structure, plain_error=sweeps[0].plain_error())
 

@@ -67,10 +67,11 @@ def inspect(
 ) -> InspectReport:
     """The report on `loaded` over `prompts`. matrices: filled with every block's factors and C if given."""
     session = Session(loaded, progress, cache=options.cache)
-    layers = _chosen(options.layers, session.depth)
+    _chosen(options.layers, session.depth)
     if matrices is not None:
-        matrices.open(session, prompts, layers)
-    sweeps = sweep_prompts(session, prompts, layers, options, matrices, progress)
+        matrices.open(session, prompts, _chosen(options.layers, len(session.structure.calls)))
+    sweeps = sweep_prompts(session, prompts, options, matrices, progress)
+    layers = _chosen(options.layers, len(session.structure.calls))
     if matrices is not None:
         matrices.finish()
     session.save_cache()
@@ -101,7 +102,7 @@ def verify(loaded: LoadedModel, prompts: Sequence[Prompt], progress: Progress) -
     errors: dict[tuple[int, int], float] = {}  # by block and prompt
     operators: dict[tuple[int, int], float] = {}
     reasons: dict[int, str] = {}
-    tick = ticker(progress, session, prompts, "verifying")
+    tick = ticker(progress, session, prompts)
 
     def listener(number: int) -> Listener:
         decomposition = Decomposition()
@@ -159,43 +160,56 @@ class PromptSweep:
 def sweep_prompts(
     session: Session,
     prompts: Sequence[Prompt],
-    layers: list[int],
     options: InspectOptions,
     matrices: OperatorFile | None,
     progress: Progress,
 ) -> list[PromptSweep]:
     """Everything that the blocks of each prompt add."""
-    sweeps: dict[int, PromptSweep] = {}
-    uniform: dict[int, UniformNulls] = {}
-    tick = ticker(progress, session, prompts, "")
-    last = session.depth - 1
+    found: dict[int, PromptSweep] = {}
+    under_way: dict[int, _UnderWay] = {}
+    tick = ticker(progress, session, prompts)
 
     def listener(number: int) -> Listener:
-        decomposition = Decomposition(one_by_one=options.terms, own=True)
-        sweep = sweeps[number] = PromptSweep({}, [], [], {}, {})
-        null = uniform[number] = UniformNulls(options.threshold, together=session.loaded.paged is None)
+        sweep = found[number] = PromptSweep({}, [], [], {}, {})
+        held = under_way[number] = _UnderWay(
+            Decomposition(one_by_one=options.terms, own=True),
+            UniformNulls(options.threshold, together=session.loaded.paged is None),
+        )
 
         def listen(run: BlockRun) -> None:
-            step = decomposition.advance(run)
+            step = held.decomposition.advance(run)
+            held.output = run.output[0]
             sweep.errors.append(step.terms.error)
-            if run.index in layers:
+            if options.layers is None or run.index in options.layers:
                 sweep.largest[run.index] = largest_activation(run)
                 sweep.blocks[run.index] = _prompt_block(
-                    session, run, step, number, options, matrices, sweep.faults, null
+                    session, run, step, number, options, matrices, sweep.faults, held.uniform
                 )
-            if run.index == last:
-                if options.terms:
-                    sweep.terms.extend(_uat_terms(decomposition, run.output[0]))
-                _with_uniform(sweep, null, run.input.shape[1])
             tick(number)
 
         return listen
 
-    session.sweep_all(prompts, listener)
-    return [sweeps[number] for number in range(len(prompts))]
+    def ended(number: int) -> None:
+        held = under_way.pop(number)
+        if options.terms:
+            assert held.output is not None
+            found[number].terms.extend(_uat_terms(held.decomposition, held.output))
+        _add_uniform(found[number], held.uniform, prompts[number].input_ids.shape[1])
+
+    session.sweep_all(prompts, listener, ended)
+    return [found[number] for number in range(len(prompts))]
 
 
-def _with_uniform(sweep: PromptSweep, uniform: UniformNulls, tokens: int) -> None:
+@dataclass
+class _UnderWay:
+    """What is held of a prompt while it goes through the blocks."""
+
+    decomposition: Decomposition
+    uniform: UniformNulls
+    output: Tensor | None = None  # of the last block, (N, M)
+
+
+def _add_uniform(sweep: PromptSweep, uniform: UniformNulls, tokens: int) -> None:
     """The null of uniform attention, which is computed for all blocks together."""
     for index, numbers in uniform.numbers().items():
         block = sweep.blocks[index]
@@ -203,12 +217,12 @@ def _with_uniform(sweep: PromptSweep, uniform: UniformNulls, tokens: int) -> Non
         sweep.blocks[index] = block.model_copy(update={"null": nulls(stats, block.null.reasons["reinitialised"])})
 
 
-def ticker(progress: Progress, session: Session, prompts: Sequence[Prompt], doing: str) -> Callable[[int], None]:
+def ticker(progress: Progress, session: Session, prompts: Sequence[Prompt]) -> Callable[[int], None]:
     """Called behind every block of a prompt with the prompt's number."""
     done, total = itertools.count(1), len(prompts) * session.depth
 
     def tick(number: int) -> None:
-        progress(next(done), total, f"{doing} prompt {number + 1} of {len(prompts)}".strip())
+        progress(next(done), total, f"prompt {number + 1} of {len(prompts)}")
 
     return tick
 

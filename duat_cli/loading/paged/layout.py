@@ -6,7 +6,7 @@ Everything else is the frame, which stays.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import nn
@@ -23,6 +23,7 @@ class Page:
     name: str  # of the module; "" is the frame
     doors: tuple[nn.Module, ...]  # modules that cannot run without it: its own, and those that share its weights
     tensors: tuple[str, ...]  # in the files
+    block: bool  # an element of a module list
     by_rows: bool  # an embedding, stored as it is used: its rows can be read one by one
 
 
@@ -34,46 +35,44 @@ def layout(model: nn.Module, targets: Mapping[str, tuple[str, bool]], *, kept: i
     """
     modules = dict(model.named_modules())
     blocks = set(block_names(model))
-    layers = set(large_layers(model, kept))
+    layers = list(large_layers(model, kept))
     same = {name: group for group in tied(model) for name in group}
-    found: dict[str, list[str]] = {name: [] for name in modules if name in blocks | layers}
-    doors: dict[str, set[str]] = {name: {name} for name in found}
+    at = {t: {_home(n, blocks | set(layers)) for n in same.get(target, [target])} for t, (target, _) in targets.items()}
+    together = {name: name for name in layers}  # layer -> the first of those that it shares weights with
+    for homes in at.values():
+        if len(homes) > 1 and homes <= set(layers):
+            first = min((together[name] for name in homes), key=layers.index)
+            together |= {name: first for name in layers if together[name] in {together[home] for home in homes}}
+    found: dict[str, list[str]] = {name: [] for name in modules if name in blocks or together.get(name) == name}
     frame: list[str] = []
-    for tensor, (target, _) in targets.items():
-        homes = {_home(name, found) for name in same.get(target, [target])}
-        if homes <= layers and homes:
-            first = next(name for name in found if name in homes)
-            found[first].append(tensor)
-            doors[first] |= homes
-        elif len(homes) == 1 and "" not in homes:
-            found[homes.pop()].append(tensor)
-        else:
-            frame.append(tensor)
+    for tensor, homes in at.items():
+        merged = {together.get(name, name) for name in homes}
+        (found[merged.pop()] if len(merged) == 1 and "" not in merged else frame).append(tensor)
     pages = [
         Page(
             name,
-            tuple(modules[door] for door in found if door in doors[name]),
+            (modules[name], *(modules[other] for other in layers if other != name and together[other] == name)),
             tuple(tensors),
+            name in blocks,
             isinstance(modules[name], nn.Embedding) and [targets[t][1] for t in tensors] == [False],
         )
         for name, tensors in found.items()
         if tensors
     ]
-    return [Page("", (), tuple(frame), False), *pages]
+    return [Page("", (), tuple(frame), False, False), *pages]
 
 
 def block_names(model: nn.Module) -> list[str]:
-    """The elements of the outermost module lists: blocks, by what every architecture keeps them in."""
-    return [f"{name}.{key}" for name, found in _lists(model, "") for key, _ in found.named_children()]
+    """The elements of the outermost module lists, or of lists in these: what every architecture keeps blocks in."""
+    return list(_blocks(model, "", inside=False))
 
 
-def _lists(module: nn.Module, name: str) -> Iterator[tuple[str, nn.ModuleList]]:
+def _blocks(module: nn.Module, name: str, *, inside: bool) -> Iterator[str]:
+    if inside and not isinstance(module, nn.ModuleList):
+        yield name
+        return
     for key, child in module.named_children():
-        inner = f"{name}.{key}".lstrip(".")
-        if isinstance(child, nn.ModuleList):
-            yield inner, child
-        else:
-            yield from _lists(child, inner)
+        yield from _blocks(child, f"{name}.{key}".lstrip("."), inside=isinstance(module, nn.ModuleList))
 
 
 def large_layers(model: nn.Module, kept: int) -> Iterator[str]:
@@ -85,7 +84,7 @@ def large_layers(model: nn.Module, kept: int) -> Iterator[str]:
             yield name
 
 
-def _home(name: str, pages: Mapping[str, object]) -> str:
+def _home(name: str, pages: Collection[str]) -> str:
     """The page that a dotted name lies in, itself included; "" is the frame."""
     parts = name.split(".")
     return next((inner for k in range(len(parts)) if (inner := ".".join(parts[: k + 1])) in pages), "")

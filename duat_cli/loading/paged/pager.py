@@ -49,15 +49,18 @@ class Pager:
         self._ties = [[at[name] for name in group] for group in tied(model)]
         self._unread = {name for (m, n), name in self._names.items() if getattr(m, n).is_meta}
         self._filled: list[tuple[Place, Tensor]] = []  # what stood where the page stands now
+        self._meta: dict[Place, Tensor] = {}  # what stood where a stand-in stands
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="duat-read")
         self._ahead: tuple[Page, Future[dict[str, Tensor]]] | None = None
         for name in zero:
             module, own = at[name]
             setattr(module, own, nn.Parameter(torch.zeros_like(getattr(module, own), device=device)))
-        self._put(pages[0], reader.tensors(pages[0].tensors))
+        self._put(pages[0])
         inside = {place for page in pages for door in page.doors for place in _places(door)}
         self._require({place for place in self._names if place not in inside})
         for page in pages[1:]:
+            if page.by_rows:
+                self._stand_in(page)
             for door in page.doors:
                 guard(self, page, door)
 
@@ -71,11 +74,11 @@ class Pager:
             return
         before = self.held
         self.release()
-        self._filled = self._put(page, self._fetched(page))
+        self._filled = self._put(page)
         self.held = page
         step = -1 if before is not None and self._order[before] > self._order[page] else 1
         following = next((p for p, place in self._order.items() if place == self._order[page] + step), None)
-        if following is not None and following.name and not following.by_rows:
+        if following is not None and following.block:
             self._ahead = following, self._thread.submit(self._reader.tensors, following.tensors)
 
     def release(self) -> None:
@@ -92,7 +95,7 @@ class Pager:
     def complete(self) -> None:
         """Read what no pass has asked for, so that every tensor has been seen."""
         for page in self._order:
-            inside = [f"{self._names[place]}" for door in page.doors for place in _places(door)]
+            inside = [self._names[place] for door in page.doors for place in _places(door)]
             if self._unread & set(inside):
                 self.hold(page)
         self.release()
@@ -109,25 +112,40 @@ class Pager:
                 return found
         return self._reader.tensors(page.tensors)
 
-    def _put(self, page: Page, tensors: dict[str, Tensor]) -> list[tuple[Place, Tensor]]:
+    def _put(self, page: Page) -> list[tuple[Place, Tensor]]:
         """Fill the places of a page; returns what stood in them."""
-        modules = page.doors or (self._model,)
-        empty = [(place, getattr(*place)) for module in modules for place in _places(module)]
-        empty = [(place, value) for place, value in empty if value.is_meta]
+        stood = [(place, getattr(*place)) for module in page.doors or (self._model,) for place in _places(module)]
+        for place, meta in self._meta.items():
+            if page.by_rows and place[0] in page.doors:
+                setattr(*place, meta)
+        empty = [place for place, _ in stood if getattr(*place).is_meta]
+        tensors = self._fetched(page)
         try:
             load_part(self._model, tensors, self._dtype, self._device)
         except ValueError as error:
             raise CheckpointError(f"{page.name or 'the model'} cannot be read apart from the rest: {error}") from error
-        tensors.clear()
+        del tensors
         self._spread()
         self._require({place for door in page.doors for place in _places(door)})
-        filled = [(place, value) for place, value in empty if not getattr(*place).is_meta]
-        for place, _ in filled:
+        filled = {place for place in empty if not getattr(*place).is_meta}
+        for place in filled:
             getattr(*place).requires_grad_(False)
             if self._names[place] in self._unread:
                 self._unread.discard(self._names[place])
                 self._see(self._names[place], getattr(*place))
-        return filled
+        return [(place, value) for place, value in stood if place in filled]
+
+    def _stand_in(self, page: Page) -> None:
+        """In place of an embedding whose rows are read, something of its shape, dtype and device that is no number:
+        some models ask the weights where they are."""
+        made: dict[int, nn.Parameter] = {}  # one for a tied tensor
+        for place in {place for door in page.doors for place in _places(door)}:
+            meta = getattr(*place)
+            if meta.is_meta:
+                nothing = torch.full((), torch.nan, dtype=meta.dtype, device=self._device).expand(meta.shape)
+                made.setdefault(id(meta), nn.Parameter(nothing, requires_grad=False))
+                self._meta[place] = meta
+                setattr(*place, made[id(meta)])
 
     def _require(self, places: set[Place]) -> None:
         missing = sorted(self._names[place] for place in places if getattr(*place).is_meta)

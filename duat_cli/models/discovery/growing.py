@@ -8,8 +8,8 @@ once all are through.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -18,9 +18,14 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.proof import Proof, Verdict, opened
 from duat_cli.models.discovery.structure import Discovery, ModelStructure
+from duat_cli.models.instrument.attention import CapturePath, ForeignAttentionError
 from duat_cli.models.instrument.foreign import model_code
 from duat_cli.models.instrument.rig import Rig
 from duat_cli.models.instrument.tracing import Event, Trace
+
+
+class PathError(Exception):
+    """A block's attention is seen by its softmax alone, after others' was seen through transformers' interface."""
 
 
 class OpenedError(Exception):
@@ -31,17 +36,35 @@ class OpenedError(Exception):
         self.parts = parts
 
 
+@dataclass
+class Known:
+    """What an earlier attempt showed."""
+
+    interface: bool = True  # whether attention can be seen through transformers' interface
+    intercepted: bool = False  # whether some attention is seen by its softmax alone, so that all of it has to be
+    parts: dict[nn.Module, BlockParts] = field(default_factory=dict)  # of blocks that were tried with others
+
+    def learn(self, fault: ForeignAttentionError | PathError | OpenedError) -> None:
+        """From what ended it."""
+        if isinstance(fault, OpenedError):
+            self.parts[fault.parts.module] = fault.parts
+        elif isinstance(fault, PathError):
+            self.intercepted = True
+        elif not self.interface:
+            raise fault
+        else:
+            self.interface = False
+
+
 class Growing(Discovery):
-    """The first pass; `proof` and `rig` are for those behind it.
+    """The first pass; `proof` and `rig` are for those behind it."""
 
-    known: parts found by an earlier attempt.
-    """
-
-    def __init__(self, model: Any, *, interface: bool, device: str, known: Mapping[nn.Module, BlockParts]) -> None:
-        super().__init__(model, interface=interface, device=device)
-        self._known = dict(known)
+    def __init__(self, model: Any, *, device: str, known: Known) -> None:
+        super().__init__(model, interface=known.interface, device=device)
+        self._known = known
         self._proof: Proof | None = None
         self._rigs: list[Rig] = []
+        self._path: CapturePath = "attention interface"  # when they were made
 
     @property
     def expected(self) -> int:
@@ -70,7 +93,7 @@ class Growing(Discovery):
     def proof(self) -> Proof:
         """The pass behind it that proves them."""
         found = [self._parts_of(event.module) for event in self._chained()]
-        interface = not any(parts.intercepted for parts in found)
+        interface = not self._known.intercepted and not any(parts.intercepted for parts in found)
         self._proof = Proof(self.stack, self._forward, self._proved_one, interface=interface, coming=self.elements())
         for parts in found:
             self._proof.learn(parts)
@@ -78,8 +101,9 @@ class Growing(Discovery):
 
     def rig(self) -> Rig:
         """Instruments for one of the passes behind the proof."""
-        interface = self.path == "attention interface"
+        interface = not self._known.intercepted and self.path == "attention interface"
         known = [proved.parts for proved in self._proved.values()]
+        self._path = self.path
         self._rigs.append(Rig(self.stack, known, interface=interface, coming=self.elements()))
         return self._rigs[-1]
 
@@ -101,11 +125,12 @@ class Growing(Discovery):
                 self._proved[module] = replace(known, factors=factors)
 
     def _learn(self, event: Event, written: Trace) -> None:
-        self._written = {m: w for m, w in self._written.items() if m is event.module}  # the others are proved
         super()._learn(event, written)
         module = event.module
-        if module in self._known:
-            self._parts[module] = self._known[module]
+        if module in self._known.parts:
+            self._parts[module] = self._known.parts[module]
+        if self._rigs and self.path != self._path and not self._known.intercepted:
+            raise PathError
         if self._proof is not None and self._list_of[module] == self._home():
             self._chained()  # raises where the block does not take what the one in front of it gives
             self._proof.learn(self._parts_of(module))
@@ -113,9 +138,10 @@ class Growing(Discovery):
     def _proved_one(self, verdict: Verdict) -> None:
         module = verdict.parts.module
         if verdict.fault is not None:
-            if module in self._known:
+            if module in self._known.parts:
                 raise UnsupportedModelError(f"{verdict.parts.name}: {verdict.fault}")
             raise OpenedError(opened(verdict, self._written[module]))
         self._proved[module] = verdict.proved()
+        del self._written[module]
         for rig in self._rigs:
             rig.learn(verdict.parts)
