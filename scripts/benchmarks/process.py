@@ -31,7 +31,7 @@ def process(runs: int) -> list[Row]:
     return [
         Row("duat --help", help_page / libraries, "x import typer, rich", "<= 2"),
         Row("importing torch and transformers, loading the demo", imports, "s"),
-        Row("duat inspect, demo, one prompt", inspect / imports, "x import and load", "<= 1.25"),
+        Row("duat inspect, demo, one prompt", inspect / imports, "x import and load", "<= 1"),
         Row("duat verify, demo, one prompt", verify / imports, "x import and load"),
     ]
 
