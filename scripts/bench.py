@@ -2,16 +2,18 @@
 
     python scripts/bench.py                 all parts, a few minutes
     python scripts/bench.py speed memory    some of them: speed, dense, memory, prune, process, lora, check
+    python scripts/bench.py process --peer  with the nearest peer, installed into an environment of its own
 
 speed    `inspect` on a 135M-parameter llama shape, 128 tokens, against one plain eager forward pass that returns
          attentions and hidden states
 dense    the statistics of W' in closed form against W' written out, at MiniLM's size (N = 32)
 memory   peak memory of `inspect` against the number of blocks, and at 2048 tokens
 prune    responses of all neurons and heads of all-MiniLM-L6-v2 against ablating each, and its memory at 1B parameters
-process  `duat --help` and `duat inspect` as processes, against imports and, if installed, the nearest peer
+process  `duat --help` and `duat inspect` as processes, against imports
 check    the pre-flight of a large checkpoint, and `duat check --weights-only` against reading and summing the tensors
 lora     `duat lora-diff --no-base` on an adapter of a 7B shape as a process, and its singular values against those of
          the dense product
+peer     `duat inspect` as a process against InterpKit's `decompose`; only with --peer
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from benchmarks.common import Row
 from benchmarks.dense import dense
 from benchmarks.lora import lora
 from benchmarks.memory import child, memory
+from benchmarks.peer import peer
 from benchmarks.process import process
 from benchmarks.prune import prune, prune_child
 from benchmarks.speed import speed
@@ -43,6 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--peer", action="store_true", help="also compare with the nearest peer; installs it")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
@@ -55,11 +59,12 @@ def main() -> None:
     from rich.table import Table
 
     console = Console(soft_wrap=True)
-    for name in arguments.parts or PARTS:
+    parts = {name: PARTS[name] for name in arguments.parts or PARTS} | ({"peer": peer} if arguments.peer else {})
+    for name, part in parts.items():
         table = Table(title=name, title_justify="left")
         for column, justify in (("what", "left"), ("figure", "right"), ("unit", "left"), ("wanted", "left")):
             table.add_column(column, justify=justify)  # type: ignore[arg-type]
-        for row in PARTS[name](arguments.runs):
+        for row in part(arguments.runs):
             table.add_row(row.what, f"{row.value:.3g}", row.unit, row.limit)
         console.print(table)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from duat_cli.errors import InputError
+from duat_cli.loading.importing import uncollected
 
 if TYPE_CHECKING:
     from duat_cli.analysis.progress import Progress
@@ -44,7 +45,8 @@ class ModelRequest:
         """Where it is and what its headers say: what is wrong there is said before torch is imported."""
         if self.device not in ("auto", "cpu"):  # only torch knows it; a wrong one is said before a long download
             progress(0, 0, f"loading torch for --device {self.device}")
-            from duat_cli.loading.model.load import parse_device
+            with uncollected():
+                from duat_cli.loading.model.load import parse_device
 
             parse_device(self.device)
         progress(0, 0, f"looking for {self.model or 'the demo model'}")
@@ -63,7 +65,8 @@ class ModelRequest:
     def load(self, found: Found, progress: Progress) -> LoadedModel:
         """The model, ready to run."""
         progress(0, 0, f"loading {self.model or 'the demo model'}")
-        from duat_cli.loading.model.load import load_files
+        with uncollected():
+            from duat_cli.loading.model.load import load_files
 
         return load_files(
             found.place,
@@ -133,8 +136,9 @@ def open_with_holdout(
 def _load(model: ModelRequest, found: Found, progress: Progress) -> tuple[LoadedModel, Any]:
     """The model and its tokenizer."""
     progress(0, 0, "loading torch and transformers")
-    from duat_cli.loading.model.load import load_tokenizer
-    from duat_cli.models.discovery.modality import require_token_ids
+    with uncollected():
+        from duat_cli.loading.model.load import load_tokenizer
+        from duat_cli.models.discovery.modality import require_token_ids
 
     loaded = model.load(found, progress)
     require_token_ids(loaded.model)  # before the tokenizer, which a model of images has none of

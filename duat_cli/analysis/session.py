@@ -194,7 +194,7 @@ class Session:
         checks = (self._every_plain or not self._swept) if check is None else check
 
         def listen(run: BlockRun) -> None:
-            if not math.isfinite(float(run.output.sum(dtype=torch.float64))):
+            if not all(math.isfinite(bound) for bound in run.bounds):
                 raise self._blamed(
                     UnsupportedModelError(
                         f"block {run.index} puts out values that are not finite in {self.loaded.dtype}"
@@ -305,7 +305,7 @@ class Session:
 
 def require_signal(run: BlockRun) -> None:
     """Refuses a block that puts out zeros alone: |x - rebuilt| / |x| is 0 / 0 there, and so is every share of x."""
-    if not bool(run.output.any()):
+    if not any(run.bounds):
         raise NoSignalError(
             f"every hidden state behind block {run.index} ({run.parts.name}) is zero, so the certificate, an error "
             "relative to the hidden states, is undefined; are the weights zero?"

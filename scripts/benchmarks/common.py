@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -10,6 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+PROMPT = "def read(path):\n    with open(path) as file:\n        return file.read()"
+DEMO = Path(__file__).parents[2] / "duat_cli" / "demo" / "model"
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,12 @@ def processes(commands: list[list[str]], environment: dict[str, str], runs: int)
         return lambda: subprocess.run(command, check=True, capture_output=True, env=environment)
 
     return interleaved([run(c) for c in commands], runs)
+
+
+def process_environment(cache: str) -> dict[str, str]:
+    """With a cache of its own, and with compiled modules kept, as those of an installed package are."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "DUAT_CACHE": cache}
 
 
 def python(code: str) -> list[str]:

@@ -23,15 +23,18 @@ class Pairs:
 
     def __init__(self, tokens: int) -> None:
         self._i, self._j = draws(tokens)
-        self._places = self._i * tokens + self._j
+        self._tokens = tokens
         self._found: list[tuple[Tensor, Tensor]] = []  # (draw indices, what the rows hold)
 
     def add(self, rows: Tensor, alive: Tensor, start: int) -> None:
-        """rows: (k, n, N) from row `start` on; alive: which of their blocks are not zero, (n, N)."""
+        """rows: (k, n, columns) from row `start` on, without columns at the end that are zero; alive: which of their
+        blocks are not zero, (n, columns)."""
+        count, width = rows.shape[1:]
         here = _all_draws(rows.device)
-        if rows.shape[1] < rows.shape[2]:
-            here = ((self._i >= start) & (self._i < start + rows.shape[1])).nonzero()[:, 0].to(rows.device)
-        places = self._places.to(rows.device)[here] - start * rows.shape[2]
+        if count < self._tokens:
+            inside = (self._i >= start) & (self._i < start + count) & (self._j < width)
+            here = inside.nonzero()[:, 0].to(rows.device)
+        places = ((self._i - start) * width + self._j).to(rows.device)[here]
         reached = alive.flatten()[places]
         self._found.append((here[reached], rows.flatten(1)[:, places[reached]].T))
 

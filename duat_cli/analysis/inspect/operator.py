@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from duat_cli.analysis.geometry import Geometry
 from duat_cli.analysis.inspect.entries import Pairs, are_counted, cutoff_of, estimated
@@ -49,16 +49,18 @@ def measure(
     seen: list[Tensor] = []
     # where it does not matter which heads reach a block, the blocks that any head reaches are counted
     whole, filled = geometry.pattern.alike and bool((operator.source_scale != 0).all()), 0.0
-    for start, attention in _row_pieces(operator, heads):
-        scaled = attention * operator.source_scale[:, None, :]
+    for start, every in _row_pieces(operator, heads):
+        seen.append(every.abs().amax(dim=0) > 0)
+        width = _width(seen[-1], start)
+        attention = every[..., :width]
+        scaled = attention * operator.source_scale[:, None, :width]
         rows, alive = sums.add(scaled)
-        coupling.add(torch.stack([rows, weighted_squares(attention, grams)]), start)
+        coupling.add(torch.stack([rows, weighted_squares(attention, grams[:width])]), start)
         pairs.add(scaled, alive, start)
-        seen.append(attention.abs().amax(dim=0) > 0)
         if not whole:
             filled += geometry.pattern.filled(scaled.flatten(1).abs())
         if matrix:
-            squares.append(rows)
+            squares.append(nn.functional.pad(rows, (0, tokens - width)))
     reached = torch.cat(seen)
     if operator.allowed is not None and not bool((reached & ~operator.allowed).any()):
         # what the mask leaves counts, also where a softmax underflows
@@ -89,6 +91,14 @@ def _row_pieces(operator: AttentionOperator, heads: int) -> Iterator[tuple[int, 
         step = max(1, ROW_ELEMENTS // (heads * attention.shape[-1]))
         for first in range(0, attention.shape[1], step):
             yield rows.start + first, attention[:, first : first + step]
+
+
+def _width(seen: Tensor, start: int) -> int:
+    """How many columns of the rows from `start` on, (n, N), hold anything: the tokens behind the last one that some row
+    sees, as under a causal mask, add nothing to any sum. The diagonal is kept."""
+    columns = seen.any(dim=0).nonzero()
+    last = int(columns[-1]) + 1 if len(columns) else 0
+    return max(last, start + len(seen))
 
 
 def _numerical(

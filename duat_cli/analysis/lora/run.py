@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from duat_cli.analysis.opening import Found, ModelRequest, PromptRequest, open_found
 from duat_cli.errors import CheckpointError, InputError
 from duat_cli.loading.adapter.folder import AdapterFiles, is_adapter, open_adapter
+from duat_cli.loading.importing import uncollected
 from duat_cli.text import clean
 
 if TYPE_CHECKING:
@@ -66,8 +67,9 @@ def lora_diff(request: LoraRequest, progress: Progress, run: Callable[[], Run]) 
 def _adapters(request: LoraRequest, found: Found, progress: Progress, run: Callable[[], Run]) -> LoraReport:
     adapters = [_adapter(name) for name in (request.tuned, *([request.other] if request.other else []))]
     progress(0, 0, "loading torch")
-    from duat_cli.analysis.lora.adapter_diff import LoraOptions, adapter_report
-    from duat_cli.analysis.lora.weight_change import Directions
+    with uncollected():
+        from duat_cli.analysis.lora.adapter_diff import LoraOptions, adapter_report
+        from duat_cli.analysis.lora.weight_change import Directions
 
     directions = Directions(request.large, request.cache)
     options = LoraOptions(read_base=not request.no_base, lint_only=request.lint, directions=directions)
@@ -87,8 +89,9 @@ def _checkpoint(
 
     tuned = Found(place, inspect_folder(place.path))
     progress(0, 0, "loading torch")
-    from duat_cli.analysis.lora.checkpoint_diff import checkpoint_report
-    from duat_cli.analysis.lora.weight_change import Directions
+    with uncollected():
+        from duat_cli.analysis.lora.checkpoint_diff import checkpoint_report
+        from duat_cli.analysis.lora.weight_change import Directions
 
     asked = _asked(request, found, progress)
     directions = Directions(request.large, request.cache)

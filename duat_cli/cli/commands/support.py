@@ -75,7 +75,10 @@ def _all_types(talk: Talk, progress: Progress) -> list[SupportEntry]:
 
     libraries.calm(talk)
     progress.doing("loading transformers")
-    from duat_cli.analysis.support import support_all
+    from duat_cli.loading.importing import uncollected
+
+    with uncollected():
+        from duat_cli.analysis.support import support_all
 
     return support_all(progress)
 

@@ -9,6 +9,7 @@ block is then z ↦ T z + c + U f, in the model's own code. One block's tensors 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -106,6 +107,12 @@ class BlockRun:
         self.index, self.parts, self.recording = index, parts, recording
         self.input: Tensor = parts.hidden.get(*call)  # (1, N, M)
         self.output = output  # (1, N, M)
+
+    @functools.cached_property
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        """Least and largest entry of the output; NaN where an entry is."""
+        low, high = torch.aminmax(self.output)
+        return low, high
 
     @property
     def attention(self) -> list[AttentionCall]:
