@@ -18,7 +18,7 @@ from duat_cli.analysis.decomposition import Step
 from duat_cli.analysis.geometry import Geometry, geometry
 from duat_cli.analysis.progress import Progress
 from duat_cli.cache.tensors import TensorCache, gram_key
-from duat_cli.errors import CheckpointError, DuatError, NoSignalError, UnsupportedModelError
+from duat_cli.errors import CheckpointError, DuatError, NoSignalError, UnsupportedModelError, is_out_of_memory
 from duat_cli.loading.model.fingerprint import fingerprint
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
@@ -178,6 +178,14 @@ class Session:
                 known.learn(fault)
             except UnsupportedModelError as fault:
                 raise self._blamed(fault) from fault
+            except (RuntimeError, NotImplementedError) as fault:
+                if is_out_of_memory(fault):
+                    raise
+                first = (str(fault).splitlines() or [""])[0]
+                raise UnsupportedModelError(
+                    f"{type(self.loaded.model).__name__}: cannot be run with its weights read block by block (it may "
+                    f"use them past the modules that hold them): {first}; give it memory for all of them"
+                ) from fault
             finally:
                 self._growing = None
         for number in range(len(prompts)):
