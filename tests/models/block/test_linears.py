@@ -16,10 +16,11 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 
 def layers(width: int, out: int, dtype: torch.dtype) -> list[tuple[nn.Module, int]]:
-    """(layer, the axis of its inputs), with a bias."""
+    """(layer, the axis of its inputs), with a bias of the size of the weights: half precision rounds the sum."""
+    torch.manual_seed(0)
     made: list[tuple[nn.Module, int]] = [(nn.Linear(width, out), 1), (Conv1D(out, width), 0)]
     for layer, _ in made:
-        nn.init.normal_(layer.bias)  # type: ignore[arg-type]
+        nn.init.normal_(layer.bias, std=0.02)  # type: ignore[arg-type]
         layer.to(dtype)
     return made
 
