@@ -40,6 +40,10 @@ class ModelRequest:
     trust_remote_code: bool
     dtype: str
     device: str
+    memory: int | None = None
+    """Bytes that the process may take; None is what the system leaves."""
+    in_parts: bool = False
+    """Whether weights that do not fit may be read block by block."""
 
     def find(self, progress: Progress) -> Found:
         """Where it is and what its headers say: what is wrong there is said before torch is imported."""
@@ -67,6 +71,7 @@ class ModelRequest:
         progress(0, 0, f"loading {self.model or 'the demo model'}")
         with uncollected():
             from duat_cli.loading.model.load import load_files
+            from duat_cli.loading.model.memory import fits
 
         return load_files(
             found.place,
@@ -74,6 +79,7 @@ class ModelRequest:
             dtype=self.dtype,
             device=self.device,
             trust_remote_code=self.trust_remote_code,
+            paged=self.in_parts and not fits(found.files, self.dtype, self.memory),
         )
 
 

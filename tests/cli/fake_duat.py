@@ -110,6 +110,7 @@ FAKES = {
         module("duat_cli.loading.checkpoint.source", resolve=resolve),
         module("duat_cli.loading.checkpoint.preflight", inspect_folder=lambda path: SimpleNamespace(path=path)),
         module("duat_cli.models.discovery.modality", require_token_ids=lambda model: None),
+        module("duat_cli.loading.model.memory", fits=lambda *_: True, peak_memory=lambda: None),
         module("duat_cli.loading.model.load", load_files=load_files, load_tokenizer=lambda *a, **k: None),
         module(
             "duat_cli.loading.prompts",

@@ -42,6 +42,7 @@ from duat_cli.results.base import Skipped
 from duat_cli.results.inspect import Block, BlockCertificate, InspectReport, PromptBlock, Range, UatTerm, VerifyReport
 
 NOT_ASKED = "computed with --null all"
+NO_ROOM = "a re-initialised model beside this one needs all its weights in memory, which are read block by block here"
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def inspect(
     if matrices is not None:
         matrices.finish()
     session.save_cache()
-    if options.null == "all":
+    if options.null == "all" and loaded.paged is None:
         sweeps = _with_untrained(session, prompts, sweeps, options, progress)
     by_block: dict[int, list[PromptBlock]] = {i: [s.blocks[i] for s in sweeps] for i in layers}
     ranges = {i: block_range(loaded, [s.largest[i] for s in sweeps]) for i in layers}
@@ -264,6 +265,7 @@ def _prompt_block(
             terms=terms,
             certificate_error=step.terms.error,
         )
+    no_other = NO_ROOM if options.null == "all" and session.loaded.paged is not None else NOT_ASKED
     geometry = session.geometry(run.index)
     numbers = measure(
         operator,
@@ -281,7 +283,7 @@ def _prompt_block(
         density=density(numbers, tokens, width, options),
         coupling=coupling(numbers.coupling, tokens),
         coupling_weighted=coupling(numbers.weighted, tokens),
-        null=nulls("computed for all blocks together", NOT_ASKED),  # the first follows once all blocks are through
+        null=nulls("computed for all blocks together", no_other),  # the first follows once all blocks are through
         terms=terms,
         certificate_error=step.terms.error,
     )

@@ -90,6 +90,6 @@ def _report(
         token_texts=[clean(text) for text in texts[:SHOWN_TOKENS]] if len(texts) == case.tokens else [],
         coupling=coupling(case, SHOWN_TOKENS).tolist(),
         checks=checks(case, dense),
-        warnings=list(session.loaded.warnings),
+        warnings=session.warnings(),
         run=session.run_facts(),
     )

@@ -108,6 +108,7 @@ def inspect(
     no_cache: NoCache = False,
     device: options.Device = "auto",
     dtype: options.DtypeOption = "float32",
+    memory: options.Memory = None,
     revision: options.Revision = None,
     token: options.Token = None,
     cache_dir: options.CacheDir = None,
@@ -130,7 +131,8 @@ def inspect(
     from duat_cli.cli.shared.tensor_target import operator_file
     from duat_cli.cli.terminal.progress import Progress
 
-    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device)
+    limit = options.parse_memory(memory)
+    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, in_parts=True)
     texts = PromptRequest(prompt, prompts, max_tokens)
     talk = talk_of(quiet, verbose, no_color)
     chosen = options.parse_layers(layers)

@@ -77,6 +77,7 @@ def matrix(
     max_tokens: MaxTokens = None,
     device: options.Device = "auto",
     dtype: options.DtypeOption = "float32",
+    memory: options.Memory = None,
     revision: options.Revision = None,
     token: options.Token = None,
     cache_dir: options.CacheDir = None,
@@ -99,7 +100,8 @@ def matrix(
     from duat_cli.cli.shared.tensor_target import operator_file, tensor_target, token_texts
     from duat_cli.cli.terminal.progress import Progress
 
-    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device)
+    limit = options.parse_memory(memory)
+    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, in_parts=True)
     texts = PromptRequest([_only(prompt)], None, max_tokens)
     talk = talk_of(quiet, verbose, no_color)
     presentation = Presentation.of(None, form, json, no_color)

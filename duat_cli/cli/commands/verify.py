@@ -13,6 +13,7 @@ def verify(
     max_tokens: options.MaxTokens = None,
     device: options.Device = "auto",
     dtype: options.DtypeOption = "float32",
+    memory: options.Memory = None,
     revision: options.Revision = None,
     token: options.Token = None,
     cache_dir: options.CacheDir = None,
@@ -34,7 +35,8 @@ def verify(
     from duat_cli.cli.shared.presentation import Presentation, talk_of
     from duat_cli.cli.terminal.progress import Progress
 
-    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device)
+    limit = options.parse_memory(memory)
+    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, in_parts=True)
     texts = PromptRequest(prompt, prompts, max_tokens)
     talk = talk_of(quiet, verbose, no_color)
     presentation = Presentation.of(output, form, json, no_color, wide=wide)

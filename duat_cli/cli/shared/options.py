@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 import typer
 
 from duat_cli.cli.terminal.talk import hide
 from duat_cli.errors import InputError
+from duat_cli.text import clean
 
 PANEL_INPUT = "Input"
 PANEL_COMPUTE = "What to compute"
@@ -129,6 +131,16 @@ Device = Annotated[
         help="cpu, cuda, cuda:1, mps, or auto: an accelerator if there is one.",
     ),
 ]
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        "--memory",
+        metavar="SIZE",
+        rich_help_panel=PANEL_LOADING,
+        help="What the process may take, such as 8GB. Weights that do not fit are read block by block. Without it: "
+        "what the system leaves.",
+    ),
+]
 TrustRemoteCode = Annotated[
     bool,
     typer.Option(
@@ -188,6 +200,17 @@ NoColor = Annotated[
     bool,
     typer.Option("--no-color", metavar="", rich_help_panel=PANEL_OUTPUT, help="No colour; NO_COLOR does the same."),
 ]
+
+
+def parse_memory(text: str | None) -> int | None:
+    """Bytes of '8GB', '2.5GiB' or '900m': units of 1000 with B, of 1024 with iB or alone. None stays None."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"\s*(\d{1,12}(?:\.\d{1,12})?)\s*([kmgt]?)(i?b)?\s*", text, re.IGNORECASE | re.ASCII)
+    if match is None or float(match[1]) == 0:
+        raise InputError(f"--memory '{clean(text)}': expected a size such as 8GB, 2.5GiB or 900MB")
+    unit = 1000 if (match[3] or "").lower() == "b" else 1024
+    return int(float(match[1]) * unit ** " kmgt".index(match[2].lower() or " "))
 
 
 def parse_layers(text: str | None) -> frozenset[int] | None:

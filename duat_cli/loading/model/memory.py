@@ -15,19 +15,35 @@ _SIZES = {"float64": 8, "fp64": 8, "float32": 4, "fp32": 4}  # every other dtype
 _GIB = 1 << 30
 
 
+def weight_bytes(files: CheckpointFiles, dtype: str) -> int:
+    """Of all weights as `dtype` ('auto': as stored)."""
+    elements = sum(t.elements for t in files.tensors.values())
+    return files.total_bytes if dtype == "auto" else elements * _SIZES.get(dtype, 2)
+
+
 def require_memory(files: CheckpointFiles, dtype: str) -> None:
     """CheckpointError where the weights alone, as `dtype` ('auto': as stored), are more than is left."""
-    elements = sum(t.elements for t in files.tensors.values())
-    needed = files.total_bytes if dtype == "auto" else elements * _SIZES.get(dtype, 2)
-    left = available_memory()
+    needed, left = weight_bytes(files, dtype), available_memory()
     if needed <= left:
         return
     stored = f"--dtype auto takes {files.total_bytes / _GIB:.2f} GiB, " if files.total_bytes < needed else ""
     fail(
         files.path,
         f"needs {needed / _GIB:.2f} GiB for its weights as {dtype}, has {left / _GIB:.2f} GiB of memory: {stored}"
-        "duat check --weights-only takes next to none",
+        "duat check --weights-only takes next to none, and inspect, verify and matrix read weights block by block",
     )
+
+
+def fits(files: CheckpointFiles, dtype: str, limit: int | None) -> bool:
+    """Whether all weights can be in memory at once. limit: bytes of the process; None: what the system leaves."""
+    left = available_memory() if limit is None else limit - (resident_memory() or 0)
+    return weight_bytes(files, dtype) <= left
+
+
+def resident_memory() -> int | None:
+    """Resident memory of this process now, bytes; None where the system does not say."""
+    now = _fields(Path("/proc/self/status")).get("VmRSS")
+    return None if now is None else 1024 * now
 
 
 def available_memory() -> float:

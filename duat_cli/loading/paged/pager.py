@@ -114,11 +114,11 @@ class Pager:
 
     def _put(self, page: Page) -> list[tuple[Place, Tensor]]:
         """Fill the places of a page; returns what stood in them."""
-        stood = [(place, getattr(*place)) for module in page.doors or (self._model,) for place in _places(module)]
+        stood = [(place, _get(place)) for module in page.doors or (self._model,) for place in _places(module)]
         for place, meta in self._meta.items():
             if page.by_rows and place[0] in page.doors:
-                setattr(*place, meta)
-        empty = [place for place, _ in stood if getattr(*place).is_meta]
+                _set(place, meta)
+        empty = [place for place, _ in stood if _get(place).is_meta]
         tensors = self._fetched(page)
         try:
             load_part(self._model, tensors, self._dtype, self._device)
@@ -127,12 +127,12 @@ class Pager:
         del tensors
         self._spread()
         self._require({place for door in page.doors for place in _places(door)})
-        filled = {place for place in empty if not getattr(*place).is_meta}
+        filled = {place for place in empty if not _get(place).is_meta}
         for place in filled:
-            getattr(*place).requires_grad_(False)
+            _get(place).requires_grad_(False)
             if self._names[place] in self._unread:
                 self._unread.discard(self._names[place])
-                self._see(self._names[place], getattr(*place))
+                self._see(self._names[place], _get(place))
         return [(place, value) for place, value in stood if place in filled]
 
     def _stand_in(self, page: Page) -> None:
@@ -140,15 +140,15 @@ class Pager:
         some models ask the weights where they are."""
         made: dict[int, nn.Parameter] = {}  # one for a tied tensor
         for place in {place for door in page.doors for place in _places(door)}:
-            meta = getattr(*place)
+            meta = _get(place)
             if meta.is_meta:
                 nothing = torch.full((), torch.nan, dtype=meta.dtype, device=self._device).expand(meta.shape)
                 made.setdefault(id(meta), nn.Parameter(nothing, requires_grad=False))
                 self._meta[place] = meta
-                setattr(*place, made[id(meta)])
+                _set(place, made[id(meta)])
 
     def _require(self, places: set[Place]) -> None:
-        missing = sorted(self._names[place] for place in places if getattr(*place).is_meta)
+        missing = sorted(self._names[place] for place in places if _get(place).is_meta)
         if missing:
             raise CheckpointError(
                 f"{listed(missing)}: made by transformers when it loads the whole model, so the weights cannot be read "
@@ -158,11 +158,22 @@ class Pager:
     def _spread(self) -> None:
         """What one place of a tied group holds stands in all of them."""
         for group in self._ties:
-            real = next((v for v in (getattr(*place) for place in group) if not v.is_meta), None)
+            real = next((v for v in (_get(place) for place in group) if not v.is_meta), None)
             if real is not None:
                 for module, name in group:
                     if getattr(module, name).is_meta:
                         setattr(module, name, real)
+
+
+def _get(place: Place) -> Tensor:
+    module, name = place
+    found: Tensor = getattr(module, name)
+    return found
+
+
+def _set(place: Place, value: Tensor) -> None:
+    module, name = place
+    setattr(module, name, value)
 
 
 def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

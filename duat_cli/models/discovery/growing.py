@@ -69,32 +69,32 @@ class Growing(Discovery):
     @property
     def expected(self) -> int:
         """How many block calls there will be, by the config, or by the longest list of modules."""
-        stated = getattr(self._model.config.get_text_config(), "num_hidden_layers", None)
-        return stated if isinstance(stated, int) else max(map(len, self._lists.values()), default=0)
+        stated = getattr(self.model.config.get_text_config(), "num_hidden_layers", None)
+        return stated if isinstance(stated, int) else max(map(len, self.lists.values()), default=0)
 
     @property
     def ready(self) -> bool:
         """Whether it has been through a block with attention, so that it is known which list holds the blocks."""
-        return bool(self._tracer.attention)
+        return bool(self.tracer.attention)
 
     def attached(self) -> contextlib.AbstractContextManager[None]:
         """Around this pass and all others."""
-        return self._tracer.attached()
+        return self.tracer.attached()
 
     def active(self) -> contextlib.AbstractContextManager[Any]:
         """What `run` needs around it."""
-        return self._tracer.active()
+        return self.tracer.active()
 
     def run(self) -> None:
         """The pass that finds blocks and parts."""
-        with model_code(type(self._model).__name__):
-            self._forward()
+        with model_code(type(self.model).__name__):
+            self.forward()
 
     def proof(self) -> Proof:
         """The pass behind it that proves them."""
-        found = [self._parts_of(event.module) for event in self._chained()]
+        found = [self.parts_of(event.module) for event in self.chained()]
         interface = not self._known.intercepted and not any(parts.intercepted for parts in found)
-        self._proof = Proof(self.stack, self._forward, self._proved_one, interface=interface, coming=self.elements())
+        self._proof = Proof(self.stack, self.forward, self._proved_one, interface=interface, coming=self.elements())
         for parts in found:
             self._proof.learn(parts)
         return self._proof
@@ -102,46 +102,46 @@ class Growing(Discovery):
     def rig(self) -> Rig:
         """Instruments for one of the passes behind the proof."""
         interface = not self._known.intercepted and self.path == "attention interface"
-        known = [proved.parts for proved in self._proved.values()]
+        known = [proved.parts for proved in self.proved.values()]
         self._path = self.path
         self._rigs.append(Rig(self.stack, known, interface=interface, coming=self.elements()))
         return self._rigs[-1]
 
     def elements(self) -> list[nn.Module]:
         """The modules that may be blocks, of the list that holds them."""
-        return list(self._lists[self._home()])
+        return list(self.lists[self.home()])
 
     def so_far(self) -> ModelStructure:
         """What is known of the blocks that were proved."""
-        calls = [event for event in self._chained() if event.module in self._proved]
-        return self._structure(calls, ())
+        calls = [event for event in self.chained() if event.module in self.proved]
+        return self.structure_of(calls, ())
 
     def forget(self, modules: Iterable[nn.Module]) -> None:
         """Of what was read from the weights of these blocks, keep the shapes alone."""
         for module in modules:
-            known = self._proved.get(module)
+            known = self.proved.get(module)
             if known is not None and known.factors is not None:
                 factors = replace(known.factors, heads=known.factors.heads.without_values())
-                self._proved[module] = replace(known, factors=factors)
+                self.proved[module] = replace(known, factors=factors)
 
-    def _learn(self, event: Event, written: Trace) -> None:
-        super()._learn(event, written)
+    def learn(self, event: Event, written: Trace) -> None:
+        super().learn(event, written)
         module = event.module
         if module in self._known.parts:
-            self._parts[module] = self._known.parts[module]
+            self.parts[module] = self._known.parts[module]
         if self._rigs and self.path != self._path and not self._known.intercepted:
             raise PathError
-        if self._proof is not None and self._list_of[module] == self._home():
-            self._chained()  # raises where the block does not take what the one in front of it gives
-            self._proof.learn(self._parts_of(module))
+        if self._proof is not None and self.list_of[module] == self.home():
+            self.chained()  # raises where the block does not take what the one in front of it gives
+            self._proof.learn(self.parts_of(module))
 
     def _proved_one(self, verdict: Verdict) -> None:
         module = verdict.parts.module
         if verdict.fault is not None:
             if module in self._known.parts:
                 raise UnsupportedModelError(f"{verdict.parts.name}: {verdict.fault}")
-            raise OpenedError(opened(verdict, self._written[module]))
-        self._proved[module] = verdict.proved()
-        del self._written[module]
+            raise OpenedError(opened(verdict, self.written[module]))
+        self.proved[module] = verdict.proved()
+        del self.written[module]
         for rig in self._rigs:
             rig.learn(verdict.parts)

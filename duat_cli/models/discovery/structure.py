@@ -108,90 +108,90 @@ class Discovery:
     """
 
     def __init__(self, model: Any, *, interface: bool = True, device: str | None = None) -> None:
-        self._model = model
+        self.model = model
         self.stack, self._uncovered = _stack_of(model)
         self.ids = probe_ids(self.stack, DISCOVERY_TOKENS, device)
         self._names = {module: name for name, module in self.stack.named_modules()}
-        self._lists = _outermost_lists(self.stack)
-        self._list_of = {module: name for name, found in self._lists.items() for module in found}
-        self._tracer = Tracer(self.stack, self._list_of, self._learn, interface=interface)
-        self._calls: dict[str, list[Event]] = {name: [] for name in self._lists}
-        self._parts: dict[nn.Module, BlockParts | Exception] = {}
-        self._written: dict[nn.Module, Trace] = {}
+        self.lists = _outermost_lists(self.stack)
+        self.list_of = {module: name for name, found in self.lists.items() for module in found}
+        self.tracer = Tracer(self.stack, self.list_of, self.learn, interface=interface)
+        self._calls: dict[str, list[Event]] = {name: [] for name in self.lists}
+        self.parts: dict[nn.Module, BlockParts | Exception] = {}
+        self.written: dict[nn.Module, Trace] = {}
         self._unchained: dict[str, UnsupportedModelError] = {}
-        self._proved: dict[nn.Module, ProvedBlock] = {}
+        self.proved: dict[nn.Module, ProvedBlock] = {}
 
     def walk(self) -> None:
         """Both passes, one behind the other."""
-        with self._tracer.attached(), self._tracer.active():
-            self._forward()
-        modules = list(dict.fromkeys(event.module for event in self._chained()))
-        parts = [self._parts_of(module) for module in modules]
+        with self.tracer.attached(), self.tracer.active():
+            self.forward()
+        modules = list(dict.fromkeys(event.module for event in self.chained()))
+        parts = [self.parts_of(module) for module in modules]
         for _ in range(MAX_OPENINGS):
             verdicts: list[Verdict] = []
-            proof = Proof(self.stack, self._forward, verdicts.append, interface=not any(p.intercepted for p in parts))
+            proof = Proof(self.stack, self.forward, verdicts.append, interface=not any(p.intercepted for p in parts))
             for one in parts:
                 proof.learn(one)
             with proof.active():
                 proof.run()
             if all(verdict.fault is None for verdict in verdicts):
-                self._proved = {v.parts.module: v.proved() for v in verdicts}
+                self.proved = {v.parts.module: v.proved() for v in verdicts}
                 return
-            parts = [v.parts if v.fault is None else opened(v, self._written[v.parts.module]) for v in verdicts]
+            parts = [v.parts if v.fault is None else opened(v, self.written[v.parts.module]) for v in verdicts]
         raise UnsupportedModelError(f"{parts[0].name}: its FFN could not be told from its residual stream")
 
     def structure(self) -> ModelStructure:
         """What was found, but for `plain_error`."""
-        unread = unread_attention(self._model, self._tracer.ran | set(self._tracer.attention))
-        return self._structure(self._chained(), tuple(unread))
+        unread = unread_attention(self.model, self.tracer.ran | set(self.tracer.attention))
+        return self.structure_of(self.chained(), tuple(unread))
 
     @property
     def path(self) -> CapturePath:
         """How attention was seen."""
-        paths = set(self._tracer.attention.values())
+        paths = set(self.tracer.attention.values())
         return "softmax interception" if "softmax interception" in paths else "attention interface"
 
-    def _structure(self, calls: list[Event], unread: tuple[str, ...]) -> ModelStructure:
+    def structure_of(self, calls: list[Event], unread: tuple[str, ...]) -> ModelStructure:
         modules = tuple(event.module for event in calls)
-        blocks = tuple(self._proved[module] for module in dict.fromkeys(modules))
+        blocks = tuple(self.proved[module] for module in dict.fromkeys(modules))
         uncovered = (*self._uncovered, *_mixing_notes([b.parts for b in blocks]), *_proof_notes(blocks), *unread)
         width = blocks[0].parts.hidden.get(calls[0].args, calls[0].kwargs).shape[-1]
         return ModelStructure(self.stack, blocks, modules, self.path, width, uncovered, 0.0)
 
-    def _forward(self) -> Any:
+    def forward(self) -> Any:
         return run_stack(self.stack, self.ids)
 
-    def _chained(self) -> list[Event]:
+    def chained(self) -> list[Event]:
         """The block calls, in order, each of which takes what the one in front of it gives."""
-        name = type(self._model).__name__
-        if not self._tracer.attention:
+        name = type(self.model).__name__
+        if not self.tracer.attention:
             raise UnsupportedModelError(f"{name}: no softmax attention that duat can follow runs in its forward pass")
-        home = self._home()
+        home = self.home()
         if not self._calls[home]:
             raise UnsupportedModelError(f"{name} never calls the blocks that hold its attention")
         if home in self._unchained:
             raise self._unchained[home]
         return self._calls[home]
 
-    def _home(self) -> str:
+    def home(self) -> str:
         """The outermost ModuleList around the attention modules."""
-        named = [self._names[module] for module in self._tracer.attention if module in self._names]
-        homes = {next((own for own in self._lists if name.startswith(own + ".")), None) for name in named}
+        named = [self._names[module] for module in self.tracer.attention if module in self._names]
+        homes = {next((own for own in self.lists if name.startswith(own + ".")), None) for name in named}
         if None in homes or not homes:
             raise UnsupportedModelError("attention runs outside any list of blocks")
         if len(homes) > 1:
             raise UnsupportedModelError(f"attention runs in several stacks: {', '.join(sorted(map(str, homes)))}")
         return str(homes.pop())
 
-    def _parts_of(self, module: nn.Module) -> BlockParts:
-        parts = self._parts[module]
+    def parts_of(self, module: nn.Module) -> BlockParts:
+        parts = self.parts[module]
         if isinstance(parts, Exception):
             raise parts
         return parts
 
-    def _learn(self, event: Event, written: Trace) -> None:
+    def learn(self, event: Event, written: Trace) -> None:
         """Behind a call of a module that may be a block. What is wrong with it matters only if it is one."""
-        home = self._list_of[event.module]
+        home = self.list_of[event.module]
         calls = self._calls[home]
         try:
             if calls:
@@ -199,12 +199,12 @@ class Discovery:
         except UnsupportedModelError as fault:
             self._unchained.setdefault(home, fault)
         calls.append(event)
-        if event.module not in self._parts:
-            self._written[event.module] = written
+        if event.module not in self.parts:
+            self.written[event.module] = written
             try:
-                self._parts[event.module] = find_parts(event, self._names[event.module], written)
+                self.parts[event.module] = find_parts(event, self._names[event.module], written)
             except Exception as fault:  # raised again where it is known that this is a block
-                self._parts[event.module] = fault
+                self.parts[event.module] = fault
 
 
 def _stack_of(model: Any) -> tuple[Any, tuple[str, ...]]:

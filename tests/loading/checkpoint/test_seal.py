@@ -146,13 +146,13 @@ def test_a_change_within_the_read_of_a_tensor(folder: Path, monkeypatch: pytest.
     """What was read then is thrown away: a stream looks again behind every piece, an open file behind every tensor."""
     from duat_cli.loading.checkpoint import stream
 
-    files, read = inspect_folder(folder), stream._read
+    files, read = inspect_folder(folder), stream.read_into
 
     def then_rewritten(path: Path, *rest: Any) -> None:
         read(path, *rest)
         rewritten(path)
 
-    monkeypatch.setattr(stream, "_read", then_rewritten)
+    monkeypatch.setattr(stream, "read_into", then_rewritten)
     with pytest.raises(CheckpointError, match=r"modification time is another\); tensor '\S+' is not read"):
         READERS["check"](files)
     os.utime(folder / bad.W, ns=(10**18, 10**18))
