@@ -37,7 +37,16 @@ def layout(model: nn.Module, targets: Mapping[str, tuple[str, bool]], *, kept: i
     blocks = set(block_names(model))
     layers = list(large_layers(model, kept))
     same = {name: group for group in tied(model) for name in group}
-    at = {t: {_home(n, blocks | set(layers)) for n in same.get(target, [target])} for t, (target, _) in targets.items()}
+    paths = dict(model.named_modules(remove_duplicate=False))
+    first_path = {module: name for name, module in modules.items()}
+
+    def home(name: str) -> str:
+        """The page of a parameter by this name, or by the first name of a module that stands in several places."""
+        path, _, own = name.rpartition(".")
+        return _home(name, pages) or _home(f"{first_path[paths[path]]}.{own}", pages)
+
+    pages = blocks | set(layers)
+    at = {tensor: {home(name) for name in same.get(target, [target])} for tensor, (target, _) in targets.items()}
     together = {name: name for name in layers}  # layer -> the first of those that it shares weights with
     for homes in at.values():
         if len(homes) > 1 and homes <= set(layers):
@@ -48,7 +57,7 @@ def layout(model: nn.Module, targets: Mapping[str, tuple[str, bool]], *, kept: i
     for tensor, homes in at.items():
         merged = {together.get(name, name) for name in homes}
         (found[merged.pop()] if len(merged) == 1 and "" not in merged else frame).append(tensor)
-    pages = [
+    return [Page("", (), tuple(frame), False, False)] + [
         Page(
             name,
             (modules[name], *(modules[other] for other in layers if other != name and together[other] == name)),
@@ -59,7 +68,6 @@ def layout(model: nn.Module, targets: Mapping[str, tuple[str, bool]], *, kept: i
         for name, tensors in found.items()
         if tensors
     ]
-    return [Page("", (), tuple(frame), False, False), *pages]
 
 
 def block_names(model: nn.Module) -> list[str]:
@@ -91,9 +99,9 @@ def _home(name: str, pages: Collection[str]) -> str:
 
 
 def tied(model: nn.Module) -> list[list[str]]:
-    """The names of every parameter or buffer that stands in several modules."""
+    """The names of every parameter or buffer that stands in several places."""
     names: dict[int, list[str]] = {}
-    for path, module in model.named_modules():
+    for path, module in model.named_modules(remove_duplicate=False):
         for own in (parameters_of(module), buffers_of(module)):
             for name, value in own.items():
                 if value is not None:

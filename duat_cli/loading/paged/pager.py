@@ -43,10 +43,11 @@ class Pager:
         self._model, self._reader, self._dtype, self._device, self._see = model, reader, dtype, device, see
         self.at_door: Callable[[Page], None] = self.hold
         self.held: Page | None = None
+        self.pages = tuple(pages)
         self._order = {page: place for place, page in enumerate(pages)}
         self._names = {(m, n): f"{path}.{n}".lstrip(".") for path, m in model.named_modules() for n, _ in _own(m)}
         at = {name: place for place, name in self._names.items()}
-        self._ties = [[at[name] for name in group] for group in tied(model)]
+        self._ties = [[at[name] for name in group if name in at] for group in tied(model)]
         self._unread = {name for (m, n), name in self._names.items() if getattr(m, n).is_meta}
         self._filled: list[tuple[Place, Tensor]] = []  # what stood where the page stands now
         self._meta: dict[Place, Tensor] = {}  # what stood where a stand-in stands

@@ -14,90 +14,11 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecode
 
 from duat_cli.analysis.support import examine
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.discovery.structure import ModelStructure, discover
+from duat_cli.models.discovery.structure import discover
 from duat_cli.models.value_path.factors import operator_of
 
+
 # type -> (units of a block, its norms, value layer, output layer), by their names in the block
-PARTS: dict[str, tuple[set[str], set[str], str | None, str]] = {
-    "llama": ({"mlp"}, {"input_layernorm", "post_attention_layernorm"}, "self_attn.v_proj", "self_attn.o_proj"),
-    "mixtral": ({"mlp"}, {"input_layernorm", "post_attention_layernorm"}, "self_attn.v_proj", "self_attn.o_proj"),
-    "qwen3": (
-        {"mlp"},
-        {"input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm"},
-        "self_attn.v_proj",
-        "self_attn.o_proj",
-    ),
-    "gemma2": (
-        {"mlp"},
-        {"input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"},
-        "self_attn.v_proj",
-        "self_attn.o_proj",
-    ),
-    "phi3": ({"mlp"}, {"input_layernorm", "post_attention_layernorm"}, "self_attn.qkv_proj", "self_attn.o_proj"),
-    "phi": ({"mlp"}, {"input_layernorm"}, "self_attn.v_proj", "self_attn.dense"),
-    "gpt2": ({"mlp"}, {"ln_1", "ln_2"}, "attn.c_attn", "attn.c_proj"),
-    "gpt_neox": (
-        {"mlp"},
-        {"input_layernorm", "post_attention_layernorm"},
-        "attention.query_key_value",
-        "attention.dense",
-    ),
-    "opt": ({"activation_fn"}, {"self_attn_layer_norm", "final_layer_norm"}, "self_attn.v_proj", "self_attn.out_proj"),
-    "mpt": ({"ffn.act"}, {"norm_1", "norm_2"}, "attn.Wqkv", "attn.out_proj"),
-    "bert": (
-        {"intermediate"},
-        {"attention.output.LayerNorm", "output.LayerNorm"},
-        "attention.self.value",
-        "attention.output.dense",
-    ),
-    "distilbert": ({"ffn"}, {"sa_layer_norm", "output_layer_norm"}, "attention.v_lin", "attention.out_lin"),
-    "deepseek_v3": (
-        {"mlp"},
-        {"input_layernorm", "post_attention_layernorm", "self_attn.q_a_layernorm", "self_attn.kv_a_layernorm"},
-        None,
-        "self_attn.o_proj",
-    ),
-}
-
-
-def named(structure: ModelStructure) -> list[tuple[dict[nn.Module, str], Any]]:
-    return [({m: n for n, m in b.parts.module.named_modules()}, b.parts) for b in structure.blocks]
-
-
-@pytest.mark.parametrize("model_type", list(PARTS))
-def test_the_parts_of_a_block(model_type: str) -> None:
-    units, norms, value, output = PARTS[model_type]
-    structure = discover(single_model(model_type))
-    assert len(structure.blocks) == len(structure.calls) == 3
-    for names, parts in named(structure):
-        assert {names[u] for u in parts.units} == units
-        assert {names[n] for n in parts.norms} == norms
-        assert (parts.value_projection and names[parts.value_projection.linear]) == value
-        assert names[parts.output_projection.linear] == output
-        assert len(parts.attention) == 1
-    assert structure.hidden_size == 32
-    assert structure.uncovered == ()
-
-
-FIRST_LINEARS = {
-    "llama": "mlp.gate_proj", "phi3": "mlp.gate_up_proj", "gpt2": "mlp.c_fc", "bert": "intermediate.dense",
-    "distilbert": "ffn.lin1", "phi": "mlp.fc1", "gpt_neox": "mlp.dense_h_to_4h",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("model_type", list(FIRST_LINEARS))
-def test_the_first_linear_layer_of_an_ffn(model_type: str) -> None:
-    for names, parts in named(discover(single_model(model_type))):
-        assert [names[parts.first_linears[u]] for u in parts.units] == [FIRST_LINEARS[model_type]]
-
-
-def test_the_output_bias_of_an_ffn_is_its_last_layers() -> None:
-    model = single_model("gpt2")
-    structure = discover(model)
-    for layer, block in zip(model.transformer.h, structure.blocks, strict=True):
-        assert torch.equal(block.parts.unit_biases[layer.mlp], layer.mlp.c_proj.bias)
-
-
 @pytest.mark.parametrize("model_type", ["albert", "zamba"])
 def test_a_shared_block_is_called_more_often_than_it_exists(model_type: str) -> None:
     structure = discover(single_model(model_type))

@@ -1,0 +1,125 @@
+"""Weights read block by block give the report that weights in memory give: every number."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import prompt_of
+from paging import differing, in_parts, pager_of, saved, whole
+
+from duat_cli.analysis.inspect.run import NO_ROOM, InspectOptions, inspect, verify
+from duat_cli.analysis.matrix.run import matrix
+from duat_cli.errors import DuatError, InputError, UnsupportedModelError
+from duat_cli.loading.model.load import LoadedModel
+from duat_cli.loading.prompts import Prompt
+
+TYPES = [
+    "llama", "gpt2", "bert", "albert", "t5", "mixtral", "gemma2", "gemma3_text", "falcon", "bloom", "deberta-v2",
+    "zamba", "jamba", "llama4_text", "qwen3_next",
+]  # fmt: skip
+
+
+def quiet(*_: Any) -> None:
+    pass
+
+
+def prompts_of(loaded: LoadedModel) -> list[Prompt]:
+    rows = loaded.model.config.get_text_config().vocab_size
+    generator = torch.Generator().manual_seed(5)
+    return [prompt_of(torch.randint(40, rows, (1, n), generator=generator)) for n in (7, 12)]
+
+
+def reports(loaded: LoadedModel) -> list[dict[str, Any]]:
+    prompts = prompts_of(loaded)
+    options = InspectOptions(cache=False, terms=True, spectrum=True, per_prompt=True)
+    found = [inspect(loaded, prompts, options, quiet), verify(loaded, prompts, quiet)]
+    return [report.model_dump(mode="json", exclude={"run"}) for report in found]
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_inspect_and_verify(model_type: str, tmp_path: Path) -> None:
+    expected, refused = None, ""
+    known = whole(saved(model_type, tmp_path))
+    try:
+        expected = reports(known)
+    except DuatError as fault:
+        refused = str(fault)
+    with in_parts(tmp_path) as loaded:
+        if expected is None:
+            with pytest.raises(DuatError) as seen:
+                reports(loaded)
+            assert str(seen.value) == refused
+        else:
+            assert differing(reports(loaded), expected) == []
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_other_dtypes(dtype: str, tmp_path: Path) -> None:
+    expected = reports(whole(saved("llama", tmp_path), dtype))
+    with in_parts(tmp_path, dtype) as loaded:
+        assert differing(reports(loaded), expected) == []
+
+
+def test_a_block_of_w(tmp_path: Path) -> None:
+    known = whole(saved("llama", tmp_path))
+    prompt = prompts_of(known)[0]
+    expected = matrix(known, prompt, 1, str, quiet).model_dump(exclude={"run"})
+    with in_parts(tmp_path) as loaded:
+        assert matrix(loaded, prompt, 1, str, quiet).model_dump(exclude={"run"}) == expected
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_inspect_reads_the_weights_once_whatever_the_prompts(count: int, tmp_path: Path) -> None:
+    saved("llama", tmp_path)
+    with in_parts(tmp_path) as loaded:
+        inspect(loaded, prompts_of(loaded)[:count], InspectOptions(cache=False), quiet)
+        rows = (4 * 11 + 2 * 7 + 12) * 32 * 4  # of the embedding: discovery, the first prompt twice, the second
+        assert loaded.files.total_bytes <= pager_of(loaded).bytes_read <= loaded.files.total_bytes + rows
+
+
+def test_the_other_null_has_no_room(tmp_path: Path) -> None:
+    saved("llama", tmp_path)
+    with in_parts(tmp_path) as loaded:
+        report = inspect(loaded, prompts_of(loaded), InspectOptions(cache=False, null="all"), quiet)
+    assert {block.null.reasons["reinitialised"] for block in report.blocks} == {NO_ROOM}
+
+
+def test_a_block_that_is_not_there_is_refused_before_and_behind_the_sweep(tmp_path: Path) -> None:
+    saved("llama", tmp_path)
+    with in_parts(tmp_path) as loaded:
+        with pytest.raises(InputError, match="no block 3; the model has blocks 0 to 2"):
+            inspect(loaded, prompts_of(loaded), InspectOptions(cache=False, layers=frozenset({3})), quiet)
+        assert pager_of(loaded).bytes_read < loaded.files.total_bytes / 2
+        report = inspect(loaded, prompts_of(loaded), InspectOptions(cache=False, layers=frozenset({2})), quiet)
+    assert [block.index for block in report.blocks] == [2]
+
+
+def test_weights_that_are_no_numbers_are_blamed(tmp_path: Path) -> None:
+    known = whole(saved("llama", tmp_path))
+    with torch.no_grad():
+        known.model.model.layers[1].mlp.up_proj.weight[0, 0] = math.nan
+    known.model.save_pretrained(tmp_path)
+    with in_parts(tmp_path) as loaded, pytest.raises(DuatError, match=r"layers.1.mlp.up_proj.weight holds 1 values"):
+        inspect(loaded, prompts_of(loaded), InspectOptions(cache=False), quiet)
+
+
+def test_weights_used_past_their_module_are_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.llama.modeling_llama import LlamaModel
+
+    own = LlamaModel.forward
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.layers[2].mlp.up_proj.weight.sum().item()
+        return own(self, *args, **kwargs)
+
+    saved("llama", tmp_path)
+    monkeypatch.setattr(LlamaModel, "forward", forward)
+    with (
+        in_parts(tmp_path) as loaded,
+        pytest.raises(UnsupportedModelError, match=r"could not be replayed|past the mod"),
+    ):
+        inspect(loaded, prompts_of(loaded), InspectOptions(cache=False), quiet)

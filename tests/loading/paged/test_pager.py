@@ -1,0 +1,135 @@
+"""A model whose weights are read block by block against the model itself, to the bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from paging import ids_of, in_parts, outputs, pager_of, saved, whole
+from safetensors.torch import load_file, save_file
+
+from duat_cli.errors import CheckpointError
+from duat_cli.loading.model.fingerprint import fingerprint
+
+TYPES = [
+    "llama",
+    "gpt2",
+    "bert",
+    "albert",
+    "t5",
+    "mixtral",
+    "qwen2_moe",
+    "gemma3_text",
+    "falcon",
+    "distilbert",
+    "zamba2",
+]
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_output_and_the_fingerprint_are_the_models(model_type: str, dtype: str, tmp_path: Path) -> None:
+    known = whole(saved(model_type, tmp_path), dtype)
+    with in_parts(tmp_path, dtype) as loaded:
+        ids = ids_of(known)
+        model, stack = loaded.model, known.model
+        if known.model.config.is_encoder_decoder:
+            model, stack = model.get_encoder(), stack.get_encoder()
+        assert torch.equal(outputs(model, ids), outputs(stack, ids))
+        assert loaded.paged is not None
+        assert loaded.paged.fingerprint() == fingerprint(known.model)
+        assert loaded.nonfinite_weights == {}
+
+
+@pytest.mark.parametrize("kept", [0, 1 << 30])
+def test_one_block_is_in_memory_at_a_time_and_read_once(kept: int, tmp_path: Path) -> None:
+    saved("llama", tmp_path)
+    with in_parts(tmp_path, kept=kept) as loaded:
+        pager, seen = pager_of(loaded), []
+
+        def look(module: torch.nn.Module, args: object, output: object) -> None:
+            layers = loaded.model.model.layers
+            seen.append([not any(p.is_meta for p in layer.parameters()) for layer in layers])
+
+        for layer in loaded.model.model.layers:
+            layer.register_forward_hook(look)
+        outputs(loaded.model, ids_of(loaded))
+        assert seen == [[True, False, False], [False, True, False], [False, False, True]]
+        pager.complete()
+        few = 9 * 32 * 4  # rows of the embedding, where it is read by rows
+        assert pager.bytes_read <= loaded.files.total_bytes + few
+        assert pager.held is None
+        assert all(p.is_meta for layer in loaded.model.model.layers for p in layer.parameters())
+
+
+def test_tied_weights_are_one_parameter_and_read_once(tmp_path: Path) -> None:
+    known = whole(saved("gpt2", tmp_path))
+    with in_parts(tmp_path) as loaded:
+        count = sum(p.numel() for p in known.model.parameters())
+        assert sum(p.numel() for p in loaded.model.parameters()) == count
+        outputs(loaded.model, ids_of(loaded))
+        pager_of(loaded).complete()
+        assert sum(p.numel() for p in loaded.model.parameters()) == count
+        assert loaded.paged is not None
+        assert "lm_head.weight" not in loaded.paged.digests
+
+
+def test_weights_that_are_no_numbers_are_counted_as_they_pass(tmp_path: Path) -> None:
+    path = saved("llama", tmp_path) / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.layers.1.mlp.up_proj.weight"][0, :3] = torch.nan
+    tensors["model.layers.2.self_attn.q_proj.weight"].zero_()
+    save_file(tensors, path, metadata={"format": "pt"})
+    with in_parts(tmp_path) as loaded:
+        assert loaded.nonfinite_weights == {}
+        pager_of(loaded).complete()
+        assert loaded.nonfinite_weights == {"model.layers.1.mlp.up_proj.weight": 3}
+        assert loaded.paged is not None
+        assert [note.partition(":")[0] for note in loaded.paged.notes()] == [
+            "3 non-finite weights (NaN or Inf) in 1 tensor",
+            f"1 of {loaded.paged.matrices} weight matrices are all zero",
+        ]
+
+
+def test_a_missing_pooler_is_zero(tmp_path: Path) -> None:
+    path = saved("bert", tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    config["architectures"] = ["BertModel"]
+    (path / "config.json").write_text(json.dumps(config))
+    with in_parts(path) as loaded:
+        assert loaded.spare
+        for name in loaded.spare:
+            assert not loaded.model.get_parameter(name).any()
+
+
+def test_what_transformers_makes_at_the_load_of_a_whole_model_is_refused(tmp_path: Path) -> None:
+    saved("marian", tmp_path)
+    with pytest.raises(CheckpointError, match=r"embed_positions.*made by transformers"), in_parts(tmp_path):
+        pass
+
+
+def test_an_embedding_outside_of_its_call_is_no_number(tmp_path: Path) -> None:
+    """Used past its module it must not pass for weights."""
+    saved("llama", tmp_path)
+    with in_parts(tmp_path) as loaded:
+        weight = loaded.model.get_input_embeddings().weight
+        assert weight.device.type == "cpu"
+        assert bool(weight.isnan().all())
+        assert weight.untyped_storage().nbytes() == 4
+
+
+def test_pages_backwards_are_read_ahead_backwards(tmp_path: Path) -> None:
+    saved("llama", tmp_path)
+    with in_parts(tmp_path) as loaded:
+        pager = pager_of(loaded)
+        blocks = [page for page in pager.pages if page.block]
+        for page in reversed(blocks):
+            pager.hold(page)
+            assert pager.held is page
+        pager.release()
+        before = pager.bytes_read
+        pager.hold(blocks[1])
+        assert pager.bytes_read >= before
+        pager.release()

@@ -1,0 +1,111 @@
+"""Discovery one block ahead of the passes that use it finds what discovery of a whole model finds."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import single_model
+from paging import in_parts, pager_of, saved, whole
+
+from duat_cli.models.discovery.growing import Growing, Known, OpenedError, PathError
+from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
+from duat_cli.models.instrument.attention import ForeignAttentionError
+from duat_cli.models.instrument.plain import InstrumentedPass
+from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.sweep.lockstep import side_by_side
+
+TYPES = ["llama", "gpt2", "bert", "albert", "gemma2", "mixtral", "xlm-roberta", "deberta-v2", "bloom", "t5"]
+
+
+def grown(loaded: Any, listen: Any = lambda _run: None) -> tuple[Growing, ModelStructure]:
+    found = Growing(loaded.model, device="cpu", known=Known())
+
+    def others() -> list[Any] | None:
+        if not found.ready:
+            return None
+        forward = InstrumentedPass(found.rig(), lambda: run_stack(found.stack, found.ids), listen)
+        return [found.proof(), forward]
+
+    with found.attached():
+        side_by_side(pager_of(loaded), found, others, lambda page: found.forget(page.doors))
+    return found, found.structure()
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_it_finds_what_discovery_finds(model_type: str, tmp_path: Path) -> None:
+    expected = discover(whole(saved(model_type, tmp_path)).model)
+    with in_parts(tmp_path) as loaded:
+        _, structure = grown(loaded)
+    assert (structure.path, structure.hidden_size) == (expected.path, expected.hidden_size)
+    assert structure.uncovered == expected.uncovered
+    assert len(structure.calls) == len(expected.calls)
+    for mine, theirs in zip(structure.blocks, expected.blocks, strict=True):
+        assert mine.parts.name == theirs.parts.name
+        assert len(mine.parts.units) == len(theirs.parts.units)
+        flags = ("gated", "homogeneous", "direct", "batched", "arrives")
+        assert [getattr(mine.parts, f) for f in flags] == [getattr(theirs.parts, f) for f in flags]
+        assert (mine.factors is None, mine.factors_reason) == (theirs.factors is None, theirs.factors_reason)
+
+
+def test_a_block_is_proved_when_another_pass_gets_there_and_its_factors_are_let_go(tmp_path: Path) -> None:
+    expected = discover(whole(saved("llama", tmp_path)).model)
+    found: list[Growing] = []
+    seen = []
+    with in_parts(tmp_path) as loaded:
+
+        def listen(run: BlockRun) -> None:
+            factors = [block.factors for block in found[0].so_far().blocks]
+            seen.append([f is not None and not f.heads.value.is_meta for f in factors])
+            here = found[0].so_far().block(run.index).factors
+            theirs = expected.block(run.index).factors
+            assert here is not None
+            assert theirs is not None
+            assert torch.equal(here.heads.value, theirs.heads.value)
+
+        growing = Growing(loaded.model, device="cpu", known=Known())
+        found.append(growing)
+
+        def others() -> list[Any] | None:
+            if not growing.ready:
+                return None
+            walk = InstrumentedPass(growing.rig(), lambda: run_stack(growing.stack, growing.ids), listen)
+            return [growing.proof(), walk]
+
+        with growing.attached():
+            side_by_side(pager_of(loaded), growing, others, lambda page: growing.forget(page.doors))
+    assert seen == [[True], [False, True], [False, False, True]]
+
+
+def test_what_ends_an_attempt_is_known_to_the_next() -> None:
+    known = Known()
+    known.learn(PathError())
+    assert known.intercepted
+    known.learn(ForeignAttentionError("planted"))
+    assert not known.interface
+    parts = discover(single_model("llama")).blocks[0].parts
+    known.learn(OpenedError(parts))
+    assert known.parts == {parts.module: parts}
+    with pytest.raises(ForeignAttentionError, match="again"):  # it was not the interface
+        known.learn(ForeignAttentionError("again"))
+
+
+def test_nothing_is_left_on_the_model(tmp_path: Path) -> None:
+    saved("llama", tmp_path)
+    with in_parts(tmp_path) as loaded:
+        before = {name: (len(m._forward_hooks), len(m._forward_pre_hooks)) for name, m in loaded.model.named_modules()}
+        grown(loaded)
+        with contextlib.suppress(ValueError):
+            grown(loaded, _fail)
+        after = {name: (len(m._forward_hooks), len(m._forward_pre_hooks)) for name, m in loaded.model.named_modules()}
+        assert after == before
+        assert not any("forward" in vars(m) for m in loaded.model.modules())
+        assert loaded.model.config._attn_implementation == "eager"
+
+
+def _fail(run: BlockRun) -> None:
+    if run.index == 1:
+        raise ValueError("planted")

@@ -1,0 +1,69 @@
+"""Checkpoints of tiny models, loaded whole and block by block."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from helpers import single_model
+
+from duat_cli.loading.checkpoint.preflight import inspect_folder
+from duat_cli.loading.checkpoint.source import Source
+from duat_cli.loading.model import load
+from duat_cli.loading.model.load import LoadedModel, load_files
+from duat_cli.loading.paged.layout import layout
+from duat_cli.loading.paged.pager import Pager
+
+
+def saved(model_type: str, folder: Path) -> Path:
+    single_model(model_type).save_pretrained(folder)
+    return folder
+
+
+def whole(folder: Path, dtype: str = "float32") -> LoadedModel:
+    return load_files(Source(folder, "tiny", None), inspect_folder(folder), dtype=dtype)
+
+
+@contextmanager
+def in_parts(folder: Path, dtype: str = "float32", kept: int = 0) -> Iterator[LoadedModel]:
+    """kept: bytes of a layer outside of blocks that stay; 0 reads even tiny embeddings by rows."""
+    with mock.patch.object(load, "layout", functools.partial(layout, kept=kept)):
+        loaded = load_files(Source(folder, "tiny", None), inspect_folder(folder), dtype=dtype, paged=True)
+    try:
+        yield loaded
+    finally:
+        pager_of(loaded).close()
+
+
+def pager_of(loaded: LoadedModel) -> Pager:
+    assert loaded.paged is not None
+    return loaded.paged.pager
+
+
+def ids_of(loaded: LoadedModel, tokens: int = 9) -> torch.Tensor:
+    rows = loaded.model.config.get_text_config().vocab_size
+    return torch.randint(40, rows, (1, tokens), generator=torch.Generator().manual_seed(1))
+
+
+def outputs(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model(input_ids=ids)[0]
+    return found
+
+
+def differing(mine: Any, theirs: Any, path: str = "") -> list[str]:
+    """Where two reports differ; nulls of all blocks at once sum in another order than one by one."""
+    if isinstance(mine, dict) and isinstance(theirs, dict) and mine.keys() == theirs.keys():
+        return [found for key in mine for found in differing(mine[key], theirs[key], f"{path}.{key}")]
+    if isinstance(mine, list) and isinstance(theirs, list) and len(mine) == len(theirs):
+        pairs = enumerate(zip(mine, theirs, strict=True))
+        return [found for k, (a, b) in pairs for found in differing(a, b, f"{path}[{k}]")]
+    if ".null." in path and isinstance(mine, float) and isinstance(theirs, float):
+        return [] if math.isclose(mine, theirs, rel_tol=1e-13) else [f"{path}: {mine} {theirs}"]
+    return [] if mine == theirs else [f"{path}: {mine} {theirs}"]
