@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import platform
@@ -181,10 +182,13 @@ class Session:
             except (RuntimeError, NotImplementedError) as fault:
                 if is_out_of_memory(fault):
                     raise
+                self._refused_by_the_rest(weights, known)
+                if "meta" not in str(fault):
+                    raise
                 first = (str(fault).splitlines() or [""])[0]
                 raise UnsupportedModelError(
-                    f"{type(self.loaded.model).__name__}: cannot be run with its weights read block by block (it may "
-                    f"use them past the modules that hold them): {first}; give it memory for all of them"
+                    f"{type(self.loaded.model).__name__}: uses weights past the modules that hold them, so they cannot "
+                    f"be read block by block ({first}); give it memory for all of them"
                 ) from fault
             finally:
                 self._growing = None
@@ -192,6 +196,14 @@ class Session:
             ended(number)
         self.plain_error = max(self.plain_error, *(sweep.plain_error() for sweep in sweeps))
         self._structure = replace(structure, plain_error=sweeps[0].plain_error())
+
+    def _refused_by_the_rest(self, weights: Weights, known: Known) -> None:
+        """Whether blocks behind those that a failed attempt reached tell why it had to fail: UnsupportedModelError."""
+        alone = Growing(self.loaded.model, device=self.loaded.device, known=known)
+        with contextlib.suppress(RuntimeError):  # it may fail as the others did
+            with alone.attached():
+                side_by_side(weights, alone, lambda: None, lambda _page: None)
+            alone.chained()
 
     def _prepared(
         self, ids: Tensor, listener: Listener, rig: Rig, blocks: Iterable[nn.Module], *, check: bool | None = None

@@ -39,19 +39,19 @@ def layout(model: nn.Module, targets: Mapping[str, tuple[str, bool]], *, kept: i
     same = {name: group for group in tied(model) for name in group}
     paths = dict(model.named_modules(remove_duplicate=False))
     first_path = {module: name for name, module in modules.items()}
+    pages = blocks | set(layers)
 
-    def home(name: str) -> str:
+    def home_of(name: str) -> str:
         """The page of a parameter by this name, or by the first name of a module that stands in several places."""
         path, _, own = name.rpartition(".")
         return _home(name, pages) or _home(f"{first_path[paths[path]]}.{own}", pages)
 
-    pages = blocks | set(layers)
-    at = {tensor: {home(name) for name in same.get(target, [target])} for tensor, (target, _) in targets.items()}
+    at = {tensor: {home_of(name) for name in same.get(target, [target])} for tensor, (target, _) in targets.items()}
     together = {name: name for name in layers}  # layer -> the first of those that it shares weights with
     for homes in at.values():
         if len(homes) > 1 and homes <= set(layers):
-            first = min((together[name] for name in homes), key=layers.index)
-            together |= {name: first for name in layers if together[name] in {together[home] for home in homes}}
+            firsts = {together[name] for name in homes}
+            together |= {name: min(firsts, key=layers.index) for name in layers if together[name] in firsts}
     found: dict[str, list[str]] = {name: [] for name in modules if name in blocks or together.get(name) == name}
     frame: list[str] = []
     for tensor, homes in at.items():
