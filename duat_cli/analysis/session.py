@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import platform
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -33,6 +33,10 @@ from duat_cli.models.instrument.rig import BlockRun, Rig
 from duat_cli.models.sweep.lockstep import Pass, Weights, one_by_one, side_by_side
 from duat_cli.models.value_path.factors import AttentionOperator, checked
 from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts, Run, Skipped
+
+
+WAVE_BYTES = 256 << 20  # of the states of prompts that stand between two blocks
+STATES = 8  # of a prompt: the stream, its parts, what the model's own forward holds; and a mask
 
 
 class Listener(Protocol):
@@ -129,11 +133,12 @@ class Session:
         """Run prompts; what `listener_of(number)` gives is called behind every block of that prompt, in order, and
         `ended(number)` behind the last.
 
-        Where all weights are in memory, one prompt after the other; else all of them block by block. Then the sweep
-        may begin anew, and `listener_of` is asked again.
+        Where all weights are in memory, one prompt after the other; else as many as fit go side by side, block by
+        block. Then the sweep may begin anew, and `listener_of` is asked again.
         """
         if self.loaded.paged is not None:
-            self._sweep_paged(self.loaded.paged.pager, prompts, listener_of, ended)
+            for wave in self._waves(prompts):
+                self._sweep_paged(self.loaded.paged.pager, wave, listener_of, ended)
             return
         structure = self.structure
         for number, prompt in enumerate(prompts):
@@ -143,13 +148,28 @@ class Session:
             self.plain_error = max(self.plain_error, sweep.plain_error())
             self._swept = True
 
+    def _waves(self, prompts: Sequence[Prompt]) -> Iterator[dict[int, Prompt]]:
+        """Prompts that go side by side, whose hidden states fit into `WAVE_BYTES`; one empty wave for none."""
+        width, size = self.loaded.model.config.get_text_config().hidden_size, self._dtype.itemsize
+        wave, taken = dict[int, Prompt](), 0
+        for number, prompt in enumerate(prompts):
+            tokens = prompt.input_ids.shape[1]
+            bytes_ = size * tokens * (STATES * width + tokens)
+            if wave and taken + bytes_ > WAVE_BYTES:
+                yield wave
+                wave, taken = {}, 0
+            wave[number] = prompt
+            taken += bytes_
+        yield wave
+
     def _sweep_paged(
         self,
         weights: Weights,
-        prompts: Sequence[Prompt],
+        prompts: Mapping[int, Prompt],
         listener_of: Callable[[int], Listener],
         ended: Callable[[int], None],
     ) -> None:
+        """Some prompts, by their number, side by side: one read of the weights."""
         known = Known()
         while True:
             found = Growing(self.loaded.model, device=self.loaded.device, known=known)
@@ -161,7 +181,7 @@ class Session:
                 self._swept = bool(self._structure)  # the pass of an attempt that failed does not count
                 proof, blocks = found.proof(), found.elements()
                 sweeps.append(self._prepared(found.ids, _ignore, found.rig(), blocks, check=True))
-                for number, prompt in enumerate(prompts):
+                for number, prompt in prompts.items():
                     sweeps.append(self._prepared(prompt.input_ids, listener_of(number), found.rig(), blocks))
                     self._swept = True
                 return [proof, *(each for sweep in sweeps for each in sweep.passes)]
@@ -192,7 +212,7 @@ class Session:
                 ) from fault
             finally:
                 self._growing = None
-        for number in range(len(prompts)):
+        for number in prompts:
             ended(number)
         self.plain_error = max(self.plain_error, *(sweep.plain_error() for sweep in sweeps))
         self._structure = replace(structure, plain_error=sweeps[0].plain_error())

@@ -11,6 +11,7 @@ import torch
 from helpers import prompt_of
 from paging import differing, in_parts, pager_of, saved, whole
 
+from duat_cli.analysis import session
 from duat_cli.analysis.inspect.run import NO_ROOM, InspectOptions, inspect, verify
 from duat_cli.analysis.matrix.run import matrix
 from duat_cli.errors import DuatError, InputError, UnsupportedModelError
@@ -79,6 +80,15 @@ def test_inspect_reads_the_weights_once_whatever_the_prompts(count: int, tmp_pat
         inspect(loaded, prompts_of(loaded)[:count], InspectOptions(cache=False), quiet)
         rows = (4 * 11 + 2 * 7 + 12) * 32 * 4  # of the embedding: discovery, the first prompt twice, the second
         assert loaded.files.total_bytes <= pager_of(loaded).bytes_read <= loaded.files.total_bytes + rows
+
+
+def test_prompts_that_do_not_fit_side_by_side_go_in_waves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved("llama", tmp_path)
+    expected = reports(whole(tmp_path))
+    monkeypatch.setattr(session, "WAVE_BYTES", 1)
+    with in_parts(tmp_path) as loaded:
+        assert differing(reports(loaded), expected) == []
+        assert pager_of(loaded).bytes_read > 3.5 * loaded.files.total_bytes  # two reports of two prompts
 
 
 def test_the_other_null_has_no_room(tmp_path: Path) -> None:
