@@ -1,18 +1,21 @@
 """What duat costs, as ratios measured side by side in one run.
 
     python scripts/bench.py                 all parts, a few minutes
-    python scripts/bench.py speed memory    some of them: speed, dense, memory, prune, process, lora, check
+    python scripts/bench.py speed memory    some of them: speed, dense, memory, streamed, prune, process, lora, check
     python scripts/bench.py process --peer  with the nearest peer, installed into an environment of its own
 
 speed    `inspect` on a 135M-parameter llama shape, 128 tokens, against one plain eager forward pass that returns
          attentions and hidden states
 dense    the statistics of W' in closed form against W' written out, at MiniLM's size (N = 32)
 memory   peak memory of `inspect` against the number of blocks, and at 2048 tokens
+streamed `inspect` with weights read block by block against weights in memory, time, memory and numbers; checkpoints of
+         135M and 1.1B parameters are made in the temporary folder (2.5 GB)
 prune    responses of all neurons and heads of all-MiniLM-L6-v2 against ablating each, and its memory at 1B parameters
 process  `duat --help` and `duat inspect` as processes, against imports
 check    the pre-flight of a large checkpoint, and `duat check --weights-only` against reading and summing the tensors
 lora     `duat lora-diff --no-base` on an adapter of a 7B shape as a process, and its singular values against those of
          the dense product
+large    `inspect` of a 7B shape, streamed; only with --large (13.5 GB in the temporary folder, ten minutes)
 peer     `duat inspect` as a process against InterpKit's `decompose`; only with --peer
 """
 
@@ -30,11 +33,13 @@ from benchmarks.peer import peer
 from benchmarks.process import process
 from benchmarks.prune import prune, prune_child
 from benchmarks.speed import speed
+from benchmarks.streamed import large, streamed, streamed_child
 
 PARTS: dict[str, Callable[[int], list[Row]]] = {
     "speed": speed,
     "dense": dense,
     "memory": memory,
+    "streamed": streamed,
     "prune": prune,
     "process": process,
     "lora": lora,
@@ -47,10 +52,15 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--peer", action="store_true", help="also compare with the nearest peer; installs it")
+    parser.add_argument("--large", action="store_true", help="also a 7B shape; needs 13.5 GB of disk")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        prune_child() if arguments.child == ["prune"] else child(*map(int, arguments.child))
+        what, *rest = arguments.child
+        if what == "streamed":
+            streamed_child(*rest)
+        else:
+            prune_child() if what == "prune" else child(*map(int, arguments.child))
         return
     unknown = [part for part in arguments.parts if part not in PARTS]
     if unknown:
@@ -60,6 +70,7 @@ def main() -> None:
 
     console = Console(soft_wrap=True)
     parts = {name: PARTS[name] for name in arguments.parts or PARTS} | ({"peer": peer} if arguments.peer else {})
+    parts |= {"large": large} if arguments.large else {}
     for name, part in parts.items():
         table = Table(title=name, title_justify="left")
         for column, justify in (("what", "left"), ("figure", "right"), ("unit", "left"), ("wanted", "left")):
