@@ -15,11 +15,13 @@ import safetensors.torch
 import torch
 import transformers
 from helpers import single_model
+from paging import ids_of, in_parts, outputs, saved, whole
 
 from duat_cli.analysis.support import examine
 from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries
 from duat_cli.loading.checkpoint.source import demo_adapter_path, demo_path
+from duat_cli.loading.model.fingerprint import fingerprint
 from duat_cli.loading.model.load import load
 
 PROMPT = ("--prompt", "def main(argv):")
@@ -66,6 +68,25 @@ def test_numbers_are_those_of_another_release(duat: Duat) -> None:
     assert code == 0
     passed = {outcome["rule"] for outcome in report["outcomes"] if outcome["status"] == "passed"}
     assert {"drift.weights", "drift.operator", "drift.coupling", "drift.terms"} <= passed
+
+
+def test_weights_read_block_by_block_give_the_same_report(duat: Duat) -> None:
+    reports = [duat("inspect", *PROMPT, "--null", "uniform", *limit)[1] for limit in ((), ("--memory", "1MB"))]
+    assert reports[1]["certificate"] == reports[0]["certificate"]
+    assert reports[1]["model"] == reports[0]["model"]
+    operators = [[block["operator"] for block in report["blocks"]] for report in reports]
+    assert operators[1] == operators[0]
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "mixtral", "albert"])
+def test_a_model_read_block_by_block_is_the_model(model_type: str, tmp_path: Path) -> None:
+    """Also where tensors are fused, tied or shared between blocks."""
+    known = whole(saved(model_type, tmp_path))
+    with in_parts(tmp_path) as loaded:
+        ids = ids_of(known)
+        assert torch.equal(outputs(loaded.model, ids), outputs(known.model, ids))
+        assert loaded.paged is not None
+        assert loaded.paged.fingerprint() == fingerprint(known.model)
 
 
 def test_bounds_of_pruning(duat: Duat) -> None:
