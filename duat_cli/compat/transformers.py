@@ -8,6 +8,7 @@ loading and its rehearsal fail with an error.
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 import re
 import sys
@@ -180,7 +181,9 @@ def load_part(model: Any, tensors: Mapping[str, Any], dtype: dtype, device: str)
         device_map={"": device},
         weight_mapping=_conversions(model),
     )
-    info, _ = convert_and_load_state_dict_in_model(model, dict(tensors), config)
+    asked = inspect.signature(convert_and_load_state_dict_in_model).parameters
+    plan = {"tp_plan": None} if "tp_plan" in asked else {}  # up to 5.10: how weights are split over devices
+    info, _ = convert_and_load_state_dict_in_model(model, dict(tensors), config, **plan)
     faults = [*info.error_msgs, *map(str, info.conversion_errors.values()), *map(str, info.mismatched_keys)]
     if faults:
         raise ValueError("; ".join(faults))
