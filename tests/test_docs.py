@@ -27,6 +27,7 @@ from duat_cli.errors import InputError
 from duat_cli.explain.find import explain
 from duat_cli.loading import prompts
 from duat_cli.loading.checkpoint.source import demo_adapter_path, demo_path
+from duat_cli.loading.texts import PromptText
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "configs" / "docs").glob("*.md"))]
@@ -162,9 +163,9 @@ def call(
     bundled = prompts._bundled
     kept = {prompts.DEFAULT_SET: 2, prompts.HOLDOUT_SET: 31}  # a guarantee needs 29
 
-    def short(name: str) -> list[prompts.PromptText]:
+    def short(name: str) -> list[PromptText]:
         texts = bundled(name)[: kept[name]]
-        return [prompts.PromptText(" ".join(t.text.split()[:3]), t.where, t.line) for t in texts]
+        return [PromptText(" ".join(t.text.split()[:3]), t.where, t.line) for t in texts]
 
     monkeypatch.setattr(prompts, "_bundled", short)
 

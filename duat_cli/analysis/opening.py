@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from duat_cli.loading.checkpoint.preflight import CheckpointFiles
     from duat_cli.loading.checkpoint.source import Source
     from duat_cli.loading.model.load import LoadedModel
-    from duat_cli.loading.prompts import Prompt, PromptText
+    from duat_cli.loading.prompts import Prompt
+    from duat_cli.loading.texts import PromptText
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import importlib.resources
-import json
+import io
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from duat_cli.errors import InputError
 from duat_cli.loading.quiet import calling_tokenizer
+from duat_cli.loading.texts import MAX_BYTES, PromptText, checked, decode, lines, read_stdin, texts_of
 from duat_cli.text import clean
 
 if TYPE_CHECKING:  # texts are read before torch is imported
@@ -24,22 +25,7 @@ if TYPE_CHECKING:  # texts are read before torch is imported
 
 DEFAULT_SET = "prompts/default.jsonl"
 HOLDOUT_SET = "prompts/holdout.jsonl"
-JSON_LINES = ".jsonl"
 SPLIT_SEED = 37
-_MAX_BYTES = 64 << 20
-_MAX_CHARACTERS = 4 << 20  # of one prompt; beyond, only making tokens of it takes long
-_BOM = b"\xef\xbb\xbf"
-
-
-@dataclass(frozen=True)
-class PromptText:
-    """A text to run."""
-
-    text: str
-    where: str
-    """For messages: 'prompts.txt line 3', '--prompt 1'."""
-    line: int
-    """In its file, from 1; the number of the option for --prompt."""
 
 
 @dataclass(frozen=True)
@@ -69,15 +55,27 @@ class Limits:
 def read_prompts(prompt: Sequence[str], prompts_file: str | None, stdin: IO[Any] | None) -> list[PromptText]:
     """The texts of --prompt and of --prompts, in this order; without either the bundled set.
 
-    A file whose name ends in .jsonl holds JSON lines; every other file holds one text a line, whatever the line begins
-    with. '-' is standard input: one text for --prompt, one text a line for --prompts. InputError names file and line.
+    A file whose name ends in .jsonl holds JSON lines, in .parquet a table; every other file holds one text a line,
+    whatever the line begins with. With .gz behind it, lines are compressed. '-' is standard input: one text for
+    --prompt, one text a line for --prompts. InputError names file and line.
     """
+    texts = _options(prompt, prompts_file, stdin)
+    if prompts_file is not None:
+        texts += _held(prompts_file, stdin)
+    return texts or default_prompts()
+
+
+def open_prompts(prompt: Sequence[str], prompts_file: str | None, stdin: IO[Any] | None) -> Iterable[PromptText]:
+    """The same texts, from a regular file of any size: each pass reads it anew, and an error comes where it is met."""
+    if prompts_file is None or not Path(prompts_file).expanduser().is_file():
+        return read_prompts(prompt, prompts_file, stdin)
+    return _Stream(_options(prompt, prompts_file, stdin), prompts_file)
+
+
+def _options(prompt: Sequence[str], prompts_file: str | None, stdin: IO[Any] | None) -> list[PromptText]:
     if [*prompt, prompts_file].count("-") > 1:
         raise InputError("standard input can be read once: give '-' to one of --prompt and --prompts")
-    texts = [_option(text, number, stdin) for number, text in enumerate(prompt, 1)]
-    if prompts_file is not None:
-        texts += _read_file(prompts_file, stdin)
-    return texts or default_prompts()
+    return [_option(text, number, stdin) for number, text in enumerate(prompt, 1)]
 
 
 def default_prompts() -> list[PromptText]:
@@ -102,98 +100,38 @@ def set_apart(texts: Sequence[PromptText], share: float) -> tuple[list[PromptTex
 
 def _bundled(name: str) -> list[PromptText]:
     raw = (importlib.resources.files("duat_cli.configs") / name).read_bytes()
-    return list(_lines(raw, name, json_lines=True))
+    return list(lines(io.BytesIO(raw), name, json_lines=True))
 
 
 def _option(text: str, number: int, stdin: IO[Any] | None) -> PromptText:
     where = f"--prompt {number}"
     if text == "-":
         where = "standard input"
-        text = _decode(_read_stdin(stdin), where, 1).rstrip("\r\n")
-    return _checked(text, where, number)
+        text = decode(read_stdin(stdin), where, 1).rstrip("\r\n")
+    return checked(text, where, number)
 
 
-def _read_file(name: str, stdin: IO[Any] | None) -> list[PromptText]:
-    shown = "standard input" if name == "-" else clean(name)
-    if name.lower().endswith((".json", ".ndjson")):  # its lines would run as texts, braces and all
-        raise InputError(f"{shown}: JSON lines are read from a name that ends in {JSON_LINES}; rename it")
-    raw = _read_stdin(stdin) if name == "-" else _read_path(name, shown)
-    if len(raw) > _MAX_BYTES:
-        raise InputError(f"{shown}: more than {_MAX_BYTES} bytes; expected one prompt a line")
-    if not raw:
-        raise InputError(f"{shown}: empty, no prompts; expected one a line")
-    texts = list(_lines(raw, shown, json_lines=name.lower().endswith(JSON_LINES)))
-    if not texts:
-        raise InputError(f"{shown}: only blank lines, no prompts; expected one a line")
-    return texts
+@dataclass(frozen=True)
+class _Stream:
+    """Some texts, then those of a file, which every pass reads anew."""
+
+    first: Sequence[PromptText]
+    file: str
+
+    def __iter__(self) -> Iterator[PromptText]:
+        yield from self.first
+        yield from texts_of(self.file, None)
 
 
-def _read_path(name: str, shown: str) -> bytes:
-    try:
-        path = Path(name).expanduser()
-        # opening a named pipe waits for a writer; a shell's <(command) is one that has it
-        if path.is_fifo() and not name.startswith(("/dev/fd/", "/proc/self/fd/", "/dev/stdin")):
-            raise InputError(f"--prompts {shown}: is a named pipe, no regular file; use --prompts - and pipe into duat")
-        with path.open("rb") as file:
-            return file.read(_MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = clean(getattr(error, "strerror", None) or str(error))
-        raise InputError(f"--prompts {shown}: cannot be read: {reason}") from error
-
-
-def _read_stdin(stdin: IO[Any] | None) -> bytes:
-    try:
-        if stdin is None:
-            raise ValueError("it is closed")
-        raw: bytes | str = getattr(stdin, "buffer", stdin).read(_MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise InputError(f"standard input: cannot be read: {clean(str(error))}") from error
-    return raw.encode("utf-8", "surrogateescape") if isinstance(raw, str) else raw
-
-
-def _lines(raw: bytes, name: str, json_lines: bool) -> Iterator[PromptText]:
-    """One prompt a line, blank lines aside; with `json_lines` each line is an object with a "text"."""
-    for number, line in enumerate(raw.removeprefix(_BOM).split(b"\n"), 1):
-        where = f"{name} line {number}"
-        text = _decode(line.removesuffix(b"\r"), where, 0)
-        if not text.strip():
-            continue
-        if json_lines:
-            text = _text_field(text, where)
-        yield _checked(text, where, number)
-
-
-def _decode(raw: bytes, where: str, line: int) -> str:
-    """line: of the first byte, for a text of several lines; 0 where `where` names the line."""
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        place = f" line {line + raw[: error.start].count(10)}" if line else ""
-        byte = f"byte 0x{raw[error.start]:02x} at offset {error.start}"
-        raise InputError(f"{where}{place}: not UTF-8 ({byte}); save it as UTF-8") from error
-
-
-def _text_field(line: str, where: str) -> str:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f'{where}: not JSON: {clean(str(error))}; expected {{"text": ...}}') from error
-    text = value.get("text") if isinstance(value, dict) else None
-    if not isinstance(text, str):
-        raise InputError(f'{where}: expected an object with a "text" that is a string')
-    return text
-
-
-def _checked(text: str, where: str, line: int) -> PromptText:
-    if len(text) > _MAX_CHARACTERS:
-        raise InputError(f"{where}: too long, {len(text)} characters; expected at most {_MAX_CHARACTERS}")
-    if not text.strip():
-        raise InputError(f"{where}: empty prompt; expected a text")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:  # half a surrogate pair, from JSON or from a raw argument
-        raise InputError(f"{where}: character {error.start + 1} has no UTF-8 form; expected UTF-8") from error
-    return PromptText(text, where, line)
+def _held(file: str, stdin: IO[Any] | None) -> Iterator[PromptText]:
+    """The texts of a file, of a size that a list of them may have."""
+    size = 0
+    for text in texts_of(file, stdin):
+        size += len(text.text.encode())
+        if size > MAX_BYTES:
+            shown = "standard input" if file == "-" else clean(file)
+            raise InputError(f"{shown}: more than {MAX_BYTES} bytes of texts; split it")
+        yield text
 
 
 # --- token ids --------------------------------------------------------------------------------------

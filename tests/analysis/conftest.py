@@ -11,7 +11,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from duat_cli.loading.model.load import LoadedModel, load, load_tokenizer
-from duat_cli.loading.prompts import Prompt, PromptText, encode, limits
+from duat_cli.loading.prompts import Prompt, encode, limits
+from duat_cli.loading.texts import PromptText
 from duat_cli.zoo import tiny
 
 Encoded = Callable[..., list[Prompt]]

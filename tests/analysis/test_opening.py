@@ -9,7 +9,8 @@ import pytest
 from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_session, open_with_holdout
 from duat_cli.errors import CheckpointError, InputError
 from duat_cli.loading import prompts
-from duat_cli.loading.prompts import PromptText, default_prompts, holdout_prompts
+from duat_cli.loading.prompts import default_prompts, holdout_prompts
+from duat_cli.loading.texts import PromptText
 
 
 def request(model: Path | str | None, **changes: str) -> ModelRequest:

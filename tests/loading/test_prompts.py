@@ -13,8 +13,10 @@ import torch
 import transformers
 
 from duat_cli.errors import InputError
+from duat_cli.loading import prompts
 from duat_cli.loading.model.load import load_tokenizer
-from duat_cli.loading.prompts import PromptText, default_prompts, encode, limits, read_prompts
+from duat_cli.loading.prompts import default_prompts, encode, limits, open_prompts, read_prompts
+from duat_cli.loading.texts import PromptText
 from duat_cli.text import clean
 
 
@@ -144,6 +146,32 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     assert "No such file" in refusal([], str(tmp_path / "nope.txt"), None)
     assert "Is a directory" in refusal([], str(tmp_path), None)
     assert "cannot be read" in refusal([], "a\0b", None)
+
+
+def test_a_file_is_read_anew_in_each_pass(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("one\ntwo\n")
+    opened = open_prompts(["zero"], str(file), None)
+    assert [list(opened), list(opened)] == [read_prompts(["zero"], str(file), None)] * 2
+    file.write_bytes(b"one\n\xff\n")
+    passing = iter(opened)
+    assert [next(passing).text, next(passing).text] == ["zero", "one"]
+    with pytest.raises(InputError, match="line 2: not UTF-8"):
+        next(passing)
+
+
+def test_what_can_be_read_once_is_held() -> None:
+    opened = open_prompts([], "-", stream(b"one\ntwo\n"))
+    assert [t.text for t in opened] == [t.text for t in opened] == ["one", "two"]
+    assert open_prompts([], None, None) == default_prompts()
+
+
+def test_texts_that_are_held_are_of_a_limited_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts, "MAX_BYTES", 8)
+    file = tmp_path / "prompts.txt"
+    file.write_text("four\n" * 3)
+    assert "more than 8 bytes" in refusal([], str(file), None)
+    assert len(list(open_prompts([], str(file), None))) == 3
 
 
 # --- token ids ------------------------------------------------------------------------------------------

@@ -13,8 +13,9 @@ import pytest
 
 from duat_cli.errors import CheckpointError, DuatError
 from duat_cli.loading.model.load import load_tokenizer
-from duat_cli.loading.prompts import PromptText, encode
+from duat_cli.loading.prompts import encode
 from duat_cli.loading.quiet import calling_tokenizer, foreign_errors, hushed
+from duat_cli.loading.texts import PromptText
 
 
 def test_the_libraries_are_heard_again_afterwards(sound: Path, capfd: pytest.CaptureFixture[str]) -> None:

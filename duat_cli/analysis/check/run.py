@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from duat_cli.analysis.inspect.run import InspectOptions
     from duat_cli.analysis.progress import Progress
     from duat_cli.loading.model.load import LoadedModel
-    from duat_cli.loading.prompts import Prompt, PromptText
+    from duat_cli.loading.prompts import Prompt
+    from duat_cli.loading.texts import PromptText
     from duat_cli.results.base import Run
     from duat_cli.results.check import CheckReport
     from duat_cli.results.lora import LintFinding

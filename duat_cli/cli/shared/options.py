@@ -61,7 +61,8 @@ PromptsFile = Annotated[
         "--prompts",
         metavar="FILE",
         rich_help_panel=PANEL_INPUT,
-        help='Texts, one a line; a name that ends in .jsonl holds JSON lines with a "text" field. '
+        help='Texts, one a line; a name that ends in .jsonl holds JSON lines with a "text" field, in .parquet a '
+        'column "text" or "prompt"; with .gz behind it, lines are compressed. '
         "- reads standard input, one text a line.",
     ),
 ]

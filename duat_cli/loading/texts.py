@@ -1,0 +1,183 @@
+"""Texts one after the other: lines of a file, JSON lines, either compressed by gzip, or rows of a .parquet.
+
+A file is read piece by piece, so that its size costs no memory; every error names the line or the row.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from duat_cli.errors import InputError
+from duat_cli.text import clean
+
+JSON_LINES = ".jsonl"
+GZIP = ".gz"
+PARQUET = ".parquet"
+COLUMNS = ("text", "prompt")  # of a .parquet, the first that it has
+MAX_BYTES = 64 << 20  # of a line, of standard input, and of texts that are held in memory
+_MAX_CHARACTERS = 4 << 20  # of one prompt; beyond, only making tokens of it takes long
+_ROWS = 256  # of a .parquet at a time
+_BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class PromptText:
+    """A text to run."""
+
+    text: str
+    where: str
+    """For messages: 'prompts.txt line 3', '--prompt 1'."""
+    line: int
+    """In its file, from 1, or row; the number of the option for --prompt."""
+
+
+def texts_of(name: str, stdin: IO[Any] | None) -> Iterator[PromptText]:
+    """The texts of a file, its name's ending says how it holds them; '-' is standard input, one text a line."""
+    shown = "standard input" if name == "-" else clean(name)
+    kind = name.lower().removesuffix(GZIP)
+    if kind.endswith((".json", ".ndjson")):  # its lines would run as texts, braces and all
+        raise InputError(f"{shown}: JSON lines are read from a name that ends in {JSON_LINES}; rename it")
+    if name.lower().endswith(PARQUET):
+        yield from _rows(name, shown)
+    elif name == "-":
+        yield from lines(io.BytesIO(read_stdin(stdin)), shown, json_lines=False)
+    else:
+        with _opened(name, shown) as file:
+            yield from lines(file, shown, json_lines=kind.endswith(JSON_LINES))
+
+
+def lines(file: gzip.GzipFile | IO[bytes], name: str, json_lines: bool) -> Iterator[PromptText]:
+    """One prompt a line, blank lines aside; with `json_lines` each line is an object with a "text"."""
+    number = found = 0
+    for number, line in _numbered(file, name):
+        where = f"{name} line {number}"
+        text = decode(line.removesuffix(b"\n").removesuffix(b"\r"), where, 0)
+        if not text.strip():
+            continue
+        found += 1
+        yield checked(_text_field(text, where) if json_lines else text, where, number)
+    if not number:
+        raise InputError(f"{name}: empty, no prompts; expected one a line")
+    if not found:
+        raise InputError(f"{name}: only blank lines, no prompts; expected one a line")
+
+
+def _numbered(file: gzip.GzipFile | IO[bytes], name: str) -> Iterator[tuple[int, bytes]]:
+    """Lines with their numbers, from 1; the mark that some editors put in front of UTF-8 is left out."""
+    number = 1
+    while line := _line(file, f"{name} line {number}"):
+        if len(line) > MAX_BYTES:
+            raise InputError(f"{name}: more than {MAX_BYTES} bytes; expected one prompt a line")
+        yield number, line.removeprefix(_BOM) if number == 1 else line
+        number += 1
+
+
+def _line(file: gzip.GzipFile | IO[bytes], where: str) -> bytes:
+    try:
+        return file.readline(MAX_BYTES + 1)
+    except EOFError as error:
+        raise InputError(f"{where}: the gzip file is cut off here; copy it again") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(f"{where}: no gzip file, or a damaged one: {clean(str(error))}") from error
+    except OSError as error:
+        raise InputError(f"{where}: cannot be read: {clean(error.strerror or str(error))}") from error
+
+
+def _path(name: str, shown: str) -> Path:
+    path = Path(name).expanduser()
+    # opening a named pipe waits for a writer; a shell's <(command) is one that has it
+    if path.is_fifo() and not name.startswith(("/dev/fd/", "/proc/self/fd/", "/dev/stdin")):
+        raise InputError(f"--prompts {shown}: is a named pipe, no regular file; use --prompts - and pipe into duat")
+    return path
+
+
+def _opened(name: str, shown: str) -> gzip.GzipFile | IO[bytes]:
+    try:
+        path = _path(name, shown)
+        return gzip.open(path) if name.lower().endswith(GZIP) else path.open("rb")
+    except (OSError, ValueError) as error:
+        reason = clean(getattr(error, "strerror", None) or str(error))
+        raise InputError(f"--prompts {shown}: cannot be read: {reason}") from error
+
+
+def _rows(name: str, shown: str) -> Iterator[PromptText]:
+    """The strings of the column "text", or else "prompt"."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise InputError(f"{shown}: needs pyarrow to be read: pip install 'duat-cli[{PARQUET[1:]}]'") from error
+    number = 0
+    try:
+        with parquet.ParquetFile(_path(name, shown)) as file:
+            columns = file.schema_arrow.names
+            column = next((c for c in COLUMNS if c in columns), None)
+            if column is None:
+                raise InputError(f'{shown}: no column "text" or "prompt"; it has {clean(", ".join(columns))}')
+            for batch in file.iter_batches(batch_size=_ROWS, columns=[column]):
+                for value in batch.column(0).to_pylist():
+                    number += 1
+                    where = f"{shown} row {number}"
+                    if not isinstance(value, str):
+                        raise InputError(f'{where}: expected a string in "{column}", got {type(value).__name__}')
+                    yield checked(value, where, number)
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        reason = clean(getattr(error, "strerror", None) or str(error))
+        raise InputError(f"--prompts {shown}: cannot be read beyond row {number}: {reason}") from error
+    if not number:
+        raise InputError(f"{shown}: empty, no prompts; expected one a row")
+
+
+def read_stdin(stdin: IO[Any] | None) -> bytes:
+    """All of it."""
+    try:
+        if stdin is None:
+            raise ValueError("it is closed")
+        read: bytes | str = getattr(stdin, "buffer", stdin).read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise InputError(f"standard input: cannot be read: {clean(str(error))}") from error
+    raw = read.encode("utf-8", "surrogateescape") if isinstance(read, str) else read
+    if len(raw) > MAX_BYTES:
+        raise InputError(f"standard input: more than {MAX_BYTES} bytes; give a file, one prompt a line")
+    return raw
+
+
+def decode(raw: bytes, where: str, line: int) -> str:
+    """line: of the first byte, for a text of several lines; 0 where `where` names the line."""
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        place = f" line {line + raw[: error.start].count(10)}" if line else ""
+        byte = f"byte 0x{raw[error.start]:02x} at offset {error.start}"
+        raise InputError(f"{where}{place}: not UTF-8 ({byte}); save it as UTF-8") from error
+
+
+def _text_field(line: str, where: str) -> str:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f'{where}: not JSON: {clean(str(error))}; expected {{"text": ...}}') from error
+    text = value.get("text") if isinstance(value, dict) else None
+    if not isinstance(text, str):
+        raise InputError(f'{where}: expected an object with a "text" that is a string')
+    return text
+
+
+def checked(text: str, where: str, line: int) -> PromptText:
+    """A text that can be run, of a size that makes sense."""
+    if len(text) > _MAX_CHARACTERS:
+        raise InputError(f"{where}: too long, {len(text)} characters; expected at most {_MAX_CHARACTERS}")
+    if not text.strip():
+        raise InputError(f"{where}: empty prompt; expected a text")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:  # half a surrogate pair, from JSON or from a raw argument
+        raise InputError(f"{where}: character {error.start + 1} has no UTF-8 form; expected UTF-8") from error
+    return PromptText(text, where, line)

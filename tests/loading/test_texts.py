@@ -1,0 +1,122 @@
+"""Files of texts in every form, read piece by piece: what is in them, and what is said of a broken one."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from duat_cli.errors import InputError
+from duat_cli.loading import texts
+from duat_cli.loading.texts import texts_of
+from duat_cli.text import clean
+
+
+def refusal(file: Path | str) -> str:
+    with pytest.raises(InputError) as caught:
+        list(texts_of(str(file), None))
+    message = str(caught.value)
+    assert message == clean(message)
+    return message
+
+
+def table(file: Path, **columns: list[Any]) -> Path:
+    parquet.write_table(pyarrow.table(columns), file)
+    return file
+
+
+def test_every_form_holds_the_same_texts(tmp_path: Path) -> None:
+    lines, json = b"one\ntwo \xc3\xa9\n", b'{"text": "one"}\n{"text": "two \\u00e9"}\n'
+    for name, raw in {"a.txt": lines, "a.jsonl": json}.items():
+        (tmp_path / name).write_bytes(raw)
+        (tmp_path / f"{name}.GZ").write_bytes(gzip.compress(raw))
+    table(tmp_path / "a.parquet", text=["one", "two é"], prompt=["not", "these"])
+    table(tmp_path / "b.parquet", id=[1, 2], prompt=["one", "two é"])
+    files = sorted(tmp_path.iterdir())
+    assert len(files) == 6
+    for file in files:
+        found = list(texts_of(str(file), None))
+        assert [(t.text, t.line) for t in found] == [("one", 1), ("two é", 2)]
+        assert found[1].where == f"{file} {'row' if file.suffix == '.parquet' else 'line'} 2"
+
+
+def test_line_41207_of_a_compressed_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "many.jsonl.gz"
+    file.write_bytes(gzip.compress(b'{"text": "fine"}\n' * 41_206 + b'{"text": "br\n' + b'{"text": "fine"}\n' * 9))
+    assert refusal(file).startswith(f"{file} line 41207: not JSON: ")
+
+
+def test_a_gzip_file_that_is_cut_off_or_damaged_or_none(tmp_path: Path) -> None:
+    file = tmp_path / "many.txt.gz"
+    whole = gzip.compress("\n".join(f"text number {k}" for k in range(20_000)).encode())
+    file.write_bytes(whole[: len(whole) // 2])
+    assert "the gzip file is cut off here" in refusal(file)
+    file.write_bytes(whole[:1000] + bytes(64) + whole[1064:])
+    assert "no gzip file, or a damaged one" in refusal(file)
+    file.write_bytes(b"plain text\n")
+    assert refusal(file).startswith(f"{file} line 1: no gzip file, or a damaged one")
+    file.write_bytes(b"")
+    assert "empty, no prompts" in refusal(file)
+
+
+@pytest.mark.parametrize(
+    ("columns", "part"),
+    [
+        ({"txt": ["a"], "id": [1]}, ': no column "text" or "prompt"; it has txt, id'),
+        ({"text": ["a", None]}, ' row 2: expected a string in "text", got NoneType'),
+        ({"prompt": [1, 2]}, ' row 1: expected a string in "prompt", got int'),
+        ({"text": ["a", " "]}, " row 2: empty prompt"),
+        ({"text": []}, ": empty, no prompts"),
+    ],
+)
+def test_a_parquet_file_without_texts(tmp_path: Path, columns: dict[str, list[Any]], part: str) -> None:
+    file = table(tmp_path / "a.parquet", **columns)
+    assert refusal(file).startswith(f"{file}{part}")
+
+
+def test_a_parquet_file_that_is_none(tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    assert "No such file" in refusal(file)
+    file.write_bytes(b"PAR1 but no more")
+    assert "cannot be read beyond row 0" in refusal(file)
+
+
+def test_without_pyarrow_the_command_that_installs_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert "pip install 'duat-cli[parquet]'" in refusal(tmp_path / "a.parquet")
+
+
+def test_what_is_too_long_is_not_cut(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(texts, "MAX_BYTES", 8)
+    file = tmp_path / "a.txt"
+    file.write_text("four\nnine char\n")
+    assert "more than 8 bytes" in refusal(file)
+    with pytest.raises(InputError, match="standard input: more than 8 bytes"):
+        list(texts_of("-", io.StringIO("four\nfour\n")))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet"])
+def test_a_large_file_takes_no_more_memory(tmp_path: Path, name: str) -> None:
+    """What Python holds while 40,000 texts pass, against 2,000; a list of the first would take 8 MB."""
+    peaks = []
+    for count in (2_000, 40_000):
+        file = tmp_path / name
+        rows = [f"text number {k} of many" for k in range(count)]
+        raw = "".join(f'{{"text": "{row}"}}\n' for row in rows).encode()
+        if name == "a.parquet":
+            table(file, text=rows)
+        else:
+            file.write_bytes(gzip.compress(raw) if name.endswith("gz") else raw)
+        del rows, raw
+        tracemalloc.start()
+        assert sum(1 for _ in texts_of(str(file), None)) == count
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < peaks[0] + 200_000
