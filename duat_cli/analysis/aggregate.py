@@ -1,49 +1,104 @@
-"""Means over prompts of result models, field by field."""
+"""Means over prompts of result models, field by field: of any number of prompts, in constant memory."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel
 
 from duat_cli.results.inspect import Spread
-from duat_cli.results.meaning import OverPrompts, meaning_of
+from duat_cli.results.meaning import meaning_of
 
 R = TypeVar("R", bound=BaseModel)
+_SMALLEST = 1074  # every finite float is a whole multiple of 2^-1074
 
 
 def mean_over(results: Sequence[R]) -> R:
     """One result over the prompts, each field as its metadata says; null anywhere is null, with its reason."""
-    kind = type(results[0])
-    merged = {name: _merge(kind, name, [getattr(r, name) for r in results]) for name in kind.model_fields}
-    return kind.model_validate(merged)
+    mean: Mean[R] = Mean()
+    for result in results:
+        mean.add(result)
+    return mean.value()
 
 
-def _merge(kind: type[BaseModel], name: str, values: list[Any]) -> object:
-    if any(value is None for value in values):
-        return None
-    if isinstance(values[0], BaseModel):
-        return mean_over(values)
-    if all(value == values[0] for value in values):
-        return values[0]
-    how = meaning_of(kind, name).over_prompts
-    if how == "same":
-        raise ValueError(f"{kind.__name__}.{name} differs between prompts, and its metadata has no way to merge it")
-    return _MERGED[how](values)
+class ExactSum:
+    """A sum of finite floats without rounding, so that it does not depend on their order."""
+
+    def __init__(self) -> None:
+        self._units = self._count = 0
+
+    def add(self, value: float) -> None:
+        numerator, denominator = value.as_integer_ratio()
+        self._units += numerator << (_SMALLEST + 1 - denominator.bit_length())
+        self._count += 1
+
+    def mean(self) -> float:
+        """The rounded sum over the count, bit for bit `statistics.fmean`."""
+        return self._units / (1 << _SMALLEST) / self._count
 
 
-def _first_reasons(values: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """Every field's reason, of several the first."""
-    return {name: why for reasons in reversed(values) for name, why in reasons.items()}
+class Mean(Generic[R]):
+    """The mean of results that come one after the other; of reasons that differ the first is kept."""
+
+    def __init__(self) -> None:
+        self._kind: type[R] | None = None
+        self._fields: dict[str, _Field] = {}
+
+    def add(self, result: R) -> None:
+        if self._kind is None:
+            self._kind = type(result)
+            self._fields = {name: _Field(self._kind, name) for name in self._kind.model_fields}
+        for name, field in self._fields.items():
+            field.add(getattr(result, name))
+
+    def value(self) -> R:
+        """Of one result at least."""
+        assert self._kind is not None
+        return self._kind.model_validate({name: field.value() for name, field in self._fields.items()})
 
 
-_MERGED: dict[OverPrompts, Callable[[Sequence[Any]], object]] = {
-    "mean": statistics.fmean,
-    "largest": max,
-    "reasons": _first_reasons,
-}
+class _Field:
+    """One field over the prompts: what every prompt agrees on, or what its metadata makes of them."""
+
+    def __init__(self, kind: type[BaseModel], name: str) -> None:
+        self._where, self._how = f"{kind.__name__}.{name}", meaning_of(kind, name).over_prompts
+        self._empty, self._null, self._same = True, False, True
+        self._first: Any = None
+        self._merged: Any = None
+
+    def add(self, value: Any) -> None:
+        self._null = self._null or value is None
+        if self._null:
+            return
+        if self._empty:
+            self._empty, self._first, self._merged = False, value, self._start(value)
+        self._same = self._same and value == self._first
+        if isinstance(self._merged, Mean | ExactSum):
+            self._merged.add(value)
+        elif self._how == "largest":
+            self._merged = max(self._merged, value)
+        elif self._how == "reasons":
+            self._merged = {**value, **self._merged}
+
+    def _start(self, value: Any) -> Any:
+        if isinstance(value, BaseModel):
+            return Mean()
+        return ExactSum() if self._how == "mean" and isinstance(value, float | int) else value
+
+    def value(self) -> object:
+        if self._null:
+            return None
+        if isinstance(self._merged, Mean):
+            return self._merged.value()
+        if self._same:
+            return self._first
+        if isinstance(self._merged, ExactSum):
+            return self._merged.mean()
+        if self._how not in ("largest", "reasons"):
+            raise ValueError(f"{self._where} differs between prompts, and its metadata has no way to merge it")
+        return self._merged
 
 
 def spreads(results: Mapping[str, Sequence[BaseModel]]) -> dict[str, Spread]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
+import statistics
 from typing import Annotated
 
 import pytest
 
-from duat_cli.analysis.aggregate import mean_over, spreads
+from duat_cli.analysis.aggregate import ExactSum, Mean, mean_over, spreads
 from duat_cli.results.base import Finite, WithReasons
 from duat_cli.results.inspect import Part, Parts, Terms
 from duat_cli.results.meaning import Meaning
@@ -52,6 +54,32 @@ def test_numbers_become_means() -> None:
     got = mean_over([coupling(0.0), coupling(1.0), coupling(5.0)])
     assert [getattr(got, name) for name in NAMES] == pytest.approx([2.0, 3.0, 4.0, 5.0, 6.0, 7.0], rel=1e-15)
     assert got.reasons == {}
+
+
+def test_a_mean_is_the_rounded_one_in_any_order() -> None:
+    """Numbers of all sizes, so that a plain sum depends on the order."""
+    drawn = random.Random(5)
+    for _ in range(50):
+        values = [drawn.uniform(-1, 1) * 2.0 ** drawn.randint(-1074, 900) for _ in range(drawn.randint(2, 40))]
+        values += [1e16, 1.0, -1e16, 5e-324]
+        for _ in range(2):
+            total = ExactSum()
+            for value in values:
+                total.add(value)
+            assert total.mean() == statistics.fmean(values)
+            drawn.shuffle(values)
+
+
+def test_results_one_by_one_are_the_results_together() -> None:
+    """Second way: every number over a list of them, by the standard library."""
+    drawn = random.Random(3)
+    results = [coupling(drawn.random()) for _ in range(30)]
+    mean: Mean[Coupling] = Mean()
+    for result in results:
+        mean.add(result)
+    assert [getattr(mean.value(), n) for n in NAMES] == [
+        statistics.fmean(getattr(r, n) for r in results) for n in NAMES
+    ]
 
 
 def test_one_result_is_itself() -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 
-from duat_cli.loading.checkpoint.stored import most_stored
-from duat_cli.loading.model.load import LoadedModel
 from duat_cli.models.instrument.activations import Place
 from duat_cli.results.inspect import Range
 
@@ -16,14 +14,13 @@ _NEAR = 0.5  # of the largest number; another prompt may take what is left
 _WIDE = torch.finfo(torch.bfloat16).max
 
 
-def block_range(loaded: LoadedModel, largest: Sequence[tuple[float, Place]]) -> Range:
-    """largest: of one block, a prompt each."""
-    size, place = max(largest)
-    stored = most_stored(loaded.files)
+def block_range(stored: torch.dtype | None, dtype: str, largest: tuple[float, Place]) -> Range:
+    """stored: the dtype of most stored bytes, if known; dtype: of the run; largest: of one block over all prompts."""
+    size, place = largest
     limit = math.inf if stored is None else torch.finfo(stored).max
     reasons = {}
     if not math.isfinite(size):
-        reasons = dict.fromkeys(("largest_activation", "share"), f"an output is not finite in {loaded.dtype}")
+        reasons = dict.fromkeys(("largest_activation", "share"), f"an output is not finite in {dtype}")
     elif limit >= _WIDE:
         reasons = {"share": "no activation comes near the largest number of the stored dtype"}
     return Range(

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from duat_cli import __version__
-from duat_cli.analysis.aggregate import mean_over, spreads
 from duat_cli.analysis.decomposition import Decomposition, Step, shares
 from duat_cli.analysis.inspect.assemble import (
     block_terms,
@@ -24,22 +23,21 @@ from duat_cli.analysis.inspect.assemble import (
     nulls,
     operator_stats,
 )
-from duat_cli.analysis.inspect.notable import summarise
 from duat_cli.analysis.inspect.operator import measure
-from duat_cli.analysis.inspect.range import block_range, range_warnings
+from duat_cli.analysis.inspect.total import InspectHead, InspectTotal, PromptSweep
 from duat_cli.analysis.inspect.uniform import UniformNulls
 from duat_cli.analysis.inspect.untrained import untrained
 from duat_cli.analysis.operator_file import OperatorFile
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Listener, Session, prompt_facts
 from duat_cli.errors import InputError, UnsupportedModelError
+from duat_cli.loading.checkpoint.stored import most_stored
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.instrument.activations import Place, largest_activation
+from duat_cli.models.instrument.activations import largest_activation
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.value_path.factors import AttentionOperator
-from duat_cli.results.base import Skipped
-from duat_cli.results.inspect import Block, BlockCertificate, InspectReport, PromptBlock, Range, UatTerm, VerifyReport
+from duat_cli.results.inspect import BlockCertificate, InspectReport, PromptBlock, UatTerm, VerifyReport
 
 NOT_ASKED = "computed with --null all"
 NO_ROOM = "a re-initialised model beside this one needs all its weights in memory, which are read block by block here"
@@ -68,32 +66,33 @@ def inspect(
 ) -> InspectReport:
     """The report on `loaded` over `prompts`. matrices: filled with every block's factors and C if given."""
     session = Session(loaded, progress, cache=options.cache)
-    _chosen(options.layers, session.depth)
+    chosen(options.layers, session.depth)
     if matrices is not None:
-        matrices.open(session, prompts, _chosen(options.layers, len(session.structure.calls)))
+        matrices.open(session, prompts, chosen(options.layers, len(session.structure.calls)))
     sweeps = sweep_prompts(session, prompts, options, matrices, progress)
-    layers = _chosen(options.layers, len(session.structure.calls))
+    layers = chosen(options.layers, len(session.structure.calls))
     if matrices is not None:
         matrices.finish()
     session.save_cache()
     if options.null == "all" and loaded.paged is None:
         sweeps = _with_untrained(session, prompts, sweeps, options, progress)
-    by_block: dict[int, list[PromptBlock]] = {i: [s.blocks[i] for s in sweeps] for i in layers}
-    ranges = {i: block_range(loaded, [s.largest[i] for s in sweeps]) for i in layers}
-    blocks = [_block(session, i, rows, ranges[i], options.per_prompt) for i, rows in by_block.items()]
+    total = InspectTotal(layers, options.terms, options.per_prompt)
+    for facts, sweep in zip(prompt_facts(prompts), sweeps, strict=True):
+        total.add(facts, sweep)
     certificate = session.certificate(max(e for s in sweeps for e in s.errors))
-    return InspectReport(
-        duat_version=__version__,
+    return total.report(report_head(session), certificate, session.run_facts())
+
+
+def report_head(session: Session) -> InspectHead:
+    """What no prompt changes. The number of heads is known once a prompt has run."""
+    stored = most_stored(session.loaded.files)
+    return InspectHead(
         environment=session.environment(),
         model=session.model_facts(),
-        prompts=prompt_facts(prompts),
-        certificate=certificate,
-        blocks=blocks,
-        terms=_mean_terms([s.terms for s in sweeps]) if options.terms else None,
-        summary=summarise(blocks, certificate, session.heads),
-        skipped=[*session.skipped(), *_operator_faults(sweeps)],
-        warnings=[*session.warnings(), *range_warnings(ranges)],
-        run=session.run_facts(),
+        block_names=[session.structure.block(i).parts.name for i in range(len(session.structure.calls))],
+        stored_dtype=None if stored is None else str(stored).removeprefix("torch."),
+        skipped=session.skipped(),
+        warnings=session.warnings(),
     )
 
 
@@ -147,15 +146,6 @@ def verify(loaded: LoadedModel, prompts: Sequence[Prompt], progress: Progress) -
 
 
 # -- one prompt ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class PromptSweep:
-    blocks: dict[int, PromptBlock]
-    errors: list[float]  # certificate of every block, chosen or not
-    terms: list[UatTerm]
-    faults: dict[int, str]  # blocks whose factors this prompt refuted
-    largest: dict[int, tuple[float, Place]]  # largest activation of every chosen block
 
 
 def sweep_prompts(
@@ -329,37 +319,7 @@ def _with_untrained(
     return found
 
 
-# -- over prompts --------------------------------------------------------------------------------------------
-
-
-def _block(session: Session, index: int, rows: list[PromptBlock], within: Range, per_prompt: bool) -> Block:
-    groups = {
-        name: [getattr(row, name) for row in rows]
-        for name in ("operator", "density", "coupling", "coupling_weighted", "terms")
-    }
-    null = mean_over([row.null for row in rows])
-    return Block(
-        index=index,
-        name=session.structure.block(index).parts.name,
-        **{name: mean_over(models) for name, models in groups.items()},
-        null=null,
-        certificate_error=max(row.certificate_error for row in rows),
-        range=within,
-        spreads=spreads(groups) if per_prompt else None,
-        prompts=rows if per_prompt else None,
-    )
-
-
-def _mean_terms(sweeps: list[list[UatTerm]]) -> list[UatTerm]:
-    return [mean_over(terms) for terms in zip(*sweeps, strict=True)]
-
-
-def _operator_faults(sweeps: Sequence[PromptSweep]) -> list[Skipped]:
-    faults = {i: why for s in sweeps for i, why in s.faults.items()}
-    return [Skipped(what=f"operator of block {i}", why=why) for i, why in sorted(faults.items())]
-
-
-def _chosen(layers: frozenset[int] | None, count: int) -> list[int]:
+def chosen(layers: frozenset[int] | None, count: int) -> list[int]:
     if layers is None:
         return list(range(count))
     beyond = sorted(i for i in layers if i >= count)

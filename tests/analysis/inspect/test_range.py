@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from duat_cli.analysis.inspect.range import block_range, range_warnings
 from duat_cli.analysis.inspect.run import InspectOptions, inspect
+from duat_cli.loading.checkpoint.stored import most_stored
 from duat_cli.loading.model.load import load
 from duat_cli.loading.prompts import Prompt
 from duat_cli.results.inspect import InspectReport, Range
@@ -107,18 +108,10 @@ def test_a_wide_dtype_has_no_share(dtype: str, tmp_path: Path) -> None:
     assert not any("activations" in w for w in found.warnings)
 
 
-class Loaded:
-    """As much of a loaded model as the range needs."""
-
-    dtype = "float32"
-
-    def __init__(self, dtype: str) -> None:
-        entry = type("Entry", (), {"dtype": dtype, "elements": 4, "bytes": 4})
-        self.files = type("Files", (), {"tensors": {"w": entry}})
-
-
 def ranged(dtype: str, *sizes: float) -> Range:
-    return block_range(Loaded(dtype), [(size, "ffn") for size in sizes])  # type: ignore[arg-type]
+    entry = type("Entry", (), {"dtype": dtype, "elements": 4, "bytes": 4})
+    stored = most_stored(type("Files", (), {"tensors": {"w": entry}}))  # type: ignore[arg-type]
+    return block_range(stored, "float32", max((size, "ffn") for size in sizes))
 
 
 @pytest.mark.parametrize(("dtype", "largest"), [("F16", LARGEST), ("F8_E4M3", 448), ("F8_E5M2", 57344)])

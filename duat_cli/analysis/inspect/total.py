@@ -1,0 +1,104 @@
+"""Prompts of `duat inspect` added up one by one into the report: in constant memory, and to the same bits in any order.
+
+What lists the prompts grows with them: `prompts`, and with --per-prompt the values of each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from duat_cli import __version__
+from duat_cli.analysis.aggregate import Mean, spreads
+from duat_cli.analysis.inspect.notable import summarise
+from duat_cli.analysis.inspect.range import block_range, range_warnings
+from duat_cli.models.instrument.activations import Place
+from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts, Result, Run, Skipped
+from duat_cli.results.inspect import Block, InspectReport, PromptBlock, Range, UatTerm
+
+GROUPS = ("operator", "density", "coupling", "coupling_weighted", "terms")
+
+
+@dataclass(frozen=True)
+class PromptSweep:
+    """What one prompt gave."""
+
+    blocks: dict[int, PromptBlock]
+    errors: list[float]  # certificate of every block, chosen or not
+    terms: list[UatTerm]
+    faults: dict[int, str]  # blocks whose factors this prompt refuted
+    largest: dict[int, tuple[float, Place]]  # largest activation of every chosen block
+
+
+class InspectHead(Result):
+    """The part of a report that no prompt changes."""
+
+    environment: Environment
+    model: ModelFacts
+    block_names: list[str]
+    """Of all blocks of the model."""
+    stored_dtype: str | None
+    """Of most stored bytes."""
+    skipped: list[Skipped]
+    warnings: list[str]
+
+
+class InspectTotal:
+    """The prompts so far; reasons and faults that differ between prompts depend on their order, no number does."""
+
+    def __init__(self, layers: list[int], terms: bool, per_prompt: bool) -> None:
+        self._means: dict[int, Mean[PromptBlock]] = {i: Mean() for i in layers}
+        self._largest: dict[int, tuple[float, Place]] = {}
+        self._terms: list[Mean[UatTerm]] = []
+        self._with_terms = terms
+        self._rows: dict[int, list[PromptBlock]] | None = {i: [] for i in layers} if per_prompt else None
+        self._faults: dict[int, str] = {}
+        self._prompts: list[PromptFacts] = []
+
+    def add(self, facts: PromptFacts, sweep: PromptSweep) -> None:
+        """The next prompt of the report."""
+        self._faults |= sweep.faults
+        for index, row in sweep.blocks.items():
+            self._means[index].add(row.model_copy(update={"prompt": 0}))  # a mean has no number
+            largest = sweep.largest[index]
+            self._largest[index] = max(self._largest.get(index, largest), largest)
+            if self._rows is not None:
+                self._rows[index].append(row.model_copy(update={"prompt": len(self._prompts)}))
+        self._terms = self._terms or [Mean() for _ in sweep.terms]
+        for mean, term in zip(self._terms, sweep.terms, strict=True):
+            mean.add(term)
+        self._prompts.append(facts)
+
+    def report(self, head: InspectHead, certificate: Certificate, run: Run) -> InspectReport:
+        """Of one prompt at least."""
+        stored = None if head.stored_dtype is None else getattr(torch, head.stored_dtype)
+        ranges = {i: block_range(stored, head.environment.dtype, size) for i, size in self._largest.items()}
+        blocks = [self._block(i, head.block_names[i], ranges[i]) for i in self._means]
+        faults = [Skipped(what=f"operator of block {i}", why=why) for i, why in sorted(self._faults.items())]
+        return InspectReport(
+            duat_version=__version__,
+            environment=head.environment,
+            model=head.model,
+            prompts=self._prompts,
+            certificate=certificate,
+            blocks=blocks,
+            terms=[mean.value() for mean in self._terms] if self._with_terms else None,
+            summary=summarise(blocks, certificate, head.model.heads),
+            skipped=[*head.skipped, *faults],
+            warnings=[*head.warnings, *range_warnings(ranges)],
+            run=run,
+        )
+
+    def _block(self, index: int, name: str, within: Range) -> Block:
+        mean = self._means[index].value()
+        rows = None if self._rows is None else self._rows[index]
+        values = None if rows is None else {group: [getattr(row, group) for row in rows] for group in GROUPS}
+        return Block(
+            index=index,
+            name=name,
+            **{group: getattr(mean, group) for group in (*GROUPS, "null", "certificate_error")},
+            range=within,
+            spreads=None if values is None else spreads(values),
+            prompts=rows,
+        )
