@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -26,7 +26,7 @@ from duat_cli.analysis.inspect.assemble import (
 from duat_cli.analysis.inspect.operator import measure
 from duat_cli.analysis.inspect.total import InspectHead, InspectTotal, PromptSweep
 from duat_cli.analysis.inspect.uniform import UniformNulls
-from duat_cli.analysis.inspect.untrained import untrained
+from duat_cli.analysis.inspect.untrained import untrained, with_untrained
 from duat_cli.analysis.operator_file import OperatorFile
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Listener, Session, prompt_facts
@@ -75,7 +75,10 @@ def inspect(
         matrices.finish()
     session.save_cache()
     if options.null == "all" and loaded.paged is None:
-        sweeps = _with_untrained(session, prompts, sweeps, options, progress)
+        counts = [p.input_ids.shape[1] for p in prompts]
+        blocks, cache = len(session.structure.calls), options.cache
+        known = untrained(loaded.model, blocks, counts, options.threshold, cache=cache, progress=progress)
+        sweeps = [with_untrained(s, tokens, known) for s, tokens in zip(sweeps, counts, strict=True)]
     total = InspectTotal(layers, options.terms, options.per_prompt)
     for facts, sweep in zip(prompt_facts(prompts), sweeps, strict=True):
         total.add(facts, sweep)
@@ -295,28 +298,6 @@ def _uat_terms(decomposition: Decomposition, output: Tensor) -> list[UatTerm]:
         for (name, kind, block), n in zip(kinds, numbers, strict=True)
         if n.share is not None and n.norm is not None
     ]
-
-
-def _with_untrained(
-    session: Session,
-    prompts: Sequence[Prompt],
-    sweeps: list[PromptSweep],
-    options: InspectOptions,
-    progress: Progress,
-) -> list[PromptSweep]:
-    """The sweeps with the statistics of the re-initialised architecture beside those of every block that has any."""
-    counts = [p.input_ids.shape[1] for p in prompts]
-    blocks = len(session.structure.calls)
-    known = untrained(session.loaded.model, blocks, counts, options.threshold, cache=options.cache, progress=progress)
-    found = []
-    for sweep, tokens in zip(sweeps, counts, strict=True):
-        rows = dict(sweep.blocks)
-        for index, row in sweep.blocks.items():
-            if row.null.uniform is not None:
-                null = nulls(row.null.uniform, known.of(index, tokens))
-                rows[index] = row.model_copy(update={"null": null})
-        found.append(replace(sweep, blocks=rows))
-    return found
 
 
 def chosen(layers: frozenset[int] | None, count: int) -> list[int]:

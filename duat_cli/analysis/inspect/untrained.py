@@ -5,7 +5,8 @@ One pass for each distinct count of tokens in the report, kept on disk.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pydantic
 import torch
@@ -13,8 +14,9 @@ import transformers
 
 from duat_cli.analysis.decomposition import Decomposition
 from duat_cli.analysis.geometry import Geometry, geometry
-from duat_cli.analysis.inspect.assemble import null_stats
+from duat_cli.analysis.inspect.assemble import null_stats, nulls
 from duat_cli.analysis.inspect.operator import measure
+from duat_cli.analysis.inspect.total import PromptSweep
 from duat_cli.analysis.progress import Progress
 from duat_cli.cache.documents import DocumentCache
 from duat_cli.cache.tensors import TensorCache, identity
@@ -45,7 +47,7 @@ class BlockNull(pydantic.BaseModel):
 class Untrained:
     """The re-initialised model's statistics by count of tokens, or why there are none."""
 
-    def __init__(self, by_count: dict[int, list[BlockNull]], reason: str) -> None:
+    def __init__(self, by_count: Mapping[int, list[BlockNull]], reason: str) -> None:
         self._by_count, self._reason = by_count, reason
 
     def of(self, block: int, tokens: int) -> NullStats | str:
@@ -64,25 +66,52 @@ def untrained(
     progress: Progress,
 ) -> Untrained:
     """model: the trained one; blocks: how many it has; counts: of tokens in the report; threshold: of the density."""
-    chosen = sorted(set(counts))
-    named = type(model).__module__.startswith("transformers.")  # no version names code that comes with a checkpoint
-    store = DocumentCache("null", enabled=cache and named)
-    same = {**identity(model), "format": FORMAT, "threshold": threshold}
-    keys = {count: {**same, "tokens": count} for count in chosen}
-    found = {count: read for count in chosen if (read := _read(store.get(keys[count]), blocks)) is not None}
-    missing = [count for count in chosen if count not in found]
+    source = NullSource(model, blocks, threshold, cache=cache)
+    found, chosen = {}, sorted(set(counts))
     try:
-        if missing:
-            progress(0, len(missing), "null: re-initialising the architecture")
-            runs = _Runs(model, blocks, threshold)
-            for done, count in enumerate(missing, 1):
-                progress(done - 1, len(missing), f"null: the re-initialised architecture on {count} tokens")
-                found[count] = runs.numbers(count)
-                store.put(keys[count], [block.model_dump(mode="json") for block in found[count]])
-            progress(len(missing), len(missing), "null: the re-initialised architecture")
+        for done, count in enumerate(chosen):
+            progress(done, len(chosen), f"null: the re-initialised architecture on {count} tokens")
+            found[count] = source.numbers(count)
     except DuatError as fault:
-        return Untrained({}, f"the architecture was not re-initialised: {fault}")
+        return Untrained({}, not_run(fault))
     return Untrained(found, "")
+
+
+def not_run(fault: DuatError) -> str:
+    """The reason of every null where one of them has failed."""
+    return f"the architecture was not re-initialised: {fault}"
+
+
+def with_untrained(sweep: PromptSweep, tokens: int, known: Untrained) -> PromptSweep:
+    """The sweep with the statistics of the re-initialised architecture beside those of every block that has any."""
+    rows = dict(sweep.blocks)
+    for index, row in sweep.blocks.items():
+        if row.null.uniform is not None:
+            null = nulls(row.null.uniform, known.of(index, tokens))
+            rows[index] = row.model_copy(update={"null": null})
+    return replace(sweep, blocks=rows)
+
+
+class NullSource:
+    """The statistics by count of tokens, one count at a time: read from the disk, else from the re-initialised model,
+    which is built for the first that is not there."""
+
+    def __init__(self, model: transformers.PreTrainedModel, blocks: int, threshold: float, *, cache: bool) -> None:
+        named = type(model).__module__.startswith("transformers.")  # no version names code that comes with a checkpoint
+        self._store = DocumentCache("null", enabled=cache and named)
+        self._same = {**identity(model), "format": FORMAT, "threshold": threshold}
+        self._model, self._blocks, self._threshold = model, blocks, threshold
+        self._runs: _Runs | None = None
+
+    def numbers(self, tokens: int) -> list[BlockNull]:
+        """By block; DuatError where the architecture cannot be built again or run."""
+        key = {**self._same, "tokens": tokens}
+        found = _read(self._store.get(key), self._blocks)
+        if found is None:
+            self._runs = self._runs or _Runs(self._model, self._blocks, self._threshold)
+            found = self._runs.numbers(tokens)
+            self._store.put(key, [block.model_dump(mode="json") for block in found])
+        return found
 
 
 def _read(document: object, blocks: int) -> list[BlockNull] | None:
