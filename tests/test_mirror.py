@@ -51,6 +51,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "bounds against true damage: analysis/prune/test_certified.py": "analysis/prune/layers models/terms/inner",
     "exact readings: analysis/prune/test_readings.py": "models/block/norm_scale models/terms/branches",
     "which metric a model has: analysis/prune/test_damage.py": "models/discovery/causality",
+    "by one process and several: analysis/shards/test_run.py": "cli/commands/merge",
     "the whole report: analysis/prune/test_run.py": "analysis/prune/report",
     "the file read back: analysis/test_operator_file.py": "analysis/tensor_file",
     "faults planted in the instruments: analysis/test_session.py": "models/arrays models/instrument/plain",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from duat_cli.loading.checkpoint.preflight import CheckpointFiles
     from duat_cli.loading.checkpoint.source import Source
     from duat_cli.loading.model.load import LoadedModel
+    from duat_cli.loading.prompt_set import PromptSet
     from duat_cli.loading.prompts import Prompt
     from duat_cli.loading.texts import PromptText
 
@@ -111,6 +112,31 @@ def open_session(model: ModelRequest, texts: PromptRequest, progress: Progress) 
     return open_found(model, model.find(progress), texts, read, progress)
 
 
+def open_set(model: ModelRequest, texts: PromptRequest, progress: Progress, gpu: int) -> tuple[LoadedModel, PromptSet]:
+    """As `open_session`, with prompts of any number: every text is read once before anything is loaded, and becomes
+    tokens when it is asked for. gpu: what 'cuda' means, where there are several."""
+    from duat_cli.loading.prompt_set import PromptSet, keys_of
+    from duat_cli.loading.prompts import encode, limits, open_prompts
+    from duat_cli.loading.texts import PromptText
+
+    progress(0, 0, "reading the prompts")
+    read = open_prompts(texts.prompts or [], texts.file, sys.stdin)
+    keys, found = keys_of(read), model.find(progress)
+    _choose_gpu(gpu)
+    loaded, tokenizer = _load(model, found, progress)
+    room, cut = limits(loaded.model), texts.max_tokens
+    if not texts.own:  # a bundled text that does not suit the tokenizer is left out
+        prompts, notes = _encoded(tokenizer, loaded, list(read), cut, bundled=True)
+        read = [PromptText(p.text, f"bundled prompt {p.line}", p.line) for p in prompts]
+        loaded, cut = _noted(loaded, notes), cut or room.max_positions
+        keys = keys_of(read)
+
+    def encoded(text: PromptText) -> Prompt:
+        return encode(tokenizer, [text], cut, room.max_positions, room.vocab_size)[0]
+
+    return loaded, PromptSet(read, keys, encoded)
+
+
 def open_found(
     model: ModelRequest, found: Found, texts: PromptRequest, read: list[PromptText], progress: Progress
 ) -> tuple[LoadedModel, list[Prompt]]:
@@ -138,6 +164,14 @@ def open_with_holdout(
     bundled = not texts.own and (holdout is None or share is not None)
     held_out, more = _encoded(tokenizer, loaded, apart, texts.max_tokens, bundled=bundled)
     return _noted(loaded, [*notes, *more]), prompts, held_out
+
+
+def _choose_gpu(number: int) -> None:
+    """More processes than GPUs share them."""
+    from torch import cuda
+
+    if cuda.is_available():
+        cuda.set_device(number % cuda.device_count())
 
 
 def _load(model: ModelRequest, found: Found, progress: Progress) -> tuple[LoadedModel, Any]:

@@ -5,7 +5,7 @@ One pass for each distinct count of tokens in the report, kept on disk.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pydantic
@@ -47,12 +47,12 @@ class BlockNull(pydantic.BaseModel):
 class Untrained:
     """The re-initialised model's statistics by count of tokens, or why there are none."""
 
-    def __init__(self, by_count: Mapping[int, list[BlockNull]], reason: str) -> None:
+    def __init__(self, by_count: Callable[[int], list[BlockNull] | None], reason: str) -> None:
         self._by_count, self._reason = by_count, reason
 
     def of(self, block: int, tokens: int) -> NullStats | str:
         """Of that block under that many tokens; or the reason why there is none."""
-        found = self._by_count.get(tokens)
+        found = self._by_count(tokens)
         return self._reason if found is None else found[block].known()
 
 
@@ -67,14 +67,15 @@ def untrained(
 ) -> Untrained:
     """model: the trained one; blocks: how many it has; counts: of tokens in the report; threshold: of the density."""
     source = NullSource(model, blocks, threshold, cache=cache)
-    found, chosen = {}, sorted(set(counts))
+    found: dict[int, list[BlockNull]] = {}
+    chosen = sorted(set(counts))
     try:
         for done, count in enumerate(chosen):
             progress(done, len(chosen), f"null: the re-initialised architecture on {count} tokens")
             found[count] = source.numbers(count)
     except DuatError as fault:
-        return Untrained({}, not_run(fault))
-    return Untrained(found, "")
+        return Untrained(lambda tokens: None, not_run(fault))
+    return Untrained(found.get, "")
 
 
 def not_run(fault: DuatError) -> str:

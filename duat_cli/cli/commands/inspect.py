@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from duat_cli.cli.shared import options
-from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
+from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, DuatError, InputError
 
 if TYPE_CHECKING:
+    from duat_cli.analysis.inspect.run import InspectOptions
+    from duat_cli.analysis.opening import ModelRequest, PromptRequest
     from duat_cli.cli.shared.presentation import Presentation
     from duat_cli.cli.terminal.output import Target
+    from duat_cli.cli.terminal.talk import Talk
+    from duat_cli.results.inspect import InspectReport
 
 Threshold = Annotated[
     float,
@@ -90,6 +97,16 @@ NoCache = Annotated[
         help="Neither read nor write the cache of Gram matrices and nulls.",
     ),
 ]
+Out = Annotated[
+    str | None,
+    typer.Option(
+        "--out",
+        metavar="DIR",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Keep the result of every prompt in a folder: a run that was interrupted goes on there, and processes "
+        "started by torchrun, accelerate launch or srun share the prompts. More: duat explain many-prompts.",
+    ),
+]
 
 
 def inspect(
@@ -105,6 +122,7 @@ def inspect(
     per_prompt: PerPrompt = False,
     matrices: Matrices = None,
     null: Null = "all",
+    out: Out = None,
     no_cache: NoCache = False,
     device: options.Device = "auto",
     dtype: options.DtypeOption = "float32",
@@ -125,11 +143,9 @@ def inspect(
 
     Exit code: 0 exact, 1 the certificate is not exact, 2 could not tell.
     """
-    from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_session
+    from duat_cli.analysis.opening import ModelRequest, PromptRequest
     from duat_cli.cli.shared.announce import announce
     from duat_cli.cli.shared.presentation import Presentation, talk_of
-    from duat_cli.cli.shared.tensor_target import operator_file
-    from duat_cli.cli.terminal.progress import Progress
 
     limit = options.parse_memory(memory)
     wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, in_parts=True)
@@ -140,13 +156,10 @@ def inspect(
     presentation = Presentation.of(output, form, json, no_color, wide=wide)
     matrix_file = _matrix_file(matrices, presentation)
 
-    announce(model, talk)
-    with Progress(talk) as progress:
-        loaded, inputs = open_session(wanted, texts, progress)
+    def settings() -> InspectOptions:
         from duat_cli.analysis.inspect.run import InspectOptions
-        from duat_cli.analysis.inspect.run import inspect as compute
 
-        settings = InspectOptions(
+        return InspectOptions(
             layers=chosen,
             threshold=threshold,
             conv_width=conv_width,
@@ -156,15 +169,73 @@ def inspect(
             null=null,
             cache=not no_cache,
         )
-        with operator_file(matrix_file, loaded, wanted.trust_remote_code) as file:
-            report = compute(loaded, inputs, settings, progress, file)
-    if matrix_file is not None:
-        talk.note(f"wrote {matrix_file.path}")
+
+    if out is not None:
+        if matrix_file is not None:
+            raise InputError("--out and --matrices contradict each other: matrices are written by one process")
+        report = _shared(out, wanted, texts, settings, talk)
+        if report is None:
+            return EXIT_SOUND  # the first rank has the report
+    else:
+        announce(model, talk)
+        report = _alone(wanted, texts, settings, matrix_file, talk)
 
     from duat_cli.report.tables.inspect import render_inspect
 
     presentation.emit(report, render_inspect, talk)
     return EXIT_SOUND if report.certificate.exact else EXIT_FINDINGS
+
+
+def _alone(
+    wanted: ModelRequest,
+    texts: PromptRequest,
+    settings: Callable[[], InspectOptions],
+    matrix_file: Target | None,
+    talk: Talk,
+) -> InspectReport:
+    from duat_cli.analysis.opening import open_session
+    from duat_cli.cli.shared.tensor_target import operator_file
+    from duat_cli.cli.terminal.progress import Progress
+
+    with Progress(talk) as progress:
+        loaded, inputs = open_session(wanted, texts, progress)
+        from duat_cli.analysis.inspect.run import inspect as compute
+
+        with operator_file(matrix_file, loaded, wanted.trust_remote_code) as file:
+            report = compute(loaded, inputs, settings(), progress, file)
+    if matrix_file is not None:
+        talk.note(f"wrote {matrix_file.path}")
+    return report
+
+
+def _shared(
+    out: str,
+    wanted: ModelRequest,
+    texts: PromptRequest,
+    settings: Callable[[], InspectOptions],
+    talk: Talk,
+) -> InspectReport | None:
+    """Of all processes, in the first of them; None in the others."""
+    from duat_cli.analysis.opening import open_set
+    from duat_cli.analysis.shards.ranks import Ranks
+    from duat_cli.cli.shared.announce import announce
+    from duat_cli.cli.terminal.progress import Progress
+
+    ranks = Ranks.of()
+    if ranks.world > 1 and "-" in (texts.file, *(texts.prompts or ())):
+        raise InputError("standard input is read by one process; give --prompts a file that all can read")
+    talk = talk if ranks.first else replace(talk, quiet=True, verbose=False)
+    announce(wanted.model, talk)
+    try:
+        with Progress(talk) as progress:
+            loaded, inputs = open_set(wanted, texts, progress, gpu=ranks.local)
+            from duat_cli.analysis.shards.run import inspect_into
+
+            return inspect_into(Path(out), loaded, inputs, settings(), texts.max_tokens, ranks, progress)
+    except DuatError as error:
+        if ranks.first:
+            raise
+        raise type(error)(f"{ranks}: {error}") from error
 
 
 def _check_threshold(threshold: float) -> None:

@@ -21,9 +21,9 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model",
     "sentencepiece.bpe.model", "tekken.json", "*.tiktoken",
 )  # fmt: skip
+_BESIDE_TOKENIZER = ("merges.txt", "special_tokens_map.json", "added_tokens.json")
 _HUB_FILES = (
-    "config.json", WEIGHTS, INDEX, "model-?????-of-?????.safetensors", *TOKENIZER_FILES,
-    "merges.txt", "special_tokens_map.json", "added_tokens.json",
+    "config.json", WEIGHTS, INDEX, "model-?????-of-?????.safetensors", *TOKENIZER_FILES, *_BESIDE_TOKENIZER,
 )  # fmt: skip
 
 
@@ -115,3 +115,8 @@ def _hub_reason(error: Exception, revision: str | None, cache: str) -> str:
             "go online once, or give a local folder"
         )
     return f"cannot be fetched from the hub: {described(error)}"
+
+
+def tokenizer_files(path: Path) -> list[Path]:
+    """What the tokenizer of a checkpoint folder is made from."""
+    return sorted({file for pattern in (*TOKENIZER_FILES, *_BESIDE_TOKENIZER) for file in path.glob(pattern)})

@@ -1,0 +1,197 @@
+"""A folder of results: a manifest, the keys of the prompts, one shard a process, and the nulls by count of tokens.
+
+Prompts are told apart by the hash of their text and by their position in the set, since a text may stand there twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import tempfile
+from array import array
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pydantic
+
+from duat_cli import __version__
+from duat_cli.analysis.inspect.untrained import BlockNull
+from duat_cli.analysis.shards import records
+from duat_cli.analysis.shards.ranks import Ranks
+from duat_cli.analysis.shards.records import Manifest, NullRecord
+from duat_cli.analysis.shards.shard import Shard, is_held, shard
+from duat_cli.cache.tensors import replacing
+from duat_cli.errors import InputError
+from duat_cli.loading.checkpoint.files import plain_mode
+from duat_cli.loading.prompt_set import digest_of, key_of
+from duat_cli.text import clean, one_line
+
+MANIFEST, KEYS = "manifest.json", "prompts.keys"
+_NAME = re.compile(r"shard-(\d+)-of-(\d+)\.jsonl")
+_NOWHERE = -1
+
+
+@dataclass
+class Index:
+    """Where the line of every prompt is."""
+
+    shards: list[Path]
+    shard: array[int]
+    """By position: which of the shards."""
+    offset: array[int]
+    """By position: where in it; -1 for a prompt that has no result yet."""
+    tokens: array[int]
+    """By position: how many it has."""
+    found: int = 0
+
+    def has(self, position: int) -> bool:
+        return self.offset[position] != _NOWHERE
+
+    def counts(self) -> set[int]:
+        """Of tokens, over the prompts that have a result."""
+        return {tokens for tokens in self.tokens if tokens}
+
+
+class Folder:
+    """Results of one model, set of prompts and settings."""
+
+    def __init__(self, path: Path, manifest: Manifest, keys: array[int]) -> None:
+        self.path, self.manifest, self.keys = path, manifest, keys
+        self.seal = manifest.seal()
+
+    # -- opening -----------------------------------------------------------------------------------------
+
+    @classmethod
+    def open(cls, path: Path, manifest: Manifest, keys: array[int]) -> Folder:
+        """To add results; what is there has to be of the same manifest."""
+        with _faults(path):
+            path.mkdir(parents=True, exist_ok=True)
+            _create(path / MANIFEST, manifest)
+            theirs = _manifest(path)
+            for (what, there), here in zip(theirs.same().items(), manifest.same().values(), strict=True):
+                if there != here:
+                    raise InputError(
+                        f"--out {clean(str(path))}: holds results of another {what}, {one_line(str(there), 40)} there, "
+                        f"{one_line(str(here), 40)} here; give another folder"
+                    )
+            _put(path / KEYS, keys.tobytes())
+        return cls(path, theirs, keys)
+
+    @classmethod
+    def read(cls, path: Path) -> Folder:
+        """To merge them."""
+        with _faults(path):
+            manifest = _manifest(path)
+            keys = array("Q")
+            keys.frombytes((path / KEYS).read_bytes())
+        if digest_of(keys) != manifest.prompt_set:
+            raise InputError(f"{clean(str(path / KEYS))}: is not that of the manifest; run the same command again")
+        return cls(path, manifest, keys)
+
+    # -- results -----------------------------------------------------------------------------------------
+
+    def shard(self, ranks: Ranks) -> AbstractContextManager[Shard]:
+        """This process's own; InputError while another has it."""
+        return shard(self._shard(ranks.rank, ranks.world), ranks)
+
+    def held(self, world: int) -> list[int]:
+        """The ranks that live."""
+        return [rank for rank in range(world) if is_held(self._shard(rank, world))]
+
+    def _shard(self, rank: int, world: int) -> Path:
+        return self.path / f"shard-{rank}-of-{world}.jsonl"
+
+    def index(self) -> Index:
+        """All whole lines; of a prompt with several, one of them, the same each time."""
+        count = len(self.keys)
+        paths = sorted(p for p in self.path.iterdir() if _NAME.fullmatch(p.name))
+        index = Index(paths, array("I", [0]) * count, array("q", [_NOWHERE]) * count, array("I", [0]) * count)
+        for number, path in enumerate(paths):
+            offset = 0
+            with path.open("rb") as file:
+                for raw in file:
+                    line = records.read(self.seal, raw)
+                    if line is not None and not index.has(line.position):
+                        assert key_of(line.sha256) == self.keys[line.position]  # both stand under the seal
+                        index.shard[line.position] = number
+                        index.offset[line.position] = offset
+                        index.tokens[line.position] = line.tokens
+                        index.found += 1
+                    offset += len(raw)
+        return index
+
+    def lines(self, index: Index) -> Iterator[records.Line]:
+        """Of every prompt, by position."""
+        with contextlib.ExitStack() as stack:
+            files = [stack.enter_context(path.open("rb")) for path in index.shards]
+            for number, offset in zip(index.shard, index.offset, strict=True):
+                files[number].seek(offset)
+                line = records.read(self.seal, files[number].readline())
+                if line is None:
+                    raise InputError(f"{clean(str(index.shards[number]))}: changed while it was read; run again")
+                yield line
+
+    def last_world(self) -> int:
+        """How many processes the last run had."""
+        found = [(p.stat().st_mtime, int(m[2])) for p in self.path.iterdir() if (m := _NAME.fullmatch(p.name))]
+        return max(found, default=(0.0, 1))[1]
+
+    # -- nulls -------------------------------------------------------------------------------------------
+
+    def null(self, tokens: int) -> NullRecord | None:
+        """None where there is none yet."""
+        with contextlib.suppress(OSError, ValueError):
+            found = NullRecord.model_validate_json(self._null(tokens).read_bytes())
+            return found if found.seal == self.seal.hex() else None
+        return None
+
+    def put_null(self, tokens: int, blocks: list[BlockNull], reason: str = "") -> None:
+        """Whole or not at all."""
+        found = NullRecord(seal=self.seal.hex(), blocks=blocks, reason=reason)
+        with _faults(self.path):
+            _put(self._null(tokens), found.model_dump_json().encode())
+
+    def _null(self, tokens: int) -> Path:
+        return self.path / f"null-{tokens}.json"
+
+
+def _put(path: Path, raw: bytes) -> None:
+    with replacing(path) as part:
+        part.write_bytes(raw)
+        part.chmod(plain_mode())
+
+
+def _create(path: Path, manifest: Manifest) -> None:
+    """Whole, and only by the first: a link, unlike a rename, takes no other file's place."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(manifest.model_dump_json(indent=1))
+        Path(name).chmod(plain_mode())
+        with contextlib.suppress(FileExistsError):
+            os.link(name, path)
+    finally:
+        Path(name).unlink()
+
+
+def _manifest(path: Path) -> Manifest:
+    raw = (path / MANIFEST).read_bytes()
+    try:
+        version = json.loads(raw)["duat_version"]
+        if version != __version__:
+            raise InputError(f"{clean(str(path))}: holds results of duat {version}, this is {__version__}")
+        return Manifest.model_validate_json(raw)
+    except (ValueError, KeyError, TypeError, pydantic.ValidationError) as error:
+        raise InputError(f"{clean(str(path / MANIFEST))}: no manifest of duat's; give another folder") from error
+
+
+@contextlib.contextmanager
+def _faults(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{clean(str(error.filename or path))}: {error.strerror or error}") from error

@@ -1,0 +1,64 @@
+"""Which of several processes this one is, from the environment that the launcher sets.
+
+torchrun and accelerate launch set RANK and WORLD_SIZE, mpirun (which accelerate launch takes on CPUs) its own names,
+Slurm's srun SLURM_PROCID and SLURM_NTASKS. accelerate's PartialState would read the same and also connect the
+processes, which have nothing to say to each other here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from duat_cli.errors import InputError
+
+VARIABLES = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those that share the work."""
+
+    rank: int = 0
+    world: int = 1
+    """How many there are."""
+    local: int = 0
+    """Among those of this machine."""
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str] = os.environ) -> Ranks:
+        """One alone where no launcher says otherwise."""
+        for rank, world, local in VARIABLES:
+            if rank.startswith("SLURM") and "SLURM_JOB_ID" in environment and "SLURM_STEP_ID" not in environment:
+                continue  # the batch script itself: the tasks are those that srun will start
+            if rank in environment and world in environment:
+                return cls._checked({name: environment[name] for name in (rank, world, local) if name in environment})
+        return cls()
+
+    @classmethod
+    def _checked(cls, given: dict[str, str]) -> Ranks:
+        said = ", ".join(f"{name}={value}" for name, value in given.items())
+        try:
+            found = cls(*(int(value) for value in given.values()))
+        except ValueError:
+            raise InputError(f"{said}: expected whole numbers") from None
+        if not 0 <= found.rank < found.world:
+            raise InputError(f"{said}: expected a rank of 0 to {found.world - 1}")
+        return found
+
+    @property
+    def first(self) -> bool:
+        """Whether it is the one that talks."""
+        return self.rank == 0
+
+    def has(self, key: int) -> bool:
+        """Whether the prompt with that key is its own."""
+        return key % self.world == self.rank
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {self.world}"

@@ -1,0 +1,52 @@
+"""Processes of duat that start at once: a process of its own imports everything and forks for each command line.
+
+Lines of JSON on standard input: {"arguments", "env", "out"} starts one and answers its id; {"wait": id} answers how it
+ended, as subprocess does (negative: the signal).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from typing import Any, NoReturn
+
+
+def child(asked: dict[str, Any]) -> NoReturn:
+    """Both streams go to files: `out`.1 and `out`.2."""
+    os.environ.update(asked["env"])
+    for number in (1, 2):
+        file = os.open(f"{asked['out']}.{number}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.dup2(file, number)
+    code = 70
+    try:
+        from duat_cli.cli.main import main
+
+        main(asked["arguments"])
+    except SystemExit as leave:
+        code = int(leave.code or 0)
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def answer() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if "wait" in asked:
+            said = os.waitstatus_to_exitcode(os.waitpid(asked["wait"], 0)[1])
+        else:
+            said = os.fork() or child(asked)
+        print(said, flush=True)
+
+
+if __name__ == "__main__":
+    import torch
+
+    import duat_cli.analysis.shards.run
+    import duat_cli.loading.model.load  # noqa: F401
+
+    torch.set_num_threads(1)
+    answer()

@@ -1,0 +1,86 @@
+"""The report of a folder: its nulls and its certificate, and what is said where something is missing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duat_cli.analysis.clock import Clock
+from duat_cli.analysis.shards.folder import Folder
+from duat_cli.analysis.shards.merge import merge, missing
+from duat_cli.analysis.shards.ranks import Ranks
+from duat_cli.analysis.shards.records import PromptRecord, written
+from duat_cli.analysis.shards.shard import shard
+from duat_cli.errors import InputError
+from duat_cli.results.inspect import InspectReport
+
+Into = Callable[..., Any]
+
+
+def quiet(done: int, total: int, doing: str) -> None:
+    pass
+
+
+def merged(folder: Path) -> InspectReport:
+    return merge(Folder.read(folder), Clock().run, quiet)
+
+
+def test_every_null_has_to_be_there(into: Into, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    whole = into(out, null="all")
+    assert merged(out).blocks == whole.blocks
+    assert all(block.null.reinitialised is not None for block in whole.blocks)
+    [first, *_] = sorted(out.glob("null-*.json"))
+    first.unlink()
+    with pytest.raises(InputError, match="the null of 5 tokens is missing: run the same command again"):
+        merged(out)
+    assert into(out, null="all").blocks == whole.blocks
+
+
+def test_where_one_null_has_failed_none_is_shown(into: Into, tmp_path: Path) -> None:
+    """As in a report of one process."""
+    out = tmp_path / "out"
+    into(out, null="all")
+    Folder.read(out).put_null(7, [], "the architecture was not re-initialised: because")
+    for block in merged(out).blocks:
+        assert block.null.uniform is not None
+        assert block.null.reasons == {"reinitialised": "the architecture was not re-initialised: because"}
+
+
+def test_one_inexact_prompt_is_seen(into: Into, tmp_path: Path) -> None:
+    """By the worst error, and of any process's comparison with the model that has no instruments."""
+    out = tmp_path / "out"
+    assert into(out).certificate.exact
+    folder = Folder.read(out)
+    file = out / "shard-0-of-1.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    record = PromptRecord.model_validate(json.loads(lines[5])["record"])
+    [line] = [line for line in folder.lines(folder.index()) if line.position == 5]
+    prompt = type("P", (), {"sha256": line.sha256})
+    for fault in ({"error": 0.5}, {"plain_error": 0.25}):
+        lines[5] = written(folder.seal, 5, prompt, record.model_copy(update=fault))  # type: ignore[arg-type]
+        file.write_bytes(b"".join(lines))
+        certificate = merged(out).certificate
+        assert not certificate.exact
+        assert max(certificate.relative_error, certificate.plain_error) == max(fault.values())
+
+
+def test_who_left_what_undone(into: Into, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    into(out, Ranks(1, 5))
+    folder = Folder.read(out)
+    index = folder.index()
+    said = missing(folder, index, 5)
+    for rank in (0, 2, 3):
+        count = sum(key % 5 == rank for key in folder.keys)
+        assert f"rank {rank} of 5's shard ends after 0 of its {count} prompts" in said
+    assert said.endswith(f", and 1 more; missing {48 - index.found} prompts: run the same command again")
+    with pytest.raises(InputError) as caught:
+        merged(out)
+    assert str(caught.value) == said
+    with shard(out / "shard-2-of-5.jsonl", Ranks(2, 5)):
+        assert ", still at work; rank 3 of 5's shard" in missing(folder, index, 5)

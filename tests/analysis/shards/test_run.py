@@ -1,0 +1,304 @@
+"""Many prompts in a folder, by one process or several, whole or killed: always the report of a plain run."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from children import PATIENCE
+
+from duat_cli.analysis.shards import run as module
+from duat_cli.analysis.shards import shard as shard_module
+from duat_cli.analysis.shards.folder import Folder
+from duat_cli.analysis.shards.ranks import Ranks
+from duat_cli.analysis.shards.shard import shard
+from duat_cli.errors import InputError
+
+Into = Callable[..., Any]
+COUNT = 48
+
+
+class Nursery:
+    """See nursery.py."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._script = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("nursery.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._started: dict[int, Path] = {}
+
+    def start(self, *arguments: str, **env: str) -> int:
+        out = self._folder / f"said-{len(self._started)}"
+        number = self._ask(arguments=arguments, env=env, out=str(out))
+        self._started[number] = out
+        return number
+
+    def wait(self, number: int) -> tuple[int, str, str]:
+        """How it ended, and what it wrote to both streams."""
+        code, out = self._ask(wait=number), self._started[number]
+        return code, Path(f"{out}.1").read_text(), Path(f"{out}.2").read_text()
+
+    def run(self, *arguments: str, **env: str) -> tuple[int, str, str]:
+        return self.wait(self.start(*arguments, **env))
+
+    def _ask(self, **question: Any) -> int:
+        assert self._script.stdin is not None
+        assert self._script.stdout is not None
+        print(json.dumps(question), file=self._script.stdin, flush=True)
+        return int(self._script.stdout.readline())
+
+    def close(self) -> None:
+        assert self._script.stdin is not None
+        self._script.stdin.close()
+        self._script.wait(PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    found = Nursery(tmp_path_factory.mktemp("said"))
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def command(two_layers: Path, many: Path) -> list[str]:
+    return ["inspect", str(two_layers), "--prompts", str(many), "--terms", "--json", "-q", "--device", "cpu"]
+
+
+def without_run(text: str) -> str:
+    report = json.loads(text)
+    del report["run"]
+    return json.dumps(report)
+
+
+@pytest.fixture(scope="module")
+def plain(nursery: Nursery, command: list[str]) -> str:
+    """The report without --out."""
+    code, said, _ = nursery.run(*command)
+    assert code == 0
+    return without_run(said)
+
+
+def ranks_of(world: int) -> list[dict[str, str]]:
+    return [{"RANK": str(rank), "WORLD_SIZE": str(world)} for rank in range(world)]
+
+
+def lines(folder: Path) -> int:
+    return sum(file.read_bytes().count(b"\n") for file in folder.glob("shard-*"))
+
+
+def until(reached: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not reached():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+# -- any number of processes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_any_number_of_processes_gives_the_plain_report(
+    nursery: Nursery, command: list[str], plain: str, tmp_path: Path, world: int
+) -> None:
+    out = tmp_path / "out"
+    started = [nursery.start(*command, "--out", str(out), **env) for env in ranks_of(world)]
+    ended = [nursery.wait(number) for number in started]
+    assert [code for code, _, _ in ended] == [0] * world
+    assert without_run(ended[0][1]) == plain
+    assert [said for _, *both in ended[1:] for said in both] == [""] * 2 * (world - 1)  # the first alone talks
+    assert lines(out) == COUNT
+    assert len(list(out.glob("shard-*"))) == world
+    code, said, _ = nursery.run("merge", str(out), "--json")
+    assert (code, without_run(said)) == (0, plain)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_run_that_is_killed_again_and_again_goes_on_with_others(
+    nursery: Nursery, command: list[str], plain: str, tmp_path: Path, seed: int
+) -> None:
+    out, drawn = tmp_path / "out", random.Random(seed)
+    ended = []
+    for world in drawn.sample([1, 2, 3], 3):
+        goal = min(COUNT, lines(out) + drawn.randint(1, 9))
+        started = [nursery.start(*command, "--out", str(out), **env) for env in ranks_of(world)]
+        until(lambda goal=goal: lines(out) >= goal)  # type: ignore[misc]
+        for number in started:
+            os.kill(number, signal.SIGKILL)
+        ended += [nursery.wait(number)[0] for number in started]
+        with next(out.glob("shard-*")).open("ab") as torn:
+            torn.write(b'{"check":"')
+    assert -signal.SIGKILL in ended
+    code, said, error = nursery.run("merge", str(out), "--json")
+    if code:  # it was killed before it had all
+        assert (code, said) == (2, "")
+        assert "prompts: run the same command again" in error
+    started = [nursery.start(*command, "--out", str(out), **env) for env in ranks_of(2)]
+    said, nothing = (nursery.wait(number)[1] for number in started)
+    assert (without_run(said), nothing) == (plain, "")
+    assert without_run(nursery.run("merge", str(out), "--json")[1]) == plain
+
+
+def test_an_interrupt_leaves_whole_lines(nursery: Nursery, command: list[str], plain: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    number = nursery.start(*command, "--out", str(out))
+    until(lambda: lines(out) >= 5)
+    os.kill(number, signal.SIGINT)
+    code, said, error = nursery.wait(number)
+    assert (code, said, error) == (130, "", "duat: interrupted\n")
+    assert Folder.read(out).index().found == lines(out) < COUNT
+    assert all(file.read_bytes().endswith(b"\n") for file in out.glob("shard-*"))
+    assert list(out.glob("*.part")) == []
+    assert without_run(nursery.run(*command, "--out", str(out))[1]) == plain
+
+
+def test_a_complete_folder_is_not_computed_again(into: Into, tmp_path: Path) -> None:
+    first = into(tmp_path / "out")
+    before = (tmp_path / "out" / "shard-0-of-1.jsonl").read_bytes()
+    again = into(tmp_path / "out")
+    assert (tmp_path / "out" / "shard-0-of-1.jsonl").read_bytes() == before
+    assert again.model_dump(exclude={"run"}) == first.model_dump(exclude={"run"})
+
+
+def test_values_per_prompt_are_those_of_a_plain_run(nursery: Nursery, command: list[str], tmp_path: Path) -> None:
+    arguments = [*command, "--per-prompt", "--layers", "1", "--null", "uniform"]
+    shared = nursery.run(*arguments, "--out", str(tmp_path / "out"))[1]
+    assert without_run(shared) == without_run(nursery.run(*arguments)[1])
+
+
+def test_the_bundled_prompts_are_those_of_a_plain_run(nursery: Nursery, two_layers: Path, tmp_path: Path) -> None:
+    """Cut where the model's positions end."""
+    arguments = ["inspect", str(two_layers), "--json", "--null", "uniform", "-q", "--device", "cpu"]
+    shared = nursery.run(*arguments, "--out", str(tmp_path / "out"))[1]
+    assert without_run(shared) == without_run(nursery.run(*arguments)[1])
+
+
+def test_weights_that_are_read_block_by_block(into: Into, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then prompts go side by side, and a folder of the other kind is refused: there are no nulls to put together."""
+    monkeypatch.setattr(module, "SIDE_BY_SIDE", 7)
+    for rank in (1, 0):
+        parted = into(tmp_path / "parted", Ranks(rank, 2), memory=1, null="all")
+    whole = into(tmp_path / "whole", null="uniform")
+    assert parted.certificate.exact
+    assert parted.prompts == whole.prompts
+    for mine, other in zip(parted.blocks, whole.blocks, strict=True):
+        assert mine.operator == other.operator
+        assert mine.terms == other.terms
+        assert mine.null.uniform == other.null.uniform
+        assert mine.null.reinitialised is None
+    with pytest.raises(InputError, match="another way to read weights, block by block there, in memory here"):
+        into(tmp_path / "parted", null="all")
+
+
+# -- what goes wrong ---------------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_died_is_named(into: Into, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GRACE", 0.0)
+    out = tmp_path / "out"
+    assert into(out, Ranks(2, 3)) is None
+    file = out / "shard-2-of-3.jsonl"
+    whole = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(whole[:4]) + whole[4][:-20])
+    assert into(out, Ranks(1, 3)) is None
+    missing = len(whole) - 4
+    said = f"rank 2 of 3's shard ends after 4 of its {len(whole)} prompts; missing {missing} prompts: run the same"
+    with pytest.raises(InputError, match=said):
+        into(out, Ranks(0, 3))
+    report = into(out, Ranks(0, 1))
+    assert len(report.prompts) == COUNT
+    assert len((out / "shard-0-of-1.jsonl").read_bytes().splitlines()) == missing
+
+
+def test_a_rank_that_lives_is_waited_for(into: Into, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GRACE", 0.0)
+    out = tmp_path / "out"
+    assert into(out, Ranks(1, 2)) is None
+    file = out / "shard-1-of-2.jsonl"
+    kept = file.read_bytes()
+    file.write_bytes(b"")
+    holding = shard(file, Ranks(1, 2))
+    mine = holding.__enter__()
+
+    def progress(done: int, total: int, what: str) -> None:
+        if what == "waiting for rank 1 of 2":
+            for line in kept.splitlines(keepends=True):
+                mine.append(line)
+            holding.__exit__(None, None, None)
+
+    report = into(out, Ranks(0, 2), progress=progress)
+    assert len(report.prompts) == COUNT
+
+
+def test_two_processes_with_one_rank_are_refused(into: Into, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_module, "PATIENCE", 0.0)
+    out = tmp_path / "out"
+    out.mkdir()
+    said = "shard-1-of-2.jsonl: another process is writing it as rank 1 of 2"
+    with shard(out / "shard-1-of-2.jsonl", Ranks(1, 2)), pytest.raises(InputError, match=said):
+        into(out, Ranks(1, 2))
+
+
+def test_a_prompt_that_cannot_be_run_is_said_before_the_others_are(into: Into, tmp_path: Path) -> None:
+    file = tmp_path / "long.txt"
+    file.write_text("fine\n" * 5 + "x" * 65)
+    with pytest.raises(InputError, match=r"long\.txt line 6: too long, 65 tokens"):
+        into(tmp_path / "out", prompts=file)
+    assert lines(tmp_path / "out") == 0
+
+
+def test_options_that_exclude_each_other_are_one_line(nursery: Nursery, command: list[str], tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    for arguments, env, said in (
+        (["--matrices", str(tmp_path / "m.safetensors")], {}, "--out and --matrices contradict each other"),
+        (["--prompt", "-"], ranks_of(2)[1], "standard input is read by one process"),
+        (["--layers", "9"], ranks_of(2)[1], "rank 1 of 2: --layers: no block 9"),
+        ([], {"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2, WORLD_SIZE=2: expected a rank of 0 to 1"),
+    ):
+        code, result, error = nursery.run(*command, *arguments, "--out", out, **env)
+        assert (code, result, error.count("\n")) == (2, "", 1)
+        assert error.startswith(f"duat: error: {said}")
+
+
+# -- memory ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+def test_memory_does_not_grow_with_the_prompts(nursery: Nursery, two_layers: Path, tmp_path: Path) -> None:
+    """From 500 prompts on, the merge at the end included, by at most a twentieth."""
+    file, out = tmp_path / "many.txt", tmp_path / "out"
+    drawn = random.Random(0)
+    texts = ("".join(drawn.choice("abcdefgh ") for _ in range(drawn.randint(4, 24))) + f"{k}\n" for k in range(2000))
+    file.write_text("".join(texts))
+    arguments = ["inspect", str(two_layers), "--prompts", str(file), "--null", "uniform", "--no-cache", "--json", "-q"]
+    number = nursery.start(*arguments, "--device", "cpu", "--out", str(out))
+    until(lambda: lines(out) >= 500)
+    sizes = [resident(number)]
+    while size := resident(number):
+        sizes.append(size)
+        time.sleep(0.02)
+    code, said, error = nursery.wait(number)
+    assert (code, error) == (0, "")
+    assert len(json.loads(said)["prompts"]) == 2000
+    assert len(sizes) > 50
+    assert max(sizes) < 1.05 * sizes[0]
+
+
+def resident(number: int) -> int:
+    """kB of a process; 0 once it has ended."""
+    status = Path(f"/proc/{number}/status").read_text()
+    return next((int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")), 0)
