@@ -1,7 +1,7 @@
 """What duat costs, as ratios measured side by side in one run.
 
     python scripts/bench.py                 all parts, a few minutes
-    python scripts/bench.py speed memory    some of them: speed, dense, memory, streamed, prune, process, lora, check
+    python scripts/bench.py speed memory    some of them, such as these
     python scripts/bench.py process --peer  with the nearest peer, installed into an environment of its own
 
 speed    `inspect` on a 135M-parameter llama shape, 128 tokens, against one plain eager forward pass that returns
@@ -10,6 +10,7 @@ dense    the statistics of W' in closed form against W' written out, at MiniLM's
 memory   peak memory of `inspect` against the number of blocks, and at 2048 tokens
 streamed `inspect` with weights read block by block against weights in memory, time, memory and numbers; checkpoints of
          135M and 1.1B parameters are made in the temporary folder (2.5 GB)
+many     `duat inspect --out`: prompts a second, memory against the number of prompts, one process against two
 prune    responses of all neurons and heads of all-MiniLM-L6-v2 against ablating each, and its memory at 1B parameters
 process  `duat --help` and `duat inspect` as processes, against imports
 check    the pre-flight of a large checkpoint, and `duat check --weights-only` against reading and summing the tensors
@@ -28,6 +29,7 @@ from benchmarks.check import check
 from benchmarks.common import Row
 from benchmarks.dense import dense
 from benchmarks.lora import lora
+from benchmarks.many import many
 from benchmarks.memory import child, memory
 from benchmarks.peer import peer
 from benchmarks.process import process
@@ -40,6 +42,7 @@ PARTS: dict[str, Callable[[int], list[Row]]] = {
     "dense": dense,
     "memory": memory,
     "streamed": streamed,
+    "many": many,
     "prune": prune,
     "process": process,
     "lora": lora,

@@ -110,7 +110,7 @@ def await_others(folder: Folder, ranks: Ranks, progress: Progress, until: float)
             if time.monotonic() > until:
                 raise InputError(missing(folder, index, ranks.world))
         time.sleep(pause)
-        pause = min(1.5 * pause, 5.0)
+        pause = min(1.5 * pause, 1.0)
 
 
 def _manifest(
