@@ -168,7 +168,8 @@ def open_with_holdout(
 
 def _choose_gpu(number: int) -> None:
     """More processes than GPUs share them."""
-    from torch import cuda
+    with uncollected():
+        from torch import cuda
 
     if cuda.is_available():
         cuda.set_device(number % cuda.device_count())
