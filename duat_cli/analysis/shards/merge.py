@@ -9,7 +9,7 @@ from duat_cli.analysis.inspect.total import InspectTotal
 from duat_cli.analysis.inspect.untrained import Untrained, with_untrained
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.shards.folder import Folder, Index
-from duat_cli.analysis.shards.ranks import Ranks
+from duat_cli.analysis.shards.ranks import Ranks, owners
 from duat_cli.analysis.shards.records import NullRecord, PromptRecord
 from duat_cli.errors import InputError
 from duat_cli.results.base import PromptFacts, Run
@@ -43,8 +43,7 @@ def merge(folder: Folder, run: Callable[[], Run], progress: Progress) -> Inspect
 def missing(folder: Folder, index: Index, world: int) -> str:
     """Which of so many processes left work undone, and what to do."""
     own, done = [0] * world, [0] * world
-    for position, key in enumerate(folder.keys):
-        rank = key % world
+    for position, rank in enumerate(owners(folder.keys, world)):
         own[rank] += 1
         done[rank] += index.has(position)
     living = folder.held(world)

@@ -8,8 +8,11 @@ processes, which have nothing to say to each other here.
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from duat_cli.errors import InputError
 
@@ -56,9 +59,13 @@ class Ranks:
         """Whether it is the one that talks."""
         return self.rank == 0
 
-    def has(self, key: int) -> bool:
-        """Whether the prompt with that key is its own."""
-        return key % self.world == self.rank
-
     def __str__(self) -> str:
         return f"rank {self.rank} of {self.world}"
+
+
+def owners(keys: array[int], world: int) -> list[int]:
+    """By position: which of so many runs the prompt. In the order of their hashes, prompts fall to the processes in
+    turn: each has as many as the others, and the order of the set does not matter."""
+    owner = np.empty(len(keys), dtype=np.int64)
+    owner[np.argsort(np.frombuffer(keys, dtype=np.uint64), kind="stable")] = np.arange(len(keys)) % world
+    return owner.tolist()

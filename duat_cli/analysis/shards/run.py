@@ -21,7 +21,7 @@ from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session
 from duat_cli.analysis.shards.folder import Folder
 from duat_cli.analysis.shards.merge import merge, missing
-from duat_cli.analysis.shards.ranks import Ranks
+from duat_cli.analysis.shards.ranks import Ranks, owners
 from duat_cli.analysis.shards.records import Manifest, PromptRecord, Settings, written
 from duat_cli.cache.tensors import gram_key
 from duat_cli.errors import DuatError, InputError
@@ -56,11 +56,12 @@ def inspect_into(
     with folder.shard(ranks) as shard:
         begun = time.monotonic()
         index = folder.index()
-        own = [not index.has(k) and ranks.has(key) for k, key in enumerate(prompts.keys)]
-        counts = {n for n, key in zip(index.tokens, prompts.keys, strict=True) if n and ranks.has(key)}
-        for _, prompt in prompts.prompts(own.__getitem__):  # one that cannot be run is said before hours of others
+        mine = [owner == ranks.rank for owner in owners(prompts.keys, ranks.world)]
+        left = [is_mine and not index.has(k) for k, is_mine in enumerate(mine)]
+        counts = {n for n, is_mine in zip(index.tokens, mine, strict=True) if n and is_mine}
+        for _, prompt in prompts.prompts(left.__getitem__):  # one that cannot be run is said before hours of others
             counts.add(prompt.input_ids.shape[1])
-        waiting = prompts.prompts(own.__getitem__)
+        waiting = prompts.prompts(left.__getitem__)
         while chunk := list(itertools.islice(waiting, 1 if loaded.paged is None else SIDE_BY_SIDE)):
             for (position, prompt), found in zip(chunk, swept(chunk), strict=True):
                 record = PromptRecord.of(prompt, found, session.plain_error)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+from array import array
+
 import pytest
 
-from duat_cli.analysis.shards.ranks import Ranks
+from duat_cli.analysis.shards.ranks import Ranks, owners
 from duat_cli.errors import InputError
 
 SLURM = {"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}
@@ -34,6 +37,12 @@ def test_nonsense_is_refused(rank: str, world: str) -> None:
         Ranks.of({"RANK": rank, "WORLD_SIZE": world})
 
 
-def test_every_key_has_one_owner() -> None:
-    for key in (0, 5, 2**64 - 1):
-        assert sum(Ranks(rank, 3).has(key) for rank in range(3)) == 1
+def test_prompts_are_shared_evenly_and_by_their_hashes() -> None:
+    drawn = random.Random(0)
+    keys = [drawn.getrandbits(64) for _ in range(100)]
+    for world in (1, 3, 7):
+        owner = owners(array("Q", keys), world)
+        counts = [owner.count(rank) for rank in range(world)]
+        assert max(counts) - min(counts) <= 1
+        other = owners(array("Q", sorted(keys)), world)
+        assert dict(zip(keys, owner, strict=True)) == dict(zip(sorted(keys), other, strict=True))
