@@ -34,7 +34,6 @@ from duat_cli.models.sweep.lockstep import Pass, Weights, one_by_one, side_by_si
 from duat_cli.models.value_path.factors import AttentionOperator, checked
 from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts, Run, Skipped
 
-
 WAVE_BYTES = 256 << 20  # of the states of prompts that stand between two blocks
 STATES = 8  # of a prompt: the stream, its parts, what the model's own forward holds; and a mask
 

@@ -17,7 +17,7 @@ def speed(runs: int) -> list[Row]:
     import torch
 
     from duat_cli.analysis.decomposition import Decomposition
-    from duat_cli.analysis.inspect.run import InspectOptions, sweep_prompt
+    from duat_cli.analysis.inspect.run import InspectOptions, sweep_prompts
     from duat_cli.analysis.session import Session
 
     model, prompt = llama_shape(), random_prompt(49152, 128)
@@ -33,10 +33,9 @@ def speed(runs: int) -> list[Row]:
     start = time.perf_counter()
     session = Session(loaded_model(model), lambda *_: None, cache=False)
     opening = time.perf_counter() - start
-    layers = list(range(30))
 
     def warm() -> None:
-        sweep_prompt(session, 0, prompt, layers, InspectOptions(), None, lambda *_: None, 1)
+        sweep_prompts(session, [prompt], InspectOptions(), None, lambda *_: None)
 
     def cold() -> None:
         session.forget_geometry()
