@@ -327,7 +327,7 @@ class Session:
 
     def warnings(self) -> list[str]:
         """Of the files and of the weights."""
-        return [*self.loaded.warnings, *(self.loaded.paged.notes() if self.loaded.paged is not None else [])]
+        return [*self.loaded.warnings, *self.loaded.value_notes()]
 
     def skipped(self) -> list[Skipped]:
         """Parts of the model outside the DUAT form, and blocks whose W' has no closed form."""

@@ -15,7 +15,7 @@ from duat_cli.checks.conclude import NO_FORWARD, CheckPlan, Subject, conclude
 from duat_cli.checks.paths import asks_for
 from duat_cli.checks.rule import Evidence, Need
 from duat_cli.checks.weights import weight_facts
-from duat_cli.errors import NoSignalError, UnsupportedModelError
+from duat_cli.errors import CheckpointError, InputError, NoSignalError, UnsupportedModelError
 from duat_cli.loading.model.notes import weight_notes
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from duat_cli.loading.texts import PromptText
     from duat_cli.results.base import Run
     from duat_cli.results.check import CheckReport
+    from duat_cli.results.inspect import InspectReport
     from duat_cli.results.lora import LintFinding
     from duat_cli.results.prune import PruneReport
 
@@ -81,27 +82,47 @@ def _with_model(
         loaded, inputs = open_found(request.model, found, request.texts, read, progress)
     except UnsupportedModelError as fault:
         raise _with_hint(fault) from fault
+    if loaded.paged is not None and _asks_slack(plan):
+        raise InputError(
+            "pruning.*: what can be removed is measured with all weights in memory, and here they are read block by "
+            "block; give more --memory, or turn these rules off"
+        )
     weights = weight_facts(found.files, progress, first_sketch=plan.first_sketch)
     evidence = Evidence(found.files, weights, unexpected=loaded.unexpected, spare=loaded.spare)
-    subject = Subject(loaded.name, loaded.revision, None, loaded.warnings)
-    if loaded.nonfinite_weights:
-        evidence.absent.update(_neither("weights that are not finite leave nothing to compute"))
-        return evidence, subject, None
-    from duat_cli.analysis.inspect.run import inspect
-
-    try:
-        report = inspect(loaded, inputs, _settings(plan), progress)
-    except NoSignalError as fault:  # the rules on weights say what is zero
-        evidence.absent.update(_neither(str(fault)))
-        return evidence, subject, fault
-    except UnsupportedModelError as fault:
-        raise _with_hint(fault) from fault
-    subject = replace(subject, fingerprint=report.model.fingerprint, warnings=tuple(report.warnings))
+    report, undefined = _report(plan, loaded, inputs, progress)
+    if report is None:  # the rules on weights say what is zero, or not finite
+        why = str(undefined or "weights that are not finite leave nothing to compute")
+        evidence.absent.update({"report": why, "slack": why})
+        warnings = (*loaded.warnings, *loaded.value_notes())
+        return evidence, Subject(loaded.name, loaded.revision, None, warnings), undefined
+    subject = Subject(loaded.name, loaded.revision, report.model.fingerprint, tuple(report.warnings))
     return replace(evidence, report=report, slack=_slack(plan, loaded, inputs, progress)), subject, None
 
 
-def _neither(why: str) -> dict[Need, str]:
-    return {"report": why, "slack": why}
+def _report(
+    plan: CheckPlan, loaded: LoadedModel, inputs: list[Prompt], progress: Progress
+) -> tuple[InspectReport | None, NoSignalError | None]:
+    """The model run on the prompts; none where its weights are not finite, or where the error says why.
+
+    Of weights that are read block by block it is known behind the run alone whether they are.
+    """
+    from duat_cli.analysis.inspect.run import inspect
+
+    found: InspectReport | None = None
+    fault: UnsupportedModelError | CheckpointError | None = None
+    if not loaded.nonfinite_weights:
+        try:
+            found = inspect(loaded, inputs, _settings(plan), progress)
+        except (UnsupportedModelError, CheckpointError) as raised:
+            fault = raised
+    loaded.value_notes()
+    if loaded.nonfinite_weights:
+        return None, None
+    if fault is None or isinstance(fault, NoSignalError):
+        return found, fault
+    if isinstance(fault, UnsupportedModelError):
+        raise _with_hint(fault) from fault
+    raise fault
 
 
 def _with_hint(fault: UnsupportedModelError) -> UnsupportedModelError:
@@ -123,13 +144,17 @@ def _settings(plan: CheckPlan) -> InspectOptions:
 
 def _slack(plan: CheckPlan, loaded: LoadedModel, inputs: list[Prompt], progress: Progress) -> PruneReport | None:
     """How much can go, if a rule asks."""
-    if not any(s.level != "off" and "slack" in s.rule.needs for s in plan.settings.values()):
+    if not _asks_slack(plan):
         return None
     from duat_cli.analysis.prune.run import PruneOptions, prune_bound
 
     budget, probes = plan.policy.pruning()
     options = PruneOptions(kinds=("neuron", "head"), probes=probes, measure=0, budget=budget)
     return prune_bound(loaded, inputs, [], options, progress).report
+
+
+def _asks_slack(plan: CheckPlan) -> bool:
+    return any(s.level != "off" and "slack" in s.rule.needs for s in plan.settings.values())
 
 
 def _lint(name: str, found: Found, progress: Progress) -> tuple[LintFinding, ...]:

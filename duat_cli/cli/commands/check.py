@@ -108,6 +108,7 @@ def check(
     max_tokens: options.MaxTokens = None,
     device: options.Device = "auto",
     dtype: options.DtypeOption = "float32",
+    memory: options.Memory = None,
     revision: options.Revision = None,
     token: options.Token = None,
     cache_dir: options.CacheDir = None,
@@ -133,7 +134,8 @@ def check(
 
     clock = Clock()
     _refuse_no_model(model)
-    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device)
+    limit = options.parse_memory(memory)
+    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, in_parts=True)
     texts = PromptRequest(prompt, prompts, max_tokens)
     talk = talk_of(quiet, verbose, no_color)
     chosen = _form(form, json, output)

@@ -63,6 +63,13 @@ class LoadedModel:
     paged: PagedWeights | None = None
     """Where one block's weights are in memory at a time."""
 
+    def value_notes(self) -> list[str]:
+        """What `warnings` could not say yet of weights that are read block by block: all of them are read now."""
+        if self.paged is None:
+            return []
+        self.paged.pager.complete()
+        return weight_notes(self.paged.scan.nonfinite, self.paged.scan.zero, self.paged.matrices)
+
 
 @dataclass(frozen=True)
 class PagedWeights:
@@ -78,10 +85,6 @@ class PagedWeights:
         """Of all weights: what no pass has asked for is read now."""
         self.pager.complete()
         return combined(self.digests)
-
-    def notes(self) -> list[str]:
-        """What a user should know of the values, once all are read."""
-        return weight_notes(self.scan.nonfinite, self.scan.zero, self.matrices)
 
 
 def load(

@@ -30,7 +30,8 @@ def require_memory(files: CheckpointFiles, dtype: str) -> None:
     fail(
         files.path,
         f"needs {needed / _GIB:.2f} GiB for its weights as {dtype}, has {left / _GIB:.2f} GiB of memory: {stored}"
-        "duat check --weights-only takes next to none, and inspect, verify and matrix read weights block by block",
+        "duat check --weights-only takes next to none, and inspect, verify, matrix and check read weights block by "
+        "block",
     )
 
 

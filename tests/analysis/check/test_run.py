@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import adapters
+import bad_checkpoints
 import pytest
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from duat_cli.analysis.check.run import CheckRequest, check
 from duat_cli.analysis.inspect.run import InspectOptions
-from duat_cli.analysis.opening import ModelRequest, PromptRequest
+from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_found
 from duat_cli.checks.conclude import NO_FORWARD, plan
 from duat_cli.checks.policy import read_policy
 from duat_cli.checks.settings import settings_of
-from duat_cli.errors import NoSignalError, UnsupportedModelError
+from duat_cli.errors import InputError, NoSignalError, UnsupportedModelError
 from duat_cli.loading.checkpoint.source import demo_adapter_path
+from duat_cli.loading.model.load import LoadedModel
+from duat_cli.loading.prompts import Prompt
 from duat_cli.results.base import Run
 from duat_cli.results.check import CheckReport
 
@@ -21,12 +30,19 @@ RUN = Run(started="2026-01-01T00:00:00+00:00", seconds=0.0, peak_memory_bytes=No
 
 
 def checked(
-    model: Path | None, *select: str, policy: str = "default", weights_only: bool = False, adapter: str | None = None
+    model: Path | None,
+    *select: str,
+    policy: str = "default",
+    weights_only: bool = False,
+    adapter: str | None = None,
+    memory: int | None = None,
 ) -> tuple[CheckReport, list[str]]:
-    """The report, and the steps to it."""
+    """The report, and the steps to it. memory: bytes; weights that do not fit are read block by block."""
     found, steps = read_policy(policy), list[str]()
     request = CheckRequest(
-        ModelRequest(None if model is None else str(model), None, None, None, False, "float32", "cpu"),
+        ModelRequest(
+            None if model is None else str(model), None, None, None, False, "float32", "cpu", memory, in_parts=True
+        ),
         PromptRequest(["abc"], None, None),
         adapter,
     )
@@ -87,3 +103,57 @@ def test_a_run_that_says_nothing_passes_nothing(checkpoint: Path, monkeypatch: p
     monkeypatch.setattr("duat_cli.analysis.inspect.run.inspect", silent)
     with pytest.raises(NoSignalError):
         checked(checkpoint, "exactness.*", "integrity.files")
+
+
+@pytest.mark.parametrize("model_type", [None, "llama", "gpt2", "mixtral"])
+def test_weights_read_block_by_block_make_the_same_report(model_type: str | None, tmp_path: Path) -> None:
+    folder = None if model_type is None else saved(model_type, tmp_path)
+    whole, parts = (checked(folder, memory=memory)[0].model_dump(mode="json") for memory in (None, 1))
+    assert whole["certificate"] is not None
+    assert parts == whole
+
+
+@pytest.mark.parametrize(("value", "where"), [(math.nan, ""), (math.nan, "layers.1.mlp.down_proj"), (0.0, "")])
+def test_broken_weights_read_block_by_block_make_the_same_report(value: float, where: str, tmp_path: Path) -> None:
+    """Of NaN the run says nothing, wherever the first of them is read; of zeros it has no signal."""
+    folder = saved("llama", tmp_path, lambda name, tensor: tensor.fill_(value) if where in name else None)
+    reports = [checked(folder, "integrity.*", "exactness.*", memory=memory)[0] for memory in (None, 1)]
+    whole, parts = (report.model_dump(mode="json") for report in reports)
+    assert parts == whole
+    assert whole["verdict"] == "failed"
+    assert "exactness.certificate" in skipped(reports[0])
+
+
+def test_no_tensor_is_read_more_than_once_for_the_sketch_and_once_for_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, opened = saved("llama", tmp_path), list[LoadedModel]()
+
+    def keeping(*given: Any) -> tuple[LoadedModel, list[Prompt]]:
+        loaded, prompts = open_found(*given)
+        opened.append(loaded)
+        return loaded, prompts
+
+    monkeypatch.setattr("duat_cli.analysis.check.run.open_found", keeping)
+    checked(folder, memory=1)
+    [loaded] = opened
+    assert loaded.paged is not None
+    assert loaded.paged.pager.bytes_read == loaded.files.total_bytes
+
+
+def test_what_needs_all_weights_in_memory_is_refused_in_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text('extends = "default"\n[rules]\n"pruning.heads" = { level = "error" }\n')
+    with pytest.raises(InputError, match=r"pruning\.\*: .* give more --memory, or turn these rules off"):
+        checked(saved("llama", tmp_path), policy=str(file), memory=1)
+
+
+def saved(model_type: str, folder: Path, edit: Callable[[str, Tensor], Any] = lambda name, tensor: None) -> Path:
+    """A tiny random model with a tokenizer; `edit` changes stored tensors."""
+    adapters.base_of(model_type, folder)
+    weights = load_file(folder / "model.safetensors")
+    for name, tensor in weights.items():
+        edit(name, tensor)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    bad_checkpoints.tokenizer(folder)
+    return folder
