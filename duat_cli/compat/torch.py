@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -44,3 +45,15 @@ def functions_unwatched() -> AbstractContextManager[Any]:
     import torch
 
     return torch._C.DisableTorchFunction()
+
+
+def operations_through(run: Callable[[Any, Any, Any], Any]) -> AbstractContextManager[Any]:
+    """A context in which `run(operation, args, kwargs)` is called in place of each operation on tensors. Without it, no
+    untrained model can be drawn block by block."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return run(func, args, kwargs or {})
+
+    return Mode()

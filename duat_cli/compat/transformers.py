@@ -7,12 +7,14 @@ loading and its rehearsal fail with an error.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import inspect
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +92,22 @@ def eager_model(cls: type[Any], config: Any, dtype: dtype) -> Any:
     """A model with transformers' own initialisation. A class called with its config alone takes another attention and
     dtype. Without it, there are neither tiny models nor untrained ones to compare with."""
     return cls._from_config(config, attn_implementation="eager", dtype=dtype)
+
+
+@contextlib.contextmanager
+def initialisers_through(run: Callable[..., Any]) -> Iterator[None]:
+    """While active, `run(function, tensor, ...)` is called in place of each of torch.nn.init's functions that a model
+    is initialised with. Without it, no untrained model can be drawn block by block."""
+    from transformers import initialization
+
+    functions = initialization.TORCH_INIT_FUNCTIONS
+    own = dict(functions)
+    functions.update({name: functools.partial(run, function) for name, function in own.items()})
+    try:
+        with initialization.guard_torch_init_functions():  # torch's own modules ask the same table
+            yield
+    finally:
+        functions.update(own)
 
 
 def auto_models(task: str) -> Any:

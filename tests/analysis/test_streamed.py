@@ -12,7 +12,7 @@ from helpers import prompt_of
 from paging import differing, in_parts, pager_of, saved, whole
 
 from duat_cli.analysis import session
-from duat_cli.analysis.inspect.run import NO_ROOM, InspectOptions, inspect, verify
+from duat_cli.analysis.inspect.run import InspectOptions, inspect, verify
 from duat_cli.analysis.matrix.run import matrix
 from duat_cli.errors import DuatError, InputError, UnsupportedModelError
 from duat_cli.loading.model.load import LoadedModel
@@ -36,7 +36,7 @@ def prompts_of(loaded: LoadedModel) -> list[Prompt]:
 
 def reports(loaded: LoadedModel) -> list[dict[str, Any]]:
     prompts = prompts_of(loaded)
-    options = InspectOptions(cache=False, terms=True, spectrum=True, per_prompt=True)
+    options = InspectOptions(cache=False, terms=True, spectrum=True, per_prompt=True, null="all")
     found = [inspect(loaded, prompts, options, quiet), verify(loaded, prompts, quiet)]
     return [report.model_dump(mode="json", exclude={"run"}) for report in found]
 
@@ -89,13 +89,6 @@ def test_prompts_that_do_not_fit_side_by_side_go_in_waves(tmp_path: Path, monkey
     with in_parts(tmp_path) as loaded:
         assert differing(reports(loaded), expected) == []
         assert pager_of(loaded).bytes_read > 3.5 * loaded.files.total_bytes  # two reports of two prompts
-
-
-def test_the_other_null_has_no_room(tmp_path: Path) -> None:
-    saved("llama", tmp_path)
-    with in_parts(tmp_path) as loaded:
-        report = inspect(loaded, prompts_of(loaded), InspectOptions(cache=False, null="all"), quiet)
-    assert {block.null.reasons["reinitialised"] for block in report.blocks} == {NO_ROOM}
 
 
 def test_a_block_that_is_not_there_is_refused_before_and_behind_the_sweep(tmp_path: Path) -> None:

@@ -40,7 +40,6 @@ from duat_cli.models.value_path.factors import AttentionOperator
 from duat_cli.results.inspect import BlockCertificate, InspectReport, PromptBlock, UatTerm, VerifyReport
 
 NOT_ASKED = "computed with --null all"
-NO_ROOM = "a re-initialised model beside this one needs all its weights in memory, which are read block by block here"
 
 
 @dataclass(frozen=True)
@@ -74,10 +73,13 @@ def inspect(
     if matrices is not None:
         matrices.finish()
     session.save_cache()
-    if options.null == "all" and loaded.paged is None:
+    if options.null == "all":
         counts = [p.input_ids.shape[1] for p in prompts]
         blocks, cache = len(session.structure.calls), options.cache
-        known = untrained(loaded.model, blocks, counts, options.threshold, cache=cache, progress=progress)
+        in_parts = None if loaded.paged is None else loaded
+        known = untrained(
+            loaded.model, blocks, counts, options.threshold, cache=cache, progress=progress, in_parts=in_parts
+        )
         sweeps = [with_untrained(s, tokens, known) for s, tokens in zip(sweeps, counts, strict=True)]
     total = InspectTotal(layers, options.terms, options.per_prompt)
     for facts, sweep in zip(prompt_facts(prompts), sweeps, strict=True):
@@ -258,7 +260,6 @@ def _prompt_block(
             terms=terms,
             certificate_error=step.terms.error,
         )
-    no_other = NO_ROOM if options.null == "all" and session.loaded.paged is not None else NOT_ASKED
     geometry = session.geometry(run.index)
     numbers = measure(
         operator,
@@ -276,7 +277,7 @@ def _prompt_block(
         density=density(numbers, tokens, width, options),
         coupling=coupling(numbers.coupling, tokens),
         coupling_weighted=coupling(numbers.weighted, tokens),
-        null=nulls("computed for all blocks together", no_other),  # the first follows once all blocks are through
+        null=nulls("computed for all blocks together", NOT_ASKED),  # the first follows once all blocks are through
         terms=terms,
         certificate_error=step.terms.error,
     )

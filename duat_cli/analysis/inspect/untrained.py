@@ -1,10 +1,12 @@
 """The other null of a block's W': the statistics of the same architecture, re-initialised.
 
-One pass for each distinct count of tokens in the report, kept on disk.
+One pass for each distinct count of tokens in the report, kept on disk. Where the trained model's weights are read
+block by block, those of the other one are drawn block by block, with the same values.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -12,20 +14,26 @@ import pydantic
 import torch
 import transformers
 
-from duat_cli.analysis.decomposition import Decomposition
+from duat_cli.analysis.decomposition import Decomposition, Step
 from duat_cli.analysis.geometry import Geometry, geometry
 from duat_cli.analysis.inspect.assemble import null_stats, nulls
 from duat_cli.analysis.inspect.operator import measure
 from duat_cli.analysis.inspect.total import PromptSweep
 from duat_cli.analysis.progress import Progress
+from duat_cli.analysis.session import Listener, Session
 from duat_cli.cache.documents import DocumentCache
 from duat_cli.cache.tensors import TensorCache, identity
 from duat_cli.errors import DuatError, UnsupportedModelError
+from duat_cli.loading.model.load import LoadedModel, PagedWeights
 from duat_cli.loading.model.memory import available_memory
+from duat_cli.loading.model.weights_check import Scan
+from duat_cli.loading.paged.drawn import untrained_model
+from duat_cli.loading.prompts import Prompt
 from duat_cli.loading.quiet import foreign_errors, hushed
 from duat_cli.models.arrays import tolerance_for
+from duat_cli.models.discovery.proof import ProvedBlock
 from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
-from duat_cli.models.edits.reinitialised import bytes_of, random_ids, reinitialised
+from duat_cli.models.edits.reinitialised import bytes_of, random_ids, reinitialised, seeded
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.results.operator import NullStats
 
@@ -64,11 +72,13 @@ def untrained(
     *,
     cache: bool,
     progress: Progress,
+    in_parts: LoadedModel | None = None,
 ) -> Untrained:
-    """model: the trained one; blocks: how many it has; counts: of tokens in the report; threshold: of the density."""
-    source = NullSource(model, blocks, threshold, cache=cache)
-    found: dict[int, list[BlockNull]] = {}
+    """model: the trained one; blocks: how many it has; counts: of tokens in the report; threshold: of the density.
+    in_parts: the same model, where its weights are read block by block."""
     chosen = sorted(set(counts))
+    source = NullSource(model, blocks, threshold, cache=cache, in_parts=in_parts, expected=chosen)
+    found: dict[int, list[BlockNull]] = {}
     try:
         for done, count in enumerate(chosen):
             progress(done, len(chosen), f"null: the re-initialised architecture on {count} tokens")
@@ -97,22 +107,46 @@ class NullSource:
     """The statistics by count of tokens, one count at a time: read from the disk, else from the re-initialised model,
     which is built for the first that is not there."""
 
-    def __init__(self, model: transformers.PreTrainedModel, blocks: int, threshold: float, *, cache: bool) -> None:
+    def __init__(
+        self,
+        model: transformers.PreTrainedModel,
+        blocks: int,
+        threshold: float,
+        *,
+        cache: bool,
+        in_parts: LoadedModel | None = None,
+        expected: Sequence[int] = (),
+    ) -> None:
+        """in_parts: the same model, where its weights are read block by block; the counts that are expected then go
+        through a block together."""
         named = type(model).__module__.startswith("transformers.")  # no version names code that comes with a checkpoint
         self._store = DocumentCache("null", enabled=cache and named)
-        self._same = {**identity(model), "format": FORMAT, "threshold": threshold}
+        device = model.device if in_parts is None else torch.device(in_parts.device)
+        self._same = {**identity(model), "device": device.type, "format": FORMAT, "threshold": threshold}
         self._model, self._blocks, self._threshold = model, blocks, threshold
-        self._runs: _Runs | None = None
+        self._in_parts, self._expected = in_parts, expected
+        self._runs: _Runs | _RunsInParts | None = None
 
     def numbers(self, tokens: int) -> list[BlockNull]:
         """By block; DuatError where the architecture cannot be built again or run."""
-        key = {**self._same, "tokens": tokens}
-        found = _read(self._store.get(key), self._blocks)
+        found = self._kept(tokens)
         if found is None:
-            self._runs = self._runs or _Runs(self._model, self._blocks, self._threshold)
+            self._runs = self._runs or self._built(tokens)
             found = self._runs.numbers(tokens)
-            self._store.put(key, [block.model_dump(mode="json") for block in found])
+            self._store.put(self._key(tokens), [block.model_dump(mode="json") for block in found])
         return found
+
+    def _kept(self, tokens: int) -> list[BlockNull] | None:
+        return _read(self._store.get(self._key(tokens)), self._blocks)
+
+    def _key(self, tokens: int) -> dict[str, object]:
+        return {**self._same, "tokens": tokens}
+
+    def _built(self, tokens: int) -> _Runs | _RunsInParts:
+        if self._in_parts is None:
+            return _Runs(self._model, self._blocks, self._threshold)
+        missing = [count for count in sorted({*self._expected, tokens}) if self._kept(count) is None]
+        return _RunsInParts(self._in_parts, self._blocks, self._threshold, missing)
 
 
 def _read(document: object, blocks: int) -> list[BlockNull] | None:
@@ -153,21 +187,72 @@ class _Runs:
         return found
 
     def _block(self, run: BlockRun, decomposition: Decomposition) -> BlockNull:
-        step = decomposition.advance(run)
-        if not step.terms.error <= tolerance_for(run.output.dtype):
-            raise UnsupportedModelError(f"its form is not exact (relative error {step.terms.error:.1e})")
         block = self._structure.block(run.index)
-        try:
-            operator = step.operator(run, block)
-        except UnsupportedModelError as fault:
-            return BlockNull(stats=None, reason=f"re-initialised: {fault}")
-        assert block.factors is not None
+        return _block_null(run, decomposition.advance(run), block, lambda: self._geometry(block), self._threshold)
+
+    def _geometry(self, block: ProvedBlock) -> Geometry:
         name = block.parts.name
         if name not in self._geometries:
+            assert block.factors is not None
             self._geometries[name] = geometry(block.factors, name, TensorCache("", enabled=False))
-        known = self._geometries[name]
-        numbers = measure(operator, known, threshold=self._threshold, spectrum=False, matrix=False)
-        return BlockNull(stats=null_stats(numbers, run.input.shape[1]))
+        return self._geometries[name]
+
+
+class _RunsInParts:
+    """The same of a model whose weights are drawn block by block: one sweep for all counts that are expected."""
+
+    def __init__(self, trained: LoadedModel, blocks: int, threshold: float, counts: Sequence[int]) -> None:
+        assert trained.paged is not None
+        trained.paged.pager.release()
+        cls, config = type(trained.model), copy.deepcopy(trained.model.config)
+        built = f"{cls.__name__} cannot be built from its config"
+        with hushed(), foreign_errors(built, UnsupportedModelError), seeded():
+            model, pager = untrained_model(cls, config, trained.model.dtype, trained.device)
+        loaded = replace(trained, model=model, paged=PagedWeights(pager, Scan(), {}, 0), nonfinite_weights={})
+        self._session, self._threshold = Session(loaded, _unseen, cache=False), threshold
+        self._found: dict[int, list[BlockNull]] = {}
+        self._run(counts)
+        if (ran := len(self._session.structure.calls)) != blocks:
+            raise UnsupportedModelError(f"it has {ran} blocks, the trained model {blocks}")
+
+    def numbers(self, tokens: int) -> list[BlockNull]:
+        """By block, on that many random tokens."""
+        if tokens not in self._found:
+            self._run([tokens])
+        return self._found[tokens]
+
+    def _run(self, counts: Sequence[int]) -> None:
+        model = self._session.loaded.model
+        prompts = [Prompt("", "", random_ids(model.config, count), number) for number, count in enumerate(counts)]
+        with foreign_errors(f"{type(model).__name__} cannot be run as its config builds it", UnsupportedModelError):
+            self._session.sweep_all(prompts, lambda number: self._listener(counts[number]))
+
+    def _listener(self, tokens: int) -> Listener:
+        found = self._found[tokens] = []
+        decomposition, session = Decomposition(), self._session
+
+        def listen(run: BlockRun) -> None:
+            block, step = session.structure.block(run.index), decomposition.advance(run)
+            found.append(_block_null(run, step, block, lambda: session.geometry(run.index), self._threshold))
+
+        return listen
+
+
+def _unseen(done: int, total: int, doing: str) -> None:
+    """The progress of a session inside a step."""
+
+
+def _block_null(
+    run: BlockRun, step: Step, block: ProvedBlock, known: Callable[[], Geometry], threshold: float
+) -> BlockNull:
+    if not step.terms.error <= tolerance_for(run.output.dtype):
+        raise UnsupportedModelError(f"its form is not exact (relative error {step.terms.error:.1e})")
+    try:
+        operator = step.operator(run, block)
+    except UnsupportedModelError as fault:
+        return BlockNull(stats=None, reason=f"re-initialised: {fault}")
+    numbers = measure(operator, known(), threshold=threshold, spectrum=False, matrix=False)
+    return BlockNull(stats=null_stats(numbers, run.input.shape[1]))
 
 
 def _require_memory(model: transformers.PreTrainedModel) -> None:

@@ -57,7 +57,7 @@ class Manifest(Stored):
     @property
     def has_nulls(self) -> bool:
         """Whether there is a re-initialised model beside this one."""
-        return self.settings.null == "all" and not self.in_parts
+        return self.settings.null == "all"
 
     def same(self) -> dict[str, object]:
         """What has to agree before results are put together, by its name."""

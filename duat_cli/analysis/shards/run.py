@@ -153,7 +153,15 @@ def _fill_nulls(
     folder: Folder, session: Session, options: InspectOptions, counts: set[int], ranks: Ranks, progress: Progress
 ) -> None:
     """Those that are not there. Every rank has another order, so that they seldom compute the same one."""
-    source = NullSource(session.loaded.model, len(session.structure.calls), options.threshold, cache=options.cache)
+    loaded = session.loaded
+    source = NullSource(
+        loaded.model,
+        len(session.structure.calls),
+        options.threshold,
+        cache=options.cache,
+        in_parts=None if loaded.paged is None else loaded,
+        expected=[tokens for tokens in counts if folder.null(tokens) is None] if ranks.world == 1 else (),
+    )
     for done, tokens in enumerate(random.Random(ranks.rank).sample(sorted(counts), len(counts))):
         if folder.null(tokens) is not None:
             continue

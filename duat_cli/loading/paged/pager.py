@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +14,21 @@ from duat_cli.compat.transformers import load_part
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.paged.doors import guard
 from duat_cli.loading.paged.layout import Page, tied
-from duat_cli.loading.paged.reader import Reader
 from duat_cli.loading.wording import listed
 
 Place = tuple[nn.Module, str]  # a module and the name of its parameter or buffer
 See = Callable[[str, Tensor], None]  # parameter or buffer, its value
+Load = Callable[[Any, Mapping[str, Tensor], torch.dtype, str], None]  # puts tensors where they belong in a model
+
+
+class Source(Protocol):
+    """Where tensors come from."""
+
+    bytes_read: int
+
+    def tensors(self, names: Sequence[str]) -> dict[str, Tensor]: ...
+
+    def rows(self, name: str, rows: Sequence[int]) -> Tensor: ...
 
 
 class Pager:
@@ -32,15 +42,17 @@ class Pager:
         self,
         model: Any,
         pages: Sequence[Page],
-        reader: Reader,
+        reader: Source,
         *,
         dtype: torch.dtype,
         device: str,
         see: See,
         zero: Sequence[str] = (),
+        load: Load = load_part,
     ) -> None:
-        """zero: parameters of which the files hold nothing."""
+        """zero: parameters of which the files hold nothing. load: what puts a page's tensors into the model."""
         self._model, self._reader, self._dtype, self._device, self._see = model, reader, dtype, device, see
+        self._load = load
         self.at_door: Callable[[Page], None] = self.hold
         self.held: Page | None = None
         self.pages = tuple(pages)
@@ -122,7 +134,7 @@ class Pager:
         empty = [place for place, _ in stood if _get(place).is_meta]
         tensors = self._fetched(page)
         try:
-            load_part(self._model, tensors, self._dtype, self._device)
+            self._load(self._model, tensors, self._dtype, self._device)
         except ValueError as error:
             raise CheckpointError(f"{page.name or 'the model'} cannot be read apart from the rest: {error}") from error
         del tensors

@@ -29,10 +29,13 @@ from duat_cli.analysis.inspect import untrained as untrained_module
 from duat_cli.analysis.inspect.run import InspectOptions, inspect
 from duat_cli.analysis.inspect.untrained import Untrained, untrained
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.loading.model.load import LoadedModel, load
+from duat_cli.loading.checkpoint.preflight import inspect_folder
+from duat_cli.loading.checkpoint.source import Source
+from duat_cli.loading.model.load import LoadedModel, load, load_files
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.edits.reinitialised import SEED, random_ids, reinitialised, seeded
 from duat_cli.results.operator import NullStats
+from duat_cli.zoo import tiny
 
 THRESHOLD = 0.3
 Encoded = Callable[..., list[Prompt]]
@@ -169,6 +172,29 @@ def test_a_report_holds_the_means_over_its_prompts(loaded: LoadedModel, prompts:
         contexts = [row.coupling.effective_context or 0 for row in rows]
         assert null.coupling.effective_context == pytest.approx(sum(contexts) / 3, rel=1e-12)
         assert block.null.reasons == {}
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "mixtral"])
+def test_drawn_block_by_block_it_has_the_same_numbers(model_type: str, tmp_path: Path) -> None:
+    tiny.tiny_model(model_type).save_pretrained(tmp_path)
+    place, files = Source(tmp_path, "tiny", None), inspect_folder(tmp_path)
+    reports = []
+    for paged in (False, True):
+        model = load_files(place, files, paged=paged)
+        inputs = [Prompt("", "", random_ids(model.model.config, count), count) for count in (7, 5, 7)]
+        reports.append(inspect(model, inputs, InspectOptions(null="all", cache=False), quiet))
+    whole, parts = (report.model_dump(mode="json", exclude={"run"}) for report in reports)
+    assert whole["blocks"][0]["null"]["reinitialised"] is not None
+    assert parts == whole
+
+
+def test_drawn_block_by_block_it_is_the_same_document(loaded: LoadedModel, prompts: Encoded, cache: Path) -> None:
+    place = Source(loaded.files.path, loaded.name, None)
+    parts = load_files(place, loaded.files, paged=True)
+    for model in (loaded, parts):
+        report = inspect(model, prompts(loaded, "def f(x):"), InspectOptions(null="all"), quiet)
+        assert report.blocks[0].null.reinitialised is not None
+        assert len(list(cache.glob("null*"))) == 1
 
 
 def test_unasked_it_is_null_with_its_reason_and_costs_nothing(

@@ -87,7 +87,7 @@ def test_weights_that_are_no_numbers_are_counted_as_they_pass(tmp_path: Path) ->
         pager_of(loaded).complete()
         assert loaded.nonfinite_weights == {"model.layers.1.mlp.up_proj.weight": 3}
         assert loaded.paged is not None
-        assert [note.partition(":")[0] for note in loaded.paged.notes()] == [
+        assert [note.partition(":")[0] for note in loaded.value_notes()] == [
             "3 non-finite weights (NaN or Inf) in 1 tensor",
             f"1 of {loaded.paged.matrices} weight matrices are all zero",
         ]
