@@ -46,6 +46,8 @@ class ModelRequest:
     """Bytes that the process may take; None is what the system leaves."""
     in_parts: bool = False
     """Whether weights that do not fit may be read block by block."""
+    beside: int = 0
+    """Bytes of weights that are in memory at the same time."""
 
     def find(self, progress: Progress) -> Found:
         """Where it is and what its headers say: what is wrong there is said before torch is imported."""
@@ -81,7 +83,7 @@ class ModelRequest:
             dtype=self.dtype,
             device=self.device,
             trust_remote_code=self.trust_remote_code,
-            paged=self.in_parts and not fits(found.files, self.dtype, self.memory),
+            paged=self.in_parts and not fits(found.files, self.dtype, self.memory, self.beside),
         )
 
 

@@ -30,6 +30,7 @@ from duat_cli.models.discovery.structure import ModelStructure, discover, run_st
 from duat_cli.models.instrument.attention import ForeignAttentionError
 from duat_cli.models.instrument.plain import InstrumentedPass, PlainPass, deviation
 from duat_cli.models.instrument.rig import BlockRun, Rig
+from duat_cli.models.sweep.forwards import forwards
 from duat_cli.models.sweep.lockstep import Pass, Weights, one_by_one, side_by_side
 from duat_cli.models.value_path.factors import AttentionOperator, checked
 from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts, Run, Skipped
@@ -79,6 +80,7 @@ class Session:
         self._dtype = loaded.model.dtype
         self._structure: ModelStructure | None = None
         self._growing: Growing | None = None
+        self._known = Known()
         self._checks = False  # whether the prompt under way is one that the model's own output is compared on
         self.plain_error = 0.0  # the largest so far
         self._geometries: dict[int, Geometry] = {}
@@ -169,9 +171,8 @@ class Session:
         ended: Callable[[int], None],
     ) -> None:
         """Some prompts, by their number, side by side: one read of the weights."""
-        known = Known()
         while True:
-            found = Growing(self.loaded.model, device=self.loaded.device, known=known)
+            found = Growing(self.loaded.model, device=self.loaded.device, known=self._known)
             self._growing, sweeps = found, list[_Sweep]()
 
             def others(found: Growing = found, sweeps: list[_Sweep] = sweeps) -> list[Pass] | None:
@@ -195,13 +196,13 @@ class Session:
                 structure = found.structure()
                 break
             except (ForeignAttentionError, PathError, OpenedError) as fault:
-                known.learn(fault)
+                self._known.learn(fault)
             except UnsupportedModelError as fault:
                 raise self._blamed(fault) from fault
             except (RuntimeError, NotImplementedError) as fault:
                 if is_out_of_memory(fault):
                     raise
-                self._refused_by_the_rest(weights, known)
+                self._refused_by_the_rest(weights)
                 if "meta" not in str(fault):
                     raise
                 first = (str(fault).splitlines() or [""])[0]
@@ -216,9 +217,9 @@ class Session:
         self.plain_error = max(self.plain_error, *(sweep.plain_error() for sweep in sweeps))
         self._structure = replace(structure, plain_error=sweeps[0].plain_error())
 
-    def _refused_by_the_rest(self, weights: Weights, known: Known) -> None:
+    def _refused_by_the_rest(self, weights: Weights) -> None:
         """Whether blocks behind those that a failed attempt reached tell why it had to fail: UnsupportedModelError."""
-        alone = Growing(self.loaded.model, device=self.loaded.device, known=known)
+        alone = Growing(self.loaded.model, device=self.loaded.device, known=self._known)
         with contextlib.suppress(RuntimeError):  # it may fail as the others did
             with alone.attached():
                 side_by_side(weights, alone, lambda: None, lambda _page: None)
@@ -250,6 +251,10 @@ class Session:
 
         seen = InstrumentedPass(rig, forward, _ignore if listener is _ignore else listen)
         return _Sweep(seen, PlainPass(blocks, forward) if checks else None)
+
+    def forwards(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        """What plain passes of the model give, all at once where its weights are read block by block."""
+        return forwards(None if self.loaded.paged is None else self.loaded.paged.pager, calls)
 
     def operator(self, run: BlockRun, step: Step) -> AttentionOperator:
         """W' of this block and input; UnsupportedModelError says why there is none.

@@ -8,6 +8,7 @@ run of the tuned model. Eq. 18 says nothing of attention: dW_q and dW_k act thro
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -64,7 +65,7 @@ def check_eq18(
 ) -> Eq18:
     """Every FFN layer whose weights differ, or for which a change is stated. changed: the report's parameters."""
     model, tolerance = base.loaded.model, tolerance_for(base.loaded.model.dtype)
-    sides, reasons = _ffn_linears(model, base.structure)
+    sides, reasons = _ffn_linears(base)
     places = own_names(model, list(changed))
     inputs = _inputs(tuned, list(sides), prompts)
     tested = _tested(base, tuned, inputs, places, stated, reasons)
@@ -119,14 +120,16 @@ def _tested(
 # -- where -----------------------------------------------------------------------------------------------------
 
 
-def _ffn_linears(model: nn.Module, structure: ModelStructure) -> tuple[dict[str, Side], dict[str, str]]:
+def _ffn_linears(session: Session) -> tuple[dict[str, Side], dict[str, str]]:
     """(linear layer -> its side of the nonlinearity, unit -> why its layers are not known), by names in the model."""
-    names = {module: name for name, module in model.named_modules()}
+    names = {module: name for name, module in session.loaded.model.named_modules()}
+    structure = session.structure
     ids = probe_ids(structure.stack, DISCOVERY_TOKENS)
     written = trace(structure.stack, lambda: run_stack(structure.stack, ids))
     sides: dict[str, Side] = {}
     reasons: dict[str, str] = {}
     for block in structure.blocks:
+        session.loaded.bring(block.parts.module)
         for unit in block.parts.units:
             form = _form(unit, written, block.parts)
             if isinstance(form, str):
@@ -180,9 +183,11 @@ def _inputs(tuned: Session, names: list[str], prompts: Sequence[Prompt]) -> _Inp
         for name in (n for n, layer in layers.items() if layer is module):
             seen.setdefault(name, []).append((x[at].cpu(), y[at].cpu()))
 
-    with torch.no_grad(), hooked(set(layers.values()), after=watch):
-        for prompt in prompts:
-            run_stack(tuned.structure.stack, prompt.input_ids.to(model.device))
+    def run(prompt: Prompt) -> Any:
+        return run_stack(tuned.structure.stack, prompt.input_ids.to(tuned.loaded.device))
+
+    with hooked(set(layers.values()), after=watch):
+        tuned.forwards([functools.partial(run, prompt) for prompt in prompts])
     return {name: (torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])) for name, pairs in seen.items()}
 
 
@@ -203,6 +208,8 @@ def _compared(
     """One layer; None where nothing changes. UnsupportedModelError says why it cannot be tested."""
     old, new = base.loaded.model.get_submodule(name), _tuned_module(tuned.loaded.model, name)
     assert new is not None  # it was run
+    base.loaded.bring(old)
+    tuned.loaded.bring(new)
     parameters = {leaf: parameter for parameter, (module, leaf) in places.items() if module == name}
     leaves = [
         leaf for leaf in ("weight", "bias") if any(getattr(layer, leaf, None) is not None for layer in (old, new))

@@ -1,28 +1,32 @@
 """`duat lora-diff` with prompts: what a change of weights does to each block, exactly, prompt by prompt.
 
 Base and tuned model run the same prompt, both with a certificate. Of the base's run everything that the comparison
-needs is kept for the length of one prompt: Ĥ of every block, the FFN's term, the dynamic bias, the output.
+needs is kept for the length of one prompt: Ĥ of every block, the FFN's term, the dynamic bias, the output. Where the
+weights of both are read block by block, both go through each block in turn, with all prompts.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
 from duat_cli.analysis.aggregate import mean_over
 from duat_cli.analysis.decomposition import Decomposition, Step
 from duat_cli.analysis.progress import Progress
-from duat_cli.analysis.session import Session
+from duat_cli.analysis.session import Listener, Session
 from duat_cli.errors import InputError, UnsupportedModelError
-from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import wide
 from duat_cli.models.discovery.causality import why_no_next_token
 from duat_cli.models.edits.tuned import logits_of
 from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.sweep.in_step import Weights, in_step
 from duat_cli.models.terms.branches import Branches, ffn_terms, find_branches
 from duat_cli.models.terms.sites import find_sites
 from duat_cli.operators.kronecker import HeadFactors, gram
@@ -31,6 +35,7 @@ from duat_cli.results.lora import BlockChange, OperatorChange, PromptChange, Ter
 from duat_cli.statistics.divergence import kl
 
 KEPT_BYTES = 4 << 30  # of one prompt's base run
+LOGITS_BYTES = 256 << 20  # of prompts that run side by side
 MOVED_TOKENS = 5
 _SPLIT = ("routing", "weights", "interaction")
 SCALE_OPEN = (
@@ -59,13 +64,13 @@ class Kept:
     error: float  # of the certificate
 
 
-@dataclass(frozen=True)
-class _Pair:
-    """Both models, and why a next-token distribution cannot be compared."""
+@dataclass
+class _Compared:
+    """One prompt through both models."""
 
-    base: LoadedModel
-    tuned: LoadedModel
-    why_no_next_token: str | None
+    blocks: list[BlockChange] = field(default_factory=list)
+    base_error: float = 0.0  # of the certificate
+    output: float = 0.0  # how far the last block's output moved, relative
 
 
 @dataclass
@@ -85,30 +90,92 @@ def compare_on_prompts(
     if len(base.structure.calls) != len(tuned.structure.calls):
         raise UnsupportedModelError("base and tuned model have another number of blocks")
     reasons = (why_no_next_token(one.loaded.model, one.structure) for one in (base, tuned))
-    pair = _Pair(base.loaded, tuned.loaded, next((why for why in reasons if why is not None), None))
-    branches = [find_branches(s.structure, find_sites(s.structure)) for s in (base, tuned)]
-    grams: dict[int, Tensor] = {}
-    rows: list[list[BlockChange]] = []
+    why_not = next((why for why in reasons if why is not None), None)
+    pair = _Pair(
+        base, tuned, *(find_branches(s.structure, find_sites(s.structure, s.loaded.bring)) for s in (base, tuned))
+    )
+    if base.loaded.paged is None or tuned.loaded.paged is None:
+        rows = pair.one_by_one(prompts, progress)
+    else:
+        rows = pair.in_step(prompts, progress, base.loaded.paged.pager, tuned.loaded.paged.pager)
     found = Findings()
-    for number, prompt in enumerate(prompts):
-        _check_room(base, prompt)
-        progress(2 * number, 2 * len(prompts), f"base model, prompt {number + 1} of {len(prompts)}")
-        before = _sweep(base, branches[0], prompt)
-        progress(2 * number + 1, 2 * len(prompts), f"tuned model, prompt {number + 1} of {len(prompts)}")
-        changes: list[BlockChange] = []
-
-        def compare(run: BlockRun, kept: Kept, before: list[Kept] = before, into: list[BlockChange] = changes) -> None:
-            into.append(_block(base, run.index, before[run.index], kept, grams))
-
-        last = _sweep(tuned, branches[1], prompt, compare)[-1]
-        rows.append(changes)
-        found.prompts.append(_prompt(pair, number, prompt, before[-1].output, last.output, decode))
-        found.base_error = max(found.base_error, *(kept.error for kept in before))
-    found.blocks = [_mean([blocks[k] for blocks in rows]) for k in range(len(rows[0]))]
+    for number, (prompt, row, logits) in enumerate(zip(prompts, rows, _logits(pair, prompts, why_not), strict=True)):
+        found.prompts.append(_prompt(number, prompt, row.output, logits, decode))
+    found.base_error = max(row.base_error for row in rows)
+    found.blocks = [_mean([row.blocks[k] for row in rows]) for k in range(len(rows[0].blocks))]
     found.tuned_error = max(block.tuned_certificate for block in found.blocks)
     key = _moved_most if all(p.kl is not None for p in found.prompts) else (lambda p: -p.output)
     found.prompts.sort(key=key)
     return found
+
+
+class _Pair:
+    """Both models, and what is known of a pair of blocks."""
+
+    def __init__(self, base: Session, tuned: Session, before: Branches, after: Branches) -> None:
+        self.base, self.tuned = base, tuned
+        self._before, self._after = before, after
+        self._grams: dict[int, Tensor] = {}
+
+    def one_by_one(self, prompts: Sequence[Prompt], progress: Progress) -> list[_Compared]:
+        """Each prompt through the base, then through the tuned model."""
+        found = []
+        for number, prompt in enumerate(prompts):
+            _check_room(self.base, prompt)
+            kept: dict[int, Kept] = {}
+            row = _Compared()
+            progress(2 * number, 2 * len(prompts), f"base model, prompt {number + 1} of {len(prompts)}")
+            self.base.sweep(prompt, self._keeping(kept, row))
+            progress(2 * number + 1, 2 * len(prompts), f"tuned model, prompt {number + 1} of {len(prompts)}")
+            self.tuned.sweep(prompt, self._comparing(kept, row))
+            found.append(row)
+        return found
+
+    def in_step(
+        self, prompts: Sequence[Prompt], progress: Progress, before: Weights, after: Weights
+    ) -> list[_Compared]:
+        """All prompts through a block of the base, then of the tuned model, then through the next. Of the base's run,
+        one block is kept."""
+        kept: list[dict[int, Kept]] = [{} for _ in prompts]
+        rows = [_Compared() for _ in prompts]
+        done, total = itertools.count(1), len(prompts) * len(self.base.structure.calls)
+
+        def comparing(number: int) -> Listener:
+            compare = self._comparing(kept[number], rows[number])
+
+            def listen(run: BlockRun) -> None:
+                compare(run)
+                progress(next(done), total, f"both models, prompt {number + 1} of {len(prompts)}")
+
+            return listen
+
+        in_step(
+            before,
+            lambda: self.base.sweep_all(prompts, lambda number: self._keeping(kept[number], rows[number])),
+            after,
+            lambda: self.tuned.sweep_all(prompts, comparing),
+        )
+        return rows
+
+    def _keeping(self, kept: dict[int, Kept], row: _Compared) -> Listener:
+        decomposition = Decomposition()
+
+        def listen(run: BlockRun) -> None:
+            block = kept[run.index] = _keep(self.base, self._before, run, decomposition.advance(run))
+            row.base_error = max(row.base_error, block.error)
+
+        return listen
+
+    def _comparing(self, kept: dict[int, Kept], row: _Compared) -> Listener:
+        decomposition = Decomposition()
+
+        def listen(run: BlockRun) -> None:
+            before, after = kept.pop(run.index), _keep(self.tuned, self._after, run, decomposition.advance(run))
+            row.blocks.append(_block(self.base, run.index, before, after, self._grams))
+            size = float(wide(before.output).norm())
+            row.output = float((wide(after.output) - wide(before.output)).norm()) / size if size else 0.0
+
+        return listen
 
 
 def _moved_most(prompt: PromptChange) -> float:
@@ -126,26 +193,6 @@ def _check_room(base: Session, prompt: Prompt) -> None:
             f"a prompt of {tokens} tokens: its attention matrices take {size >> 20} MiB in {len(base.structure.calls)} "
             f"blocks, more than {KEPT_BYTES >> 20}; use --max-tokens {most}"
         )
-
-
-def _sweep(
-    session: Session, branches: Branches, prompt: Prompt, listener: Callable[[BlockRun, Kept], None] | None = None
-) -> list[Kept]:
-    """All blocks in order; with a listener only the last is kept."""
-    decomposition = Decomposition()
-    kept: list[Kept] = []
-
-    def listen(run: BlockRun) -> None:
-        step = decomposition.advance(run)
-        block = _keep(session, branches, run, step)
-        if listener is None:
-            kept.append(block)
-        else:
-            listener(run, block)
-            kept[:] = [block]
-
-    session.sweep(prompt, listen)
-    return kept
 
 
 def _keep(session: Session, branches: Branches, run: BlockRun, step: Step) -> Kept:
@@ -245,15 +292,40 @@ def _mean(rows: list[BlockChange]) -> BlockChange:
 # -- one prompt ----------------------------------------------------------------------------------------------
 
 
-def _prompt(models: _Pair, number: int, prompt: Prompt, before: Tensor, after: Tensor, decode: Decode) -> PromptChange:
-    size = float(wide(before).norm())
-    output = float((wide(after) - wide(before)).norm()) / size if size else 0.0
+def _logits(pair: _Pair, prompts: Sequence[Prompt], why_not: str | None) -> Iterator[tuple[Tensor, Tensor] | str]:
+    """Of every prompt the logits of both models, or why they are not those of the next token."""
+    if why_not is not None:
+        yield from (why_not for _ in prompts)
+        return
+    models = [session.loaded.model for session in (pair.base, pair.tuned)]
+    for some in _together(prompts, models) if pair.base.loaded.paged else ([one] for one in prompts):
+        both = [
+            session.forwards([functools.partial(logits_of, model, one.input_ids) for one in some])
+            for session, model in zip((pair.base, pair.tuned), models, strict=True)
+        ]
+        yield from zip(*both, strict=True)
+
+
+def _together(prompts: Sequence[Prompt], models: Sequence[Any]) -> Iterator[list[Prompt]]:
+    """Prompts by as many as have room for their logits."""
+    width = sum(model.get_output_embeddings().weight.shape[0] * model.dtype.itemsize for model in models)
+    some: list[Prompt] = []
+    for prompt in prompts:
+        if some and width * sum(one.input_ids.shape[1] for one in (*some, prompt)) > LOGITS_BYTES:
+            yield some
+            some = []
+        some.append(prompt)
+    yield some
+
+
+def _prompt(
+    number: int, prompt: Prompt, output: float, logits: tuple[Tensor, Tensor] | str, decode: Decode
+) -> PromptChange:
     names = ("kl", "loss_base", "loss_tuned")
-    if models.why_no_next_token is not None:
-        why = models.why_no_next_token
+    if isinstance(logits, str):
         return PromptChange(prompt=number, output=output, kl=None, loss_base=None, loss_tuned=None, moved_tokens=[],
-                            reasons=dict.fromkeys(names, why))  # fmt: skip
-    p, q = (logits_of(loaded.model, prompt.input_ids) for loaded in (models.base, models.tuned))
+                            reasons=dict.fromkeys(names, logits))  # fmt: skip
+    p, q = logits
     ids = prompt.input_ids[0]
     each, why_no_kl = _divergence(p, q)
     losses = [_loss(logits, ids) for logits in (p, q)]

@@ -24,9 +24,9 @@ from duat_cli.loading.adapter.keys import read_keys
 from duat_cli.loading.adapter.parameter import ParameterPlan
 from duat_cli.loading.adapter.plan import plans
 from duat_cli.loading.checkpoint.source import Source
-from duat_cli.loading.model.load import LoadedModel
+from duat_cli.loading.model.load import LoadedModel, load_files
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.edits.tuned import Value, own_names, tuned_copy
+from duat_cli.models.edits.tuned import TunedPages, Value, own_names, tuned_copy
 from duat_cli.operators.lowrank import Piece, is_zero
 from duat_cli.results.base import Run
 from duat_cli.results.lora import LoraReport, LoraSummary
@@ -67,7 +67,7 @@ def adapter_on_prompts(
         progress(0, 1, "applying the adapter")
         tied = frozenset(p.parameter for p in known if p.kind == "trainable tokens")
         changes = _changes(known, read, base, report)
-        tuned = tuned_copy(asked.loaded.model, changes, tied=tied)
+        tuned = _tuned(asked.loaded, changes, tied)
         by_name, by_parameter = {p.parameter: p for p in known}, _by_parameter(known)
 
         def pieces(name: str) -> Change:
@@ -76,7 +76,17 @@ def adapter_on_prompts(
         def stated(name: str) -> Piece | None:
             return _piece([change_of(plan, read, base) for plan in by_parameter.get(name, [])])
 
-        return _extended(report, asked, replace(asked.loaded, model=tuned), stated, pieces, progress, run)
+        return _extended(report, asked, tuned, stated, pieces, progress, run)
+
+
+def _tuned(base: LoadedModel, changes: Mapping[str, Value], tied: frozenset[str]) -> LoadedModel:
+    """The base with the changes, its weights read block by block where the base's are."""
+    if base.paged is None:
+        return replace(base, model=tuned_copy(base.model, changes, tied=tied))
+    place = Source(base.files.path, base.name, base.revision)
+    edit = TunedPages(changes, tied)
+    other = load_files(place, base.files, dtype=base.dtype, device=base.device, paged=True, edit=edit)
+    return replace(base, model=other.model, paged=other.paged)
 
 
 def checkpoint_on_prompts(
@@ -155,10 +165,15 @@ def _extended(
     modules = report.modules
     if pieces is not None:
         moved = _changed_modules(asked.loaded.model, changed)
-        modules = [_with_sup(m, name, norms, pieces, moved) for m, name in zip(report.modules, changed, strict=True)]
+        modules = []
+        for module, name in zip(report.modules, changed, strict=True):
+            if name in norms:
+                asked.loaded.bring(norms[name][0])
+            modules.append(_with_sup(module, name, norms, pieces, moved))
     progress(0, 1, "testing Eq. 18")
     eq18 = check_eq18(base, other, asked.prompts, changed, stated)
-    notes = [w for w in (*asked.loaded.warnings, *tuned.warnings) if w not in report.warnings]
+    said = [note for one in (asked.loaded, tuned) for note in (*one.warnings, *one.value_notes())]
+    notes = [note for note in said if note not in report.warnings]
     return report.model_copy(
         update={
             "level": "prompts",

@@ -7,7 +7,7 @@ transformers, only where prompts run.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,7 +73,7 @@ def _adapters(request: LoraRequest, found: Found, progress: Progress, run: Calla
 
     directions = Directions(request.large, request.cache)
     options = LoraOptions(read_base=not request.no_base, lint_only=request.lint, directions=directions)
-    asked = _asked(request, found, progress)
+    asked = _asked(request, found, found, progress)
     report = adapter_report(_weights(found), adapters, options, progress, run)
     if asked is None:
         return report
@@ -93,7 +93,7 @@ def _checkpoint(
         from duat_cli.analysis.lora.checkpoint_diff import checkpoint_report
         from duat_cli.analysis.lora.weight_change import Directions
 
-    asked = _asked(request, found, progress)
+    asked = _asked(request, found, tuned, progress)
     directions = Directions(request.large, request.cache)
     report = checkpoint_report(_weights(found), _weights(tuned), directions, progress, run)
     if asked is None:
@@ -102,16 +102,23 @@ def _checkpoint(
     from duat_cli.analysis.lora.report import checkpoint_on_prompts
     from duat_cli.loading.model.load import load_files
 
-    other = load_files(tuned.place, tuned.files, dtype=request.base.dtype, device=request.base.device)
+    paged = asked.loaded.paged is not None
+    other = load_files(tuned.place, tuned.files, dtype=request.base.dtype, device=request.base.device, paged=paged)
     return checkpoint_on_prompts(report, asked, other, progress, run)
 
 
-def _asked(request: LoraRequest, found: Found, progress: Progress) -> Asked | None:
-    """The base model, and the prompts as its token ids, where there are any: what is wrong there comes first."""
+def _asked(request: LoraRequest, found: Found, other: Found, progress: Progress) -> Asked | None:
+    """The base model, and the prompts as its token ids, where there are any: what is wrong there comes first.
+
+    other: whose weights are in memory beside the base's; of an adapter up to as many as the base has.
+    """
     if request.texts is None:
         return None
     read = request.texts.read(progress)
-    loaded, prompts = open_found(request.base, found, request.texts, read, progress)
+    from duat_cli.loading.model.memory import weight_bytes
+
+    base = replace(request.base, beside=weight_bytes(other.files, request.base.dtype))
+    loaded, prompts = open_found(base, found, request.texts, read, progress)
     from duat_cli.analysis.lora.report import Asked
     from duat_cli.loading.model.load import load_tokenizer
 

@@ -105,6 +105,7 @@ def lora_diff(
     no_cache: NoCache = False,
     device: options.Device = "auto",
     dtype: options.DtypeOption = "float32",
+    memory: options.Memory = None,
     revision: options.Revision = None,
     token: options.Token = None,
     cache_dir: options.CacheDir = None,
@@ -142,7 +143,8 @@ def lora_diff(
         texts = PromptRequest(prompt, prompts, max_tokens)
     elif max_tokens is not None:
         raise InputError("--max-tokens: there are no prompts; give --prompt, --prompts or --default-prompts")
-    wanted = ModelRequest(base, revision, token, cache_dir, False, dtype, device)
+    limit = options.parse_memory(memory)
+    wanted = ModelRequest(base, revision, token, cache_dir, False, dtype, device, limit, in_parts=True)
     if base is None and texts is None:
         talk.note("no BASE given: using the bundled demo model and its adapter")
     else:

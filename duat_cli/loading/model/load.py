@@ -7,16 +7,17 @@ name and shape is compared, then the weights are read, then some of them are com
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
-from duat_cli.compat.transformers import targets_of, without_fusion
+from duat_cli.compat.transformers import load_part, targets_of, without_fusion
 from duat_cli.errors import CheckpointError, InputError
 from duat_cli.loading.checkpoint.files import open_file, read_json
 from duat_cli.loading.checkpoint.preflight import CONFIG, CheckpointFiles, inspect_folder
@@ -63,12 +64,30 @@ class LoadedModel:
     paged: PagedWeights | None = None
     """Where one block's weights are in memory at a time."""
 
+    def bring(self, module: nn.Module) -> None:
+        """Have the weights of this module in memory, where they are read block by block."""
+        if self.paged is not None:
+            self.paged.pager.bring(module)
+
     def value_notes(self) -> list[str]:
         """What `warnings` could not say yet of weights that are read block by block: all of them are read now."""
         if self.paged is None:
             return []
         self.paged.pager.complete()
         return weight_notes(self.paged.scan.nonfinite, self.paged.scan.zero, self.paged.matrices)
+
+
+class Edit(Protocol):
+    """A change of weights that are read block by block."""
+
+    def prepare(self, model: Any) -> None:
+        """Called with the model before any weight is read."""
+
+    def changes(self, parameter: str) -> bool:
+        """Whether that parameter of the model is changed."""
+
+    def put(self, model: Any, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: str) -> None:
+        """In place of `load_part`."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +135,10 @@ def load_files(
     device: str = "cpu",
     trust_remote_code: bool = False,
     paged: bool = False,
+    edit: Edit | None = None,
 ) -> LoadedModel:
-    """The model of files that are found and checked. paged: with one block's weights in memory at a time."""
+    """The model of files that are found and checked. paged: with one block's weights in memory at a time.
+    edit: what changes these weights as they are read; what is said of weights is said of the files' own."""
     asked_dtype, asked_device = parse_dtype(dtype), parse_device(device)
     check_model_type(files, trust_remote_code)
     if asked_device.type == "cpu" and not paged:
@@ -133,7 +154,9 @@ def load_files(
     scan, pages, matrices = Scan(), None, sum(p.ndim > 1 for p in model.parameters())
     if paged:
         refuse_integers(model, files)
-        pages = _paged(model, cls, config, files, fit, scan, str(asked_device))
+        if edit is not None:
+            edit.prepare(model)
+        pages = _paged(model, cls, config, files, fit, scan, str(asked_device), edit)
         changed, found = [], []
     else:
         _clear(model, fit.spare)
@@ -284,6 +307,7 @@ def _paged(
     fit: Fit,
     scan: Scan,
     device: str,
+    edit: Edit | None,
 ) -> PagedWeights:
     """The weights of a model on `meta`, read as they are needed."""
     digests: dict[str, bytes] = {}
@@ -291,6 +315,8 @@ def _paged(
     covered = {name for name, _ in saved(model)}
 
     def see(name: str, value: Tensor) -> None:
+        if edit is not None:
+            return
         if name in covered:
             digests[name] = digest(name, value)
         if isinstance(value, torch.nn.Parameter):
@@ -299,8 +325,12 @@ def _paged(
     stored = [name for name, entry in files.tensors.items() if entry.dtype in STORED]
     with hushed(), foreign_errors(cannot(cls, files)):
         fill_buffers(model, cls, config, device)
-        pages = layout(model, targets_of(model, stored))
-    pager = Pager(model, pages, Reader(files), zero=fit.spare, dtype=model.dtype, device=device, see=see)
+        targets = targets_of(model, stored)
+        if edit is not None:  # what is changed is no longer stored as it is used
+            targets = {name: (target, new or edit.changes(target)) for name, (target, new) in targets.items()}
+        pages = layout(model, targets)
+    put = load_part if edit is None else edit.put
+    pager = Pager(model, pages, Reader(files), zero=fit.spare, dtype=model.dtype, device=device, see=see, load=put)
     return PagedWeights(pager, scan, digests, matrices)
 
 

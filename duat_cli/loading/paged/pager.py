@@ -54,6 +54,7 @@ class Pager:
         self._model, self._reader, self._dtype, self._device, self._see = model, reader, dtype, device, see
         self._load = load
         self.at_door: Callable[[Page], None] = self.hold
+        self.turning: Callable[[Page], None] = lambda _page: None  # called before another page is held
         self.held: Page | None = None
         self.pages = tuple(pages)
         self._order = {page: place for place, page in enumerate(pages)}
@@ -72,7 +73,7 @@ class Pager:
         inside = {place for page in pages for door in page.doors for place in _places(door)}
         self._require({place for place in self._names if place not in inside})
         for page in pages[1:]:
-            if page.by_rows:
+            if isinstance(page.doors[0], nn.Embedding):
                 self._stand_in(page)
             for door in page.doors:
                 guard(self, page, door)
@@ -85,6 +86,7 @@ class Pager:
         """Have this page in memory, and none else but the frame."""
         if self.held is page:
             return
+        self.turning(page)
         before = self.held
         self.release()
         self._filled = self._put(page)
@@ -93,6 +95,16 @@ class Pager:
         following = next((p for p, place in self._order.items() if place == self._order[page] + step), None)
         if following is not None and following.block:
             self._ahead = following, self._thread.submit(self._reader.tensors, following.tensors)
+
+    def bring(self, module: nn.Module) -> None:
+        """Have the weights of this module in memory."""
+        page = next((p for p in self._order if any(module in set(door.modules()) for door in p.doors)), None)
+        if page is not None:
+            self.hold(page)
+
+    def depth(self, page: Page) -> int:
+        """How many blocks stand in front of that page."""
+        return sum(other.block and place < self._order[page] for other, place in self._order.items())
 
     def release(self) -> None:
         """Have the frame in memory alone."""
@@ -129,7 +141,7 @@ class Pager:
         """Fill the places of a page; returns what stood in them."""
         stood = [(place, _get(place)) for module in page.doors or (self._model,) for place in _places(module)]
         for place, meta in self._meta.items():
-            if page.by_rows and place[0] in page.doors:
+            if place[0] in page.doors:
                 _set(place, meta)
         empty = [place for place, _ in stood if _get(place).is_meta]
         tensors = self._fetched(page)
@@ -149,7 +161,7 @@ class Pager:
         return [(place, value) for place, value in stood if place in filled]
 
     def _stand_in(self, page: Page) -> None:
-        """In place of an embedding whose rows are read, something of its shape, dtype and device that is no number:
+        """In place of an embedding that is not there, something of its shape, dtype and device that is no number:
         some models ask the weights where they are."""
         made: dict[int, nn.Parameter] = {}  # one for a tied tensor
         for place in {place for door in page.doors for place in _places(door)}:

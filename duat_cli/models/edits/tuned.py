@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.compat.torch import buffers_of, parameters_of
+from duat_cli.compat.transformers import load_part
 from duat_cli.errors import UnsupportedModelError
 
 Value = Callable[[], Tensor]
@@ -64,6 +65,49 @@ def tuned_copy(model: Any, changes: Mapping[str, Value], *, tied: frozenset[str]
             else:
                 parameters_of(user)[place] = parameter
     return tuned
+
+
+class TunedPages:
+    """The same of a model whose weights are read block by block: the change is added to a page as it is read."""
+
+    def __init__(self, changes: Mapping[str, Value], tied: frozenset[str]) -> None:
+        self._changes, self._tied = changes, tied
+        self._places: dict[str, tuple[str, str]] = {}
+
+    def prepare(self, model: Any) -> None:
+        """Find the places; a parameter that the base lacks is there from now on.
+
+        UnsupportedModelError where a tensor is used in several places and changes in one of them alone.
+        """
+        self._places = own_names(model, list(self._changes))
+        for name, (module, leaf) in list(self._places.items()):
+            holder = model.get_submodule(module)
+            old = getattr(holder, leaf)
+            if old is None:
+                new = self._changes[name]().to(dtype=model.dtype)
+                parameters_of(holder)[leaf] = nn.Parameter(new, requires_grad=False)
+                del self._places[name]
+            elif name not in self._tied and len(_users(model, old)) > 1:
+                raise UnsupportedModelError(
+                    f"{name}: the same tensor is used elsewhere, where it stays as it is; the tuned model cannot be "
+                    "run with its weights read block by block: give more --memory"
+                )
+
+    def changes(self, parameter: str) -> bool:
+        """Whether that parameter of the model is changed."""
+        return parameter in {f"{module}.{leaf}" for module, leaf in self._places.values()}
+
+    def put(self, model: Any, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: str) -> None:
+        """Put tensors of the files where they belong, changed."""
+        held = {name: (model.get_submodule(module), leaf) for name, (module, leaf) in self._places.items()}
+        missing = [name for name, (holder, leaf) in held.items() if getattr(holder, leaf).is_meta]
+        load_part(model, tensors, dtype, device)
+        for name in missing:
+            holder, leaf = held[name]
+            old = getattr(holder, leaf)
+            if not old.is_meta:
+                new = (old.detach().double() + self._changes[name]().to(old.device)).to(old.dtype)
+                setattr(holder, leaf, nn.Parameter(new, requires_grad=False) if leaf in parameters_of(holder) else new)
 
 
 def _users(model: nn.Module, tensor: Tensor) -> list[tuple[nn.Module, str]]:

@@ -161,11 +161,17 @@ def _put(args: Sequence[Any], kwargs: dict[str, Any], key: int | str, value: Ten
 # -- finding -------------------------------------------------------------------------------------------------
 
 
-def find_sites(structure: ModelStructure) -> dict[nn.Module, BlockSites]:
-    """The sites of every distinct block module, found on one short run."""
+def find_sites(
+    structure: ModelStructure, bring: Callable[[nn.Module], None] = lambda _block: None
+) -> dict[nn.Module, BlockSites]:
+    """The sites of every distinct block module, found on one short run. bring: called with a block whose layers are
+    about to run by themselves, outside of it."""
     ids = probe_ids(structure.stack, DISCOVERY_TOKENS)
     written = trace(structure.stack, lambda: run_stack(structure.stack, ids))
-    found = {block.parts.module: _sites(block.parts, written) for block in structure.blocks}
+    found = {}
+    for block in structure.blocks:
+        bring(block.parts.module)
+        found[block.parts.module] = _sites(block.parts, written)
     for kind in _BRANCHES:
         for turn in range(max(len(sites.of(kind)) for sites in found.values())):
             _put_behind_norms(structure, found, kind, turn, ids)

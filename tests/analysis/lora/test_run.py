@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import adapters
+import bad_checkpoints
+import peft
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from duat_cli.analysis.lora.run import LoraRequest, lora_diff
 from duat_cli.analysis.opening import ModelRequest, PromptRequest
-from duat_cli.errors import CheckpointError, InputError
+from duat_cli.errors import CheckpointError, InputError, UnsupportedModelError
+from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import demo_adapter_path, demo_path
+from duat_cli.loading.model.load import load_files
+from duat_cli.loading.model.memory import weight_bytes
+from duat_cli.loading.paged import layout
 from duat_cli.results.base import Run
 from duat_cli.results.lora import LoraReport
 
@@ -62,3 +74,96 @@ def test_no_base_reads_no_tensor_of_the_base() -> None:
 def test_what_cannot_be_compared(request_: LoraRequest, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         answer(request_)
+
+
+# -- weights read block by block -----------------------------------------------------------------------------------
+
+TEXTS = PromptRequest(["abcde", "fgh"], None, None)
+NAMES = {
+    "llama": ["q_proj", "v_proj", "up_proj"],
+    "gpt2": ["c_attn", "c_proj", "c_fc"],
+    "mixtral": ["q_proj", "o_proj"],
+}
+
+
+def both(base: str | None, tuned: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The report on weights that are all in memory, and on weights that are read block by block."""
+    request = replace(BUNDLED, tuned=tuned, texts=TEXTS, base=replace(BASE, model=base, in_parts=True))
+    streamed = replace(request, base=replace(request.base, memory=1))
+    whole, parts = (answer(one)[0].model_dump(mode="json") for one in (request, streamed))
+    assert whole["blocks"]
+    return whole, parts
+
+
+def made(model_type: str, folder: Path, **config: Any) -> tuple[str, str]:
+    """A base with a tokenizer, and an adapter on it."""
+    base = adapters.base_of(model_type, folder / "base")
+    bad_checkpoints.tokenizer(base)
+    fields = {"r": 3, "lora_alpha": 30, "target_modules": NAMES[model_type], **config}
+    return str(base), str(adapters.make(base, folder / "adapter", peft.LoraConfig(**fields)))
+
+
+@pytest.fixture
+def every_layer_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(layout.layout.__kwdefaults__, "kept", 0)
+
+
+@pytest.mark.parametrize("tuned", [ADAPTER, DEMO])
+def test_the_demo_read_block_by_block_has_the_same_report(tuned: str) -> None:
+    whole, parts = both(None, tuned)
+    assert parts == whole
+
+
+@pytest.mark.usefixtures("every_layer_a_page")
+@pytest.mark.parametrize("model_type", NAMES)
+def test_an_adapter_on_a_base_read_block_by_block_has_the_same_report(model_type: str, tmp_path: Path) -> None:
+    whole, parts = both(*made(model_type, tmp_path))
+    assert parts == whole
+
+
+@pytest.mark.usefixtures("every_layer_a_page")
+@pytest.mark.parametrize(
+    "config", [{"use_dora": True}, {"modules_to_save": ["embed_tokens"]}, {"lora_bias": True}], ids=str
+)
+def test_every_way_to_change_a_weight_read_block_by_block(config: dict[str, Any], tmp_path: Path) -> None:
+    """By the base's values, in an embedding whose rows are read, and where the base has no bias."""
+    whole, parts = both(*made("llama", tmp_path, **config))
+    assert parts == whole
+
+
+@pytest.mark.usefixtures("every_layer_a_page")
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "bert"])
+def test_a_tuned_checkpoint_read_block_by_block_has_the_same_report(model_type: str, tmp_path: Path) -> None:
+    base = adapters.base_of(model_type, tmp_path / "base")
+    bad_checkpoints.tokenizer(base)
+    tuned = shutil.copytree(base, tmp_path / "tuned")
+    weights, generator = load_file(tuned / "model.safetensors"), torch.Generator().manual_seed(1)
+    for tensor in weights.values():
+        tensor.add_(torch.randn(tensor.shape, generator=generator), alpha=0.01)
+    save_file(weights, tuned / "model.safetensors", metadata={"format": "pt"})
+    whole, parts = both(str(base), str(tuned))
+    assert parts == whole
+
+
+def test_a_tied_tensor_that_changes_in_one_place_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"lm_head\.weight: the same tensor .* give more --memory"):
+        both(*made("gpt2", tmp_path, modules_to_save=["lm_head"]))
+
+
+@pytest.mark.parametrize(("room", "paged"), [(1.5, True), (2.5, False)])
+def test_two_models_that_do_not_fit_together_are_read_block_by_block(
+    room: float, paged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them alone would fit."""
+    asked: list[bool] = []
+
+    def see(*given: Any, **named: Any) -> Any:
+        asked.append(named["paged"])
+        return load_files(*given, **named)
+
+    monkeypatch.setattr("duat_cli.loading.model.load.load_files", see)
+    monkeypatch.setattr("duat_cli.loading.model.memory.resident_memory", lambda: 0)
+    memory = int(room * weight_bytes(inspect_folder(demo_path()), "float32"))
+    base = replace(BASE, in_parts=True, memory=memory)
+    answer(replace(BUNDLED, base=base, tuned=DEMO, texts=TEXTS))
+    assert asked == [paged, paged]

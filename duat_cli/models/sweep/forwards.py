@@ -1,0 +1,35 @@
+"""Plain passes of a model, side by side where its weights are read block by block."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from duat_cli.models.sweep.lockstep import Weights, one_by_one, side_by_side
+
+
+class _Forward:
+    """One pass for its result."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call = call
+        self.result: Any = None
+
+    def active(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.no_grad()
+
+    def run(self) -> None:
+        self.result = self._call()
+
+
+def forwards(weights: Weights | None, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    """What these calls of a model give. weights: where they are read block by block, for all calls at once."""
+    passes = [_Forward(call) for call in calls]
+    if weights is None:
+        one_by_one(passes)
+    else:
+        side_by_side(weights, passes[0], lambda: passes[1:], lambda _page: None)
+    return [each.result for each in passes]
