@@ -60,3 +60,20 @@ def test_no_function_is_watched_inside() -> None:
         assert mode.calls == 0
         torch.sigmoid(x)
     assert mode.calls == 1
+
+
+def test_every_operation_goes_through_a_function() -> None:
+    names = []
+
+    def through(operation: Any, args: Any, kwargs: Any) -> Any:
+        names.append(operation.overloadpacket.__name__)
+        return operation(*args, **kwargs)
+
+    x = torch.zeros(3)
+    with compat.operations_through(through):
+        x.fill_(2.0)
+        assert torch.equal(x + x, torch.full((3,), 4.0))
+    assert {"fill_", "add", "full"} <= set(names)
+    names.clear()
+    x.fill_(1.0)
+    assert names == []

@@ -135,3 +135,20 @@ def test_the_load_report_is_known_by_its_words(llama: Any, tmp_path: Path) -> No
         type(llama).from_pretrained(tmp_path)
     assert [line for line in log if compat.is_load_report(line)]
     assert not compat.is_load_report("the tokenizer is old")
+
+
+def test_every_initialiser_goes_through_a_function_and_comes_back() -> None:
+    called: list[str] = []
+
+    def through(function: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        called.append(function.__name__)
+        return function(tensor, *args, **kwargs)
+
+    own = nn.init.kaiming_uniform_
+    with compat.initialisers_through(through):
+        nn.Linear(2, 3)
+    assert "kaiming_uniform_" in called
+    assert nn.init.kaiming_uniform_ is own
+    called.clear()
+    nn.Linear(2, 3)
+    assert called == []

@@ -85,7 +85,7 @@ Null = Annotated[
         metavar="WHICH",
         rich_help_panel=options.PANEL_COMPUTE,
         help="What to compare the statistics of W' with: uniform attention, or all: also the same architecture "
-        "re-initialised, which takes a second model's memory.",
+        "re-initialised, which takes a second model's memory, or a second block's where weights are read in parts.",
     ),
 ]
 NoCache = Annotated[
