@@ -82,6 +82,12 @@ class Pager:
         if following is not None and following.block:
             self._ahead = following, self._thread.submit(self._reader.tensors, following.tensors)
 
+    def bring(self, module: nn.Module) -> None:
+        """Ask for the page of a block, as its module does when it is about to run."""
+        page = next((page for page in self._order if module in page.doors), None)
+        if page is not None and self.held is not page:
+            self.at_door(page)
+
     def release(self) -> None:
         """Have the frame in memory alone."""
         for (module, name), value in self._filled:
