@@ -173,6 +173,7 @@ class Session:
         if self.weights is None:
             one_by_one(passes)
         elif passes:
+            self.weights.release()  # a pass that finds its page in memory would run ahead of those in front of it
             side_by_side(self.weights, passes[0], lambda: passes[1:], lambda _page: None)
 
     def sweep_beside(

@@ -6,9 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import paging
 import pytest
 import torch
 from helpers import single_model, token_ids
+from paging import in_parts, whole
 
 from duat_cli.analysis.prune import ablation, plans
 from duat_cli.analysis.prune.plans import Trial
@@ -57,8 +59,7 @@ def numbers(outcome: PruneOutcome) -> dict[str, Any]:
 
 
 def saved(model_type: str, folder: Path) -> str:
-    single_model(model_type).save_pretrained(folder)
-    return str(folder)
+    return str(paging.saved(model_type, folder))
 
 
 @pytest.mark.parametrize("model_type", ["demo", *TYPES])
@@ -88,6 +89,15 @@ def test_no_option_costs_a_read_more(options: PruneOptions) -> None:
     streamed, read = run(None, options, paged=True)
     assert numbers(streamed) == numbers(resident)
     assert read <= 3
+
+
+def test_layers_outside_of_blocks_may_be_read_too(tmp_path: Path) -> None:
+    """albert's blocks stand behind a layer that is read: what waits there must not find its block in memory."""
+    given = [Prompt("", str(k), torch.arange(40, 46 + k)[None], k) for k in range(2 + HELD_OUT)]
+    with in_parts(paging.saved("albert", tmp_path)) as loaded:
+        streamed = prune_bound(loaded, given[:2], given[2:], OPTIONS, lambda *_: None)
+    resident = prune_bound(whole(tmp_path), given[:2], given[2:], OPTIONS, lambda *_: None)
+    assert numbers(streamed) == numbers(resident)
 
 
 def test_what_does_not_fit_goes_in_waves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
