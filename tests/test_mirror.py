@@ -48,6 +48,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         analysis/lora/places analysis/lora/report models/edits/tuned""",
     "against the model's attention: analysis/matrix/test_run.py": """
         analysis/matrix/case analysis/matrix/checks analysis/matrix/forms report/tables/matrix""",
+    "streamed against resident: analysis/prune/test_work.py": "analysis/prune/ground models/sweep/guest",
     "bounds against true damage: analysis/prune/test_certified.py": "analysis/prune/layers models/terms/inner",
     "exact readings: analysis/prune/test_readings.py": "models/block/norm_scale models/terms/branches",
     "which metric a model has: analysis/prune/test_damage.py": "models/discovery/causality",

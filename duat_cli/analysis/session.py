@@ -31,6 +31,7 @@ from duat_cli.models.instrument.attention import ForeignAttentionError
 from duat_cli.models.instrument.plain import InstrumentedPass, PlainPass, deviation
 from duat_cli.models.instrument.rig import BlockRun, Rig
 from duat_cli.models.sweep.forwards import forwards
+from duat_cli.models.sweep.guest import Guest
 from duat_cli.models.sweep.lockstep import Pass, Weights, one_by_one, side_by_side
 from duat_cli.models.value_path.factors import AttentionOperator, checked
 from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts, Run, Skipped
@@ -163,28 +164,66 @@ class Session:
             taken += bytes_
         yield wave
 
+    def discover_beside(self, guest_of: Callable[[Growing], Guest]) -> None:
+        """Discover a model whose weights are read block by block, with a guest; a new one wherever it begins anew."""
+        assert self.loaded.paged is not None
+        self._sweep_paged(self.loaded.paged.pager, {}, lambda _number: _ignore, lambda _number: None, guest_of)
+
+    def together(self, passes: Sequence[Pass]) -> None:
+        """Run passes over blocks that are discovered; where weights are read, side by side. The first goes through
+        every block that any of them does."""
+        if self.weights is None:
+            one_by_one(passes)
+        elif passes:
+            self.weights.release()  # a pass that finds its page in memory would run ahead of those in front of it
+            side_by_side(self.weights, passes[0], lambda: passes[1:], lambda _page: None)
+
+    def sweep_beside(
+        self, prompts: Sequence[Prompt], listener_of: Callable[[int], Listener], others: Sequence[Pass]
+    ) -> None:
+        """As `sweep_all`, over blocks that are discovered, with other passes behind those of the prompts."""
+        structure, sweeps = self.structure, list[_Sweep]()
+        for number, prompt in enumerate(prompts):
+            sweeps.append(self._prepared(prompt.input_ids, listener_of(number), structure.rig(), structure.calls))
+            self._swept = True
+        self.together([*(each for sweep in sweeps for each in sweep.passes), *others])
+        self.plain_error = max(self.plain_error, *(sweep.plain_error() for sweep in sweeps))
+
+    @property
+    def weights(self) -> Weights | None:
+        """Those that are read block by block; None where all are in memory."""
+        return None if self.loaded.paged is None else self.loaded.paged.pager
+
     def _sweep_paged(
         self,
         weights: Weights,
         prompts: Mapping[int, Prompt],
         listener_of: Callable[[int], Listener],
         ended: Callable[[int], None],
+        guest_of: Callable[[Growing], Guest] | None = None,
     ) -> None:
         """Some prompts, by their number, side by side: one read of the weights."""
         while True:
             found = Growing(self.loaded.model, device=self.loaded.device, known=self._known)
             self._growing, sweeps = found, list[_Sweep]()
+            guest = None if guest_of is None else guest_of(found)
+            if guest is not None:
+                found.on_proved = guest.proved
 
-            def others(found: Growing = found, sweeps: list[_Sweep] = sweeps) -> list[Pass] | None:
+            def others(
+                found: Growing = found, sweeps: list[_Sweep] = sweeps, guest: Guest | None = guest
+            ) -> list[Pass] | None:
                 if not found.ready:
                     return None
                 self._swept = bool(self._structure)  # the pass of an attempt that failed does not count
                 proof, blocks = found.proof(), found.elements()
-                sweeps.append(self._prepared(found.ids, _ignore, found.rig(), blocks, check=True))
+                probe = _ignore if guest is None else guest.probe
+                sweeps.append(self._prepared(found.ids, probe, found.rig(), blocks, check=True))
                 for number, prompt in prompts.items():
                     sweeps.append(self._prepared(prompt.input_ids, listener_of(number), found.rig(), blocks))
                     self._swept = True
-                return [proof, *(each for sweep in sweeps for each in sweep.passes)]
+                more = () if guest is None else guest.passes()
+                return [proof, *(each for sweep in sweeps for each in sweep.passes), *more]
 
             def left(page: Any, found: Growing = found) -> None:
                 found.forget(page.doors)

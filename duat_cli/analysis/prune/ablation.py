@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,10 +14,62 @@ from duat_cli.analysis.prune.damage import Metric
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.discovery.structure import ModelStructure
-from duat_cli.models.sweep.passes import Means, Recorded, Removals, record, removals, run_without
+from duat_cli.models.sweep.lockstep import Weights, one_by_one
+from duat_cli.models.sweep.passes import (
+    BlockCall,
+    BlockPass,
+    Calls,
+    Leading,
+    Means,
+    Recorded,
+    Removals,
+    record,
+    removals,
+    without,
+)
 from duat_cli.models.terms.sites import BlockSites, Site, TermId
 
 Tick = Callable[[int, int], None]  # passes done, passes in all
+
+
+WAVE_BYTES = 512 << 20  # of ablations that wait for the next block at the same time
+HELD = 4  # tensors of the stream's size that a waiting pass holds, beside its mask
+
+
+class Ablation:
+    """One set of terms taken out of one prompt's pass: itself a pass."""
+
+    def __init__(
+        self, one: BlockPass, judge: Callable[[Tensor], float], done: Callable[[], None], *, start: int, size: int
+    ) -> None:
+        """start: its first block. size: bytes that it holds, about, while it waits for the next block."""
+        self.start, self.size = start, size
+        self._pass: BlockPass | None = one
+        self._judge, self._done = judge, done
+        self._found: float | UnsupportedModelError | None = None
+
+    def active(self) -> contextlib.AbstractContextManager[None]:
+        """What `run` needs around it."""
+        assert self._pass is not None
+        return self._pass.active()
+
+    def run(self) -> None:
+        assert self._pass is not None
+        self._pass.run()
+        try:
+            self._found = self._judge(self._pass.output)
+        except UnsupportedModelError as fault:  # of a set that may turn out not to be asked for
+            self._found = fault
+        self._pass = None  # the output with it
+        self._done()
+
+    @property
+    def damage(self) -> float:
+        """Once it has run. UnsupportedModelError where the output was not finite."""
+        if isinstance(self._found, UnsupportedModelError):
+            raise self._found
+        assert self._found is not None
+        return self._found
 
 
 class Ablator:
@@ -28,32 +81,75 @@ class Ablator:
         sites: Mapping[nn.Module, BlockSites],
         metric: Metric,
         means: Means | None = None,
+        device: str | None = None,
     ) -> None:
+        """device: where the prompts go; None is where the weights are."""
         self.structure, self.sites, self.metric, self.means = structure, sites, metric, means
+        self._device = structure.stack.device if device is None else device
 
     def place(self, prompt: Prompt) -> Tensor:
         """A prompt's token ids where the model is."""
-        return prompt.input_ids.to(self.structure.stack.device)
+        return prompt.input_ids.to(self._device)
 
     def record(self, ids: Tensor) -> Recorded:
         """The unablated pass of a prompt."""
         return record(self.structure, self.metric.forward(ids))
 
+    def ablation(
+        self,
+        calls: Calls,
+        reference: Recorded | Leading,
+        ids: Tensor,
+        removals: Removals,
+        done: Callable[[], None] = lambda: None,
+        weights: Weights | None = None,
+    ) -> Ablation:
+        """The pass that removes all these terms together.
+
+        calls: of the unablated pass. reference: what its output is taken from, at the end. done: called then. weights:
+        as of `BlockPass`.
+        """
+
+        def judge(output: Tensor) -> float:
+            found = self.metric.measured(reference.output, output, ids)
+            if not math.isfinite(found):  # a comparison with a budget would be false, and the set pass for harmless
+                blocks = ", ".join(map(str, sorted(removals)[:3])) + (" and others" if len(removals) > 3 else "")
+                raise UnsupportedModelError(
+                    f"with terms of block {blocks} removed, the model's output is not finite in "
+                    f"{str(output.dtype).removeprefix('torch.')}; a wider --dtype may help"
+                )
+            return found
+
+        one = without(self.structure, self.metric.forward(ids), calls, removals, weights)
+        size = ids.shape[1] * (HELD * self.structure.hidden_size + ids.shape[1]) * 4
+        return Ablation(one, judge, done, start=min(removals, default=0), size=size)
+
     def damage(self, recorded: Recorded, ids: Tensor, removals: Removals) -> float:
         """What removing all these terms together does to one prompt."""
-        output = run_without(self.structure, self.metric.forward(ids), recorded, removals)
-        found = self.metric.measured(recorded.output, output, ids)
-        if not math.isfinite(found):  # a comparison with a budget would be false, and the set pass for harmless
-            blocks = ", ".join(map(str, sorted(removals)[:3])) + (" and others" if len(removals) > 3 else "")
-            raise UnsupportedModelError(
-                f"with terms of block {blocks} removed, the model's output is not finite in "
-                f"{str(output.dtype).removeprefix('torch.')}; a wider --dtype may help"
-            )
-        return found
+        found = self.ablation(recorded.calls, recorded, ids, removals)
+        one_by_one([found])
+        return found.damage
 
     def removals(self, terms: Iterable[TermId]) -> Removals:
         """What to take out of which block call: the same for every prompt."""
         return removals(self.structure, self.sites, terms, self.means)
+
+
+def waves(together: Iterable[list[Ablation]]) -> list[list[Ablation]]:
+    """Ablations that wait side by side, as many as fit; at least one wave, if an empty one.
+
+    together: in order, those that must not be parted.
+    """
+    found: list[list[Ablation]] = [[]]
+    size = 0
+    for some in together:
+        own = sum(one.size for one in some)
+        if found[-1] and size + own > WAVE_BYTES:
+            found.append([])
+            size = 0
+        found[-1] += some
+        size += own
+    return found
 
 
 def measured(ablator: Ablator, prompts: Sequence[Prompt], sets: Sequence[Sequence[TermId]], tick: Tick) -> Tensor:
@@ -69,24 +165,38 @@ def measured(ablator: Ablator, prompts: Sequence[Prompt], sets: Sequence[Sequenc
     return found
 
 
+class MeanSums:
+    """The mean over all tokens of what every site holds, and of what every block adds."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[int, Site | None], Tensor] = {}
+        self._rows: dict[tuple[int, Site | None], int] = defaultdict(int)  # a module may run twice in a block
+
+    def see(self, number: int, site: Site, value: Tensor) -> None:
+        """To be shown every site of every pass."""
+        if site.kind != "expert":
+            self._add(number, site, value)
+
+    def add(self, calls: Sequence[BlockCall]) -> None:
+        """The block calls of one pass."""
+        for number, call in enumerate(calls):
+            self._add(number, None, call.after - call.before)
+
+    def _add(self, number: int, site: Site | None, value: Tensor) -> None:
+        total = value.reshape(-1, value.shape[-1]).double().sum(dim=0)
+        self._sums[number, site] = self._sums.get((number, site), torch.zeros_like(total)) + total
+        self._rows[number, site] += value.numel() // value.shape[-1]
+
+    def means(self) -> Means:
+        """(width,) each."""
+        return {key: total / self._rows[key] for key, total in self._sums.items()}
+
+
 def mean_values(
     structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], metric: Metric, inputs: Sequence[Tensor]
 ) -> Means:
-    """The mean over all tokens of what every site holds, and of what every block adds: (width,) each."""
-    sums: dict[tuple[int, Site | None], Tensor] = {}
-    rows: dict[tuple[int, Site | None], int] = defaultdict(int)  # a module may run twice in a block
-
-    def see(number: int, site: Site, value: Tensor) -> None:
-        if site.kind != "expert":
-            add(number, site, value)
-
-    def add(number: int, site: Site | None, value: Tensor) -> None:
-        total = value.reshape(-1, value.shape[-1]).double().sum(dim=0)
-        sums[number, site] = sums.get((number, site), torch.zeros_like(total)) + total
-        rows[number, site] += value.numel() // value.shape[-1]
-
+    """The means over these prompts, run one after the other."""
+    found = MeanSums()
     for ids in inputs:
-        recorded = record(structure, metric.forward(ids.to(structure.stack.device)), sites, see)
-        for number, call in enumerate(recorded.calls):
-            add(number, None, call.after - call.before)
-    return {key: total / rows[key] for key, total in sums.items()}
+        found.add(record(structure, metric.forward(ids.to(structure.stack.device)), sites, found.see).calls)
+    return found.means()

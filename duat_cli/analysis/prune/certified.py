@@ -11,8 +11,9 @@ max|g| / sqrt(eps), a thousand and more each: nothing true that could be said th
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,10 +22,13 @@ from torch import Tensor, nn
 from duat_cli.analysis.prune.layers import Layers
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.kinds import Kind
+from duat_cli.models.arrays import equal
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
 from duat_cli.models.instrument.calls import hidden_of
+from duat_cli.models.instrument.plain import InstrumentedPass
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.models.instrument.tracing import Trace, trace
+from duat_cli.models.instrument.tracing import Event, Trace, Tracer
+from duat_cli.models.sweep.lockstep import Pass, Visit, Weights, one_by_one
 from duat_cli.models.terms.arrival import Arrival, BlockArrivals, block_arrivals
 from duat_cli.models.terms.experts import Experts
 from duat_cli.models.terms.feedforward import FeedForward
@@ -106,46 +110,116 @@ def _spelt(terms: TermBounds, count: int) -> list[Bound]:
     return [Bound(value, terms.vacuous, terms.reason) for value in terms.stream.tolist()]
 
 
+class Certified:
+    """The bounds of every block call, from two short passes and the weights.
+
+    One pass writes down what a block does, and its form is read off that; the other, behind it, shows how the branches
+    arrive, from which the bounds follow. Weights are looked at between the passes, when no instruments are on.
+    """
+
+    def __init__(
+        self,
+        structure: ModelStructure,
+        sites: Mapping[nn.Module, BlockSites],
+        device: str | None = None,
+        weights: Weights | None = None,
+    ) -> None:
+        """device: as of `probe_ids`. weights: as of `Visit`."""
+        ids = probe_ids(structure.stack, DISCOVERY_TOKENS, device)
+
+        def forward() -> Any:
+            return run_stack(structure.stack, ids)
+
+        self._structure, self._sites = structure, sites
+        self._written: list[tuple[Event, Trace] | None] = []  # a block call; None: its bounds are found
+        self._inner: dict[int, tuple[Inner, _Norms]] = {}
+        self._arrivals: dict[int, BlockArrivals] = {}
+        self._balls: dict[tuple[nn.Module, int], Ball] = {}
+        self._before: tuple[Tensor, Ball | str] | None = None  # what the last block puts out, and the ball it lies in
+        interface = structure.path == "attention interface"
+        self._tracer = Tracer(structure.stack, structure.elements(), self._write_down, interface=interface)
+        self.passes: list[Pass] = [
+            _Traced(self._tracer, forward),
+            Visit(structure.calls, self._read, weights),
+            InstrumentedPass(structure.rig(), forward, self._arrive),
+            Visit(structure.calls, self._bound, weights),
+        ]
+        self.bounds: list[BlockBounds] = []
+
+    def attached(self) -> contextlib.AbstractContextManager[None]:
+        """Around the passes, and others that they run beside."""
+        return self._tracer.attached()
+
+    def _write_down(self, event: Event, written: Trace) -> None:
+        self._written.append((event, written))
+
+    def _read(self, number: int) -> None:
+        found = self._written[number]
+        assert found is not None
+        (event, written), self._written[number] = found, None
+        with torch.no_grad():
+            known = inner_of(self._structure, self._sites, written, number)
+            norms = _Norms(written, self._tracer.outside, self._before, self._structure.hidden_size, self._balls)
+            after = hidden_of(event.output, known.parts.hidden.get(event.args, event.kwargs))
+            self._before = after, or_reason(lambda: norms.feeding(after))
+        self._inner[number] = known, norms
+
+    def _arrive(self, run: BlockRun) -> None:
+        known, _ = self._inner[run.index]
+        output = None if isinstance(known.heads, str) else known.heads[1].output.flatten(0, 1)
+        self._arrivals[run.index] = block_arrivals(run, output, known.columns_outside, known.last_layers())
+
+    def _bound(self, number: int) -> None:
+        known, norms = self._inner.pop(number)
+        with torch.no_grad():
+            self.bounds.append(_Block(norms, known, self._arrivals.pop(number)).bounds())
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """The pass of a tracer."""
+
+    tracer: Tracer
+    forward: Callable[[], Any]
+
+    def active(self) -> contextlib.AbstractContextManager[None]:
+        return self.tracer.active()
+
+    def run(self) -> None:
+        self.forward()
+
+
 def certified_bounds(structure: ModelStructure) -> list[BlockBounds]:
-    """One entry a block call, from two short runs of the model and its weights."""
-    ids = probe_ids(structure.stack, DISCOVERY_TOKENS)
-
-    def forward() -> Any:
-        return run_stack(structure.stack, ids)
-
-    written, sites = trace(structure.stack, forward), find_sites(structure)
-    with torch.no_grad():
-        inner = [inner_of(structure, sites, written, number) for number in range(len(structure.calls))]
-        found: list[BlockArrivals] = []
-
-        def listen(run: BlockRun) -> None:
-            known = inner[run.index]
-            output = None if isinstance(known.heads, str) else known.heads[1].output.flatten(0, 1)
-            found.append(block_arrivals(run, output, known.columns_outside, known.last_layers()))
-
-        with structure.rig().active() as rig:
-            rig.run(forward, listen)
-        norms = _Norms(written, structure.hidden_size)
-        return [_Block(norms, known, arrivals).bounds() for known, arrivals in zip(inner, found, strict=True)]
+    """One entry a block call, by passes that run alone."""
+    found = Certified(structure, find_sites(structure))
+    with found.attached():
+        one_by_one(found.passes)
+    return found.bounds
 
 
 @dataclass(frozen=True)
 class _Norms:
-    """The norms of the model and the balls of their outputs, each found once."""
+    """The norms that may feed a block: in front of all blocks, at the end of the block before it, and its own."""
 
-    written: Trace
+    written: Trace  # of the block
+    outside: Sequence[Event]  # of all blocks
+    before: tuple[Tensor, Ball | str] | None
     width: int
-    _balls: dict[tuple[nn.Module, int], Ball] = field(default_factory=dict)
+    balls: dict[tuple[nn.Module, int], Ball]  # each is found once
 
     def feeding(self, source: Tensor) -> Ball:
         """The ball of the norm whose output this tensor of the trace is."""
-        return self.ball(norm_before(self.written, source), source.shape[-1])
+        if self.before is not None and equal(self.before[0], source):
+            if isinstance(self.before[1], str):
+                raise UnsupportedModelError(self.before[1])
+            return self.before[1]
+        return self.ball(norm_before([*self.outside, *self.written.events], source), source.shape[-1])
 
     def ball(self, norm: nn.Module, width: int | None = None) -> Ball:
         key = norm, self.width if width is None else width
-        if key not in self._balls:
-            self._balls[key] = ball_of(*key)
-        return self._balls[key]
+        if key not in self.balls:
+            self.balls[key] = ball_of(*key)
+        return self.balls[key]
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from duat_cli.analysis.prune.damage import Loss
 from duat_cli.analysis.prune.readings import Readings
-from duat_cli.analysis.prune.responses import TermList, responses
+from duat_cli.analysis.prune.responses import TermList
+from duat_cli.kinds import Kind
 from duat_cli.models.arrays import wide
 from duat_cli.models.block.linears import matrix_of
 from duat_cli.models.discovery.structure import ModelStructure
-from duat_cli.models.sweep.passes import Recorded
 from duat_cli.models.terms.sites import BlockSites, Site
 
 Scores = dict[str, Tensor]  # criterion -> a score a term, NaN where it is not defined
@@ -39,30 +38,37 @@ class Activations:
             self.squares[number, site] = self.squares.get((number, site), torch.zeros_like(total)) + total
 
 
-def weight_scores(
-    structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], terms: TermList, seen: Activations
-) -> Scores:
-    """magnitude, activation x norm and wanda of neurons, heads, FFNs and attention."""
-    found: Scores = {name: torch.full((len(terms.ids),), torch.nan, dtype=torch.float64) for name in _WEIGHTS}
-    for number, module in enumerate(structure.calls):
-        for kind, whole in (("neuron", "ffn"), ("head", "attention")):
-            for place, site in enumerate(sites[module].of(kind)):  # type: ignore[arg-type]
-                squares = seen.squares.get((number, site))
+class WeightScores:
+    """magnitude, activation x norm and wanda of neurons, heads, FFNs and attention, block by block."""
+
+    def __init__(
+        self, structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], terms: TermList, seen: Activations
+    ) -> None:
+        """seen: may be filled until `look` is called."""
+        self._structure, self._sites, self._terms, self._seen = structure, sites, terms, seen
+        self.found: Scores = {name: torch.full((len(terms.ids),), torch.nan, dtype=torch.float64) for name in _WEIGHTS}
+
+    def look(self, number: int) -> None:
+        """Those of one block call, whose weights are in memory."""
+        module, starts = self._structure.calls[number], self._terms.starts
+        sites = self._sites[module]
+        kinds: tuple[tuple[Kind, Kind], ...] = (("neuron", "ffn"), ("head", "attention"))
+        for kind, whole in kinds:
+            for place, site in enumerate(sites.of(kind)):
+                squares = self._seen.squares.get((number, site))
                 if squares is None:
                     continue
                 rows = matrix_of(site.module, len(squares))
                 each = _of_rows(rows, squares.to(rows.device), site.count)
                 together = _of_rows(rows, squares.to(rows.device), 1)
-                _put(found, terms.starts.get((kind, number)), site.offset, each)  # type: ignore[arg-type]
-                owners = sites[module].of(whole)  # type: ignore[arg-type]
-                if len(owners) == len(sites[module].of(kind)):  # type: ignore[arg-type]
-                    _put(found, terms.starts.get((whole, number)), owners[place].offset, together)  # type: ignore[arg-type]
-    for number, module in enumerate(structure.calls):
-        start = terms.starts.get(("block", number))
+                _put(self.found, starts.get((kind, number)), site.offset, each)
+                owners = sites.of(whole)
+                if len(owners) == len(sites.of(kind)):
+                    _put(self.found, starts.get((whole, number)), owners[place].offset, together)
+        start = starts.get(("block", number))
         if start is not None:
             parts = (parameter.detach().double().square().sum() for parameter in module.parameters())
-            found["magnitude"][start] = sum(map(float, parts)) ** 0.5
-    return found
+            self.found["magnitude"][start] = sum(map(float, parts)) ** 0.5
 
 
 _WEIGHTS = ("magnitude", "activation x norm", "wanda")
@@ -79,18 +85,6 @@ def _put(found: Scores, start: int | None, offset: int, values: list[Tensor]) ->
     if start is not None:
         for name, value in zip(_WEIGHTS, values, strict=True):
             found[name][start + offset : start + offset + len(value)] = value.cpu()
-
-
-def taylor(
-    structure: ModelStructure,
-    sites: Mapping[nn.Module, BlockSites],
-    loss: Loss,
-    terms: TermList,
-    ids: Tensor,
-    recorded: Recorded,
-) -> Tensor:
-    """|⟨∂loss, t⟩| of one prompt. recorded: a pass that ends in logits."""
-    return responses(structure, sites, loss, ids, recorded, terms, 0, 0)[0].double().abs()
 
 
 def block_scores(terms: TermList, readings: Sequence[Readings]) -> Scores:

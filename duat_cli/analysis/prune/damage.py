@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from duat_cli.errors import InputError
 from duat_cli.models.arrays import wide
-from duat_cli.models.discovery.causality import has_lm_head, is_causal
+from duat_cli.models.discovery.causality import HeadTest, head_of
 from duat_cli.models.discovery.structure import ModelStructure, run_stack
 from duat_cli.models.sweep.passes import Forward
 from duat_cli.statistics.chi_square import mean_length, mean_square
@@ -70,7 +70,7 @@ class Hidden:
     meaning: str = "|change of the final hidden states| / |final hidden states|, over all tokens"
 
     def forward(self, ids: Tensor) -> Forward:
-        return lambda: _hidden_states(run_stack(self.structure.stack, ids))
+        return lambda: hidden_states(run_stack(self.structure.stack, ids))
 
     def measured(self, reference: Tensor, output: Tensor, ids: Tensor) -> float:
         size = torch.linalg.vector_norm(reference.double())
@@ -161,25 +161,24 @@ class Loss:
         return -responses[:, 0].double() + responses[:, 1:].double().square().mean(dim=1)
 
 
-def metric_for(name: MetricName | None, model: Any, structure: ModelStructure) -> Metric:
-    """The metric asked for; by default kl where there is an LM head, else hidden."""
-    head = has_lm_head(model, structure)
-    if name == "hidden" or (name is None and not head):
+def metric_for(name: MetricName | None, model: Any, structure: ModelStructure, head: HeadTest | None = None) -> Metric:
+    """The metric asked for; by default kl where there is an LM head, else hidden. head: its test, if it has run."""
+    head = head or head_of(model, structure.stack)
+    if name == "hidden" or (name is None and not head.exists):
         return Hidden(structure)
-    if not head:
+    if not head.exists:
         raise InputError(
             f"--metric {name}: {type(model).__name__} has no LM head, so there is no next-token distribution; "
             "use --metric hidden"
         )
-    causal = is_causal(model, structure)
     if name == "nll":
-        if not causal:
+        if not head.causal:
             raise InputError(f"--metric nll: {type(model).__name__} does not predict the next token; use --metric kl")
         return Loss(model)
-    return Divergence(model, causal)
+    return Divergence(model, head.causal)
 
 
-def _hidden_states(output: Any) -> Tensor:
+def hidden_states(output: Any) -> Tensor:
     hidden = getattr(output, "last_hidden_state", None)
     return hidden if isinstance(hidden, Tensor) else output[0]
 

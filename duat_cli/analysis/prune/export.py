@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from duat_cli.errors import InputError
 from duat_cli.models.block.linears import applied_axis
 from duat_cli.models.discovery.structure import ModelStructure
+from duat_cli.models.sweep.lockstep import Weights
 from duat_cli.models.terms.sites import BlockSites, TermId
 from duat_cli.results.chosen import ChosenSet, ChosenTerm
 
@@ -22,8 +23,12 @@ def chosen_set(
     name: str,
     revision: str | None,
     fingerprint: str,
+    weights: Weights | None = None,
 ) -> ChosenSet:
-    """The set with the names that the modules have in `model`, in a fixed order and each term once."""
+    """The set with the names that the modules have in `model`, in a fixed order and each term once.
+
+    weights: those that are read block by block, if they are.
+    """
     names = {module: path for path, module in model.named_modules()}
     ordered = sorted(set(terms), key=lambda t: (t.block, t.kind, -1 if t.index is None else t.index))
     return ChosenSet(
@@ -31,12 +36,16 @@ def chosen_set(
         revision=revision,
         fingerprint=fingerprint,
         blocks=len(structure.calls),
-        terms=tuple(_chosen(structure, sites, names, term) for term in ordered),
+        terms=tuple(_chosen(structure, sites, names, term, weights) for term in ordered),
     )
 
 
 def _chosen(
-    structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], names: Mapping[nn.Module, str], term: TermId
+    structure: ModelStructure,
+    sites: Mapping[nn.Module, BlockSites],
+    names: Mapping[nn.Module, str],
+    term: TermId,
+    weights: Weights | None,
 ) -> ChosenTerm:
     block = structure.calls[term.block]
     if term.kind == "block":
@@ -44,6 +53,8 @@ def _chosen(
     site, number = sites[block].find(term)
     features = None
     if site.place == "input":
+        if weights is not None:
+            weights.bring(block)
         weight = site.module.weight
         assert isinstance(weight, Tensor)
         width = weight.shape[applied_axis(site.module)] // site.count

@@ -304,8 +304,8 @@ def _estimated(estimate: Estimate | None) -> Estimated | None:
 # -- plans ---------------------------------------------------------------------------------------------------
 
 
-def plan_of(nested: Nested, budget: float, tested: NestedChoice | None, sizes: Sequence[int], holdout: str) -> Plan:
-    """The largest set of a kind within the budget, and what was shown of it."""
+def plan_of(nested: Nested, budget: float, tested: tuple[NestedChoice, list[int]] | None, holdout: str) -> Plan:
+    """The largest set of a kind within the budget, and what was shown of it. tested: with the sizes to be tested."""
     total, chosen = len(nested.order), nested.chosen
     reasons: dict[str, str] = {}
     if chosen is None:
@@ -325,7 +325,7 @@ def plan_of(nested: Nested, budget: float, tested: NestedChoice | None, sizes: S
             CurvePoint(removed=p.removed, share=p.removed / total, predicted=p.predicted, measured=p.measured)
             for p in nested.curve
         ],
-        guarantee=None if tested is None else _guarantee(nested, budget, tested, sizes, holdout),
+        guarantee=None if tested is None else _guarantee(nested, budget, *tested, holdout),
         set=[name_of(term) for term in nested.order[: chosen.removed if chosen else 0]],
         reasons=reasons,
     )

@@ -7,6 +7,7 @@ probes and the tokens, not with the number of terms.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,8 @@ from duat_cli.analysis.prune.damage import Metric
 from duat_cli.kinds import Kind
 from duat_cli.models.arrays import wide
 from duat_cli.models.discovery.structure import ModelStructure
-from duat_cli.models.sweep.gradients import BlockGradient, gradients
+from duat_cli.models.sweep.gradients import Backward, BlockGradient
+from duat_cli.models.sweep.lockstep import Weights, one_by_one
 from duat_cli.models.sweep.passes import Means, Recorded
 from duat_cli.models.terms.sites import BlockSites, TermId
 
@@ -50,6 +52,68 @@ class TermList:
         return slice(found[0], found[-1] + 1) if found else slice(0, 0)
 
 
+class Responses:
+    """The responses of all terms to `count` probes of one prompt, in pieces of some probes where all would not fit.
+
+    means: what stands in for a removed term; responses are then those of the term's deviation from it.
+    """
+
+    def __init__(
+        self,
+        structure: ModelStructure,
+        sites: Mapping[nn.Module, BlockSites],
+        metric: Metric,
+        ids: Tensor,
+        recorded: Recorded,
+        terms: TermList,
+        count: int,
+        seed: int,
+        means: Means | None = None,
+        weights: Weights | None = None,
+    ) -> None:
+        """weights: as of `BlockPass`."""
+        self._metric, self._ids, self._output, self._terms, self._means = metric, ids, recorded.output, terms, means
+        self._generator = torch.Generator().manual_seed(SEED + seed)
+        kinds = {kind for kind, _ in terms.starts}
+        watched = {
+            module: BlockSites(tuple(s for s in found.sites if s.kind in kinds), found.reasons)
+            for module, found in sites.items()
+        }
+        self._blocks = len(recorded.calls)
+        self._rows: list[Tensor] = []  # a piece: (probes, terms)
+        self.pieces = [
+            Backward(structure, watched, metric.forward(ids), recorded, functools.partial(self._probes, size), weights)
+            for size in _pieces(count, recorded.output.numel())
+        ]
+
+    def _probes(self, count: int) -> Tensor:
+        """Those of the next piece; they are drawn in the order of the pieces."""
+        probes = self._metric.probes(self._output, self._ids, self._noise, count)
+        if self._rows and len(probes) > count:  # a metric's own direction is needed once
+            probes = probes[len(probes) - count :]
+        self._rows.append(torch.zeros(len(probes), len(self._terms.ids)))
+        return probes
+
+    def _noise(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.randn(shape, generator=self._generator)
+
+    def alone(self) -> None:
+        """Take one piece after the other through everything."""
+        for place, piece in enumerate(self.pieces):
+            one_by_one([piece])
+            for number in reversed(range(self._blocks)):
+                self.through(number, place)
+
+    def through(self, number: int, piece: int) -> None:
+        """Take one piece through one block."""
+        for block in self.pieces[piece].through(number):
+            _gather(block, self._terms, self._rows[piece], self._means)
+
+    def found(self) -> Tensor:
+        """(probes, terms), float32, once all pieces are through all blocks."""
+        return torch.cat(self._rows)
+
+
 def responses(
     structure: ModelStructure,
     sites: Mapping[nn.Module, BlockSites],
@@ -61,30 +125,10 @@ def responses(
     seed: int,
     means: Means | None = None,
 ) -> Tensor:
-    """The responses of all terms to `count` probes of one prompt, (probes, terms), float32.
-
-    means: what stands in for a removed term; responses are then those of the term's deviation from it.
-    """
-    generator = torch.Generator().manual_seed(SEED + seed)
-
-    def noise(shape: tuple[int, ...]) -> Tensor:
-        return torch.randn(shape, generator=generator)
-
-    kinds = {kind for kind, _ in terms.starts}
-    watched = {
-        module: BlockSites(tuple(s for s in found.sites if s.kind in kinds), found.reasons)
-        for module, found in sites.items()
-    }
-    rows: list[Tensor] = []
-    for piece in _pieces(count, recorded.output.numel()):
-        probes = metric.probes(recorded.output, ids, noise, piece)
-        if rows and len(probes) > piece:  # a metric's own direction is needed once
-            probes = probes[len(probes) - piece :]
-        found = torch.zeros(len(probes), len(terms.ids))
-        for block in gradients(structure, watched, metric.forward(ids), recorded, probes):
-            _gather(block, terms, found, means)
-        rows.append(found)
-    return torch.cat(rows)
+    """The responses of one prompt, as of `Responses`, one piece after the other."""
+    found = Responses(structure, sites, metric, ids, recorded, terms, count, seed, means)
+    found.alone()
+    return found.found()
 
 
 def _pieces(count: int, elements: int) -> Iterator[int]:

@@ -153,6 +153,7 @@ def prune_bound(
     exceed: Exceed = 0.1,
     device: options.Device = "auto",
     dtype: options.DtypeOption = "float32",
+    memory: options.Memory = None,
     revision: options.Revision = None,
     token: options.Token = None,
     cache_dir: options.CacheDir = None,
@@ -178,7 +179,8 @@ def prune_bound(
     from duat_cli.cli.shared.presentation import Presentation, talk_of
     from duat_cli.cli.terminal.progress import Progress
 
-    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device)
+    limit = options.parse_memory(memory)
+    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, in_parts=True)
     texts = PromptRequest(prompt, prompts, max_tokens)
     talk = talk_of(quiet, verbose, no_color)
     kinds = _kinds(granularity)
@@ -189,6 +191,11 @@ def prune_bound(
     announce(model, talk)
     with Progress(talk) as progress:
         loaded, inputs, held_out = open_with_holdout(wanted, texts, holdout, progress)
+        if apply is not None and loaded.paged is not None:
+            raise InputError(
+                "--apply: a checkpoint is written from weights that are all in memory, and these are read block by "
+                "block; use --export FILE, or run it where the model fits"
+            )
         from duat_cli.analysis.prune.run import PruneOptions
         from duat_cli.analysis.prune.run import prune_bound as compute
 

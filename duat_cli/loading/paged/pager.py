@@ -97,10 +97,10 @@ class Pager:
             self._ahead = following, self._thread.submit(self._reader.tensors, following.tensors)
 
     def bring(self, module: nn.Module) -> None:
-        """Have the weights of this module in memory."""
+        """Ask for the page that a module lies in, as its door does when it is about to run."""
         page = next((p for p in self._order if any(module in set(door.modules()) for door in p.doors)), None)
-        if page is not None:
-            self.hold(page)
+        if page is not None and self.held is not page:
+            self.at_door(page)
 
     def depth(self, page: Page) -> int:
         """How many blocks stand in front of that page."""

@@ -8,7 +8,7 @@ once all are through.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -62,6 +62,7 @@ class Growing(Discovery):
     def __init__(self, model: Any, *, device: str, known: Known) -> None:
         super().__init__(model, interface=known.interface, device=device)
         self._known = known
+        self.on_proved: Callable[[BlockParts, Trace], None] = lambda _parts, _written: None  # called behind every proof
         self._proof: Proof | None = None
         self._rigs: list[Rig] = []
         self._path: CapturePath = "attention interface"  # when they were made
@@ -142,6 +143,6 @@ class Growing(Discovery):
                 raise UnsupportedModelError(f"{verdict.parts.name}: {verdict.fault}")
             raise OpenedError(opened(verdict, self.written[module]))
         self.proved[module] = verdict.proved()
-        del self.written[module]
+        self.on_proved(verdict.parts, self.written.pop(module))
         for rig in self._rigs:
             rig.learn(verdict.parts)

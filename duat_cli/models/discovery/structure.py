@@ -49,6 +49,14 @@ class ModelStructure:
         """The block of that call."""
         return next(b for b in self.blocks if b.parts.module is self.calls[call])
 
+    def elements(self) -> list[nn.Module]:
+        """Every block module once."""
+        return [block.parts.module for block in self.blocks]
+
+    def parts_of(self, module: nn.Module) -> BlockParts:
+        """What that block module consists of."""
+        return next(b.parts for b in self.blocks if b.parts.module is module)
+
     def rig(self, row_budget: int | None = None) -> Rig:
         """The instruments for a run of `stack`."""
         interface = self.path == "attention interface"

@@ -115,6 +115,7 @@ class Tracer:
     ) -> None:
         self._model, self._blocks, self._on_block, self._interface = model, set(blocks), on_block, interface
         self.ran: set[nn.Module] = set()  # every module that was called
+        self.outside: list[Event] = []  # calls of modules without children, outside of blocks
         self.attention: dict[nn.Module, CapturePath] = {}  # modules whose attention was seen, in order
         self._watch = Watch(self)
         self._stack: list[nn.Module] = []
@@ -158,9 +159,11 @@ class Tracer:
             return
         self._stack.pop()
         self.ran.add(module)
-        if self._inside is None:
-            return
         event = Event(module, args, kwargs, output)
+        if self._inside is None:
+            if not any(module.children()):
+                self.outside.append(event)
+            return
         self._inside.events.append(event)
         if module in self._blocks:
             written, self._inside = self._inside, None

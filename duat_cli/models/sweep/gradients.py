@@ -6,10 +6,10 @@ probes go through its graph at once.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.instrument.slopes import SlopesOnce
-from duat_cli.models.sweep.passes import BlockCall, Forward, Recorded, run_from
+from duat_cli.models.sweep.lockstep import Weights
+from duat_cli.models.sweep.passes import BlockCall, Forward, Recorded, behind_blocks
 from duat_cli.models.terms.sites import BlockSites, Site, watching
 
 GRADIENT_BYTES = 256 << 20  # of one block's batched gradients
@@ -44,38 +45,56 @@ class BlockGradient:
     sites: list[SiteGradient]
 
 
-def gradients(
-    structure: ModelStructure,
-    sites: Mapping[nn.Module, BlockSites],
-    forward: Forward,
-    recorded: Recorded,
-    probes: Tensor,
-) -> Iterator[BlockGradient]:
-    """The gradients of ⟨probe, output⟩ for every probe (probes, *output.shape), from the last block to the first.
+class Backward:
+    """The gradients of ⟨probe, output⟩ for every probe, from the last block to the first.
 
-    Yields each block in pieces of some probes if the gradients of all of them would not fit.
+    It is a pass itself, which takes the probes through what follows the last block; `through` then takes them through
+    one block after the other, downwards.
     """
-    with torch.enable_grad():
-        hidden = recorded.calls[-1].after.detach().clone().requires_grad_()
-        output = run_from(structure, forward, recorded, hidden)
-        (at_output,) = _pulled(output, [hidden], probes)
-    for number in reversed(range(len(recorded.calls))):
-        call = recorded.calls[number]
-        parts = structure.block(number).parts
+
+    def __init__(
+        self,
+        structure: ModelStructure,
+        sites: Mapping[nn.Module, BlockSites],
+        forward: Forward,
+        recorded: Recorded,
+        probes: Callable[[], Tensor],
+        weights: Weights | None = None,
+    ) -> None:
+        """probes: makes (probes, *output.shape) when they are needed. weights: as of `BlockPass`."""
+        self._structure, self._sites, self._recorded, self._probes = structure, sites, recorded, probes
+        self._hidden = recorded.calls[-1].after.detach().clone().requires_grad_()
+        self._end = behind_blocks(structure, forward, recorded, self._hidden, weights)
+        self._at_output = torch.empty(0)  # the gradients at the output of the block that is next, (probes, 1, N, M)
+
+    def active(self) -> contextlib.AbstractContextManager[None]:
+        """What `run` needs around it."""
+        return self._end.active()
+
+    def run(self) -> None:
+        """From the output to the last block."""
+        self._end.run()
+        (self._at_output,) = _pulled(self._end.output, [self._hidden], self._probes())
+        del self._end, self._hidden
+
+    def through(self, number: int) -> Iterator[BlockGradient]:
+        """The next block, in pieces of some probes if the gradients of all of them would not fit."""
+        call = self._recorded.calls[number]
+        parts = self._structure.block(number).parts
         x = call.before.detach().clone().requires_grad_()
         captured: list[tuple[Site, Tensor, Tensor | None]] = []
 
-        def capture(site: Site, value: Tensor, index: Tensor | None, captured: list[Any] = captured) -> Tensor:
+        def capture(site: Site, value: Tensor, index: Tensor | None) -> Tensor:
             if not value.requires_grad:
                 value = value.detach().requires_grad_()
             captured.append((site, value, index))
             return value.clone()  # what the block does to it in place must not reach the captured tensor
 
-        with torch.enable_grad(), SlopesOnce(), watching(sites[parts.module].sites, capture):
+        with torch.enable_grad(), SlopesOnce(), watching(self._sites[parts.module].sites, capture):
             args, kwargs = parts.hidden.put(call.args, call.kwargs, x.clone())  # blocks may write to it
             after = hidden_of(parts.module(*args, **kwargs), x)
         below: list[Tensor] = []
-        for piece in at_output.split(_piece(captured, x)):
+        for piece in self._at_output.split(_piece(captured, x)):
             # nothing stands in front of the first block
             inputs = [value for _, value, _ in captured] + ([x] if number else [])
             grads = _pulled(after, inputs, piece) if inputs else []
@@ -86,7 +105,7 @@ def gradients(
                 for (site, value, index), gradient in zip(captured, grads, strict=True)
             ]
             yield BlockGradient(number, call, slice(first, first + len(piece)), piece, found)
-        at_output = torch.cat(below) if len(below) > 1 else below[0]
+        self._at_output = torch.cat(below) if len(below) > 1 else below[0]
 
 
 def _piece(captured: Sequence[tuple[Site, Tensor, Tensor | None]], x: Tensor) -> int:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from greenlet import GreenletExit, getcurrent, greenlet
+from torch import nn
 
 
 class Pass(Protocol):
@@ -35,6 +36,30 @@ class Weights(Protocol):
     held: Any
 
     def hold(self, page: Any) -> None: ...
+
+    def release(self) -> None: ...
+
+    def bring(self, module: nn.Module) -> None:
+        """Have the weights of a block in memory, outside of any call of it."""
+        ...
+
+
+class Visit:
+    """A pass that goes from block to block and looks at the weights."""
+
+    def __init__(self, blocks: Sequence[nn.Module], look: Callable[[int], None], weights: Weights | None) -> None:
+        """look(number): called for every block while its weights are in memory. weights: None where all are."""
+        self._blocks, self._look, self._weights = blocks, look, weights
+
+    def active(self) -> contextlib.AbstractContextManager[None]:
+        """What `run` needs around it."""
+        return contextlib.nullcontext()
+
+    def run(self) -> None:
+        for number, module in enumerate(self._blocks):
+            if self._weights is not None:
+                self._weights.bring(module)
+            self._look(number)
 
 
 def one_by_one(passes: Sequence[Pass]) -> None:

@@ -6,23 +6,35 @@ A removal in block i changes nothing in front of it, so its effect needs the blo
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.instrument.calls import hidden_of, without_cache
 from duat_cli.models.instrument.hooks import patched
+from duat_cli.models.sweep.lockstep import Weights
 from duat_cli.models.terms.sites import BlockSites, Site, TermId, watching
 
 Forward = Callable[[], Tensor]  # one pass of the model, to the tensor whose change is of interest
-Handler = Callable[[int, Callable[..., Any], Sequence[Any], dict[str, Any]], Any]
+Original = Callable[..., Any]  # a block's own forward
+Handler = Callable[[int, BlockParts, Original, Sequence[Any], dict[str, Any]], Any]
+
+
+class Blocks(Protocol):
+    """The blocks of a model, or those that are known so far."""
+
+    def elements(self) -> Sequence[nn.Module]:
+        """Every module that is a block, or may turn out to be one, once."""
+        ...
+
+    def parts_of(self, module: nn.Module) -> BlockParts: ...
 
 
 @dataclass(frozen=True)
@@ -42,6 +54,12 @@ class Recorded:
 
     output: Tensor
     calls: list[BlockCall]
+
+
+class Calls(Protocol):
+    """Recorded block calls by number."""
+
+    def __getitem__(self, number: int, /) -> BlockCall: ...
 
 
 Means = Mapping[tuple[int, Site | None], Tensor]  # (block call, site; None: the whole block) -> mean value, (width,)
@@ -93,17 +111,82 @@ def removals(
     return found
 
 
-def record(
-    structure: ModelStructure,
+class BlockPass:
+    """A pass in which every block call goes through `handle(call number, parts, own forward, args, kwargs)`.
+
+    gradient: with a graph. Where `weights` are given that are read block by block, nothing is read for the first
+    `start` block calls, whose own forward `handle` must not call.
+    """
+
+    def __init__(
+        self,
+        blocks: Blocks,
+        forward: Forward,
+        handle: Handler,
+        *,
+        gradient: bool = False,
+        weights: Weights | None = None,
+        start: int = 0,
+    ) -> None:
+        self._blocks, self._forward, self._handle, self._gradient = blocks, forward, handle, gradient
+        self._weights, self._start, self._number = weights, start, 0
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """What `run` needs around it."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(self._gradient))
+            modules = self._blocks.elements()
+            for module in modules:
+                stack.enter_context(patched(module, self._numbered))
+            if self._weights is not None and self._number < self._start:
+                stack.enter_context(self._passing(self._weights, set(modules)))
+            yield
+
+    def run(self) -> None:
+        """The pass; leaves its `output`."""
+        self.output = self._forward()
+
+    def _numbered(self, module: nn.Module, original: Original) -> Original:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            number, self._number = self._number, self._number + 1
+            return self._handle(number, self._blocks.parts_of(module), original, args, kwargs)
+
+        return forward
+
+    @contextlib.contextmanager
+    def _passing(self, weights: Weights, modules: set[nn.Module]) -> Iterator[None]:
+        """Go through the doors of the first blocks without asking for their pages."""
+        ask = weights.at_door
+
+        def at_door(page: Any) -> None:
+            if self._number >= self._start or modules.isdisjoint(page.doors):
+                ask(page)
+
+        weights.at_door = at_door
+        try:
+            yield
+        finally:
+            weights.at_door = ask
+
+
+def run_alone(one: BlockPass) -> Tensor:
+    """The output of a pass that nothing else runs beside."""
+    with one.active():
+        one.run()
+    return one.output
+
+
+def recording(
+    blocks: Blocks,
     forward: Forward,
+    calls: list[BlockCall],
     sites: Mapping[nn.Module, BlockSites] | None = None,
     see: Callable[[int, Site, Tensor], None] | None = None,
-) -> Recorded:
-    """Run `forward` and keep every block's input and output; `see(block call, site, tensor)` is shown every site."""
-    calls: list[BlockCall] = []
+) -> BlockPass:
+    """A pass that puts every block call into `calls`; `see(block call, site, tensor)` is shown every site."""
 
-    def handle(number: int, original: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        parts = structure.block(number).parts
+    def handle(number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         before = parts.hidden.get(args, kwargs).clone()
 
         def show(site: Site, value: Tensor, index: Tensor | None) -> None:
@@ -116,22 +199,69 @@ def record(
         calls.append(BlockCall(*plain, output, before, hidden_of(output, before).clone()))
         return output
 
-    with torch.no_grad(), _block_calls(structure, handle):
-        output = forward()
-    return Recorded(output, calls)
+    return BlockPass(blocks, forward, handle)
 
 
-def prove_chained(structure: ModelStructure, forward: Forward) -> None:
-    """UnsupportedModelError if a block reads more of the blocks in front of it than their hidden states.
+def record(
+    structure: ModelStructure,
+    forward: Forward,
+    sites: Mapping[nn.Module, BlockSites] | None = None,
+    see: Callable[[int, Site, Tensor], None] | None = None,
+) -> Recorded:
+    """Run `forward` and keep every block's input and output; `see` as of `recording`."""
+    calls: list[BlockCall] = []
+    return Recorded(run_alone(recording(structure, forward, calls, sites, see)), calls)
+
+
+class Leading:
+    """A recording pass that keeps no more than passes need which follow it block by block: the calls since it was last
+    taken up."""
+
+    def __init__(self, blocks: Blocks, forward: Forward) -> None:
+        self._first = 0
+        self._calls: list[BlockCall] = []
+        self._pass = recording(blocks, forward, self._calls)
+
+    def __getitem__(self, number: int) -> BlockCall:
+        assert number >= self._first, f"block call {number} is asked for behind block call {self._first}"
+        return self._calls[number - self._first]
+
+    @property
+    def output(self) -> Tensor:
+        """Once it has run."""
+        return self._pass.output
+
+    def active(self) -> contextlib.AbstractContextManager[None]:
+        """What `run` needs around it."""
+        self._first += len(self._calls)
+        self._calls.clear()
+        return self._pass.active()
+
+    def run(self) -> None:
+        """The pass."""
+        self._pass.run()
+
+
+class Chain:
+    """Two passes that show whether a block reads more of the blocks in front of it than their hidden states.
 
     Keys shared between layers are such a case: a gradient carried back block by block would miss that way.
     """
-    first: list[list[Tensor]] = []
-    second: list[list[Tensor]] = []
 
-    def handle_into(seen: list[list[Tensor]], shift: float) -> Handler:
-        def handle(number: int, original: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-            hidden = structure.block(number).parts.hidden.get(args, kwargs)
+    def __init__(self, blocks: Blocks, forward: Forward) -> None:
+        self._names: list[str] = []
+        self._seen: tuple[list[list[Tensor]], list[list[Tensor]]] = [], []
+        self.passes = [
+            BlockPass(blocks, forward, self._handler(seen, shift))
+            for seen, shift in zip(self._seen, (0.0, 0.1), strict=True)
+        ]
+
+    def _handler(self, seen: list[list[Tensor]], shift: float) -> Handler:
+        def handle(
+            number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]
+        ) -> Any:
+            hidden = parts.hidden.get(args, kwargs)
+            self._names[number:] = [parts.name]
             seen.append([t.clone() for t in _tensors((list(args), kwargs)) if t is not hidden])
             before = hidden.clone()
             output = original(*args, **kwargs)
@@ -140,17 +270,14 @@ def prove_chained(structure: ModelStructure, forward: Forward) -> None:
 
         return handle
 
-    with torch.no_grad():
-        for seen, shift in ((first, 0.0), (second, 0.1)):
-            with _block_calls(structure, handle_into(seen, shift)):
-                forward()
-    for number, (before, after) in enumerate(zip(first, second, strict=True)):
-        if len(before) != len(after) or not all(map(torch.equal, before, after)):
-            name = structure.block(number).parts.name
-            raise UnsupportedModelError(
-                f"{name} reads more of the blocks in front of it than their hidden states (shared keys, perhaps), "
-                "so what a removal does to it cannot be followed"
-            )
+    def require(self) -> None:
+        """UnsupportedModelError where a block does, once both passes have run."""
+        for name, before, after in zip(self._names, *self._seen, strict=True):
+            if len(before) != len(after) or not all(map(torch.equal, before, after)):
+                raise UnsupportedModelError(
+                    f"{name} reads more of the blocks in front of it than their hidden states (shared keys, perhaps), "
+                    "so what a removal does to it cannot be followed"
+                )
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -166,37 +293,51 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(inner)
 
 
-def run_without(structure: ModelStructure, forward: Forward, recorded: Recorded, gone: Removals) -> Tensor:
-    """The pass once more with `gone` taken out; blocks before the first are not run again."""
+def without(
+    structure: ModelStructure,
+    forward: Forward,
+    calls: Calls,
+    gone: Removals,
+    weights: Weights | None = None,
+) -> BlockPass:
+    """The pass once more with `gone` taken out; blocks before the first are not run again.
+
+    calls: of the pass without it. weights: those that need not be read for these blocks, as of `BlockPass`.
+    """
     start = min(gone, default=0)
 
-    def handle(number: int, original: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def handle(number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if number < start:
-            call = recorded.calls[number]
+            call = calls[number]
             return with_hidden(call.output, call.before, call.after.clone())
         removal = gone.get(number)
         if removal is None:
             return original(*args, **kwargs)
-        before = structure.block(number).parts.hidden.get(args, kwargs)
+        before = parts.hidden.get(args, kwargs)
         before = before.clone() if removal.whole else before
         with watching(list(removal.masks), removal.edit):
             output = original(*args, **kwargs)
         return with_hidden(output, before, removal.bridge(before)) if removal.whole else output
 
-    with torch.no_grad(), _block_calls(structure, handle):
-        return forward()
+    return BlockPass(structure, forward, handle, weights=weights, start=start)
 
 
-def run_from(structure: ModelStructure, forward: Forward, recorded: Recorded, hidden: Tensor) -> Tensor:
-    """What follows the last block, on `hidden` in place of its output; with a graph if grad is enabled."""
-    last = len(recorded.calls) - 1
+def run_without(structure: ModelStructure, forward: Forward, recorded: Recorded, gone: Removals) -> Tensor:
+    """The output of `without`, run alone."""
+    return run_alone(without(structure, forward, recorded.calls, gone))
 
-    def handle(number: int, original: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+
+def behind_blocks(
+    structure: ModelStructure, forward: Forward, recorded: Recorded, hidden: Tensor, weights: Weights | None = None
+) -> BlockPass:
+    """What follows the last block, on `hidden` in place of its output, with a graph."""
+    count = len(recorded.calls)
+
+    def handle(number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         call = recorded.calls[number]
-        return with_hidden(call.output, call.before, hidden if number == last else call.after)
+        return with_hidden(call.output, call.before, hidden if number == count - 1 else call.after)
 
-    with _block_calls(structure, handle):
-        return forward()
+    return BlockPass(structure, forward, handle, gradient=True, weights=weights, start=count)
 
 
 def with_hidden(output: Any, like: Tensor, hidden: Tensor) -> Any:
@@ -208,17 +349,3 @@ def with_hidden(output: Any, like: Tensor, hidden: Tensor) -> Any:
         return type(output)(**{**output, key: hidden})
     place = next(k for k, v in enumerate(output) if isinstance(v, Tensor) and v.shape == like.shape)
     return type(output)([*output[:place], hidden, *output[place + 1 :]])
-
-
-@contextlib.contextmanager
-def _block_calls(structure: ModelStructure, handle: Handler) -> Iterator[None]:
-    """While active, every block call goes through `handle(call number, the block's own forward, args, kwargs)`."""
-    numbers = itertools.count()
-
-    def numbered(module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **kwargs: handle(next(numbers), original, args, kwargs)
-
-    with contextlib.ExitStack() as stack:
-        for block in structure.blocks:
-            stack.enter_context(patched(block.parts.module, numbered))
-        yield

@@ -85,13 +85,17 @@ def find_branches(structure: ModelStructure, sites: Mapping[nn.Module, BlockSite
     def listen(run: BlockRun) -> None:
         module = run.parts.module
         if module not in found:
-            ends = [*sites[module].of("attention"), *sites[module].of("ffn")]
-            found[module] = {end: _branch_or_reason(run, end) for end in ends}
+            found[module] = block_branches(run, sites[module])
 
     ids = probe_ids(structure.stack, DISCOVERY_TOKENS)
     with structure.rig().active() as rig:
         rig.run(lambda: run_stack(structure.stack, ids), listen)
     return found
+
+
+def block_branches(run: BlockRun, sites: BlockSites) -> dict[Site, Branch | str]:
+    """Those of one block, from its run on the probe prompt."""
+    return {end: _branch_or_reason(run, end) for end in [*sites.of("attention"), *sites.of("ffn")]}
 
 
 def _branch_or_reason(run: BlockRun, site: Site) -> Branch | str:

@@ -48,32 +48,20 @@ class Inner:
 
 
 def inner_of(structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], written: Trace, number: int) -> Inner:
-    """Everything of the block call of that number, from a trace of the model."""
+    """Everything of the block call of that number, from a trace of this call."""
     parts = structure.block(number).parts
-    calls = structure.calls
-    turn, turns = sum(m is parts.module for m in calls[:number]), sum(m is parts.module for m in calls)
     attention = [c for c in written.attention if c.module in parts.attention]
-    each = len(attention) // turns
+    each = len(attention)
     heads: tuple[Tensor, HeadFactors] | str = f"it calls attention {each} times; heads are defined for one call"
     if each == 1:
-        heads = or_reason(lambda: layer_factors(parts, written, attention[turn]))
+        heads = or_reason(lambda: layer_factors(parts, written, attention[0]))
     routed = sites[parts.module].of("expert")
     units = []
-    for event in _unit_events(parts, written, turn, turns):
+    for event in (e for e in written.events if e.module in parts.units):
         occurrence = next(k for k, e in enumerate(written.calls(event.module)) if e is event)
         units.append((event.module, _form(parts, routed, written, event.module, occurrence)))
-    event = written.calls(parts.module)[turn]
-    return Inner(event, parts, attention[turn] if each == 1 else None, heads, tuple(units))
-
-
-def _unit_events(parts: BlockParts, written: Trace, turn: int, turns: int) -> list[Event]:
-    """The unit calls of one block call, in the order in which they ended."""
-    found: list[Event] = []
-    for unit in parts.units:
-        events = written.calls(unit)
-        each = len(events) // turns
-        found += events[turn * each : (turn + 1) * each]
-    return sorted(found, key=written.events.index)
+    one = attention[0] if each == 1 else None
+    return Inner(written.calls(parts.module)[0], parts, one, heads, tuple(units))
 
 
 def _form(

@@ -23,6 +23,7 @@ from duat_cli.models.arrays import relative_error, rounding, same_storage
 from duat_cli.models.block.linears import has_matrix
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
+from duat_cli.models.instrument.calls import without_cache
 from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.tracing import Event, Trace, trace
 
@@ -171,37 +172,32 @@ def find_sites(
     found = {}
     for block in structure.blocks:
         bring(block.parts.module)
-        found[block.parts.module] = _sites(block.parts, written)
-    for kind in _BRANCHES:
-        for turn in range(max(len(sites.of(kind)) for sites in found.values())):
-            _put_behind_norms(structure, found, kind, turn, ids)
+        found[block.parts.module] = block_sites(block.parts, written)
     return found
 
 
-_BRANCHES: tuple[Kind, ...] = ("attention", "ffn")
+def block_sites(parts: BlockParts, written: Trace) -> BlockSites:
+    """The sites of one block, from what was written down of it; its weights are there."""
+    found = _sites(parts, written)
+    event = written.calls(parts.module)[0]
+    sites = tuple(_put_behind_norm(parts, event, s) if s.kind in ("attention", "ffn") else s for s in found.sites)
+    return replace(found, sites=sites)
 
 
-def _put_behind_norms(
-    structure: ModelStructure, found: dict[nn.Module, BlockSites], kind: Kind, turn: int, ids: Tensor
-) -> None:
-    """Give the branch of that kind and turn in every block the norm behind it: one whose input is zero without it."""
-    chosen = {module: sites.of(kind)[turn] for module, sites in found.items() if len(sites.of(kind)) > turn}
+def _put_behind_norm(parts: BlockParts, event: Event, site: Site) -> Site:
+    """Give a branch the norm behind it, if there is one: its input is zero without the branch."""
     silent: dict[nn.Module, bool] = {}  # in the order of their calls
 
     def read(norm: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         tensor = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
         silent[norm] = silent.get(norm, True) and not bool(tensor.any())
 
-    unbiased = [norm for b in structure.blocks for norm, form in b.parts.norms.items() if form.bias is None]
-    with torch.no_grad(), hooked(unbiased, read), watching(list(chosen.values()), _silence):
-        run_stack(structure.stack, ids)
-    for block in structure.blocks:
-        site = chosen.get(block.parts.module)
-        behind = next((norm for norm, zero in silent.items() if zero and norm in block.parts.norms), None)
-        if site is not None and behind is not None:
-            sites = found[block.parts.module]
-            moved = tuple(replace(s, behind=behind) if s is site else s for s in sites.sites)
-            found[block.parts.module] = replace(sites, sites=moved)
+    unbiased = [norm for norm, form in parts.norms.items() if form.bias is None]
+    with torch.no_grad(), hooked(unbiased, read), watching([site], _silence):
+        event.module(
+            *without_cache(event.args), **dict(zip(event.kwargs, without_cache(event.kwargs.values()), strict=True))
+        )
+    return replace(site, behind=next((norm for norm, zero in silent.items() if zero), None))
 
 
 def _silence(site: Site, tensor: Tensor, index: Tensor | None) -> Tensor:

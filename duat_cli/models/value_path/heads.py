@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -11,7 +13,7 @@ from duat_cli.models.block.linears import bias_of, matrix_of
 from duat_cli.models.block.norms import recognise
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.instrument.attention import AttentionCall
-from duat_cli.models.instrument.tracing import Trace
+from duat_cli.models.instrument.tracing import Event, Trace
 from duat_cli.models.value_path.projections import value_layer
 from duat_cli.operators.kronecker import HeadFactors
 
@@ -49,9 +51,9 @@ def require_averages(call: AttentionCall) -> None:
             raise UnsupportedModelError("rows of its attention sum to more than 1")
 
 
-def norm_before(written: Trace, source: Tensor) -> nn.Module:
-    """The norm whose output `source` is; UnsupportedModelError where it is read past any norm."""
-    for event in written.events:
+def norm_before(events: Sequence[Event], source: Tensor) -> nn.Module:
+    """The norm among these calls whose output `source` is; UnsupportedModelError where there is none."""
+    for event in events:
         if any(event.module.children()) or len(event.tensors) != 1 or not equal(event.result, source):
             continue
         x = event.tensors[0]

@@ -10,10 +10,10 @@ import torch
 from helpers import single_model, token_ids
 from torch import Tensor
 
-from duat_cli.analysis.prune.criteria import Activations, block_scores, taylor, weight_scores
+from duat_cli.analysis.prune.criteria import Activations, WeightScores, block_scores
 from duat_cli.analysis.prune.damage import Loss
 from duat_cli.analysis.prune.readings import Readings
-from duat_cli.analysis.prune.responses import TermList
+from duat_cli.analysis.prune.responses import TermList, responses
 from duat_cli.models.discovery.structure import discover, run_stack
 from duat_cli.models.sweep.passes import record
 from duat_cli.models.terms.sites import TermId, find_sites
@@ -31,7 +31,10 @@ def prepared(model_type: str) -> tuple[Any, Any, Any, Any, list[Tensor], Any]:
     seen = Activations()
     for ids in inputs:
         record(structure, lambda ids=ids: run_stack(structure.stack, ids)[0], sites, seen.see)
-    return model, structure, sites, terms, inputs, weight_scores(structure, sites, terms, seen)
+    scores = WeightScores(structure, sites, terms, seen)
+    for number in range(len(structure.calls)):
+        scores.look(number)
+    return model, structure, sites, terms, inputs, scores.found
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "bert"])
@@ -75,7 +78,7 @@ def test_taylor_is_the_gradient_times_the_activation() -> None:
     ids = inputs[1]
     loss = Loss(model)
     recorded = record(structure, loss.forward(ids))
-    found = taylor(structure, sites, loss, terms, ids, recorded)
+    found = responses(structure, sites, loss, ids, recorded, terms, 0, 0)[0].double().abs()
     down = structure.calls[1].mlp.down_proj
     kept: list[Tensor] = []
 

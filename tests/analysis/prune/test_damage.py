@@ -13,7 +13,7 @@ from torch import Tensor
 
 from duat_cli.analysis.prune.damage import Divergence, Hidden, Loss, metric_for
 from duat_cli.errors import InputError
-from duat_cli.models.discovery.causality import is_causal, why_no_next_token
+from duat_cli.models.discovery.causality import head_of, why_no_next_token
 from duat_cli.models.discovery.structure import discover
 from duat_cli.statistics import divergence
 
@@ -165,7 +165,7 @@ def test_default_metric(model_type: str, default: str, causal: bool) -> None:
     metric = metric_for(None, model, structure)
     assert metric.name == default
     if default == "kl":
-        assert is_causal(model, structure) == causal
+        assert head_of(model, structure.stack).causal == causal
         assert ("next-token" in metric.meaning) == causal  # a masked LM predicts the token itself
 
 
@@ -176,7 +176,7 @@ def test_a_decoder_without_a_mask_is_not_causal() -> None:
     model, _ = structure_of("bert")
     model = BertLMHeadModel._from_config(model.config, attn_implementation="eager").eval()
     structure = discover(model)
-    assert not is_causal(model, structure)
+    assert not head_of(model, structure.stack).causal
     with pytest.raises(InputError, match="does not predict the next token"):
         metric_for("nll", model, structure)
 
@@ -192,7 +192,7 @@ def test_causality_of_an_untrained_model_in_every_dtype(decoder: bool, dtype: to
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model: Any = ElectraForCausalLM._from_config(config, attn_implementation="eager").eval().to(dtype)
-    assert is_causal(model, discover(model)) == decoder
+    assert head_of(model, discover(model).stack).causal == decoder
 
 
 def test_a_head_whose_output_has_another_name_is_none() -> None:

@@ -12,13 +12,22 @@ from torch import Tensor
 
 from duat_cli.analysis.prune.ablation import Ablator, measured
 from duat_cli.analysis.prune.damage import Hidden, Loss
-from duat_cli.analysis.prune.plans import BEYOND, TESTED_SETS, Nested, Point, guaranteed, nested_sets, predicted_curve
+from duat_cli.analysis.prune.plans import (
+    BEYOND,
+    TESTED_SETS,
+    Nested,
+    Point,
+    Trial,
+    nested_sets,
+    predicted_curve,
+    try_alone,
+)
 from duat_cli.analysis.prune.responses import TermList, responses
 from duat_cli.errors import InputError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.discovery.structure import discover
 from duat_cli.models.terms.sites import TermId, find_sites
-from duat_cli.statistics.binomial import allowed, prompts_needed
+from duat_cli.statistics.binomial import NestedChoice, allowed, prompts_needed
 
 
 class Fake:
@@ -43,6 +52,14 @@ class Fake:
 
 def prompts(count: int) -> list[Prompt]:
     return [Prompt("", str(k), torch.zeros(1, 1, dtype=torch.long), k) for k in range(count)]
+
+
+def guaranteed(
+    fake: Fake, sets: Nested, held_out: list[Prompt], budget: float, share: float, confidence: float
+) -> tuple[NestedChoice, list[int]]:
+    trial = Trial(sets, len(held_out), budget, share, confidence)
+    try_alone(fake, trial, held_out, lambda *_: None)  # type: ignore[arg-type]
+    return trial.choice(), trial.sizes
 
 
 def nested(size: int) -> Nested:
@@ -109,7 +126,7 @@ def test_one_block_always_stays(count: int) -> None:
         return
     assert found.chosen is not None
     assert found.chosen.removed == count - 1
-    choice, sizes = guaranteed(fake, found, prompts(40), 0.5, 0.1, 0.95, lambda *_: None)  # type: ignore[arg-type]
+    choice, sizes = guaranteed(fake, found, prompts(40), 0.5, 0.1, 0.95)
     assert choice.chosen is not None
     assert sizes[choice.chosen] == count - 1
 
@@ -191,7 +208,7 @@ def test_the_statement_fails_no_more_often_than_it_says(share: float, confidence
     for _ in range(rounds):
         drawn = torch.rand(60, generator=generator).tolist()
         fake = Fake(lambda prompt, removed, drawn=drawn: float(drawn[prompt] < truth[removed]))
-        choice, sizes = guaranteed(fake, nested(4), prompts(60), 0.5, share, confidence, lambda *_: None)  # type: ignore[arg-type]
+        choice, sizes = guaranteed(fake, nested(4), prompts(60), 0.5, share, confidence)
         if choice.chosen is not None:
             given += 1
             wrong += truth[sizes[choice.chosen]] > share
@@ -203,7 +220,7 @@ def test_the_statement_fails_no_more_often_than_it_says(share: float, confidence
 def test_the_counts_are_those_of_the_set_that_is_named() -> None:
     exceeded = {5: 1, 10: 2, 15: 4, 20: 30}
     fake = Fake(lambda prompt, removed: 1.0 if prompt < exceeded[removed] else 0.0)
-    choice, sizes = guaranteed(fake, nested(20), prompts(100), 0.5, 0.1, 0.95, lambda *_: None)  # type: ignore[arg-type]
+    choice, sizes = guaranteed(fake, nested(20), prompts(100), 0.5, 0.1, 0.95)
     assert sizes == [5, 10, 15, 20]
     assert allowed(100, 0.1, 0.95) == 4
     assert choice.chosen == 2
@@ -213,14 +230,14 @@ def test_the_counts_are_those_of_the_set_that_is_named() -> None:
 
 def test_a_set_that_has_failed_and_all_larger_ones_are_run_no_more() -> None:
     fake = Fake(lambda prompt, removed: 1.0 if removed > 5 else 0.0)
-    choice, _ = guaranteed(fake, nested(20), prompts(100), 0.5, 0.1, 0.95, lambda *_: None)  # type: ignore[arg-type]
+    choice, _ = guaranteed(fake, nested(20), prompts(100), 0.5, 0.1, 0.95)
     assert choice.chosen == 0
     assert fake.runs < 100 * TESTED_SETS * 0.6
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_sets_of_few_terms(size: int) -> None:
-    choice, sizes = guaranteed(Fake(lambda *_: 0.0), nested(size), prompts(40), 0.5, 0.1, 0.95, lambda *_: None)  # type: ignore[arg-type]
+    choice, sizes = guaranteed(Fake(lambda *_: 0.0), nested(size), prompts(40), 0.5, 0.1, 0.95)
     assert sizes == list(range(1, size + 1))
     assert choice.chosen == size - 1
 
@@ -229,4 +246,4 @@ def test_too_few_prompts_are_refused() -> None:
     needed = prompts_needed(0.1, 0.95)
     assert needed == 29  # 0.9^29 < 0.05 < 0.9^28
     with pytest.raises(InputError, match="29"):
-        guaranteed(Fake(lambda *_: 0.0), nested(2), prompts(28), 0.5, 0.1, 0.95, lambda *_: None)  # type: ignore[arg-type]
+        guaranteed(Fake(lambda *_: 0.0), nested(2), prompts(28), 0.5, 0.1, 0.95)

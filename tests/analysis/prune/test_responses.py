@@ -18,6 +18,7 @@ from duat_cli.analysis.prune.responses import SEED, TermList, responses
 from duat_cli.kinds import Kind
 from duat_cli.models.discovery.structure import ModelStructure, discover
 from duat_cli.models.sweep import gradients
+from duat_cli.models.sweep.lockstep import one_by_one
 from duat_cli.models.sweep.passes import Recorded, record
 from duat_cli.models.terms.sites import TermId, find_sites
 
@@ -148,10 +149,13 @@ def bias_response(
 ) -> Tensor:  # fmt: skip
     generator = torch.Generator().manual_seed(SEED)
     probes = metric.probes(recorded.output, ids, lambda s: torch.randn(s, generator=generator), PROBES)
-    for found in gradients.gradients(structure, sites, metric.forward(ids), recorded, probes):
-        for at in found.sites:
-            if found.number == block and at.site == site:
-                return (at.gradient * bias.detach()).flatten(1).sum(dim=1)
+    walk = gradients.Backward(structure, sites, metric.forward(ids), recorded, lambda: probes)
+    one_by_one([walk])
+    for number in reversed(range(len(recorded.calls))):
+        for found in walk.through(number):
+            for at in found.sites:
+                if number == block and at.site == site:
+                    return (at.gradient * bias.detach()).flatten(1).sum(dim=1)
     raise AssertionError("no such site")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,8 +12,18 @@ from torch import Tensor, nn
 
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.sweep import gradients
-from duat_cli.models.sweep.passes import record, with_hidden
+from duat_cli.models.sweep.gradients import Backward, BlockGradient
+from duat_cli.models.sweep.lockstep import one_by_one
+from duat_cli.models.sweep.passes import Forward, Recorded, record, with_hidden
 from duat_cli.models.terms.sites import find_sites
+
+
+def walked(structure: ModelStructure, forward: Forward, recorded: Recorded, probes: Tensor) -> Iterator[BlockGradient]:
+    """All blocks, from the last."""
+    walk = Backward(structure, find_sites(structure), forward, recorded, lambda: probes)
+    one_by_one([walk])
+    for number in reversed(range(len(recorded.calls))):
+        yield from walk.through(number)
 
 
 @pytest.mark.parametrize("model_type", TYPES)
@@ -24,9 +34,7 @@ def test_gradients_are_those_of_the_whole_model(model_type: str) -> None:
     recorded = record(structure, forward)
     generator = torch.Generator().manual_seed(3)
     probes = torch.randn(3, *recorded.output.shape, generator=generator)
-    found = {
-        b.number: b.after for b in gradients.gradients(structure, find_sites(structure), forward, recorded, probes)
-    }
+    found = {b.number: b.after for b in walked(structure, forward, recorded, probes)}
     assert list(found) == list(range(len(structure.calls)))[::-1]
     for number, got in found.items():
         leaf = recorded.calls[number].after.clone().requires_grad_()
@@ -60,12 +68,11 @@ def test_the_size_of_a_piece_changes_nothing(model_type: str, monkeypatch: pytes
     _, structure, ids = prepared(model_type)
     forward = forward_of(structure, ids)
     recorded = record(structure, forward)
-    sites = find_sites(structure)
     probes = torch.randn(5, *recorded.output.shape, generator=torch.Generator().manual_seed(3))
 
     def walk() -> dict[tuple[int, int, int], Tensor]:
         found: dict[tuple[int, int, int], Tensor] = {}
-        for block in gradients.gradients(structure, sites, forward, recorded, probes):
+        for block in walked(structure, forward, recorded, probes):
             for k, at in enumerate(block.sites):
                 for row, gradient in zip(range(block.probes.start, block.probes.stop), at.gradient, strict=True):
                     found[block.number, k, row] = gradient.clone()
@@ -86,7 +93,7 @@ def test_a_walk_cut_short_leaves_nothing_behind(model_type: str) -> None:
     forward = forward_of(structure, ids)
     recorded = record(structure, forward)
     probes = torch.randn(2, *recorded.output.shape)
-    walk = gradients.gradients(structure, find_sites(structure), forward, recorded, probes)
+    walk = walked(structure, forward, recorded, probes)
     next(walk)
     assert untouched(model)
     walk.close()

@@ -12,12 +12,19 @@ from torch import Tensor
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.discovery.structure import discover
-from duat_cli.models.sweep.passes import Removal, prove_chained, record, run_from, run_without
+from duat_cli.models.sweep.lockstep import one_by_one
+from duat_cli.models.sweep.passes import Chain, Removal, behind_blocks, record, run_alone, run_without
 from duat_cli.models.terms.sites import TermId, find_sites
 
 
 class StoppedError(Exception):
     pass
+
+
+def require_chained(structure: Any, forward: Any) -> None:
+    chain = Chain(structure, forward)
+    one_by_one(chain.passes)
+    chain.require()
 
 
 @pytest.mark.parametrize("model_type", TYPES)
@@ -31,8 +38,7 @@ def test_a_recorded_pass_is_the_pass(model_type: str) -> None:
     assert torch.equal(run_without(structure, forward, recorded, {}), own)
     for before, after in zip(recorded.calls, recorded.calls[1:], strict=False):
         assert torch.equal(before.after, after.before)
-    with torch.no_grad():
-        assert torch.equal(run_from(structure, forward, recorded, recorded.calls[-1].after), own)
+    assert torch.equal(run_alone(behind_blocks(structure, forward, recorded, recorded.calls[-1].after)), own)
     assert untouched(model)
 
 
@@ -61,8 +67,7 @@ def test_a_removed_block_is_its_input(model_type: str) -> None:
     recorded = record(structure, forward)
     last = len(structure.calls) - 1
     output = run_without(structure, forward, recorded, {last: Removal({}, whole=True)})
-    with torch.no_grad():
-        assert torch.equal(output, run_from(structure, forward, recorded, recorded.calls[last].before))
+    assert torch.equal(output, run_alone(behind_blocks(structure, forward, recorded, recorded.calls[last].before)))
 
 
 def test_what_stands_in_for_a_removed_term() -> None:
@@ -98,7 +103,7 @@ def test_an_exception_leaves_nothing_behind(model_type: str) -> None:
         run_without(structure, forward, recorded, {1: Removal({site: torch.ones(site.count + 1)})})
     assert untouched(model)
     with pytest.raises(StoppedError):
-        prove_chained(structure, stop)
+        require_chained(structure, stop)
     assert untouched(model)
     assert torch.equal(record(structure, forward).output, recorded.output)
 
@@ -108,13 +113,13 @@ def test_a_block_that_reads_more_than_the_hidden_states_is_refused() -> None:
     model = single_model("llama")
     structure = discover(model)
     ids = token_ids(model)
-    prove_chained(structure, forward_of(structure, ids))
+    require_chained(structure, forward_of(structure, ids))
     layers = model.model.layers
     layers[0].register_forward_hook(lambda m, a, out: kept.append(out))
     layers[2].register_forward_pre_hook(lambda m, a, k: (a, {**k, "shared": {"keys": kept[-1]}}), with_kwargs=True)
     kept: list[Tensor] = []
     with pytest.raises(UnsupportedModelError, match=r"layers\.2 reads more"):
-        prove_chained(structure, forward_of(structure, ids))
+        require_chained(structure, forward_of(structure, ids))
 
 
 def test_scaling_by_hand_is_removal() -> None:

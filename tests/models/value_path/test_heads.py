@@ -37,14 +37,14 @@ def test_values_are_the_source_times_v(model_type: str) -> None:
     values = values if factors.value_bias is None else values + factors.value_bias[:, None]
     assert far(values, call.value[0]) <= 1e-5
     assert factors.groups == call.output.shape[2] // call.value.shape[1]
-    assert norm_before(written, source) is structure.stack.get_submodule(NORMS[model_type])
+    assert norm_before(written.events, source) is structure.stack.get_submodule(NORMS[model_type])
 
 
 def test_what_no_norm_feeds_has_none() -> None:
     for model_type, block in (("olmo2", 1), ("albert", 0)):
         source, _, written, _, _ = factors_of(single_model(model_type), block)
         with pytest.raises(UnsupportedModelError, match="not the output of a norm"):
-            norm_before(written, source)
+            norm_before(written.events, source)
 
 
 class Double(torch.nn.Module):

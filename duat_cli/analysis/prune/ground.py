@@ -1,0 +1,129 @@
+"""What is found of a model before any term is removed: its terms' places, its head, and the prompts' own passes.
+
+Where all weights are in memory each thing is found on its own, and prompts are recorded when they are needed. Where the
+weights are read block by block, all of it goes through the model beside its discovery: one read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from duat_cli.analysis.prune.ablation import MeanSums
+from duat_cli.analysis.prune.criteria import Activations
+from duat_cli.analysis.prune.damage import Metric, MetricName, hidden_states, metric_for
+from duat_cli.analysis.session import Session
+from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.discovery.causality import HeadTest, LogitsPass, head_of
+from duat_cli.models.discovery.growing import Growing
+from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, probe_ids, run_stack
+from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.instrument.tracing import Trace
+from duat_cli.models.sweep.lockstep import Pass, one_by_one
+from duat_cli.models.sweep.passes import BlockCall, BlockPass, Chain, Recorded, recording
+from duat_cli.models.terms.branches import Branch, Branches, block_branches, find_branches
+from duat_cli.models.terms.sites import BlockSites, Site, block_sites, find_sites
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What the analysis stands on."""
+
+    sites: Mapping[nn.Module, BlockSites]
+    branches: Branches
+    head: HeadTest
+    metric: Metric
+    recorded: list[Recorded] = field(default_factory=list)  # the prompts' own passes, if they have run
+    logits: Sequence[Tensor | None] | None = None  # of the prompts, where the metric looks at something else
+    seen: Activations | None = None  # what its sites held
+    sums: MeanSums | None = None  # the same, if asked for
+
+
+def ground_of(session: Session, name: MetricName | None) -> Ground:
+    """Of a model with all its weights in memory."""
+    structure, model = session.structure, session.loaded.model
+    stack = structure.stack
+    chain = Chain(structure, lambda: run_stack(stack, probe_ids(stack, DISCOVERY_TOKENS))[0])
+    one_by_one(chain.passes)
+    chain.require()
+    sites, head = find_sites(structure), head_of(model, stack)
+    metric = metric_for(name, model, structure, head)
+    return Ground(sites, find_branches(structure, sites), head, metric)
+
+
+def ground_beside(session: Session, name: MetricName | None, prompts: Sequence[Tensor], *, means: bool) -> Ground:
+    """Of a model whose weights are read block by block, with every prompt (1, N) recorded beside its discovery.
+
+    means: whether means are asked for. Which output the metric looks at is only known at the end: where it is not the
+    one that the model's class promises, the prompts are recorded once more.
+    """
+    guests: list[_Guest] = []
+
+    def begin(found: Growing) -> _Guest:
+        guests.append(_Guest(session, found, prompts, hidden=name == "hidden", means=means))
+        return guests[-1]
+
+    session.discover_beside(begin)
+    guest, structure = guests[-1], session.structure
+    guest.chain.require()
+    metric = metric_for(name, session.loaded.model, structure, guest.head)
+    if guest.logits != (metric.name != "hidden"):
+        calls: list[list[BlockCall]] = [[] for _ in prompts]
+        again = [recording(structure, metric.forward(x), kept) for x, kept in zip(prompts, calls, strict=True)]
+        session.together(again)
+        recorded = [Recorded(one.output, kept) for one, kept in zip(again, calls, strict=True)]
+    else:
+        recorded = [Recorded(one.output, kept) for one, kept in zip(guest.records, guest.calls, strict=True)]
+    for kept in guest.calls if means else ():
+        guest.sums.add(kept)
+    sums = guest.sums if means else None
+    logits = None if guest.logits else [one.found for one in guest.heads]
+    return Ground(guest.sites, guest.branches, guest.head, metric, recorded, logits, guest.seen, sums)
+
+
+class _Guest:
+    """Everything that goes through the model beside one attempt at its discovery."""
+
+    def __init__(
+        self, session: Session, found: Growing, prompts: Sequence[Tensor], *, hidden: bool, means: bool
+    ) -> None:
+        model = session.loaded.model
+        self.sites: dict[nn.Module, BlockSites] = {}
+        self.branches: dict[nn.Module, dict[Site, Branch | str]] = {}
+        self.head = HeadTest(model, found.stack, session.loaded.device)
+        self.logits = bool(self.head.passes) and not hidden
+        self.chain = Chain(found, lambda: found.forward()[0])
+        self.seen, self.sums, self._means = Activations(), MeanSums(), means
+        self.calls: list[list[BlockCall]] = [[] for _ in prompts]
+        self.records: list[BlockPass] = [
+            recording(found, self._output(model if self.logits else found.stack, ids), kept, self.sites, self._see)
+            for ids, kept in zip(prompts, self.calls, strict=True)
+        ]
+
+        besides = prompts if self.head.passes and not self.logits else ()
+        self.heads = [LogitsPass(model, ids) for ids in besides]  # the loss is asked for in any case
+
+    def proved(self, parts: BlockParts, written: Trace) -> None:
+        self.sites[parts.module] = block_sites(parts, written)
+
+    def probe(self, run: BlockRun) -> None:
+        if run.parts.module not in self.branches:
+            self.branches[run.parts.module] = block_branches(run, self.sites[run.parts.module])
+
+    def passes(self) -> list[Pass]:
+        return [*self.chain.passes, *self.head.passes, *self.records, *self.heads]
+
+    def _see(self, number: int, site: Site, value: Tensor) -> None:
+        self.seen.see(number, site, value)
+        if self._means:
+            self.sums.see(number, site, value)
+
+    def _output(self, model: Any, ids: Tensor) -> Callable[[], Any]:
+        def forward() -> Any:
+            output = run_stack(model, ids)
+            return getattr(output, "logits", None) if self.logits else hidden_states(output)
+
+        return forward

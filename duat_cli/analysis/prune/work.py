@@ -1,0 +1,363 @@
+"""What `duat prune-bound` gathers of its prompts, and in how many passes through the model.
+
+Where all weights are in memory, one prompt after the other is recorded, its gradients are carried back, it is read and
+its terms are ablated. Where the weights are read block by block, all prompts do each of these side by side: one read
+for discovery and recording, one backwards for the gradients, one for readings, certified bounds, weights and ablations,
+those of the sets that `plans` measures among them, and one for the trial of the chosen sets on held-out prompts. More
+passes than fit into WAVE_BYTES go in waves, each of which reads anew the blocks from its first ablation on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from duat_cli.analysis.decomposition import Decomposition
+from duat_cli.analysis.progress import Progress
+from duat_cli.analysis.prune.ablation import Ablation, Ablator, Tick, mean_values, waves
+from duat_cli.analysis.prune.certified import Certified
+from duat_cli.analysis.prune.criteria import Activations, Scores, WeightScores, block_scores
+from duat_cli.analysis.prune.damage import Interval, Loss, Metric, MetricName, metric_for
+from duat_cli.analysis.prune.ground import ground_beside, ground_of
+from duat_cli.analysis.prune.plans import Candidates, Nested, Trial, candidates, nested_sets, try_alone, try_together
+from duat_cli.analysis.prune.readings import Reader, Readings
+from duat_cli.analysis.prune.responses import SEED, Responses, TermList
+from duat_cli.analysis.session import Listener, Session
+from duat_cli.errors import InputError
+from duat_cli.kinds import KINDS, Kind
+from duat_cli.loading.prompts import Prompt
+from duat_cli.models.discovery.causality import LogitsPass
+from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.sweep.lockstep import Pass, Visit
+from duat_cli.models.sweep.passes import Means, Recorded, record
+from duat_cli.models.terms.sites import TermId
+from duat_cli.results.base import Skipped
+from duat_cli.statistics.binomial import NestedChoice
+
+FOLLOWED = 256  # terms carried frozen to the last block, where a model has more than this many
+NAMES: dict[Kind, str] = {
+    "neuron": "neurons",
+    "head": "heads",
+    "expert": "experts",
+    "ffn": "FFNs",
+    "attention": "attentions",
+    "block": "blocks",
+}
+
+
+@dataclass(frozen=True)
+class PruneOptions:
+    """What `duat prune-bound` computes."""
+
+    kinds: tuple[Kind, ...] = KINDS
+    metric: MetricName | None = None
+    probes: int = 32
+    measure: int = 24
+    budget: float = 0.1
+    confidence: float = 0.95
+    exceed: float = 0.1
+    ablate_mean: bool = False
+
+
+class Work:
+    """Everything about the terms of a model, under all prompts."""
+
+    def __init__(self, session: Session, prompts: Sequence[Prompt], options: PruneOptions, progress: Progress) -> None:
+        self.session, self.prompts, self.options, self.progress = session, prompts, options, progress
+        self.weights, device = session.weights, session.loaded.device
+        self._ids = [prompt.input_ids.to(device) for prompt in prompts]
+        if self.weights is None:
+            self._ground = ground_of(session, options.metric)
+        else:
+            progress(0, 1, f"discovery of the model's structure, {len(prompts)} prompts side by side")
+            self._ground = ground_beside(session, options.metric, self._ids, means=options.ablate_mean)
+        self.structure, self.sites, self.branches = session.structure, self._ground.sites, self._ground.branches
+        self.metric: Metric = self._ground.metric
+        self.skipped: list[Skipped] = []
+        self.kinds = self._kinds()
+        self.terms = TermList.of(self.structure, self.sites, self.kinds)
+        self.sample = {kind: self._sample(kind) for kind in self.kinds}
+        self.responses: list[Tensor] = []  # a prompt: (probes, terms)
+        self.readings: list[Readings] = []
+        self.errors: list[float] = []
+        self.nested: dict[Kind, Nested] = {}
+        self._damage = {kind: torch.zeros(len(places), dtype=torch.float64) for kind, places in self.sample.items()}
+        self._loss = self._loss_metric()
+        self._taylor = torch.zeros(len(self.terms.ids), dtype=torch.float64)
+        self._scored = 0
+        self._seen = self._ground.seen or Activations()
+        self._scores = WeightScores(self.structure, self.sites, self.terms, self._seen)
+        self.certified = Certified(self.structure, self.sites, device, self.weights)
+        self.ablator = Ablator(self.structure, self.sites, self.metric, self._means(), device)
+
+    def _loss_metric(self) -> Loss | None:
+        """What Taylor's criterion is the slope of; None for a model that predicts no next token."""
+        try:
+            found = metric_for("nll", self.session.loaded.model, self.structure, self._ground.head)
+        except InputError:
+            return None
+        return found if isinstance(found, Loss) else None
+
+    def _kinds(self) -> tuple[Kind, ...]:
+        kept: list[Kind] = []
+        for kind in self.options.kinds:
+            if any(self.sites[module].count(kind) for module in self.structure.calls):
+                kept.append(kind)
+            reasons = {
+                self.sites[m].reasons[kind]: k
+                for k, m in enumerate(self.structure.calls)
+                if kind in self.sites[m].reasons
+            }
+            if kind != "expert" or kind in kept:  # a dense model has no experts; that needs no mention
+                found = sorted(reasons.items(), key=lambda item: item[1])
+                self.skipped += [Skipped(what=f"{NAMES[kind]} of block {k}", why=why) for why, k in found]
+        if not kept:
+            raise InputError(f"--granularity {','.join(self.options.kinds)}: the model has no such terms")
+        if self.options.ablate_mean and "expert" in kept:
+            raise InputError("--ablate mean: an expert has no mean that could stand in for it; leave out expert")
+        return tuple(kept)
+
+    def _sample(self, kind: Kind) -> list[int]:
+        """Places of the terms of a kind that are ablated for real: all, or a uniform sample."""
+        here = self.terms.places(kind)
+        count = here.stop - here.start
+        if count <= self.options.measure:
+            return list(range(here.start, here.stop))
+        generator = torch.Generator().manual_seed(SEED)
+        picked = torch.randperm(count, generator=generator)[: self.options.measure]
+        return sorted((picked + here.start).tolist())
+
+    def _means(self) -> Means | None:
+        if not self.options.ablate_mean:
+            return None
+        if self._ground.sums is not None:
+            return self._ground.sums.means()
+        self.progress(0, 1, "mean activations")
+        return mean_values(self.structure, self.sites, self.metric, [p.input_ids for p in self.prompts])
+
+    # -- prompts -----------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """All prompts, the measured sets, the certified bounds and the scores of weights."""
+        budget, finals = self.options.budget, self._finals()
+        if self.weights is not None:
+            self._together(self._ground.recorded, finals)
+            self._ground.recorded.clear()
+            return
+        for number, ids in enumerate(self._ids):
+            recorded = record(self.structure, self.metric.forward(ids), self.sites, self._seen.see)
+            self._respond([number], [recorded])
+            self._measure([number], self._ablations([number], [recorded]), [])
+        for kind in self.kinds:
+            tick = self._named(f"sets of {NAMES[kind]}")
+            self.nested[kind] = nested_sets(
+                self.ablator, self.terms, kind, self.damage[0], self.responses, self.prompts, budget, tick
+            )
+        self.progress(0, 1, "certified bounds")
+        with self.certified.attached():
+            self.session.together(finals)
+
+    def _together(self, recorded: Sequence[Recorded], finals: Sequence[Pass]) -> None:
+        """The same for prompts side by side, each of them recorded already."""
+        numbers, budget = range(len(self.prompts)), self.options.budget
+        self._respond(numbers, recorded)
+        wanted = [
+            candidates(self.metric, self.terms, kind, self.damage[0], self.responses, budget) for kind in self.kinds
+        ]
+        singles = self._ablations(numbers, recorded)
+        sets = [self._set_ablations(one, recorded) for one in wanted]
+        self._measure(numbers, singles, [each for one in sets for row in one for each in row], finals)
+        for one, rows in zip(wanted, sets, strict=True):
+            damages = torch.tensor([[each.damage for each in row] for row in rows], dtype=torch.float64)
+            self.nested[one.kind] = one.nested(damages.mean(dim=1).tolist() if rows else [], budget)
+
+    def tested(self, held_out: Sequence[Prompt]) -> dict[Kind, tuple[NestedChoice, list[int]]]:
+        """What the chosen sets do to held-out prompts, and the sizes that were to be tested; of kinds with a set."""
+        options = self.options
+        trials = {
+            kind: Trial(nested, len(held_out), options.budget, options.exceed, options.confidence)
+            for kind, nested in self.nested.items()
+            if nested.chosen is not None and held_out
+        }
+        on = f"on {len(held_out)} held-out prompts"
+        if self.weights is not None:
+            self.progress(0, 1, f"sets {on}")
+            try_together(self.ablator, list(trials.values()), held_out, self.session.together)
+        else:
+            for kind, trial in trials.items():
+                try_alone(self.ablator, trial, held_out, self._named(f"sets of {NAMES[kind]} {on}"))
+        return {kind: (trial.choice(), trial.sizes) for kind, trial in trials.items()}
+
+    @property
+    def damage(self) -> Interval:
+        """Predicted, of every term."""
+        return self.metric.predicted(torch.stack(self.responses), self.options.confidence)
+
+    def _named(self, what: str) -> Tick:
+        def tick(done: int, total: int) -> None:
+            self.progress(done, total, what)
+
+        return tick
+
+    def _name(self, numbers: Sequence[int]) -> str:
+        every = len(self.prompts)
+        return f"{every} prompts side by side" if len(numbers) > 1 else f"prompt {numbers[0] + 1} of {every}"
+
+    def _steps(self) -> int:
+        return 3 + sum(map(len, self.sample.values()))
+
+    def _respond(self, numbers: Sequence[int], recorded: Sequence[Recorded]) -> None:
+        """The responses of all terms, and the gradient of the loss, for Taylor's criterion."""
+        what = f"{self._name(numbers)}: responses of {len(self.terms.ids)} terms"
+        self.progress(numbers[0] * self._steps(), len(self.prompts) * self._steps(), what)
+        found = [
+            self._responses(self.metric, number, one, self.options.probes, number, self.ablator.means)
+            for number, one in zip(numbers, recorded, strict=True)
+        ]
+        slopes = [self._slope(number, one) for number, one in zip(numbers, recorded, strict=True)]
+        self._carry([*found, *(slope for slope in slopes if slope is not None)])
+        for number, one, slope in zip(numbers, found, slopes, strict=True):
+            self.responses.append(one.found())
+            if self._loss is not None and self._ids[number].shape[1] >= 2:
+                own = self.responses[-1] if slope is None else slope.found()
+                self._taylor += own[0].double().abs()
+                self._scored += 1
+
+    def _responses(
+        self, metric: Metric, number: int, recorded: Recorded, count: int, seed: int, means: Means | None = None
+    ) -> Responses:
+        return Responses(
+            self.structure, self.sites, metric, self._ids[number], recorded, self.terms, count, seed, means,
+            self.weights,
+        )  # fmt: skip
+
+    def _slope(self, number: int, recorded: Recorded) -> Responses | None:
+        """Of the loss, where that is none of the responses already; it needs a pass that ends in logits."""
+        ids = self._ids[number]
+        if self._loss is None or ids.shape[1] < 2 or self.metric.name == "nll":
+            return None
+        if self.metric.name == "hidden":
+            logits = None if self._ground.logits is None else self._ground.logits[number]
+            recorded = Recorded(self._logits(ids) if logits is None else logits, recorded.calls)
+        return self._responses(self._loss, number, recorded, 0, 0)
+
+    def _logits(self, ids: Tensor) -> Tensor:
+        one = LogitsPass(self.session.loaded.model, ids)
+        self.session.together([one])
+        assert one.found is not None
+        return one.found
+
+    def _carry(self, found: Sequence[Responses]) -> None:
+        """Backwards through all blocks: prompts side by side where the weights are read."""
+        if self.weights is None:
+            for one in found:
+                one.alone()
+            return
+        self.session.together([piece for one in found for piece in one.pieces])
+        for number in reversed(range(len(self.structure.calls))):
+            self.weights.bring(self.structure.calls[number])
+            for one in found:
+                for place in range(len(one.pieces)):
+                    one.through(number, place)
+
+    # -- readings and ablations --------------------------------------------------------------------------------
+
+    def _ablations(self, numbers: Sequence[int], recorded: Sequence[Recorded]) -> list[Ablation]:
+        """Of the terms in the sample, a prompt after the other."""
+        gone = [self.ablator.removals([self.terms.ids[k]]) for places in self.sample.values() for k in places]
+        kinds = [kind for kind, places in self.sample.items() for _ in places]
+        done, total = numbers[0] * self._steps(), len(self.prompts) * self._steps()
+        steps = itertools.count(done + 4)
+
+        def tick(what: str) -> None:
+            self.progress(next(steps), total, what)
+
+        return [
+            self.ablator.ablation(
+                one.calls,
+                one,
+                self._ids[number],
+                removals,
+                functools.partial(tick, f"{self._name(numbers)}: ablating {NAMES[kind]}"),
+                self.weights,
+            )
+            for number, one in zip(numbers, recorded, strict=True)
+            for removals, kind in zip(gone, kinds, strict=True)
+        ]
+
+    def _set_ablations(self, wanted: Candidates, recorded: Sequence[Recorded]) -> list[list[Ablation]]:
+        """Of every candidate, under every prompt."""
+        return [
+            [
+                self.ablator.ablation(one.calls, one, ids, gone, weights=self.weights)
+                for ids, one in zip(self._ids, recorded, strict=True)
+            ]
+            for gone in map(self.ablator.removals, wanted.sets)
+        ]
+
+    def _measure(
+        self, numbers: Sequence[int], singles: Sequence[Ablation], sets: Sequence[Ablation], finals: Sequence[Pass] = ()
+    ) -> None:
+        """The exact readings of some prompts, and real ablations."""
+        self.progress(
+            numbers[0] * self._steps() + 1, len(self.prompts) * self._steps(), f"{self._name(numbers)}: exact readings"
+        )
+        readers = {k: Reader(self.sites, self.branches, self.terms.ids, self._followed()) for k in numbers}
+        outputs: dict[int, Tensor] = {}
+
+        def listener(place: int) -> Listener:
+            number, decomposition = numbers[place], Decomposition()
+
+            def listen(run: BlockRun) -> None:
+                self.errors.append(decomposition.advance(run).terms.error)
+                readers[number](run)
+                outputs[number] = run.output
+
+            return listen
+
+        first, *more = (
+            waves([[one] for one in sorted([*singles, *sets], key=lambda one: one.start)])
+            if self.weights is not None
+            else [singles]
+        )
+        with self.certified.attached() if finals else contextlib.nullcontext():
+            self.session.sweep_beside([self.prompts[k] for k in numbers], listener, [*first, *finals])
+        for wave in more:
+            self.session.together(wave)
+        self.readings += [readers[number].finish(outputs[number]) for number in numbers]
+        slots = [(kind, k) for kind, places in self.sample.items() for k in range(len(places))]
+        for (kind, k), one in zip(slots * len(numbers), singles, strict=True):
+            self._damage[kind][k] += one.damage
+
+    def _finals(self) -> list[Pass]:
+        """What is found from the weights alone, but for the activations of all prompts."""
+        return [*self.certified.passes, Visit(self.structure.calls, self._scores.look, self.weights)]
+
+    def _followed(self) -> set[TermId]:
+        """The terms carried to the last block: all but neurons where they are few, and everything that is ablated."""
+        sampled = {self.terms.ids[place] for places in self.sample.values() for place in places}
+        others = [term for term in self.terms.ids if term.kind != "neuron"]
+        return sampled | set(others) if len(others) <= FOLLOWED else sampled
+
+    # -- results -----------------------------------------------------------------------------------------------
+
+    def measured(self) -> dict[TermId, float]:
+        """Mean damage of the ablated terms."""
+        return {
+            self.terms.ids[place]: float(value) / len(self.prompts)
+            for kind, places in self.sample.items()
+            for place, value in zip(places, self._damage[kind], strict=True)
+        }
+
+    def scores(self) -> Scores:
+        """Every criterion for every term."""
+        found = dict(self._scores.found)
+        if self._scored:
+            found["taylor"] = self._taylor / self._scored
+        return found | block_scores(self.terms, self.readings)

@@ -1,0 +1,150 @@
+"""Weights read block by block: every number as with all of them in memory, and how many reads it takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import paging
+import pytest
+import torch
+from helpers import single_model, token_ids
+from paging import in_parts, whole
+
+from duat_cli.analysis.prune import ablation, plans
+from duat_cli.analysis.prune.plans import Trial
+from duat_cli.analysis.prune.run import PruneOptions, PruneOutcome, prune_bound
+from duat_cli.errors import InputError
+from duat_cli.loading.checkpoint.preflight import inspect_folder
+from duat_cli.loading.checkpoint.source import resolve
+from duat_cli.loading.model.load import LoadedModel, load_files, load_tokenizer
+from duat_cli.loading.prompts import Prompt, default_prompts, encode, holdout_prompts
+from duat_cli.models.terms.sites import TermId
+
+OPTIONS = PruneOptions(probes=4, measure=3, budget=0.3, exceed=0.5, confidence=0.9)
+TYPES = ["llama", "mixtral", "bert", "albert"]  # albert's blocks share one page
+HELD_OUT = 6
+
+
+def opened(folder: str | None, *, paged: bool) -> LoadedModel:
+    place = resolve(folder, revision=None, token=None, cache_dir=None, trust_remote_code=False)
+    return load_files(place, inspect_folder(place.path), paged=paged)
+
+
+def drawn(loaded: LoadedModel) -> tuple[list[Prompt], list[Prompt]]:
+    """Two prompts, and more that are held out, all of several lengths."""
+    made = [Prompt("", str(k), token_ids(loaded.model, 5 + k % 4, k), k) for k in range(2 + HELD_OUT)]
+    return made[:2], made[2:]
+
+
+def of_demo(loaded: LoadedModel) -> tuple[list[Prompt], list[Prompt]]:
+    tokenizer = load_tokenizer(loaded.files.path)
+    given, apart = (encode(tokenizer, texts, 12, 512, 2**20) for texts in (default_prompts(), holdout_prompts()))
+    return given[:2], apart[:HELD_OUT]
+
+
+def run(folder: str | None, options: PruneOptions, *, paged: bool, trial: bool = False) -> tuple[PruneOutcome, float]:
+    """The outcome, and how often all bytes of the files were read."""
+    loaded = opened(folder, paged=paged)
+    given, held_out = of_demo(loaded) if folder is None else drawn(loaded)
+    outcome = prune_bound(loaded, given, held_out if trial else [], options, lambda *_: None)
+    if loaded.paged is None:
+        return outcome, 0.0
+    return outcome, loaded.paged.pager.bytes_read / loaded.files.total_bytes
+
+
+def numbers(outcome: PruneOutcome) -> dict[str, Any]:
+    return outcome.report.model_dump(mode="json", exclude={"run"})
+
+
+def saved(model_type: str, folder: Path) -> str:
+    return str(paging.saved(model_type, folder))
+
+
+@pytest.mark.parametrize("model_type", ["demo", *TYPES])
+def test_three_reads_and_the_same_report(model_type: str, tmp_path: Path) -> None:
+    """Forwards, backwards, and forwards with the ablations; a fourth for the trial of the chosen sets."""
+    folder = None if model_type == "demo" else saved(model_type, tmp_path)
+    for trial, reads in ((False, 3), (True, 4)):
+        resident, _ = run(folder, OPTIONS, paged=False, trial=trial)
+        streamed, read = run(folder, OPTIONS, paged=True, trial=trial)
+        assert numbers(streamed) == numbers(resident)
+        assert any(plan.guarantee is not None for plan in resident.report.plans) == trial
+        assert 1 <= read <= reads
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        replace(OPTIONS, ablate_mean=True),
+        replace(OPTIONS, metric="hidden"),
+        replace(OPTIONS, metric="nll", kinds=("head", "block")),
+        replace(OPTIONS, kinds=("neuron",), measure=0),
+    ],
+    ids=["means", "hidden", "nll", "no ablation"],
+)
+def test_no_option_costs_a_read_more(options: PruneOptions) -> None:
+    resident, _ = run(None, options, paged=False)
+    streamed, read = run(None, options, paged=True)
+    assert numbers(streamed) == numbers(resident)
+    assert read <= 3
+
+
+def test_layers_outside_of_blocks_may_be_read_too(tmp_path: Path) -> None:
+    """albert's blocks stand behind a layer that is read: what waits there must not find its block in memory."""
+    given = [Prompt("", str(k), torch.arange(40, 46 + k)[None], k) for k in range(2 + HELD_OUT)]
+    with in_parts(paging.saved("albert", tmp_path)) as loaded:
+        streamed = prune_bound(loaded, given[:2], given[2:], OPTIONS, lambda *_: None)
+    resident = prune_bound(whole(tmp_path), given[:2], given[2:], OPTIONS, lambda *_: None)
+    assert numbers(streamed) == numbers(resident)
+
+
+def test_what_does_not_fit_goes_in_waves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ablations one by one, held-out prompts one by one: more reads, the same numbers."""
+    folder, options = saved("llama", tmp_path), replace(OPTIONS, kinds=("head",), measure=2)
+    resident, _ = run(folder, options, paged=False, trial=True)
+    monkeypatch.setattr(ablation, "WAVE_BYTES", 1)
+    monkeypatch.setattr(plans, "WAVE_BYTES", 1)
+    streamed, read = run(folder, options, paged=True, trial=True)
+    assert numbers(streamed) == numbers(resident)
+    assert read > 5
+
+
+def test_the_chosen_set_is_written_from_weights_that_are_read(tmp_path: Path) -> None:
+    folder = saved("llama", tmp_path)
+    terms = [TermId("head", 2, 1), TermId("neuron", 0, 3), TermId("block", 1)]
+    written = [run(folder, OPTIONS, paged=paged)[0].exported(terms, ".json") for paged in (False, True)]
+    assert written[0] == written[1]
+
+
+def test_weights_that_are_not_finite_are_refused_when_they_have_been_read(tmp_path: Path) -> None:
+    model = single_model("llama")
+    with torch.no_grad():
+        model.lm_head.weight[3, 4] = torch.inf
+    model.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"lm_head\.weight holds 1 values that are NaN or infinite"):
+        run(str(tmp_path), OPTIONS, paged=True)
+
+
+def test_a_set_that_failed_is_not_counted_beside_the_prompt_it_failed_on(tmp_path: Path) -> None:
+    """Side by side more is run than one after the other, where the failure ends it; the choice is the same."""
+    folder, options = saved("llama", tmp_path), replace(OPTIONS, budget=0.004, kinds=("head", "neuron"))
+    resident, _ = run(folder, options, paged=False, trial=True)
+    streamed, _ = run(folder, options, paged=True, trial=True)
+    assert numbers(streamed) == numbers(resident)
+
+
+def test_only_sets_that_are_alive_are_asked_for() -> None:
+    nested = plans.Nested("head", [TermId("head", 0, k) for k in range(4)], [], plans.Point(4, 0.0, 0.0))
+    trial, asked = Trial(nested, 7, 0.5, 0.5, 0.9), list[int]()
+
+    def damage(number: int) -> float:
+        asked.append(number)
+        return float(number > 0)
+
+    for _ in range(7):
+        trial.count(damage)
+    assert trial.alive == 2
+    assert asked.count(1) == 7
+    assert asked.count(3) < 7
