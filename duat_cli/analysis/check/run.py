@@ -15,7 +15,7 @@ from duat_cli.checks.conclude import NO_FORWARD, CheckPlan, Subject, conclude
 from duat_cli.checks.paths import asks_for
 from duat_cli.checks.rule import Evidence, Need
 from duat_cli.checks.weights import weight_facts
-from duat_cli.errors import CheckpointError, InputError, NoSignalError, UnsupportedModelError
+from duat_cli.errors import CheckpointError, NoSignalError, UnsupportedModelError
 from duat_cli.loading.model.notes import weight_notes
 
 if TYPE_CHECKING:
@@ -82,11 +82,6 @@ def _with_model(
         loaded, inputs = open_found(request.model, found, request.texts, read, progress)
     except UnsupportedModelError as fault:
         raise _with_hint(fault) from fault
-    if loaded.paged is not None and _asks_slack(plan):
-        raise InputError(
-            "pruning.*: what can be removed is measured with all weights in memory, and here they are read block by "
-            "block; give more --memory, or turn these rules off"
-        )
     weights = weight_facts(found.files, progress, first_sketch=plan.first_sketch)
     evidence = Evidence(found.files, weights, unexpected=loaded.unexpected, spare=loaded.spare)
     report, undefined = _report(plan, loaded, inputs, progress)
@@ -144,17 +139,13 @@ def _settings(plan: CheckPlan) -> InspectOptions:
 
 def _slack(plan: CheckPlan, loaded: LoadedModel, inputs: list[Prompt], progress: Progress) -> PruneReport | None:
     """How much can go, if a rule asks."""
-    if not _asks_slack(plan):
+    if not any(s.level != "off" and "slack" in s.rule.needs for s in plan.settings.values()):
         return None
     from duat_cli.analysis.prune.run import PruneOptions, prune_bound
 
     budget, probes = plan.policy.pruning()
     options = PruneOptions(kinds=("neuron", "head"), probes=probes, measure=0, budget=budget)
     return prune_bound(loaded, inputs, [], options, progress).report
-
-
-def _asks_slack(plan: CheckPlan) -> bool:
-    return any(s.level != "off" and "slack" in s.rule.needs for s in plan.settings.values())
 
 
 def _lint(name: str, found: Found, progress: Progress) -> tuple[LintFinding, ...]:

@@ -19,7 +19,7 @@ from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_found
 from duat_cli.checks.conclude import NO_FORWARD, plan
 from duat_cli.checks.policy import read_policy
 from duat_cli.checks.settings import settings_of
-from duat_cli.errors import InputError, NoSignalError, UnsupportedModelError
+from duat_cli.errors import NoSignalError, UnsupportedModelError
 from duat_cli.loading.checkpoint.source import demo_adapter_path
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
@@ -141,11 +141,13 @@ def test_no_tensor_is_read_more_than_once_for_the_sketch_and_once_for_the_run(
     assert loaded.paged.pager.bytes_read == loaded.files.total_bytes
 
 
-def test_what_needs_all_weights_in_memory_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_what_can_be_removed_is_the_same_of_weights_read_block_by_block(tmp_path: Path) -> None:
     file = tmp_path / "p.toml"
-    file.write_text('extends = "default"\n[rules]\n"pruning.heads" = { level = "error" }\n')
-    with pytest.raises(InputError, match=r"pruning\.\*: .* give more --memory, or turn these rules off"):
-        checked(saved("llama", tmp_path), policy=str(file), memory=1)
+    file.write_text('extends = "default"\n[rules]\n"pruning.heads" = { level = "error", max = 0.5 }\n')
+    folder = saved("llama", tmp_path)
+    whole, parts = (checked(folder, policy=str(file), memory=memory)[0] for memory in (None, 1))
+    assert [outcome for outcome in whole.outcomes if outcome.rule == "pruning.heads"]
+    assert parts.model_dump(mode="json") == whole.model_dump(mode="json")
 
 
 def saved(model_type: str, folder: Path, edit: Callable[[str, Tensor], Any] = lambda name, tensor: None) -> Path:
