@@ -77,7 +77,15 @@ def inspect(
     if options.null == "all" and loaded.paged is None:
         counts = [p.input_ids.shape[1] for p in prompts]
         blocks, cache = len(session.structure.calls), options.cache
-        known = untrained(loaded.model, blocks, counts, options.threshold, cache=cache, progress=progress)
+        known = untrained(
+            loaded.model,
+            blocks,
+            counts,
+            options.threshold,
+            cache=cache,
+            progress=progress,
+            memory=loaded.memory,
+        )
         sweeps = [with_untrained(s, tokens, known) for s, tokens in zip(sweeps, counts, strict=True)]
     total = InspectTotal(layers, options.terms, options.per_prompt)
     for facts, sweep in zip(prompt_facts(prompts), sweeps, strict=True):

@@ -17,11 +17,12 @@ from duat_cli.analysis.geometry import Geometry, geometry
 from duat_cli.analysis.inspect.assemble import null_stats, nulls
 from duat_cli.analysis.inspect.operator import measure
 from duat_cli.analysis.inspect.total import PromptSweep
+from duat_cli.analysis.plan.memory import SPARE
 from duat_cli.analysis.progress import Progress
 from duat_cli.cache.documents import DocumentCache
 from duat_cli.cache.tensors import TensorCache, identity
 from duat_cli.errors import DuatError, UnsupportedModelError
-from duat_cli.loading.model.memory import available_memory
+from duat_cli.loading.model.memory import available_memory, resident_memory
 from duat_cli.loading.quiet import foreign_errors, hushed
 from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
@@ -30,7 +31,6 @@ from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.results.operator import NullStats
 
 FORMAT = 1  # raise it when how the numbers are computed changes; a document with other fields is not read
-SPARE = 1.25  # memory that must be left for a byte of the second model: the first one's blocks run beside it
 _GIB = 1 << 30
 
 
@@ -64,9 +64,11 @@ def untrained(
     *,
     cache: bool,
     progress: Progress,
+    memory: int | None = None,
 ) -> Untrained:
-    """model: the trained one; blocks: how many it has; counts: of tokens in the report; threshold: of the density."""
-    source = NullSource(model, blocks, threshold, cache=cache)
+    """model: the trained one; blocks: how many it has; counts: of tokens in the report; threshold: of the density;
+    memory: bytes that the process may take."""
+    source = NullSource(model, blocks, threshold, cache=cache, memory=memory)
     found: dict[int, list[BlockNull]] = {}
     chosen = sorted(set(counts))
     try:
@@ -97,11 +99,20 @@ class NullSource:
     """The statistics by count of tokens, one count at a time: read from the disk, else from the re-initialised model,
     which is built for the first that is not there."""
 
-    def __init__(self, model: transformers.PreTrainedModel, blocks: int, threshold: float, *, cache: bool) -> None:
+    def __init__(
+        self,
+        model: transformers.PreTrainedModel,
+        blocks: int,
+        threshold: float,
+        *,
+        cache: bool,
+        memory: int | None = None,
+    ) -> None:
+        """memory: bytes that the process may take; None is what the system leaves."""
         named = type(model).__module__.startswith("transformers.")  # no version names code that comes with a checkpoint
         self._store = DocumentCache("null", enabled=cache and named)
         self._same = {**identity(model), "format": FORMAT, "threshold": threshold}
-        self._model, self._blocks, self._threshold = model, blocks, threshold
+        self._model, self._blocks, self._threshold, self._memory = model, blocks, threshold, memory
         self._runs: _Runs | None = None
 
     def numbers(self, tokens: int) -> list[BlockNull]:
@@ -109,7 +120,7 @@ class NullSource:
         key = {**self._same, "tokens": tokens}
         found = _read(self._store.get(key), self._blocks)
         if found is None:
-            self._runs = self._runs or _Runs(self._model, self._blocks, self._threshold)
+            self._runs = self._runs or _Runs(self._model, self._blocks, self._threshold, self._memory)
             found = self._runs.numbers(tokens)
             self._store.put(key, [block.model_dump(mode="json") for block in found])
         return found
@@ -127,8 +138,8 @@ def _read(document: object, blocks: int) -> list[BlockNull] | None:
 class _Runs:
     """The re-initialised model, discovered and run as any other."""
 
-    def __init__(self, model: transformers.PreTrainedModel, blocks: int, threshold: float) -> None:
-        _require_memory(model)
+    def __init__(self, model: transformers.PreTrainedModel, blocks: int, threshold: float, memory: int | None) -> None:
+        _require_memory(model, memory)
         with hushed(), foreign_errors(f"{type(model).__name__} cannot be built from its config", UnsupportedModelError):
             self._model = reinitialised(model)
         self._structure: ModelStructure = discover(self._model)
@@ -170,9 +181,11 @@ class _Runs:
         return BlockNull(stats=null_stats(numbers, run.input.shape[1]))
 
 
-def _require_memory(model: transformers.PreTrainedModel) -> None:
+def _require_memory(model: transformers.PreTrainedModel, memory: int | None) -> None:
     """UnsupportedModelError where a second model of this size does not fit beside the first."""
     needed, left = SPARE * bytes_of(model), available_memory()  # it is built in the machine's memory, then moved
+    if memory is not None:
+        left = min(left, memory - (resident_memory() or 0))
     if model.device.type == "cuda":
         left = min(left, torch.cuda.mem_get_info(model.device)[0])
     if needed > left:

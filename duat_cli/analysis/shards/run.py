@@ -17,6 +17,7 @@ from duat_cli import __version__
 from duat_cli.analysis.inspect.run import InspectOptions, chosen, report_head, sweep_prompts
 from duat_cli.analysis.inspect.total import PromptSweep
 from duat_cli.analysis.inspect.untrained import NullSource, not_run
+from duat_cli.analysis.plan.waves import SIDE_BY_SIDE
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session
 from duat_cli.analysis.shards.folder import Folder
@@ -32,7 +33,6 @@ from duat_cli.loading.prompts import Prompt
 from duat_cli.results.inspect import InspectReport
 
 GRACE = 60.0  # seconds that the processes of one launch may begin apart
-SIDE_BY_SIDE = 32  # prompts that go through weights read block by block together; a run that dies loses so many
 
 
 def inspect_into(
@@ -153,7 +153,8 @@ def _fill_nulls(
     folder: Folder, session: Session, options: InspectOptions, counts: set[int], ranks: Ranks, progress: Progress
 ) -> None:
     """Those that are not there. Every rank has another order, so that they seldom compute the same one."""
-    source = NullSource(session.loaded.model, len(session.structure.calls), options.threshold, cache=options.cache)
+    loaded, blocks = session.loaded, len(session.structure.calls)
+    source = NullSource(loaded.model, blocks, options.threshold, cache=options.cache, memory=loaded.memory)
     for done, tokens in enumerate(random.Random(ranks.rank).sample(sorted(counts), len(counts))):
         if folder.null(tokens) is not None:
             continue
