@@ -163,6 +163,7 @@ def open_session(model: ModelRequest, texts: PromptRequest, progress: Progress) 
 def open_set(model: ModelRequest, texts: PromptRequest, progress: Progress, gpu: int) -> tuple[LoadedModel, PromptSet]:
     """As `open_session`, with prompts of any number: every text is read once before anything is loaded, and becomes
     tokens when it is asked for. gpu: what 'cuda' means, where there are several."""
+    from duat_cli.analysis.plan.waves import SIDE_BY_SIDE
     from duat_cli.loading.prompt_set import PromptSet, keys_of
     from duat_cli.loading.prompts import encode, limits, open_prompts
     from duat_cli.loading.texts import PromptText

@@ -26,7 +26,7 @@ SCORES = 3  # (H, N, N) in the pass: scores, their softmax, and what is recorded
 RECORDED = 2  # (H, N, N) afterwards: what is recorded, and H of W'
 STREAMS = 6  # (N, M): the stream, its parts and what is replayed
 FFN = 3  # (N, F)
-GRAMS = 3  # (N, H, M): the values through O, and the two operands of their products
+GRAMS = 2  # (N, H, M): the values through O, and an operand of their products
 PIECES = 6  # ROWS elements
 
 

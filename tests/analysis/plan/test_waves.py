@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 from duat_cli.analysis.plan.waves import STATES, state_bytes, waves
@@ -13,7 +14,7 @@ def test_a_wave_fits_and_the_next_prompt_would_not() -> None:
     found = waves(tokens, 8, 4, limit)
     assert [number for wave in found for number in wave] == list(range(200))
     sizes = [state_bytes(count, 8, 4) for count in tokens]
-    for wave, following in zip(found, found[1:], strict=False):
+    for wave, following in itertools.pairwise(found):
         taken = sum(sizes[number] for number in wave)
         assert taken <= limit < taken + sizes[following[0]]
 
