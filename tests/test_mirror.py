@@ -15,7 +15,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "types or constants alone": "analysis/progress checks/rule kinds",
     "fields alone; results/test_meaning.py and report/test_json.py read every one": """
         results/base results/check results/chosen results/explain results/inspect results/lora results/matrix
-        results/operator results/prune results/support results/weight_change""",
+        results/operator results/plan results/prune results/support results/weight_change""",
     "options alone; cli/test_main.py runs every exit code, cli/terminal/test_help.py every help page": """
         cli/commands/inspect cli/commands/schema cli/commands/support cli/commands/verify
         cli/shared/options""",
@@ -26,8 +26,8 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         cli/commands/check checks/conclude checks/judge checks/rules/files""",
     "golden text at every width: report/test_table.py": """
         report/check/table report/tables/columns report/tables/facts report/tables/inspect
-        report/tables/lora report/tables/nulls report/tables/page report/tables/prune report/tables/support
-        report/tables/verify""",
+        report/tables/lora report/tables/nulls report/tables/page report/tables/plan report/tables/prune
+        report/tables/support report/tables/verify""",
     "golden text: report/check/test_forms.py": """
         report/check/github report/check/junit report/check/markdown report/check/sarif report/check/words""",
     "every explanation and every page: explain/test_find.py": """

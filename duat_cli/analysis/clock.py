@@ -17,11 +17,16 @@ class Clock:
         self._started = datetime.now(UTC)
         self._tick = time.perf_counter()
 
-    def run(self) -> Run:
-        """The report's `run` object."""
+    def run(self, planned_memory: int | None = None) -> Run:
+        """The report's `run` object. planned_memory: bytes at most, where it was planned."""
         from duat_cli.loading.model.memory import peak_memory
         from duat_cli.results.base import Run
 
         started = self._started.isoformat(timespec="seconds")
         seconds = round(time.perf_counter() - self._tick, 3)
-        return Run(started=started, seconds=seconds, peak_memory_bytes=peak_memory())
+        return Run(
+            started=started,
+            seconds=seconds,
+            peak_memory_bytes=peak_memory(),
+            planned_memory_bytes=planned_memory,
+        )

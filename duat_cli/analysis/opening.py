@@ -5,14 +5,19 @@ torch and transformers are imported where the model is loaded: errors of names, 
 
 from __future__ import annotations
 
+import heapq
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from duat_cli.errors import InputError
+from duat_cli.errors import DuatError, InputError
 from duat_cli.loading.importing import uncollected
 
 if TYPE_CHECKING:
+    import torch
+
+    from duat_cli.analysis.plan.run import Plan
     from duat_cli.analysis.progress import Progress
     from duat_cli.loading.checkpoint.preflight import CheckpointFiles
     from duat_cli.loading.checkpoint.source import Source
@@ -20,6 +25,7 @@ if TYPE_CHECKING:
     from duat_cli.loading.prompt_set import PromptSet
     from duat_cli.loading.prompts import Prompt
     from duat_cli.loading.texts import PromptText
+    from duat_cli.results.plan import Planned, Way
 
 
 @dataclass(frozen=True)
@@ -44,8 +50,12 @@ class ModelRequest:
     device: str
     memory: int | None = None
     """Bytes that the process may take; None is what the system leaves."""
+    planned: Planned | None = None
+    """The command, where it is planned and may read its weights block by block."""
+    reinitialised: bool = False
+    """Whether a second, re-initialised model is wanted beside the first."""
     in_parts: bool = False
-    """Whether weights that do not fit may be read block by block."""
+    """Whether weights that do not fit may be read block by block, of a command that is not planned."""
     beside: int = 0
     """Bytes of weights that are in memory at the same time."""
 
@@ -70,21 +80,57 @@ class ModelRequest:
         )
         return Found(place, inspect_folder(place.path))
 
-    def load(self, found: Found, progress: Progress) -> LoadedModel:
-        """The model, ready to run."""
+    def way(self, found: Found, tokens: Sequence[int], progress: Progress) -> Way | None:
+        """How the planned command holds its weights, for prompts of so many tokens; one line if it cannot at all."""
+        if self.planned is None:
+            return None
+        progress(0, 0, "loading torch and transformers")  # what they take is no longer left
+        with uncollected():
+            from duat_cli.loading.model.load import parse_device
+        from duat_cli.analysis.plan.run import way_of
+
+        device = parse_device(self.device)
+        memory = self._beside(device) if device.type == "cuda" else self.memory
+        return way_of(self.plan(found, self.planned, tokens, memory))
+
+    def plan(self, found: Found, command: Planned, tokens: Sequence[int], memory: int | None) -> Plan:
+        """What a command needs, and whether that is at most `memory`; None: what the system leaves."""
+        from duat_cli.analysis.plan.run import plan
+
+        return plan(found.files, command, tokens, self.dtype, memory, reinitialised=self.reinitialised)
+
+    def _beside(self, device: torch.device) -> int:
+        """Bytes that are left on a GPU, beside the libraries, which are in the machine's memory."""
+        import torch
+
+        from duat_cli.analysis.plan.memory import LIBRARIES
+
+        left = LIBRARIES + int(torch.cuda.mem_get_info(device)[0])
+        return left if self.memory is None else min(left, self.memory)
+
+    def load(self, found: Found, progress: Progress, way: Way | None = None) -> LoadedModel:
+        """The model, ready to run. way: where it was planned."""
         progress(0, 0, f"loading {self.model or 'the demo model'}")
         with uncollected():
             from duat_cli.loading.model.load import load_files
-            from duat_cli.loading.model.memory import fits
+            from duat_cli.loading.model.memory import fits, return_freed_memory
 
-        return load_files(
+        return_freed_memory()
+        if way is None:
+            in_parts = self.in_parts and not fits(found.files, self.dtype, self.memory, self.beside)
+        else:
+            in_parts = way.weights == "streamed"
+        loaded = load_files(
             found.place,
             found.files,
             dtype=self.dtype,
             device=self.device,
             trust_remote_code=self.trust_remote_code,
-            paged=self.in_parts and not fits(found.files, self.dtype, self.memory, self.beside),
+            paged=in_parts,
         )
+        if way is None:
+            return loaded
+        return replace(loaded, memory=self.memory, planned_memory=way.peak_memory_bytes)
 
 
 @dataclass(frozen=True)
@@ -107,6 +153,14 @@ class PromptRequest:
 
         return read_prompts(self.prompts or [], self.file, sys.stdin)
 
+    def counts(self, found: Found, read: Sequence[PromptText], *, trust_remote_code: bool) -> list[int]:
+        """How many tokens the texts have."""
+        from duat_cli.loading.model.lengths import token_counts
+
+        positions = found.files.config.get("max_position_embeddings")
+        cut = self.max_tokens or (positions if type(positions) is int and positions > 0 and not self.own else None)
+        return token_counts(found.place.path, read, cut, trust_remote_code=trust_remote_code)
+
 
 def open_session(model: ModelRequest, texts: PromptRequest, progress: Progress) -> tuple[LoadedModel, list[Prompt]]:
     """The model, and the prompts as its token ids. Texts, names and headers come first: their errors cost no load."""
@@ -117,6 +171,7 @@ def open_session(model: ModelRequest, texts: PromptRequest, progress: Progress) 
 def open_set(model: ModelRequest, texts: PromptRequest, progress: Progress, gpu: int) -> tuple[LoadedModel, PromptSet]:
     """As `open_session`, with prompts of any number: every text is read once before anything is loaded, and becomes
     tokens when it is asked for. gpu: what 'cuda' means, where there are several."""
+    from duat_cli.analysis.plan.waves import SIDE_BY_SIDE
     from duat_cli.loading.prompt_set import PromptSet, keys_of
     from duat_cli.loading.prompts import encode, limits, open_prompts
     from duat_cli.loading.texts import PromptText
@@ -125,7 +180,8 @@ def open_set(model: ModelRequest, texts: PromptRequest, progress: Progress, gpu:
     read = open_prompts(texts.prompts or [], texts.file, sys.stdin)
     keys, found = keys_of(read), model.find(progress)
     _choose_gpu(gpu)
-    loaded, tokenizer = _load(model, found, progress)
+    longest = heapq.nlargest(SIDE_BY_SIDE, read, key=lambda text: len(text.text))
+    loaded, tokenizer = _load(model, found, progress, model.way(found, _counts(model, found, texts, longest), progress))
     room, cut = limits(loaded.model), texts.max_tokens
     if not texts.own:  # a bundled text that does not suit the tokenizer is left out
         prompts, notes = _encoded(tokenizer, loaded, list(read), cut, bundled=True)
@@ -143,9 +199,19 @@ def open_found(
     model: ModelRequest, found: Found, texts: PromptRequest, read: list[PromptText], progress: Progress
 ) -> tuple[LoadedModel, list[Prompt]]:
     """The same of a checkpoint that is found and texts that are read."""
-    loaded, tokenizer = _load(model, found, progress)
+    way = model.way(found, _counts(model, found, texts, read), progress)
+    loaded, tokenizer = _load(model, found, progress, way)
     prompts, notes = _encoded(tokenizer, loaded, read, texts.max_tokens, bundled=not texts.own)
     return _noted(loaded, notes), prompts
+
+
+def _counts(model: ModelRequest, found: Found, texts: PromptRequest, read: list[PromptText]) -> list[int]:
+    if model.planned is None:
+        return []
+    try:
+        return texts.counts(found, read, trust_remote_code=model.trust_remote_code)
+    except DuatError:  # a tokenizer that is missing or fails: said where it is loaded, if the model reads tokens at all
+        return []
 
 
 def open_with_holdout(
@@ -177,14 +243,14 @@ def _choose_gpu(number: int) -> None:
         cuda.set_device(number % cuda.device_count())
 
 
-def _load(model: ModelRequest, found: Found, progress: Progress) -> tuple[LoadedModel, Any]:
+def _load(model: ModelRequest, found: Found, progress: Progress, way: Way | None = None) -> tuple[LoadedModel, Any]:
     """The model and its tokenizer."""
     progress(0, 0, "loading torch and transformers")
     with uncollected():
         from duat_cli.loading.model.load import load_tokenizer
         from duat_cli.models.discovery.modality import require_token_ids
 
-    loaded = model.load(found, progress)
+    loaded = model.load(found, progress, way)
     require_token_ids(loaded.model)  # before the tokenizer, which a model of images has none of
     return loaded, load_tokenizer(loaded.files.path, trust_remote_code=model.trust_remote_code)
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from duat_cli.analysis.clock import Clock
 from duat_cli.analysis.decomposition import Step
 from duat_cli.analysis.geometry import Geometry, geometry
+from duat_cli.analysis.plan.waves import WAVE_BYTES, waves
 from duat_cli.analysis.progress import Progress
 from duat_cli.cache.tensors import TensorCache, gram_key
 from duat_cli.errors import CheckpointError, DuatError, NoSignalError, UnsupportedModelError, is_out_of_memory
@@ -35,9 +36,6 @@ from duat_cli.models.sweep.guest import Guest
 from duat_cli.models.sweep.lockstep import Pass, Weights, one_by_one, side_by_side
 from duat_cli.models.value_path.factors import AttentionOperator, checked
 from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts, Run, Skipped
-
-WAVE_BYTES = 256 << 20  # of the states of prompts that stand between two blocks
-STATES = 8  # of a prompt: the stream, its parts, what the model's own forward holds; and a mask
 
 
 class Listener(Protocol):
@@ -153,16 +151,8 @@ class Session:
     def _waves(self, prompts: Sequence[Prompt]) -> Iterator[dict[int, Prompt]]:
         """Prompts that go side by side, whose hidden states fit into `WAVE_BYTES`; one empty wave for none."""
         width, size = self.loaded.model.config.get_text_config().hidden_size, self._dtype.itemsize
-        wave, taken = dict[int, Prompt](), 0
-        for number, prompt in enumerate(prompts):
-            tokens = prompt.input_ids.shape[1]
-            bytes_ = size * tokens * (STATES * width + tokens)
-            if wave and taken + bytes_ > WAVE_BYTES:
-                yield wave
-                wave, taken = {}, 0
-            wave[number] = prompt
-            taken += bytes_
-        yield wave
+        for wave in waves([prompt.input_ids.shape[1] for prompt in prompts], width, size, WAVE_BYTES):
+            yield {number: prompts[number] for number in wave}
 
     def discover_beside(self, guest_of: Callable[[Growing], Guest]) -> None:
         """Discover a model whose weights are read block by block, with a guest; a new one wherever it begins anew."""
@@ -383,7 +373,7 @@ class Session:
         return found
 
     def run_facts(self) -> Run:
-        return self._clock.run()
+        return self._clock.run(self.loaded.planned_memory)
 
 
 def require_signal(run: BlockRun) -> None:

@@ -20,6 +20,7 @@ from duat_cli.cli.commands.inspect import inspect
 from duat_cli.cli.commands.lora_diff import lora_diff
 from duat_cli.cli.commands.matrix import matrix
 from duat_cli.cli.commands.merge import merge
+from duat_cli.cli.commands.plan import plan
 from duat_cli.cli.commands.prune_bound import prune_bound
 from duat_cli.cli.commands.schema import schema
 from duat_cli.cli.commands.support import support
@@ -53,6 +54,7 @@ app.command("lora-diff", cls=Command, rich_help_panel=PANEL_READ)(lora_diff)
 app.command("check", cls=Command, rich_help_panel=PANEL_TRUST)(check)
 app.command("verify", cls=Command, rich_help_panel=PANEL_TRUST)(verify)
 app.command("support", cls=Command, rich_help_panel=PANEL_TRUST)(support)
+app.command("plan", cls=Command, rich_help_panel=PANEL_TRUST)(plan)
 app.command("explain", cls=Command, rich_help_panel=PANEL_WORDS)(explain)
 app.command("merge", cls=Command, rich_help_panel=PANEL_DATA)(merge)
 app.command("schema", cls=Command, rich_help_panel=PANEL_DATA)(schema)

@@ -11,6 +11,7 @@ from duat_cli.results.explain import ExplainReport
 from duat_cli.results.inspect import InspectReport, VerifyReport
 from duat_cli.results.lora import LoraReport
 from duat_cli.results.matrix import MatrixReport
+from duat_cli.results.plan import PlanReport
 from duat_cli.results.prune import PruneReport
 from duat_cli.results.support import SupportReport
 
@@ -19,6 +20,7 @@ REPORTS: dict[str, type[Result]] = {
     "inspect": InspectReport,
     "lora-diff": LoraReport,
     "matrix": MatrixReport,
+    "plan": PlanReport,
     "prune-bound": PruneReport,
     "verify": VerifyReport,
     "support": SupportReport,

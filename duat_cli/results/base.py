@@ -122,3 +122,7 @@ class Run(Result):
     peak_memory_bytes: Annotated[int | None, Meaning("bytes", "measured")] = Field(
         description="the most memory that this process had; null where the system does not say"
     )
+    planned_memory_bytes: Annotated[int | None, Meaning("bytes", "estimate")] = Field(
+        default=None,
+        description="what it was planned to be before the weights were read; null where nothing is planned",
+    )

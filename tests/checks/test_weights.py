@@ -102,13 +102,13 @@ def test_each_byte_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     bad.llama(tmp_path / "m", shards=True, tok=False)
     files = inspect_folder(tmp_path / "m")
     read: list[tuple[str, int, int]] = []
-    once = stream._read
+    once = stream.read_into
 
     def counting(path: Path, file: object, offset: int, buffer: np.ndarray, name: str) -> None:
         read.append((path.name, offset, buffer.nbytes))
         once(path, file, offset, buffer, name)
 
-    monkeypatch.setattr(stream, "_read", counting)
+    monkeypatch.setattr(stream, "read_into", counting)
     weight_facts(files, lambda *_: None)
     assert sum(size for *_, size in read) == files.total_bytes
     assert read == sorted(read)  # and in the order of the files

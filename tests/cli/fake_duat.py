@@ -108,10 +108,24 @@ FAKES = {
     fake.__name__: fake
     for fake in (
         module("duat_cli.loading.checkpoint.source", resolve=resolve),
-        module("duat_cli.loading.checkpoint.preflight", inspect_folder=lambda path: SimpleNamespace(path=path)),
+        module(
+            "duat_cli.loading.checkpoint.preflight", inspect_folder=lambda path: SimpleNamespace(path=path, config={})
+        ),
         module("duat_cli.models.discovery.modality", require_token_ids=lambda model: None),
-        module("duat_cli.loading.model.memory", fits=lambda *_: True, peak_memory=lambda: None),
-        module("duat_cli.loading.model.load", load_files=load_files, load_tokenizer=lambda *a, **k: None),
+        module(
+            "duat_cli.loading.model.memory",
+            fits=lambda *_: True,
+            return_freed_memory=lambda: None,
+            peak_memory=lambda: None,
+        ),
+        module("duat_cli.loading.model.lengths", token_counts=lambda *a, **k: [1]),
+        module("duat_cli.analysis.plan.run", plan=lambda *a, **k: None, way_of=lambda made: None),
+        module(
+            "duat_cli.loading.model.load",
+            load_files=load_files,
+            load_tokenizer=lambda *a, **k: None,
+            parse_device=lambda name: SimpleNamespace(type="cpu"),
+        ),
         module(
             "duat_cli.loading.prompts",
             read_prompts=lambda *a, **k: ["x"],

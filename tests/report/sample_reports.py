@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts, Run, Skipped
 from duat_cli.results.check import BaselineFacts, Change, CheckedFile, CheckedModel, CheckReport, Counts, Outcome
 from duat_cli.results.explain import ExplainReport, Explanation
@@ -32,6 +34,7 @@ from duat_cli.results.lora import (
 )
 from duat_cli.results.matrix import MatrixCheck, MatrixForm, MatrixReport
 from duat_cli.results.operator import Coupling, Density, NullDensity, NullOperator, Nulls, NullStats, OperatorStats
+from duat_cli.results.plan import MemoryTerm, PlannedPart, PlannedWeights, PlanReport, Way
 from duat_cli.results.prune import (
     CurvePoint,
     Estimated,
@@ -335,6 +338,48 @@ def verify_report(exact: bool = True) -> VerifyReport:
         ],
         skipped=[],
         warnings=[],
+        run=run(),
+    )
+
+
+def plan_report(limit: int | None = 8 << 30) -> PlanReport:
+    """limit: bytes; below 2 GiB nothing fits."""
+
+    def way(weights: Literal["resident", "streamed"], reads: float, /, **terms: int) -> Way:
+        size = sum(terms.values())
+        return Way(
+            weights=weights,
+            peak_memory_bytes=size,
+            terms=[MemoryTerm(what=what.replace("_", " "), bytes=of) for what, of in terms.items()],
+            weight_reads=reads,
+            fits=limit is None or size <= limit,
+        )
+
+    ways = [
+        way("resident", 1.0, libraries=390 << 20, weights=25 << 30),
+        way("streamed", 1.03, libraries=390 << 20, one_block=772 << 20, the_next_block_as_stored=386 << 20),
+    ]
+    chosen = next((found.weights for found in ways if found.fits), None)
+    return PlanReport(
+        duat_version="0.1.0",
+        planned_command="inspect",
+        name="org/model\x1b[31m",
+        dtype="float32",
+        prompt_tokens=[32, 512],
+        weights=PlannedWeights(
+            stored_bytes=25 << 29,
+            bytes=25 << 30,
+            blocks=32,
+            largest_block=PlannedPart(name="model.layers.0", stored_bytes=386 << 20, bytes=772 << 20),
+            layers=[PlannedPart(name="lm_head.weight", stored_bytes=250 << 20, bytes=500 << 20)],
+            frame_bytes=16 << 10,
+        ),
+        operations=2.08e12,
+        limit_bytes=limit,
+        ways=ways,
+        chosen=chosen,
+        reason=None if chosen else "streamed, it needs 1548 MiB of memory, has 1024 MiB",
+        warnings=["the shards hold fewer bytes than the index says"],
         run=run(),
     )
 

@@ -19,6 +19,7 @@ SAMPLES: dict[str, Result] = {
     "inspect": sample.inspect_report(spectrum=True, with_terms=True, per_prompt=True),
     "lora-diff": sample.lora_report(prompts_too=True, two=True),
     "matrix": sample.matrix_report(),
+    "plan": sample.plan_report(limit=None),
     "prune-bound": sample.prune_report(),
     "verify": sample.verify_report(),
     "support": sample.support_report(),

@@ -16,6 +16,7 @@ from duat_cli.report.check.table import render_check
 from duat_cli.report.tables.inspect import render_inspect
 from duat_cli.report.tables.lora import render_lora
 from duat_cli.report.tables.page import Page
+from duat_cli.report.tables.plan import render_plan
 from duat_cli.report.tables.prune import render_prune
 from duat_cli.report.tables.support import render_support
 from duat_cli.report.tables.verify import render_verify
@@ -32,6 +33,8 @@ CASES: dict[str, Callable[[Page], str]] = {
         sample.inspect_report(exact=False, spectrum=True, with_terms=True, per_prompt=True), page
     ),
     "verify": lambda page: render_verify(sample.verify_report(), page),
+    "plan": lambda page: render_plan(sample.plan_report(), page),
+    "plan_none": lambda page: render_plan(sample.plan_report(limit=1 << 30), page),
     "prune": lambda page: render_prune(sample.prune_report(), page),
     "prune_none": lambda page: render_prune(sample.prune_report(hidden=True, nothing=True), page),
     "support": lambda page: render_support(sample.support_report(), page),

@@ -76,9 +76,15 @@ def inspect(
     if options.null == "all":
         counts = [p.input_ids.shape[1] for p in prompts]
         blocks, cache = len(session.structure.calls), options.cache
-        in_parts = None if loaded.paged is None else loaded
         known = untrained(
-            loaded.model, blocks, counts, options.threshold, cache=cache, progress=progress, in_parts=in_parts
+            loaded.model,
+            blocks,
+            counts,
+            options.threshold,
+            cache=cache,
+            progress=progress,
+            memory=loaded.memory,
+            in_parts=None if loaded.paged is None else loaded,
         )
         sweeps = [with_untrained(s, tokens, known) for s, tokens in zip(sweeps, counts, strict=True)]
     total = InspectTotal(layers, options.terms, options.per_prompt)

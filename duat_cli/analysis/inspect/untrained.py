@@ -19,13 +19,14 @@ from duat_cli.analysis.geometry import Geometry, geometry
 from duat_cli.analysis.inspect.assemble import null_stats, nulls
 from duat_cli.analysis.inspect.operator import measure
 from duat_cli.analysis.inspect.total import PromptSweep
+from duat_cli.analysis.plan.memory import SPARE
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Listener, Session
 from duat_cli.cache.documents import DocumentCache
 from duat_cli.cache.tensors import TensorCache, identity
 from duat_cli.errors import DuatError, UnsupportedModelError
 from duat_cli.loading.model.load import LoadedModel, PagedWeights
-from duat_cli.loading.model.memory import available_memory
+from duat_cli.loading.model.memory import available_memory, resident_memory
 from duat_cli.loading.model.weights_check import Scan
 from duat_cli.loading.paged.drawn import untrained_model
 from duat_cli.loading.prompts import Prompt
@@ -38,7 +39,6 @@ from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.results.operator import NullStats
 
 FORMAT = 1  # raise it when how the numbers are computed changes; a document with other fields is not read
-SPARE = 1.25  # memory that must be left for a byte of the second model: the first one's blocks run beside it
 _GIB = 1 << 30
 
 
@@ -72,12 +72,13 @@ def untrained(
     *,
     cache: bool,
     progress: Progress,
+    memory: int | None = None,
     in_parts: LoadedModel | None = None,
 ) -> Untrained:
-    """model: the trained one; blocks: how many it has; counts: of tokens in the report; threshold: of the density.
-    in_parts: the same model, where its weights are read block by block."""
+    """model: the trained one; blocks: how many it has; counts: of tokens in the report; threshold: of the density;
+    memory: bytes that the process may take; in_parts: the same model, where its weights are read block by block."""
     chosen = sorted(set(counts))
-    source = NullSource(model, blocks, threshold, cache=cache, in_parts=in_parts, expected=chosen)
+    source = NullSource(model, blocks, threshold, cache=cache, memory=memory, in_parts=in_parts, expected=chosen)
     found: dict[int, list[BlockNull]] = {}
     try:
         for done, count in enumerate(chosen):
@@ -114,16 +115,17 @@ class NullSource:
         threshold: float,
         *,
         cache: bool,
+        memory: int | None = None,
         in_parts: LoadedModel | None = None,
         expected: Sequence[int] = (),
     ) -> None:
-        """in_parts: the same model, where its weights are read block by block; the counts that are expected then go
-        through a block together."""
+        """memory: bytes that the process may take; None is what the system leaves. in_parts: the same model, where its
+        weights are read block by block; the counts that are expected then go through a block together."""
         named = type(model).__module__.startswith("transformers.")  # no version names code that comes with a checkpoint
         self._store = DocumentCache("null", enabled=cache and named)
         device = model.device if in_parts is None else torch.device(in_parts.device)
         self._same = {**identity(model), "device": device.type, "format": FORMAT, "threshold": threshold}
-        self._model, self._blocks, self._threshold = model, blocks, threshold
+        self._model, self._blocks, self._threshold, self._memory = model, blocks, threshold, memory
         self._in_parts, self._expected = in_parts, expected
         self._runs: _Runs | _RunsInParts | None = None
 
@@ -144,7 +146,7 @@ class NullSource:
 
     def _built(self, tokens: int) -> _Runs | _RunsInParts:
         if self._in_parts is None:
-            return _Runs(self._model, self._blocks, self._threshold)
+            return _Runs(self._model, self._blocks, self._threshold, self._memory)
         missing = [count for count in sorted({*self._expected, tokens}) if self._kept(count) is None]
         return _RunsInParts(self._in_parts, self._blocks, self._threshold, missing)
 
@@ -161,8 +163,8 @@ def _read(document: object, blocks: int) -> list[BlockNull] | None:
 class _Runs:
     """The re-initialised model, discovered and run as any other."""
 
-    def __init__(self, model: transformers.PreTrainedModel, blocks: int, threshold: float) -> None:
-        _require_memory(model)
+    def __init__(self, model: transformers.PreTrainedModel, blocks: int, threshold: float, memory: int | None) -> None:
+        _require_memory(model, memory)
         with hushed(), foreign_errors(f"{type(model).__name__} cannot be built from its config", UnsupportedModelError):
             self._model = reinitialised(model)
         self._structure: ModelStructure = discover(self._model)
@@ -255,9 +257,11 @@ def _block_null(
     return BlockNull(stats=null_stats(numbers, run.input.shape[1]))
 
 
-def _require_memory(model: transformers.PreTrainedModel) -> None:
+def _require_memory(model: transformers.PreTrainedModel, memory: int | None) -> None:
     """UnsupportedModelError where a second model of this size does not fit beside the first."""
     needed, left = SPARE * bytes_of(model), available_memory()  # it is built in the machine's memory, then moved
+    if memory is not None:
+        left = min(left, memory - (resident_memory() or 0))
     if model.device.type == "cuda":
         left = min(left, torch.cuda.mem_get_info(model.device)[0])
     if needed > left:

@@ -17,6 +17,7 @@ from duat_cli import __version__
 from duat_cli.analysis.inspect.run import InspectOptions, chosen, report_head, sweep_prompts
 from duat_cli.analysis.inspect.total import PromptSweep
 from duat_cli.analysis.inspect.untrained import NullSource, not_run
+from duat_cli.analysis.plan.waves import SIDE_BY_SIDE
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session
 from duat_cli.analysis.shards.folder import Folder
@@ -32,7 +33,6 @@ from duat_cli.loading.prompts import Prompt
 from duat_cli.results.inspect import InspectReport
 
 GRACE = 60.0  # seconds that the processes of one launch may begin apart
-SIDE_BY_SIDE = 32  # prompts that go through weights read block by block together; a run that dies loses so many
 
 
 def inspect_into(
@@ -159,6 +159,7 @@ def _fill_nulls(
         len(session.structure.calls),
         options.threshold,
         cache=options.cache,
+        memory=loaded.memory,
         in_parts=None if loaded.paged is None else loaded,
         expected=[tokens for tokens in counts if folder.null(tokens) is None] if ranks.world == 1 else (),
     )

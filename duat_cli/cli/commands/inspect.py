@@ -148,7 +148,9 @@ def inspect(
     from duat_cli.cli.shared.presentation import Presentation, talk_of
 
     limit = options.parse_memory(memory)
-    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, in_parts=True)
+    wanted = ModelRequest(
+        model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, "inspect", null == "all"
+    )
     texts = PromptRequest(prompt, prompts, max_tokens)
     talk = talk_of(quiet, verbose, no_color)
     chosen = options.parse_layers(layers)

@@ -101,7 +101,7 @@ def matrix(
     from duat_cli.cli.terminal.progress import Progress
 
     limit = options.parse_memory(memory)
-    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, in_parts=True)
+    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, "matrix")
     texts = PromptRequest([_only(prompt)], None, max_tokens)
     talk = talk_of(quiet, verbose, no_color)
     presentation = Presentation.of(None, form, json, no_color)

@@ -10,7 +10,7 @@ from duat_cli.cli.shared import options
 from duat_cli.errors import EXIT_SOUND
 
 Report = Annotated[
-    Literal["check", "explain", "inspect", "lora-diff", "matrix", "prune-bound", "support", "verify"],
+    Literal["check", "explain", "inspect", "lora-diff", "matrix", "plan", "prune-bound", "support", "verify"],
     typer.Argument(
         metavar="REPORT",
         help="The command it is of: check, explain, inspect, lora-diff, matrix, prune-bound, support or verify.",

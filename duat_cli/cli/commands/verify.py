@@ -36,7 +36,7 @@ def verify(
     from duat_cli.cli.terminal.progress import Progress
 
     limit = options.parse_memory(memory)
-    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, in_parts=True)
+    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, "verify")
     texts = PromptRequest(prompt, prompts, max_tokens)
     talk = talk_of(quiet, verbose, no_color)
     presentation = Presentation.of(output, form, json, no_color, wide=wide)

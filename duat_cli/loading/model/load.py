@@ -63,6 +63,10 @@ class LoadedModel:
     """Missing tensors that do not matter, taken as zero."""
     paged: PagedWeights | None = None
     """Where one block's weights are in memory at a time."""
+    memory: int | None = None
+    """Bytes that the process may take; None is what the system leaves."""
+    planned_memory: int | None = None
+    """Bytes that the process was planned to take at most."""
 
     def bring(self, module: nn.Module) -> None:
         """Have the weights of this module in memory, where they are read block by block."""

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from duat_cli.compat.torch import buffers_of, parameters_of
-
-KEPT_BYTES = 64 << 20  # of a layer outside of blocks: up to here it is part of the frame
+from duat_cli.loading.checkpoint.parts import KEPT_BYTES
 
 
 @dataclass(frozen=True, eq=False)

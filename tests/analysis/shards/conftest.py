@@ -61,10 +61,9 @@ def into(two_layers: Path, many: Path) -> Into:
         prompts: Path = many,
         max_tokens: int | None = None,
         dtype: str = "float32",
-        memory: int | None = None,
         **options: Any,
     ) -> InspectReport | None:
-        model = ModelRequest(str(two_layers), None, None, None, False, dtype, "cpu", memory, memory is not None)
+        model = ModelRequest(str(two_layers), None, None, None, False, dtype, "cpu", None, "inspect")
         loaded, texts = open_set(model, PromptRequest(None, str(prompts), max_tokens), progress, gpu=0)
         settings = InspectOptions(**{"null": "uniform", "cache": False, **options})
         return inspect_into(folder, loaded, texts, settings, max_tokens, ranks, progress)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from children import PATIENCE
 
+from duat_cli.analysis.plan import run as plan_module
 from duat_cli.analysis.shards import run as module
 from duat_cli.analysis.shards import shard as shard_module
 from duat_cli.analysis.shards.folder import Folder
@@ -189,8 +190,10 @@ def test_the_bundled_prompts_are_those_of_a_plain_run(nursery: Nursery, two_laye
 def test_weights_that_are_read_block_by_block(into: Into, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then prompts go side by side, and a folder of the other kind is refused."""
     monkeypatch.setattr(module, "SIDE_BY_SIDE", 7)
-    for rank in (1, 0):
-        parted = into(tmp_path / "parted", Ranks(rank, 2), memory=1, null="all")
+    with monkeypatch.context() as streaming:
+        streaming.setattr(plan_module, "way_of", lambda made: made.ways[1])
+        for rank in (1, 0):
+            parted = into(tmp_path / "parted", Ranks(rank, 2), null="all")
     whole = into(tmp_path / "whole", null="all")
     assert parted.certificate.exact
     assert parted.prompts == whole.prompts

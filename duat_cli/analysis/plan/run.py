@@ -1,0 +1,118 @@
+"""What a command will need, and whether its weights are resident or streamed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from duat_cli.analysis.plan.memory import SPARE, peak
+from duat_cli.analysis.plan.shape import Shape, shape_of
+from duat_cli.analysis.plan.work import operations, weight_reads
+from duat_cli.errors import CheckpointError
+from duat_cli.loading.checkpoint.parts import Part
+from duat_cli.loading.checkpoint.preflight import CheckpointFiles
+from duat_cli.loading.model.memory import memory_limit
+from duat_cli.results.plan import MemoryTerm, Planned, PlannedPart, PlannedWeights, Residence, Way
+from duat_cli.text import clean
+
+_MIB = 1 << 20
+_NAMED = 3  # terms of a peak in a message
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Both ways to run a command, and the limit of the process."""
+
+    files: CheckpointFiles
+    shape: Shape
+    limit: int | None
+    """Bytes; None where the system says nothing."""
+    ways: tuple[Way, ...]
+    operations: float
+
+    @property
+    def chosen(self) -> Way | None:
+        """The first way that fits."""
+        return next((way for way in self.ways if way.fits), None)
+
+    @property
+    def reason(self) -> str | None:
+        """For a plan of which no way fits: what is too large."""
+        if self.chosen is not None:
+            return None
+        least = min(self.ways, key=lambda way: way.peak_memory_bytes)
+        terms = sorted(least.terms, key=lambda term: -term.bytes)[:_NAMED]
+        said = ", ".join(f"{clean(term.what)} {_size(term.bytes)}" for term in terms)
+        block = _largest_block(self.shape)
+        if block is not None:
+            size = _size(block.elements * self.shape.element)
+            said += f"; the largest block, {clean(block.name)}, takes {size} as {self.shape.dtype}"
+        needed, left = _size(least.peak_memory_bytes), _size(self.limit or 0)
+        return f"{least.weights}, it needs {needed} of memory ({said}), has {left}"
+
+    def weights(self) -> PlannedWeights:
+        """What the headers say."""
+        parts, block = self.shape.parts, _largest_block(self.shape)
+        return PlannedWeights(
+            stored_bytes=self.files.total_bytes,
+            bytes=self.shape.weights,
+            blocks=len(parts.blocks),
+            largest_block=None if block is None else self._part(block),
+            layers=[self._part(layer) for layer in parts.layers],
+            frame_bytes=parts.frame.elements * self.shape.element,
+        )
+
+    def _part(self, part: Part) -> PlannedPart:
+        return PlannedPart(name=part.name, stored_bytes=part.stored, bytes=part.elements * self.shape.element)
+
+
+def plan(
+    files: CheckpointFiles,
+    command: Planned,
+    tokens: Sequence[int],
+    dtype: str,
+    memory: int | None,
+    *,
+    reinitialised: bool = False,
+) -> Plan:
+    """Of a command on prompts of so many tokens.
+
+    dtype: of `--dtype`; memory: bytes of `--memory`, None: what the system leaves; reinitialised: with a second model
+    beside the first, where both fit.
+    """
+    shape, limit = shape_of(files, dtype), memory_limit() if memory is None else memory
+    ways = []
+    residences: tuple[Residence, Residence] = ("resident", "streamed")
+    for weights in residences:
+        terms = peak(shape, command, tokens, weights)
+        total = sum(term.bytes for term in terms)
+        if reinitialised and weights == "resident" and (limit is None or total + SPARE * shape.weights <= limit):
+            terms.append(
+                MemoryTerm(what="the re-initialised model, unless its statistics are cached", bytes=shape.weights)
+            )
+            total += shape.weights
+        ways.append(
+            Way(
+                weights=weights,
+                peak_memory_bytes=total,
+                terms=[term for term in terms if term.bytes],
+                weight_reads=weight_reads(shape, command, tokens, weights),
+                fits=limit is None or total <= limit,
+            )
+        )
+    return Plan(files, shape, limit, tuple(ways), operations(shape, command, tokens))
+
+
+def way_of(made: Plan) -> Way:
+    """The way that fits; CheckpointError, one line, where there is none."""
+    if made.chosen is None:
+        raise CheckpointError(f"{clean(str(made.files.path))}: {made.reason}")
+    return made.chosen
+
+
+def _largest_block(shape: Shape) -> Part | None:
+    return max(shape.parts.blocks, key=lambda block: block.elements, default=None)
+
+
+def _size(size: int) -> str:
+    return f"{size / _MIB:.0f} MiB" if size < 1024 * _MIB else f"{size / _MIB / 1024:.2f} GiB"

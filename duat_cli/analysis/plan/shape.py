@@ -1,0 +1,142 @@
+"""The sizes of a model that its memory depends on, from config.json and the headers of the files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from duat_cli.loading.checkpoint.headers import TensorEntry
+from duat_cli.loading.checkpoint.parts import Part, Parts, parts_of
+from duat_cli.loading.checkpoint.preflight import CheckpointFiles
+
+_BYTES = {"float64": 8, "double": 8, "float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
+_ALIASES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+_STORED = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_TEXT = ("text_config", "decoder", "llm_config")  # where a config of several models keeps that of its text model
+_WIDTH = ("hidden_size", "d_model", "n_embd", "dim", "hidden_dim", "embed_dim")
+_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
+_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
+_HEAD_WIDTH = ("head_dim", "d_kv", "kv_channels")
+_CHOSEN_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What of a model decides how much memory a run takes."""
+
+    dtype: str
+    """Of weights and arithmetic, such as 'float32'."""
+    element: int
+    """Bytes of a number of that dtype."""
+    parts: Parts
+    largest_tensor: int
+    """Bytes of one tensor, in the files."""
+    width: int
+    """M."""
+    heads: int
+    kv_heads: int
+    head_width: int
+    """d."""
+    inner: int
+    """The longest side of a block's matrices: the FFN's width, as a rule."""
+    products: float
+    """Elements of the matrices that one token meets in all blocks; of routed experts those that it is sent to."""
+
+    @property
+    def weights(self) -> int:
+        """Bytes of all of them in memory."""
+        every = (self.parts.frame, *self.parts.layers, *self.parts.blocks)
+        return sum(part.elements for part in every) * self.element
+
+    @property
+    def values(self) -> int:
+        """Bytes of V of one block, (kv_heads, M, d), held in float32 at least."""
+        return self.kv_heads * self.head_width * self.width * self.wide
+
+    @property
+    def outputs(self) -> int:
+        """Bytes of O of one block, (heads, d, M)."""
+        return self.heads * self.head_width * self.width * self.wide
+
+    @property
+    def wide(self) -> int:
+        """Bytes of a number of what is computed from activations."""
+        return max(4, self.element)
+
+
+def shape_of(files: CheckpointFiles, dtype: str) -> Shape:
+    """Of a checkpoint. dtype: as the option `--dtype` names it; 'auto' is the one that config.json states, else the
+    one of most stored bytes."""
+    named = _named(files, dtype)
+    element = _BYTES[named]
+    parts = parts_of(files, element)
+    config = _text_config(files.config)
+    inside = [tensor for block in parts.blocks for tensor in block.tensors.values()]
+    width = _number(config, _WIDTH) or _commonest_side(inside)
+    heads = _number(config, _HEADS) or 1
+    return Shape(
+        dtype=named,
+        element=element,
+        parts=parts,
+        largest_tensor=max((tensor.bytes for tensor in files.tensors.values()), default=0),
+        width=width,
+        heads=heads,
+        kv_heads=_kv_heads(config, heads),
+        head_width=_number(config, _HEAD_WIDTH) or -(-width // heads),
+        inner=max((side for tensor in inside for side in tensor.shape[-2:]), default=width),
+        products=_products(parts.blocks, config),
+    )
+
+
+def _named(files: CheckpointFiles, dtype: str) -> str:
+    if dtype != "auto":
+        return _ALIASES.get(dtype, dtype)
+    for config in (files.config, _text_config(files.config)):
+        stated = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
+        if stated in _BYTES:
+            return stated
+    sizes: dict[str, int] = {}
+    for tensor in files.tensors.values():
+        if tensor.dtype in _STORED:
+            sizes[_STORED[tensor.dtype]] = sizes.get(_STORED[tensor.dtype], 0) + tensor.bytes
+    return max(sizes, key=lambda name: sizes[name], default="float32")
+
+
+def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return next((found for name in _TEXT if isinstance(found := config.get(name), dict)), config)
+
+
+def _number(config: Mapping[str, Any], names: Iterable[str]) -> int | None:
+    """The first of these fields; of a list, one entry a layer, the largest."""
+    for name in names:
+        value = config.get(name)
+        numbers = [v for v in (value if isinstance(value, list) else [value]) if type(v) is int and v > 0]
+        if numbers:
+            return max(numbers)
+    return None
+
+
+def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
+    """falcon and gpt_bigcode say that all heads share one; falcon's newer architecture says nothing by that field."""
+    if config.get("multi_query") is True and config.get("new_decoder_architecture") is not True:
+        return 1
+    return _number(config, _KV_HEADS) or heads
+
+
+def _commonest_side(tensors: Iterable[TensorEntry]) -> int:
+    sides = [side for tensor in tensors if len(tensor.shape) > 1 for side in tensor.shape]
+    return max(sides, key=sides.count, default=1)
+
+
+def _products(blocks: Iterable[Part], config: Mapping[str, Any]) -> float:
+    """Of the matrices of routed experts, the share that a token is sent to."""
+    experts, chosen = _number(config, _EXPERTS), _number(config, _CHOSEN_EXPERTS)
+    share = chosen / experts if experts and chosen else 1.0
+    return sum(
+        tensor.elements * (share if ".experts." in name else 1.0)
+        for block in blocks
+        for name, tensor in block.tensors.items()
+        if len(tensor.shape) > 1
+    )

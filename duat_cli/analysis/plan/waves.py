@@ -1,0 +1,29 @@
+"""Which prompts go side by side through weights that are read block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+WAVE_BYTES = 256 << 20  # of the states of prompts that stand between two blocks
+SIDE_BY_SIDE = 32  # prompts of `--out` that go together; a run that dies loses so many
+STATES = 8  # (N, M) of such a prompt: the stream, its parts, what the model's own forward holds
+
+
+def state_bytes(tokens: int, width: int, element: int) -> int:
+    """Of a prompt that stands between two blocks: its hidden states, and the mask of its attention.
+
+    tokens: N; width: M; element: bytes of a number.
+    """
+    return element * tokens * (STATES * width + tokens)
+
+
+def waves(tokens: Sequence[int], width: int, element: int, limit: int = WAVE_BYTES) -> list[range]:
+    """Numbers of prompts that go side by side, in order; one empty wave for none. limit: bytes of a wave's states."""
+    found, first, taken = list[range](), 0, 0
+    for number, count in enumerate(tokens):
+        size = state_bytes(count, width, element)
+        if number > first and taken + size > limit:
+            found.append(range(first, number))
+            first, taken = number, 0
+        taken += size
+    return [*found, range(first, len(tokens))]

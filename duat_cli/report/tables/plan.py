@@ -1,0 +1,58 @@
+"""`duat plan` as text for a terminal."""
+
+from __future__ import annotations
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from duat_cli.report.tables import facts, numbers
+from duat_cli.report.tables.page import Page, line
+from duat_cli.results.plan import PlanReport, Way
+
+_BLANK = Text("")
+
+
+def render_plan(report: PlanReport, page: Page) -> str:
+    """What the weights are, what each way takes at its peak, and which one is taken."""
+    parts: list[RenderableType] = [line(report.name, "bold"), line(_weights(report)), line(_work(report)), _BLANK]
+    for way in report.ways:
+        parts += [line(_title(way, report), "bold"), _terms(way, page), _BLANK]
+    return page.render([*parts, _verdict(report), *facts.section("warnings", report.warnings, "yellow")])
+
+
+def _weights(report: PlanReport) -> str:
+    weights, block = report.weights, report.weights.largest_block
+    text = f"weights {numbers.size(weights.stored_bytes)} as stored, {numbers.size(weights.bytes)} as {report.dtype}"
+    if block is not None:
+        text += f"; {numbers.plural(weights.blocks, 'block')}, the largest {block.name}: {numbers.size(block.bytes)}"
+    outside = [f"{layer.name} {numbers.size(layer.bytes)}" for layer in weights.layers]
+    return "; ".join([text, *outside, f"the rest {numbers.size(weights.frame_bytes)}"])
+
+
+def _work(report: PlanReport) -> str:
+    counts = report.prompt_tokens
+    total = f"{numbers.plural(len(counts), 'prompt')}, {numbers.plural(sum(counts), 'token')}"
+    return f"{report.planned_command}, {total}: {numbers.count(report.operations)} operations in the blocks"
+
+
+def _title(way: Way, report: PlanReport) -> str:
+    reads = f"the weights read {numbers.plain(way.weight_reads)} times"
+    room = "" if way.fits else f", more than {numbers.size(report.limit_bytes or 0)}"
+    return f"{way.weights}: {numbers.size(way.peak_memory_bytes)} at its peak{room}; {reads}"
+
+
+def _terms(way: Way, page: Page) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 2))
+    table.add_column(no_wrap=True, justify="right")
+    table.add_column(overflow="fold")
+    for term in way.terms:
+        table.add_row(numbers.size(term.bytes), line(term.what))
+    return table
+
+
+def _verdict(report: PlanReport) -> Text:
+    if report.chosen is None:
+        return line(f"cannot run: {report.reason}", "bold red")
+    there = "" if report.limit_bytes is None else f"; {numbers.size(report.limit_bytes)} may be taken"
+    return line(f"{report.planned_command} runs {report.chosen}{there}", "green")

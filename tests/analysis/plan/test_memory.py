@@ -1,0 +1,86 @@
+"""Terms of a peak on a shape written down by hand. Peaks of processes: scripts/bench.py memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from duat_cli.analysis.plan.memory import LIBRARIES, peak
+from duat_cli.analysis.plan.shape import Shape, shape_of
+from duat_cli.analysis.plan.waves import WAVE_BYTES
+from duat_cli.loading.checkpoint.headers import TensorEntry
+from duat_cli.loading.checkpoint.preflight import CheckpointFiles
+from duat_cli.results.plan import Planned, Residence
+
+MIB = 1 << 20
+
+
+def shape(dtype: str = "float32", layers: int = 4, embedding: int = 64 * MIB) -> Shape:
+    """Blocks of 6 Mi elements stored in two bytes, an embedding of `embedding` elements, 2 heads of width 512."""
+
+    def entry(*sides: int) -> TensorEntry:
+        elements = sides[0] * sides[1]
+        return TensorEntry(sides, "BF16", "model.safetensors", 2 * elements, 0)
+
+    blocks = {f"layers.{k}.{n}": entry(1024, 3072) for k in range(layers) for n in ("up", "down")}
+    tensors = {"embed": entry(embedding // 1024, 1024), **blocks}
+    config = {"hidden_size": 1024, "num_attention_heads": 2, "head_dim": 512, "num_key_value_heads": 1}
+    total = sum(tensor.bytes for tensor in tensors.values())
+    return shape_of(CheckpointFiles(Path(), config, (), tensors, (), total, {}), dtype)
+
+
+def terms(of: Shape, command: Planned, tokens: list[int], weights: Residence) -> dict[str, int]:
+    return {term.what: term.bytes for term in peak(of, command, tokens, weights) if term.bytes}
+
+
+def total(of: Shape, command: Planned, tokens: list[int], weights: Residence) -> int:
+    return sum(terms(of, command, tokens, weights).values())
+
+
+def test_resident_weights_are_all_there() -> None:
+    found = terms(shape(), "verify", [16], "resident")
+    assert found["weights"] == 4 * (64 + 4 * 6) * MIB
+    assert found["libraries"] == LIBRARIES
+    assert found["the largest tensor, as stored"] == 128 * MIB  # while the embedding is read
+
+
+def test_streamed_a_large_embedding_stands_beside_its_stored_bytes() -> None:
+    found = terms(shape(), "verify", [16], "streamed")
+    assert (found["embed"], found["stored bytes beside it"]) == (256 * MIB, 128 * MIB)
+    found = terms(shape("bfloat16"), "verify", [16], "streamed")
+    assert (found["embed"], found["stored bytes beside it"]) == (128 * MIB, 12 * MIB)  # the next block, no cast
+
+
+def test_streamed_a_block_stands_beside_the_next_one() -> None:
+    found = terms(shape(embedding=4 * MIB), "verify", [16], "streamed")
+    assert (found["one block"], found["the next block, as stored"]) == (24 * MIB, 12 * MIB)
+    assert found["weights outside of large layers"] == 16 * MIB
+    assert "the next block, as stored" not in terms(shape(embedding=4 * MIB, layers=1), "verify", [16], "streamed")
+
+
+@pytest.mark.parametrize("weights", ["resident", "streamed"])
+def test_depth_costs_nothing_but_weights(weights: Residence) -> None:
+    shallow, deep = (total(shape(layers=layers), "verify", [4096], weights) for layers in (4, 8))
+    values = 8 * 2 * MIB  # V of four more blocks, twice
+    assert deep - shallow == (4 * 24 * MIB + values if weights == "resident" else 0)
+
+
+def test_long_prompts_cost_their_square() -> None:
+    short, long, longer = (total(shape(), "inspect", [n], "resident") for n in (4096, 8192, 16384))
+    assert 3.5 < (longer - long) / (long - short) < 4.1
+
+
+def test_prompts_wait_in_front_of_a_block_when_streamed_alone() -> None:
+    one, many = ([2048], [2048] * 50)
+    assert total(shape(), "verify", one, "resident") == total(shape(), "verify", many, "resident")
+    of, what = shape(embedding=4 * MIB), "prompts in front of the block"
+    few, rest = (terms(of, "verify", tokens, "streamed")[what] for tokens in (one, many))
+    assert few < rest <= WAVE_BYTES
+
+
+def test_inspect_takes_more_than_verify() -> None:
+    for weights in ("resident", "streamed"):
+        assert total(shape(embedding=4 * MIB), "inspect", [64], weights) > total(
+            shape(embedding=4 * MIB), "verify", [64], weights
+        )

@@ -1,0 +1,76 @@
+"""Which way is taken at which limit, and what is said where none fits."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+
+from duat_cli.analysis.plan import run as module
+from duat_cli.analysis.plan.run import Plan, plan, way_of
+from duat_cli.errors import CheckpointError
+from duat_cli.loading.checkpoint.preflight import inspect_folder
+from duat_cli.loading.checkpoint.source import demo_path
+from duat_cli.results.plan import Residence
+
+
+def demo(memory: int | None = None, *, reinitialised: bool = False) -> Plan:
+    return plan(inspect_folder(demo_path()), "inspect", [32, 8], "float32", memory, reinitialised=reinitialised)
+
+
+def peaks() -> dict[Residence, int]:
+    return {way.weights: way.peak_memory_bytes for way in demo(1 << 40).ways}
+
+
+def test_the_first_way_that_fits_is_taken() -> None:
+    resident, streamed = peaks()["resident"], peaks()["streamed"]
+    assert streamed < resident
+    for limit, expected in ((resident, "resident"), (resident - 1, "streamed"), (streamed, "streamed")):
+        assert way_of(demo(limit)).weights == expected
+
+
+def test_what_cannot_be_done_is_said_in_one_line() -> None:
+    with pytest.raises(CheckpointError) as seen:
+        way_of(demo(peaks()["streamed"] - 1))
+    message = str(seen.value)
+    assert "\n" not in message
+    for word in ("streamed, it needs 39", "libraries 390 MiB", "model.layers.0, takes 1 MiB as float32", "has 39"):
+        assert word in message
+
+
+def test_without_an_option_the_system_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "memory_limit", lambda: 7)
+    assert demo().limit == 7
+    assert demo().chosen is None
+    monkeypatch.setattr(module, "memory_limit", lambda: None)
+    assert demo().limit is None
+    assert way_of(demo()).weights == "resident"
+
+
+def test_a_second_model_is_planned_where_it_fits() -> None:
+    alone, weights = peaks()["resident"], demo().shape.weights
+    resident = demo(1 << 40, reinitialised=True).ways[0]
+    assert resident.peak_memory_bytes == alone + weights
+    assert demo(alone + weights, reinitialised=True).ways[0].peak_memory_bytes == alone  # no room to run it
+
+
+def test_terms_add_up_to_the_peak_and_parts_to_the_weights() -> None:
+    made = demo(reinitialised=True)
+    for way in made.ways:
+        assert sum(term.bytes for term in way.terms) == way.peak_memory_bytes
+    weights = made.weights()
+    assert weights.stored_bytes == made.files.total_bytes
+    assert weights.largest_block is not None
+    assert weights.bytes == weights.frame_bytes + weights.blocks * weights.largest_block.bytes
+
+
+def test_the_largest_block_is_named() -> None:
+    files = inspect_folder(demo_path())
+    name, entry = next((n, e) for n, e in files.tensors.items() if ".layers.4." in n and len(e.shape) == 2)
+    larger = dataclasses.replace(entry, shape=(2 * entry.shape[0], entry.shape[1]), bytes=2 * entry.bytes)
+    made = plan(dataclasses.replace(files, tensors={**files.tensors, name: larger}), "verify", [8], "float32", None)
+    block = made.weights().largest_block
+    assert block is not None
+    assert block.name == "model.layers.4"
+    assert len(list(itertools.takewhile(lambda part: part.name != block.name, made.shape.parts.blocks))) == 4

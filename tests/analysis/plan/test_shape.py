@@ -1,0 +1,45 @@
+"""Sizes from headers and config.json are those of the loaded model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers import single_model
+from paging import saved, whole
+
+from duat_cli.analysis.plan.shape import shape_of
+from duat_cli.analysis.session import Session
+from duat_cli.loading.checkpoint.preflight import inspect_folder
+from duat_cli.loading.checkpoint.source import demo_path
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "bert", "gemma2", "falcon", "bloom"])
+def test_width_heads_and_weights(model_type: str, tmp_path: Path) -> None:
+    shape = shape_of(inspect_folder(saved(model_type, tmp_path)), "float32")
+    loaded = whole(tmp_path)
+    structure = Session(loaded, lambda *_: None, cache=False).structure
+    factors = structure.block(0).factors
+    assert factors is not None
+    heads = factors.heads
+    assert (shape.width, shape.heads) == (structure.hidden_size, heads.heads)
+    assert shape.values == heads.value.numel() * heads.value.element_size()
+    assert shape.outputs == heads.output.numel() * heads.output.element_size()
+    assert shape.weights == sum(p.numel() * p.element_size() for p in loaded.model.parameters())
+
+
+def test_experts_count_as_far_as_a_token_is_sent_to_them(tmp_path: Path) -> None:
+    config = single_model("mixtral").config
+    shape = shape_of(inspect_folder(saved("mixtral", tmp_path)), "float32")
+    layer = single_model("mixtral").model.layers[0]
+    routed = sum(p.numel() for n, p in layer.named_parameters() if "experts" in n)
+    dense = sum(p.numel() for n, p in layer.named_parameters() if "experts" not in n and p.ndim > 1)
+    share = config.num_experts_per_tok / config.num_local_experts
+    assert shape.products == config.num_hidden_layers * (dense + routed * share)
+
+
+@pytest.mark.parametrize(("dtype", "named"), [("auto", "bfloat16"), ("fp32", "float32"), ("float64", "float64")])
+def test_dtype(dtype: str, named: str) -> None:
+    shape = shape_of(inspect_folder(demo_path()), dtype)
+    assert shape.dtype == named
+    assert shape.weights == shape.element * shape_of(inspect_folder(demo_path()), "float16").weights // 2
