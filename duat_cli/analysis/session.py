@@ -25,7 +25,7 @@ from duat_cli.loading.model.fingerprint import fingerprint
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import tolerance_for
-from duat_cli.models.discovery.growing import Growing, Known, OpenedError, PathError
+from duat_cli.models.discovery.growing import Growing, Known, OpenedError, PathError, blocks_expected
 from duat_cli.models.discovery.modality import stack_of
 from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
 from duat_cli.models.instrument.attention import ForeignAttentionError
@@ -33,7 +33,7 @@ from duat_cli.models.instrument.plain import InstrumentedPass, PlainPass, deviat
 from duat_cli.models.instrument.rig import BlockRun, Rig
 from duat_cli.models.sweep.forwards import forwards
 from duat_cli.models.sweep.guest import Guest
-from duat_cli.models.sweep.lockstep import Pass, Weights, one_by_one, side_by_side
+from duat_cli.models.sweep.lockstep import Pass, Weights, one_by_one, side_by_side, together
 from duat_cli.models.value_path.factors import AttentionOperator, checked
 from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts, Run, Skipped
 
@@ -118,7 +118,7 @@ class Session:
         """How many block calls a prompt goes through."""
         if self._structure is not None:
             return len(self._structure.calls)
-        return Growing(self.loaded.model, device=self.loaded.device, known=Known()).expected
+        return blocks_expected(self.loaded.model)
 
     def sweep(self, prompt: Prompt, listener: Listener) -> None:
         """Run one prompt; `listener` is called behind every block, in order, one block alive at a time."""
@@ -162,11 +162,7 @@ class Session:
     def together(self, passes: Sequence[Pass]) -> None:
         """Run passes over blocks that are discovered; where weights are read, side by side. The first goes through
         every block that any of them does."""
-        if self.weights is None:
-            one_by_one(passes)
-        elif passes:
-            self.weights.release()  # a pass that finds its page in memory would run ahead of those in front of it
-            side_by_side(self.weights, passes[0], lambda: passes[1:], lambda _page: None)
+        together(passes, self.weights)
 
     def sweep_beside(
         self, prompts: Sequence[Prompt], listener_of: Callable[[int], Listener], others: Sequence[Pass]
@@ -228,7 +224,7 @@ class Session:
                 self._known.learn(fault)
             except UnsupportedModelError as fault:
                 raise self._blamed(fault) from fault
-            except (RuntimeError, NotImplementedError) as fault:
+            except RuntimeError as fault:
                 if is_out_of_memory(fault):
                     raise
                 self._refused_by_the_rest(weights)
@@ -283,7 +279,7 @@ class Session:
 
     def forwards(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
         """What plain passes of the model give, all at once where its weights are read block by block."""
-        return forwards(None if self.loaded.paged is None else self.loaded.paged.pager, calls)
+        return forwards(self.weights, calls)
 
     def operator(self, run: BlockRun, step: Step) -> AttentionOperator:
         """W' of this block and input; UnsupportedModelError says why there is none.

@@ -22,7 +22,7 @@ def prune(runs: int) -> list[Row]:
 
     from duat_cli.analysis.prune.ablation import Ablator
     from duat_cli.analysis.prune.damage import metric_for
-    from duat_cli.analysis.prune.responses import TermList, responses
+    from duat_cli.analysis.prune.responses import Responses, TermList
     from duat_cli.loading.model.load import load, load_tokenizer
     from duat_cli.loading.prompts import default_prompts, encode, limits
     from duat_cli.models.discovery.structure import discover
@@ -40,7 +40,7 @@ def prune(runs: int) -> list[Row]:
     picked = torch.randperm(len(both.ids), generator=torch.Generator().manual_seed(0))[:8].tolist()
 
     def predict(k: int, terms: TermList) -> None:
-        responses(structure, sites, metric, prompts[k].input_ids, recorded[k], terms, 32, k)
+        Responses(structure, sites, metric, prompts[k].input_ids, recorded[k], terms, 32, k).alone()
 
     def by_hooks(k: int) -> None:
         for place in picked:
@@ -89,7 +89,7 @@ def prune_child() -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from duat_cli.analysis.prune.damage import metric_for
-    from duat_cli.analysis.prune.responses import TermList, responses
+    from duat_cli.analysis.prune.responses import Responses, TermList
     from duat_cli.loading.model.memory import peak_memory
     from duat_cli.models.discovery.structure import discover
     from duat_cli.models.sweep.passes import record
@@ -107,6 +107,6 @@ def prune_child() -> None:
     start = time.perf_counter()
     with torch.no_grad():
         recorded = record(structure, metric.forward(ids))
-    responses(structure, sites, metric, ids, recorded, terms, 8, 0)
+    Responses(structure, sites, metric, ids, recorded, terms, 8, 0).alone()
     size = sum(p.numel() * p.element_size() for p in model.parameters())
     print(json.dumps({"peak": peak_memory(), "model": size, "seconds": time.perf_counter() - start}))

@@ -97,12 +97,13 @@ class Responses:
     def _noise(self, shape: tuple[int, ...]) -> Tensor:
         return torch.randn(shape, generator=self._generator)
 
-    def alone(self) -> None:
-        """Take one piece after the other through everything."""
+    def alone(self) -> Tensor:
+        """What is found once one piece after the other has been taken through everything."""
         for place, piece in enumerate(self.pieces):
             one_by_one([piece])
             for number in reversed(range(self._blocks)):
                 self.through(number, place)
+        return self.found()
 
     def through(self, number: int, piece: int) -> None:
         """Take one piece through one block."""
@@ -112,23 +113,6 @@ class Responses:
     def found(self) -> Tensor:
         """(probes, terms), float32, once all pieces are through all blocks."""
         return torch.cat(self._rows)
-
-
-def responses(
-    structure: ModelStructure,
-    sites: Mapping[nn.Module, BlockSites],
-    metric: Metric,
-    ids: Tensor,
-    recorded: Recorded,
-    terms: TermList,
-    count: int,
-    seed: int,
-    means: Means | None = None,
-) -> Tensor:
-    """The responses of one prompt, as of `Responses`, one piece after the other."""
-    found = Responses(structure, sites, metric, ids, recorded, terms, count, seed, means)
-    found.alone()
-    return found.found()
 
 
 def _pieces(count: int, elements: int) -> Iterator[int]:

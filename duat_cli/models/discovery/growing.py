@@ -16,8 +16,9 @@ from torch import nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.discovery.modality import stack_of
 from duat_cli.models.discovery.proof import Proof, Verdict, opened
-from duat_cli.models.discovery.structure import Discovery, ModelStructure
+from duat_cli.models.discovery.structure import Discovery, ModelStructure, outermost_lists
 from duat_cli.models.instrument.attention import CapturePath, ForeignAttentionError
 from duat_cli.models.instrument.foreign import model_code
 from duat_cli.models.instrument.rig import Rig
@@ -56,6 +57,12 @@ class Known:
             self.interface = False
 
 
+def blocks_expected(model: Any) -> int:
+    """How many block calls there will be, by the config, or by the longest list of modules."""
+    stated = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    return stated if isinstance(stated, int) else max(map(len, outermost_lists(stack_of(model)).values()), default=0)
+
+
 class Growing(Discovery):
     """The first pass; `proof` and `rig` are for those behind it."""
 
@@ -66,12 +73,6 @@ class Growing(Discovery):
         self._proof: Proof | None = None
         self._rigs: list[Rig] = []
         self._path: CapturePath = "attention interface"  # when they were made
-
-    @property
-    def expected(self) -> int:
-        """How many block calls there will be, by the config, or by the longest list of modules."""
-        stated = getattr(self.model.config.get_text_config(), "num_hidden_layers", None)
-        return stated if isinstance(stated, int) else max(map(len, self.lists.values()), default=0)
 
     @property
     def ready(self) -> bool:

@@ -120,7 +120,7 @@ class Discovery:
         self.stack, self._uncovered = _stack_of(model)
         self.ids = probe_ids(self.stack, DISCOVERY_TOKENS, device)
         self._names = {module: name for name, module in self.stack.named_modules()}
-        self.lists = _outermost_lists(self.stack)
+        self.lists = outermost_lists(self.stack)
         self.list_of = {module: name for name, found in self.lists.items() for module in found}
         self.tracer = Tracer(self.stack, self.list_of, self.learn, interface=interface)
         self._calls: dict[str, list[Event]] = {name: [] for name in self.lists}
@@ -225,7 +225,7 @@ def _stack_of(model: Any) -> tuple[Any, tuple[str, ...]]:
     return stack_of(model), ()
 
 
-def _outermost_lists(stack: nn.Module) -> dict[str, nn.ModuleList]:
+def outermost_lists(stack: nn.Module) -> dict[str, nn.ModuleList]:
     """The ModuleLists that are in no other, by name."""
     lists = {name: module for name, module in stack.named_modules() if isinstance(module, nn.ModuleList)}
     return {n: found for n, found in lists.items() if not any(n.startswith(other + ".") for other in lists)}

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from duat_cli.models.sweep.lockstep import Weights, one_by_one, side_by_side
+from duat_cli.models.sweep.lockstep import Weights, together
 
 
 class _Forward:
@@ -28,8 +28,5 @@ class _Forward:
 def forwards(weights: Weights | None, calls: Sequence[Callable[[], Any]]) -> list[Any]:
     """What these calls of a model give. weights: where they are read block by block, for all calls at once."""
     passes = [_Forward(call) for call in calls]
-    if weights is None:
-        one_by_one(passes)
-    else:
-        side_by_side(weights, passes[0], lambda: passes[1:], lambda _page: None)
+    together(passes, weights)
     return [each.result for each in passes]

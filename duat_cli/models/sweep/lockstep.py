@@ -90,6 +90,18 @@ def side_by_side(
         scheduler.stop()
 
 
+def together(passes: Sequence[Pass], weights: Weights | None) -> None:
+    """Run passes one after the other where all weights are in memory (None), else side by side.
+
+    The first goes through every block that any of them does.
+    """
+    if weights is None:
+        one_by_one(passes)
+    elif passes:
+        weights.release()  # a pass that finds its page in memory would run ahead of those in front of it
+        side_by_side(weights, passes[0], lambda: passes[1:], lambda _page: None)
+
+
 class _Runner:
     """One pass and where it stands."""
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from duat_cli.analysis.prune import responses as module
 from duat_cli.analysis.prune.ablation import mean_values
 from duat_cli.analysis.prune.damage import Divergence, Hidden, Loss, Metric
-from duat_cli.analysis.prune.responses import SEED, TermList, responses
+from duat_cli.analysis.prune.responses import SEED, Responses, TermList
 from duat_cli.kinds import Kind
 from duat_cli.models.discovery.structure import ModelStructure, discover
 from duat_cli.models.sweep import gradients
@@ -52,7 +52,7 @@ def hidden(model_type: str, kinds: tuple[Kind, ...] = KINDS, count: int = PROBES
     metric = Hidden(structure)
     recorded = record(structure, metric.forward(ids))
     terms = TermList.of(structure, sites, kinds)
-    return terms, responses(structure, sites, metric, ids, recorded, terms, count, 0)
+    return terms, Responses(structure, sites, metric, ids, recorded, terms, count, 0).alone()
 
 
 def slope(structure: ModelStructure, sites: Any, metric: Metric, ids: Tensor, term: TermId, step: float) -> Tensor:
@@ -114,12 +114,12 @@ def test_pieces_of_probes_are_all_there(monkeypatch: pytest.MonkeyPatch) -> None
     metric = Loss(model)
     recorded = record(structure, metric.forward(ids))
     terms = TermList.of(structure, sites, ("head",))
-    whole = responses(structure, sites, metric, ids, recorded, terms, 5, 0)
+    whole = Responses(structure, sites, metric, ids, recorded, terms, 5, 0).alone()
     monkeypatch.setattr(module, "PROBE_ELEMENTS", 2 * recorded.output.numel())
-    pieces = responses(structure, sites, metric, ids, recorded, terms, 5, 0)
+    pieces = Responses(structure, sites, metric, ids, recorded, terms, 5, 0).alone()
     assert whole.shape == pieces.shape == (6, 12)
     assert torch.allclose(whole[0], pieces[0], rtol=1e-5, atol=1e-8)
-    first = responses(structure, sites, metric, ids, recorded, terms, 0, 0)
+    first = Responses(structure, sites, metric, ids, recorded, terms, 0, 0).alone()
     assert torch.allclose(first[0], whole[0], rtol=1e-5, atol=1e-8)
     assert len(first) == 1
 
@@ -180,10 +180,11 @@ def test_the_interval_holds_the_exact_length_as_often_as_it_says(model_type: str
         def probes(self, reference: Tensor, ids: Tensor, noise: Any, count: int) -> Tensor:
             return basis
 
-    exact = responses(structure, sites, Every(structure), ids, recorded, terms, size, 0).double().square().sum(0).sqrt()
+    drawn = Responses(structure, sites, Every(structure), ids, recorded, terms, size, 0).alone()
+    exact = drawn.double().square().sum(0).sqrt()
     held, ratio, rounds = 0.0, 0.0, 20
     for seed in range(rounds):
-        drawn = responses(structure, sites, metric, ids, recorded, terms, 32, seed)
+        drawn = Responses(structure, sites, metric, ids, recorded, terms, 32, seed).alone()
         estimate, low, high = metric.predicted(drawn[None], 0.9)
         held += float(((low <= exact) & (exact <= high)).double().mean()) / rounds
         ratio += float((estimate / exact).mean()) / rounds
@@ -203,7 +204,7 @@ def test_small_terms_do_the_damage_that_is_predicted(metric_name: str) -> None:
     metric: Any = Divergence(model) if metric_name == "kl" else Loss(model)
     recorded = record(structure, metric.forward(ids))
     terms = TermList.of(structure, sites, ("neuron",))
-    found = responses(structure, sites, metric, ids, recorded, terms, 3000, 0)
+    found = Responses(structure, sites, metric, ids, recorded, terms, 3000, 0).alone()
     estimate, _, _ = metric.predicted(found[None], 0.95)
     for index in (96, 110, 143):
         measured = metric.measured(
@@ -219,10 +220,10 @@ def test_with_means_the_deviation_is_what_counts() -> None:
     recorded = record(structure, metric.forward(ids))
     terms = TermList.of(structure, sites, ("neuron", "head", "ffn", "attention", "block"))
     means = mean_values(structure, sites, metric, [ids])
-    plain = responses(structure, sites, metric, ids, recorded, terms, PROBES, 0)
+    plain = Responses(structure, sites, metric, ids, recorded, terms, PROBES, 0).alone()
     zero = {key: torch.zeros_like(value) for key, value in means.items()}
-    assert torch.equal(responses(structure, sites, metric, ids, recorded, terms, PROBES, 0, zero), plain)
-    apart = responses(structure, sites, metric, ids, recorded, terms, PROBES, 0, means)
+    assert torch.equal(Responses(structure, sites, metric, ids, recorded, terms, PROBES, 0, zero).alone(), plain)
+    apart = Responses(structure, sites, metric, ids, recorded, terms, PROBES, 0, means).alone()
     term = TermId("neuron", 1, 5)
     place = terms.ids.index(term)
     site, _ = sites[structure.calls[1]].find(term)
@@ -256,7 +257,7 @@ def test_bfloat16_responses_are_near_those_of_float32() -> None:
     ids = token_ids(model)
     metric = Hidden(structure)
     terms = TermList.of(structure, sites, KINDS)
-    found = responses(structure, sites, metric, ids, record(structure, metric.forward(ids)), terms, 32, 0)
+    found = Responses(structure, sites, metric, ids, record(structure, metric.forward(ids)), terms, 32, 0).alone()
     assert terms.ids == wide_terms.ids
     narrow, broad = (metric.predicted(x[None], 0.95)[0] for x in (found, wide_found))
     assert float(((narrow / broad).log().abs()).quantile(0.9)) < 0.1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +23,26 @@ from duat_cli.models.sweep.lockstep import side_by_side
 TYPES = ["llama", "gpt2", "bert", "albert", "gemma2", "mixtral", "xlm-roberta", "deberta-v2", "bloom", "t5"]
 
 
-def grown(loaded: Any, listen: Any = lambda _run: None) -> tuple[Growing, ModelStructure]:
+def grown(loaded: Any, listen: Callable[[Growing, BlockRun], None] = lambda _found, _run: None) -> ModelStructure:
+    """listen: called behind every block of a pass beside discovery, with what is discovered so far."""
     found = Growing(loaded.model, device="cpu", known=Known())
 
     def others() -> list[Any] | None:
         if not found.ready:
             return None
-        forward = InstrumentedPass(found.rig(), lambda: run_stack(found.stack, found.ids), listen)
+        forward = InstrumentedPass(found.rig(), lambda: run_stack(found.stack, found.ids), partial(listen, found))
         return [found.proof(), forward]
 
     with found.attached():
         side_by_side(pager_of(loaded), found, others, lambda page: found.forget(page.doors))
-    return found, found.structure()
+    return found.structure()
 
 
 @pytest.mark.parametrize("model_type", TYPES)
 def test_it_finds_what_discovery_finds(model_type: str, tmp_path: Path) -> None:
     expected = discover(whole(saved(model_type, tmp_path)).model)
     with in_parts(tmp_path) as loaded:
-        _, structure = grown(loaded)
+        structure = grown(loaded)
     assert (structure.path, structure.hidden_size) == (expected.path, expected.hidden_size)
     assert structure.uncovered == expected.uncovered
     assert len(structure.calls) == len(expected.calls)
@@ -53,30 +56,17 @@ def test_it_finds_what_discovery_finds(model_type: str, tmp_path: Path) -> None:
 
 def test_a_block_is_proved_when_another_pass_gets_there_and_its_factors_are_let_go(tmp_path: Path) -> None:
     expected = discover(whole(saved("llama", tmp_path)).model)
-    found: list[Growing] = []
     seen = []
+
+    def listen(found: Growing, run: BlockRun) -> None:
+        seen.append([b.factors is not None and not b.factors.heads.value.is_meta for b in found.so_far().blocks])
+        here, there = found.so_far().block(run.index).factors, expected.block(run.index).factors
+        assert here is not None
+        assert there is not None
+        assert torch.equal(here.heads.value, there.heads.value)
+
     with in_parts(tmp_path) as loaded:
-
-        def listen(run: BlockRun) -> None:
-            factors = [block.factors for block in found[0].so_far().blocks]
-            seen.append([f is not None and not f.heads.value.is_meta for f in factors])
-            here = found[0].so_far().block(run.index).factors
-            theirs = expected.block(run.index).factors
-            assert here is not None
-            assert theirs is not None
-            assert torch.equal(here.heads.value, theirs.heads.value)
-
-        growing = Growing(loaded.model, device="cpu", known=Known())
-        found.append(growing)
-
-        def others() -> list[Any] | None:
-            if not growing.ready:
-                return None
-            walk = InstrumentedPass(growing.rig(), lambda: run_stack(growing.stack, growing.ids), listen)
-            return [growing.proof(), walk]
-
-        with growing.attached():
-            side_by_side(pager_of(loaded), growing, others, lambda page: growing.forget(page.doors))
+        grown(loaded, listen)
     assert seen == [[True], [False, True], [False, False, True]]
 
 
@@ -106,6 +96,6 @@ def test_nothing_is_left_on_the_model(tmp_path: Path) -> None:
         assert loaded.model.config._attn_implementation == "eager"
 
 
-def _fail(run: BlockRun) -> None:
+def _fail(_found: Growing, run: BlockRun) -> None:
     if run.index == 1:
         raise ValueError("planted")

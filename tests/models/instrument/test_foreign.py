@@ -37,7 +37,7 @@ def test_an_error_of_the_models_own_code_is_refused_with_its_cause(
 def test_an_error_of_duat_passes(kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
     space: dict[str, Any] = {"__name__": "duat_cli.planted", "kind": kind}
     exec("def broken(*args):\n    raise kind('planted')\n", space)
-    monkeypatch.setattr(structure, "_outermost_lists", space["broken"])
+    monkeypatch.setattr(structure, "outermost_lists", space["broken"])
     with pytest.raises(kind, match="planted"):
         discover(single_model("llama"))
 
