@@ -15,7 +15,8 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "types or constants alone": "analysis/progress checks/rule kinds",
     "fields alone; results/test_meaning.py and report/test_json.py read every one": """
         results/base results/check results/chosen results/explain results/inspect results/lora results/matrix
-        results/operator results/plan results/prune results/support results/weight_change""",
+        results/operator results/plan results/prune/report results/prune/sets results/prune/terms
+        results/support results/weight_change""",
     "options alone; cli/test_main.py runs every exit code, cli/terminal/test_help.py every help page": """
         cli/commands/inspect cli/commands/schema cli/commands/support cli/commands/verify
         cli/shared/options""",
@@ -26,7 +27,8 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         cli/commands/check checks/conclude checks/judge checks/rules/files""",
     "golden text at every width: report/test_table.py": """
         report/check/table report/tables/columns report/tables/facts report/tables/inspect
-        report/tables/lora report/tables/nulls report/tables/page report/tables/plan report/tables/prune
+        report/tables/lora report/tables/nulls report/tables/page report/tables/plan
+        report/tables/prune/report report/tables/prune/sets
         report/tables/support report/tables/verify""",
     "golden text: report/check/test_forms.py": """
         report/check/github report/check/junit report/check/markdown report/check/sarif report/check/words""",
@@ -48,12 +50,14 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         analysis/lora/places analysis/lora/report models/edits/tuned""",
     "against the model's attention: analysis/matrix/test_run.py": """
         analysis/matrix/case analysis/matrix/checks analysis/matrix/forms report/tables/matrix""",
-    "streamed against resident: analysis/prune/test_work.py": "analysis/prune/ground models/sweep/guest",
-    "bounds against true damage: analysis/prune/test_certified.py": "analysis/prune/layers models/terms/inner",
-    "exact readings: analysis/prune/test_readings.py": "models/block/norm_scale models/terms/branches",
-    "which metric a model has: analysis/prune/test_damage.py": "models/discovery/causality",
+    "streamed against resident: analysis/prune/test_work.py": "analysis/prune/terms/ground models/sweep/guest",
+    "bounds against true damage: analysis/prune/terms/test_certified.py": """
+        analysis/prune/terms/layers models/terms/inner""",
+    "exact readings: analysis/prune/terms/test_readings.py": "models/block/norm_scale models/terms/branches",
+    "which metric a model has: analysis/prune/terms/test_damage.py": "models/discovery/causality",
     "by one process and several: analysis/shards/test_run.py": "cli/commands/merge",
-    "the whole report: analysis/prune/test_run.py": "analysis/prune/report",
+    "the whole report: analysis/prune/test_run.py": "analysis/prune/report analysis/prune/sets/plan",
+    "what a written checkpoint lacks: analysis/prune/sets/test_apply.py": "analysis/prune/sets/cut",
     "the file read back: analysis/test_operator_file.py": "analysis/tensor_file",
     "faults planted in the instruments: analysis/test_session.py": "models/arrays models/instrument/plain",
     "every type of model: models/discovery/test_structure.py": """

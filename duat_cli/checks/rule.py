@@ -12,7 +12,7 @@ from duat_cli.checks.weights import WeightFacts
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.results.inspect import InspectReport
 from duat_cli.results.lora import LintFinding
-from duat_cli.results.prune import PruneReport
+from duat_cli.results.prune.report import PruneReport
 
 Need = Literal["load", "report", "slack", "baseline", "adapter"]
 

@@ -6,9 +6,9 @@ import functools
 
 from duat_cli.report.tables import inspect as table
 from duat_cli.report.tables import lora as lora_table
-from duat_cli.report.tables import prune as prune_table
 from duat_cli.report.tables import verify as verify_table
 from duat_cli.report.tables.grid import Column
+from duat_cli.report.tables.prune import report as prune_table
 
 _TABLES: dict[str, dict[str, list[Column]]] = {
     "inspect": table.TABLES,

@@ -12,7 +12,7 @@ from duat_cli.results.inspect import InspectReport, VerifyReport
 from duat_cli.results.lora import LoraReport
 from duat_cli.results.matrix import MatrixReport
 from duat_cli.results.plan import PlanReport
-from duat_cli.results.prune import PruneReport
+from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.support import SupportReport
 
 REPORTS: dict[str, type[Result]] = {

@@ -20,9 +20,9 @@ def prune(runs: int) -> list[Row]:
     """The bundled prompts on MiniLM if it is installed; ablations are timed on a sample and counted for all terms."""
     import torch
 
-    from duat_cli.analysis.prune.ablation import Ablator
-    from duat_cli.analysis.prune.damage import metric_for
-    from duat_cli.analysis.prune.responses import Responses, TermList
+    from duat_cli.analysis.prune.terms.ablation import Ablator
+    from duat_cli.analysis.prune.terms.damage import metric_for
+    from duat_cli.analysis.prune.terms.responses import Responses, TermList
     from duat_cli.loading.model.load import load, load_tokenizer
     from duat_cli.loading.prompts import default_prompts, encode, limits
     from duat_cli.models.discovery.structure import discover
@@ -88,8 +88,8 @@ def prune_child() -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from duat_cli.analysis.prune.damage import metric_for
-    from duat_cli.analysis.prune.responses import Responses, TermList
+    from duat_cli.analysis.prune.terms.damage import metric_for
+    from duat_cli.analysis.prune.terms.responses import Responses, TermList
     from duat_cli.loading.model.memory import peak_memory
     from duat_cli.models.discovery.structure import discover
     from duat_cli.models.sweep.passes import record

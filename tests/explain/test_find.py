@@ -23,8 +23,8 @@ from duat_cli.report.schema import REPORTS
 from duat_cli.report.tables import columns, nulls
 from duat_cli.report.tables import inspect as table
 from duat_cli.report.tables import lora as lora_table
-from duat_cli.report.tables import prune as prune_table
 from duat_cli.report.tables import verify as verify_table
+from duat_cli.report.tables.prune import report as prune_table
 from duat_cli.results.base import Result
 from duat_cli.results.explain import Explanation, Kind
 from duat_cli.results.meaning import Meaning

@@ -35,18 +35,16 @@ from duat_cli.results.lora import (
 from duat_cli.results.matrix import MatrixCheck, MatrixForm, MatrixReport
 from duat_cli.results.operator import Coupling, Density, NullDensity, NullOperator, Nulls, NullStats, OperatorStats
 from duat_cli.results.plan import MemoryTerm, PlannedPart, PlannedWeights, PlanReport, Way
-from duat_cli.results.prune import (
-    CurvePoint,
+from duat_cli.results.prune.report import PruneReport
+from duat_cli.results.prune.sets import CurvePoint, Guarantee, HeldOut, MeanGuarantee, Plan, SetSize
+from duat_cli.results.prune.terms import (
     Estimated,
-    Guarantee,
     HeadSummary,
     Kind,
     NeuronSummary,
-    Plan,
     Prediction,
     Protocol,
     PruneBlock,
-    PruneReport,
     PruneTerm,
 )
 from duat_cli.results.support import SupportEntry, SupportReport
@@ -552,6 +550,9 @@ def prune_report(*, hidden: bool = False, nothing: bool = False) -> PruneReport:
             confidence=0.999 if hidden else 0.95,
             tokens=159,
             seed=29,
+            loss=None if hidden else 7.7 if nothing else 3.21,
+            uniform_loss=None if hidden else 7.62,
+            reasons=dict.fromkeys(("loss", "uniform_loss"), "the metric looks at no logits") if hidden else {},
         ),
         blocks=[prune_block(k) for k in range(3)],
         prediction=[prediction("neuron", 24, 46080), prediction("head", 24, 270), prediction("ffn", 2, 30)],
@@ -663,10 +664,11 @@ def plan(kind: Kind, of: int, removed: int, *, passed: bool = True) -> Plan:
     if not removed:
         return Plan(
             granularity=kind, budget=0.1, removed=0, of=of, share=0.0, predicted=None, measured=None, curve=curve,
-            guarantee=None, set=[],
-            reasons=dict.fromkeys(("predicted", "measured", "guarantee"), NOTHING_FITS),
+            guarantee=None, mean_guarantee=None, saves=None, held_out=[], set=[],
+            reasons=dict.fromkeys(("predicted", "measured", "saves", "guarantee", "mean_guarantee"), NOTHING_FITS),
         )  # fmt: skip
     given = removed // 2 if passed else 0
+    tested = [max(1, round(removed * k / 4)) for k in range(1, 5)]
     return Plan(
         granularity=kind,
         budget=0.1,
@@ -684,13 +686,52 @@ def plan(kind: Kind, of: int, removed: int, *, passed: bool = True) -> Plan:
             holdout_prompts=83,
             holdout_sha256="ab" * 32,
             method="Clopper-Pearson",
-            tested=[max(1, round(removed * k / 4)) for k in range(1, 5)],
+            tested=tested,
             removed=given,
             share=given / of,
+            saves=size(given) if given else None,
             set=[f"block.0.{kind}.{k}" for k in range(given)],
+            reasons={} if given else {"saves": "the set is empty"},
         ),
+        held_out=[
+            HeldOut(
+                removed=n,
+                share=n / of,
+                prompts=83 if n in (tested[-1], given) else 21,
+                mean=0.11 * n / removed,
+                percentile_90=0.2 * n / removed,
+                exceeded=n * 20 // removed,
+                share_exceeded=0.25 * n / removed,
+            )
+            for n in tested
+        ],
+        mean_guarantee=MeanGuarantee(
+            budget=0.1,
+            confidence=0.999,
+            most=0.5,
+            counted_for_less=1 if passed else 0,
+            mean=0.0731 if passed else None,
+            holdout_prompts=83,
+            holdout_sha256="ab" * 32,
+            method="betting",
+            tested=tested,
+            removed=tested[2] if passed else 0,
+            share=tested[2] / of if passed else 0.0,
+            reasons={} if passed else {"mean": "the set is empty"},
+        ),
+        saves=size(removed, counted=passed),
         set=[f"block.0.{kind}.{k}" for k in range(removed)],
         reasons={},
+    )
+
+
+def size(terms: int, *, counted: bool = True) -> SetSize:
+    return SetSize(
+        terms_removed=terms // 2,
+        parameters_removed=1729 * terms,
+        parameters_zeroed=288 * terms if counted else None,
+        bytes_removed=3458 * terms,
+        reasons={} if counted else {"parameters_zeroed": "a weight to be zeroed is tied to another place"},
     )
 
 

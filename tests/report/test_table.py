@@ -17,7 +17,7 @@ from duat_cli.report.tables.inspect import render_inspect
 from duat_cli.report.tables.lora import render_lora
 from duat_cli.report.tables.page import Page
 from duat_cli.report.tables.plan import render_plan
-from duat_cli.report.tables.prune import render_prune
+from duat_cli.report.tables.prune.report import render_prune
 from duat_cli.report.tables.support import render_support
 from duat_cli.report.tables.verify import render_verify
 from duat_cli.results.inspect import InspectReport

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from duat_cli.results.check import CheckReport
     from duat_cli.results.inspect import InspectReport
     from duat_cli.results.lora import LintFinding
-    from duat_cli.results.prune import PruneReport
+    from duat_cli.results.prune.report import PruneReport
 
 
 @dataclass(frozen=True)

@@ -9,29 +9,17 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from duat_cli.analysis.prune.certified import Bound
-from duat_cli.analysis.prune.criteria import Scores
-from duat_cli.analysis.prune.damage import MetricName
-from duat_cli.analysis.prune.plans import Nested
-from duat_cli.analysis.prune.readings import Readings
-from duat_cli.analysis.prune.responses import TermList
+from duat_cli.analysis.prune.terms.certified import Bound
+from duat_cli.analysis.prune.terms.criteria import Scores
+from duat_cli.analysis.prune.terms.damage import MetricName
+from duat_cli.analysis.prune.terms.readings import Readings
+from duat_cli.analysis.prune.terms.responses import TermList
 from duat_cli.analysis.session import Session
 from duat_cli.kinds import Kind
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.terms.branches import Branches, branch_at
 from duat_cli.models.terms.sites import BlockSites, TermId
-from duat_cli.results.prune import (
-    CurvePoint,
-    Estimated,
-    Guarantee,
-    HeadSummary,
-    NeuronSummary,
-    Plan,
-    Prediction,
-    PruneBlock,
-    PruneTerm,
-)
-from duat_cli.statistics.binomial import NestedChoice
+from duat_cli.results.prune.terms import Estimated, HeadSummary, NeuronSummary, Prediction, PruneBlock, PruneTerm
 from duat_cli.statistics.ranking import Estimate, bootstrap, kendall, median_ratio, spearman, worst_ratio
 
 FEWEST = 3  # terms that can be ranked
@@ -44,15 +32,6 @@ _STATISTICS = {  # field of the report -> statistic of predicted and measured da
 NEGLIGIBLE = 0.01  # of the budget
 NOT_CARRIED = "carried for the terms that are ablated for real; a larger --measure takes more"
 NOT_ABLATED = "not in the sample that was ablated; a larger --measure takes more"
-NO_HOLDOUT = "no held-out prompts: give --holdout FILE, or a share such as --holdout 0.5"
-ONE_BLOCK = "the model has one block, and one has to stay"
-NOTHING_FITS = "not even the least damaging one stays within the budget"
-METHOD = "Clopper-Pearson limit of nested sets tested in order, from the smallest, on held-out prompts"
-
-
-def name_of(term: TermId) -> str:
-    """Such as block.3.head.1."""
-    return f"block.{term.block}" if term.index is None else f"block.{term.block}.{term.kind}.{term.index}"
 
 
 def terms_of(
@@ -299,51 +278,3 @@ def _prediction(
 
 def _estimated(estimate: Estimate | None) -> Estimated | None:
     return None if estimate is None else Estimated(value=estimate.value, low=estimate.low, high=estimate.high)
-
-
-# -- plans ---------------------------------------------------------------------------------------------------
-
-
-def plan_of(nested: Nested, budget: float, tested: tuple[NestedChoice, list[int]] | None, holdout: str) -> Plan:
-    """The largest set of a kind within the budget, and what was shown of it. tested: with the sizes to be tested."""
-    total, chosen = len(nested.order), nested.chosen
-    reasons: dict[str, str] = {}
-    if chosen is None:
-        why = ONE_BLOCK if nested.kind == "block" and total == 1 else NOTHING_FITS
-        reasons |= dict.fromkeys(("predicted", "measured", "guarantee"), why)
-    elif tested is None:
-        reasons["guarantee"] = NO_HOLDOUT
-    return Plan(
-        granularity=nested.kind,
-        budget=budget,
-        removed=chosen.removed if chosen else 0,
-        of=total,
-        share=chosen.removed / total if chosen else 0.0,
-        predicted=chosen.predicted if chosen else None,
-        measured=chosen.measured if chosen else None,
-        curve=[
-            CurvePoint(removed=p.removed, share=p.removed / total, predicted=p.predicted, measured=p.measured)
-            for p in nested.curve
-        ],
-        guarantee=None if tested is None else _guarantee(nested, budget, *tested, holdout),
-        set=[name_of(term) for term in nested.order[: chosen.removed if chosen else 0]],
-        reasons=reasons,
-    )
-
-
-def _guarantee(nested: Nested, budget: float, tested: NestedChoice, sizes: Sequence[int], holdout: str) -> Guarantee:
-    """The statement is about the share fixed in advance, for the last set that passed."""
-    removed = 0 if tested.chosen is None else sizes[tested.chosen]
-    return Guarantee(
-        budget=budget,
-        confidence=tested.confidence,
-        share_above_limit=tested.share,
-        exceeded=0 if tested.chosen is None else tested.exceeded[tested.chosen],
-        holdout_prompts=tested.prompts,
-        holdout_sha256=holdout,
-        method=METHOD,
-        tested=list(sizes),
-        removed=removed,
-        share=removed / len(nested.order),
-        set=[name_of(term) for term in nested.order[:removed]],
-    )

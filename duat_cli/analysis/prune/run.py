@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +13,14 @@ from torch import nn
 
 from duat_cli import __version__
 from duat_cli.analysis.progress import Progress
-from duat_cli.analysis.prune.apply import Applied, apply_terms
-from duat_cli.analysis.prune.certified import Bound
-from duat_cli.analysis.prune.export import chosen_set, mergekit_slices
-from duat_cli.analysis.prune.plans import Nested
-from duat_cli.analysis.prune.report import blocks_of, plan_of, predictions_of, terms_of
-from duat_cli.analysis.prune.responses import SEED
+from duat_cli.analysis.prune.report import blocks_of, predictions_of, terms_of
+from duat_cli.analysis.prune.sets.apply import Applied, apply_terms
+from duat_cli.analysis.prune.sets.export import chosen_set, mergekit_slices
+from duat_cli.analysis.prune.sets.nested import Nested
+from duat_cli.analysis.prune.sets.plan import plan_of
+from duat_cli.analysis.prune.sets.size import set_size
+from duat_cli.analysis.prune.terms.certified import Bound
+from duat_cli.analysis.prune.terms.responses import SEED
 from duat_cli.analysis.prune.work import PruneOptions, Work
 from duat_cli.analysis.session import Session, prompt_facts
 from duat_cli.errors import InputError
@@ -25,7 +29,9 @@ from duat_cli.loading.checkpoint.stored import most_stored
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.terms.sites import BlockSites, TermId
-from duat_cli.results.prune import Plan, Protocol, PruneReport
+from duat_cli.results.prune.report import PruneReport
+from duat_cli.results.prune.sets import Plan
+from duat_cli.results.prune.terms import Protocol
 from duat_cli.statistics.binomial import prompts_needed
 
 
@@ -38,15 +44,24 @@ class PruneOutcome:
     sites: Mapping[nn.Module, BlockSites]
     nested: dict[Kind, Nested]
 
-    def chosen(self, plan: Plan) -> list[TermId]:
-        """The set of a plan: what was guaranteed on held-out prompts, or, without any, the largest in the budget.
+    def chosen(self, plan: Plan, which: str | None = None) -> list[TermId]:
+        """The set of a plan: 'guaranteed' on held-out prompts, 'largest' in the budget, or the first of that number.
 
-        InputError where that is none.
+        None: what is guaranteed, or, without held-out prompts, the largest. InputError where that is none.
         """
-        removed = plan.removed if plan.guarantee is None else plan.guarantee.removed
+        order = self.nested[plan.granularity].order
+        most = len(order) - (plan.granularity == "block")
+        if which is not None and which.isdecimal():
+            if not 1 <= int(which) <= most:
+                raise InputError(f"--set {which}: expected 1 to {most}, of {plan.of} {plan.granularity}s")
+            return order[: int(which)]
+        if which == "guaranteed" and plan.guarantee is None:
+            raise InputError(f"--set guaranteed: {plan.reasons['guarantee']}")
+        by_test = plan.guarantee is not None and which != "largest"
+        removed = plan.guarantee.removed if plan.guarantee is not None and by_test else plan.removed
         if not removed:
-            raise InputError(_nothing(plan))
-        return self.nested[plan.granularity].order[:removed]
+            raise InputError(_nothing(plan, by_test))
+        return order[:removed]
 
     def exported(self, terms: Sequence[TermId], suffix: str) -> str:
         """The set as JSON, or, for whole blocks, as mergekit slices (.yaml)."""
@@ -91,7 +106,9 @@ def prune_bound(
     work.run()
     nested = work.nested
     trials = work.tested(held_out)
-    plans = [plan_of(nested[kind], options.budget, trials.get(kind), _fingerprint(held_out)) for kind in work.kinds]
+    size_of = functools.partial(set_size, loaded, session.structure, work.sites, work.certified.bounds)
+    digest = _fingerprint(held_out)
+    plans = [plan_of(nested[kind], options.budget, trials.get(kind), digest, size_of) for kind in work.kinds]
     damage, scores, bounds = work.damage, work.scores(), certified(work)
     terms = terms_of(
         session.structure, work.sites, work.terms, damage, work.readings, bounds, work.measured(), work.branches
@@ -102,16 +119,7 @@ def prune_bound(
         model=session.model_facts(),
         prompts=prompt_facts(prompts),
         certificate=session.certificate(max(work.errors)),
-        protocol=Protocol(
-            metric=work.metric.name,
-            unit=work.metric.unit,
-            meaning=work.metric.meaning,
-            ablate="mean" if options.ablate_mean else "zero",
-            probes=options.probes,
-            confidence=options.confidence,
-            tokens=sum(p.input_ids.shape[1] for p in prompts),
-            seed=SEED,
-        ),
+        protocol=_protocol(work),
         blocks=blocks_of(session, terms, options.budget),
         prediction=predictions_of(
             work.terms, work.kinds, damage[0], work.measured(), scores, work.metric.name, options.confidence
@@ -125,16 +133,34 @@ def prune_bound(
     return PruneOutcome(report, session, work.sites, nested)
 
 
-def _nothing(plan: Plan) -> str:
+def _protocol(work: Work) -> Protocol:
+    options, losses = work.options, work.losses
+    why = "the metric looks at no logits" if work.metric.name == "hidden" else "no prompt has a next token to predict"
+    return Protocol(
+        metric=work.metric.name,
+        unit=work.metric.unit,
+        meaning=work.metric.meaning,
+        ablate="mean" if options.ablate_mean else "zero",
+        probes=options.probes,
+        confidence=options.confidence,
+        tokens=sum(p.input_ids.shape[1] for p in work.prompts),
+        seed=SEED,
+        loss=sum(loss for loss, _ in losses) / len(losses) if losses else None,
+        uniform_loss=math.log(losses[0][1]) if losses else None,
+        reasons={} if losses else dict.fromkeys(("loss", "uniform_loss"), why),
+    )
+
+
+def _nothing(plan: Plan, by_test: bool) -> str:
     """Why there is no set to write."""
     if plan.granularity == "block" and plan.of == 1:
         return "--export, --apply: the model has one block, and one has to stay"
     budget = f"the budget of {plan.budget:g}"
-    if plan.removed:
+    if plan.removed and by_test:
         why = f"no set of {plan.granularity}s is guaranteed to stay within {budget} on the held-out prompts"
     else:
         why = f"no set of {plan.granularity}s stays within {budget}"
-    return f"--export, --apply: {why}; raise --budget"
+    return f"--export, --apply: {why}; raise --budget, or name a number of terms with --set"
 
 
 def _require_finite(loaded: LoadedModel) -> None:

@@ -20,14 +20,15 @@ from torch import Tensor
 
 from duat_cli.analysis.decomposition import Decomposition
 from duat_cli.analysis.progress import Progress
-from duat_cli.analysis.prune.ablation import Ablation, Ablator, Tick, mean_values, waves
-from duat_cli.analysis.prune.certified import Certified
-from duat_cli.analysis.prune.criteria import Activations, Scores, WeightScores, block_scores
-from duat_cli.analysis.prune.damage import Interval, Loss, Metric, MetricName, metric_for
-from duat_cli.analysis.prune.ground import ground_beside, ground_of
-from duat_cli.analysis.prune.plans import Candidates, Nested, Trial, candidates, nested_sets, try_alone, try_together
-from duat_cli.analysis.prune.readings import Reader, Readings
-from duat_cli.analysis.prune.responses import SEED, Responses, TermList
+from duat_cli.analysis.prune.sets.nested import Candidates, Nested, candidates, nested_sets
+from duat_cli.analysis.prune.sets.trial import Terms, Trial, try_alone, try_together
+from duat_cli.analysis.prune.terms.ablation import Ablation, Ablator, Tick, mean_values, waves
+from duat_cli.analysis.prune.terms.certified import Certified
+from duat_cli.analysis.prune.terms.criteria import Activations, Scores, WeightScores, block_scores
+from duat_cli.analysis.prune.terms.damage import Interval, Loss, Metric, MetricName, metric_for
+from duat_cli.analysis.prune.terms.ground import ground_beside, ground_of
+from duat_cli.analysis.prune.terms.readings import Reader, Readings
+from duat_cli.analysis.prune.terms.responses import SEED, Responses, TermList
 from duat_cli.analysis.session import Listener, Session
 from duat_cli.errors import InputError
 from duat_cli.kinds import KINDS, Kind
@@ -38,7 +39,6 @@ from duat_cli.models.sweep.lockstep import Pass, Visit
 from duat_cli.models.sweep.passes import Means, Recorded, record
 from duat_cli.models.terms.sites import TermId
 from duat_cli.results.base import Skipped
-from duat_cli.statistics.binomial import NestedChoice
 
 FOLLOWED = 256  # terms carried frozen to the last block, where a model has more than this many
 NAMES: dict[Kind, str] = {
@@ -91,6 +91,7 @@ class Work:
         self._loss = self._loss_metric()
         self._taylor = torch.zeros(len(self.terms.ids), dtype=torch.float64)
         self._scored = 0
+        self.losses: list[tuple[float, int]] = []  # a prompt's own loss, nats a token, and the size of the vocabulary
         self._seen = self._ground.seen or Activations()
         self._scores = WeightScores(self.structure, self.sites, self.terms, self._seen)
         self.certified = Certified(self.structure, self.sites, device, self.weights)
@@ -177,11 +178,12 @@ class Work:
             damages = torch.tensor([[each.damage for each in row] for row in rows], dtype=torch.float64)
             self.nested[one.kind] = one.nested(damages.mean(dim=1).tolist() if rows else [], budget)
 
-    def tested(self, held_out: Sequence[Prompt]) -> dict[Kind, tuple[NestedChoice, list[int]]]:
-        """What the chosen sets do to held-out prompts, and the sizes that were to be tested; of kinds with a set."""
+    def tested(self, held_out: Sequence[Prompt]) -> dict[Kind, Trial]:
+        """What the chosen sets do to held-out prompts; of kinds with a set."""
         options = self.options
+        shown = Terms(options.budget, options.exceed, options.confidence)
         trials = {
-            kind: Trial(nested, len(held_out), options.budget, options.exceed, options.confidence)
+            kind: Trial(nested, len(held_out), shown)
             for kind, nested in self.nested.items()
             if nested.chosen is not None and held_out
         }
@@ -192,7 +194,7 @@ class Work:
         else:
             for kind, trial in trials.items():
                 try_alone(self.ablator, trial, held_out, self._named(f"sets of {NAMES[kind]} {on}"))
-        return {kind: (trial.choice(), trial.sizes) for kind, trial in trials.items()}
+        return trials
 
     @property
     def damage(self) -> Interval:
@@ -228,6 +230,10 @@ class Work:
                 own = self.responses[-1] if slope is None else slope.found()
                 self._taylor += own[0].double().abs()
                 self._scored += 1
+        if self._loss is not None and self.metric.name != "hidden":
+            for number, logits in zip(numbers, (one.output for one in recorded), strict=True):
+                if self._ids[number].shape[1] >= 2:
+                    self.losses.append((self._loss.loss(logits, self._ids[number]), logits.shape[-1]))
 
     def _responses(
         self, metric: Metric, number: int, recorded: Recorded, count: int, seed: int, means: Means | None = None

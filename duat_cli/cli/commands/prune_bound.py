@@ -16,13 +16,13 @@ from duat_cli.kinds import KINDS, Kind
 from duat_cli.loading.wording import counted
 
 if TYPE_CHECKING:
-    from duat_cli.analysis.prune.apply import Applied
     from duat_cli.analysis.prune.run import PruneOptions, PruneOutcome
+    from duat_cli.analysis.prune.sets.apply import Applied
     from duat_cli.cli.shared.presentation import Presentation
     from duat_cli.cli.terminal.output import Target
     from duat_cli.cli.terminal.progress import Progress
     from duat_cli.cli.terminal.talk import Talk
-    from duat_cli.results.prune import Plan
+    from duat_cli.results.prune.sets import Plan
 
 EXPORT_SUFFIXES = (".json", ".yaml", ".yml")
 
@@ -135,6 +135,18 @@ Apply = Annotated[
         help="Write a checkpoint without the chosen set to a new folder; read back and compared with the ablation.",
     ),
 ]
+ChosenSet = Annotated[
+    str | None,
+    typer.Option(
+        "--set",
+        metavar="guaranteed|largest|N",
+        show_default=False,
+        rich_help_panel=options.PANEL_OUTPUT,
+        help="The set of --export and --apply: the largest that is guaranteed on held-out prompts, the largest within "
+        "the budget on the prompts that chose it, or the N least damaging terms. Default: guaranteed, where prompts "
+        "are held out.",
+    ),
+]
 
 
 def prune_bound(
@@ -164,6 +176,7 @@ def prune_bound(
     wide: options.Wide = False,
     export: Export = None,
     apply: Apply = None,
+    chosen_set: ChosenSet = None,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
     no_color: options.NoColor = False,
@@ -186,7 +199,7 @@ def prune_bound(
     kinds = _kinds(granularity)
     _check(budget, confidence, exceed)
     presentation = Presentation.of(output, form, json, no_color, wide=wide)
-    chosen = _Chosen.of(export, apply, kinds, ablate, presentation)
+    chosen = _Chosen.of(export, apply, chosen_set, kinds, ablate, presentation)
 
     announce(model, talk)
     with Progress(talk) as progress:
@@ -211,7 +224,7 @@ def prune_bound(
         )
         outcome = compute(loaded, inputs, held_out, settings, progress)
 
-    from duat_cli.report.tables.prune import render_prune
+    from duat_cli.report.tables.prune.report import render_prune
 
     presentation.emit(outcome.report, render_prune, talk)
     with Progress(talk) as progress:
@@ -225,12 +238,24 @@ class _Chosen:
 
     export: Target | None
     apply: Path | None
+    which: str | None
 
     @classmethod
     def of(
-        cls, export: str | None, apply: str | None, kinds: Sequence[str], ablate: Ablate, presentation: Presentation
+        cls,
+        export: str | None,
+        apply: str | None,
+        which: str | None,
+        kinds: Sequence[str],
+        ablate: Ablate,
+        presentation: Presentation,
     ) -> _Chosen:
         """Checked before anything is computed."""
+        if which is not None:
+            if which not in ("guaranteed", "largest") and not (which.isdecimal() and int(which) > 0):
+                raise InputError(f"--set '{which}': expected guaranteed, largest or a number of terms")
+            if export is None and apply is None:
+                raise InputError("--set: says which set is written; give --export FILE or --apply DIR")
         for name, value in (("--export", export), ("--apply", apply)):
             if value is not None and len(kinds) != 1:
                 raise InputError(f"{name}: sets of different kinds overlap; choose one, such as --granularity head")
@@ -251,36 +276,41 @@ class _Chosen:
             if presentation.target.path and target.path and presentation.target.path.resolve() == target.path.resolve():
                 raise InputError(f"--export '{export}' and --output name the same file")
         if apply is not None:
-            from duat_cli.analysis.prune.apply import check_directory
+            from duat_cli.analysis.prune.sets.apply import check_directory
 
             check_directory(Path(apply))
-        return cls(target, None if apply is None else Path(apply))
+        return cls(target, None if apply is None else Path(apply), which)
 
     def write(self, outcome: PruneOutcome, talk: Talk, progress: Progress) -> None:
-        """The set that holds on held-out prompts, or, without any, the largest within the budget."""
+        """The set that was asked for."""
         if self.export is None and self.apply is None:
             return
         [plan] = outcome.report.plans
-        terms = outcome.chosen(plan)
+        terms = outcome.chosen(plan, self.which)
+        said = _set_line(plan, len(terms))
         if self.export is not None:
             self.export.write(outcome.exported(terms, self.export.path.suffix if self.export.path else ".json"))
-            talk.note(f"wrote {self.export.path}: {_set_line(plan)}")
+            talk.note(f"wrote {self.export.path}: {said}")
         if self.apply is not None:
             progress.doing(f"writing {self.apply}")
             applied = outcome.applied(terms, self.apply)
             for note in applied.notes:
                 talk.note(note)
-            talk.note(f"wrote {self.apply} without {_set_line(plan)}")
+            talk.note(f"wrote {self.apply} without {said}")
             talk.note(_applied_line(applied))
 
 
-def _set_line(plan: Plan) -> str:
-    """Which set is written."""
-    given = plan.guarantee
-    if given is None:
-        return f"{plan.removed} of {counted(plan.of, plan.granularity)}, the largest set within the budget"
-    beside = "" if given.removed == plan.removed else f" (the largest within the budget has {plan.removed})"
-    return f"the guaranteed set of {given.removed} of {counted(plan.of, plan.granularity)}{beside}"
+def _set_line(plan: Plan, removed: int) -> str:
+    """Which set is written, and what is known of it."""
+    what = f"{removed} of {counted(plan.of, plan.granularity)}"
+    guaranteed = 0 if plan.guarantee is None else plan.guarantee.removed
+    if removed == guaranteed:
+        beside = "" if guaranteed == plan.removed else f" (the largest within the budget has {plan.removed})"
+        return f"the guaranteed set of {what}{beside}"
+    if removed == plan.removed:
+        return f"{what}, the largest set within the budget" + ("; it is not guaranteed" if plan.guarantee else "")
+    beyond = f"; the guaranteed set has {guaranteed}" if plan.guarantee and removed > guaranteed else ""
+    return f"{what}, as --set says{beyond}"
 
 
 def _applied_line(applied: Applied) -> str:

@@ -60,6 +60,28 @@ def zeroed(
                 parameter[mask] = values
 
 
+def zeroed_parameters(structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], terms: Sequence[TermId]) -> int:
+    """How many parameters `zeroed` sets to zero, by their shapes alone."""
+    by_call: dict[int, list[TermId]] = defaultdict(list)
+    for term in terms:
+        by_call[term.block].append(term)
+    _refuse_shared_blocks(structure, by_call)
+    found = 0
+    for call, here in by_call.items():
+        for site, numbers in _by_site(sites[structure.calls[call]], here).items():
+            share = len(set(numbers)) / site.count if site.place in ("input", "routing") else 1
+            found += round(share * sum(p.numel() for p in _zeroed_in(sites[structure.calls[call]], site)))
+    return found
+
+
+def _zeroed_in(sites: BlockSites, site: Site) -> list[Tensor]:
+    """The parameters of which the terms of a site have each an equal part."""
+    if site.place == "input":
+        assert isinstance(site.module.weight, Tensor)
+        return [site.module.weight]
+    return _of_experts(site) if site.place == "routing" else _made_by(sites, site)
+
+
 def _refuse_shared_blocks(structure: ModelStructure, by_call: Mapping[int, list[TermId]]) -> None:
     """Calls of one block module share its weights: what is zeroed in one is zeroed in all."""
     for call, terms in by_call.items():
@@ -84,6 +106,21 @@ def _uses(model: nn.Module) -> dict[Tensor, int]:
 
 def _slices(sites: BlockSites, terms: Sequence[TermId]) -> Iterator[tuple[Tensor, Tensor]]:
     """(parameter, boolean mask along its axes) for everything to be zeroed in one block."""
+    for site, numbers in _by_site(sites, terms).items():
+        if site.place == "input":
+            yield _columns(site, numbers)
+        elif site.place == "routing":
+            for parameter in _of_experts(site):
+                mask = torch.zeros_like(parameter, dtype=torch.bool)
+                mask[numbers] = True
+                yield parameter, mask
+        else:
+            for parameter in _made_by(sites, site):
+                yield parameter, torch.ones_like(parameter, dtype=torch.bool)
+
+
+def _by_site(sites: BlockSites, terms: Sequence[TermId]) -> dict[Site, list[int]]:
+    """Where the terms of one block are, and their numbers there; a whole block is its branches."""
     chosen: dict[Site, list[int]] = defaultdict(list)
     for term in terms:
         if term.kind == "block":
@@ -93,13 +130,7 @@ def _slices(sites: BlockSites, terms: Sequence[TermId]) -> Iterator[tuple[Tensor
             continue
         site, number = sites.find(term)
         chosen[site].append(number)
-    for site, numbers in chosen.items():
-        if site.place == "input":
-            yield _columns(site, numbers)
-        elif site.place == "routing":
-            yield from _experts(site, numbers)
-        else:
-            yield from _whole(sites, site)
+    return chosen
 
 
 def _columns(site: Site, numbers: list[int]) -> tuple[Tensor, Tensor]:
@@ -113,13 +144,10 @@ def _columns(site: Site, numbers: list[int]) -> tuple[Tensor, Tensor]:
     return weight, (features[:, None] if axis == 0 else features[None]).expand(weight.shape)
 
 
-def _experts(site: Site, numbers: list[int]) -> Iterator[tuple[Tensor, Tensor]]:
+def _of_experts(site: Site) -> list[Tensor]:
     _refuse_weightless(site)
-    for parameter in site.module.parameters(recurse=False):
-        if parameter.shape[0] == site.count and parameter.ndim >= 2:
-            mask = torch.zeros_like(parameter, dtype=torch.bool)
-            mask[numbers] = True
-            yield parameter, mask
+    own = site.module.parameters(recurse=False)
+    return [parameter for parameter in own if parameter.shape[0] == site.count and parameter.ndim >= 2]
 
 
 def _refuse_weightless(site: Site) -> None:
@@ -134,15 +162,13 @@ def _refuse_weightless(site: Site) -> None:
         )
 
 
-def _whole(sites: BlockSites, site: Site) -> Iterator[tuple[Tensor, Tensor]]:
+def _made_by(sites: BlockSites, site: Site) -> list[Tensor]:
     """What makes a branch's output: a linear layer, or the last one of a unit, or, of routed units, everything."""
     inside = set(site.module.modules())
     for routed in (s for s in sites.sites if s.place == "routing" and s.module in inside):
         _refuse_weightless(routed)
     last = [s.module for s in sites.sites if s.kind == "neuron" and s.module in inside]
-    for module in last or [site.module]:
-        for parameter in module.parameters():
-            yield parameter, torch.ones_like(parameter, dtype=torch.bool)
+    return [parameter for module in last or [site.module] for parameter in module.parameters()]
 
 
 # -- cutting -------------------------------------------------------------------------------------------------
@@ -206,6 +232,18 @@ def without_neurons(model: Any, cuts: Sequence[tuple[FeedForward, Sequence[int]]
         for module, name, parameter in reversed(kept):
             parameters_of(module)[name] = parameter
         model.config = config
+
+
+def neuron_parameters(form: FeedForward) -> int:
+    """How many parameters of an FFN go with each neuron that `without_neurons` takes out of it."""
+    found = 0
+    for rows in (r for r in (form.gate, form.up) if r is not None):
+        weight = parameters_of(rows.linear)["weight"]
+        assert weight is not None
+        found += weight.shape[applied_axis(rows.linear)] + (parameters_of(rows.linear).get("bias") is not None)
+    down = parameters_of(form.down)["weight"]
+    assert down is not None
+    return found + down.shape[1 - applied_axis(form.down)]
 
 
 def _common(counts: Sequence[tuple[int, int]]) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from duat_cli.report.tables import numbers
 from duat_cli.report.tables.page import item, line
 from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts
 from duat_cli.results.inspect import InspectReport, VerifyReport
-from duat_cli.results.prune import PruneReport
+from duat_cli.results.prune.report import PruneReport
 
 
 def loaded(model: ModelFacts, prompts: list[PromptFacts], environment: Environment) -> list[RenderableType]:

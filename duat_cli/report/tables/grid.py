@@ -14,7 +14,7 @@ from rich.text import Text
 from duat_cli.report.tables.numbers import Form
 from duat_cli.report.tables.page import Page, line
 from duat_cli.results.base import Result, WithReasons
-from duat_cli.results.prune import Estimated
+from duat_cli.results.prune.terms import Estimated
 from duat_cli.text import clean
 
 GAP = 2  # columns of space between two columns
@@ -90,6 +90,11 @@ def grids(rows: Sequence[Result], labels: Labels, columns: Sequence[Column], pag
         packs[-1].append(column)
         left -= width
     return [_grid(rows, labels, pack, page) for pack in packs]
+
+
+def filled(rows: Sequence[Result], columns: Sequence[Column]) -> list[Column]:
+    """The columns that have a value in any row."""
+    return [column for column in columns if any(value_at(row, column.path) is not None for row in rows)]
 
 
 def fits(rows: Sequence[Result], labels: Labels, columns: Sequence[Column], page: Page) -> bool:

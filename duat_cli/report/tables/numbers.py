@@ -36,6 +36,11 @@ def percent(value: float | None) -> str:
     return f"{100 * value:.1f}"
 
 
+def exactly(share: float) -> str:
+    """Per cent, not rounded: 99.9 % confidence must not be printed as 100 %."""
+    return f"{100 * share:.10g}"
+
+
 def error(value: float | None) -> str:
     """A relative error: 3.1e-07, or 0 where nothing is lost."""
     if value is None:

@@ -14,7 +14,7 @@ from duat_cli.errors import InputError
 from duat_cli.kinds import Kind
 from duat_cli.loading.model.load import LoadedModel, load, load_tokenizer
 from duat_cli.loading.prompts import Prompt, default_prompts, encode, limits
-from duat_cli.results.prune import PruneReport
+from duat_cli.results.prune.report import PruneReport
 
 
 def quiet(done: int, total: int, what: str) -> None:

@@ -12,9 +12,11 @@ import torch
 from helpers import single_model, token_ids
 from paging import in_parts, whole
 
-from duat_cli.analysis.prune import ablation, plans
-from duat_cli.analysis.prune.plans import Trial
 from duat_cli.analysis.prune.run import PruneOptions, PruneOutcome, prune_bound
+from duat_cli.analysis.prune.sets import nested
+from duat_cli.analysis.prune.sets import trial as trial_module
+from duat_cli.analysis.prune.sets.trial import Terms, Trial
+from duat_cli.analysis.prune.terms import ablation
 from duat_cli.errors import InputError
 from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import resolve
@@ -105,7 +107,7 @@ def test_what_does_not_fit_goes_in_waves(tmp_path: Path, monkeypatch: pytest.Mon
     folder, options = saved("llama", tmp_path), replace(OPTIONS, kinds=("head",), measure=2)
     resident, _ = run(folder, options, paged=False, trial=True)
     monkeypatch.setattr(ablation, "WAVE_BYTES", 1)
-    monkeypatch.setattr(plans, "WAVE_BYTES", 1)
+    monkeypatch.setattr(trial_module, "WAVE_BYTES", 1)
     streamed, read = run(folder, options, paged=True, trial=True)
     assert numbers(streamed) == numbers(resident)
     assert read > 5
@@ -136,15 +138,15 @@ def test_a_set_that_failed_is_not_counted_beside_the_prompt_it_failed_on(tmp_pat
 
 
 def test_only_sets_that_are_alive_are_asked_for() -> None:
-    nested = plans.Nested("head", [TermId("head", 0, k) for k in range(4)], [], plans.Point(4, 0.0, 0.0))
-    trial, asked = Trial(nested, 7, 0.5, 0.5, 0.9), list[int]()
+    chosen = nested.Nested("head", [TermId("head", 0, k) for k in range(4)], [], nested.Point(4, 0.0, 0.0))
+    trial, asked = Trial(chosen, 7, Terms(0.5, 0.5, 0.9)), list[int]()
 
     def damage(number: int) -> float:
         asked.append(number)
-        return float(number > 0)
+        return 9.0 * (number > 0)
 
     for _ in range(7):
         trial.count(damage)
-    assert trial.alive == 2
-    assert asked.count(1) == 7
-    assert asked.count(3) < 7
+    assert trial.running == [0, 1, 3]
+    assert asked.count(1) == asked.count(3) == 7
+    assert asked.count(2) < 7

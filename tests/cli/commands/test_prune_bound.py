@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries
 from duat_cli.report.tables.page import Page
-from duat_cli.report.tables.prune import render_prune
-from duat_cli.results.prune import PruneReport
+from duat_cli.report.tables.prune.report import render_prune
+from duat_cli.results.prune.report import PruneReport
 from duat_cli.zoo import tiny
 
 WORDS = [f"w{k}" for k in range(20)]
@@ -353,6 +353,54 @@ def test_what_is_said_of_blocks_that_are_removed(
     assert config["num_hidden_layers"] == 1
 
 
+@pytest.mark.parametrize("which", ["guaranteed", "largest", "2"])
+def test_the_set_that_is_asked_for_is_written(
+    llama: str, texts: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], which: str
+) -> None:
+    file = tmp_path / "set.json"
+    found, lines = written(
+        [llama, "--prompts", texts["choose"], "--holdout", texts["holdout"], "--granularity", "head", "--budget",
+         "0.3", "--metric", "kl", "--export", str(file), "--set", which],
+        capsys,
+    )  # fmt: skip
+    [plan] = found.plans
+    assert plan.guarantee is not None
+    count = {"guaranteed": plan.guarantee.removed, "largest": plan.removed, "2": 2}[which]
+    terms = json.loads(file.read_text())["terms"]
+    assert {f"block.{t['block']}.head.{t['index']}" for t in terms} == set(plan.set[:count])
+    said = {
+        "guaranteed": f"the guaranteed set of {count} of {plan.of} heads (the largest",
+        "largest": f"{count} of {plan.of} heads, the largest set within the budget; it is not guaranteed",
+        "2": f"2 of {plan.of} heads, as --set says",
+    }
+    assert lines[-1].startswith(f"wrote {file}: {said[which]}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--set", "some"], "--set 'some': expected guaranteed, largest or a number of terms"),
+        (["--set", "0"], "--set '0': expected guaranteed, largest or a number of terms"),
+        (["--set", "largest"], "--set: says which set is written; give --export FILE or --apply DIR"),
+        (["--set", "999", "--export", "s.json", *FAST], "--set 999: expected 1 to 12, of 12 heads"),
+        (["--set", "guaranteed", "--export", "s.json", *FAST], "--set guaranteed: no held-out prompts: give --holdout"),
+    ],
+)
+def test_sets_that_cannot_be_written(
+    llama: str,
+    texts: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    expected: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["prune-bound", llama, "--prompts", texts["choose"], "--granularity", "head", *arguments]) == 2
+    assert expected in capsys.readouterr().err
+    assert not (tmp_path / "s.json").exists()
+
+
 def test_nothing_to_write_is_said_with_its_reason(
     llama: str, texts: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -360,10 +408,14 @@ def test_nothing_to_write_is_said_with_its_reason(
     common = [llama, "--prompts", texts["choose"], "--granularity", "head", "--apply", str(tmp_path / "out"), *FAST]
     held = ["--holdout", texts["holdout"]]
     for arguments, expected in (
-        (["--budget", "1e-12", *held], "no set of heads stays within the budget of 1e-12; raise --budget"),
+        (
+            ["--budget", "1e-12", *held],
+            "no set of heads stays within the budget of 1e-12; raise --budget, or name a number of terms with --set",
+        ),
         (
             ["--budget", "0.3", "--metric", "hidden", *held],
-            "no set of heads is guaranteed to stay within the budget of 0.3 on the held-out prompts; raise --budget",
+            "no set of heads is guaranteed to stay within the budget of 0.3 on the held-out prompts; raise --budget, "
+            "or name a number of terms with --set",
         ),
     ):
         assert run(["prune-bound", *common, *arguments]) == 2

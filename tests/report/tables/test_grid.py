@@ -5,7 +5,7 @@ from __future__ import annotations
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column, reason_at, value_at
 from duat_cli.results.base import WithReasons
-from duat_cli.results.prune import Estimated
+from duat_cli.results.prune.terms import Estimated
 
 
 class Row(WithReasons):

@@ -10,7 +10,7 @@ from helpers import single_model
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duat_cli.analysis.prune.export import chosen_set, mergekit_slices
+from duat_cli.analysis.prune.sets.export import chosen_set, mergekit_slices
 from duat_cli.errors import InputError
 from duat_cli.models.discovery.structure import discover
 from duat_cli.models.terms.sites import TermId, find_sites

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from duat_cli.analysis.prune.damage import Metric
+from duat_cli.analysis.prune.terms.damage import Metric
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.discovery.structure import ModelStructure

@@ -11,8 +11,8 @@ from helpers import single_model, token_ids
 from removal import OWN, weights_zeroed
 from torch import Tensor
 
-from duat_cli.analysis.prune.ablation import Ablator, mean_values, measured
-from duat_cli.analysis.prune.damage import Hidden, metric_for
+from duat_cli.analysis.prune.terms.ablation import Ablator, mean_values, measured
+from duat_cli.analysis.prune.terms.damage import Hidden, metric_for
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack

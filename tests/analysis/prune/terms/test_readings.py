@@ -12,9 +12,9 @@ from helpers import far, single_model, token_ids
 from torch import Tensor
 
 from duat_cli.analysis.decomposition import Decomposition
-from duat_cli.analysis.prune.certified import certified_bounds
-from duat_cli.analysis.prune.readings import Reader, Readings
-from duat_cli.analysis.prune.responses import TermList
+from duat_cli.analysis.prune.terms.certified import certified_bounds
+from duat_cli.analysis.prune.terms.readings import Reader, Readings
+from duat_cli.analysis.prune.terms.responses import TermList
 from duat_cli.kinds import Kind
 from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
 from duat_cli.models.instrument.rig import BlockRun

@@ -1,4 +1,4 @@
-"""The report of `duat prune-bound`."""
+"""Terms and their damage in the report of `duat prune-bound`."""
 
 from __future__ import annotations
 
@@ -8,18 +8,8 @@ from pydantic import Field
 
 from duat_cli.kinds import Kind
 from duat_cli.results.base import (
-    COMMAND,
-    Certificate,
-    DuatVersion,
-    Environment,
     Finite,
-    ModelFacts,
-    PromptFacts,
     Result,
-    Run,
-    SchemaVersion,
-    Skipped,
-    Warnings,
     WithReasons,
 )
 from duat_cli.results.meaning import Meaning
@@ -34,19 +24,15 @@ Metric = Annotated[
 _BOOTSTRAP = "with a percentile bootstrap interval over the terms (Efron 1979)"
 _LINEARISED = Meaning("the metric's", "estimate", how="linearised", signed=True)  # with nll, whose damage may be a gain
 _LINEARISED_END = Meaning("the metric's", "estimate", how="end of an interval", signed=True)
-_OF_SET = Meaning(
-    "the metric's", "estimate", how="linearised, the set's responses added before they are squared", signed=True
-)
 _ABLATED = Meaning("the metric's", "measured", signed=True)
 _CERTIFIED = Meaning("euclidean norm at one token", "bound", how="proved")
 _CERTIFIED_RELATIVE = Meaning("times the stream's norm", "bound", how="divided by a measurement")
 _INTERVAL_END = Meaning("the statistic's", "estimate", how="end of an interval", signed=True)
 _COUNT = Meaning("terms", "exact")
-_BUDGET = Meaning("the metric's", "given", formula="--budget")
 _CONFIDENCE = Meaning("probability", "given", formula="--confidence")
 
 
-class Protocol(Result):
+class Protocol(WithReasons):
     """How the damage was predicted and measured."""
 
     metric: Metric
@@ -57,6 +43,12 @@ class Protocol(Result):
     confidence: Annotated[Finite, _CONFIDENCE] = Field(description="with which probability an interval holds")
     tokens: int = Field(description="of all prompts together")
     seed: int = Field(description="seed of the random directions")
+    loss: Annotated[Finite | None, Meaning("nats a token", "measured")] = Field(
+        description="next-token loss of the model as it is, mean over the prompts"
+    )
+    uniform_loss: Annotated[Finite | None, Meaning("nats a token", "exact", formula="log of the vocabulary's size")] = (
+        Field(description="loss of a model that finds every token equally likely")
+    )
 
 
 class PruneTerm(WithReasons):
@@ -267,89 +259,3 @@ class Prediction(WithReasons):
             signed=True,
         ),
     ] = Field(description="Spearman's rank correlation with the measured damage of criteria in common use")
-
-
-class CurvePoint(Result):
-    """One of the nested sets."""
-
-    removed: int = Field(description="how many terms are removed")
-    share: Annotated[Finite, Meaning("share, 0 to 1", "exact")] = Field(
-        description="share that they are of the terms of this kind"
-    )
-    predicted: Annotated[Finite, _OF_SET] = Field(description="predicted damage of removing the set")
-    measured: Annotated[Finite | None, _ABLATED] = Field(
-        description="damage of really removing the set, mean over the prompts"
-    )
-
-
-class Guarantee(Result):
-    """A statement about prompts that played no part in choosing the set."""
-
-    budget: Annotated[Finite, _BUDGET] = Field(description="the largest damage allowed")
-    confidence: Annotated[Finite, _CONFIDENCE] = Field(description="with which probability the guarantee holds")
-    share_above_limit: Annotated[
-        Finite,
-        Meaning(
-            "share of prompts",
-            "given",
-            how="the test is exact for prompts drawn as the held-out ones",
-            formula="--exceed; a set passes if P(Bin(n, share) <= exceeded) <= 1 - confidence for n held-out prompts",
-            source="Clopper & Pearson (1934); nested sets tested in a fixed order",
-        ),
-    ] = Field(
-        description="with this confidence, at most this share of prompts (drawn as the held-out ones were) has a "
-        "damage above the budget"
-    )
-    exceeded: int = Field(description="held-out prompts whose damage did exceed it")
-    holdout_prompts: int = Field(description="how many prompts were held out")
-    holdout_sha256: str = Field(description="of the held-out prompts' own sha256, one a line")
-    method: str = Field(description="how the statement was tested")
-    tested: list[int] = Field(
-        description="sizes of the sets to be tested, in this order: about a quarter, a half, three quarters and all of "
-        "the plan's set"
-    )
-    removed: int = Field(description="size of the last set that passed; 0 if the first one tested did not")
-    share: Annotated[Finite, Meaning("share, 0 to 1", "exact")] = Field(
-        description="share that they are of the terms of this kind"
-    )
-    set: list[str] = Field(description="the first of the plan's set, as many as removed")
-
-
-class Plan(WithReasons):
-    """The largest set of one kind within the budget."""
-
-    granularity: Kind = Field(description="the kind of terms: neuron, head, expert, ffn, attention or block")
-    budget: Annotated[Finite, _BUDGET] = Field(description="the largest damage allowed")
-    removed: Annotated[int, _COUNT] = Field(description="how many terms are removed")
-    of: Annotated[int, _COUNT] = Field(description="how many terms of this kind there are")
-    share: Annotated[Finite, Meaning("share, 0 to 1", "exact", formula="removed / of")] = Field(
-        description="share of the terms of this kind"
-    )
-    predicted: Annotated[Finite | None, _OF_SET] = Field(description="predicted damage of removing the set")
-    measured: Annotated[Finite | None, _ABLATED] = Field(description="mean over the prompts; at most the budget")
-    curve: list[CurvePoint]
-    guarantee: Guarantee | None
-    set: list[str] = Field(
-        description="kind, block and index of its terms as block.3.head.1 (block.3 for a block), in the order of "
-        "removal: a smaller set of the curve is the beginning of this one"
-    )
-
-
-class PruneReport(Result):
-    """`duat prune-bound`."""
-
-    schema_version: SchemaVersion = "2"
-    command: Annotated[Literal["prune-bound"], COMMAND] = "prune-bound"
-    duat_version: DuatVersion
-    environment: Environment
-    model: ModelFacts
-    prompts: list[PromptFacts]
-    certificate: Certificate = Field(description="of the replay that local and frozen are read from")
-    protocol: Protocol
-    blocks: list[PruneBlock]
-    prediction: list[Prediction]
-    plans: list[Plan]
-    terms: list[PruneTerm]
-    skipped: list[Skipped]
-    warnings: Warnings
-    run: Run

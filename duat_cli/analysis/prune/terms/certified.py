@@ -19,11 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from duat_cli.analysis.prune.layers import Layers
+from duat_cli.analysis.prune.terms.layers import Layers
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.kinds import Kind
 from duat_cli.models.arrays import equal
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
+from duat_cli.models.edits.surgery import neuron_parameters
 from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.instrument.plain import InstrumentedPass
 from duat_cli.models.instrument.rig import BlockRun
@@ -66,6 +67,8 @@ class UnitBounds:
     neurons: TermBounds
     whole: TermBounds
     experts: TermBounds
+    each: int | None = None
+    """Parameters that go with one neuron, where the unit's form is proved."""
 
 
 @dataclass(frozen=True)
@@ -269,8 +272,9 @@ class _Block:
             experts, whole = _both(lambda: self._experts(_proved(self.arrivals.units[place]), form))
             return UnitBounds(module, None, _none("its neurons belong to routed experts"), whole, experts)
         neurons, whole = _both(lambda: self._neurons(_proved(self.arrivals.units[place]), form))
-        down, reason = (None, form) if isinstance(form, str) else (form.down, "it routes to no experts")
-        return UnitBounds(module, down, neurons, whole, _none(reason))
+        if isinstance(form, str):
+            return UnitBounds(module, None, neurons, whole, _none(form))
+        return UnitBounds(module, form.down, neurons, whole, _none("it routes to no experts"), neuron_parameters(form))
 
     def _neurons(self, arrival: Arrival, form: FeedForward | str) -> tuple[TermBounds, TermBounds]:
         whole = self._through_norm(arrival)

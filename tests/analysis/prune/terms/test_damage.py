@@ -11,7 +11,7 @@ import torch
 from helpers import single_model, token_ids
 from torch import Tensor
 
-from duat_cli.analysis.prune.damage import Divergence, Hidden, Loss, metric_for
+from duat_cli.analysis.prune.terms.damage import Divergence, Hidden, Loss, metric_for
 from duat_cli.errors import InputError
 from duat_cli.models.discovery.causality import head_of, why_no_next_token
 from duat_cli.models.discovery.structure import discover

@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from duat_cli.analysis.prune.ablation import MeanSums
-from duat_cli.analysis.prune.criteria import Activations
-from duat_cli.analysis.prune.damage import Metric, MetricName, hidden_states, metric_for
+from duat_cli.analysis.prune.terms.ablation import MeanSums
+from duat_cli.analysis.prune.terms.criteria import Activations
+from duat_cli.analysis.prune.terms.damage import Metric, MetricName, hidden_states, metric_for
 from duat_cli.analysis.session import Session
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.causality import HeadTest, LogitsPass, head_of

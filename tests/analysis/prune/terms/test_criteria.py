@@ -10,10 +10,10 @@ import torch
 from helpers import single_model, token_ids
 from torch import Tensor
 
-from duat_cli.analysis.prune.criteria import Activations, WeightScores, block_scores
-from duat_cli.analysis.prune.damage import Loss
-from duat_cli.analysis.prune.readings import Readings
-from duat_cli.analysis.prune.responses import TermList, responses
+from duat_cli.analysis.prune.terms.criteria import Activations, WeightScores, block_scores
+from duat_cli.analysis.prune.terms.damage import Loss
+from duat_cli.analysis.prune.terms.readings import Readings
+from duat_cli.analysis.prune.terms.responses import TermList, responses
 from duat_cli.models.discovery.structure import discover, run_stack
 from duat_cli.models.sweep.passes import record
 from duat_cli.models.terms.sites import TermId, find_sites

@@ -15,7 +15,7 @@ import torch
 from helpers import single_model
 from torch import Tensor, nn
 
-from duat_cli.analysis.prune.certified import BlockBounds, certified_bounds
+from duat_cli.analysis.prune.terms.certified import BlockBounds, certified_bounds
 from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
 from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.sweep.passes import record

@@ -133,9 +133,10 @@ class Loss:
         return lambda: _logits(self.model, ids)
 
     def measured(self, reference: Tensor, output: Tensor, ids: Tensor) -> float:
-        return self._loss(output, ids) - self._loss(reference, ids)
+        return self.loss(output, ids) - self.loss(reference, ids)
 
-    def _loss(self, logits: Tensor, ids: Tensor) -> float:
+    def loss(self, logits: Tensor, ids: Tensor) -> float:
+        """Mean next-token loss of one prompt, nats a token. logits: (1, N, vocabulary)."""
         pieces = by_tokens(logits[0, :-1])
         targets = ids[0, 1:].split(len(pieces[0]))
         total = 0.0

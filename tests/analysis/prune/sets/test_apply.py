@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from duat_cli.analysis.prune import apply as apply_module
-from duat_cli.analysis.prune.apply import Applied, apply_terms, check_directory
+from duat_cli.analysis.prune.sets import apply as apply_module
+from duat_cli.analysis.prune.sets.apply import Applied, apply_terms, check_directory
 from duat_cli.errors import DuatError, InputError, UnsupportedModelError
 from duat_cli.loading.model.load import LoadedModel, load
 from duat_cli.models.discovery.structure import ModelStructure, discover
@@ -267,6 +267,23 @@ def test_tokenizer_files_come_along(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert case.out.stat().st_mode == (tmp_path / "folder").stat().st_mode
     assert {p.stat().st_mode for p in case.out.iterdir()} == {(tmp_path / "file").stat().st_mode}
+
+
+def test_all_files_but_weights_come_along(tmp_path: Path) -> None:
+    case = Case(tmp_path, "llama")
+    source = case.folder / "source"
+    for name in ("1_Pooling/config.json", "LICENSE", "README.md", "onnx/model.onnx", "onnx/config.json", ".git/HEAD"):
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_text(f"of {name}")
+    (source / "optimizer.pt").write_bytes(b"x")
+    case.apply(TermId("head", 0, 0))
+    here = {path.relative_to(case.out).as_posix() for path in case.out.rglob("*") if path.is_file()}
+    assert {"1_Pooling/config.json", "LICENSE", "README.md"} <= here
+    assert not {"onnx/model.onnx", "onnx/config.json", ".git/HEAD", "optimizer.pt"} & here
+    card = (case.out / "README.md").read_text()
+    assert card.startswith("of README.md")
+    assert "written by `duat prune-bound --apply`" in card
+    assert (source / "README.md").read_text() == "of README.md"
 
 
 def test_places_that_cannot_be_written(tmp_path: Path) -> None:

@@ -1,24 +1,22 @@
-"""`duat prune-bound` as text for a terminal: result in, text out."""
+"""The report of `duat prune-bound` as text: damage of every part, sets, and how good the predictions were."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from duat_cli.report.tables import facts, numbers
-from duat_cli.report.tables.grid import Column, Labels, fits, grids, missing, unshown
-from duat_cli.report.tables.page import Page, item, line
-from duat_cli.results.prune import Plan, Prediction, PruneBlock, PruneReport
+from duat_cli.report.tables.grid import Column, Labels, filled, fits, grids, missing, unshown
+from duat_cli.report.tables.page import Page, line
+from duat_cli.report.tables.prune import sets
+from duat_cli.results.prune.report import PruneReport
+from duat_cli.results.prune.terms import Prediction, PruneBlock
 
 _BLANK = Text("")
 _BLOCK = Labels(("block",), lambda row: str(row.index) if isinstance(row, PruneBlock) else "")
-_KIND = Labels(("what",), lambda row: row.granularity if isinstance(row, Plan | Prediction) else "", False)
-PICTURE_WIDTH = 40
-NAMED_TERMS = 12  # a longer set is not printed
-_SHORT = {"hidden": "rel.", "kl": "nats", "nll": "nats"}  # units, for headers
+_KIND = Labels(("what",), lambda row: row.granularity if isinstance(row, Prediction) else "", False)
 
 
 def render_prune(report: PruneReport, page: Page) -> str:
@@ -26,15 +24,26 @@ def render_prune(report: PruneReport, page: Page) -> str:
     parts: list[RenderableType] = [
         *facts.loaded(report.model, report.prompts, report.environment),
         line(f"damage: {report.protocol.meaning}; a removed term is {_stand_in(report)}", "dim"),
+        *_own_loss(report),
         *_blocks(report, page),
-        *_plans(report, page),
-        *_pictures(report, page),
+        *sets.sets(report, page),
         *_predictions(report, page),
         _BLANK,
         facts.verdict(report.certificate),
         *facts.remarks(report),
     ]
     return page.render(parts)
+
+
+def _own_loss(report: PruneReport) -> list[RenderableType]:
+    """What the damage adds to; a model that has learned nothing loses nothing."""
+    own, uniform = report.protocol.loss, report.protocol.uniform_loss
+    if own is None or uniform is None:
+        return []
+    text = f"loss of the model as it is: {numbers.plain(own)} nats/token (all tokens alike: {numbers.plain(uniform)})"
+    if own < uniform:
+        return [line(text, "dim")]
+    return [line(f"{text}; it has nothing to lose, so small damages say nothing of what is removed", "yellow")]
 
 
 def _stand_in(report: PruneReport) -> str:
@@ -50,13 +59,13 @@ def _blocks(report: PruneReport, page: Page) -> list[RenderableType]:
 
 def _parts(report: PruneReport, page: Page) -> list[RenderableType]:
     """Whole blocks, attentions and FFNs: what is measured beside what was predicted."""
-    columns, optional = _part_columns(_SHORT[report.protocol.metric]), _certified_columns()
+    columns, optional = _part_columns(sets.UNITS[report.protocol.metric]), _certified_columns()
     rows = report.blocks
-    shown = _filled(rows, columns)
+    shown = filled(rows, columns)
     if not shown:
         return []
     wanted = [*shown, *optional]
-    for column in _filled(rows, optional):
+    for column in filled(rows, optional):
         if fits(rows, _BLOCK, [*shown, column], page):
             shown.append(column)
     return [
@@ -129,7 +138,7 @@ _LABEL = {"attention": "attention", "ffn": "FFN"}
 
 def _heads_and_neurons(report: PruneReport, page: Page) -> list[RenderableType]:
     rows = report.blocks
-    shown = _filled(rows, _head_columns(_SHORT[report.protocol.metric]))
+    shown = filled(rows, _head_columns(sets.UNITS[report.protocol.metric]))
     precision = [line(_precision(report), "dim"), *_shared_heads(report)]
     if not shown:
         return [_BLANK, *precision]
@@ -151,10 +160,6 @@ def _head_columns(unit: str) -> list[Column]:
         Column(("worst", "neuron", unit), "neurons.largest", numbers.plain),
         Column(("idle", "neurons", "%"), "neurons.negligible_share", numbers.percent),
     ]
-
-
-def _filled(rows: list[PruneBlock], columns: list[Column]) -> list[Column]:
-    return [c for c in columns if any(c.cell(row) != numbers.ABSENT for row in rows)]
 
 
 def _shared_heads(report: PruneReport) -> list[RenderableType]:
@@ -180,95 +185,9 @@ def _precision(report: PruneReport) -> str:
         idle = f"Idle: each alone does less than 1 % of the budget, {numbers.plain(report.plans[0].budget)}. "
     return (
         f"{idle}Linearised, from {report.protocol.probes} probes a prompt: sampling error about "
-        f"{numbers.percent(middle)} % ({_exactly(report.protocol.confidence)} % interval); how far from "
+        f"{numbers.percent(middle)} % ({numbers.exactly(report.protocol.confidence)} % interval); how far from "
         "real ablation: below. Local, frozen and certified readings of every term: --json."
     )
-
-
-# -- plans ---------------------------------------------------------------------------------------------------
-
-
-def _plans(report: PruneReport, page: Page) -> list[RenderableType]:
-    columns = _plan_columns(_SHORT[report.protocol.metric])
-    budget = numbers.plain(report.plans[0].budget) if report.plans else ""
-    return [
-        _BLANK,
-        line(
-            f"Largest sets tried within the budget of {budget} {report.protocol.unit} (mean over the prompts)", "bold"
-        ),
-        *(part for table in grids(report.plans, _KIND, columns, page) for part in (_BLANK, table)),
-        _BLANK,
-        line("Guarantee", "bold"),
-        *(item(_guarantee(plan)) for plan in report.plans),
-    ]
-
-
-def _plan_columns(unit: str) -> list[Column]:
-    return [
-        Column(("removed", "terms"), "removed", _whole),
-        Column(("of", "terms"), "of", _whole),
-        Column(("share", "%"), "share", numbers.percent),
-        Column(("predicted", unit), "predicted", numbers.plain),
-        Column(("measured", unit), "measured", numbers.plain),
-    ]
-
-
-def _guarantee(plan: Plan) -> str:
-    given = plan.guarantee
-    if given is None:
-        return f"{plan.granularity}: none; {plan.reasons.get('guarantee', 'no reason was given')}"
-    if not given.removed:
-        return (
-            f"{plan.granularity}: none; the first set tested, {given.tested[0]} of the {plan.removed}, exceeded the "
-            "budget too often"
-        )
-    return (
-        f"{plan.granularity}: with {_exactly(given.confidence)}% confidence, removing {given.removed} of {plan.of} "
-        f"exceeds the budget on at most {_exactly(given.share_above_limit)}% of prompts "
-        f"({given.exceeded} of {given.holdout_prompts} "
-        f"held-out prompts did). {_named(given.set)}"
-    )
-
-
-def _named(terms: Sequence[str]) -> str:
-    return f"Which: {', '.join(terms) if len(terms) <= NAMED_TERMS else '--json or --export'}"
-
-
-def _exactly(share: float) -> str:
-    """Per cent, not rounded: 99.9 % confidence must not be printed as 100 %."""
-    return f"{100 * share:.10g}"
-
-
-def _pictures(report: PruneReport, page: Page) -> list[RenderableType]:
-    """Damage against the share removed, of the kind with the most to remove."""
-    plans = [plan for plan in report.plans if len(plan.curve) > 2]
-    if not plans:
-        return []
-    plan = max(plans, key=lambda p: p.of)
-    top = max(max(point.predicted, point.measured or 0.0) for point in plan.curve)
-    full, half = ("█", "▌") if page.boxes else ("#", "")
-    width = max(10, min(PICTURE_WIDTH, page.width - 40))
-    rows = [
-        f"{numbers.percent(point.share):>6} % {numbers.plain(point.predicted):>9} {numbers.plain(point.measured):>9}  "
-        + _bar(point.measured or 0.0, top, width, full, half)
-        for point in plan.curve
-    ]
-    head = f"{'removed':>8} {'predicted':>9} {'measured':>9}"
-    return [
-        _BLANK,
-        line(
-            f"Damage, {report.protocol.unit}, against the share of {plan.granularity}s removed, least damaging first "
-            "(bars: measured)",
-            "bold",
-        ),
-        Text(head),
-        *(Text(row.rstrip()) for row in rows),
-    ]
-
-
-def _bar(value: float, top: float, width: int, full: str, half: str) -> str:
-    halves = round(2 * width * max(value, 0.0) / top) if top > 0 else 0
-    return full * (halves // 2) + half * (halves % 2)
 
 
 # -- prediction ----------------------------------------------------------------------------------------------
@@ -314,16 +233,12 @@ def _criteria(rows: list[Prediction], names: list[str], page: Page) -> list[Rend
     ]
 
 
-def _whole(value: float | None) -> str:
-    return numbers.ABSENT if value is None else f"{value:.0f}"
-
-
 def _correlation(value: float | None) -> str:
     return numbers.ABSENT if value is None else f"{value:.3f}"
 
 
 _PREDICTION_COLUMNS = [
-    Column(("ablated", "terms"), "n", _whole),
+    Column(("ablated", "terms"), "n", numbers.whole),
     Column(("Spearman", "-1..1"), "spearman", _correlation),
     Column(("low", "-1..1"), "spearman.low", _correlation),
     Column(("high", "-1..1"), "spearman.high", _correlation),
@@ -333,6 +248,6 @@ _PREDICTION_COLUMNS = [
 ]
 TABLES = {
     "blocks[].": [*_part_columns(""), *_certified_columns(), *_head_columns("")],
-    "plans[].": _plan_columns(""),
+    **sets.TABLES,
     "prediction[].": _PREDICTION_COLUMNS,
 }

@@ -11,10 +11,10 @@ from helpers import single_model, token_ids
 from removal import scaled
 from torch import Tensor
 
-from duat_cli.analysis.prune import responses as module
-from duat_cli.analysis.prune.ablation import mean_values
-from duat_cli.analysis.prune.damage import Divergence, Hidden, Loss, Metric
-from duat_cli.analysis.prune.responses import SEED, Responses, TermList
+from duat_cli.analysis.prune.terms import responses as module
+from duat_cli.analysis.prune.terms.ablation import mean_values
+from duat_cli.analysis.prune.terms.damage import Divergence, Hidden, Loss, Metric
+from duat_cli.analysis.prune.terms.responses import SEED, Responses, TermList
 from duat_cli.kinds import Kind
 from duat_cli.models.discovery.structure import ModelStructure, discover
 from duat_cli.models.sweep import gradients

@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import tempfile
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,23 +20,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from duat_cli import __version__
+from duat_cli.analysis.prune.sets.cut import Cut, cuts_of
 from duat_cli.errors import DuatError, InputError, UnsupportedModelError
 from duat_cli.loading.checkpoint.files import plain_mode, read_json
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
-from duat_cli.loading.checkpoint.source import TOKENIZER_FILES
 from duat_cli.loading.checkpoint.stored import most_stored
 from duat_cli.loading.model.load import load
 from duat_cli.loading.quiet import hushed
 from duat_cli.models.arrays import relative_error, tolerance_for
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
 from duat_cli.models.edits.surgery import without_blocks, without_neurons, zeroed
-from duat_cli.models.instrument.tracing import trace
 from duat_cli.models.sweep.passes import record, removals, run_without
-from duat_cli.models.terms.feedforward import FeedForward, find_feedforward
 from duat_cli.models.terms.sites import BlockSites, TermId
 from duat_cli.text import clean, one_line
 
-BESIDE_TOKENIZER = ("merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template.*", "*.jinja")
+WEIGHTS = {
+    ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".ggml", ".h5", ".msgpack", ".onnx", ".onnx_data", ".npz",
+    ".ot", ".tflite", ".mlmodel", ".pkl",
+}  # fmt: skip
+CARD = """
+
+## Pruned
+
+These weights were written by `duat prune-bound --apply` (duat {version}); what stands above is about the original.
+"""
 
 
 @dataclass(frozen=True)
@@ -59,19 +66,6 @@ class Applied:
     """Of the tensors in the files of the checkpoint that was loaded."""
     bytes_after: int
     """Of the tensors in the written files."""
-
-
-@dataclass(frozen=True)
-class _Cut:
-    """One way to write the set."""
-
-    blocks: tuple[int, ...] = ()
-    neurons: tuple[tuple[FeedForward, tuple[int, ...]], ...] = ()
-    zeroed: tuple[TermId, ...] = ()
-
-    @property
-    def width(self) -> int:
-        return len(self.neurons[0][1]) if self.neurons else 0
 
 
 def check_directory(directory: Path) -> None:
@@ -103,7 +97,7 @@ def apply_terms(
         raise InputError("--apply: the chosen set is empty; there is nothing to remove")
     expected = _ablated(model, structure, sites, terms)
     notes: list[str] = []
-    plans = _plans(structure, terms, notes)
+    plans = cuts_of(structure, terms, notes)
     faults: list[str] = []
     for plan in plans:
         part = _part_folder(directory)
@@ -134,70 +128,11 @@ def apply_terms(
     raise UnsupportedModelError(f"the set could not be written: {'; '.join(faults)}")
 
 
-def _failed(plan: _Cut, fault: DuatError) -> str:
+def _failed(plan: Cut, fault: DuatError) -> str:
     what = [f"{len(plan.blocks)} blocks"] if plan.blocks else []
     what += [f"{plan.width} neurons a block"] if plan.neurons else []
     reason = one_line(str(fault), 300)
     return f"{' and '.join(what)} not removed but zeroed: {reason}" if what else f"zeroed: {reason}"
-
-
-# -- plans ---------------------------------------------------------------------------------------------------
-
-
-def _plans(structure: ModelStructure, terms: Sequence[TermId], notes: list[str]) -> list[_Cut]:
-    """Ways to write the set, the most removed first; the last zeroes everything."""
-    everything = tuple(dict.fromkeys(terms))
-    blocks = tuple(sorted(t.block for t in everything if t.kind == "block"))
-    rest = tuple(t for t in everything if t.block not in blocks)
-    cuts, zero = _neuron_cuts(structure, blocks, rest, notes)
-    tried = [_Cut(blocks, cuts, zero)]
-    if blocks and cuts:
-        tried.append(_Cut(blocks, (), rest))
-    return [*tried, *([_Cut(zeroed=everything)] if blocks or cuts else [])]
-
-
-def _neuron_cuts(
-    structure: ModelStructure, blocks: Sequence[int], terms: tuple[TermId, ...], notes: list[str]
-) -> tuple[tuple[tuple[FeedForward, tuple[int, ...]], ...], tuple[TermId, ...]]:
-    """As many neurons of every FFN that stays as all of them lose; and the terms that are left to be zeroed."""
-    by_block: dict[int, list[int]] = defaultdict(list)
-    for term in terms:
-        if term.kind == "neuron" and term.index is not None:
-            by_block[term.block].append(term.index)
-    if not by_block:
-        return (), terms
-    stay = [k for k in range(len(structure.calls)) if k not in set(blocks)]
-    common = min(len(by_block[k]) for k in stay)
-    if common == 0:
-        notes.append("neurons are zeroed: a config states one width for all FFNs, and not every FFN loses neurons")
-        return (), terms
-    try:
-        forms = _forms(structure, stay)
-    except UnsupportedModelError as fault:
-        notes.append(f"neurons are zeroed: {one_line(str(fault), 300)}")
-        return (), terms
-    most = max(len(by_block[k]) for k in stay)
-    if most > common:
-        notes.append(f"{common} neurons a block are removed; those beyond, up to {most - common} a block, are zeroed")
-    cut = {k: tuple(sorted(by_block[k])[:common]) for k in stay}
-    gone = {TermId("neuron", k, n) for k, numbers in cut.items() for n in numbers}
-    # What is zeroed beside it is zeroed in the whole layers; then the layers are cut.
-    return tuple((forms[k], cut[k]) for k in stay), tuple(t for t in terms if t not in gone)
-
-
-def _forms(structure: ModelStructure, calls: Sequence[int]) -> dict[int, FeedForward]:
-    """The one FFN of each of these blocks."""
-    if len(set(structure.calls)) != len(structure.calls):
-        raise UnsupportedModelError("blocks share their weights")
-    ids = probe_ids(structure.stack, DISCOVERY_TOKENS)
-    written = trace(structure.stack, lambda: run_stack(structure.stack, ids))
-    found = {}
-    for call in calls:
-        parts = structure.block(call).parts
-        if len(parts.units) != 1:
-            raise UnsupportedModelError(f"block {call} has {len(parts.units)} FFNs; one is needed to state its width")
-        found[call] = find_feedforward(parts.units[0], written, parts.module)
-    return found
 
 
 # -- writing and reading back --------------------------------------------------------------------------------
@@ -207,7 +142,7 @@ def _written(
     model: Any,
     structure: ModelStructure,
     sites: Mapping[nn.Module, BlockSites],
-    plan: _Cut,
+    plan: Cut,
     part: Path,
     files: CheckpointFiles,
 ) -> torch.dtype:
@@ -220,15 +155,37 @@ def _written(
         except Exception as fault:  # whatever foreign code makes of a model that it was not written for
             raise UnsupportedModelError(f"transformers cannot save it: {one_line(str(fault), 200)}") from fault
     _state_dtype(part / "config.json", dtype)
-    for pattern in (*TOKENIZER_FILES, *BESIDE_TOKENIZER):
-        for file in files.path.glob(pattern):
-            if file.is_file() and not (part / file.name).exists():
-                shutil.copyfile(file, part / file.name)
+    _copy_beside(files.path, part)
     return dtype
 
 
+def _copy_beside(source: Path, part: Path) -> None:
+    """Every other file of the checkpoint: its tokenizer, pooling, licence and card, but no weights of any format."""
+    for file in sorted(source.rglob("*")):
+        name = file.relative_to(source)
+        folders = [source / parent for parent in name.parents if parent != Path()]
+        foreign = any(_holds_weights(folder) for folder in folders)
+        if not file.is_file() or _is_weights(file) or foreign or any(p.startswith(".") for p in name.parts):
+            continue
+        if not (part / name).exists():
+            (part / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, part / name)
+    card = part / "README.md"
+    if card.is_file():
+        with card.open("a", encoding="utf-8") as text:
+            text.write(CARD.format(version=__version__))
+
+
+def _is_weights(file: Path) -> bool:
+    return file.suffix in WEIGHTS or file.name.endswith(".index.json")
+
+
+def _holds_weights(folder: Path) -> bool:
+    return any(_is_weights(file) for file in folder.iterdir())
+
+
 @contextlib.contextmanager
-def _edited(model: Any, structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], plan: _Cut) -> Iterator[None]:
+def _edited(model: Any, structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], plan: Cut) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(zeroed(model, structure, sites, plan.zeroed))
         if plan.blocks:  # first: the width of the FFNs is that of the blocks that stay

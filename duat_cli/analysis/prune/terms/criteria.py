@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from duat_cli.analysis.prune.readings import Readings
-from duat_cli.analysis.prune.responses import TermList
+from duat_cli.analysis.prune.terms.readings import Readings
+from duat_cli.analysis.prune.terms.responses import TermList
 from duat_cli.kinds import Kind
 from duat_cli.models.arrays import wide
 from duat_cli.models.block.linears import matrix_of

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from duat_cli.analysis.prune.damage import Metric
+from duat_cli.analysis.prune.terms.damage import Metric
 from duat_cli.kinds import Kind
 from duat_cli.models.arrays import wide
 from duat_cli.models.discovery.structure import ModelStructure

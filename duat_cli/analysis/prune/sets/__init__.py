@@ -1,0 +1,1 @@
+"""Which terms go together, what is shown of such a set, and writing a checkpoint without it."""

@@ -1,0 +1,100 @@
+"""Ways to write a checkpoint without a set of terms: what leaves the file, and what is zeroed in it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
+from duat_cli.models.instrument.tracing import trace
+from duat_cli.models.terms.feedforward import FeedForward, find_feedforward
+from duat_cli.models.terms.sites import TermId
+from duat_cli.text import one_line
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One way to write the set."""
+
+    blocks: tuple[int, ...] = ()
+    neurons: tuple[tuple[FeedForward, tuple[int, ...]], ...] = ()
+    zeroed: tuple[TermId, ...] = ()
+
+    @property
+    def width(self) -> int:
+        return len(self.neurons[0][1]) if self.neurons else 0
+
+
+def cuts_of(structure: ModelStructure, terms: Sequence[TermId], notes: list[str]) -> list[Cut]:
+    """Ways to write the set, the most removed first; the last zeroes everything."""
+    everything = tuple(dict.fromkeys(terms))
+    blocks = tuple(sorted(t.block for t in everything if t.kind == "block"))
+    rest = tuple(t for t in everything if t.block not in blocks)
+    cuts, zero = _neuron_cuts(structure, blocks, rest, notes)
+    tried = [Cut(blocks, cuts, zero)]
+    if blocks and cuts:
+        tried.append(Cut(blocks, (), rest))
+    return [*tried, *([Cut(zeroed=everything)] if blocks or cuts else [])]
+
+
+def _neuron_cuts(
+    structure: ModelStructure, blocks: Sequence[int], terms: tuple[TermId, ...], notes: list[str]
+) -> tuple[tuple[tuple[FeedForward, tuple[int, ...]], ...], tuple[TermId, ...]]:
+    """As many neurons of every FFN that stays as all of them lose; and the terms that are left to be zeroed."""
+    if not any(term.kind == "neuron" for term in terms):
+        return (), terms
+    cut, beyond = shared_neurons(len(structure.calls), blocks, terms)
+    if not cut:
+        notes.append("neurons are zeroed: a config states one width for all FFNs, and not every FFN loses neurons")
+        return (), terms
+    try:
+        forms = _forms(structure, list(cut))
+    except UnsupportedModelError as fault:
+        notes.append(f"neurons are zeroed: {one_line(str(fault), 300)}")
+        return (), terms
+    if beyond:
+        common = len(next(iter(cut.values())))
+        notes.append(f"{common} neurons a block are removed; those beyond, up to {beyond} a block, are zeroed")
+    # What is zeroed beside it is zeroed in the whole layers; then the layers are cut.
+    return tuple((forms[k], numbers) for k, numbers in cut.items()), without_neurons_of(cut, terms)
+
+
+def shared_neurons(
+    depth: int, blocks: Sequence[int], terms: Sequence[TermId]
+) -> tuple[dict[int, tuple[int, ...]], int]:
+    """Neurons of every block that stays, as many of each as all of them lose; and the most that a block loses beyond.
+
+    depth: how many blocks there are. blocks: those that go.
+    """
+    by_block: dict[int, list[int]] = defaultdict(list)
+    for term in terms:
+        if term.kind == "neuron" and term.index is not None:
+            by_block[term.block].append(term.index)
+    stay = [k for k in range(depth) if k not in set(blocks)]
+    common = min((len(by_block[k]) for k in stay), default=0)
+    if not common:
+        return {}, 0
+    return {k: tuple(sorted(by_block[k])[:common]) for k in stay}, max(len(by_block[k]) for k in stay) - common
+
+
+def without_neurons_of(cut: Mapping[int, Sequence[int]], terms: Sequence[TermId]) -> tuple[TermId, ...]:
+    """The terms that are left once these neurons are cut."""
+    gone = {TermId("neuron", k, n) for k, numbers in cut.items() for n in numbers}
+    return tuple(term for term in terms if term not in gone)
+
+
+def _forms(structure: ModelStructure, calls: Sequence[int]) -> dict[int, FeedForward]:
+    """The one FFN of each of these blocks."""
+    if len(set(structure.calls)) != len(structure.calls):
+        raise UnsupportedModelError("blocks share their weights")
+    ids = probe_ids(structure.stack, DISCOVERY_TOKENS)
+    written = trace(structure.stack, lambda: run_stack(structure.stack, ids))
+    found = {}
+    for call in calls:
+        parts = structure.block(call).parts
+        if len(parts.units) != 1:
+            raise UnsupportedModelError(f"block {call} has {len(parts.units)} FFNs; one is needed to state its width")
+        found[call] = find_feedforward(parts.units[0], written, parts.module)
+    return found

@@ -1,0 +1,123 @@
+"""A chosen set as the report has it: what it is, what it saves, and what was shown of it on held-out prompts."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+from duat_cli.analysis.prune.sets.nested import Nested
+from duat_cli.analysis.prune.sets.trial import Trial
+from duat_cli.models.terms.sites import TermId
+from duat_cli.results.prune.sets import CurvePoint, Guarantee, HeldOut, MeanGuarantee, Plan, SetSize
+
+NO_HOLDOUT = "no held-out prompts: give --holdout FILE, or a share such as --holdout 0.5"
+ONE_BLOCK = "the model has one block, and one has to stay"
+NOTHING_FITS = "not even the least damaging one stays within the budget"
+METHOD = "Clopper-Pearson limit of nested sets tested in order, from the smallest, on held-out prompts"
+MEAN_METHOD = "betting (Waudby-Smith & Ramdas 2023) on nested sets in order, from the smallest, on held-out prompts"
+
+SizeOf = Callable[[Sequence[TermId]], SetSize]
+
+
+def name_of(term: TermId) -> str:
+    """Such as block.3.head.1."""
+    return f"block.{term.block}" if term.index is None else f"block.{term.block}.{term.kind}.{term.index}"
+
+
+def plan_of(nested: Nested, budget: float, trial: Trial | None, holdout: str, size_of: SizeOf) -> Plan:
+    """The largest set of a kind within the budget, and what was shown of it."""
+    total, chosen = len(nested.order), nested.chosen
+    reasons: dict[str, str] = {}
+    if chosen is None:
+        why = ONE_BLOCK if nested.kind == "block" and total == 1 else NOTHING_FITS
+        reasons |= dict.fromkeys(("predicted", "measured", "guarantee", "mean_guarantee", "saves"), why)
+    elif trial is None:
+        reasons |= dict.fromkeys(("guarantee", "mean_guarantee"), NO_HOLDOUT)
+    gone = nested.order[: chosen.removed if chosen else 0]
+    return Plan(
+        granularity=nested.kind,
+        budget=budget,
+        removed=len(gone),
+        of=total,
+        share=len(gone) / total,
+        predicted=chosen.predicted if chosen else None,
+        measured=chosen.measured if chosen else None,
+        saves=size_of(gone) if gone else None,
+        curve=[
+            CurvePoint(removed=p.removed, share=p.removed / total, predicted=p.predicted, measured=p.measured)
+            for p in nested.curve
+        ],
+        held_out=[] if trial is None else _held_out(trial, total),
+        guarantee=None if trial is None else _guarantee(nested, budget, trial, holdout, size_of),
+        mean_guarantee=None if trial is None else _mean_guarantee(nested, budget, trial, holdout),
+        set=[name_of(term) for term in gone],
+        reasons=reasons,
+    )
+
+
+def _held_out(trial: Trial, total: int) -> list[HeldOut]:
+    """The sets that were run, each on the prompts that it was run on. total: terms of the kind."""
+    return [
+        HeldOut(
+            removed=size,
+            share=size / total,
+            prompts=len(damages),
+            mean=statistics.fmean(damages),
+            percentile_90=_percentile(damages, 0.9),
+            exceeded=trial.exceeded(number),
+            share_exceeded=trial.exceeded(number) / len(damages),
+        )
+        for number, (size, damages) in enumerate(zip(trial.sizes, trial.damages, strict=True))
+        if damages
+    ]
+
+
+def _percentile(values: Sequence[float], share: float) -> float:
+    """Between the two values around that place of the sorted ones."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+def _guarantee(nested: Nested, budget: float, trial: Trial, holdout: str, size_of: SizeOf) -> Guarantee:
+    """The statement is about the share fixed in advance, for the last set that passed."""
+    choice = trial.choice()
+    removed = 0 if choice.chosen is None else trial.sizes[choice.chosen]
+    gone = nested.order[:removed]
+    return Guarantee(
+        budget=budget,
+        confidence=choice.confidence,
+        share_above_limit=choice.share,
+        exceeded=0 if choice.chosen is None else choice.exceeded[choice.chosen],
+        holdout_prompts=choice.prompts,
+        holdout_sha256=holdout,
+        method=METHOD,
+        tested=trial.sizes,
+        removed=removed,
+        share=removed / len(nested.order),
+        saves=size_of(gone) if gone else None,
+        set=[name_of(term) for term in gone],
+        reasons={} if gone else {"saves": "the set is empty"},
+    )
+
+
+def _mean_guarantee(nested: Nested, budget: float, trial: Trial, holdout: str) -> MeanGuarantee:
+    """Of the largest set that passed."""
+    number = trial.mean_choice()
+    removed = 0 if number is None else trial.sizes[number]
+    return MeanGuarantee(
+        budget=budget,
+        confidence=trial.terms.confidence,
+        most=trial.terms.most,
+        counted_for_less=0 if number is None else trial.capped(number),
+        mean=None if number is None else statistics.fmean(trial.damages[number]),
+        holdout_prompts=trial.prompts,
+        holdout_sha256=holdout,
+        method=MEAN_METHOD,
+        tested=trial.sizes,
+        removed=removed,
+        share=removed / len(nested.order),
+        reasons={} if removed else {"mean": "the set is empty"},
+    )

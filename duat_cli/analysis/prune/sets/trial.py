@@ -1,0 +1,157 @@
+"""What can be guaranteed of nested sets, from prompts that played no part in choosing them.
+
+Some of the sets are run on the held-out prompts, from the smallest to the chosen one. Two statements are tested, each
+in this fixed order up to its first failure, so that testing more sets costs nothing: that few prompts exceed the
+budget, and that the mean damage is within it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from duat_cli.analysis.prune.sets.nested import Nested
+from duat_cli.analysis.prune.terms.ablation import WAVE_BYTES, Ablation, Ablator, Tick
+from duat_cli.loading.prompts import Prompt
+from duat_cli.models.sweep.lockstep import Pass
+from duat_cli.models.sweep.passes import Leading, Recorded
+from duat_cli.models.terms.sites import TermId
+from duat_cli.statistics.betting import mean_is_below
+from duat_cli.statistics.binomial import NestedChoice, allowed, choose_nested
+
+TESTED_SETS = 8
+CAP = 5.0  # budgets: a prompt's damage counts for no more in the mean, which could not be bounded otherwise
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What is to be shown: fixed before a held-out prompt is run."""
+
+    budget: float
+    share: float
+    """Of prompts that may exceed the budget."""
+    confidence: float
+
+    @property
+    def most(self) -> float:
+        """What a prompt's damage counts for in the mean, at most."""
+        return CAP * self.budget
+
+
+class Trial:
+    """Nested sets up to the chosen one, on held-out prompts.
+
+    A set for which both statements have failed is the last that is run, beside the chosen one: that is run on every
+    prompt, for what it does to prompts that did not choose it.
+    """
+
+    def __init__(self, nested: Nested, prompts: int, terms: Terms) -> None:
+        assert nested.chosen is not None
+        self._order, self.prompts, self.terms = nested.order, prompts, terms
+        largest = nested.chosen.removed
+        self.sizes = sorted({max(1, round(largest * k / TESTED_SETS)) for k in range(1, TESTED_SETS + 1)})
+        self._most = allowed(prompts, terms.share, terms.confidence) or 0
+        self.damages: list[list[float]] = [[] for _ in self.sizes]
+        """Of each set, on the prompts that it was run on."""
+
+    @property
+    def sets(self) -> list[list[TermId]]:
+        return [self._order[:size] for size in self.sizes]
+
+    @property
+    def running(self) -> list[int]:
+        """Numbers of the sets that are still run."""
+        alive = max(self._failed(self._exceeds), self._failed(self._too_much)) + 1
+        return sorted({*range(min(alive, len(self.sizes))), len(self.sizes) - 1})
+
+    def count(self, damage: Callable[[int], float]) -> None:
+        """One prompt; damage(number of a set): of those that are run."""
+        for k in self.running:
+            self.damages[k].append(damage(k))
+
+    def exceeded(self, number: int) -> int:
+        """How many prompts, of those that the set was run on, are above the budget."""
+        return sum(value > self.terms.budget for value in self.damages[number])
+
+    def choice(self) -> NestedChoice:
+        """Of the share of prompts, once all are counted."""
+        seen = [self.exceeded(k) for k in range(min(self._failed(self._exceeds) + 1, len(self.sizes)))]
+        return choose_nested(seen, self.prompts, self.terms.share, self.terms.confidence)
+
+    def mean_choice(self) -> int | None:
+        """Number of the largest set whose mean damage is shown to be within the budget, once all are counted."""
+        passed = 0
+        while passed < len(self.sizes) and self._mean_shown(self.damages[passed]):
+            passed += 1
+        return passed - 1 if passed else None
+
+    def capped(self, number: int) -> int:
+        """How many prompts counted for less than their damage in the mean."""
+        return sum(value > self.terms.most for value in self.damages[number])
+
+    def _failed(self, test: Callable[[int], bool]) -> int:
+        """Number of the first set that a statement has failed for; how many there are if none has."""
+        return next((k for k in range(len(self.sizes)) if test(k)), len(self.sizes))
+
+    def _exceeds(self, number: int) -> bool:
+        return self.exceeded(number) > self._most
+
+    def _too_much(self, number: int) -> bool:
+        """Whether even prompts without damage could not bring the mean within the budget."""
+        total = sum(min(value, self.terms.most) for value in self.damages[number])
+        return total > self.terms.budget * self.prompts
+
+    def _mean_shown(self, damages: Sequence[float]) -> bool:
+        terms = self.terms
+        return len(damages) == self.prompts and mean_is_below(damages, terms.budget, terms.most, terms.confidence)
+
+
+def try_alone(ablator: Ablator, trial: Trial, held_out: Sequence[Prompt], tick: Tick) -> None:
+    """The trial, one prompt after the other."""
+    removals = [ablator.removals(terms) for terms in trial.sets]
+    for p, prompt in enumerate(held_out):
+        ids = ablator.place(prompt)
+        recorded = ablator.record(ids)
+
+        def damage(k: int, p: int = p, ids: Tensor = ids, recorded: Recorded = recorded) -> float:
+            tick(p * len(removals) + k + 1, len(removals) * len(held_out))
+            return ablator.damage(recorded, ids, removals[k])
+
+        trial.count(damage)
+
+
+def try_together(
+    ablator: Ablator, trials: Sequence[Trial], held_out: Sequence[Prompt], run: Callable[[Sequence[Pass]], None]
+) -> None:
+    """The same of several trials side by side, as many prompts at a time as fit; `run` runs passes so.
+
+    A prompt's own pass goes one block ahead of those that take something out of it. A set that fails is still run on
+    the prompts beside the one that it fails on, and not counted there.
+    """
+    removals = [[ablator.removals(terms) for terms in trial.sets] for trial in trials]
+    left = list(held_out)
+    while left and trials:
+        passes: list[Pass] = []
+        found: list[list[dict[int, Ablation]]] = []  # a prompt, a trial: number of a set -> its pass
+        size = last = 0
+        while left and (not found or size + last <= WAVE_BYTES):
+            ids = ablator.place(left.pop(0))
+            own = Leading(ablator.structure, ablator.metric.forward(ids))
+            rows = [
+                {k: ablator.ablation(own, own, ids, some[k]) for k in trial.running}
+                for trial, some in zip(trials, removals, strict=True)
+            ]
+            found.append(rows)
+            passes += [own, *(one for row in rows for one in row.values())]
+            last = sum(one.size for row in rows for one in row.values())
+            size += last
+        run(passes)
+        for rows in found:
+            for trial, row in zip(trials, rows, strict=True):
+                trial.count(_damages(row))
+
+
+def _damages(row: Mapping[int, Ablation]) -> Callable[[int], float]:
+    return lambda number: row[number].damage

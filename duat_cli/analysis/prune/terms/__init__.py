@@ -1,0 +1,1 @@
+"""The damage of single terms: predicted, read exactly, bounded and measured."""

@@ -1,0 +1,172 @@
+"""The sets of `duat prune-bound` as text: what they are, what they save, and what is guaranteed of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from duat_cli.report.tables import numbers
+from duat_cli.report.tables.grid import Column, Labels, filled, grids
+from duat_cli.report.tables.page import Page, item, line
+from duat_cli.results.prune.report import PruneReport
+from duat_cli.results.prune.sets import HeldOut, Plan
+
+_BLANK = Text("")
+_KIND = Labels(("what",), lambda row: row.granularity if isinstance(row, Plan) else "", False)
+UNITS = {"hidden": "rel.", "kl": "nats", "nll": "nats"}  # short, for headers
+PICTURE_WIDTH = 40
+NAMED_TERMS = 12  # a longer set is not printed
+
+
+def sets(report: PruneReport, page: Page) -> list[RenderableType]:
+    """The largest sets within the budget, on held-out prompts, guaranteed, and as a picture."""
+    return [*_plans(report, page), *_pictures(report, page)]
+
+
+def _plans(report: PruneReport, page: Page) -> list[RenderableType]:
+    unit = UNITS[report.protocol.metric]
+    budget = numbers.plain(report.plans[0].budget) if report.plans else ""
+    chosen = filled(report.plans, plan_columns(unit))
+    return [
+        _BLANK,
+        line(
+            f"Largest sets tried within the budget of {budget} {report.protocol.unit}, by the mean over the prompts "
+            "that chose them",
+            "bold",
+        ),
+        *(part for table in grids(report.plans, _KIND, chosen, page) for part in (_BLANK, table)),
+        *_unsized(report.plans),
+        *_held_out(report, page, unit),
+        _BLANK,
+        line("Guarantee", "bold"),
+        *(item(text) for plan in report.plans for text in (_guarantee(plan), *_mean_guarantee(plan))),
+    ]
+
+
+def _unsized(plans: list[Plan]) -> list[RenderableType]:
+    """Why what a set saves is not counted."""
+    reasons = dict.fromkeys(p.saves.reasons["parameters_zeroed"] for p in plans if p.saves and p.saves.reasons)
+    return [line(f"Parameters zeroed: not counted; {why}", "dim") for why in reasons]
+
+
+def _held_out(report: PruneReport, page: Page, unit: str) -> list[RenderableType]:
+    """What sets do to prompts that did not choose them: the guaranteed one, the next, and the chosen one."""
+    rows: list[HeldOut] = []
+    names: dict[int, str] = {}
+    for plan in report.plans:
+        removed = plan.guarantee.removed if plan.guarantee else 0
+        failed = next((one for one in plan.held_out if one.removed > removed), None)
+        for one in plan.held_out:
+            titles = [("guaranteed", one.removed == removed), ("first to fail", one is failed)]
+            titles.append(("chosen", one is plan.held_out[-1]))
+            said = [title for title, holds in titles if holds]
+            if said:
+                rows.append(one)
+                names[id(one)] = f"{plan.granularity}, {' and '.join(said)}"
+    if not rows:
+        return []
+    labels = Labels(("what",), lambda row: names[id(row)], False)
+    return [
+        _BLANK,
+        line(f"Sets on held-out prompts, {report.protocol.unit}", "bold"),
+        *(part for table in grids(rows, labels, held_out_columns(unit), page) for part in (_BLANK, table)),
+    ]
+
+
+def plan_columns(unit: str) -> list[Column]:
+    return [
+        Column(("removed", "terms"), "removed", numbers.whole),
+        Column(("of", "terms"), "of", numbers.whole),
+        Column(("share", "%"), "share", numbers.percent),
+        Column(("predicted", unit), "predicted", numbers.plain),
+        Column(("measured", unit), "measured", numbers.plain),
+        Column(("saved", "M param."), "saves.parameters_removed", _millions),
+        Column(("saved", "MB"), "saves.bytes_removed", _millions),
+        Column(("zeroed", "M param."), "saves.parameters_zeroed", _millions),
+    ]
+
+
+def held_out_columns(unit: str) -> list[Column]:
+    return [
+        Column(("removed", "terms"), "removed", numbers.whole),
+        Column(("share", "%"), "share", numbers.percent),
+        Column(("mean", unit), "mean", numbers.plain),
+        Column(("9 of 10 at", f"most, {unit}"), "percentile_90", numbers.plain),
+        Column(("over", "budget, %"), "share_exceeded", numbers.percent),
+        Column(("run on", "prompts"), "prompts", numbers.whole),
+    ]
+
+
+def _millions(value: float | None) -> str:
+    return numbers.ABSENT if value is None else numbers.plain(value / 1e6)
+
+
+def _mean_guarantee(plan: Plan) -> list[str]:
+    given = plan.mean_guarantee
+    if given is None:
+        return []
+    if not given.removed:
+        return [f"{plan.granularity}, mean: none; that of {given.tested[0]} is not shown to be within the budget"]
+    return [
+        f"{plan.granularity}, mean: with {numbers.exactly(given.confidence)}% confidence, removing {given.removed} of "
+        f"{plan.of} has a mean damage within the budget, a prompt counting for at most {numbers.plain(given.most)} "
+        f"({numbers.plain(given.mean)} on the held-out prompts, of which {given.counted_for_less} have more)."
+    ]
+
+
+def _guarantee(plan: Plan) -> str:
+    given = plan.guarantee
+    if given is None:
+        return f"{plan.granularity}: none; {plan.reasons.get('guarantee', 'no reason was given')}"
+    if not given.removed:
+        return (
+            f"{plan.granularity}: none; the first set tested, {given.tested[0]} of the {plan.removed}, exceeded the "
+            "budget too often"
+        )
+    return (
+        f"{plan.granularity}: with {numbers.exactly(given.confidence)}% confidence, removing {given.removed} of "
+        f"{plan.of} exceeds the budget on at most {numbers.exactly(given.share_above_limit)}% of prompts "
+        f"({given.exceeded} of {given.holdout_prompts} "
+        f"held-out prompts did). {_named(given.set)}"
+    )
+
+
+def _named(terms: Sequence[str]) -> str:
+    return f"Which: {', '.join(terms) if len(terms) <= NAMED_TERMS else '--json or --export'}"
+
+
+def _pictures(report: PruneReport, page: Page) -> list[RenderableType]:
+    """Damage against the share removed, of the kind with the most to remove."""
+    plans = [plan for plan in report.plans if len(plan.curve) > 2]
+    if not plans:
+        return []
+    plan = max(plans, key=lambda p: p.of)
+    top = max(max(point.predicted, point.measured or 0.0) for point in plan.curve)
+    full, half = ("█", "▌") if page.boxes else ("#", "")
+    width = max(10, min(PICTURE_WIDTH, page.width - 40))
+    rows = [
+        f"{numbers.percent(point.share):>6} % {numbers.plain(point.predicted):>9} {numbers.plain(point.measured):>9}  "
+        + _bar(point.measured or 0.0, top, width, full, half)
+        for point in plan.curve
+    ]
+    head = f"{'removed':>8} {'predicted':>9} {'measured':>9}"
+    return [
+        _BLANK,
+        line(
+            f"Damage, {report.protocol.unit}, against the share of {plan.granularity}s removed, least damaging first "
+            "(bars: measured)",
+            "bold",
+        ),
+        Text(head),
+        *(Text(row.rstrip()) for row in rows),
+    ]
+
+
+def _bar(value: float, top: float, width: int, full: str, half: str) -> str:
+    halves = round(2 * width * max(value, 0.0) / top) if top > 0 else 0
+    return full * (halves // 2) + half * (halves % 2)
+
+
+TABLES = {"plans[].": plan_columns(""), "plans[].held_out[].": held_out_columns("")}

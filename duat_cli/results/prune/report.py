@@ -1,0 +1,43 @@
+"""The report of `duat prune-bound`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from duat_cli.results.base import (
+    COMMAND,
+    Certificate,
+    DuatVersion,
+    Environment,
+    ModelFacts,
+    PromptFacts,
+    Result,
+    Run,
+    SchemaVersion,
+    Skipped,
+    Warnings,
+)
+from duat_cli.results.prune.sets import Plan
+from duat_cli.results.prune.terms import Prediction, Protocol, PruneBlock, PruneTerm
+
+
+class PruneReport(Result):
+    """`duat prune-bound`."""
+
+    schema_version: SchemaVersion = "2"
+    command: Annotated[Literal["prune-bound"], COMMAND] = "prune-bound"
+    duat_version: DuatVersion
+    environment: Environment
+    model: ModelFacts
+    prompts: list[PromptFacts]
+    certificate: Certificate = Field(description="of the replay that local and frozen are read from")
+    protocol: Protocol
+    blocks: list[PruneBlock]
+    prediction: list[Prediction]
+    plans: list[Plan]
+    terms: list[PruneTerm]
+    skipped: list[Skipped]
+    warnings: Warnings
+    run: Run

@@ -1,0 +1,153 @@
+"""Sets of terms in the report of `duat prune-bound`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from duat_cli.kinds import Kind
+from duat_cli.results.base import (
+    Finite,
+    Result,
+    WithReasons,
+)
+from duat_cli.results.meaning import Meaning
+
+_OF_SET = Meaning(
+    "the metric's", "estimate", how="linearised, the set's responses added before they are squared", signed=True
+)
+_ABLATED = Meaning("the metric's", "measured", signed=True)
+_COUNT = Meaning("terms", "exact")
+_BUDGET = Meaning("the metric's", "given", formula="--budget")
+_CONFIDENCE = Meaning("probability", "given", formula="--confidence")
+
+
+class CurvePoint(Result):
+    """One of the nested sets."""
+
+    removed: int = Field(description="how many terms are removed")
+    share: Annotated[Finite, Meaning("share, 0 to 1", "exact")] = Field(
+        description="share that they are of the terms of this kind"
+    )
+    predicted: Annotated[Finite, _OF_SET] = Field(description="predicted damage of removing the set")
+    measured: Annotated[Finite | None, _ABLATED] = Field(
+        description="damage of really removing the set, mean over the prompts"
+    )
+
+
+class SetSize(WithReasons):
+    """What a checkpoint without a set of terms no longer holds."""
+
+    terms_removed: Annotated[int, _COUNT] = Field(
+        description="terms that can leave the file: whole blocks, and as many neurons of every FFN as all of them "
+        "lose, if the architecture can state it, which --apply proves; the others are zeroed and still stored"
+    )
+    parameters_removed: Annotated[int, Meaning("parameters", "exact")] = Field(
+        description="parameters of the terms that can leave the file"
+    )
+    parameters_zeroed: Annotated[int | None, Meaning("parameters", "exact")] = Field(
+        description="parameters that are set to zero and still stored"
+    )
+    bytes_removed: Annotated[int, Meaning("bytes", "exact", formula="parameters_removed x bytes a value")] = Field(
+        description="bytes that the file gets smaller by, in the dtype that most of its tensors are stored in"
+    )
+
+
+class HeldOut(Result):
+    """What removing a set does to prompts that played no part in choosing it."""
+
+    removed: Annotated[int, _COUNT] = Field(description="how many terms are removed")
+    share: Annotated[Finite, Meaning("share, 0 to 1", "exact")] = Field(
+        description="share that they are of the terms of this kind"
+    )
+    prompts: Annotated[int, Meaning("prompts", "exact")] = Field(
+        description="held-out prompts that it was run on: not all where it had failed before, or a smaller one had"
+    )
+    mean: Annotated[Finite, _ABLATED] = Field(description="mean damage over these prompts")
+    percentile_90: Annotated[Finite, _ABLATED] = Field(description="a tenth of these prompts have a larger damage")
+    exceeded: int = Field(description="how many of these prompts have a damage above the budget")
+    share_exceeded: Annotated[Finite, Meaning("share of prompts", "measured")] = Field(
+        description="share of these prompts that have a damage above the budget"
+    )
+
+
+class Guarantee(WithReasons):
+    """A statement about prompts that played no part in choosing the set."""
+
+    budget: Annotated[Finite, _BUDGET] = Field(description="the largest damage allowed")
+    confidence: Annotated[Finite, _CONFIDENCE] = Field(description="with which probability the guarantee holds")
+    share_above_limit: Annotated[
+        Finite,
+        Meaning(
+            "share of prompts",
+            "given",
+            how="the test is exact for prompts drawn as the held-out ones",
+            formula="--exceed; a set passes if P(Bin(n, share) <= exceeded) <= 1 - confidence for n held-out prompts",
+            source="Clopper & Pearson (1934); nested sets tested in a fixed order",
+        ),
+    ] = Field(
+        description="with this confidence, at most this share of prompts (drawn as the held-out ones were) has a "
+        "damage above the budget"
+    )
+    exceeded: int = Field(description="held-out prompts whose damage did exceed it")
+    holdout_prompts: int = Field(description="how many prompts were held out")
+    holdout_sha256: str = Field(description="of the held-out prompts' own sha256, one a line")
+    method: str = Field(description="how the statement was tested")
+    tested: list[int] = Field(
+        description="sizes of the sets to be tested, in this order, up to the plan's set: about an eighth of it apart"
+    )
+    removed: int = Field(description="size of the last set that passed; 0 if the first one tested did not")
+    share: Annotated[Finite, Meaning("share, 0 to 1", "exact")] = Field(
+        description="share that they are of the terms of this kind"
+    )
+    saves: SetSize | None = Field(description="what a checkpoint without this set no longer holds")
+    set: list[str] = Field(description="the first of the plan's set, as many as removed")
+
+
+class MeanGuarantee(WithReasons):
+    """A statement about the mean damage, from prompts that played no part in choosing the set."""
+
+    budget: Annotated[Finite, _BUDGET] = Field(description="the largest mean damage allowed")
+    confidence: Annotated[Finite, _CONFIDENCE] = Field(description="with which probability the guarantee holds")
+    most: Annotated[Finite, Meaning("the metric's", "given", formula="5 budget")] = Field(
+        description="what one prompt's damage counts for in the mean, at most: a mean of damages without a bound could "
+        "not be bounded from any number of prompts"
+    )
+    counted_for_less: int = Field(description="held-out prompts whose damage is larger than that")
+    mean: Annotated[Finite | None, _ABLATED] = Field(
+        description="mean damage of this set on the held-out prompts, each counted in full"
+    )
+    holdout_prompts: int = Field(description="how many prompts were held out")
+    holdout_sha256: str = Field(description="of the held-out prompts' own sha256, one a line")
+    method: str = Field(description="how the statement was tested")
+    tested: list[int] = Field(description="sizes of the sets to be tested, in this order, as of guarantee")
+    removed: int = Field(description="size of the last set that passed; 0 if the first one tested did not")
+    share: Annotated[Finite, Meaning("share, 0 to 1", "exact")] = Field(
+        description="share that they are of the terms of this kind"
+    )
+
+
+class Plan(WithReasons):
+    """The largest set of one kind within the budget."""
+
+    granularity: Kind = Field(description="the kind of terms: neuron, head, expert, ffn, attention or block")
+    budget: Annotated[Finite, _BUDGET] = Field(description="the largest damage allowed")
+    removed: Annotated[int, _COUNT] = Field(description="how many terms are removed")
+    of: Annotated[int, _COUNT] = Field(description="how many terms of this kind there are")
+    share: Annotated[Finite, Meaning("share, 0 to 1", "exact", formula="removed / of")] = Field(
+        description="share of the terms of this kind"
+    )
+    predicted: Annotated[Finite | None, _OF_SET] = Field(description="predicted damage of removing the set")
+    measured: Annotated[Finite | None, _ABLATED] = Field(
+        description="mean over the prompts that chose the set; at most the budget, by that choice"
+    )
+    saves: SetSize | None = Field(description="what a checkpoint without the set no longer holds")
+    curve: list[CurvePoint]
+    held_out: list[HeldOut] = Field(description="the sets that were run on held-out prompts, from the smallest")
+    guarantee: Guarantee | None
+    mean_guarantee: MeanGuarantee | None
+    set: list[str] = Field(
+        description="kind, block and index of its terms as block.3.head.1 (block.3 for a block), in the order of "
+        "removal: a smaller set of the curve is the beginning of this one"
+    )

@@ -1,0 +1,65 @@
+"""What a set saves is what the written file lacks, and what is zero in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import single_model
+from safetensors.torch import load_file
+
+from duat_cli.analysis.prune.sets.apply import apply_terms
+from duat_cli.analysis.prune.sets.size import set_size
+from duat_cli.analysis.prune.terms.certified import certified_bounds
+from duat_cli.loading.model.load import load
+from duat_cli.models.discovery.structure import discover
+from duat_cli.models.terms.sites import TermId, find_sites
+
+
+def counts(folder: Path) -> tuple[int, int, int]:
+    """Values in the files, zeros among them, and bytes."""
+    tensors = [t for file in folder.glob("*.safetensors") for t in load_file(file).values()]
+    return (
+        sum(t.numel() for t in tensors),
+        sum(int((t == 0).sum()) for t in tensors),
+        sum(t.numel() * t.element_size() for t in tensors),
+    )
+
+
+@pytest.mark.parametrize(
+    ("model_type", "terms", "removed"),
+    [
+        ("llama", [("neuron", b, n) for b in range(3) for n in range(5)] + [("neuron", 1, 9), ("head", 2, 1)], 15),
+        ("gpt2", [("neuron", b, n) for b in range(3) for n in (1, 7)], 6),
+        ("phi3", [("neuron", b, n) for b in range(3) for n in (1, 7)], 6),
+        ("qwen2", [("block", 1, None), ("neuron", 0, 3), ("neuron", 2, 4), ("neuron", 0, 5)], 3),
+        ("llama", [("neuron", 0, 3), ("ffn", 1, 0), ("attention", 2, 0)], 0),
+        ("mixtral", [("expert", 1, 2), ("head", 0, 0)], 0),
+    ],
+)
+def test_it_is_what_the_written_file_shows(
+    model_type: str, terms: list[tuple[str, int, int | None]], removed: int, tmp_path: Path
+) -> None:
+    single_model(model_type).to(torch.bfloat16).save_pretrained(tmp_path / "source")
+    loaded = load(str(tmp_path / "source"))
+    structure = discover(loaded.model)
+    sites, gone = find_sites(structure), [TermId(kind, block, index) for kind, block, index in terms]  # type: ignore[arg-type]
+    said = set_size(loaded, structure, sites, certified_bounds(structure), gone)
+    apply_terms(loaded.model, structure, sites, gone, tmp_path / "out", loaded.files)
+    before, after = counts(tmp_path / "source"), counts(tmp_path / "out")
+    assert said.terms_removed == removed
+    assert said.parameters_removed == before[0] - after[0]
+    assert said.bytes_removed == before[2] - after[2]
+    assert before[1] == 0
+    assert said.parameters_zeroed == after[1]
+
+
+def test_weights_that_serve_other_places_are_not_counted(tmp_path: Path) -> None:
+    """Blocks that are one module: a term of one of them alone cannot be taken out."""
+    single_model("albert").save_pretrained(tmp_path / "source")
+    loaded = load(str(tmp_path / "source"))
+    structure = discover(loaded.model)
+    said = set_size(loaded, structure, find_sites(structure), certified_bounds(structure), [TermId("head", 0, 1)])
+    assert (said.parameters_removed, said.parameters_zeroed) == (0, None)
+    assert "one module" in said.reasons["parameters_zeroed"]

@@ -1,0 +1,116 @@
+"""The trial of nested sets on held-out prompts: both statements are true as printed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pruning import Fake, prompts
+
+from duat_cli.analysis.prune.sets.nested import Nested, Point
+from duat_cli.analysis.prune.sets.trial import CAP, Terms, Trial, try_alone
+from duat_cli.errors import InputError
+from duat_cli.loading.prompts import Prompt
+from duat_cli.models.terms.sites import TermId
+from duat_cli.statistics.binomial import NestedChoice, allowed, prompts_needed
+
+
+def tried(fake: Fake, sets: Nested, held_out: list[Prompt], budget: float, share: float, confidence: float) -> Trial:
+    trial = Trial(sets, len(held_out), Terms(budget, share, confidence))
+    try_alone(fake, trial, held_out, lambda *_: None)  # type: ignore[arg-type]
+    return trial
+
+
+def guaranteed(
+    fake: Fake, sets: Nested, held_out: list[Prompt], budget: float, share: float, confidence: float
+) -> tuple[NestedChoice, list[int]]:
+    trial = tried(fake, sets, held_out, budget, share, confidence)
+    return trial.choice(), trial.sizes
+
+
+def nested(size: int) -> Nested:
+    return Nested("head", [TermId("head", 0, k) for k in range(size)], [], Point(size, 0.0, 0.0))
+
+
+@pytest.mark.parametrize(("share", "confidence"), [(0.1, 0.95), (0.2, 0.8), (0.3, 0.9)])
+def test_the_statement_fails_no_more_often_than_it_says(share: float, confidence: float) -> None:
+    """Prompts drawn anew from a population in which the true share above the budget is known for every set."""
+    truth = {1: 0.3 * share, 2: 0.8 * share, 3: 1.02 * share, 4: 1.3 * share}  # the larger the set, the more exceed
+    generator = torch.Generator().manual_seed(11)
+    rounds, wrong, given = 600, 0, 0
+    for _ in range(rounds):
+        drawn = torch.rand(60, generator=generator).tolist()
+        fake = Fake(lambda prompt, removed, drawn=drawn: float(drawn[prompt] < truth[removed]))
+        choice, sizes = guaranteed(fake, nested(4), prompts(60), 0.5, share, confidence)
+        if choice.chosen is not None:
+            given += 1
+            wrong += truth[sizes[choice.chosen]] > share
+    assert given > 0.3 * rounds
+    assert wrong / rounds <= (1 - confidence) + 3 * ((1 - confidence) * confidence / rounds) ** 0.5
+    assert wrong > 0  # the level is used, not undercut by far
+
+
+def test_the_counts_are_those_of_the_set_that_is_named() -> None:
+    fake = Fake(lambda prompt, removed: 1.0 if prompt < (removed - 10 if removed < 15 else 30) else 0.0)
+    choice, sizes = guaranteed(fake, nested(16), prompts(100), 0.5, 0.1, 0.95)
+    assert sizes == [2, 4, 6, 8, 10, 12, 14, 16]
+    assert allowed(100, 0.1, 0.95) == 4
+    assert choice.chosen == 6
+    assert choice.exceeded[choice.chosen] == 4
+    assert choice.prompts == 100
+
+
+def test_sets_between_the_first_that_failed_and_the_chosen_one_are_run_no_more() -> None:
+    """They did nothing on the first 20 prompts; then their mean is beyond what the rest could make up for."""
+    fake = Fake(lambda prompt, removed: 100.0 if removed > 5 and prompt >= 20 else 0.0)
+    trial = tried(fake, nested(16), prompts(100), 0.5, 0.1, 0.95)
+    assert trial.choice().chosen == 1
+    assert [len(seen) for seen in trial.damages] == [100, 100, 100, 41, 41, 41, 41, 100]
+    assert fake.runs == 4 * 100 + 4 * 41
+
+
+def test_the_mean_may_be_within_the_budget_where_many_prompts_exceed_it() -> None:
+    """A third of the prompts is above the budget, the mean is at three quarters of it."""
+    fake = Fake(lambda prompt, removed: (1.15 if prompt % 3 == 0 else 0.55) if removed > 4 else 0.1)
+    trial = tried(fake, nested(8), prompts(400), 1.0, 0.1, 0.95)
+    assert trial.sizes == list(range(1, 9))
+    assert trial.choice().chosen == 3
+    assert trial.mean_choice() == 7
+    assert trial.capped(7) == 0
+
+
+def test_one_large_damage_counts_for_no_more_than_the_cap() -> None:
+    fake = Fake(lambda prompt, removed: 1e9 if prompt == 0 else 0.1)
+    trial = tried(fake, nested(1), prompts(200), 1.0, 0.1, 0.95)
+    assert trial.mean_choice() == 0
+    assert trial.capped(0) == 1
+    assert trial.terms.most == CAP
+
+
+def test_the_mean_is_shown_no_more_often_wrongly_than_it_says() -> None:
+    """Heavy-tailed damages, capped as the statement says; the true mean of the last set is just above the budget."""
+    generator = torch.Generator().manual_seed(3)
+    population = torch.randn(200_000, generator=generator, dtype=torch.float64).exp()
+    scale = 1.0
+    for _ in range(60):  # so that the mean of min(damage, cap) is 1.02
+        scale *= 1.02 / float((scale * population).clamp_max(CAP).mean())
+    rounds, wrong = 400, 0
+    for _ in range(rounds):
+        drawn = (scale * population[torch.randint(len(population), (60,), generator=generator)]).tolist()
+        fake = Fake(lambda prompt, removed, drawn=drawn: drawn[prompt] * (1.0 if removed > 1 else 0.3))
+        trial = tried(fake, nested(2), prompts(60), 1.0, 0.1, 0.9)
+        wrong += trial.mean_choice() == 1
+    assert wrong / rounds <= 0.1
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_sets_of_few_terms(size: int) -> None:
+    choice, sizes = guaranteed(Fake(lambda *_: 0.0), nested(size), prompts(40), 0.5, 0.1, 0.95)
+    assert sizes == list(range(1, size + 1))
+    assert choice.chosen == size - 1
+
+
+def test_too_few_prompts_are_refused() -> None:
+    needed = prompts_needed(0.1, 0.95)
+    assert needed == 29  # 0.9^29 < 0.05 < 0.9^28
+    with pytest.raises(InputError, match="29"):
+        guaranteed(Fake(lambda *_: 0.0), nested(2), prompts(28), 0.5, 0.1, 0.95)
