@@ -25,5 +25,17 @@ def one_line(text: str, limit: int = 400) -> str:
     return f"{line[: limit - tail - 5]} ... {line[len(line) - tail :]}"
 
 
+def indices(word: str, numbers: list[int]) -> str:
+    """Numbered things, runs joined: 'block 3' or 'blocks 0-4, 7'."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    names = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+    return f"{word if len(set(numbers)) == 1 else word + 's'} {', '.join(names)}"
+
+
 def _escape(character: str) -> str:
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")

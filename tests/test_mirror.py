@@ -22,9 +22,9 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         cli/shared/options""",
     "what every command says and writes: cli/test_main.py, cli/terminal/test_streams.py": """
         cli/shared/announce cli/shared/presentation cli/shared/tensor_target cli/terminal/libraries
-        cli/terminal/progress cli/terminal/signals cli/terminal/talk errors""",
+        cli/terminal/faults cli/terminal/progress cli/terminal/signals cli/terminal/talk errors""",
     "the command with nothing faked: checks/test_command.py, checks/test_cases.py": """
-        cli/commands/check checks/conclude checks/judge checks/rules/files""",
+        cli/commands/check cli/shared/outlets checks/verdict/conclude checks/verdict/judge checks/rules/files""",
     "golden text at every width: report/test_table.py": """
         report/check/table report/tables/columns report/tables/facts report/tables/inspect
         report/tables/lora report/tables/nulls report/tables/page report/tables/plan

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from duat_cli.text import clean, one_line
+from duat_cli.text import clean, indices, one_line
 
 
 def test_clean_escapes_what_steers_or_hides() -> None:
@@ -15,3 +15,8 @@ def test_clean_escapes_what_steers_or_hides() -> None:
 def test_one_line() -> None:
     assert one_line("a\n  b\t\x1bc") == "a b \\x1bc"
     assert one_line("x" * 500 + "end", 20) == "x" * 9 + " ... " + "xxxend"
+
+
+def test_indices() -> None:
+    assert indices("block", [3]) == "block 3"
+    assert indices("block", [7, 0, 1, 2, 4]) == "blocks 0-2, 4, 7"

@@ -27,10 +27,9 @@ from duat_cli.cli.commands.support import support
 from duat_cli.cli.commands.verify import verify
 from duat_cli.cli.shared.options import CONTEXT
 from duat_cli.cli.terminal import signals, streams, talk
+from duat_cli.cli.terminal.faults import kind_of, line_of
 from duat_cli.cli.terminal.help import Command, Group
-from duat_cli.compat.typer import usage_error
-from duat_cli.errors import EXIT_SOUND, EXIT_UNDECIDED, DuatError, is_out_of_memory
-from duat_cli.text import one_line
+from duat_cli.errors import EXIT_SOUND, EXIT_UNDECIDED, DuatError
 
 PANEL_READ = "Read a checkpoint"
 PANEL_TRUST = "How far to trust it"
@@ -111,18 +110,11 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _explain(error: BaseException) -> None:
-    """A usage error says where help is; anything else is our bug and says how to see more."""
-    usage = usage_error(error)
-    if usage is not None:
-        message, command = usage
-        talk.error(f"{message.replace('Value error, ', '')} (help: {command or 'duat'} --help)")
-    elif is_out_of_memory(error):
-        talk.error(f"out of memory ({one_line(str(error), 120)}); use shorter prompts (--max-tokens)")
-    elif os.environ.get("DUAT_DEBUG"):
+    """One line; of our own bug the traceback instead, where it is asked for."""
+    if kind_of(error) == "internal" and os.environ.get("DUAT_DEBUG"):
         streams.say(talk.redact(traceback.format_exc().rstrip()))
     else:
-        text = one_line(f"{type(error).__name__}: {error}", 200).rstrip(": ")
-        talk.error(f"unexpected {text} (set DUAT_DEBUG=1 for the traceback)")
+        talk.error(line_of(error))
 
 
 def _left(leave: SystemExit) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter
 
 from duat_cli.results.base import Result
-from duat_cli.results.check import CheckReport
+from duat_cli.results.check import CheckReport, UndecidedReport
 from duat_cli.results.explain import ExplainReport
 from duat_cli.results.inspect import InspectReport, VerifyReport
 from duat_cli.results.lora import LoraReport
@@ -30,7 +32,10 @@ _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def schema_of(command: str) -> dict[str, Any]:
-    """The schema that every JSON report of a command satisfies."""
+    """The schema that every JSON report of a command satisfies; of check its `verdict` tells report from error."""
+    if command == "check":
+        either = TypeAdapter(Annotated[CheckReport | UndecidedReport, Field(discriminator="verdict")])
+        return {"$schema": _DIALECT, **either.json_schema(mode="serialization")}
     return {"$schema": _DIALECT, **REPORTS[command].model_json_schema(mode="serialization")}
 
 

@@ -74,6 +74,36 @@ class Outcome(WithReasons):
     advice: str | None = Field(description="what to do about it; null where nothing is to be done")
     source: str = Field(description="where level and threshold come from")
     location: Location
+    behind: str | None = Field(
+        default=None,
+        description="id of the cause that this finding follows from; null for a cause's own, and for no finding",
+    )
+
+
+class Cause(Result):
+    """What failed or warned first, with how much follows from it."""
+
+    id: str = Field(description="what `behind` of an outcome names: a rule's id, 'weights' or 'forward'")
+    origin: Literal["files", "config", "tokenizer", "weights", "adapter", "forward", "policy"] = Field(
+        description="where it lies: files and their values, config.json, the tokenizer, weights that moved, the "
+        "adapter, numbers of the forward pass that nothing before them explains, or a limit that the policy sets"
+    )
+    status: Literal["failed", "warned"] = Field(description="the worst of its own findings")
+    rules: list[str] = Field(description="rules of its own findings")
+    block: int | None = Field(description="the first block it concerns, from 0; null where it belongs to none")
+    where: str | None = Field(description="the first place: tensor, field or file; null for the whole checkpoint")
+    message: str = Field(description="what was found, in words")
+    findings: list[int] = Field(description="its own findings: positions in `outcomes`, the first in depth first")
+    effects: list[int] = Field(description="findings that follow from it: positions in `outcomes`, farthest first")
+    folded: str | None = Field(description="its effects in one sentence; null where it has none")
+
+
+class RuleFacts(Result):
+    """A rule that ran."""
+
+    id: str = Field(description="its stable id")
+    about: str = Field(description="what it looks at")
+    advice: str = Field(description="what to do about a finding")
 
 
 class Change(Result):
@@ -118,8 +148,35 @@ class CheckReport(Result):
     policy: list[str] = Field(description="the policies that apply, the later over the earlier")
     baseline: Annotated[BaselineFacts | None, Meaning(needs="baseline")] = Field(description="null without --baseline")
     counts: Counts
+    causes: list[Cause] = Field(
+        description="the findings by what failed first: files, config.json, tokenizer, weights in the order of depth, "
+        "then what stands for itself"
+    )
     outcomes: list[Outcome] = Field(description="one a rule that passed or was skipped, one a finding")
+    rules: list[RuleFacts] = Field(description="the rules that ran")
     off: list[str] = Field(description="rules that the policy or --select turned off")
     warnings: Warnings
     run: Run
     reasons: dict[str, str] = Field(description="for every field above that is null: why it has no value")
+
+
+class Problem(Result):
+    """Why nothing could be told."""
+
+    kind: Literal["input", "checkpoint", "unsupported", "memory", "stopped", "internal"] = Field(
+        description="an option or a file beside the checkpoint; the checkpoint's files; a model without a proven form; "
+        "memory; a signal; a fault of duat itself"
+    )
+    message: str = Field(description="the line on standard error")
+    exit_code: int = Field(description="2, or 130 and 143 on signals")
+
+
+class UndecidedReport(Result):
+    """`duat check` that could not tell."""
+
+    schema_version: SchemaVersion = "2"
+    command: Annotated[Literal["check"], COMMAND] = "check"
+    duat_version: DuatVersion
+    verdict: Literal["undecided"] = Field(description="neither passed nor failed")
+    model: str | None = Field(description="the model, as it was named; null for the bundled demo")
+    error: Problem

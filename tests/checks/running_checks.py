@@ -39,9 +39,11 @@ class Outcome:
         return json.loads(self.stdout, parse_constant=pytest.fail)
 
     def refused(self, *words: str) -> None:
-        """Exit code 2, no result, one clean line with these words."""
+        """Exit code 2, no result but the error where JSON was asked for, one clean line with these words."""
         assert self.code == 2, self.text
-        assert self.stdout == ""
+        if self.stdout:
+            assert self.json["verdict"] == "undecided"
+            assert "duat: error: " + self.json["error"]["message"] in self.stderr
         lines = [line for line in self.stderr.splitlines() if line.startswith("duat: error: ")]
         assert len(lines) == 1, self.stderr
         assert "unexpected " not in lines[0].split("(")[0] or "unexpected tensor" in lines[0], lines[0]

@@ -81,3 +81,93 @@ def test_the_verdict_of_the_installed_command(tmp_path: Path) -> None:
     for name, code in (("good_single", 0), ("w_nan", 1), ("st_hole", 2)):
         bad.build(name, tmp_path / name)
         assert apart("check", tmp_path / name, *LIGHT).code == code
+
+
+def _said(form: str, text: str) -> str:
+    """What a form says of a check that could not tell, read as its readers do."""
+    match form:
+        case "json":
+            document = json.loads(text)
+            assert (document["verdict"], document["command"], document["error"]["exit_code"]) == (
+                "undecided",
+                "check",
+                2,
+            )
+            return str(document["error"]["message"])
+        case "junit":
+            root = ElementTree.fromstring(text)
+            assert (root.get("errors"), root.get("failures"), root.get("tests")) == ("1", "0", "1")
+            return root.findtext("testsuite/testcase/error") or ""
+        case "github":
+            assert text.count("\n") == 1
+            return text.removeprefix("::error title=duat check::could not tell: ").rstrip("\n")
+        case "sarif":
+            (run,) = json.loads(text)["runs"]
+            (invocation,) = run["invocations"]
+            assert (invocation["executionSuccessful"], run["results"]) == (False, [])
+            return str(invocation["toolExecutionNotifications"][0]["message"]["text"])
+        case _:
+            assert "COULD NOT TELL" in text
+            return text.replace("\\", "")
+
+
+FORMS = ("json", "junit", "github", "markdown", "sarif")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("case", "options", "word"),
+    [
+        ("st_truncated_data", (), "truncated"),
+        ("good_single", ("--baseline", "no.json"), "no.json"),
+        ("good_single", ("--policy", "broken.toml"), "broken.toml"),
+        ("good_single", ("--select", "integrity.nope"), "integrity.nope"),
+        ("good_single", ("--report", "json=missing/r.json"), "missing"),
+    ],
+)
+def test_a_check_that_cannot_tell_says_so_in_every_form(
+    form: str,
+    case: str,
+    options: tuple[str, ...],
+    word: str,
+    tmp_path: Path,
+    duat: Duat,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken.toml").write_text("[rules\n")
+    bad.build(case, tmp_path / "m")
+    reports = [part for other in FORMS for part in ("--report", f"{other}={other}.txt")]
+    done = duat("check", "m", *LIGHT, "--format", form, *options, *reports, "--report", "table=table.txt")
+    assert done.code == 2
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("duat: error: ")]
+    message = line.removeprefix("duat: error: ")
+    assert word in message
+    assert message in _said(form, done.stdout)
+    for other in (*FORMS, "table"):
+        assert message in _said(other, (tmp_path / f"{other}.txt").read_text())
+
+
+def test_a_table_that_cannot_be_told_is_the_error_alone(tmp_path: Path, duat: Duat) -> None:
+    bad.build("st_truncated_data", tmp_path / "m")
+    done = duat("check", tmp_path / "m", *LIGHT)
+    assert (done.code, done.stdout) == (2, "")
+
+
+def test_a_fault_of_duat_is_no_empty_job(broken: Path, duat: Duat, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*given: object) -> None:
+        raise ZeroDivisionError("odd")
+
+    monkeypatch.setattr("duat_cli.analysis.check.run.check", fails)
+    done = duat("check", broken, *LIGHT, "--json")
+    assert done.json["error"]["kind"] == "internal"
+    assert "unexpected ZeroDivisionError: odd" in done.json["error"]["message"]
+
+
+def test_what_one_place_cannot_take_the_others_say(broken: Path, tmp_path: Path, duat: Duat) -> None:
+    """Files are written first: standard output never says that all is well where a report is lost."""
+    good = tmp_path / "r.json"
+    done = duat("check", broken, *LIGHT, "--json", "--report", "junit=/dev/full", "--report", f"json={good}")
+    assert done.code == 2
+    assert "No space left" in done.json["error"]["message"]
+    assert "No space left" in json.loads(good.read_text())["error"]["message"]

@@ -54,7 +54,7 @@ def test_p1_p2_signals(number: signal.Signals, code: int, word: str, tmp_path: P
     report, baseline = tmp_path / "r.json", tmp_path / "b.json"
     report.write_text("old")
     line = [sys.executable, "-m", "duat_cli", "check", str(demo_path()), "--prompts", "-", "-o", str(report)]
-    line += ["--baseline", str(baseline), "--update-baseline"]
+    line += ["--baseline", str(baseline), "--update-baseline", "--report", f"junit={tmp_path / 'new.xml'}"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     pipe = subprocess.PIPE
     run = subprocess.Popen(line, env=env, stdin=pipe, stderr=pipe, text=True, preexec_fn=hear_signals)  # noqa: PLW1509 - no threads yet
@@ -64,8 +64,9 @@ def test_p1_p2_signals(number: signal.Signals, code: int, word: str, tmp_path: P
     run.send_signal(number)
     assert run.wait(timeout=PATIENCE) == code
     assert run.stderr.read().endswith(f"duat: {word}\n")
-    assert report.read_text() == "old"
-    assert [p.name for p in tmp_path.iterdir()] == ["r.json"]
+    assert report.read_text() == "old"  # while a report that was not there yet says why it has no verdict
+    assert f'<error type="stopped" message="{word}">' in (tmp_path / "new.xml").read_text()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["new.xml", "r.json"]
 
 
 def test_p3_full_devices(m: Path) -> None:

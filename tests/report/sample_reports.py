@@ -4,8 +4,21 @@ from __future__ import annotations
 
 from typing import Literal
 
+from duat_cli.checks.drift import Deviation
+from duat_cli.checks.verdict.causes import grouped
 from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts, Run, Skipped
-from duat_cli.results.check import BaselineFacts, Change, CheckedFile, CheckedModel, CheckReport, Counts, Outcome
+from duat_cli.results.check import (
+    BaselineFacts,
+    Change,
+    CheckedFile,
+    CheckedModel,
+    CheckReport,
+    Counts,
+    Outcome,
+    Problem,
+    RuleFacts,
+    UndecidedReport,
+)
 from duat_cli.results.explain import ExplainReport, Explanation
 from duat_cli.results.inspect import (
     Block,
@@ -827,7 +840,10 @@ def check_report(*, sound: bool = False, name: str = "org/model") -> CheckReport
         outcome(rule, "skipped", measured=None, message="no --adapter was given", reasons={"measured": "skipped"})
         for rule in ("adapter.config", "adapter.non_finite")
     ]
-    outcomes = [*([] if sound else findings), *passed, *skipped]
+    moves = [Deviation("blocks.3.coupling.effective_context", "beyond", 3.1, 2.5, -0.6, None)]
+    tensors = [f"model.layers.{number}.mlp.{kind}.weight" for number in range(12) for kind in ("up_proj", "down_proj")]
+    outcomes, causes = grouped([*([] if sound else findings), *passed, *skipped], moves, tensors)
+    ran = {o.rule: o for o in outcomes if o.status != "skipped"}
     return CheckReport(
         duat_version="0.1.0",
         verdict="passed" if sound else "failed",
@@ -854,12 +870,22 @@ def check_report(*, sound: bool = False, name: str = "org/model") -> CheckReport
             changes=[Change(key="summary.linear_share", old="0.1", new=None), Change(key="a", old=None, new="2")],
         ),
         counts=Counts(passed=4, failed=0 if sound else 11, warned=0 if sound else 1, skipped=2),
+        causes=causes,
         outcomes=outcomes,
+        rules=[
+            RuleFacts(id=rule, about=f"what {rule} looks at", advice=o.advice or "None.") for rule, o in ran.items()
+        ],
         off=["integrity.mixed_dtypes"],
         warnings=["a \x1b[31mwarning"],
         run=Run(started="2026-11-01T00:00:00+00:00", seconds=1.5, peak_memory_bytes=None),
         reasons={},
     )
+
+
+def undecided_report(*, name: str = "org/model") -> UndecidedReport:
+    """A check that could not tell."""
+    problem = Problem(kind="checkpoint", message="100%: cannot be read\x1b[2J", exit_code=2)
+    return UndecidedReport(duat_version="0.1.0", verdict="undecided", model=name, error=problem)
 
 
 def explain_report() -> ExplainReport:

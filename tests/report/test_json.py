@@ -65,6 +65,18 @@ def test_the_schema_check_can_fail() -> None:
         assert word in found
 
 
+def test_the_schema_of_check_tells_a_report_from_an_error_by_its_verdict() -> None:
+    schema = schema_of("check")
+    error = json.loads(to_json(sample.undecided_report()))
+    assert conforms(error, schema, schema) == []
+    assert conforms(error | {"verdict": "passed"}, schema, schema) != []
+    assert conforms(error | {"verdict": "odd"}, schema, schema) != []
+    report = json.loads(to_json(sample.check_report()))
+    assert conforms(report | {"verdict": "undecided"}, schema, schema) != []
+    del report["causes"]
+    assert conforms(report, schema, schema) == [".causes: missing"]
+
+
 def test_every_report_field_but_the_envelope_has_a_meaning_or_a_model() -> None:
     described = schema_of("inspect")["$defs"]["Coupling"]["properties"]
     for name in ("off_diagonal_share", "entropy_bits", "effective_context"):
@@ -87,9 +99,8 @@ def conforms(value: Any, schema: dict[str, Any], root: dict[str, Any], at: str =
     """Where a value breaks a schema: the keywords that pydantic writes, no more."""
     if "$ref" in schema:
         return conforms(value, root["$defs"][schema["$ref"].removeprefix("#/$defs/")], root, at)
-    if "anyOf" in schema:
-        found = [conforms(value, choice, root, at) for choice in schema["anyOf"]]
-        return [] if any(not errors for errors in found) else [f"{at}: none of anyOf"]
+    if "anyOf" in schema or "oneOf" in schema:
+        return _one_of(value, schema, root, at)
     if not isinstance(value, TYPES[schema.get("type", "any")]):
         return [f"{at}: not {schema['type']}"]
     if isinstance(value, dict):
@@ -98,6 +109,17 @@ def conforms(value: Any, schema: dict[str, Any], root: dict[str, Any], at: str =
         return [e for i, item in enumerate(value) for e in conforms(item, schema["items"], root, f"{at}[{i}]")]
     allowed = schema.get("enum", [schema.get("const", value)])
     return [] if value in allowed else [f"{at}: not one of {allowed}"]
+
+
+def _one_of(value: Any, schema: dict[str, Any], root: dict[str, Any], at: str) -> list[str]:
+    if "anyOf" in schema:
+        found = [conforms(value, choice, root, at) for choice in schema["anyOf"]]
+        return [] if any(not errors for errors in found) else [f"{at}: none of anyOf"]
+    key, choices = schema["discriminator"]["propertyName"], schema["discriminator"]["mapping"]
+    chosen = choices.get(value.get(key))
+    return (
+        [f"{at}.{key}: not one of {sorted(choices)}"] if chosen is None else conforms(value, {"$ref": chosen}, root, at)
+    )
 
 
 def _object(value: dict[str, Any], schema: dict[str, Any], root: dict[str, Any], at: str) -> list[str]:

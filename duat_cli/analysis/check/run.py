@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from duat_cli.analysis.opening import Found, ModelRequest, PromptRequest, open_found
-from duat_cli.checks.conclude import NO_FORWARD, CheckPlan, Subject, conclude
 from duat_cli.checks.paths import asks_for
 from duat_cli.checks.rule import Evidence, Need
+from duat_cli.checks.verdict.conclude import NO_FORWARD, CheckPlan, Subject, conclude
 from duat_cli.checks.weights import weight_facts
 from duat_cli.errors import CheckpointError, NoSignalError, UnsupportedModelError
 from duat_cli.loading.model.notes import weight_notes

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from duat_cli.cli.shared import options
+from duat_cli.cli.shared.outlets import CheckForm, Outlets
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
 
 if TYPE_CHECKING:
-    from duat_cli.cli.terminal.output import Target
+    from duat_cli.analysis.opening import ModelRequest, PromptRequest
+    from duat_cli.cli.terminal.talk import Talk
+    from duat_cli.results.check import CheckReport
 
 PANEL_CHECK = "What to check"
-CheckForm = Literal["table", "json", "junit", "github", "markdown", "sarif"]
-_SUFFIXES: dict[str, CheckForm] = {".json": "json", ".xml": "junit", ".md": "markdown", ".sarif": "sarif"}
 
 PolicyOption = Annotated[
     str | None,
@@ -93,6 +94,15 @@ ReportOption = Annotated[
         help="Also write this report, such as sarif=duat.sarif; repeatable.",
     ),
 ]
+EveryOption = Annotated[
+    bool,
+    typer.Option(
+        "--all",
+        metavar="",
+        rich_help_panel=options.PANEL_OUTPUT,
+        help="List every finding and every effect of a cause, in the table and in Markdown.",
+    ),
+]
 
 
 def check(
@@ -117,6 +127,7 @@ def check(
     json: options.Json = False,
     output: options.Output = None,
     report: ReportOption = None,
+    every: EveryOption = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
     no_color: options.NoColor = False,
@@ -125,84 +136,62 @@ def check(
 
     Exit code: 0 all checks passed (warnings allowed), 1 a check failed, 2 could not tell.
     """
-    from duat_cli.analysis.clock import Clock
     from duat_cli.analysis.opening import ModelRequest, PromptRequest
+    from duat_cli.cli.shared.presentation import talk_of
+
+    with Outlets(model) as outlets:
+        talk = talk_of(quiet, verbose, no_color)
+        outlets.open(form, json, output, report or [], no_color)
+        _refuse_no_model(model)
+        limit = options.parse_memory(memory)
+        wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, in_parts=True)
+        texts = PromptRequest(prompt, prompts, max_tokens)
+        asked = _Asked(wanted, texts, policy, baseline, update_baseline, weights_only, adapter, select or [])
+        result = _result(asked, outlets, talk)
+        outlets.write(result, every, talk)
+    return EXIT_SOUND if result.verdict == "passed" else EXIT_FINDINGS
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The options that say what is checked."""
+
+    model: ModelRequest
+    texts: PromptRequest
+    policy: str | None
+    baseline: str | None
+    update: bool
+    weights_only: bool
+    adapter: str | None
+    select: list[str]
+
+
+def _result(asked: _Asked, outlets: Outlets, talk: Talk) -> CheckReport:
+    """The report, the baseline written where one is to be."""
+    from duat_cli.analysis.check.run import CheckRequest, check
+    from duat_cli.analysis.clock import Clock
+    from duat_cli.checks.policy import read_policy
+    from duat_cli.checks.settings import settings_of
+    from duat_cli.checks.verdict.conclude import plan
     from duat_cli.cli.shared.announce import announce
-    from duat_cli.cli.shared.presentation import Presentation, talk_of
     from duat_cli.cli.terminal.output import Target
     from duat_cli.cli.terminal.progress import Progress
 
     clock = Clock()
-    _refuse_no_model(model)
-    limit = options.parse_memory(memory)
-    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, in_parts=True)
-    texts = PromptRequest(prompt, prompts, max_tokens)
-    talk = talk_of(quiet, verbose, no_color)
-    chosen = _form(form, json, output)
-    presentation = Presentation.of(output, "json" if chosen == "json" else "table", False, no_color)
-    outlets = [_Outlet(chosen, presentation.target), *_outlets(report or [])]
-    from duat_cli.analysis.check.run import CheckRequest
-    from duat_cli.analysis.check.run import check as compute
-    from duat_cli.checks.conclude import plan
-    from duat_cli.checks.policy import read_policy
-    from duat_cli.checks.settings import settings_of
-
-    found = read_policy(policy)
-    settled = plan(found, settings_of(found, select or []), baseline, update_baseline, weights_only, dtype)
-    file = Target.of("--baseline", baseline) if update_baseline else None
-    _refuse_shared(outlets, file)
-
-    announce(model, talk)
+    found = read_policy(asked.policy)
+    settings = settings_of(found, asked.select)
+    settled = plan(found, settings, asked.baseline, asked.update, asked.weights_only, asked.model.dtype)
+    file = Target.of("--baseline", asked.baseline) if asked.update else None
+    outlets.refuse_shared(file)
+    announce(asked.model.model, talk)
     with Progress(talk) as progress:
-        result, text = compute(settled, CheckRequest(wanted, texts, adapter), progress, clock.run)
+        result, text = check(settled, CheckRequest(asked.model, asked.texts, asked.adapter), progress, clock.run)
         if file is not None and text is not None:
             file.write(text)
-
-    from duat_cli.report.check.forms import render
-
-    for outlet in outlets:
-        outlet.target.write(render(result, outlet.form, presentation.page()))
-        if outlet.target.path is not None:
-            talk.note(f"wrote {outlet.target.path}")
-    return EXIT_SOUND if result.verdict == "passed" else EXIT_FINDINGS
+    return result
 
 
 def _refuse_no_model(model: str | None) -> None:
     """A job whose variable is empty would pass, on the bundled demo."""
     if model is None and any(os.environ.get(name) for name in ("CI", "PRE_COMMIT")):
         raise InputError("MODEL missing: a gate does not fall back to the bundled demo; give a folder or a hub id")
-
-
-@dataclass(frozen=True)
-class _Outlet:
-    form: CheckForm
-    target: Target
-
-
-def _form(form: CheckForm | None, json: bool, output: str | None) -> CheckForm:
-    if json and form not in (None, "json"):
-        raise InputError(f"--json and --format {form} contradict each other; give one of them")
-    suffix = "" if output is None else output[output.rfind(".") :] if "." in output else ""
-    return form or ("json" if json else _SUFFIXES.get(suffix, "table"))
-
-
-def _outlets(wanted: list[str]) -> list[_Outlet]:
-    from duat_cli.cli.terminal.output import Target
-
-    found = []
-    for text in wanted:
-        form, equals, name = text.partition("=")
-        if form not in get_args(CheckForm) or not equals or not name or name == "-":
-            forms = ", ".join(get_args(CheckForm))
-            raise InputError(f"--report '{text}': expected FORMAT=FILE, such as sarif=duat.sarif; formats: {forms}")
-        found.append(_Outlet(cast(CheckForm, form), Target.of_text("--report", name)))
-    return found
-
-
-def _refuse_shared(outlets: list[_Outlet], file: Target | None) -> None:
-    """Two results in one file would leave one of them."""
-    targets = [target for target in (*(o.target for o in outlets), file) if target is not None]
-    paths = [t.path.resolve() for t in targets if t.path is not None]
-    twice = next((path for path in paths if paths.count(path) > 1), None)
-    if twice is not None:
-        raise InputError(f"'{twice}' is named twice, by --output, --report or --baseline; give each a file of its own")

@@ -1,25 +1,50 @@
-"""`duat check` as annotations of GitHub Actions: one workflow command a finding, on standard output."""
+"""`duat check` as annotations of GitHub Actions: one workflow command a cause, on standard output.
+
+GitHub shows ten errors and ten warnings of a step, and drops the others without a word. So there are ten at most, the
+first causes first; what is left stands in the log behind them, in a group that is folded.
+"""
 
 from __future__ import annotations
 
-from duat_cli.report.check.words import findings, place, sentence, verdict
-from duat_cli.results.check import CheckReport, Outcome
+from duat_cli.report.check.words import heading, own, told, verdict
+from duat_cli.results.check import Cause, CheckReport, UndecidedReport
 from duat_cli.text import clean
+
+MOST = 10
+_TITLE = "title=duat check"
 
 
 def render_github(report: CheckReport) -> str:
     """The verdict comes last and as a notice, so that a run without findings says something too."""
-    lines = [_annotation(outcome) for outcome in findings(report)]
-    lines.append(f"::notice title=duat check::{_data(f'{report.model.name}: {verdict(report)}')}")
-    return "\n".join(lines) + "\n"
+    found = [
+        (_annotation(cause, report), f"{heading(cause)}: {told(cause, own(report, cause))}") for cause in report.causes
+    ]
+    found += [(f"::warning {_TITLE}::{_data(text)}", f"warning: {text}") for text in report.warnings]
+    lines = [annotation for annotation, _ in found[:MOST]]
+    rest = [text for _, text in found[MOST:]]
+    if rest:
+        lines += [f"::group::duat check: {len(rest)} more", *map(_logged, rest), "::endgroup::"]
+    more = f"; {len(rest)} more in the log of this step" if rest else ""
+    return "\n".join([*lines, f"::notice {_TITLE}::{_data(f'{report.model.name}: {verdict(report)}{more}')}"]) + "\n"
 
 
-def _annotation(outcome: Outcome) -> str:
-    kind = "error" if outcome.status == "failed" else "warning"
-    where = place(outcome)
-    title = f"{outcome.rule}, {where}" if where else outcome.rule
-    at = f"file={_property(outcome.location.file)},line={outcome.location.line},title={_property(title)}"
-    return f"::{kind} {at}::{_data(sentence(outcome))}"
+def undecided_github(report: UndecidedReport) -> str:
+    """An error, so that the job says why it has no verdict."""
+    return f"::error {_TITLE}::{_data(f'could not tell: {report.error.message}')}\n"
+
+
+def _annotation(cause: Cause, report: CheckReport) -> str:
+    kind = "error" if cause.status == "failed" else "warning"
+    found = own(report, cause)
+    where = f"block {cause.block}" if cause.block is not None else cause.where
+    title = ", ".join(filter(None, (*cause.rules, where)))
+    at = f"file={_property(found[0].location.file)},line={found[0].location.line},title={_property(title)}"
+    return f"::{kind} {at}::{_data(told(cause, found))}"
+
+
+def _logged(text: str) -> str:
+    """A line of the log that is no workflow command, whose older form may stand anywhere in a line."""
+    return f"- {clean(text).replace('##[', '## [')}"
 
 
 def _data(text: str) -> str:

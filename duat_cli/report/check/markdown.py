@@ -4,43 +4,66 @@ from __future__ import annotations
 
 import re
 
-from duat_cli.report.check.words import findings, measured, place, verdict
-from duat_cli.results.check import CheckReport, Outcome
+from duat_cli.report.check.words import advice, effects, limit, own, summary, verdict, without_findings
+from duat_cli.results.check import Cause, CheckReport, UndecidedReport
 from duat_cli.text import clean
 
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;", "://": "&#58;//", "www.": "www&#46;"}
 _SHOWN = 50  # GitHub cuts a summary at 1 MB
 
 
-def render_markdown(report: CheckReport) -> str:
-    """A table of the findings, and the rest folded away."""
+def render_markdown(report: CheckReport, every: bool = False) -> str:
+    """A table of the causes, and the rest folded away. every: no list is cut."""
     model = report.model
     policies = ", then ".join(map(_text, report.policy))
     about = f"{_text(model.model_type or 'unknown type')}, {model.tensors} tensors; {policies}"
-    found = findings(report)
-    lines = [f"## duat check: {_text(model.name)}", "", f"**{verdict(report)}**", "", about, ""]
-    if found:
-        lines += ["| | rule | where | measured | found | what to do |", "|---|---|---|---|---|---|"]
-        lines += [_row(outcome) for outcome in found[:_SHOWN]]
-        lines += ["", *([f"And {len(found) - _SHOWN} more.", ""] if len(found) > _SHOWN else [])]
+    lines = [f"## duat check: {_text(model.name)}", "", f"**{_text(verdict(report))}**", "", about, ""]
+    if report.causes:
+        lines += ["| | rule | where | found | behind it | what to do |", "|---|---|---|---|---|---|"]
+        lines += [_row(cause, report) for cause in report.causes[: None if every else _SHOWN]]
+        more = 0 if every else len(report.causes) - _SHOWN
+        lines += ["", *([f"And {more} more.", ""] if more > 0 else [])]
     if report.warnings:
         lines += ["Warnings:", "", *(f"- {_text(warning)}" for warning in report.warnings), ""]
+    for cause in report.causes:
+        lines += _details(cause, report, every)
     rest = [o for o in report.outcomes if o.status in ("passed", "skipped")]
     lines += [f"<details><summary>{len(rest)} without findings</summary>", ""]
-    lines += [f"- {o.rule}: {o.status}, {_text(measured(o) or o.message)}" for o in rest]
+    lines += [f"- {o.rule}: {o.status}, {_text(without_findings(o))}" for o in rest]
     return "\n".join([*lines, "", "</details>"]) + "\n"
 
 
-def _row(outcome: Outcome) -> str:
+def undecided_markdown(report: UndecidedReport) -> str:
+    """A paragraph under the same heading."""
+    name, error = _text(report.model or "the bundled demo"), report.error
+    return f"## duat check: {name}\n\n**COULD NOT TELL** (exit code {error.exit_code})\n\n{_text(error.message)}\n"
+
+
+def _row(cause: Cause, report: CheckReport) -> str:
+    found = own(report, cause)
+    where = f"block {cause.block}" if cause.block is not None else cause.where or ""
     cells = (
-        outcome.status,
-        outcome.rule,
-        _text(place(outcome)),
-        _text(measured(outcome)),
-        _text(outcome.message),
-        _text(f"{outcome.advice or ''} (threshold: {outcome.source})"),
+        cause.status,
+        ", ".join(cause.rules),
+        _text(where),
+        _text(summary(cause.model_copy(update={"folded": None}), found)),
+        _text((cause.folded or "").removeprefix("behind it: ")),
+        _text(" ".join(advice(found))),
     )
     return f"| {' | '.join(cells)} |"
+
+
+def _details(cause: Cause, report: CheckReport, every: bool) -> list[str]:
+    """The findings of a cause that the table gives in one sentence, then its effects."""
+    listed = own(report, cause) if len(cause.findings) > 1 else []
+    listed += effects(report, cause)
+    if not listed:
+        return []
+    shown = listed if every else listed[:_SHOWN]
+    lines = [f"<details><summary>{', '.join(cause.rules)}: {len(listed)} findings in full</summary>", ""]
+    lines += [f"- {o.rule}{' (behind it)' if o.behind else ''}: {_text(f'{o.message} {limit(o)}')}" for o in shown]
+    more = [f"- and {len(listed) - len(shown)} more"] if len(listed) > len(shown) else []
+    return [*lines, *more, "", "</details>", ""]
 
 
 def _text(text: str) -> str:

@@ -1,56 +1,115 @@
-"""`duat check` as SARIF 2.1.0: one run, every result with a physical location, without which GitHub drops the file."""
+"""`duat check` as SARIF 2.1.0: one run, every result with a physical location, without which GitHub drops the file.
+
+A cause is one result for each of its rules and blocks; what follows from it is one note a block.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
-from duat_cli.report.check.words import findings, sentence
-from duat_cli.results.check import CheckReport, Location, Outcome
+from duat_cli.report.check.words import advice, effects, limit, own, sentence
+from duat_cli.results.check import Cause, CheckReport, Location, Outcome, RuleFacts, UndecidedReport
 from duat_cli.text import clean
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _MOST = 5000  # results of a run that GitHub shows; what comes last is least
+_NAMED = 3  # findings of a block that a message names
 
 
 def render_sarif(report: CheckReport) -> str:
-    found = findings(report)[:_MOST]
-    rules = sorted({outcome.rule for outcome in found})
+    results = [result for cause in report.causes for result in _results(cause, report)][:_MOST]
+    levels = {outcome.rule: _level(outcome) for outcome in report.outcomes}
+    used = {result["ruleId"] for result in results}
+    rules = [rule for rule in report.rules if rule.id in used]
+    places = {rule.id: at for at, rule in enumerate(rules)}
+    for result in results:
+        result["ruleIndex"] = places[result["ruleId"]]
+    invocation = {
+        "executionSuccessful": True,
+        "exitCode": 1 if report.verdict == "failed" else 0,
+        "toolExecutionNotifications": [_notification("warning", "warning", text) for text in report.warnings],
+    }
+    return _document(report.duat_version, [_rule(rule, levels[rule.id]) for rule in rules], invocation, results)
+
+
+def undecided_sarif(report: UndecidedReport) -> str:
+    """No results, and a notification that says why: a run without results is otherwise one that found nothing."""
+    error = report.error
+    invocation = {
+        "executionSuccessful": False,
+        "exitCode": error.exit_code,
+        "toolExecutionNotifications": [_notification("error", error.kind, error.message)],
+    }
+    return _document(report.duat_version, [], invocation, [])
+
+
+def _document(
+    version: str, rules: list[dict[str, Any]], invocation: dict[str, Any], results: list[dict[str, Any]]
+) -> str:
     run = {
-        "tool": {
-            "driver": {
-                "name": "duat",
-                "semanticVersion": report.duat_version,
-                "rules": [_rule(rule, found) for rule in rules],
-            }
-        },
-        "invocations": [{"executionSuccessful": True, "exitCode": 1 if report.verdict == "failed" else 0}],
-        "results": [_result(outcome, rules) for outcome in found],
+        "tool": {"driver": {"name": "duat", "semanticVersion": version, "rules": rules}},
+        "invocations": [invocation],
+        "results": results,
     }
     return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2, allow_nan=False) + "\n"
 
 
-def _rule(rule: str, found: list[Outcome]) -> dict[str, Any]:
-    first = next(o for o in found if o.rule == rule)
+def _notification(level: str, kind: str, text: str) -> dict[str, Any]:
+    return {"level": level, "descriptor": {"id": f"duat/{kind}"}, "message": {"text": clean(text)}}
+
+
+def _rule(rule: RuleFacts, level: str) -> dict[str, Any]:
+    about = f"Looks at {clean(rule.about)}."
     return {
-        "id": rule,
-        "shortDescription": {"text": rule},
-        "help": {"text": clean(first.advice or rule)},
-        "defaultConfiguration": {"level": _level(first)},
+        "id": rule.id,
+        "shortDescription": {"text": about},
+        "fullDescription": {"text": f"{about} {clean(rule.advice)}"},
+        "help": {"text": f"{clean(rule.advice)} More: duat explain {rule.id}"},
+        "defaultConfiguration": {"level": level},
     }
 
 
-def _result(outcome: Outcome, rules: list[str]) -> dict[str, Any]:
-    where = f"{outcome.rule}\0{outcome.block}\0{outcome.where}"
+def _results(cause: Cause, report: CheckReport) -> Iterator[dict[str, Any]]:
+    """Its own findings, block by block and rule by rule, then what follows from it, block by block."""
+    groups: dict[tuple[int | None, str], list[Outcome]] = {}
+    for outcome in own(report, cause):
+        groups.setdefault((outcome.block, outcome.rule), []).append(outcome)
+    for (block, rule), found in groups.items():
+        print_ = f"{rule}\0{block}\0{found[0].where if block is None else ''}"
+        yield _result(found[0], _level(found[0]), _together(found), print_)
+    behind: dict[int | None, list[Outcome]] = {}
+    for outcome in effects(report, cause):
+        behind.setdefault(outcome.block, []).append(outcome)
+    for block in sorted(behind, key=lambda b: (b is None, b or 0)):
+        found = behind[block]
+        where = f"block {block}" if block is not None else "the whole model"
+        noun = "finding" if len(found) == 1 else "findings"
+        text = f"{len(found)} {noun} of {where} behind {cause.id}: {_named(found)}"
+        yield _result(found[0], "note", text, f"behind\0{block}")
+
+
+def _together(found: list[Outcome]) -> str:
+    if len(found) == 1:
+        return sentence(found[0])
+    return f"{len(found)} findings: {_named(found)}. {' '.join(advice(found))}".strip()
+
+
+def _named(found: list[Outcome]) -> str:
+    named = "; ".join(f"{outcome.message} {limit(outcome)}" for outcome in found[:_NAMED])
+    return named + (f"; and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
+
+
+def _result(first: Outcome, level: str, text: str, identity: str) -> dict[str, Any]:
     return {
-        "ruleId": outcome.rule,
-        "ruleIndex": rules.index(outcome.rule),
-        "level": _level(outcome),
-        "message": {"text": clean(sentence(outcome))},
-        "locations": [{"physicalLocation": _physical(outcome.location)}],
-        "partialFingerprints": {"duat/v1": hashlib.sha256(where.encode("utf-8", "surrogatepass")).hexdigest()[:32]},
+        "ruleId": first.rule,
+        "level": level,
+        "message": {"text": clean(text)},
+        "locations": [{"physicalLocation": _physical(first.location)}],
+        "partialFingerprints": {"duat/v2": hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:32]},
     }
 
 

@@ -6,23 +6,26 @@ from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from duat_cli.report.check.words import findings, measured, verdict
+from duat_cli.report.check.words import advice, effects, heading, limit, own, verdict, without_findings
 from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.page import Page, item, line
-from duat_cli.results.check import CheckReport, Outcome
+from duat_cli.results.check import CheckReport, Outcome, UndecidedReport
+from duat_cli.text import clean, indices
 
 _BLANK = Text("")
 _STYLES = {"failed": "bold red", "warned": "yellow", "passed": "green", "skipped": "dim"}
-_SHOWN = 6  # findings of one rule; the JSON has all
+_SHOWN = 6  # findings of one cause; --all and the JSON have all
 _CHANGES = 20
 
 
-def render_check(report: CheckReport, page: Page) -> str:
-    """Findings rule by rule with what to do, then what passed and what was skipped, then the verdict."""
+def render_check(report: CheckReport, page: Page, every: bool = False) -> str:
+    """Cause by cause with what to do and how much follows from it, then what passed and what was skipped, then the
+    verdict. every: whether all findings and effects are listed.
+    """
     style = "bold green" if report.verdict == "passed" else "bold red"
     parts: list[RenderableType] = [
         *_model(report),
-        *_findings(report),
+        *_causes(report, every),
         *_brief(report, "passed"),
         *_brief(report, "skipped"),
         *_baseline(report),
@@ -31,6 +34,11 @@ def render_check(report: CheckReport, page: Page) -> str:
         line(verdict(report), style),
     ]
     return page.render(parts)
+
+
+def undecided_table(report: UndecidedReport) -> str:
+    """For a file; on a terminal standard error says it."""
+    return f"COULD NOT TELL: {clean(report.error.message)}\n"
 
 
 def _model(report: CheckReport) -> list[RenderableType]:
@@ -47,33 +55,40 @@ def _model(report: CheckReport) -> list[RenderableType]:
     return [line(name, "bold"), line(shape), line(ran), line(f"policy: {', then '.join(report.policy)}")]
 
 
-def _findings(report: CheckReport) -> list[RenderableType]:
-    by_rule: dict[tuple[str, str], list[Outcome]] = {}
-    for outcome in findings(report):
-        by_rule.setdefault((outcome.status, outcome.rule), []).append(outcome)
+def _causes(report: CheckReport, every: bool) -> list[RenderableType]:
     parts: list[RenderableType] = []
-    said = ""
-    for (status, rule), found in by_rule.items():
-        many = f", {len(found)} findings" if len(found) > 1 else ""
-        parts += [_BLANK, line(f"{status} {rule}{many}", _STYLES[status]), *_places(found)]
-        if found[0].advice not in (None, said):
-            said = found[0].advice or ""
-            parts.append(Padding(line(said, "dim"), (0, 0, 0, 2)))
+    said: list[str] = []
+    for cause in report.causes:
+        found = own(report, cause)
+        parts += [_BLANK, line(heading(cause), _STYLES[cause.status])]
+        if len(found) > 1 and cause.id in ("weights", "forward"):
+            parts.append(_indented(cause.message))
+        parts += _places(found, every)
+        parts += [_indented(text, "dim") for text in advice(found) if text not in said]
+        said = advice(found)
+        if cause.folded:
+            hint = "" if every else "; --all lists them"
+            parts.append(_indented(f"{cause.folded}{hint}"))
+            parts += _places(effects(report, cause), every) if every else []
     return parts
 
 
-def _places(found: list[Outcome]) -> list[RenderableType]:
-    """The farthest places of one rule, and how many more there are."""
+def _indented(text: str, style: str = "") -> RenderableType:
+    return Padding(line(text, style), (0, 0, 0, 2))
+
+
+def _places(found: list[Outcome], every: bool) -> list[RenderableType]:
+    """The first places of a cause, and how many more there are."""
     parts: list[RenderableType] = []
-    for outcome in found[:_SHOWN]:
+    shown = found if every else found[:_SHOWN]
+    for outcome in shown:
         block = f"block {outcome.block}: " if outcome.block is not None else ""
-        limit = f"{measured(outcome)}; " if outcome.measured is not None else ""
-        parts.append(item(f"{block}{outcome.message} [{limit}{outcome.source}]"))
-    rest = found[_SHOWN:]
+        parts.append(item(f"{block}{outcome.message} {limit(outcome)}"))
+    rest = found[len(shown) :]
     if rest:
         blocks = sorted({o.block for o in rest if o.block is not None})
-        where = f", in {numbers.indices('block', blocks)}" if blocks else ""
-        parts.append(item(f"and {len(rest)} more{where}; --json lists them"))
+        where = f", in {indices('block', blocks)}" if blocks else ""
+        parts.append(item(f"and {len(rest)} more{where}; --all lists them"))
     return parts
 
 
@@ -84,7 +99,7 @@ def _brief(report: CheckReport, status: str) -> list[RenderableType]:
     parts: list[RenderableType] = [_BLANK, line(status, _STYLES[status])]
     if status == "passed":
         clear = [o.rule for o in found if o.measured == 0 and o.high == 0]
-        rest = [item(f"{o.rule}: {measured(o)}") for o in found if o.rule not in clear]
+        rest = [item(f"{o.rule}: {without_findings(o)}") for o in found if o.rule not in clear]
         return [*parts, *rest, *([item(f"nothing found: {', '.join(_whole(clear, report))}")] if clear else [])]
     whys: dict[str, list[str]] = {}
     for outcome in found:

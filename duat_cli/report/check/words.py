@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from duat_cli.report.tables import numbers
-from duat_cli.results.check import CheckReport, Outcome
+from duat_cli.results.check import Cause, CheckReport, Outcome
 
 
 def verdict(report: CheckReport) -> str:
@@ -13,7 +15,10 @@ def verdict(report: CheckReport) -> str:
     parts += [numbers.plural(count.warned, "warning")] if count.warned else []
     parts += [f"{count.passed} passed"]
     parts += [f"{count.skipped} skipped"] if count.skipped else []
-    return f"{report.verdict.upper()}: {', '.join(parts)}"
+    behind = sum(len(cause.effects) for cause in report.causes)
+    causes = numbers.plural(sum(bool(cause.effects) for cause in report.causes), "cause")
+    folded = f"; {behind} of these behind {causes}" if behind else ""
+    return f"{report.verdict.upper()}: {', '.join(parts)}{folded}"
 
 
 def place(outcome: Outcome) -> str:
@@ -39,12 +44,48 @@ def number(value: float | None) -> str:
     return "" if value is None else f"{value:.6g}"
 
 
-def findings(report: CheckReport) -> list[Outcome]:
-    """What failed, then what warned; within a rule the farthest first."""
-    return [o for status in ("failed", "warned") for o in report.outcomes if o.status == status]
+def without_findings(outcome: Outcome) -> str:
+    """What a rule that passed measured, or why it was skipped; of a drift rule what came closest."""
+    return (outcome.rule.startswith("drift.") and outcome.message) or measured(outcome) or outcome.message
+
+
+def own(report: CheckReport, cause: Cause) -> list[Outcome]:
+    """The cause's own findings, the first in depth first."""
+    return [report.outcomes[at] for at in cause.findings]
+
+
+def effects(report: CheckReport, cause: Cause) -> list[Outcome]:
+    """What follows from the cause, the farthest first."""
+    return [report.outcomes[at] for at in cause.effects]
+
+
+def heading(cause: Cause) -> str:
+    """failed drift.weights, 24 findings."""
+    many = f", {len(cause.findings)} findings" if len(cause.findings) > 1 else ""
+    return f"{cause.status} {', '.join(cause.rules)}{many}"
+
+
+def summary(cause: Cause, found: list[Outcome]) -> str:
+    """What was found, with its number where it is one; and how much follows from it."""
+    text = f"{cause.message} {limit(found[0])}" if len(found) == 1 else cause.message
+    return f"{text}; {cause.folded}" if cause.folded else text
+
+
+def limit(outcome: Outcome) -> str:
+    """[0.35 > 0.0001; tolerance of float32]."""
+    return f"[{measured(outcome)}; {outcome.source}]" if outcome.measured is not None else f"[{outcome.source}]"
+
+
+def advice(found: Iterable[Outcome]) -> list[str]:
+    """What to do, each sentence once."""
+    return list(dict.fromkeys(outcome.advice for outcome in found if outcome.advice))
+
+
+def told(cause: Cause, found: list[Outcome]) -> str:
+    """Everything about a cause in one line."""
+    return ". ".join([summary(cause, found), " ".join(advice(found))]).rstrip(". ") + "."
 
 
 def sentence(outcome: Outcome) -> str:
     """Everything about a finding in one line."""
-    limit = f" [{measured(outcome)}; {outcome.source}]" if outcome.measured is not None else f" [{outcome.source}]"
-    return f"{outcome.message}{limit}{f'. {outcome.advice}' if outcome.advice else ''}"
+    return f"{outcome.message} {limit(outcome)}{f'. {outcome.advice}' if outcome.advice else ''}"

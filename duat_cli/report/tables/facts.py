@@ -10,6 +10,7 @@ from duat_cli.report.tables.page import item, line
 from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts
 from duat_cli.results.inspect import InspectReport, VerifyReport
 from duat_cli.results.prune.report import PruneReport
+from duat_cli.text import indices
 
 
 def loaded(model: ModelFacts, prompts: list[PromptFacts], environment: Environment) -> list[RenderableType]:
@@ -60,7 +61,7 @@ def remarks(report: InspectReport | VerifyReport | PruneReport) -> list[Renderab
 
 def absences(found: list[tuple[str, str, list[int]]], word: str) -> list[RenderableType]:
     """Why cells show no number."""
-    texts = [f"{names}: {reason} ({numbers.indices(word, at)})" for names, reason, at in found]
+    texts = [f"{names}: {reason} ({indices(word, at)})" for names, reason, at in found]
     return section(f"no value ({numbers.ABSENT})", texts)
 
 

@@ -80,15 +80,3 @@ def size(value: float) -> str:
 def plural(number: int, word: str) -> str:
     """1 prompt, 2 prompts."""
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
-
-
-def indices(word: str, numbers: list[int]) -> str:
-    """Numbered things, runs joined: 'block 3' or 'blocks 0-4, 7'."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    names = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
-    return f"{word if len(set(numbers)) == 1 else word + 's'} {', '.join(names)}"

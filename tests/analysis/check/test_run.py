@@ -16,9 +16,9 @@ from torch import Tensor
 from duat_cli.analysis.check.run import CheckRequest, check
 from duat_cli.analysis.inspect.run import InspectOptions
 from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_found
-from duat_cli.checks.conclude import NO_FORWARD, plan
 from duat_cli.checks.policy import read_policy
 from duat_cli.checks.settings import settings_of
+from duat_cli.checks.verdict.conclude import NO_FORWARD, plan
 from duat_cli.errors import NoSignalError, UnsupportedModelError
 from duat_cli.loading.checkpoint.source import demo_adapter_path
 from duat_cli.loading.model.load import LoadedModel

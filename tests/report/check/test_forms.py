@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import pytest
 import sample_reports as sample
 
-from duat_cli.report.check.forms import render
+from duat_cli.report.check.forms import render, render_undecided
 from duat_cli.report.check.words import measured, verdict
 from duat_cli.report.tables.page import Page
 
@@ -41,30 +41,46 @@ def test_foreign_strings_do_nothing(form: str) -> None:
     assert out.endswith("\n")
 
 
-def test_junit_has_a_case_a_check() -> None:
+def test_junit_has_a_case_a_rule() -> None:
     root = ElementTree.fromstring(text("junit", name=NAME))
     suite = root[0]
     cases = suite.findall("testcase")
-    assert len(cases) == int(suite.get("tests", "")) == int(root.get("tests", "")) == 18
-    assert len(suite.findall("testcase/failure")) == int(suite.get("failures", "")) == 11
+    assert len(cases) == int(suite.get("tests", "")) == int(root.get("tests", "")) == 10
+    assert len(suite.findall("testcase/failure")) == int(suite.get("failures", "")) == 3
     assert len(suite.findall("testcase/skipped")) == int(suite.get("skipped", "")) == 2
-    assert len({(case.get("classname"), case.get("name")) for case in cases if case.find("failure") is not None}) == 11
-    failure = suite.find("testcase/failure")
-    assert failure is not None
-    assert "0.35 > 0.0001; tolerance of float32" in (failure.text or "")
+    assert len({case.get("name") for case in cases}) == 10  # one a rule, so that a name stays from run to run
+    first, second = suite.findall("testcase/failure")[:2]
+    assert "0.35 > 0.0001; tolerance of float32" in (first.text or "")
+    assert len((first.text or "").splitlines()) == 10  # nine tensors, and what to do
+    assert (second.get("message") or "").endswith("(behind weights)")
+    assert suite.findtext("system-out") == "warning: a \\x1b[31mwarning"
 
 
-def test_github_keeps_one_line_a_finding() -> None:
+def test_github_keeps_one_line_a_cause() -> None:
     lines = text("github", name=NAME).splitlines()
-    assert [line.split(" ")[0] for line in lines] == ["::error"] * 11 + ["::warning", "::notice"]
-    for line in lines[:-1]:
+    assert [line.split(" ")[0] for line in lines] == ["::error"] * 2 + ["::warning"] * 2 + ["::notice"]
+    for line in lines[:3]:
         properties, _, message = line.partition(" ")[2].partition("::")
         found = dict(part.split("=", 1) for part in properties.split(","))
         assert set(found) == {"file", "line", "title"}
         assert ":" not in found["title"]
         assert message
-    assert "file=models/a b%2Cc%3Ad%25.json,line=1" in lines[-2]
-    assert "100%25" in lines[-2]
+    assert "file=models/a b%2Cc%3Ad%25.json,line=1" in lines[2]
+    assert "100%25" in lines[2]
+    assert lines[3] == "::warning title=duat check::a \\x1b[31mwarning"
+
+
+def test_github_has_ten_annotations_and_the_rest_in_the_log() -> None:
+    many = [f"warning {number} ::error::no ##[error]no" for number in range(20)]
+    lines = render(sample.check_report().model_copy(update={"warnings": many}), "github", Page(80)).splitlines()
+    shown = [line for line in lines if line.startswith(("::error", "::warning"))]
+    assert len(shown) == 10
+    start, end = lines.index("::group::duat check: 13 more"), lines.index("::endgroup::")
+    assert end - start - 1 == 13
+    for line in lines[start + 1 : end]:  # which GitHub must not take for commands
+        assert line.startswith("- warning: warning ")
+        assert "##[" not in line
+    assert lines[-1].endswith("; 13 more in the log of this step")
 
 
 def test_markdown_makes_no_link_and_no_cell() -> None:
@@ -81,7 +97,13 @@ def test_sarif_has_a_place_for_every_result() -> None:
     assert document["version"] == "2.1.0"
     (run,) = document["runs"]
     rules = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
-    assert len(run["results"]) == 12
+    assert len(run["results"]) == 12  # a tensor in each of nine blocks, what follows in one, and two more
+    assert [result["level"] for result in run["results"]] == ["error"] * 9 + ["note", "error", "warning"]
+    for rule in run["tool"]["driver"]["rules"]:
+        assert rule["shortDescription"]["text"].startswith("Looks at ")
+        assert rule["fullDescription"]["text"].endswith(".")
+    (notification,) = run["invocations"][0]["toolExecutionNotifications"]
+    assert notification["message"]["text"] == "a \\x1b[31mwarning"
     for result in run["results"]:
         assert rules[result["ruleIndex"]] == result["ruleId"]
         (place,) = result["locations"]
@@ -89,8 +111,7 @@ def test_sarif_has_a_place_for_every_result() -> None:
         assert re.fullmatch(r"[A-Za-z0-9/._%~-]+", uri), uri
         assert unquote(uri) in ("duat-baseline.json", "duat.toml", "models/a b,c:d%.json")
         assert place["physicalLocation"]["region"]["startLine"] >= 1
-        assert result["level"] in ("error", "warning")
-    prints = [result["partialFingerprints"]["duat/v1"] for result in run["results"]]
+    prints = [result["partialFingerprints"]["duat/v2"] for result in run["results"]]
     assert len(set(prints)) == 12
     assert run["invocations"][0]["exitCode"] == 1
 
@@ -102,9 +123,45 @@ def test_a_sound_report_is_not_empty_in_any_form() -> None:
     assert "PASSED: 4 passed, 2 skipped" in text("github", sound=True)
 
 
+@pytest.mark.parametrize("form", [*FORMS, "table", "json"])
+def test_every_form_says_what_could_not_be_told(form: str) -> None:
+    out = render_undecided(sample.undecided_report(name=NAME), form)
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", out)
+    assert "cannot be read" in out
+    assert out.endswith("\n")
+
+
+def test_an_error_is_no_failure_and_no_success() -> None:
+    report = sample.undecided_report()
+    root = ElementTree.fromstring(render_undecided(report, "junit"))
+    assert (root.get("errors"), root.get("failures")) == ("1", "0")
+    error = root.find("testsuite/testcase/error")
+    assert error is not None
+    assert (error.get("type"), error.text) == ("checkpoint", "100%: cannot be read\\x1b[2J")
+    (run,) = json.loads(render_undecided(report, "sarif"))["runs"]
+    assert run["results"] == []
+    (invocation,) = run["invocations"]
+    assert (invocation["executionSuccessful"], invocation["exitCode"]) == (False, 2)
+    (said,) = invocation["toolExecutionNotifications"]
+    assert (said["level"], said["message"]["text"]) == ("error", "100%: cannot be read\\x1b[2J")
+    assert render_undecided(report, "github") == (
+        "::error title=duat check::could not tell: 100%25: cannot be read\\x1b[2J\n"
+    )
+    assert "**COULD NOT TELL** (exit code 2)" in render_undecided(report, "markdown")
+
+
+def test_all_leaves_nothing_out() -> None:
+    short, whole = (render(sample.check_report(), "table", Page(80), every) for every in (False, True))
+    assert "and 3 more, in blocks 6-8; --all lists them" in short
+    assert "effective_context' went" not in short
+    for words in ("layers.8.mlp.up_proj.weight' moved", "effective_context' went"):
+        assert words in whole
+    assert "--all" not in whole
+
+
 def test_words() -> None:
     report = sample.check_report()
-    assert verdict(report) == "FAILED: 11 failed, 1 warning, 4 passed, 2 skipped"
+    assert verdict(report) == ("FAILED: 11 failed, 1 warning, 4 passed, 2 skipped; 1 of these behind 1 cause")
     assert [measured(o) for o in report.outcomes[8:13]] == ["0.27 > 0.0001", "2.5 < 3", "", "1 > 0", "0 (<= 0)"]
 
 

@@ -54,6 +54,4 @@ def test_other_forms() -> None:
         "72 G",
     ]
     assert [numbers.size(value) for value in (12, 2048, 8387629056)] == ["12 B", "2 KiB", "7.81 GiB"]
-    assert numbers.indices("block", [3]) == "block 3"
-    assert numbers.indices("block", [7, 0, 1, 2, 4]) == "blocks 0-2, 4, 7"
     assert [numbers.plural(count, "token") for count in (1, 2)] == ["1 token", "2 tokens"]

@@ -12,17 +12,27 @@ from duat_cli import __version__
 from duat_cli.checks import baseline as baselines
 from duat_cli.checks.baseline import Baseline, BaselineFile, Value
 from duat_cli.checks.drift import compare, refuse_foreign, refuse_other_model
-from duat_cli.checks.judge import judge
 from duat_cli.checks.metrics import metrics_of, sampling_slack
 from duat_cli.checks.nearest import suggestion
 from duat_cli.checks.paths import is_metric, leaves_out, matches
 from duat_cli.checks.policy import Policy
 from duat_cli.checks.rule import Evidence, Settings
 from duat_cli.checks.tolerances import COARSENESS, STORED_AS
+from duat_cli.checks.verdict.causes import grouped
+from duat_cli.checks.verdict.judge import judge
 from duat_cli.errors import InputError
 from duat_cli.loading.wording import shown
 from duat_cli.results.base import Run
-from duat_cli.results.check import BaselineFacts, Change, CheckedFile, CheckedModel, CheckReport, Counts, Location
+from duat_cli.results.check import (
+    BaselineFacts,
+    Change,
+    CheckedFile,
+    CheckedModel,
+    CheckReport,
+    Counts,
+    Location,
+    RuleFacts,
+)
 
 NO_FORWARD = "needs a forward pass, which --weights-only leaves out"
 
@@ -105,7 +115,10 @@ def conclude(plan: CheckPlan, evidence: Evidence, subject: Subject, run: Run) ->
     failed = any(o.status == "failed" for o in outcomes)
     text = baselines.to_text(fresh) if fresh and not failed else None
     report = evidence.report
+    blocks = [block.name for block in report.blocks] if report else []
+    outcomes, causes = grouped(outcomes, evidence.drift or (), evidence.weights.tensors, blocks)
     count = Counter(o.status for o in outcomes)
+    ran = {o.rule for o in outcomes if o.status != "skipped"}
     missing = {} if report else {"environment": "no forward pass", "certificate": "no forward pass"}
     facts = _baseline_facts(plan, fresh, metrics, failed)
     return CheckReport(
@@ -118,7 +131,9 @@ def conclude(plan: CheckPlan, evidence: Evidence, subject: Subject, run: Run) ->
         policy=[layer.source for layer in plan.policy.layers],
         baseline=facts,
         counts=Counts(passed=count["passed"], failed=count["failed"], warned=count["warned"], skipped=count["skipped"]),
+        causes=causes,
         outcomes=outcomes,
+        rules=[RuleFacts(id=s.rule.id, about=s.rule.about, advice=s.rule.advice) for s in on if s.rule.id in ran],
         off=[name for name, s in plan.settings.items() if s.level == "off"],
         warnings=[*subject.warnings, *_baseline_warnings(plan), *(_bounds_warnings(plan) if report else [])],
         run=run,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from duat_cli.checks.rule import Evidence, Measurement, Settings
+from duat_cli.loading.wording import counted
 from duat_cli.results.check import Location, Outcome
 
 Locate = Callable[[tuple[str, str] | None], Location]
@@ -101,7 +102,9 @@ def _passed(settings: Settings, judged: list[_Judged], locate: Locate) -> Outcom
     text = settings.rule.about if nearest is None else nearest.measurement.text
     none = 0.0 if settings.max is not None else None
     measured = _finite(nearest.measurement.value) if nearest and defined else (none if not judged else None)
-    if len(judged) > 1:
+    if nearest is not None and settings.rule.id.startswith("drift."):
+        text = _closest(len(judged), nearest)
+    elif len(judged) > 1:
         text = f"{len(judged)} looked at; nearest to its bound: {text}"
     return Outcome(
         rule=settings.rule.id,
@@ -120,6 +123,14 @@ def _passed(settings: Settings, judged: list[_Judged], locate: Locate) -> Outcom
         location=locate(settings.key),
         reasons={"beyond": "it passed", **({} if measured is not None else {"measured": "nothing to measure"})},
     )
+
+
+def _closest(count: int, nearest: _Judged) -> str:
+    """Which metric came closest to its tolerance, and how close."""
+    metrics = counted(count, "metric")
+    if nearest.tightness == 0:
+        return f"{metrics}, none moved"
+    return f"{metrics}; closest to its tolerance, at {nearest.tightness:.0%} of it: {nearest.measurement.text}"
 
 
 def _skipped(settings: Settings, why: str, locate: Locate) -> Outcome:

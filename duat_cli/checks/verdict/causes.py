@@ -1,0 +1,259 @@
+"""Findings by what failed first: causes, and the effects that follow from each.
+
+A cause is a fault of the files, a field of config.json, the tokenizer, or weights that moved. What the forward pass
+measures follows from the first of these that stands in front of it in depth; what none of them explains stands for
+itself. A failed finding never follows from a warning.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from duat_cli.checks.baseline import metric_of
+from duat_cli.checks.drift import Deviation
+from duat_cli.checks.verdict.moved import Depths, moved_tensors
+from duat_cli.loading.wording import counted, shown
+from duat_cli.results.check import Cause, Outcome
+from duat_cli.text import indices
+
+Origin = Literal["files", "config", "tokenizer", "weights", "adapter", "forward", "policy"]
+_ORDER: tuple[Origin, ...] = ("files", "config", "tokenizer", "weights", "adapter", "forward", "policy")
+_STORAGE = ("integrity.files", "integrity.dtype", "integrity.mixed_dtypes", "integrity.quantised")
+"""Rules about how tensors are stored: no output follows from them."""
+_LAST = math.inf
+
+
+def grouped(
+    outcomes: Sequence[Outcome], drift: Iterable[Deviation], tensors: Iterable[str], blocks: Sequence[str] = ()
+) -> tuple[list[Outcome], list[Cause]]:
+    """The outcomes, each with the cause that it follows from, and the causes: what failed first, by where it lies.
+
+    drift: how far each metric moved; tensors: names of all tensors; blocks: module names of the blocks in the order of
+    depth, where the model was run.
+    """
+    found = _Grouping(outcomes, {d.key: _relative(d) for d in drift}, list(tensors), Depths(blocks))
+    causes = found.causes()
+    behind = {at: cause.id for cause in causes for at in cause.effects}
+    return [o.model_copy(update={"behind": behind.get(at)}) for at, o in enumerate(outcomes)], causes
+
+
+def origin_of(outcome: Outcome) -> Origin:
+    """Where a finding lies, by its rule and, of a metric that vanished or is new, by what the metric is of."""
+    family, _, name = outcome.rule.partition(".")
+    if name == "tokenizer" and family in ("integrity", "drift"):
+        return "tokenizer"
+    if outcome.rule == "drift.config":
+        return "config"
+    if outcome.rule == "drift.weights" or (family == "drift" and metric_of(outcome.where or "").kind == "tensor"):
+        return "weights"
+    if family in ("integrity", "adapter"):
+        return "files" if family == "integrity" else "adapter"
+    return "policy" if family in ("bounds", "pruning", "exactness") else "forward"
+
+
+def _relative(deviation: Deviation) -> float:
+    """How far a metric moved, of its old value; 0 where one side is missing."""
+    old, new = deviation.old, deviation.new
+    if isinstance(new, list) or isinstance(old, list):
+        return deviation.change
+    if old is None or new is None:
+        return 0.0
+    return abs(new - old) / abs(old) if old else (math.inf if new else 0.0)
+
+
+@dataclass
+class _Draft:
+    """A cause in the making."""
+
+    id: str
+    origin: Origin
+    findings: list[int]
+    depth: float = _LAST
+    """Of the first block whose weights it moves; inf where it moves none."""
+    effects: list[int] = field(default_factory=list)
+
+
+class _Grouping:
+    def __init__(
+        self, outcomes: Sequence[Outcome], relative: dict[str, float], tensors: list[str], depths: Depths
+    ) -> None:
+        self.outcomes, self.relative, self.tensors, self.depths = outcomes, relative, tensors, depths
+        self.found = [at for at, o in enumerate(outcomes) if o.status in ("failed", "warned")]
+        self.drafts: list[_Draft] = []
+
+    def causes(self) -> list[Cause]:
+        by_origin = {o: [at for at in self.found if origin_of(self.outcomes[at]) == o] for o in _ORDER}
+        for origin in ("files", "config", "tokenizer", "adapter", "policy"):
+            self._by_rule(origin, by_origin[origin])
+        self._weights(by_origin["weights"])
+        self._effects(by_origin["forward"])
+        self.drafts.sort(key=lambda d: (self._worst(d) == "warned", _ORDER.index(d.origin), d.id != "forward"))
+        return [self._cause(draft) for draft in self.drafts]
+
+    def _by_rule(self, origin: Origin, found: list[int]) -> None:
+        for at in found:
+            rule = self.outcomes[at].rule
+            known = next((d for d in self.drafts if d.id == rule), None)
+            if known is None:
+                self.drafts.append(_Draft(rule, origin, [at]))
+            else:
+                known.findings.append(at)
+
+    def _weights(self, found: list[int]) -> None:
+        """Weights that moved: behind a fault of the files that names the same tensor or block, else a cause."""
+        own = []
+        for at in sorted(found, key=self._depth):
+            fault = self._first(d for d in self.drafts if d.origin == "files" and self._covers(d, at))
+            if fault is not None and self._may_follow(at, fault):
+                fault.effects.append(at)
+                fault.depth = min(fault.depth, self._depth(at))
+            else:
+                own.append(at)
+        if own:
+            self.drafts.append(_Draft("weights", "weights", own, depth=self._depth(own[0])))
+
+    def _covers(self, draft: _Draft, at: int) -> bool:
+        """Whether a finding of the cause is about this tensor, or about the whole block that it is in."""
+        name, block = self._tensor(at), self.outcomes[at].block
+        return any(
+            f.where == name or (f.block is not None and f.block == block and name.startswith(f"{f.where}."))
+            for f in (self.outcomes[n] for n in draft.findings)
+        )
+
+    def _effects(self, found: list[int]) -> None:
+        """What the forward pass measures, behind what explains it; the first that nothing explains is a cause."""
+        moved = [at for at in found if self.outcomes[at].rule.startswith("drift.")]
+        first = min((self._depth(at) for at in moved), default=_LAST)
+        unexplained: dict[str, list[int]] = {}
+        for at in sorted(found, key=self._depth):
+            cause = self._explaining(at, first)
+            if cause is None:
+                kind = "forward" if self.outcomes[at].rule.startswith("drift.") else "behaviour"
+                unexplained.setdefault(kind, []).append(at)
+            else:
+                cause.effects.append(at)
+        if moved := unexplained.get("forward", []):
+            start = self._depth(moved[0])
+            own = [at for at in moved if self._depth(at) == start]
+            cause = _Draft("forward", "forward", own, start)
+            cause.effects = [at for at in moved if at not in own and self._may_follow(at, cause)]
+            cause.findings += [at for at in moved if at not in own and at not in cause.effects]
+            self.drafts.append(cause)
+        for at in unexplained.get("behaviour", []):
+            following = next((d for d in self.drafts if d.id == "forward" and self._may_follow(at, d)), None)
+            if following is None:
+                self._by_rule("forward", [at])
+            else:
+                following.effects.append(at)
+
+    def _explaining(self, at: int, first: float) -> _Draft | None:
+        """first: depth of the first number that moved. In front of all weights that moved, only a field can be why."""
+        depth, rule = self._depth(at), self.outcomes[at].rule
+        allowed = [d for d in self.drafts if self._may_follow(at, d)]
+        if rule == "drift.integrity":
+            named = self._first(d for d in allowed if d.id == self.outcomes[at].where)
+            if named is not None:
+                return named
+        moved = [d for d in allowed if d.depth <= depth and d.depth < _LAST]
+        moved += [d for d in allowed if d.id == "weights" and d.depth == _LAST == depth]
+        nearest = min(moved, key=lambda d: d.depth, default=None)
+        field_ = self._first(d for d in allowed if d.id in ("drift.config", "drift.tokenizer"))
+        if field_ is not None and rule != "drift.integrity" and not (nearest and 0 < nearest.depth <= first):
+            return field_
+        if nearest is not None:
+            return nearest
+        broken = [d for d in allowed if d.origin in ("files", "tokenizer") and d.id not in _STORAGE]
+        if rule in ("drift.vanished", "drift.new"):
+            return self._first(d for d in broken if self._worst(d) == "failed")
+        if not rule.startswith("drift."):  # what the model predicts
+            broken += [d for d in allowed if d.origin == "adapter"]
+            return self._first(d for d in broken if self._worst(d) == "failed")
+        return None
+
+    def _may_follow(self, at: int, cause: _Draft) -> bool:
+        return self.outcomes[at].status == "warned" or self._worst(cause) == "failed"
+
+    def _first(self, drafts: Iterable[_Draft]) -> _Draft | None:
+        return min(drafts, key=lambda d: _ORDER.index(d.origin), default=None)
+
+    def _worst(self, draft: _Draft) -> Literal["failed", "warned"]:
+        return "failed" if any(self.outcomes[at].status == "failed" for at in draft.findings) else "warned"
+
+    def _tensor(self, at: int) -> str:
+        return metric_of(self.outcomes[at].where or "").name
+
+    def _depth(self, at: int) -> float:
+        """-1 in front of the blocks, inf behind them and for what belongs to none."""
+        outcome = self.outcomes[at]
+        if origin_of(outcome) == "weights":
+            return self.depths.of_tensor(self._tensor(at))
+        return _LAST if outcome.block is None else outcome.block
+
+    # -- in words ------------------------------------------------------------------------------------------------
+
+    def _cause(self, draft: _Draft) -> Cause:
+        own = [self.outcomes[at] for at in draft.findings]
+        effects = sorted(draft.effects, key=lambda at: -self._far(at))
+        return Cause(
+            id=draft.id,
+            origin=draft.origin,
+            status=self._worst(draft),
+            rules=list(dict.fromkeys(o.rule for o in own)),
+            block=own[0].block,
+            where=own[0].where,
+            message=self._message(draft, own),
+            findings=draft.findings,
+            effects=effects,
+            folded=self._folded(effects) if effects else None,
+        )
+
+    def _message(self, draft: _Draft, own: list[Outcome]) -> str:
+        if draft.id == "weights" and len(own) > 1:
+            return moved_tensors([metric_of(o.where or "").name for o in own], self.tensors, self.depths)
+        if draft.id == "forward":
+            numbers = [*draft.findings, *draft.effects]
+            where = f", first at block {own[0].block}" if own[0].block is not None else ""
+            return f"{counted(len(numbers), 'number')} of the forward pass moved{where}{self._most(numbers)}"
+        more = f", and {len(own) - 1} more" if len(own) > 1 else ""
+        return own[0].message + more
+
+    def _folded(self, effects: list[int]) -> str:
+        """67 numbers of the forward pass moved behind it, most: 'blocks.3.operator.frobenius_norm' by 12 %."""
+
+        def those(test: Callable[[Outcome], bool]) -> list[int]:
+            return [at for at in effects if test(self.outcomes[at])]
+
+        weights = those(lambda o: origin_of(o) == "weights")
+        numbers = those(self._is_number)
+        rest = [at for at in effects if at not in weights and at not in numbers]
+        parts = []
+        if weights:
+            blocks = sorted({b for at in weights if (b := self.outcomes[at].block) is not None})
+            where = f" in {indices('block', blocks)}" if blocks else ""
+            parts.append(f"{counted(len(weights), 'tensor')} moved{where}")
+        if numbers:
+            parts.append(f"{counted(len(numbers), 'number')} of the forward pass moved{self._most(numbers)}")
+        if rest:
+            names = list(dict.fromkeys(self.outcomes[at].rule for at in rest))
+            parts.append(f"{counted(len(rest), 'finding')} of {', '.join(names)}")
+        return f"behind it: {'; '.join(parts)}"
+
+    def _is_number(self, outcome: Outcome) -> bool:
+        """Whether a finding is a number of the forward pass that moved."""
+        drift = outcome.rule.startswith("drift.") and outcome.rule != "drift.integrity"
+        return drift and origin_of(outcome) != "weights"
+
+    def _most(self, numbers: list[int]) -> str:
+        at = max(numbers, key=self._far)
+        far = self._far(at)
+        if far == 0:
+            return ""
+        most = ", most:" if len(numbers) > 1 else ":"
+        return f"{most} {shown(self.outcomes[at].where)} by {f'{far:.2g}' if far >= 10 else f'{far:.1%}'}"
+
+    def _far(self, at: int) -> float:
+        far = self.relative.get(self.outcomes[at].where or "", 0.0)
+        return far if math.isfinite(far) else 0.0

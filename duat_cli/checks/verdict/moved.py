@@ -1,0 +1,82 @@
+"""Which tensors moved, in the order of depth and in one sentence."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+
+from duat_cli.checks.places import BlockPlace, block_of
+from duat_cli.loading.wording import counted, shown
+from duat_cli.text import clean, indices
+
+_BEFORE, _BEHIND = -1.0, math.inf
+_EMBEDDING = re.compile(r"(?:^|[._])(?:embed(?!_out)|embeddings?|wte|wpe|shared|emb)(?:[._]|$)|word_embeddings")
+_GROUPS = 4  # kinds of tensors that a sentence names
+
+
+class Depths:
+    """How deep a tensor stands: -1 in front of the blocks, its block's number, inf behind them."""
+
+    def __init__(self, blocks: Sequence[str] = ()) -> None:
+        """blocks: module names of the blocks in the order of depth; none where the model was not run."""
+        self._numbers = {name: number for number, name in enumerate(blocks)}
+
+    def of_tensor(self, name: str) -> float:
+        place = block_of(name)
+        if place is None:
+            return _BEFORE if _EMBEDDING.search(name) else _BEHIND
+        return self.of_block(place[0])
+
+    def of_block(self, place: BlockPlace) -> int:
+        """By the module's name, which may have a prefix that the file's lacks; else the number in its own stack."""
+        own = f"{place.stack}.{place.index}".lstrip(".")
+        for name, number in self._numbers.items():
+            if name == own or name.endswith(f".{own}") or own.endswith(f".{name}"):
+                return number
+        return place.index
+
+
+def moved_tensors(moved: Sequence[str], tensors: Iterable[str], depths: Depths) -> str:
+    """24 tensors moved, first 'model.layers.0.self_attn.q_proj.weight': all of q_proj and v_proj in blocks 0-5."""
+    every = set(tensors)
+    first = min(moved, key=depths.of_tensor)
+    count = f"all {len(every)} tensors" if every <= set(moved) else counted(len(moved), "tensor")
+    said = f"{count} moved, first {shown(first)}"
+    if every <= set(moved):
+        return said
+    groups = _groups(moved, every)
+    more = len(groups) - _GROUPS
+    named = [*groups[:_GROUPS], *([f"{more} more kinds"] if more > 0 else [])]
+    return f"{said}: {'; '.join(named)}"
+
+
+def _groups(moved: Sequence[str], every: set[str]) -> list[str]:
+    """Kinds of tensors that moved in the same blocks, the largest group first; those of no block by name."""
+    kinds: dict[tuple[str, str], set[int]] = {}
+    known: dict[tuple[str, str], set[int]] = {}
+    for names, table in ((moved, kinds), (every, known)):
+        for name in names:
+            if place := block_of(name):
+                table.setdefault((place[0].stack, place[1]), set()).add(place[0].index)
+    alike: dict[tuple[str, frozenset[int]], list[str]] = {}
+    for (stack, kind), at in kinds.items():
+        alike.setdefault((stack, frozenset(at)), []).append(kind)
+    stacks = {stack for stack, _ in kinds}
+    found = []
+    for (stack, blocks), names in sorted(alike.items(), key=lambda pair: -len(pair[0][1]) * len(pair[1])):
+        inside = {kind for s, kind in known if s == stack and known[s, kind] >= blocks}
+        where = indices("block", sorted(blocks)) + (f" of {clean(stack)}" if len(stacks) > 1 else "")
+        if len(names) > 1 and set(names) == inside:
+            found.append(f"all of {where}")
+        else:
+            found.append(f"{'all of ' if len(blocks) > 1 else ''}{_together(names)} in {where}")
+    return [*found, *(shown(name) for name in moved if block_of(name) is None)]
+
+
+def _together(kinds: list[str]) -> str:
+    """q_proj and v_proj: the last part of each name where that tells them apart."""
+    short = [re.sub(r"\.(weight|bias)$", "", kind) for kind in kinds]
+    last = [name.rpartition(".")[2] for name in short]
+    names = [clean(name) for name in (last if len(set(last)) == len(last) else kinds)]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,127 @@
+"""Where the results of `duat check` go: standard output or a file in one form, and further files in others.
+
+Whatever ends the command, every place that was named gets something in its form: a job without a verdict says why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Self, cast, get_args
+
+from duat_cli import __version__
+from duat_cli.cli.shared.presentation import Presentation
+from duat_cli.cli.terminal.faults import code_of, kind_of, line_of
+from duat_cli.cli.terminal.output import Target
+from duat_cli.cli.terminal.talk import Talk
+from duat_cli.errors import DuatError, InputError
+from duat_cli.text import one_line
+
+if TYPE_CHECKING:
+    from duat_cli.results.check import CheckReport
+
+CheckForm = Literal["table", "json", "junit", "github", "markdown", "sarif"]
+_SUFFIXES: dict[str, CheckForm] = {".json": "json", ".xml": "junit", ".md": "markdown", ".sarif": "sarif"}
+
+
+@dataclass(frozen=True)
+class _Outlet:
+    form: CheckForm
+    target: Target
+
+
+class Outlets:
+    """A context: on the way out by an error, what has no result yet gets the error; which goes on."""
+
+    def __init__(self, model: str | None) -> None:
+        self._model = model
+        self._open: list[_Outlet] = []
+        """What has no result yet."""
+        self._presentation: Presentation | None = None
+
+    def open(self, form: CheckForm | None, json: bool, output: str | None, reports: list[str], no_color: bool) -> None:
+        """The result's own place, then the others, each checked now; InputError says what cannot be written."""
+        chosen = _form(form, json, output)
+        self._presentation = Presentation.of(output, "json" if chosen == "json" else "table", False, no_color)
+        self._open.append(_Outlet(chosen, self._presentation.target))
+        faults = []
+        for text in reports:
+            try:
+                self._open.append(_outlet(text))
+            except InputError as fault:
+                faults.append(fault)
+        if faults:
+            raise faults[0]
+        self.refuse_shared(None)
+
+    def refuse_shared(self, file: Target | None) -> None:
+        """Two results in one file would leave one of them. file: the baseline to write."""
+        targets = [*(outlet.target for outlet in self._open), *([file] if file else [])]
+        paths = [t.path.resolve() for t in targets if t.path is not None]
+        twice = next((path for path in paths if paths.count(path) > 1), None)
+        if twice is None:
+            return
+        self._open = [outlet for outlet in self._open if outlet.target.path is None]
+        raise InputError(f"'{twice}' is named twice, by --output, --report or --baseline; give each a file of its own")
+
+    def write(self, report: CheckReport, every: bool, talk: Talk) -> None:
+        """Files first: where one cannot be written, standard output has not said yet that all is well."""
+        from duat_cli.report.check.forms import render
+
+        assert self._presentation is not None
+        page = self._presentation.page()
+        for outlet in sorted(self._open, key=lambda o: o.target.path is None):
+            text = render(report, outlet.form, page, every)
+            self._open.remove(outlet)  # what cannot be written keeps what it had
+            outlet.target.write(text)
+            if outlet.target.path is not None:
+                talk.note(f"wrote {outlet.target.path}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and self._open:
+            self._say(error)
+
+    def _say(self, error: BaseException) -> None:
+        from duat_cli.report.check.forms import render_undecided
+        from duat_cli.results.check import Problem, UndecidedReport
+
+        problem = Problem(kind=kind_of(error), message=one_line(line_of(error)), exit_code=code_of(error))
+        report = UndecidedReport(duat_version=__version__, verdict="undecided", model=self._model, error=problem)
+        for outlet in self._open:
+            path = outlet.target.path
+            if problem.kind == "stopped" and path is not None and _holds_something(path):
+                continue  # whoever stops a run has not asked for its last result to go
+            if path is None and outlet.form == "table":
+                continue  # standard error says it
+            try:
+                outlet.target.write(render_undecided(report, outlet.form))
+            except DuatError:
+                continue  # the error that goes on may be this one
+
+
+def _holds_something(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except OSError:
+        return False
+
+
+def _form(form: CheckForm | None, json: bool, output: str | None) -> CheckForm:
+    if json and form not in (None, "json"):
+        raise InputError(f"--json and --format {form} contradict each other; give one of them")
+    suffix = "" if output is None else output[output.rfind(".") :] if "." in output else ""
+    return form or ("json" if json else _SUFFIXES.get(suffix, "table"))
+
+
+def _outlet(text: str) -> _Outlet:
+    form, equals, name = text.partition("=")
+    if form not in get_args(CheckForm) or not equals or not name or name == "-":
+        forms = ", ".join(get_args(CheckForm))
+        raise InputError(f"--report '{text}': expected FORMAT=FILE, such as sarif=duat.sarif; formats: {forms}")
+    return _Outlet(cast(CheckForm, form), Target.of_text("--report", name))

@@ -1,0 +1,44 @@
+"""What an error that ends a command is called: the line for standard error, and its kind for programs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from duat_cli.cli.terminal.signals import Stopped
+from duat_cli.compat.typer import usage_error
+from duat_cli.errors import EXIT_UNDECIDED, CheckpointError, DuatError, UnsupportedModelError, is_out_of_memory
+from duat_cli.text import one_line
+
+Kind = Literal["input", "checkpoint", "unsupported", "memory", "stopped", "internal"]
+
+
+def line_of(error: BaseException) -> str:
+    """A usage error says where help is; what is no error of ours, nor memory, is our bug and says how to see more."""
+    if isinstance(error, DuatError):
+        return str(error)
+    if isinstance(error, Stopped):
+        return error.text
+    usage = usage_error(error)
+    if usage is not None:
+        message, command = usage
+        return f"{message.replace('Value error, ', '')} (help: {command or 'duat'} --help)"
+    if is_out_of_memory(error):
+        return f"out of memory ({one_line(str(error), 120)}); use shorter prompts (--max-tokens)"
+    text = one_line(f"{type(error).__name__}: {error}", 200).rstrip(": ")
+    return f"unexpected {text} (set DUAT_DEBUG=1 for the traceback)"
+
+
+def kind_of(error: BaseException) -> Kind:
+    if isinstance(error, Stopped):
+        return "stopped"
+    if isinstance(error, CheckpointError):
+        return "checkpoint"
+    if isinstance(error, UnsupportedModelError):
+        return "unsupported"
+    if isinstance(error, DuatError) or usage_error(error) is not None:
+        return "input"
+    return "memory" if is_out_of_memory(error) else "internal"
+
+
+def code_of(error: BaseException) -> int:
+    return error.exit_code if isinstance(error, DuatError | Stopped) else EXIT_UNDECIDED
