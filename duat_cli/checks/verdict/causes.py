@@ -160,7 +160,9 @@ class _Grouping:
         moved = [d for d in allowed if d.depth <= depth and d.depth < _LAST]
         moved += [d for d in allowed if d.id == "weights" and d.depth == _LAST == depth]
         nearest = min(moved, key=lambda d: d.depth, default=None)
-        field_ = self._first(d for d in allowed if d.id in ("drift.config", "drift.tokenizer"))
+        answers = not rule.startswith("drift.") or rule == "drift.behaviour"  # numbers are compared on the same tokens
+        fields = ("drift.config", "drift.tokenizer") if answers else ("drift.config",)
+        field_ = self._first(d for d in allowed if d.id in fields)
         if field_ is not None and rule != "drift.integrity" and not (nearest and 0 < nearest.depth <= first):
             return field_
         if nearest is not None:

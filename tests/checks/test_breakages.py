@@ -1,0 +1,142 @@
+"""Every breakage through the gate, without a baseline and with one: is it caught, and is the cause named first?
+
+Each is looked at once, on four prompts; what was seen is judged both ways. `PYTHONPATH=tests/checks python
+tests/checks/test_breakages.py` writes the table of the documentation anew.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from breakages import ADAPTERS, BREAKAGES, HEADER, SOUND, made, table
+
+from duat_cli.analysis.check import run
+from duat_cli.analysis.opening import ModelRequest, PromptRequest
+from duat_cli.checks.policy import read_policy
+from duat_cli.checks.registry import all_rules
+from duat_cli.checks.rule import Evidence
+from duat_cli.checks.settings import settings_of
+from duat_cli.checks.verdict.conclude import CheckPlan, Subject, conclude, plan
+from duat_cli.errors import DuatError
+from duat_cli.loading import prompts
+from duat_cli.loading.checkpoint.source import demo_adapter_path, demo_path
+from duat_cli.results.base import Run
+from duat_cli.results.check import CheckReport
+
+PAGE = Path(__file__).parents[2] / "configs" / "docs" / "gate.md"
+UNCAUGHT = 7  # of the breakages, without the rules on config, tokenizer and behaviour
+RUN = Run(started="2026-01-01T00:00:00+00:00", seconds=0.0, peak_memory_bytes=None)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A report, or why there is none."""
+
+    report: CheckReport | None
+    error: str = ""
+
+    def described(self) -> str:
+        """In the words of the table."""
+        if self.report is None:
+            return f"refused {self.error}"
+        cause = self.report.causes[0] if self.report.causes else None
+        if cause is None:
+            return "passes"
+        return cause.rules[0] if self.report.verdict == "failed" else f"warns {cause.rules[0]}"
+
+
+def plans(baseline: Path | None, update: bool = False) -> CheckPlan:
+    policy = read_policy("default")
+    name = None if baseline is None else str(baseline)
+    return plan(policy, settings_of(policy, []), name, update, False, "float32")
+
+
+def look(settled: CheckPlan, model: Path, adapter: Path | None) -> tuple[CheckReport, str | None]:
+    request = run.CheckRequest(
+        ModelRequest(str(model), None, None, None, False, "float32", "cpu", None, in_parts=True),
+        PromptRequest(None, None, None),
+        None if adapter is None else str(adapter),
+    )
+    return run.check(settled, request, lambda *step: None, lambda: RUN)
+
+
+@pytest.fixture(scope="module")
+def few() -> Iterator[None]:
+    """Four of the bundled prompts."""
+    bundled = prompts._bundled
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prompts, "_bundled", lambda name: bundled(name)[:4])
+        yield
+
+
+@pytest.fixture(scope="module")
+def baseline(few: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the demo as it is."""
+    file = tmp_path_factory.mktemp("baseline") / "b.json"
+    _, text = look(plans(file, update=True), demo_path(), None)
+    assert text is not None
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def both_ways(name: str, baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Seen, Seen]:
+    """What is found without the baseline and with it, of one look at the checkpoint."""
+    breakage, alone = BREAKAGES[name], list[Seen]()
+    model = made(demo_path(), tmp_path / "model", breakage.change)
+    adapter = breakage.adapter and made(demo_adapter_path(), tmp_path / "adapter", breakage.adapter)
+
+    def twice(settled: CheckPlan, evidence: Evidence, subject: Subject, when: Run) -> tuple[CheckReport, str | None]:
+        own = replace(evidence, absent=dict(evidence.absent))
+        alone.append(Seen(conclude(plans(None), own, subject, when)[0]))
+        return conclude(settled, evidence, subject, when)
+
+    monkeypatch.setattr(run, "conclude", twice)
+    try:
+        against = Seen(look(plans(baseline), model, adapter)[0])
+    except DuatError as error:
+        against = Seen(None, str(error))
+    return (alone or [against])[0], against
+
+
+@pytest.mark.parametrize("name", BREAKAGES)
+def test_a_breakage(name: str, baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = BREAKAGES[name].alone, BREAKAGES[name].against
+    for expected, seen in zip(wanted, both_ways(name, baseline, tmp_path, monkeypatch), strict=True):
+        if expected.startswith("refused "):
+            assert seen.report is None, seen.described()
+            assert expected.removeprefix("refused ") in seen.error
+            assert "\n" not in seen.error
+        else:
+            assert seen.described() == expected
+
+
+def test_with_a_baseline_every_breakage_fails_and_nothing_else() -> None:
+    """What needs a rule that is not there yet is caught with it. A baseline holds nothing of an adapter."""
+    held = {n: b for n, b in BREAKAGES.items() if b.kind != ADAPTERS}
+    passing = {n for n, b in held.items() if b.against == "passes" or b.against.startswith("warns ")}
+    sound = {n for n, b in BREAKAGES.items() if b.kind == SOUND}
+    if {"drift.config", "behaviour.loss"} <= set(all_rules()):
+        assert passing == sound
+    else:
+        assert len(passing - sound) == UNCAUGHT
+
+
+def parts(page: str) -> tuple[str, str, str]:
+    """The page before the table, the table, and the page behind it."""
+    before, _, rest = page.partition(HEADER)
+    inside, _, after = rest.partition("\n\n")
+    return before, HEADER + inside + "\n", "\n" + after
+
+
+def test_the_page_has_the_table() -> None:
+    assert parts(PAGE.read_text(encoding="utf-8"))[1] == table()
+
+
+if __name__ == "__main__":
+    before, _, after = parts(PAGE.read_text(encoding="utf-8"))
+    PAGE.write_text(before + table() + after, encoding="utf-8")
+    sys.stdout.write(table())
