@@ -316,6 +316,7 @@ MOVED = "drift.weights"
 IDS = since("integrity.tokenizer", "integrity.tokenizer", "passes")
 TOKENS = since("drift.tokenizer", "drift.tokenizer", "refused made with another prompt set")
 VOCABULARY_MOVED = since("drift.tokenizer", "drift.tokenizer", "drift.operator")
+STORED = since("drift.config", "passes", "refused another dtype")
 MAGNITUDE = since("adapter.magnitude", "adapter.magnitude", "passes")
 HEAD = since("adapter.magnitude", "warns adapter.tied_weights", "passes")
 MAKE = "weights in the wrong place"
@@ -426,7 +427,7 @@ BREAKAGES: dict[str, Breakage] = {
     "max_position_embeddings 512 to 100": Breakage(
         FIELDS, fields(max_position_embeddings=100), "passes", config("refused made with another prompt set")
     ),
-    "eos_token_id 1 to 7": Breakage(FIELDS, fields(eos_token_id=7), IDS, IDS),
+    "eos_token_id 1 to 7": Breakage(FIELDS, fields(eos_token_id=7), IDS, config("passes")),
     "a token with id 2100": Breakage(TEXTS, tokenizer(added_token(2100)), IDS, IDS),
     "generation_config: bos_token_id 99999": Breakage(
         TEXTS, fields("generation_config.json", bos_token_id=99999), IDS, IDS
@@ -442,14 +443,14 @@ BREAKAGES: dict[str, Breakage] = {
         TEXTS, tokenizer(other_vocabulary), LOSS, since("drift.tokenizer", "drift.tokenizer", "drift.operator")
     ),
     "two thirds of the merges lost": Breakage(TEXTS, tokenizer(fewer_merges), "passes", TOKENS),
-    "a normaliser that lowers": Breakage(TEXTS, tokenizer(lower_case), IDS, TOKENS),
+    "a normaliser that lowers": Breakage(TEXTS, tokenizer(lower_case), "passes", TOKENS),
     "no <s> in front": Breakage(TEXTS, tokenizer(no_start), "passes", TOKENS),
     "tokenizer.json lost": Breakage(TEXTS, without("tokenizer.json"), "refused tokenizer", "refused tokenizer"),
     "embedding cut to 2000 rows": Breakage(
         FILES,
         both(weights(fewer_rows), fields(vocab_size=FEWER_ROWS)),
         IDS,
-        since("integrity.tokenizer", "integrity.tokenizer", MOVED),
+        config(MOVED),
     ),
     "an unused tensor": Breakage(
         FILES,
@@ -464,7 +465,7 @@ BREAKAGES: dict[str, Breakage] = {
     "config.json lost": Breakage(FILES, without("config.json"), "refused config.json", "refused config.json"),
     "an adapter of 50 times its size": Breakage(ADAPTERS, nothing, MAGNITUDE, MAGNITUDE, larger_factors(50)),
     "an adapter with a head, on a tied base": Breakage(ADAPTERS, nothing, HEAD, HEAD, saved_head),
-    "float32 norms": Breakage(SOUND, weights(float_norms), "passes", config("refused another dtype")),
+    "float32 norms": Breakage(SOUND, weights(float_norms), "passes", STORED),
     "tensors in another order": Breakage(SOUND, another_order, "passes", "passes"),
     "two shards and an index": Breakage(SOUND, sharded, "passes", "passes"),
     "trainer files beside the weights": Breakage(SOUND, trainer_files, "passes", "passes"),
