@@ -313,12 +313,13 @@ def made(source: Path, folder: Path, change: Change) -> Path:
 
 LOSS = since("behaviour.loss", "behaviour.loss", "passes")
 MOVED = "drift.weights"
+UNIGRAM = since("behaviour.loss", "warns behaviour.loss", "passes")
 IDS = since("integrity.tokenizer", "integrity.tokenizer", "passes")
 TOKENS = since("drift.tokenizer", "drift.tokenizer", "refused made with another prompt set")
 VOCABULARY_MOVED = since("drift.tokenizer", "drift.tokenizer", "drift.operator")
 STORED = since("drift.config", "passes", "refused another dtype")
 MAGNITUDE = since("adapter.magnitude", "adapter.magnitude", "passes")
-HEAD = since("adapter.magnitude", "warns adapter.tied_weights", "passes")
+HEAD = since("adapter.behaviour", "adapter.behaviour", "passes")
 MAKE = "weights in the wrong place"
 DAMAGE = "weights damaged"
 STEPS = "a step of training or compression too many"
@@ -337,11 +338,11 @@ def config(before: str) -> str:
 BREAKAGES: dict[str, Breakage] = {
     "vocabulary shuffled": Breakage(MAKE, one(EMBEDDING, lambda t: t[permutation(len(t))]), LOSS, MOVED),
     "k_proj and v_proj swapped": Breakage(MAKE, swapped("self_attn.k_proj", "self_attn.v_proj"), LOSS, MOVED),
-    "gate_proj and up_proj swapped": Breakage(MAKE, swapped("mlp.gate_proj", "mlp.up_proj"), LOSS, MOVED),
+    "gate_proj and up_proj swapped": Breakage(MAKE, swapped("mlp.gate_proj", "mlp.up_proj"), "passes", MOVED),
     "o_proj transposed": Breakage(MAKE, of_each("self_attn.o_proj", lambda t: t.T), LOSS, MOVED),
-    "rotary halves interleaved in q_proj": Breakage(MAKE, of_each("self_attn.q_proj", head_rows), "passes", MOVED),
+    "rotary halves interleaved in q_proj": Breakage(MAKE, of_each("self_attn.q_proj", head_rows), LOSS, MOVED),
     "two blocks swapped": Breakage(MAKE, weights(exchanged(1, 4)), "passes", MOVED),
-    "norm gains minus 1": Breakage(MAKE, weights(scaled_norms(-1)), LOSS, MOVED),
+    "norm gains minus 1": Breakage(MAKE, weights(scaled_norms(-1)), UNIGRAM, MOVED),
     "every weight with 100 % noise": Breakage(DAMAGE, weights(noise), LOSS, MOVED),
     "a random lm_head, untied": Breakage(
         MAKE,
@@ -350,7 +351,7 @@ BREAKAGES: dict[str, Breakage] = {
             fields(tie_word_embeddings=False),
         ),
         LOSS,
-        config("warns drift.new"),
+        config(since("drift.behaviour", "drift.behaviour", "warns drift.new")),
     ),
     "NaN in one tensor": Breakage(
         DAMAGE,
@@ -378,7 +379,7 @@ BREAKAGES: dict[str, Breakage] = {
         "warns integrity.dead_neurons",
         MOVED,
     ),
-    "one matrix times 100": Breakage(DAMAGE, one(block(2, "self_attn.v_proj"), lambda t: t * 100), "passes", MOVED),
+    "one matrix times 100": Breakage(DAMAGE, one(block(2, "self_attn.v_proj"), lambda t: t * 100), LOSS, MOVED),
     "one norm gain doubled": Breakage(DAMAGE, one(block(1, "input_layernorm"), lambda t: t * 2), "passes", MOVED),
     "the last norm negated": Breakage(DAMAGE, one("model.norm.weight", lambda t: -t), LOSS, MOVED),
     "embedding of another seed": Breakage(

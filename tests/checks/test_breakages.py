@@ -28,7 +28,15 @@ from duat_cli.results.base import Run
 from duat_cli.results.check import CheckReport
 
 PAGE = Path(__file__).parents[2] / "configs" / "docs" / "gate.md"
-UNCAUGHT = 7  # of the breakages, without the rules on config and tokenizer
+UNCAUGHT = {  # with a baseline, without the rules on config and tokenizer
+    "a random lm_head, untied",
+    "a token with id 2100",
+    "an unused tensor",
+    "another chat template",
+    "eos_token_id 1 to 7",
+    "generation_config: bos_token_id 99999",
+    "generation_config: eos_token_id 7",
+}
 RUN = Run(started="2026-01-01T00:00:00+00:00", seconds=0.0, peak_memory_bytes=None)
 
 
@@ -119,10 +127,8 @@ def test_with_a_baseline_every_breakage_fails_and_nothing_else() -> None:
     held = {n: b for n, b in BREAKAGES.items() if b.kind != ADAPTERS}
     passing = {n for n, b in held.items() if b.against == "passes" or b.against.startswith("warns ")}
     sound = {n for n, b in BREAKAGES.items() if b.kind == SOUND}
-    if "drift.config" in all_rules():
-        assert passing == sound
-    else:
-        assert len(passing - sound) == UNCAUGHT
+    assert passing - sound <= (set() if "drift.config" in all_rules() else UNCAUGHT)
+    assert {n for n in sound if BREAKAGES[n].against != "passes"} <= {"float32 norms"}
 
 
 def parts(page: str) -> tuple[str, str, str]:
