@@ -24,6 +24,7 @@ _ORDER: tuple[Origin, ...] = ("files", "config", "tokenizer", "weights", "adapte
 _STORAGE = ("integrity.files", "integrity.dtype", "integrity.mixed_dtypes", "integrity.quantised")
 """Rules about how tensors are stored: no output follows from them."""
 _LAST = math.inf
+_NAMED = 2  # findings that a sentence gives in full
 
 
 def grouped(
@@ -213,8 +214,10 @@ class _Grouping:
         )
 
     def _message(self, draft: _Draft, own: list[Outcome]) -> str:
-        if draft.id == "weights" and len(own) > 1:
-            return moved_tensors([metric_of(o.where or "").name for o in own], self.tensors, self.depths)
+        moved = [metric_of(o.where or "").name for o in own if o.rule == "drift.weights"]
+        if len(moved) > 1:
+            rest = [o.message for o in own if o.rule != "drift.weights"]
+            return "; ".join([moved_tensors(moved, self.tensors, self.depths), *rest[:_NAMED]])
         if draft.id == "forward":
             numbers = [*draft.findings, *draft.effects]
             where = f", first at block {own[0].block}" if own[0].block is not None else ""
@@ -228,7 +231,7 @@ class _Grouping:
         def those(test: Callable[[Outcome], bool]) -> list[int]:
             return [at for at in effects if test(self.outcomes[at])]
 
-        weights = those(lambda o: origin_of(o) == "weights")
+        weights = those(lambda o: o.rule == "drift.weights")
         numbers = those(self._is_number)
         rest = [at for at in effects if at not in weights and at not in numbers]
         parts = []
@@ -239,8 +242,11 @@ class _Grouping:
         if numbers:
             parts.append(f"{counted(len(numbers), 'number')} of the forward pass moved{self._most(numbers)}")
         if rest:
-            names = list(dict.fromkeys(self.outcomes[at].rule for at in rest))
-            parts.append(f"{counted(len(rest), 'finding')} of {', '.join(names)}")
+            answers = [self.outcomes[at] for at in rest if not self.outcomes[at].rule.startswith("drift.")]
+            parts += [f"{o.rule}: {o.message}" for o in answers[:_NAMED]]
+            others = [at for at in rest if self.outcomes[at] not in answers[:_NAMED]]
+            names = list(dict.fromkeys(self.outcomes[at].rule for at in others))
+            parts += [f"{counted(len(others), 'finding')} of {', '.join(names)}"] if others else []
         return f"behind it: {'; '.join(parts)}"
 
     def _is_number(self, outcome: Outcome) -> bool:
@@ -254,7 +260,7 @@ class _Grouping:
         if far == 0:
             return ""
         most = ", most:" if len(numbers) > 1 else ":"
-        return f"{most} {shown(self.outcomes[at].where)} by {f'{far:.2g}' if far >= 10 else f'{far:.1%}'}"
+        return f"{most} {shown(self.outcomes[at].where)} by {f'{far:.0%}' if far >= 1 else f'{far:.1%}'}"
 
     def _far(self, at: int) -> float:
         far = self.relative.get(self.outcomes[at].where or "", 0.0)

@@ -130,7 +130,8 @@ def _closest(count: int, nearest: _Judged) -> str:
     metrics = counted(count, "metric")
     if nearest.tightness == 0:
         return f"{metrics}, none moved"
-    return f"{metrics}; closest to its tolerance, at {nearest.tightness:.0%} of it: {nearest.measurement.text}"
+    used = f"{nearest.tightness:.0%}" if nearest.tightness >= 0.01 else "less than 1%"
+    return f"{metrics}; closest to its tolerance, at {used} of it: {nearest.measurement.text}"
 
 
 def _skipped(settings: Settings, why: str, locate: Locate) -> Outcome:

@@ -100,6 +100,22 @@ def test_the_farthest_effect_is_named() -> None:
     assert cause.effects == [1, 2]
 
 
+def test_what_the_user_notices_is_said_in_full() -> None:
+    loss = outcome("behaviour.loss", message="loss 12.2, uniform 7.6")
+    (cause,) = causes(weight(2), number(4), loss)
+    assert cause.folded == "behind it: 1 number of the forward pass moved; behaviour.loss: loss 12.2, uniform 7.6"
+
+
+def test_tensors_that_moved_and_one_that_is_new() -> None:
+    new = outcome("drift.new", where="weights.lm_head.weight", message="1 tensor that the baseline lacks")
+    (cause,) = causes(weight(2), weight(3), new)
+    assert cause.message == (
+        "2 tensors moved, first 'model.layers.2.o_proj.weight': all of o_proj in blocks 2-3; "
+        "1 tensor that the baseline lacks"
+    )
+    assert causes(new)[0].message == "1 tensor that the baseline lacks"
+
+
 def test_bounds_stand_for_themselves() -> None:
     assert brief(weight(2), outcome("bounds", block=3, where="blocks.3.density")) == [
         ("weights", 1, 0),
