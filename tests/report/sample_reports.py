@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts, Run, Skipped
+from duat_cli.results.behaviour import Behaviour, TunedBehaviour
 from duat_cli.results.check import BaselineFacts, Change, CheckedFile, CheckedModel, CheckReport, Counts, Outcome
 from duat_cli.results.explain import ExplainReport, Explanation
 from duat_cli.results.inspect import (
@@ -804,6 +805,7 @@ def check_report(*, sound: bool = False, name: str = "org/model") -> CheckReport
         ),
         environment=environment(),
         certificate=certificate(),
+        behaviour=behaviour(masked=not sound),
         prompts=prompts(),
         policy=["policy default", "duat.toml"],
         baseline=BaselineFacts(
@@ -818,6 +820,33 @@ def check_report(*, sound: bool = False, name: str = "org/model") -> CheckReport
         warnings=["a \x1b[31mwarning"],
         run=Run(started="2026-11-01T00:00:00+00:00", seconds=1.5, peak_memory_bytes=None),
         reasons={},
+    )
+
+
+def behaviour(*, masked: bool) -> Behaviour:
+    """Of a masked model against a baseline, or of a next-token model with an adapter."""
+    names = ("agreement", "near_ties", "cosine", "cosine_error")
+    return Behaviour(
+        predicts="masked token" if masked else "next token",
+        predictions=1734,
+        scored=1719,
+        scored_bytes=None if masked else 3668,
+        vocabulary=30522,
+        loss_per_token=9.1234,
+        loss_per_byte=None if masked else 2.8162,
+        uniform=10.3262,
+        unigram=9.2,
+        entropy=4.2764,
+        largest_logit=17.616,
+        logit_range=18.521,
+        never_predicted=0.0674,
+        nonfinite_logits=0,
+        agreement=0.9985 if masked else None,
+        near_ties=3 if masked else None,
+        cosine=None,
+        cosine_error=None,
+        tuned=None if masked else TunedBehaviour(loss_per_token=6.203),
+        reasons=dict.fromkeys(names, "no --baseline was given"),
     )
 
 
