@@ -68,12 +68,12 @@ class Behaviour(WithReasons):
         Finite | None,
         Meaning(_NATS, "exact", formula="mean over the predictions of -Σ_v p_v log p_v", drift="number"),
     ] = Field(description="mean entropy of the predicted distributions: 0 is certain, `uniform` knows nothing")
-    largest_logit: Annotated[Finite | None, Meaning("", "measured", formula="max |logit|")] = Field(
+    largest_logit: Annotated[Finite | None, Meaning("logits", "measured", formula="max |logit|")] = Field(
         description="largest logit of all predictions, by size"
     )
     logit_range: Annotated[
         Finite | None,
-        Meaning("", "measured", formula="mean over the predictions of max_v logit - min_v logit", drift="norm"),
+        Meaning("logits", "measured", formula="mean over the predictions of max_v logit - min_v logit", drift="norm"),
     ] = Field(description="how far the logits of one prediction spread")
     never_predicted: Annotated[
         Share | None, Meaning("share, 0 to 1", "measured", formula="share of v with p_v < 1/V in every prediction")
@@ -94,7 +94,7 @@ class Behaviour(WithReasons):
     cosine: Annotated[
         Finite | None,
         Meaning(
-            "-1 to 1",
+            "cosine, -1 to 1",
             "estimate",
             how="from sketches of eight numbers; standard error in `cosine_error`",
             formula="mean over prompts of 1 - |e - e'|² / 2, e the mean of the last hidden states over |it|",
@@ -103,6 +103,6 @@ class Behaviour(WithReasons):
         ),
     ] = Field(description="cosine of a prompt's embedding to the baseline's, mean over the prompts")
     cosine_error: Annotated[
-        Finite | None, Meaning("", "bound", how="of the standard error, at most", needs="baseline")
+        Finite | None, Meaning("cosine", "bound", how="of the standard error, at most", needs="baseline")
     ] = Field(description="standard error of `cosine`: half of 1 - cosine for one prompt, less for many")
     tuned: TunedBehaviour | None = Field(description="the same of the model with --adapter; null without")
