@@ -14,8 +14,8 @@ FREE = {"__init__.py", "__main__.py"}
 LISTED = {  # reason -> modules; the files named in a reason run them
     "types or constants alone": "analysis/progress checks/rule kinds",
     "fields alone; results/test_meaning.py and report/test_json.py read every one": """
-        results/base results/check results/chosen results/explain results/inspect results/lora results/matrix
-        results/operator results/plan results/prune/report results/prune/sets results/prune/terms
+        results/base results/behaviour results/check results/chosen results/explain results/inspect results/lora
+        results/matrix results/operator results/plan results/prune/report results/prune/sets results/prune/terms
         results/support results/weight_change""",
     "options alone; cli/test_main.py runs every exit code, cli/terminal/test_help.py every help page": """
         cli/commands/inspect cli/commands/schema cli/commands/support cli/commands/verify
@@ -47,7 +47,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         loading/adapter/base_weights loading/adapter/experts loading/adapter/folder loading/adapter/keys
         loading/adapter/lora loading/adapter/others loading/adapter/parameter loading/adapter/plan""",
     "against PEFT's wrapped model: analysis/lora/test_prompts.py": """
-        analysis/lora/places analysis/lora/report models/edits/tuned""",
+        analysis/lora/applied analysis/lora/places analysis/lora/report models/edits/tuned""",
     "against the model's attention: analysis/matrix/test_run.py": """
         analysis/matrix/case analysis/matrix/checks analysis/matrix/forms report/tables/matrix""",
     "streamed against resident: analysis/prune/test_work.py": "analysis/prune/terms/ground models/sweep/guest",

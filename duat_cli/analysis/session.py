@@ -44,6 +44,9 @@ class Listener(Protocol):
     def __call__(self, run: BlockRun, /) -> None: ...
 
 
+Ended = Callable[[int, Any], None]
+
+
 def _ignore(_run: BlockRun) -> None:
     """The listener of a pass that is run for its output."""
 
@@ -128,23 +131,26 @@ class Session:
         self,
         prompts: Sequence[Prompt],
         listener_of: Callable[[int], Listener],
-        ended: Callable[[int], None] = lambda _number: None,
+        ended: Ended = lambda _number, _output: None,
+        guest_of: Callable[[Growing], Guest] | None = None,
     ) -> None:
         """Run prompts; what `listener_of(number)` gives is called behind every block of that prompt, in order, and
-        `ended(number)` behind the last.
+        `ended(number, what the stack returned)` behind the last. guest_of: as of `discover_beside`, not used where all
+        weights are in memory.
 
         Where all weights are in memory, one prompt after the other; else as many as fit go side by side, block by
         block. Then the sweep may begin anew, and `listener_of` is asked again.
         """
         if self.loaded.paged is not None:
             for wave in self._waves(prompts):
-                self._sweep_paged(self.loaded.paged.pager, wave, listener_of, ended)
+                self._sweep_paged(self.loaded.paged.pager, wave, listener_of, ended, guest_of)
+                guest_of = None
             return
         structure = self.structure
         for number, prompt in enumerate(prompts):
             sweep = self._prepared(prompt.input_ids, listener_of(number), structure.rig(), structure.calls)
             one_by_one(sweep.passes)
-            ended(number)
+            ended(number, sweep.seen.returned)
             self.plain_error = max(self.plain_error, sweep.plain_error())
             self._swept = True
 
@@ -157,7 +163,7 @@ class Session:
     def discover_beside(self, guest_of: Callable[[Growing], Guest]) -> None:
         """Discover a model whose weights are read block by block, with a guest; a new one wherever it begins anew."""
         assert self.loaded.paged is not None
-        self._sweep_paged(self.loaded.paged.pager, {}, lambda _number: _ignore, lambda _number: None, guest_of)
+        self._sweep_paged(self.loaded.paged.pager, {}, lambda _number: _ignore, lambda _number, _output: None, guest_of)
 
     def together(self, passes: Sequence[Pass]) -> None:
         """Run passes over blocks that are discovered; where weights are read, side by side. The first goes through
@@ -185,7 +191,7 @@ class Session:
         weights: Weights,
         prompts: Mapping[int, Prompt],
         listener_of: Callable[[int], Listener],
-        ended: Callable[[int], None],
+        ended: Ended,
         guest_of: Callable[[Growing], Guest] | None = None,
     ) -> None:
         """Some prompts, by their number, side by side: one read of the weights."""
@@ -237,8 +243,8 @@ class Session:
                 ) from fault
             finally:
                 self._growing = None
-        for number in prompts:
-            ended(number)
+        for number, sweep in zip(prompts, sweeps[1:], strict=True):  # the first is the probe's
+            ended(number, sweep.seen.returned)
         self.plain_error = max(self.plain_error, *(sweep.plain_error() for sweep in sweeps))
         self._structure = replace(structure, plain_error=sweeps[0].plain_error())
 

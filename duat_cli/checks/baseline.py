@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from duat_cli import __version__
+from duat_cli.checks.answers.recorded import Answers
 from duat_cli.checks.paths import block_index, place_of
 from duat_cli.checks.places import block_of, hidden_size, text_config
 from duat_cli.checks.sketch import SIZE
@@ -29,8 +30,11 @@ from duat_cli.results.base import PromptFacts
 from duat_cli.results.inspect import InspectReport
 from duat_cli.text import clean
 
-SCHEMA = 2
+SCHEMA = 3
+ANSWERS_SCHEMA = 3  # the first with what the model answers
+SCHEMAS = (1, 2, 3)  # that are read
 _TENSORS, _COUNTS = "weights", "integrity"  # first parts of keys that are no field of the report
+BEHAVIOUR = "behaviour"  # first part of keys that are fields of that result
 FIRST_SCHEMA = 1  # with sketches of another kind; read, and no longer written
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Sketch = Annotated[list[Number], Field(min_length=1 + SIZE, max_length=1 + SIZE)]
@@ -63,6 +67,8 @@ class Baseline(_Part):
     dtype: str | None
     """Of the arithmetic; None for --weights-only."""
     prompts: BaselinePrompts | None
+    answers: Answers | None = None
+    """What the model answered to the prompts."""
     metrics: dict[str, Number | Sketch]
     """Path -> value; of a tensor its norm and sketch."""
 
@@ -92,13 +98,15 @@ class Metric:
 
 
 def metric_of(key: str) -> Metric:
-    """'weights.TENSOR', 'integrity.RULE', or the path of a number in the inspect report."""
+    """'weights.TENSOR', 'integrity.RULE', 'behaviour.FIELD', or the path of a number in the inspect report."""
     head, _, rest = key.partition(".")
     if head == _TENSORS:
         place = block_of(rest)
         return Metric("tensor", rest, "drift.weights", place[0].index if place else None)
     if head == _COUNTS:
         return Metric("count", key, "drift.integrity", None)
+    if head == BEHAVIOUR:
+        return Metric("field", key, "drift.behaviour", None)
     kind: Literal["field", "unknown"] = "field" if head in InspectReport.model_fields else "unknown"
     return Metric(kind, key, place_of(key).rule, block_index(key))
 
@@ -133,7 +141,11 @@ def prompt_set(prompts: Iterable[PromptFacts]) -> BaselinePrompts | None:
 
 
 def new_baseline(
-    files: CheckpointFiles, metrics: dict[str, Value], dtype: str | None, prompts: BaselinePrompts | None
+    files: CheckpointFiles,
+    metrics: dict[str, Value],
+    dtype: str | None,
+    prompts: BaselinePrompts | None,
+    answers: Answers | None = None,
 ) -> Baseline:
     return Baseline(
         schema_version=SCHEMA,
@@ -142,6 +154,7 @@ def new_baseline(
         stored=stored_floats(files),
         dtype=dtype,
         prompts=prompts,
+        answers=answers,
         metrics={key: rounded(metrics[key]) for key in sorted(metrics, key=natural)},
     )
 
@@ -208,7 +221,7 @@ def read_baseline(name: str) -> BaselineFile | None:
             f"{where}: {key}: {expected}, got {shown(fault['input'], 60)}; restore it, or delete it and run with "
             "--update-baseline"
         ) from error
-    if baseline.schema_version not in (FIRST_SCHEMA, SCHEMA):
+    if baseline.schema_version not in SCHEMAS:
         raise InputError(f"{where}: schema_version {baseline.schema_version} is unknown; expected {SCHEMA}")
     return BaselineFile(path, baseline)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from duat_cli.checks.baseline import SCHEMA, Value, rounded, tensor_key, weight_metrics
+from duat_cli.checks.baseline import ANSWERS_SCHEMA, BEHAVIOUR, SCHEMA, Value, rounded, tensor_key, weight_metrics
 from duat_cli.checks.paths import flatten, place_of
 from duat_cli.checks.registry import all_rules
 from duat_cli.checks.rule import Evidence, Settings
+from duat_cli.results.behaviour import Behaviour
 from duat_cli.results.inspect import InspectReport
 
 
@@ -23,10 +24,14 @@ def metrics_of(evidence: Evidence, schema: int = SCHEMA) -> tuple[dict[str, Valu
         numbers, whys = report_metrics(evidence.report)
         values |= numbers
         reasons |= whys
+    if evidence.behaviour is not None and schema >= ANSWERS_SCHEMA:
+        numbers, whys = report_metrics(evidence.behaviour)
+        values |= {f"{BEHAVIOUR}.{name}": value for name, value in numbers.items()}
+        reasons |= {f"{BEHAVIOUR}.{name}": why for name, why in whys.items()}
     return {key: rounded(value) for key, value in values.items()}, reasons
 
 
-def report_metrics(report: InspectReport) -> tuple[dict[str, float], dict[str, str]]:
+def report_metrics(report: InspectReport | Behaviour) -> tuple[dict[str, float], dict[str, str]]:
     """(path -> value, path -> why it has none) of the report's numbers that are opted in by their fields' metadata."""
     numbers, whys = flatten(report)
     kind = type(report)

@@ -74,7 +74,7 @@ def _matches(pattern: tuple[str, ...], path: tuple[str, ...]) -> bool:
     return len(path) in reached
 
 
-def flatten(report: InspectReport) -> tuple[dict[str, float], dict[str, str]]:
+def flatten(report: BaseModel) -> tuple[dict[str, float], dict[str, str]]:
     """(path -> value of every number, path -> reason of every number that is null)."""
     values: dict[str, float] = {}
     reasons: dict[str, str] = {}

@@ -9,7 +9,7 @@ import pkgutil
 from duat_cli.checks import rules
 from duat_cli.checks.rule import Rule
 
-_FAMILIES = ("integrity", "adapter", "exactness", "bounds", "pruning", "drift")
+_FAMILIES = ("integrity", "behaviour", "adapter", "exactness", "bounds", "pruning", "drift")
 
 
 @functools.cache

@@ -6,15 +6,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from duat_cli.checks.answers.recorded import Agreement, Answers
 from duat_cli.checks.drift import Deviation
 from duat_cli.checks.policy import Level, Policy
 from duat_cli.checks.weights import WeightFacts
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
+from duat_cli.results.behaviour import Behaviour
 from duat_cli.results.inspect import InspectReport
 from duat_cli.results.lora import LintFinding
 from duat_cli.results.prune.report import PruneReport
 
-Need = Literal["load", "report", "slack", "baseline", "adapter"]
+Need = Literal[
+    "load", "report", "slack", "behaviour", "predictions", "baseline", "answers", "adapter", "tuned"
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,12 @@ class Evidence:
     report: InspectReport | None = None
     slack: PruneReport | None = None
     """Neurons and heads alone; only where a rule asks for it, because it takes minutes."""
+    behaviour: Behaviour | None = None
+    """What the model answers to the prompts."""
+    answers: Answers | None = None
+    """The same, as a baseline holds it."""
+    agreement: Agreement | None = None
+    """Of these answers with the baseline's."""
     drift: tuple[Deviation, ...] | None = None
     """Every metric of the baseline or the run; needs --baseline."""
     baseline_file: str = ""

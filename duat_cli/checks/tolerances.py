@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from duat_cli.checks.baseline import metric_of
+from duat_cli.checks.baseline import BEHAVIOUR, metric_of
 from duat_cli.checks.paths import matches, place_of
 from duat_cli.checks.policy import Layer, ToleranceTable
+from duat_cli.results.behaviour import Behaviour
 
 COARSENESS = {"float64": 0, "float32": 1, "float16": 2, "bfloat16": 3}
 STORED_AS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -21,6 +22,8 @@ STORED_AS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bflo
 _WEIGHTS = {"float64": 1e-5, "float32": 1e-4, "float16": 1e-3, "bfloat16": 8e-3}
 # (rtol, atol) of what the forward pass measures
 _REPORT = {"float64": (1e-5, 1e-6), "float32": (1e-3, 1e-4), "float16": (1e-2, 2e-3), "bfloat16": (5e-2, 2e-2)}
+# rtol of what the model answers, beside that
+_BEHAVIOUR = 0.005
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,11 @@ def default_tolerance(key: str, dtype: str) -> Tolerance:
         return Tolerance(0.0, _WEIGHTS[dtype], None, source)
     if kind == "count":
         return Tolerance(0.0, 0.0, "lower", "counts are exact")
-    meaning = place_of(key).meaning
     rtol, atol = _REPORT[dtype]
+    head, _, name = key.partition(".")
+    if head == BEHAVIOUR:
+        return Tolerance(_BEHAVIOUR + rtol, atol, place_of(name, Behaviour).meaning.better, f"0.5 % and {source}")
+    meaning = place_of(key).meaning
     return Tolerance(rtol, 0.0 if meaning.drift == "norm" else atol, meaning.better, source)
 
 

@@ -11,6 +11,10 @@ _NEEDS: dict[Need, str] = {
     "load": "the model loaded",
     "report": "a forward pass",
     "slack": "`duat prune-bound`'s sets, which take minutes",
+    "behaviour": "a forward pass",
+    "predictions": "a model that predicts tokens",
+    "answers": "a baseline that holds answers",
+    "tuned": "a tuned model that can run",
     "baseline": "--baseline",
     "adapter": "--adapter",
 }

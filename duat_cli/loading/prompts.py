@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # texts are read before torch is imported
     from torch import Tensor
     from transformers import PreTrainedModel
 
+Spans = tuple[tuple[int, int], ...]
+
 DEFAULT_SET = "prompts/default.jsonl"
 HOLDOUT_SET = "prompts/holdout.jsonl"
 SPLIT_SEED = 37
@@ -37,6 +39,9 @@ class Prompt:
     """Of the UTF-8 text."""
     input_ids: Tensor  # (1, N), int64
     line: int
+    spans: Spans | None = None
+    """Of each token the characters of the text that it stands for, from and to (0 and 0 for a special token); None
+    where the tokenizer does not say."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +162,7 @@ def _encode(
 ) -> Prompt:
     import torch
 
-    ids = _token_ids(tokenizer, prompt, max_tokens)
+    ids, spans = _token_ids(tokenizer, prompt, max_tokens)
     if not ids:
         raise InputError(f"{prompt.where}: the tokenizer makes no tokens of it; expected one at least")
     if max_positions is not None and len(ids) > max_positions:
@@ -172,14 +177,20 @@ def _encode(
             "the tokenizer belongs to another model"
         )
     sha256 = hashlib.sha256(prompt.text.encode("utf-8")).hexdigest()
-    return Prompt(prompt.text, sha256, torch.tensor([ids], dtype=torch.long), prompt.line)
+    return Prompt(prompt.text, sha256, torch.tensor([ids], dtype=torch.long), prompt.line, spans)
 
 
-def _token_ids(tokenizer: Any, prompt: PromptText, max_tokens: int | None) -> list[int]:
+def _token_ids(tokenizer: Any, prompt: PromptText, max_tokens: int | None) -> tuple[list[int], Spans | None]:
     cut = {} if max_tokens is None else {"truncation": True, "max_length": max_tokens}
     with calling_tokenizer(f"{prompt.where}: the tokenizer fails", InputError):
-        ids = tokenizer(prompt.text, verbose=False, **cut)["input_ids"]
-        return [int(i) for i in ids][:max_tokens]  # below the number of special tokens it does not truncate
+        found = tokenizer(prompt.text, verbose=False, **cut, **_spans_asked(tokenizer))
+        ids, spans = found["input_ids"], found.get("offset_mapping")
+        # below the number of special tokens it does not truncate
+        return [int(i) for i in ids][:max_tokens], None if spans is None else tuple(map(tuple, spans))[:max_tokens]
+
+
+def _spans_asked(tokenizer: Any) -> dict[str, bool]:
+    return {"return_offsets_mapping": True} if getattr(tokenizer, "is_fast", False) else {}
 
 
 def limits(model: PreTrainedModel) -> Limits:

@@ -19,6 +19,7 @@ from duat_cli.results.base import (
     Warnings,
     WithReasons,
 )
+from duat_cli.results.behaviour import Behaviour
 from duat_cli.results.meaning import Meaning
 
 
@@ -144,6 +145,7 @@ class CheckReport(Result):
     model: CheckedModel
     environment: Environment | None = Field(description="null without a forward pass")
     certificate: Certificate | None = Field(description="null without a forward pass")
+    behaviour: Behaviour | None = Field(description="what the model answers; null without a forward pass")
     prompts: list[PromptFacts]
     policy: list[str] = Field(description="the policies that apply, the later over the earlier")
     baseline: Annotated[BaselineFacts | None, Meaning(needs="baseline")] = Field(description="null without --baseline")

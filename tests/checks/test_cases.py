@@ -9,6 +9,7 @@ import bad_checkpoints as bad
 import pytest
 from running_checks import Duat, apart
 
+UNTRAINED = Path(bad.__file__).with_name("untrained.toml")
 ADAPTERS = {name for name, case in bad.CASES.items() if "adapter" in case.inputs}
 
 
@@ -18,7 +19,7 @@ def arguments_of(case: bad.Case, folder: Path) -> list[str]:
         return ["lora-diff", model, str(folder / case.inputs["adapter"])]
     if "prompts" in case.inputs:
         return ["inspect", model, "--prompts", str(folder / case.inputs["prompts"])]
-    return ["check", model]
+    return ["check", model, "--policy", str(UNTRAINED)]
 
 
 def judge(case: bad.Case, code: int, text: str, root: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Literal
 from duat_cli.checks.drift import Deviation
 from duat_cli.checks.verdict.causes import grouped
 from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts, Run, Skipped
+from duat_cli.results.behaviour import Behaviour, TunedBehaviour
 from duat_cli.results.check import (
     BaselineFacts,
     Change,
@@ -861,6 +862,7 @@ def check_report(*, sound: bool = False, name: str = "org/model") -> CheckReport
         ),
         environment=environment(),
         certificate=certificate(),
+        behaviour=behaviour(masked=not sound),
         prompts=prompts(),
         policy=["policy default", "duat.toml"],
         baseline=BaselineFacts(
@@ -886,6 +888,33 @@ def undecided_report(*, name: str = "org/model") -> UndecidedReport:
     """A check that could not tell."""
     problem = Problem(kind="checkpoint", message="100%: cannot be read\x1b[2J", exit_code=2)
     return UndecidedReport(duat_version="0.1.0", verdict="undecided", model=name, error=problem)
+
+
+def behaviour(*, masked: bool) -> Behaviour:
+    """Of a masked model against a baseline, or of a next-token model with an adapter."""
+    names = ("agreement", "near_ties", "cosine", "cosine_error")
+    return Behaviour(
+        predicts="masked token" if masked else "next token",
+        predictions=1734,
+        scored=1719,
+        scored_bytes=None if masked else 3668,
+        vocabulary=30522,
+        loss_per_token=9.1234,
+        loss_per_byte=None if masked else 2.8162,
+        uniform=10.3262,
+        unigram=9.2,
+        entropy=4.2764,
+        largest_logit=17.616,
+        logit_range=18.521,
+        never_predicted=0.0674,
+        nonfinite_logits=0,
+        agreement=0.9985 if masked else None,
+        near_ties=3 if masked else None,
+        cosine=None,
+        cosine_error=None,
+        tuned=None if masked else TunedBehaviour(loss_per_token=6.203),
+        reasons=dict.fromkeys(names, "no --baseline was given"),
+    )
 
 
 def explain_report() -> ExplainReport:

@@ -19,6 +19,7 @@ from duat_cli.errors import CheckpointError, NoSignalError, UnsupportedModelErro
 from duat_cli.loading.model.notes import weight_notes
 
 if TYPE_CHECKING:
+    from duat_cli.analysis.check.behaviour import Asking
     from duat_cli.analysis.inspect.run import InspectOptions
     from duat_cli.analysis.progress import Progress
     from duat_cli.loading.model.load import LoadedModel
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from duat_cli.results.lora import LintFinding
     from duat_cli.results.prune.report import PruneReport
 
+NO_ADAPTER = "no --adapter was given"
+
 
 @dataclass(frozen=True)
 class CheckRequest:
@@ -39,6 +42,14 @@ class CheckRequest:
     texts: PromptRequest
     adapter: str | None
     """Folder of an adapter of this model, checked as well."""
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """A model that ran, and what it answered."""
+
+    loaded: LoadedModel
+    asking: Asking
 
 
 def check(
@@ -52,13 +63,15 @@ def check(
     found = request.model.find(progress)
     undefined: NoSignalError | None = None
     if plan.forward:
-        evidence, subject, undefined = _with_model(plan, request, found, read, progress)
+        evidence, subject, undefined, ran = _with_model(plan, request, found, read, progress)
     else:
+        ran = None
         evidence, subject = _without_model(plan, found, progress)
     if request.adapter is None:
-        evidence.absent["adapter"] = "no --adapter was given"
+        evidence.absent["adapter"] = NO_ADAPTER
     else:
         evidence = replace(evidence, adapter=_lint(request.adapter, found, progress))
+    evidence = _with_answers(evidence, request, found, ran, progress)
     report, text = conclude(plan, evidence, subject, run())
     if undefined is not None and report.verdict == "passed":
         raise undefined
@@ -68,7 +81,7 @@ def check(
 def _without_model(plan: CheckPlan, found: Found, progress: Progress) -> tuple[Evidence, Subject]:
     weights = weight_facts(found.files, progress, first_sketch=plan.first_sketch)
     why = NO_FORWARD if plan.weights_only else "no rule that is on needs it"
-    absent: dict[Need, str] = dict.fromkeys(("load", "report", "slack"), why)
+    absent: dict[Need, str] = dict.fromkeys(("load", "report", "slack", "behaviour"), why)
     notes = weight_notes(weights.nonfinite, weights.zero_matrices, len(weights.matrices))
     subject = Subject(found.place.name, found.place.revision, None, (*found.files.warnings, *notes))
     return Evidence(found.files, weights, absent=absent), subject
@@ -76,7 +89,7 @@ def _without_model(plan: CheckPlan, found: Found, progress: Progress) -> tuple[E
 
 def _with_model(
     plan: CheckPlan, request: CheckRequest, found: Found, read: list[PromptText], progress: Progress
-) -> tuple[Evidence, Subject, NoSignalError | None]:
+) -> tuple[Evidence, Subject, NoSignalError | None, _Ran | None]:
     """The model loaded and, where its weights are numbers, run; and why the run says nothing, if it does not."""
     try:
         loaded, inputs = open_found(request.model, found, request.texts, read, progress)
@@ -84,18 +97,22 @@ def _with_model(
         raise _with_hint(fault) from fault
     weights = weight_facts(found.files, progress, first_sketch=plan.first_sketch)
     evidence = Evidence(found.files, weights, unexpected=loaded.unexpected, spare=loaded.spare)
-    report, undefined = _report(plan, loaded, inputs, progress)
+    asking = _asking(loaded, inputs, request.model) if plan.asks else None
+    report, undefined = _report(plan, loaded, inputs, asking, progress)
     if report is None:  # the rules on weights say what is zero, or not finite
         why = str(undefined or "weights that are not finite leave nothing to compute")
-        evidence.absent.update({"report": why, "slack": why})
+        evidence.absent.update({"report": why, "slack": why, "behaviour": why})
         warnings = (*loaded.warnings, *loaded.value_notes())
-        return evidence, Subject(loaded.name, loaded.revision, None, warnings), undefined
+        return evidence, Subject(loaded.name, loaded.revision, None, warnings), undefined, None
     subject = Subject(loaded.name, loaded.revision, report.model.fingerprint, tuple(report.warnings))
-    return replace(evidence, report=report, slack=_slack(plan, loaded, inputs, progress)), subject, None
+    if asking is None:
+        evidence.absent["behaviour"] = "no rule that is on needs it"
+    evidence = replace(evidence, report=report, slack=_slack(plan, loaded, inputs, progress))
+    return evidence, subject, None, None if asking is None else _Ran(loaded, asking)
 
 
 def _report(
-    plan: CheckPlan, loaded: LoadedModel, inputs: list[Prompt], progress: Progress
+    plan: CheckPlan, loaded: LoadedModel, inputs: list[Prompt], asking: Asking | None, progress: Progress
 ) -> tuple[InspectReport | None, NoSignalError | None]:
     """The model run on the prompts; none where its weights are not finite, or where the error says why.
 
@@ -107,7 +124,7 @@ def _report(
     fault: UnsupportedModelError | CheckpointError | None = None
     if not loaded.nonfinite_weights:
         try:
-            found = inspect(loaded, inputs, _settings(plan), progress)
+            found = inspect(loaded, inputs, _settings(plan), progress, beside=asking)
         except (UnsupportedModelError, CheckpointError) as raised:
             fault = raised
     loaded.value_notes()
@@ -118,6 +135,35 @@ def _report(
     if isinstance(fault, UnsupportedModelError):
         raise _with_hint(fault) from fault
     raise fault
+
+
+def _asking(loaded: LoadedModel, inputs: list[Prompt], model: ModelRequest) -> Asking:
+    from duat_cli.analysis.check.behaviour import Asking
+    from duat_cli.loading.model.load import load_tokenizer
+
+    return Asking(inputs, lambda: load_tokenizer(loaded.files.path, trust_remote_code=model.trust_remote_code))
+
+
+def _with_answers(
+    evidence: Evidence, request: CheckRequest, found: Found, ran: _Ran | None, progress: Progress
+) -> Evidence:
+    """With what the model answers, and what it does with the adapter applied."""
+    if ran is None:
+        return evidence
+    tuned = None
+    if request.adapter is not None:
+        from duat_cli.analysis.check.tuned import tuned_behaviour
+
+        progress(0, 0, f"the model with the adapter {request.adapter}")
+        tuned = tuned_behaviour(request.adapter, found, ran.loaded, ran.asking)
+    behaviour, answers = ran.asking.found(tuned)
+    if not behaviour.predictions:
+        evidence.absent["predictions"] = behaviour.reasons["loss_per_token"]
+    if tuned is not None and (why := tuned.reasons.get("loss_per_token")):
+        evidence.absent["tuned"] = why
+    elif behaviour.loss_per_token is None:
+        evidence.absent["tuned"] = behaviour.reasons["loss_per_token"]
+    return replace(evidence, behaviour=behaviour, answers=answers)
 
 
 def _with_hint(fault: UnsupportedModelError) -> UnsupportedModelError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -34,12 +34,30 @@ from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.checkpoint.stored import most_stored
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
+from duat_cli.models.discovery.growing import Growing
 from duat_cli.models.instrument.activations import largest_activation
 from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.sweep.guest import Guest
 from duat_cli.models.value_path.factors import AttentionOperator
 from duat_cli.results.inspect import BlockCertificate, InspectReport, PromptBlock, UatTerm, VerifyReport
 
 NOT_ASKED = "computed with --null all"
+
+
+class Beside(Protocol):
+    """What is asked of the same passes."""
+
+    def guest_of(self, session: Session, /) -> Callable[[Growing], Guest]:
+        """What goes through the model beside its discovery, where its weights are read block by block."""
+        ...
+
+    def ended(self, session: Session, number: int, output: Any, /) -> None:
+        """Called with what the stack returned for a prompt."""
+        ...
+
+    def swept(self, session: Session, /) -> None:
+        """Called once all prompts are through."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -62,13 +80,14 @@ def inspect(
     options: InspectOptions,
     progress: Progress,
     matrices: OperatorFile | None = None,
+    beside: Beside | None = None,
 ) -> InspectReport:
     """The report on `loaded` over `prompts`. matrices: filled with every block's factors and C if given."""
     session = Session(loaded, progress, cache=options.cache)
     chosen(options.layers, session.depth)
     if matrices is not None:
         matrices.open(session, prompts, chosen(options.layers, len(session.structure.calls)))
-    sweeps = sweep_prompts(session, prompts, options, matrices, progress)
+    sweeps = sweep_prompts(session, prompts, options, matrices, progress, beside)
     layers = chosen(options.layers, len(session.structure.calls))
     if matrices is not None:
         matrices.finish()
@@ -165,6 +184,7 @@ def sweep_prompts(
     options: InspectOptions,
     matrices: OperatorFile | None,
     progress: Progress,
+    beside: Beside | None = None,
 ) -> list[PromptSweep]:
     """Everything that the blocks of each prompt add."""
     found: dict[int, PromptSweep] = {}
@@ -191,14 +211,18 @@ def sweep_prompts(
 
         return listen
 
-    def ended(number: int) -> None:
+    def ended(number: int, output: Any) -> None:
         held = under_way.pop(number)
+        if beside is not None:
+            beside.ended(session, number, output)
         if options.terms:
             assert held.output is not None
             found[number].terms.extend(_uat_terms(held.decomposition, held.output))
         _add_uniform(found[number], held.uniform, prompts[number].input_ids.shape[1])
 
-    session.sweep_all(prompts, listener, ended)
+    session.sweep_all(prompts, listener, ended, None if beside is None else beside.guest_of(session))
+    if beside is not None:
+        beside.swept(session)
     return [found[number] for number in range(len(prompts))]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from duat_cli import __version__
 from duat_cli.analysis.lora.change import Change, Read, adapter_tensors, change_of
 from duat_cli.analysis.lora.comparison import compare
-from duat_cli.analysis.lora.lint import lint_plans, lint_values, sorted_findings
+from duat_cli.analysis.lora.lint import lint_changes, lint_plans, lint_values, sorted_findings
 from duat_cli.analysis.lora.notable import summarise
 from duat_cli.analysis.lora.weight_change import Directions, Numbers, module_change, numbers_of
 from duat_cli.analysis.progress import Progress
@@ -114,7 +114,7 @@ def adapter_report(
             keys = read_keys(adapter)
             found = list(plans(adapter, keys, base))
             opened.append(Opened(adapter, keys, found, stack.enter_context(adapter_tensors(adapter))))
-        lint = [finding for one in opened for finding in _lint(one, base)]
+        lint = [finding for one in opened for finding in _lint(one, base, options.read_base)]
         collected = [Collected(options.directions) for _ in opened]
         if not options.lint_only:
             for one, into in zip(opened, collected, strict=True):
@@ -163,9 +163,13 @@ def adapter_report(
     )
 
 
-def _lint(one: Opened, base: BaseWeights) -> list[LintFinding]:
+def _lint(one: Opened, base: BaseWeights, read_base: bool) -> list[LintFinding]:
     return sorted_findings(
-        [*lint_plans(one.adapter, one.keys, one.found, base), *lint_values(one.adapter, one.keys, one.read)]
+        [
+            *lint_plans(one.adapter, one.keys, one.found, base),
+            *lint_values(one.adapter, one.keys, one.read),
+            *lint_changes(one.adapter, one.found, one.read, base if read_base else None),
+        ]
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from duat_cli.analysis.lora.change import Read, adapter_tensors
+from duat_cli.analysis.lora.magnitude import lint_magnitude, lint_saved_heads
 from duat_cli.compat.peft import MEGATRON, MODULE_FIELDS, OWN_LIBRARIES
 from duat_cli.loading.adapter.base_weights import EMBEDDINGS, HEADS, VOCABULARY, BaseWeights
 from duat_cli.loading.adapter.folder import ADAPTER_CONFIG, AdapterFiles, names, number, patterns
@@ -27,6 +28,7 @@ LEVELS = {
     "dora-magnitude-missing": "error",
     "factor-missing": "error",
     "foreign-code": "error",
+    "magnitude": "error",  # a warning below ten times
     "needs-base": "note",
     "non-finite": "error",
     "rank-mismatch": "error",
@@ -46,11 +48,12 @@ LEVELS = {
 
 
 def lint_adapter(adapter: AdapterFiles, base: BaseWeights | None = None) -> list[LintFinding]:
-    """All findings, errors first, then by rule and place; reads the adapter's tensors and the base's headers."""
+    """All findings, errors first, then by rule and place; reads the adapter's tensors and the base's below them."""
     keys = read_keys(adapter)
     found = list(plans(adapter, keys, base))
     with adapter_tensors(adapter) as read:
-        return sorted_findings([*lint_plans(adapter, keys, found, base), *lint_values(adapter, keys, read)])
+        values = [*lint_values(adapter, keys, read), *lint_changes(adapter, found, read, base)]
+        return sorted_findings([*lint_plans(adapter, keys, found, base), *values])
 
 
 def sorted_findings(found: list[LintFinding]) -> list[LintFinding]:
@@ -187,6 +190,17 @@ def _is_tied(base: BaseWeights) -> bool:
     if isinstance(stated, bool):
         return stated
     return not any(_leaf(name.rpartition(".")[0]) in HEADS for name in base.files.tensors)
+
+
+def lint_changes(
+    adapter: AdapterFiles, found: list[ParameterPlan | AdapterFault], read: Read, base: BaseWeights | None
+) -> Iterator[LintFinding]:
+    """What the values of adapter and base show together."""
+    if base is None:
+        return
+    known = [plan for plan in found if isinstance(plan, ParameterPlan)]
+    yield from lint_magnitude(adapter, known, read, base)
+    yield from lint_saved_heads(adapter, known, read, _is_tied(base))
 
 
 def lint_values(adapter: AdapterFiles, keys: Keys, read: Read) -> Iterator[LintFinding]:

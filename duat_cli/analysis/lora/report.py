@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from duat_cli.analysis.lora.applied import by_parameter, refuse_other_base, tied_changes, tuned_model, whole
 from duat_cli.analysis.lora.change import Change, Read, adapter_tensors, change_of
 from duat_cli.analysis.lora.eq18 import Stated, check_eq18
 from duat_cli.analysis.lora.places import NONE_IN_FRONT, Norms, norms_in_front, sup_local
@@ -24,9 +24,9 @@ from duat_cli.loading.adapter.keys import read_keys
 from duat_cli.loading.adapter.parameter import ParameterPlan
 from duat_cli.loading.adapter.plan import plans
 from duat_cli.loading.checkpoint.source import Source
-from duat_cli.loading.model.load import LoadedModel, load_files
+from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.edits.tuned import TunedPages, Value, own_names, tuned_copy
+from duat_cli.models.edits.tuned import Value, own_names
 from duat_cli.operators.lowrank import Piece, is_zero
 from duat_cli.results.base import Run
 from duat_cli.results.lora import LoraReport, LoraSummary
@@ -51,42 +51,21 @@ def adapter_on_prompts(
     run: Callable[[], Run],
 ) -> LoraReport:
     """`report` is of the weights alone, and has refused what has no meaning."""
-    if adapter.config.get("layer_replication"):
-        raise UnsupportedModelError(
-            f"{adapter.name}: layer_replication makes another model than its base; without prompts its weights are "
-            "compared all the same"
-        )
     with base, adapter_tensors(adapter) as read:
         known = [p for p in plans(adapter, read_keys(adapter), base) if isinstance(p, ParameterPlan)]
-        mutated = next((p.mutated for p in known if p.mutated and p.mutated not in ("pissa", "olora")), None)
-        if mutated is not None:
-            raise UnsupportedModelError(
-                f"{adapter.name}: init_lora_weights {mutated}: its base was mutated by {mutated}, so the "
-                "tuned model cannot be rebuilt from this one"
-            )
+        refuse_other_base(adapter, known)
         progress(0, 1, "applying the adapter")
-        tied = frozenset(p.parameter for p in known if p.kind == "trainable tokens")
         changes = _changes(known, read, base, report)
-        tuned = _tuned(asked.loaded, changes, tied)
-        by_name, by_parameter = {p.parameter: p for p in known}, _by_parameter(known)
+        tuned = tuned_model(asked.loaded, changes, tied_changes(known))
+        by_name, planned = {p.parameter: p for p in known}, by_parameter(known)
 
         def pieces(name: str) -> Change:
             return change_of(by_name[name], read, base)
 
         def stated(name: str) -> Piece | None:
-            return _piece([change_of(plan, read, base) for plan in by_parameter.get(name, [])])
+            return _piece([change_of(plan, read, base) for plan in planned.get(name, [])])
 
         return _extended(report, asked, tuned, stated, pieces, progress, run)
-
-
-def _tuned(base: LoadedModel, changes: Mapping[str, Value], tied: frozenset[str]) -> LoadedModel:
-    """The base with the changes, its weights read block by block where the base's are."""
-    if base.paged is None:
-        return replace(base, model=tuned_copy(base.model, changes, tied=tied))
-    place = Source(base.files.path, base.name, base.revision)
-    edit = TunedPages(changes, tied)
-    other = load_files(place, base.files, dtype=base.dtype, device=base.device, paged=True, edit=edit)
-    return replace(base, model=other.model, paged=other.paged)
 
 
 def checkpoint_on_prompts(
@@ -118,24 +97,11 @@ def _changes(known: list[ParameterPlan], read: Read, base: BaseWeights, report: 
         )
     unchanged = set(report.unchanged)
 
-    def whole(planned: list[ParameterPlan]) -> Tensor:
-        first, *others = (change_of(plan, read, base).dense() for plan in planned)
-        for other in others:
-            first = first + other
-        return first
-
     return {
-        name: functools.partial(whole, planned)
-        for name, planned in _by_parameter(known).items()
+        name: functools.partial(whole, planned, read, base)
+        for name, planned in by_parameter(known).items()
         if len(planned) > 1 or name not in unchanged
     }
-
-
-def _by_parameter(known: list[ParameterPlan]) -> dict[str, list[ParameterPlan]]:
-    found: dict[str, list[ParameterPlan]] = {}
-    for plan in known:
-        found.setdefault(plan.parameter, []).append(plan)
-    return found
 
 
 def _piece(changes: list[Change]) -> Piece | None:

@@ -20,6 +20,10 @@ _ERRORS = {
         "modules that adapter_config.json names for import",
         "Set the field to null, or load the adapter only where you trust that module.",
     ),
+    "magnitude": (
+        "matrices whose change is more than ten times their norm, above once a warning",
+        "Check scaling, learning rate and the base: such a change leaves little of the base.",
+    ),
     "non-finite": ("NaN and infinite values", "Go back to the last sound adapter."),
     "rank-mismatch": ("ranks that contradict adapter_config.json", "Restore the config of the training run."),
     "shape-mismatch": ("factors that do not fit the base", "Give the base that the adapter was trained on."),
@@ -44,7 +48,10 @@ _NOTES = {
 
 def _of(lint: str) -> Callable[[Evidence, Settings], Iterable[Measurement]]:
     def measure(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-        return [Measurement(1, f.message, where=f.where) for f in evidence.adapter or () if f.rule == lint]
+        found = [f for f in evidence.adapter or () if f.rule == lint]
+        # a finding that the linter itself takes lighter than its rule warns
+        lighter: dict[str, Level] = {"warning": "warn"} if lint in _ERRORS else {}
+        return [Measurement(1, f.message, where=f.where, level=lighter.get(f.level)) for f in found]
 
     return measure
 

@@ -74,6 +74,7 @@ def _rule(name: str, about: str, unit: str, *needs: Need) -> Rule:
 RULES = [
     _rule("drift.weights", "relative distance of every tensor from the baseline's, from its sketch", "relative"),
     _rule("drift.integrity", "counts of what is broken in the weights", "count"),
+    _rule("drift.behaviour", "loss, entropy and range of the model's predictions", "", "behaviour"),
     _rule("drift.operator", "norm, effective heads and block correlation of W'", "", "report"),
     _rule("drift.density", "density of W'", "share", "report"),
     _rule("drift.coupling", "how tokens reach each other through W'", "", "report"),

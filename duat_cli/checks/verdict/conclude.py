@@ -10,6 +10,7 @@ from pathlib import Path
 
 from duat_cli import __version__
 from duat_cli.checks import baseline as baselines
+from duat_cli.checks.answers.recorded import Agreement, agreement, compared
 from duat_cli.checks.baseline import Baseline, BaselineFile, Value
 from duat_cli.checks.drift import compare, refuse_foreign, refuse_other_model
 from duat_cli.checks.metrics import metrics_of, sampling_slack
@@ -33,6 +34,7 @@ from duat_cli.results.check import (
     Location,
     RuleFacts,
 )
+from duat_cli.text import clean
 
 NO_FORWARD = "needs a forward pass, which --weights-only leaves out"
 
@@ -56,7 +58,18 @@ class CheckPlan:
         on = [s.rule for s in self.settings.values() if s.level != "off"]
         wanted = [r for r in on if self.baseline or "baseline" not in r.needs]
         needed = {need for rule in wanted for need in rule.needs}
-        return not self.weights_only and (self.update or bool({"report", "load", "slack"} & needed))
+        return not self.weights_only and (self.update or bool({"report", "load", "slack", "behaviour"} & needed))
+
+    @property
+    def asks(self) -> bool:
+        """Whether what the model answers is looked at."""
+        on = any(s.level != "off" and "behaviour" in s.rule.needs for s in self.settings.values())
+        return self.forward and (on or self.update or self.baseline is not None)
+
+    @property
+    def asks_metrics(self) -> bool:
+        """Whether that is held against the baseline."""
+        return self.asks and self.schema >= baselines.ANSWERS_SCHEMA
 
     @property
     def schema(self) -> int:
@@ -120,6 +133,8 @@ def conclude(plan: CheckPlan, evidence: Evidence, subject: Subject, run: Run) ->
     count = Counter(o.status for o in outcomes)
     ran = {o.rule for o in outcomes if o.status != "skipped"}
     missing = {} if report else {"environment": "no forward pass", "certificate": "no forward pass"}
+    if evidence.behaviour is None:
+        missing["behaviour"] = evidence.absent.get("behaviour", "no rule that is on needs it")
     facts = _baseline_facts(plan, fresh, metrics, failed)
     return CheckReport(
         duat_version=__version__,
@@ -127,6 +142,7 @@ def conclude(plan: CheckPlan, evidence: Evidence, subject: Subject, run: Run) ->
         model=_model(evidence, subject),
         environment=report.environment if report else None,
         certificate=report.certificate if report else None,
+        behaviour=evidence.behaviour,
         prompts=report.prompts if report else [],
         policy=[layer.source for layer in plan.policy.layers],
         baseline=facts,
@@ -166,7 +182,7 @@ def _with_baseline(
     if plan.update:
         if plan.baseline:
             refuse_other_model(plan.baseline, evidence.files, evidence.weights, metrics)
-        fresh = baselines.new_baseline(evidence.files, metrics_of(evidence)[0], dtype, prompts)
+        fresh = baselines.new_baseline(evidence.files, metrics_of(evidence)[0], dtype, prompts, evidence.answers)
         return replace(evidence, absent={**evidence.absent, "baseline": "it is being renewed"}), fresh
     if plan.baseline is None:
         return replace(evidence, absent={**evidence.absent, "baseline": "no --baseline was given"}), None
@@ -181,7 +197,24 @@ def _with_baseline(
         limit,
         forward=report is not None,
     )
-    return replace(evidence, drift=drift), None
+    return replace(_with_agreement(evidence, plan.baseline.content, limit), drift=drift), None
+
+
+def _with_agreement(evidence: Evidence, baseline: Baseline, dtype: str) -> Evidence:
+    """With how far the answers are from the baseline's, or why that is not known."""
+    if evidence.behaviour is None or evidence.answers is None:
+        return evidence
+    found: Agreement | str
+    if baseline.answers is None:
+        made = "without a forward pass" if baseline.dtype is None else f"by duat {clean(baseline.duat_version)}"
+        found = f"the baseline, made {made}, holds no answers; --update-baseline renews it"
+    else:
+        found = agreement(baseline.answers, evidence.answers, dtype)
+    evidence = replace(evidence, behaviour=compared(evidence.behaviour, found))
+    if isinstance(found, str):
+        evidence.absent["answers"] = found
+        return evidence
+    return replace(evidence, agreement=found)
 
 
 def _weights_dtype(plan: CheckPlan, evidence: Evidence) -> str:
@@ -197,7 +230,8 @@ def _check_tolerances(plan: CheckPlan, metrics: Mapping[str, Value]) -> None:
     """A tolerance that is for no metric would look meaningful and do nothing."""
     known = {*metrics, *(plan.baseline.content.metrics if plan.baseline else ())}
     for pattern, (layer, _) in plan.policy.tolerances().items():
-        possible = plan.weights_only and is_metric(pattern)
+        asked = pattern.startswith(f"{baselines.BEHAVIOUR}.")
+        possible = (plan.weights_only and is_metric(pattern)) or (asked and not plan.asks_metrics)
         if layer.file and not possible and not any(matches(pattern, key) for key in known):
             raise InputError(
                 f"{layer.source}: drift.tolerance.{shown(pattern)} is for no metric of this run"
@@ -206,11 +240,18 @@ def _check_tolerances(plan: CheckPlan, metrics: Mapping[str, Value]) -> None:
 
 
 def _baseline_warnings(plan: CheckPlan) -> list[str]:
-    if plan.update or not plan.first_sketch:
+    if plan.update or plan.baseline is None:
         return []
+    old = [
+        f"--baseline {shown(plan.baseline_name)}: of schema version {plan.schema}, it holds nothing of what the model "
+        "answers, which is compared with no earlier run; --update-baseline renews it"
+    ]
+    if not plan.first_sketch:
+        return old if plan.asks and plan.schema < baselines.ANSWERS_SCHEMA else []
     return [
+        *(old if plan.asks else []),
         f"--baseline {shown(plan.baseline_name)}: its sketches, of schema version 1, may be off by 0.63 of a change "
-        "of low rank, today's by a quarter; --update-baseline renews it"
+        "of low rank, today's by a quarter; --update-baseline renews it",
     ]
 
 
@@ -227,7 +268,7 @@ def _baseline_facts(
         )
     old = plan.baseline.content if plan.baseline else None
     changes = _changes(old.metrics if old else {}, metrics)
-    heads = [(b.model_dump(exclude={"metrics", "duat_version"}) if b else {}) for b in (old, fresh)]
+    heads = [(b.model_dump(exclude={"metrics", "duat_version", "answers"}) if b else {}) for b in (old, fresh)]
     changes = [*_changes(*heads), *changes] if old else changes
     if failed:
         status = "not written"

@@ -61,8 +61,8 @@ class InstrumentedPass:
         return self._rig.active()
 
     def run(self) -> None:
-        whole = _first_tensor(self._rig.run(self._forward, self._listen))
-        self.outputs = Outputs(self._last, whole)
+        self.returned = self._rig.run(self._forward, self._listen)  # whatever the forward returns
+        self.outputs = Outputs(self._last, _first_tensor(self.returned))
 
     def _listen(self, run: BlockRun) -> None:
         self._last = run.output

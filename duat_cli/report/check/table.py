@@ -6,9 +6,19 @@ from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from duat_cli.report.check.words import advice, effects, heading, limit, own, verdict, without_findings
+from duat_cli.report.check.words import (
+    advice,
+    effects,
+    heading,
+    limit,
+    number,
+    own,
+    verdict,
+    without_findings,
+)
 from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.page import Page, item, line
+from duat_cli.results.behaviour import Behaviour
 from duat_cli.results.check import CheckReport, Outcome, UndecidedReport
 from duat_cli.text import clean, indices
 
@@ -28,6 +38,7 @@ def render_check(report: CheckReport, page: Page, every: bool = False) -> str:
         *_causes(report, every),
         *_brief(report, "passed"),
         *_brief(report, "skipped"),
+        *_behaviour(report),
         *_baseline(report),
         *([_BLANK, *facts.section("warnings", report.warnings, "yellow")] if report.warnings else []),
         _BLANK,
@@ -106,6 +117,43 @@ def _brief(report: CheckReport, status: str) -> list[RenderableType]:
         whys.setdefault(outcome.message, []).append(outcome.rule)
     ran = {_family(o.rule) for o in report.outcomes if o.status != "skipped"}
     return [*parts, *(item(f"{', '.join(_short(rules, ran))}: {why}") for why, rules in whys.items())]
+
+
+def _behaviour(report: CheckReport) -> list[RenderableType]:
+    """What the model answers, in a line or two."""
+    found = report.behaviour
+    if found is None:
+        return []
+    parts: list[RenderableType] = [_BLANK, line("behaviour")]
+    if found.loss_per_token is not None:
+        what = "pseudo-loss" if found.predicts == "masked token" else "loss"
+        by_byte = f", {found.loss_per_byte:.3g} per byte" if found.loss_per_byte is not None else ""
+        nulls = f"uniform {number(found.uniform, 3)}, the prompts' own unigram {number(found.unigram, 3)}"
+        scored = numbers.plural(found.scored, "token")
+        parts.append(item(f"{what} on {scored}: {found.loss_per_token:.3g} nats per token{by_byte} ({nulls})"))
+    if found.entropy is not None and found.never_predicted is not None:
+        parts.append(
+            item(
+                f"logits: entropy {found.entropy:.3g} nats per token, range {number(found.logit_range, 3)}; "
+                f"{found.never_predicted:.0%} of {found.vocabulary:,} tokens never above 1/{found.vocabulary:,}"
+            )
+        )
+    if found.predicts == "embedding":
+        parts.append(item("no head over its tokens: its embeddings are what a baseline holds"))
+    parts += [item(text) for text in _against(found)]
+    if found.tuned is not None and found.tuned.loss_per_token is not None:
+        parts.append(item(f"with the adapter: loss {found.tuned.loss_per_token:.3g} nats per token"))
+    return parts
+
+
+def _against(found: Behaviour) -> list[str]:
+    """The answers against the baseline's, where there are any."""
+    if found.agreement is not None:
+        ties = f", {numbers.plural(found.near_ties, 'near tie')} turned" if found.near_ties else ""
+        return [f"{found.agreement:.1%} of the baseline's predictions are the same{ties}"]
+    if found.cosine is not None:
+        return [f"cosine to the baseline's embeddings {found.cosine:.6g}, standard error {found.cosine_error:.1g}"]
+    return []
 
 
 def _whole(rules: list[str], report: CheckReport) -> list[str]:

@@ -39,9 +39,9 @@ def measured(outcome: Outcome) -> str:
     return f"{number(value)} < {number(low)}" if low is not None and value < low else number(value)
 
 
-def number(value: float | None) -> str:
+def number(value: float | None, digits: int = 6) -> str:
     """Enough digits to tell a value from its bound."""
-    return "" if value is None else f"{value:.6g}"
+    return "" if value is None else f"{value:.{digits}g}"
 
 
 def without_findings(outcome: Outcome) -> str:

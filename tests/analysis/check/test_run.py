@@ -75,7 +75,7 @@ def test_why_something_was_not_looked_at(checkpoint: Path) -> None:
 def test_an_adapter_is_linted_against_the_model() -> None:
     adapter = str(demo_adapter_path())
     report, steps = checked(None, "adapter.*", adapter=adapter)
-    assert steps[-1] == f"checking the adapter {adapter}"
+    assert steps[-2:] == [f"checking the adapter {adapter}", f"the model with the adapter {adapter}"]
     assert report.verdict == "passed"
     assert skipped(report) == {}
 
@@ -83,7 +83,7 @@ def test_an_adapter_is_linted_against_the_model() -> None:
 def test_a_bound_asks_for_what_takes_long(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[InspectOptions] = []
 
-    def refuse(loaded: object, prompts: object, options: InspectOptions, progress: object) -> None:
+    def refuse(loaded: object, prompts: object, options: InspectOptions, progress: object, beside: object) -> None:
         asked.append(options)
         raise UnsupportedModelError("not today")
 
@@ -97,7 +97,7 @@ def test_a_bound_asks_for_what_takes_long(checkpoint: Path, tmp_path: Path, monk
 
 
 def test_a_run_that_says_nothing_passes_nothing(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def silent(*given: object) -> None:
+    def silent(*given: object, beside: object) -> None:
         raise NoSignalError("every hidden state is zero")
 
     monkeypatch.setattr("duat_cli.analysis.inspect.run.inspect", silent)

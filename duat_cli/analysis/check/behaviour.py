@@ -1,0 +1,244 @@
+"""What the model answers to the prompts, from the passes that are made anyway: its own head on what its stack gave.
+
+A masked language model says nothing about a token that it is shown, so its prompts run once more, some tokens masked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from duat_cli.analysis.check.tally import Tally, unigram
+from duat_cli.analysis.prune.terms.damage import hidden_states
+from duat_cli.analysis.session import Session
+from duat_cli.checks.answers.recorded import LIMIT, Answers
+from duat_cli.checks.sketch import Sketch
+from duat_cli.loading.prompts import Prompt
+from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.discovery.causality import HeadTest, head_of
+from duat_cli.models.discovery.growing import Growing
+from duat_cli.models.discovery.modality import stack_of
+from duat_cli.models.discovery.structure import run_stack
+from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.instrument.tracing import Trace
+from duat_cli.models.sweep.guest import Guest
+from duat_cli.models.sweep.head import head_logits
+from duat_cli.models.sweep.lockstep import Pass
+from duat_cli.results.behaviour import Behaviour, Predicts, TunedBehaviour
+
+EVERY = 7  # a masked language model is asked at every seventh token, about the share that such models are trained on
+_NUMBERS = (
+    "scored_bytes", "vocabulary", "loss_per_token", "loss_per_byte", "uniform", "unigram", "entropy", "largest_logit",
+    "logit_range", "never_predicted", "nonfinite_logits",
+)  # fmt: skip
+_NO_HEAD = "the model has no head over its tokens"
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a model is asked of a prompt: `ids` (1, N), of which the tokens `at` are looked at.
+
+    targets: what the first of these should have said.
+    """
+
+    ids: Tensor
+    at: Sequence[int]
+    targets: Sequence[int]
+    bytes: int | None
+    """UTF-8 bytes of the text that the targets stand for."""
+
+
+class Asking:
+    """Goes with the sweep of `inspect` (its `Beside`); then `found` is known."""
+
+    def __init__(self, prompts: Sequence[Prompt], tokenizer: Callable[[], Any]) -> None:
+        """tokenizer: loads it, where a model may need its mask token."""
+        self._prompts, self._tokenizer = prompts, tokenizer
+        self._head: HeadTest | None = None
+        self._mask: Any = None  # the tokenizer of a masked language model
+        self.predicts: Predicts | None = None
+        self.questions: list[Question] = []
+        self._tally, self._embeddings = Tally(), list[list[float]]()
+
+    # -- with the sweep ----------------------------------------------------------------------------------------
+
+    def guest_of(self, session: Session) -> Callable[[Growing], Guest]:
+        """Whether there is a head shows beside the discovery, where weights are read block by block."""
+
+        def begin(found: Growing) -> Guest:
+            self._head = HeadTest(session.loaded.model, found.stack, session.loaded.device)
+            return _Guest(self._head)
+
+        return begin
+
+    def ended(self, session: Session, number: int, output: Any) -> None:
+        """What the stack returned for a prompt: with the head the predictions, or the embedding itself."""
+        model = session.loaded.model
+        stack = stack_of(model)
+        if self.predicts is None:
+            self.predicts = self._kind(self._head or head_of(model, stack))
+        question = self._question(self._prompts[number])
+        self.questions.append(question)
+        if self.predicts == "next token":
+            ids = question.ids.to(session.loaded.device)
+            for start, logits in head_logits(model, stack, output, ids):
+                self._tally.add(logits, question.targets[start : start + len(logits)])
+        elif self.predicts == "embedding":
+            self._embeddings.append(_sketched(hidden_states(output), number))
+
+    def swept(self, session: Session) -> None:
+        """The passes with masked tokens, side by side where weights are read."""
+        if self.predicts != "masked token":
+            return
+        asked = [q for q in self.questions if q.at]
+        passes = [_Masked(session.loaded.model, q, session.loaded.device) for q in asked]
+        if passes:
+            session.together(passes)
+        for question, one in zip(asked, passes, strict=True):
+            self._tally.add(one.logits, question.targets)
+
+    def _kind(self, head: HeadTest) -> Predicts:
+        if not head.exists:
+            return "embedding"
+        if head.causal:
+            return "next token"
+        self._mask = self._tokenizer()
+        return "embedding" if getattr(self._mask, "mask_token_id", None) is None else "masked token"
+
+    def _question(self, prompt: Prompt) -> Question:
+        ids = prompt.input_ids
+        row: list[int] = ids[0].tolist()
+        if self.predicts == "next token":
+            return Question(ids, range(len(row)), row[1:], _bytes(prompt, range(1, len(row)), together=True))
+        if self.predicts == "embedding":
+            return Question(ids, (), (), None)
+        special = set(self._mask.all_special_ids)
+        at = [place for place in range(1, len(row), EVERY) if row[place] not in special]
+        hidden = ids.clone()
+        hidden[0, at] = int(self._mask.mask_token_id)
+        return Question(hidden, at, [row[place] for place in at], _bytes(prompt, at, together=False))
+
+    # -- what was found ----------------------------------------------------------------------------------------
+
+    def found(self, tuned: TunedBehaviour | None) -> tuple[Behaviour, Answers]:
+        """For the report, and for a baseline."""
+        assert self.predicts is not None
+        tally = self._tally
+        values, reasons = self._numbers()
+        reasons |= dict.fromkeys(("agreement", "near_ties", "cosine", "cosine_error"), "no --baseline was given")
+        if tuned is None:
+            reasons["tuned"] = "no --adapter was given"
+        behaviour = Behaviour(
+            predicts=self.predicts,
+            predictions=len(tally.tokens),
+            scored=len(tally.targets),
+            agreement=None,
+            near_ties=None,
+            cosine=None,
+            cosine_error=None,
+            tuned=tuned,
+            reasons=reasons,
+            **values,
+        )
+        step = -(-len(tally.tokens) // LIMIT) or 1
+        return behaviour, Answers(
+            predicts=self.predicts,
+            tokens=tally.tokens[::step],
+            margins=[float(f"{margin:.2g}") for margin in tally.margins[::step]],
+            embeddings=self._embeddings,
+        )
+
+    def _numbers(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """Every number of the predictions, and why those that are null are."""
+        tally = self._tally
+        if not tally.tokens:
+            why = _NO_HEAD if self.predicts == "embedding" else "no token of the prompts can be asked for"
+            return dict.fromkeys(_NUMBERS), dict.fromkeys(_NUMBERS, why)
+        loss, scored = tally.loss, len(tally.targets)
+        size = _total([question.bytes for question in self.questions])
+        values: dict[str, Any] = {
+            "scored_bytes": size,
+            "vocabulary": tally.vocabulary,
+            "loss_per_token": _finite(loss) if scored else None,
+            "loss_per_byte": _finite(loss * scored / size) if scored and size else None,
+            "uniform": math.log(tally.vocabulary),
+            "unigram": unigram(tally.targets, tally.vocabulary) if scored else None,
+            "entropy": _finite(math.fsum(tally.entropies) / len(tally.entropies)),
+            "largest_logit": tally.largest,
+            "logit_range": _finite(math.fsum(tally.ranges) / len(tally.ranges)),
+            "never_predicted": tally.never,
+            "nonfinite_logits": tally.nonfinite,
+        }
+        why_no_loss = "no prompt has a second token"
+        if scored:
+            why_no_loss = "logits are not finite" if tally.nonfinite else "a token of the prompts has probability 0"
+        reasons = dict.fromkeys(_NUMBERS, "logits are not finite")
+        reasons |= dict.fromkeys(("loss_per_token", "loss_per_byte", "unigram"), why_no_loss)
+        if size is None:
+            reasons |= dict.fromkeys(("scored_bytes", "loss_per_byte"), "the tokenizer does not say")
+        elif size == 0 and scored and _finite(loss) is not None:
+            reasons["loss_per_byte"] = "the scored tokens stand for no text"
+        return values, {name: why for name, why in reasons.items() if values[name] is None}
+
+
+class _Guest:
+    """The passes that show whether there is a head."""
+
+    def __init__(self, head: HeadTest) -> None:
+        self._head = head
+
+    def proved(self, parts: BlockParts, written: Trace) -> None:
+        """Nothing is asked of a block."""
+
+    def probe(self, run: BlockRun, /) -> None:
+        """Nothing is asked of the probe prompt."""
+
+    def passes(self) -> Sequence[Pass]:
+        return self._head.passes
+
+
+class _Masked:
+    """A pass over a prompt with masked tokens; keeps their logits, (masked, V)."""
+
+    def __init__(self, model: Any, question: Question, device: str) -> None:
+        self._model, self._question, self._ids = model, question, question.ids.to(device)
+
+    def active(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.no_grad()
+
+    def run(self) -> None:
+        self.logits: Tensor = run_stack(self._model, self._ids).logits[0][list(self._question.at)]
+
+
+def _sketched(hidden: Tensor, number: int) -> list[float]:
+    """The sketch of a prompt's embedding of length 1: the mean over its tokens of the last hidden states, (1, N, M)."""
+    mean = hidden[0].double().mean(dim=0)
+    size = float(mean.norm())
+    row = (mean / size if size else mean)[None].cpu().numpy()
+    sketch = Sketch()
+    sketch.add(sketch.products(row, number, 0), number)
+    return [round(float(value), 6) + 0.0 for value in sketch.sums]
+
+
+def _bytes(prompt: Prompt, at: Sequence[int], *, together: bool) -> int | None:
+    """UTF-8 bytes of the text that these tokens stand for; together: as one piece, so that none counts twice."""
+    if prompt.spans is None:
+        return None
+    spans = [span for span in (prompt.spans[place] for place in at) if span[1] > span[0]]
+    if together and spans:
+        spans = [(min(first for first, _ in spans), max(last for _, last in spans))]
+    return sum(len(prompt.text[first:last].encode()) for first, last in spans)
+
+
+def _total(sizes: Sequence[int | None]) -> int | None:
+    return None if any(size is None for size in sizes) else sum(size or 0 for size in sizes)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,77 @@
+"""Sums over predictions: loss, entropy, range, and the most likely tokens with their margins."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from duat_cli.statistics.divergence import by_tokens
+
+
+class Tally:
+    """Predictions as they come, logits (n, V) of n of them at a time; everything is added up in float64."""
+
+    def __init__(self) -> None:
+        self.targets: list[int] = []
+        self.losses: list[float] = []  # nats, of each target; NaN or infinite where the logits make it so
+        self.entropies: list[float] = []
+        self.ranges: list[float] = []
+        self.tokens: list[int] = []  # the most likely token of each prediction
+        self.margins: list[float] = []  # first logit less the second, over the standard deviation
+        self.largest, self.nonfinite, self.vocabulary = 0.0, 0, 0
+        self._likely: Tensor | None = None  # (V,), whether some prediction makes a token likelier than 1/V
+
+    def add(self, logits: Tensor, targets: Sequence[int]) -> None:
+        """targets: the tokens that the first predictions should have made; those behind them have no known answer."""
+        self.vocabulary = logits.shape[-1]
+        self.targets += targets
+        at = 0
+        for piece in by_tokens(logits):
+            self._add(piece.double(), targets[at : at + len(piece)])
+            at += len(piece)
+
+    def _add(self, logits: Tensor, targets: Sequence[int]) -> None:
+        wrong = logits.isnan() | logits.isposinf()
+        self.nonfinite += int(wrong.sum())
+        finite = logits.isfinite()
+        high, low = (logits.where(finite, fill) for fill in (-math.inf, math.inf))
+        self.ranges += (high.amax(dim=-1) - low.amin(dim=-1)).tolist()
+        self.largest = max(self.largest, float(logits.where(finite, 0.0).abs().max()))
+        first = logits.nan_to_num(-math.inf, math.inf, -math.inf).topk(min(2, logits.shape[-1]), dim=-1)
+        self.tokens += first.indices[:, 0].tolist()
+        spread = torch.stack([row[keep].std(correction=0) for row, keep in zip(logits, finite, strict=True)])
+        gap = first.values[:, 0] - first.values[:, -1]
+        self.margins += (gap / spread).nan_to_num(0.0, 0.0, 0.0).tolist()
+        log_p = logits.log_softmax(dim=-1)
+        p = log_p.exp()
+        self.entropies += (-torch.where(p == 0, 0.0, p * log_p).sum(dim=-1)).tolist()
+        likely = (p >= 1 / self.vocabulary).any(dim=0)
+        self._likely = likely if self._likely is None else self._likely | likely
+        if len(targets):
+            at = torch.tensor(targets, device=logits.device)[:, None]
+            self.losses += (-log_p[: len(targets)].gather(1, at)[:, 0]).tolist()
+
+    @property
+    def loss(self) -> float:
+        """Mean, nats a token; NaN or infinite as the logits make it."""
+        return math.fsum(self.losses) / len(self.losses) if self.losses else math.nan
+
+    @property
+    def never(self) -> float:
+        """Share of the vocabulary that no prediction makes likelier than the uniform distribution does."""
+        assert self._likely is not None
+        return 1 - float(self._likely.double().mean())
+
+
+def unigram(targets: Sequence[int], vocabulary: int) -> float:
+    """Mean loss of the targets' own counts, nats a token: each is predicted from the others, one added to every count.
+
+    A token is left out of the counts that predict it, for counts that include it would know the answer: on 20 tokens
+    they have a loss of 3 nats, whatever the text. So what is left is (c - 1 + 1) / (n - 1 + V).
+    """
+    counts, room = Counter(targets), len(targets) - 1 + vocabulary
+    return math.fsum(count * math.log(room / count) for count in counts.values()) / len(targets)

@@ -1,0 +1,1 @@
+"""What a model answered when its baseline was made, and whether it still does."""

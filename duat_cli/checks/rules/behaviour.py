@@ -1,0 +1,131 @@
+"""Rules about what the model answers to the prompts: its loss, its logits, and its answers against the baseline's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from duat_cli.checks.policy import Level
+from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
+from duat_cli.loading.wording import counted
+from duat_cli.results.behaviour import Behaviour
+
+FEW = 32
+"""Tokens below which a loss is too uncertain to fail a check."""
+MUCH = 1.0
+"""Nats a token that an adapter may add to the loss: the tokens become less likely by a factor of e."""
+
+
+def _loss(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    """Against the policy's `max`, the uniform distribution, and the prompts' own unigram, which warns."""
+    found = evidence.behaviour
+    assert found is not None
+    where = "behaviour.loss_per_token"
+    if found.loss_per_token is None:  # of a prompt of one token there is nothing to say
+        text = f"the loss has no value: {found.reasons['loss_per_token']}"
+        yield Measurement(0.0, text, where=where, undefined="fail" if found.scored else "skip")
+        return
+    assert found.uniform is not None
+    assert found.unigram is not None
+    loss, what = found.loss_per_token, "pseudo-loss" if found.predicts == "masked token" else "loss"
+    few = f" (on {counted(found.scored, 'token')}: too few to be sure)" if found.scored < FEW else ""
+    text = f"{what} {loss:.3g} nats per token"
+    uniform = f"no better than the uniform distribution over {found.vocabulary:,} tokens: {found.uniform:.3g}"
+    unigram = f"no better than the prompts' own unigram distribution: {found.unigram:.3g}"
+    level: Level | None = "warn" if few else None
+    if settings.max is not None:
+        yield Measurement(loss, f"{text}, at most {settings.max:g} is allowed", where=where, high=settings.max)
+    if loss >= found.uniform:
+        yield Measurement(loss, f"{text}, {uniform}{few}", where=where, high=_below(found.uniform), level=level)
+    elif loss >= found.unigram:
+        yield Measurement(loss, f"{text}, {unigram}{few}", where=where, high=_below(found.unigram), level="warn")
+    else:
+        best = f"{text}; uniform {found.uniform:.3g}, the prompts' own unigram {found.unigram:.3g}"
+        yield Measurement(loss, best, where=where, high=min(found.uniform, found.unigram))
+
+
+def _below(null: float) -> float:
+    """A loss that equals its null is a finding: the bound lies just under it."""
+    return null * (1 - 1e-12)
+
+
+def _logits(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    found = evidence.behaviour
+    assert found is not None
+    count = found.nonfinite_logits
+    assert count is not None
+    text = f"{counted(count, 'logit')} of {counted(found.predictions, 'prediction')} are NaN or infinite"
+    yield Measurement(count, text if count else _spread(found), where="behaviour.nonfinite_logits")
+
+
+def _spread(found: Behaviour) -> str:
+    assert found.never_predicted is not None
+    return (
+        f"logits up to {found.largest_logit:.3g}, range {found.logit_range:.3g}, entropy {found.entropy:.3g} nats per "
+        f"token; {found.never_predicted:.1%} of the vocabulary never likelier than 1/{found.vocabulary}"
+    )
+
+
+def _agreement(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    """Against the policy's `max`, else what rounding in the dtype may do."""
+    found, where = evidence.agreement, "behaviour.agreement"
+    assert found is not None
+    limit, source = (found.allowed, "rounding of the dtype") if settings.max is None else (settings.max, None)
+    key = (evidence.baseline_file, "answers")
+    yield Measurement(found.distance, found.text, where=where, high=limit, source=source, key=key)
+
+
+def _tuned(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    """No better than uniform is the rule's level, where the base is; much worse than the base warns."""
+    found = evidence.behaviour
+    assert found is not None
+    where = "behaviour.tuned.loss_per_token"
+    assert found.tuned is not None
+    tuned, base, uniform = found.tuned.loss_per_token, found.loss_per_token, found.uniform
+    assert tuned is not None
+    assert base is not None
+    assert uniform is not None
+    text = f"with the adapter the loss is {tuned:.3g} nats per token, without {base:.3g}"
+    if tuned >= uniform > base and found.scored >= FEW:
+        null = f"no better than the uniform distribution over {found.vocabulary:,} tokens: {uniform:.3g}"
+        yield Measurement(tuned - base, f"{text}, {null}", where=where, high=0.0)
+    else:
+        yield Measurement(tuned - base, text, where=where, level="warn")
+
+
+RULES = [
+    Rule(
+        "behaviour.loss",
+        "loss on the prompts: no better than the uniform distribution an error, than their own unigram a warning",
+        "Look for weights in the wrong place: permuted rows, swapped or transposed matrices, a head of another model.",
+        ("behaviour", "predictions"),
+        _loss,
+        max=None,
+        unit="nats per token",
+    ),
+    Rule(
+        "behaviour.logits",
+        "logits on the prompts that are NaN or infinite; their range and entropy are in the report",
+        "Run with --dtype float32; if they stay, the head's weights are damaged.",
+        ("behaviour", "predictions"),
+        _logits,
+        unit="logits",
+    ),
+    Rule(
+        "behaviour.agreement",
+        "predictions unlike the baseline's: share of tokens that changed, or of embeddings 1 - cosine",
+        "Another checkpoint, or a damaged one, answers so; if the change is meant, run again with --update-baseline.",
+        ("behaviour", "baseline", "answers"),
+        _agreement,
+        max=None,
+        unit="share",
+    ),
+    Rule(
+        "adapter.behaviour",
+        "what the adapter adds to the loss on the prompts; an error where the tuned model is no better than uniform",
+        "Check that the adapter belongs to this base, its scaling, and that its training had not diverged.",
+        ("adapter", "behaviour", "predictions", "tuned"),
+        _tuned,
+        max=MUCH,
+        unit="nats per token",
+    ),
+]

@@ -1,0 +1,108 @@
+"""What a model answers to the prompts: the `behaviour` section of `duat check`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from duat_cli.results.base import Finite, Share, WithReasons
+from duat_cli.results.meaning import Meaning
+
+Predicts = Literal["next token", "masked token", "embedding"]
+_NATS = "nats per token"
+
+
+class TunedBehaviour(WithReasons):
+    """The model with the adapter of --adapter applied, on the same prompts."""
+
+    loss_per_token: Annotated[
+        Finite | None,
+        Meaning(_NATS, "exact", formula="as of the model itself"),
+    ] = Field(description="mean loss with the adapter's changes added to the weights; null where that cannot run")
+
+
+class Behaviour(WithReasons):
+    """What the model answers to the prompts.
+
+    A model of the next token is asked at every token of a prompt; a masked language model at every seventh token, from
+    the second on and special ones left alone, all of them masked in one pass; a model without such a head for its
+    embeddings.
+    """
+
+    predicts: Predicts = Field(description="what the model predicts; an embedding where it has no head over its tokens")
+    predictions: int = Field(description="at how many tokens the model was asked")
+    scored: int = Field(description="how many of these predictions have a known answer, which the loss is of")
+    scored_bytes: Annotated[int | None, Meaning("bytes", "exact")] = Field(
+        description="UTF-8 bytes of the text that these answers stand for; null where the tokenizer does not say"
+    )
+    vocabulary: int | None = Field(description="V, over how many tokens a prediction is a distribution")
+    loss_per_token: Annotated[
+        Finite | None,
+        Meaning(
+            _NATS,
+            "exact",
+            formula="-(1/n) Σ log p(token), over the n scored tokens of all prompts, float64",
+            drift="number",
+            better="lower",
+        ),
+    ] = Field(
+        description="mean negative log likelihood of the prompts' own tokens; of a masked language model of the masked "
+        "ones, its pseudo-loss; a model that knows nothing has `uniform`"
+    )
+    loss_per_byte: Annotated[
+        Finite | None,
+        Meaning("nats per byte", "exact", formula="n loss_per_token / scored_bytes", drift="number", better="lower"),
+    ] = Field(description="the same loss by the bytes of the text, which can be compared between tokenizers")
+    uniform: Annotated[Finite | None, Meaning(_NATS, "exact", formula="log V")] = Field(
+        description="loss of the uniform distribution over the vocabulary: the null of `loss_per_token`"
+    )
+    unigram: Annotated[
+        Finite | None,
+        Meaning(_NATS, "exact", formula="-(1/n) Σ log(c(token) / (n - 1 + V)), c its count among the n scored tokens"),
+    ] = Field(
+        description="loss of the prompts' own token counts, each token left out of the counts that predict it and one "
+        "added to every count: a null that has seen the prompts, but no token that it is asked for"
+    )
+    entropy: Annotated[
+        Finite | None,
+        Meaning(_NATS, "exact", formula="mean over the predictions of -Σ_v p_v log p_v", drift="number"),
+    ] = Field(description="mean entropy of the predicted distributions: 0 is certain, `uniform` knows nothing")
+    largest_logit: Annotated[Finite | None, Meaning("logits", "measured", formula="max |logit|")] = Field(
+        description="largest logit of all predictions, by size"
+    )
+    logit_range: Annotated[
+        Finite | None,
+        Meaning("logits", "measured", formula="mean over the predictions of max_v logit - min_v logit", drift="norm"),
+    ] = Field(description="how far the logits of one prediction spread")
+    never_predicted: Annotated[
+        Share | None, Meaning("share, 0 to 1", "measured", formula="share of v with p_v < 1/V in every prediction")
+    ] = Field(
+        description="share of the vocabulary that no prediction makes likelier than the uniform distribution does; it "
+        "falls with the number of prompts, so it tells a model from itself on the same prompts, and no more"
+    )
+    nonfinite_logits: Annotated[int | None, Meaning("count", "exact")] = Field(
+        description="logits that are NaN or +Inf; -Inf is how a model rules a token out"
+    )
+    agreement: Annotated[Share | None, Meaning("share, 0 to 1", "measured", needs="baseline")] = Field(
+        description="share of the baseline's predictions whose most likely token is the same; where it is another "
+        "within the rounding of the dtype, it counts as the same"
+    )
+    near_ties: Annotated[int | None, Meaning("count", "measured", needs="baseline")] = Field(
+        description="predictions whose most likely token is another, by a margin within the rounding of the dtype"
+    )
+    cosine: Annotated[
+        Finite | None,
+        Meaning(
+            "cosine, -1 to 1",
+            "estimate",
+            how="from sketches of eight numbers; standard error in `cosine_error`",
+            formula="mean over prompts of 1 - |e - e'|² / 2, e the mean of the last hidden states over |it|",
+            signed=True,
+            needs="baseline",
+        ),
+    ] = Field(description="cosine of a prompt's embedding to the baseline's, mean over the prompts")
+    cosine_error: Annotated[
+        Finite | None, Meaning("cosine", "bound", how="of the standard error, at most", needs="baseline")
+    ] = Field(description="standard error of `cosine`: half of 1 - cosine for one prompt, less for many")
+    tuned: TunedBehaviour | None = Field(description="the same of the model with --adapter; null without")

@@ -1,0 +1,149 @@
+"""What a model answers: against its own plain pass, in memory and block by block, of every kind of model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import single_model
+from paging import in_parts, saved, whole
+from transformers import AutoModelForMaskedLM
+
+from duat_cli.analysis.check.behaviour import EVERY, Asking
+from duat_cli.analysis.inspect.run import InspectOptions, inspect
+from duat_cli.checks.answers.recorded import LIMIT, Agreement, Answers, agreement
+from duat_cli.loading.model.load import LoadedModel
+from duat_cli.loading.prompts import Prompt
+from duat_cli.models.discovery.structure import DISCOVERY_TOKENS
+from duat_cli.results.behaviour import Behaviour
+
+MASK, SPECIAL = 4, [0, 1]
+
+
+class Tokenizer:
+    """Of a masked language model."""
+
+    mask_token_id, all_special_ids = MASK, SPECIAL
+
+
+def prompts(rows: int, lengths: tuple[int, ...] = (9, 1, 23)) -> list[Prompt]:
+    generator = torch.Generator().manual_seed(7)
+    found = []
+    for number, length in enumerate(lengths):
+        ids = torch.randint(10, rows, (1, length), generator=generator)
+        spans = tuple((2 * k, 2 * k + 2) for k in range(length))
+        found.append(Prompt("ä" * 2 * length, f"{number:064}", ids, number, spans))
+    return found
+
+
+def asked(loaded: LoadedModel, texts: list[Prompt], tokenizer: Any = Tokenizer) -> tuple[Behaviour, Answers]:
+    asking = Asking(texts, tokenizer)
+    inspect(loaded, texts, InspectOptions(cache=False), lambda *_: None, beside=asking)
+    return asking.found(None)
+
+
+def never() -> Any:
+    raise AssertionError("a model of the next token needs no tokenizer")
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2", "opt", "mixtral"])
+def test_the_loss_is_that_of_a_plain_pass(model_type: str, tmp_path: Path) -> None:
+    loaded = whole(saved(model_type, tmp_path / "m"))
+    texts = prompts(loaded.model.config.vocab_size)
+    behaviour, answers = asked(loaded, texts, never)
+    losses, entropies, tokens = [], [], []
+    with torch.no_grad():
+        for prompt in texts:
+            logits = loaded.model(input_ids=prompt.input_ids).logits[0].double()
+            entropies.append(torch.distributions.Categorical(logits=logits).entropy())
+            tokens += logits.argmax(dim=-1).tolist()
+            if len(logits) > 1:
+                target = prompt.input_ids[0, 1:]
+                losses.append(torch.nn.functional.cross_entropy(logits[:-1], target, reduction="none"))
+    assert behaviour.predicts == "next token"
+    assert (behaviour.predictions, behaviour.scored) == (33, 30)
+    assert behaviour.loss_per_token == pytest.approx(float(torch.cat(losses).mean()), rel=1e-5)
+    assert behaviour.entropy == pytest.approx(float(torch.cat(entropies).mean()), rel=1e-5)
+    assert behaviour.scored_bytes == 4 * 30  # two letters of two bytes a token, the first tokens not predicted
+    assert behaviour.loss_per_byte == pytest.approx(behaviour.loss_per_token / 4)
+    assert answers.tokens == tokens
+
+
+def test_a_masked_model_is_asked_at_every_seventh_token_all_of_them_masked(tmp_path: Path) -> None:
+    loaded = whole(saved("bert", tmp_path / "m"))
+    assert type(loaded.model) in AutoModelForMaskedLM._model_mapping.values()
+    texts = prompts(loaded.model.config.vocab_size)
+    texts[0].input_ids[0, 8] = SPECIAL[1]
+    behaviour, answers = asked(loaded, texts)
+    losses = []
+    for prompt, at in ((texts[0], [1]), (texts[2], [1, 8, 15, 22])):
+        ids = prompt.input_ids.clone()
+        ids[0, at] = MASK
+        with torch.no_grad():
+            logits = loaded.model(input_ids=ids).logits[0, at].double()
+        losses.append(torch.nn.functional.cross_entropy(logits, prompt.input_ids[0, at], reduction="none"))
+    assert EVERY == 7
+    assert (behaviour.predicts, behaviour.predictions, behaviour.scored) == ("masked token", 5, 5)
+    assert behaviour.loss_per_token == pytest.approx(float(torch.cat(losses).mean()), rel=1e-5)
+    assert behaviour.scored_bytes == 4 * 5
+    assert len(answers.tokens) == len(answers.margins) == 5
+
+
+def test_a_model_without_a_head_is_asked_for_its_embeddings(tmp_path: Path) -> None:
+    single_model("bert").base_model.save_pretrained(tmp_path / "m")
+    loaded = whole(tmp_path / "m")
+    texts = prompts(loaded.model.config.vocab_size)
+    behaviour, answers = asked(loaded, texts)
+    assert (behaviour.predicts, behaviour.predictions, behaviour.loss_per_token) == ("embedding", 0, None)
+    assert "no head" in behaviour.reasons["loss_per_token"]
+    assert len(answers.embeddings) == 3
+    with torch.no_grad():
+        pooled = [loaded.model(input_ids=p.input_ids).last_hidden_state[0].mean(dim=0) for p in texts]
+        loaded.model.encoder.layer[0].output.dense.weight.mul_(1.5)
+        moved = [loaded.model(input_ids=p.input_ids).last_hidden_state[0].mean(dim=0) for p in texts]
+    true = float(torch.cosine_similarity(torch.stack(pooled), torch.stack(moved)).mean())
+    found = agreement(answers, asked(loaded, texts)[1], "float32")
+    assert isinstance(found, Agreement)
+    assert found.error is not None
+    assert found.distance > found.allowed
+    assert abs(1 - found.distance - true) <= 4 * found.error
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "bert", "gemma2"])
+def test_weights_read_block_by_block_give_the_same_numbers(model_type: str, tmp_path: Path) -> None:
+    folder = saved(model_type, tmp_path / "m")
+    resident = whole(folder)
+    texts = prompts(resident.model.config.vocab_size)
+    with in_parts(folder) as loaded:
+        assert asked(loaded, texts) == asked(resident, texts)
+
+
+def test_weights_are_not_read_once_more_for_the_head(tmp_path: Path) -> None:
+    folder = saved("llama", tmp_path / "m")
+    texts = prompts(50)
+    read = []
+    for beside in (None, Asking(texts, never)):
+        with in_parts(folder) as loaded:
+            inspect(loaded, texts, InspectOptions(cache=False), lambda *_: None, beside=beside)
+            assert loaded.paged is not None
+            read.append(loaded.paged.pager.bytes_read)
+    probes = 2 * DISCOVERY_TOKENS * 32 * 4  # the test for a head reads rows of the embedding of 32 float32
+    assert read[0] < read[1] <= read[0] + probes
+
+
+def test_a_baseline_holds_no_more_answers_than_it_says(tmp_path: Path) -> None:
+    loaded = whole(saved("gpt2", tmp_path / "m"))
+    texts = prompts(loaded.model.config.vocab_size, (60,) * 40)
+    _, answers = asked(loaded, texts, never)
+    assert len(answers.tokens) == 800 <= LIMIT < 1200  # every third of 2,400
+
+
+def test_a_tokenizer_that_does_not_say_which_text_a_token_is(tmp_path: Path) -> None:
+    loaded = whole(saved("gpt2", tmp_path / "m"))
+    texts = [Prompt(p.text, p.sha256, p.input_ids, p.line) for p in prompts(loaded.model.config.vocab_size)]
+    behaviour, _ = asked(loaded, texts, never)
+    assert (behaviour.scored_bytes, behaviour.loss_per_byte) == (None, None)
+    assert "tokenizer" in behaviour.reasons["loss_per_byte"]
+    assert behaviour.loss_per_token is not None

@@ -1,0 +1,57 @@
+"""The head on what the stack gave, against the model's own pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers import single_model
+
+from duat_cli.models.discovery.modality import stack_of
+from duat_cli.models.discovery.structure import run_stack
+from duat_cli.models.sweep import head
+from duat_cli.models.sweep.head import head_logits
+
+
+@pytest.fixture(params=["llama", "gpt2", "bert", "gemma2", "opt"])
+def model(request: pytest.FixtureRequest) -> Any:
+    return single_model(request.param).eval()
+
+
+def ids_of(model: Any) -> torch.Tensor:
+    rows = model.config.get_text_config().vocab_size
+    return torch.randint(10, rows, (1, 9), generator=torch.Generator().manual_seed(3))
+
+
+@torch.no_grad()
+def test_it_gives_the_model_s_own_logits(model: Any) -> None:
+    ids, stack = ids_of(model), stack_of(model)
+    [(start, found)] = head_logits(model, stack, run_stack(stack, ids), ids)
+    assert start == 0
+    assert torch.equal(found, model(input_ids=ids).logits[0])
+    assert "forward" not in vars(stack)  # as it was
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("model", ["llama", "gpt2", "bert", "gemma2"], indirect=True)  # opt's head calls its decoder
+def test_the_blocks_do_not_run_again(model: Any) -> None:
+    ids, stack = ids_of(model), stack_of(model)
+    output = run_stack(stack, ids)
+    calls: list[Any] = []
+    hook = model.get_input_embeddings().register_forward_hook(lambda *_: calls.append(1))
+    list(head_logits(model, stack, output, ids))
+    hook.remove()
+    assert calls == []
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("model", ["llama", "gemma2"], indirect=True)
+def test_large_logits_come_in_pieces(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids, stack = ids_of(model), stack_of(model)
+    output = run_stack(stack, ids)
+    width = model.get_output_embeddings().weight.shape[0] * 4
+    monkeypatch.setattr(head, "LOGITS_BYTES", 4 * width)
+    pieces = list(head_logits(model, stack, output, ids))
+    assert [(start, len(found)) for start, found in pieces] == [(0, 4), (4, 4), (8, 1)]
+    torch.testing.assert_close(torch.cat([found for _, found in pieces]), model(input_ids=ids).logits[0])
