@@ -13,6 +13,8 @@ _NEEDS: dict[Need, str] = {
     "slack": "`duat prune-bound`'s sets, which take minutes",
     "baseline": "--baseline",
     "adapter": "--adapter",
+    "declared": "a baseline of this version of duat",
+    "tokenizer": "the tokenizer",
 }
 _OWN_LIMIT = "within bounds of its own: of the policy, of the baseline's tolerance, or of the dtype"
 _LINT_LEVELS = {"error": "error", "warn": "warning", "off": "note"}
