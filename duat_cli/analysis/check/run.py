@@ -22,6 +22,7 @@ from duat_cli.errors import (
     InputError,
     NoSignalError,
     UnsupportedModelError,
+    is_out_of_memory,
 )
 from duat_cli.loading.declared import fields
 from duat_cli.loading.declared.facts import Declared
@@ -132,6 +133,12 @@ def _report(
             found = inspect(loaded, inputs, _settings(plan), progress)
         except (UnsupportedModelError, CheckpointError) as raised:
             fault = raised
+        except (RuntimeError, ValueError, TypeError, LookupError) as raised:
+            from duat_cli.analysis.own_fault import own_fault
+
+            fault = None if is_out_of_memory(raised) else own_fault(loaded, [p.input_ids for p in inputs])
+            if fault is None:
+                raise
     loaded.value_notes()
     if loaded.nonfinite_weights:
         return None, None

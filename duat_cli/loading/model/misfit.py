@@ -12,15 +12,20 @@ _LARGEST = 64  # times the side or the value; a larger number would build a mode
 
 
 def fitting_fields(
-    config: dict[str, Any], shapes: Mapping[str, tuple[Shape, Shape]], fits: Callable[[dict[str, Any]], bool]
+    config: dict[str, Any],
+    defaults: dict[str, Any],
+    shapes: Mapping[str, tuple[Shape, Shape]],
+    fits: Callable[[dict[str, Any]], bool],
 ) -> list[tuple[str, int, int]]:
     """(field, its value, the one that would fit) of every single field that explains all wrong shapes.
 
-    shapes: tensor -> (stored, wanted by the config). fits: whether a config goes with the files. A field's candidates
-    are what its value would be if a side were proportional to it or to its inverse, or if it were added in a side.
+    config: as written; defaults: with what it does not state. shapes: tensor -> (stored, wanted by the config).
+    fits: whether a config goes with the files. A field's candidates are what its value would be if a side were
+    proportional to it or to its inverse, or if it were added in a side.
     """
     found: dict[str, tuple[str, int, int]] = {}
-    for tried, (path, value, other) in enumerate(_candidates(config, shapes)):
+    numbers = dict(_numbers(defaults, "")) | dict(_numbers(config, ""))
+    for tried, (path, value, other) in enumerate(_candidates(numbers, shapes)):
         if tried >= _MOST:
             break
         if path not in found and fits(_with(config, path, other)):
@@ -28,7 +33,7 @@ def fitting_fields(
     return list(found.values())
 
 
-def _candidates(config: dict[str, Any], shapes: Mapping[str, tuple[Shape, Shape]]) -> Iterator[tuple[str, int, int]]:
+def _candidates(numbers: dict[str, int], shapes: Mapping[str, tuple[Shape, Shape]]) -> Iterator[tuple[str, int, int]]:
     """Those first that explain the most tensors; a field that explains few of them cannot explain all."""
     sides = [
         (stored, wanted)
@@ -38,7 +43,7 @@ def _candidates(config: dict[str, Any], shapes: Mapping[str, tuple[Shape, Shape]
         if stored != wanted
     ]
     votes: dict[tuple[str, int, int], int] = {}
-    for path, value in _numbers(config, ""):
+    for path, value in numbers.items():
         for stored, wanted in sides:
             options = {value + stored - wanted}
             for one, two in ((stored, wanted), (wanted, stored)):
@@ -52,7 +57,7 @@ def _candidates(config: dict[str, Any], shapes: Mapping[str, tuple[Shape, Shape]
 
 def _numbers(config: dict[str, Any], above: str) -> Iterator[tuple[str, int]]:
     for name, value in config.items():
-        if type(value) is int and value > 0 and not name.endswith(("_id", "_ids")):
+        if type(value) is int and value >= 0 and not name.endswith(("_id", "_ids")):
             yield above + name, value
         elif isinstance(value, dict) and name.endswith("_config"):
             yield from _numbers(value, f"{above}{name}.")
@@ -63,6 +68,6 @@ def _with(config: dict[str, Any], path: str, value: int) -> dict[str, Any]:
     *above, name = path.split(".")
     inner = changed
     for part in above:
-        inner = inner[part]
+        inner = inner.setdefault(part, {})
     inner[name] = value
     return changed

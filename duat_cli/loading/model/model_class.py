@@ -160,7 +160,7 @@ def _contradictions(
         return not told["mismatched_keys"] and not told["missing_keys"] - set(info["missing_keys"])
 
     shapes = {name: (tuple(stored), tuple(wanted)) for name, stored, wanted in info["mismatched_keys"]}
-    found = fitting_fields(files.config, shapes, fits)
+    found = fitting_fields(files.config, config.to_dict(), shapes, fits)
     told = " or ".join(f"{clean(path)} {value}, which would have to be {other}" for path, value, other in found[:3])
     return told or "the config is of another checkpoint"
 

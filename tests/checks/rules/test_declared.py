@@ -299,3 +299,31 @@ def test_renewing_names_what_changed(demo: Path, baseline: Path, tmp_path: Path,
     done = duat("check", demo, *QUICK, "--baseline", file, "--update-baseline", "--json")
     assert done.code == 0
     assert done.json["baseline"]["changes"] == [{"key": "generation.temperature", "old": None, "new": "0.3"}]
+
+
+# --- a model that cannot run -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def experts(tmp_path: Path) -> Path:
+    bad.build("good_moe_per_expert", tmp_path / "m")
+    return tmp_path / "m"
+
+
+def test_a_config_that_the_forward_pass_fails_on_is_one_line(experts: Path, duat: Duat) -> None:
+    bad.jedit(experts / bad.CFG, num_experts_per_tok=9)
+    duat("check", experts, "--prompt", "hello", "-q").refused(str(experts), "forward pass fails", "config.json")
+
+
+def test_and_a_finding_where_the_baseline_tells_which_field(experts: Path, tmp_path: Path, duat: Duat) -> None:
+    options = ("--prompt", "hello", "-q", "--baseline", tmp_path / "b.json")
+    assert duat("check", experts, *options, "--update-baseline").code == 0
+    bad.jedit(experts / bad.CFG, num_experts_per_tok=9)
+    done = duat("check", experts, *options, "--json")
+    assert (done.code, done.rules()) == (1, {"drift.config"})
+    assert "num_experts_per_tok 2 → 9" in done.findings()[0]["message"]
+    skipped = next(o for o in done.json["outcomes"] if o["rule"] == "exactness.certificate")
+    assert "forward pass fails" in skipped["message"]
+    written = (tmp_path / "b.json").read_bytes()
+    duat("check", experts, *options, "--update-baseline").refused("forward pass fails")
+    assert (tmp_path / "b.json").read_bytes() == written

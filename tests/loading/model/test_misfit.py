@@ -36,6 +36,17 @@ def test_a_count_that_the_width_of_a_head_is_derived_from(sound: Path) -> None:
     assert "num_attention_heads 8, which would have to be 4" in refusal_of_load(str(sound))
 
 
+@pytest.mark.parametrize("field", ["num_key_value_heads", "vocab_size"])
+def test_a_field_that_is_not_stated(field: str, sound: Path) -> None:
+    bad.jedit(sound / bad.CFG, (field,))
+    assert f"{field} {4 if field == 'num_key_value_heads' else 32000}, which would have" in refusal_of_load(str(sound))
+
+
+def test_a_size_of_zero(sound: Path) -> None:
+    bad.jedit(sound / bad.CFG, intermediate_size=0)
+    assert "intermediate_size 0, which would have to be 64" in refusal_of_load(str(sound))
+
+
 def test_the_width(sound: Path) -> None:
     bad.jedit(sound / bad.CFG, ("head_dim",), hidden_size=64)
     text = refusal_of_load(str(sound))
@@ -56,7 +67,7 @@ def test_few_rehearsals_and_no_huge_ones() -> None:
         return False
 
     config = {f"f{n}": n + 2 for n in range(100)} | {"text_config": {"n": 7}, "bos_token_id": 5, "flag": True}
-    assert fitting_fields(config, {"w": ((6, 4), (3, 4))}, fits) == []
+    assert fitting_fields(config, {}, {"w": ((6, 4), (3, 4))}, fits) == []
     assert 0 < len(tried) <= 24
     assert all(config.get("bos_token_id") == 5 and config.get("flag") is True for config in tried)
-    assert fitting_fields({"a": 3}, {"w": ((10**9,), (3,))}, lambda c: c["a"] == 10**9) == [("a", 3, 10**9)]
+    assert fitting_fields({"a": 3}, {}, {"w": ((10**9,), (3,))}, lambda c: c["a"] == 10**9) == [("a", 3, 10**9)]
