@@ -122,7 +122,7 @@ def test_p9_two_at_once(m: Path, tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     runs = [subprocess.Popen(line, env=env, stdout=subprocess.DEVNULL) for _ in range(2)]
     assert [run.wait(timeout=PATIENCE) for run in runs] == [0, 0]
-    assert json.loads(baseline.read_text())["schema_version"] == 2
+    assert json.loads(baseline.read_text())["schema_version"] == 3
     assert sorted(p.name for p in tmp_path.iterdir()) == ["b.json", "m"]
 
 
