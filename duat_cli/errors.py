@@ -30,6 +30,10 @@ class UnsupportedModelError(DuatError):
     """A model whose DUAT form duat cannot prove; the text says which part and why."""
 
 
+class ForwardError(CheckpointError):
+    """A model whose own forward pass fails, without any part of duat in it."""
+
+
 class NoSignalError(UnsupportedModelError):
     """A model whose hidden states are zero: the certificate is relative to them, so it is not defined."""
 

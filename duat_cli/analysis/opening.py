@@ -199,8 +199,20 @@ def open_found(
     model: ModelRequest, found: Found, texts: PromptRequest, read: list[PromptText], progress: Progress
 ) -> tuple[LoadedModel, list[Prompt]]:
     """The same of a checkpoint that is found and texts that are read."""
-    way = model.way(found, _counts(model, found, texts, read), progress)
-    loaded, tokenizer = _load(model, found, progress, way)
+    return tokens_of(*load_found(model, found, texts, read, progress), texts, read)
+
+
+def load_found(
+    model: ModelRequest, found: Found, texts: PromptRequest, read: list[PromptText], progress: Progress
+) -> tuple[LoadedModel, Any]:
+    """The model, loaded in the way that suits the texts, and its tokenizer."""
+    return _load(model, found, progress, model.way(found, _counts(model, found, texts, read), progress))
+
+
+def tokens_of(
+    loaded: LoadedModel, tokenizer: Any, texts: PromptRequest, read: list[PromptText]
+) -> tuple[LoadedModel, list[Prompt]]:
+    """The texts as token ids, and the model with what is to be said of them."""
     prompts, notes = _encoded(tokenizer, loaded, read, texts.max_tokens, bundled=not texts.own)
     return _noted(loaded, notes), prompts
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from duat_cli.analysis.clock import Clock
 from duat_cli.analysis.decomposition import Step
 from duat_cli.analysis.geometry import Geometry, geometry
+from duat_cli.analysis.own_fault import own_fault
 from duat_cli.analysis.plan.waves import WAVE_BYTES, waves
 from duat_cli.analysis.progress import Progress
 from duat_cli.cache.tensors import TensorCache, gram_key
@@ -96,7 +97,11 @@ class Session:
         try:
             self._structure = discover(loaded.model)
         except UnsupportedModelError as fault:
-            raise self._blamed(fault) from fault
+            raise own_fault(loaded) or self._blamed(fault) from fault
+        except (RuntimeError, ValueError, TypeError, LookupError) as fault:
+            if is_out_of_memory(fault) or (own := own_fault(loaded)) is None:
+                raise
+            raise own from fault
         self.plain_error = self._structure.plain_error
         self._cache = TensorCache(gram_key(self.fingerprint, loaded.model), enabled=cache)
 
@@ -235,7 +240,10 @@ class Session:
                     raise
                 self._refused_by_the_rest(weights)
                 if "meta" not in str(fault):
-                    raise
+                    own = own_fault(self.loaded)
+                    if own is None:
+                        raise
+                    raise own from fault
                 first = (str(fault).splitlines() or [""])[0]
                 raise UnsupportedModelError(
                     f"{type(self.loaded.model).__name__}: uses weights past the modules that hold them, so they cannot "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,17 +25,18 @@ from duat_cli.checks.weights import WeightFacts
 from duat_cli.errors import InputError
 from duat_cli.loading.checkpoint.files import read_json
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
+from duat_cli.loading.declared.facts import Declared
 from duat_cli.loading.wording import shown
 from duat_cli.results.base import PromptFacts
 from duat_cli.results.inspect import InspectReport
 from duat_cli.text import clean
 
 SCHEMA = 3
-ANSWERS_SCHEMA = 3  # the first with what the model answers
 SCHEMAS = (1, 2, 3)  # that are read
 _TENSORS, _COUNTS = "weights", "integrity"  # first parts of keys that are no field of the report
 BEHAVIOUR = "behaviour"  # first part of keys that are fields of that result
 FIRST_SCHEMA = 1  # with sketches of another kind; read, and no longer written
+ANSWERS_SCHEMA = 3  # the first with what the model answers, and what it says of itself beside its weights
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Sketch = Annotated[list[Number], Field(min_length=1 + SIZE, max_length=1 + SIZE)]
 Value = float | list[float]
@@ -54,8 +55,13 @@ class BaselineModel(_Part):
 
 class BaselinePrompts(_Part):
     sha256: str
+    """Of texts and numbers of tokens."""
     count: int
     tokens: int
+    texts: str | None = None
+    """Of the texts that were asked for, apart from what the tokenizer made of them."""
+    ids: str | None = None
+    """Of the tokens that they became."""
 
 
 class Baseline(_Part):
@@ -71,6 +77,8 @@ class Baseline(_Part):
     """What the model answered to the prompts."""
     metrics: dict[str, Number | Sketch]
     """Path -> value; of a tensor its norm and sketch."""
+    declared: dict[str, Any] | None = None
+    """What the checkpoint says of itself beside its weights: config, generation config, tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +137,7 @@ def weight_metrics(weights: WeightFacts, schema: int = SCHEMA) -> dict[str, Valu
     return found
 
 
-def prompt_set(prompts: Iterable[PromptFacts]) -> BaselinePrompts | None:
+def prompt_set(prompts: Iterable[PromptFacts], declared: Declared | None = None) -> BaselinePrompts | None:
     import hashlib
 
     facts = list(prompts)
@@ -137,7 +145,13 @@ def prompt_set(prompts: Iterable[PromptFacts]) -> BaselinePrompts | None:
         return None
     text = "\n".join(f"{p.sha256} {p.tokens}" for p in facts)
     digest = hashlib.sha256(text.encode()).hexdigest()
-    return BaselinePrompts(sha256=digest, count=len(facts), tokens=sum(p.tokens for p in facts))
+    return BaselinePrompts(
+        sha256=digest,
+        count=len(facts),
+        tokens=sum(p.tokens for p in facts),
+        texts=declared.texts if declared else None,
+        ids=declared.tokens if declared else None,
+    )
 
 
 def new_baseline(
@@ -146,6 +160,7 @@ def new_baseline(
     dtype: str | None,
     prompts: BaselinePrompts | None,
     answers: Answers | None = None,
+    declared: Declared | None = None,
 ) -> Baseline:
     return Baseline(
         schema_version=SCHEMA,
@@ -156,6 +171,7 @@ def new_baseline(
         prompts=prompts,
         answers=answers,
         metrics={key: rounded(metrics[key]) for key in sorted(metrics, key=natural)},
+        declared=None if declared is None else dict(sorted(declared.entries().items(), key=lambda e: natural(e[0]))),
     )
 
 
@@ -192,10 +208,16 @@ def natural(key: str) -> list[tuple[int, int, str]]:
 
 def to_text(baseline: Baseline) -> str:
     """JSON with one entry a line; ASCII."""
-    head = baseline.model_dump(mode="json", exclude={"metrics"})
+    tables = {"declared": baseline.declared, "metrics": baseline.metrics}
+    head = baseline.model_dump(mode="json", exclude={*tables})
     lines = [f"{json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
-    entries = [f"  {json.dumps(k)}: {json.dumps(v, allow_nan=False)}" for k, v in baseline.metrics.items()]
-    return "\n".join(["{", *lines, '"metrics": {', ",\n".join(entries), "}", "}"]) + "\n"
+    found = [_table(name, table) for name, table in tables.items() if table is not None]
+    return "\n".join(["{", *lines, ",\n".join(found), "}"]) + "\n"
+
+
+def _table(name: str, table: Mapping[str, object]) -> str:
+    entries = [f"  {json.dumps(k)}: {json.dumps(v, allow_nan=False)}" for k, v in table.items()]
+    return f"{json.dumps(name)}: {{\n" + ",\n".join(entries) + "\n}"
 
 
 def read_baseline(name: str) -> BaselineFile | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -99,22 +99,52 @@ def refuse_foreign(
     metrics: Mapping[str, Value],
     dtype: str | None,
     prompts: BaselinePrompts | None,
-    limit_dtype: str,
 ) -> None:
-    """InputError where the baseline belongs to another model, prompt set or dtype."""
+    """InputError where the baseline belongs to another model, prompt set or dtype of the arithmetic."""
     where, old = f"--baseline {clean(str(found.path))}", found.content
     refuse_other_model(found, files, weights, metrics)
     if dtype and old.dtype and dtype != old.dtype:
         raise InputError(f"{where}: made with --dtype {shown(old.dtype)}, this run has {dtype}; run with the same")
-    if prompts and old.prompts and prompts != old.prompts:
+    if prompts and old.prompts and prompts.sha256 != old.prompts.sha256 and not same_texts(prompts, old.prompts):
+        known = (
+            "" if old.prompts.texts else "; where these are the same, the tokenizer or the model's positions changed"
+        )
         raise InputError(
             f"{where}: made with another prompt set ({old.prompts.count} prompts, {old.prompts.tokens} tokens; this "
-            f"run has {prompts.count} and {prompts.tokens}): give the same --prompts, or --update-baseline"
+            f"run has {prompts.count} and {prompts.tokens}): give the same --prompts and --max-tokens{known}"
         )
+
+
+def same_texts(one: BaselinePrompts, other: BaselinePrompts) -> bool:
+    """Whether the same texts were asked for, as far as a baseline says."""
+    return one.texts is not None and one.texts == other.texts
+
+
+def retokenised(old: BaselinePrompts | None, new: BaselinePrompts | None) -> str:
+    """How the same texts became other tokens, as a sentence; empty where they did not, or where it is not known."""
+    if old is None or new is None or not same_texts(old, new):
+        return ""
+    if old.sha256 == new.sha256 and (old.ids is None or old.ids == new.ids):
+        return ""
+    was, now = (f"{p.tokens} tokens of {p.count} prompts" for p in (old, new))
+    return (
+        f"the same texts, other tokens: {was} → {now}; tokenizer or max_position_embeddings changed, and numbers of "
+        "the forward pass are not compared"
+    )
+
+
+def refuse_rounded(found: BaselineFile, files: CheckpointFiles, drift: Iterable[Deviation], limit_dtype: str) -> None:
+    """InputError where tensors moved by what another stored dtype explains, whose rounding is not allowed.
+
+    Another dtype of the same values is no fault, and values that moved further are one.
+    """
+    where, old = f"--baseline {clean(str(found.path))}", found.content
     here = stored_floats(files)
-    if here != old.stored:
+    moved = [d.change for d in drift if d.status == "beyond" and metric_of(d.key).kind == "tensor"]
+    if here != old.stored and moved:
         coarsest = max((STORED_AS.get(d, "float32") for d in {*here, *old.stored}), key=lambda d: COARSENESS[d])
-        if COARSENESS[coarsest] > COARSENESS[limit_dtype]:
+        room = tolerance(tensor_key(""), coarsest, {}).atol
+        if COARSENESS[coarsest] > COARSENESS[limit_dtype] and max(moved) <= room:
             raise InputError(
                 f"{where}: of a checkpoint stored as {', '.join(map(clean, old.stored)) or 'nothing'}, this one is "
                 f"{', '.join(here) or 'nothing'}: another dtype; allow its rounding by [drift] dtype = "

@@ -57,7 +57,14 @@ def hidden_size(config: dict[str, Any]) -> int | None:
 
 
 def depth(config: dict[str, Any]) -> int | None:
-    return _number(text_config(config), _DEPTH)
+    found = depth_field(config)
+    return None if found is None else found[1]
+
+
+def depth_field(config: dict[str, Any]) -> tuple[str, int] | None:
+    """The field that says how many blocks there are, and what it says."""
+    text = text_config(config)
+    return next(((name, number) for name in _DEPTH if (number := _number(text, (name,))) is not None), None)
 
 
 def _number(config: dict[str, Any], names: tuple[str, ...]) -> int | None:

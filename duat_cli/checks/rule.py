@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from duat_cli.checks.answers.recorded import Agreement, Answers
 from duat_cli.checks.drift import Deviation
 from duat_cli.checks.policy import Level, Policy
 from duat_cli.checks.weights import WeightFacts
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
+from duat_cli.loading.declared.facts import Declared
 from duat_cli.results.behaviour import Behaviour
 from duat_cli.results.inspect import InspectReport
 from duat_cli.results.lora import LintFinding
 from duat_cli.results.prune.report import PruneReport
 
 Need = Literal[
-    "load", "report", "slack", "behaviour", "predictions", "baseline", "answers", "adapter", "tuned"
+    "load", "report", "slack", "behaviour", "predictions", "baseline", "answers", "adapter", "tuned", "declared",
+    "tokenizer",
 ]  # fmt: skip
 
 
@@ -40,6 +42,12 @@ class Evidence:
     """The same, as a baseline holds it."""
     agreement: Agreement | None = None
     """Of these answers with the baseline's."""
+    declared: Declared | None = None
+    """What the checkpoint says of itself beside its weights."""
+    old: Mapping[str, Any] | None = None
+    """The same of the baseline, by key; needs a baseline that holds it."""
+    retokenised: str = ""
+    """How the same texts became other tokens than in the baseline; empty where they did not."""
     drift: tuple[Deviation, ...] | None = None
     """Every metric of the baseline or the run; needs --baseline."""
     baseline_file: str = ""
@@ -64,6 +72,8 @@ class Measurement:
     """Bounds of its own; without both the rule's `max` holds."""
     level: Level | None = None
     """A level of its own; None is the rule's."""
+    grave: bool = False
+    """An error although the rule warns as shipped; a user's own policy that names the rule stands over it."""
     source: str | None = None
     """Where its own bounds come from."""
     key: tuple[str, str] | None = None

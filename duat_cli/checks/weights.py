@@ -100,6 +100,9 @@ def weight_facts(
     return WeightFacts(found)
 
 
+SAME = 1e-6  # relative distance of copies; the sketches hold more digits
+
+
 def distance(norm: float, sketch: tuple[float, ...], old_norm: float, old_sketch: tuple[float, ...]) -> float:
     """|W - W'| / |W'|, the exact part from the norms, the rest estimated from the sketches.
 

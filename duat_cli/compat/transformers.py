@@ -166,6 +166,26 @@ def is_load_report(line: str) -> bool:
     return "LOAD REPORT" in line
 
 
+# -- tokenizers and generation -----------------------------------------------------------------------------------------
+
+
+def named_tokens(tokenizer: Any) -> dict[str, str]:
+    """Special tokens by role, those of other modalities among them, such as image_token. Without it, the placeholder
+    of an image in a text model's tokenizer counts as a token that the embedding lacks."""
+    tables = (getattr(tokenizer, "_special_tokens_map", None), getattr(tokenizer, "init_kwargs", None))
+    found = {str(name): token for table in tables for name, token in (table or {}).items() if token is not None}
+    return {name: str(token) for name, token in found.items() if name.endswith("_token")}
+
+
+def generation_defaults() -> dict[str, Any]:
+    """What generation takes for a field that generation_config.json does not state. Without it, a file that states its
+    defaults differs from one that does not."""
+    from transformers import GenerationConfig
+
+    defaults = getattr(GenerationConfig(), "_get_default_generation_params", dict)
+    return dict(defaults())
+
+
 # -- loading a part ----------------------------------------------------------------------------------------------------
 
 

@@ -17,6 +17,8 @@ _NEEDS: dict[Need, str] = {
     "tuned": "a tuned model that can run",
     "baseline": "--baseline",
     "adapter": "--adapter",
+    "declared": "a baseline of this version of duat",
+    "tokenizer": "the tokenizer",
 }
 _OWN_LIMIT = "within bounds of its own: of the policy, of the baseline's tolerance, or of the dtype"
 _LINT_LEVELS = {"error": "error", "warn": "warning", "off": "note"}

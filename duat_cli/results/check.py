@@ -61,7 +61,9 @@ class Outcome(WithReasons):
     level: Literal["error", "warn"] = Field(description="what a finding of this rule counts as")
     status: Literal["passed", "failed", "warned", "skipped"] = Field(description="what became of the check")
     block: int | None = Field(description="number of the block, from 0; null where it belongs to none")
-    where: str | None = Field(description="tensor, field of the inspect report, or file; null for the whole checkpoint")
+    where: str | None = Field(
+        description="tensor, field of the inspect report or of config.json, or file; null for the whole checkpoint"
+    )
     measured: Annotated[Finite | None, Meaning("in `unit`", "measured", signed=True)] = Field(
         description="what was measured, in `unit`"
     )

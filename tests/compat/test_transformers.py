@@ -11,8 +11,9 @@ import pytest
 import torch
 from helpers import single_model
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models
 from torch import nn
-from transformers import modeling_utils
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, modeling_utils
 from transformers.models.bert import modeling_bert
 from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.llama import modeling_llama
@@ -152,3 +153,24 @@ def test_every_initialiser_goes_through_a_function_and_comes_back() -> None:
     called.clear()
     nn.Linear(2, 3)
     assert called == []
+
+
+# -- tokenizers and generation -----------------------------------------------------------------------------------------
+
+
+def test_tokens_by_role(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "<s>": 1, "<image>": 2}, unk_token="a"))
+    named = {"bos_token": "<s>", "unk_token": "a"}
+    found = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, **named, extra_special_tokens={"image_token": "<image>"}
+    )
+    assert compat.named_tokens(found) == {**named, "image_token": "<image>"}
+    found.save_pretrained(tmp_path)
+    with hushed():
+        read = AutoTokenizer.from_pretrained(tmp_path)
+    assert compat.named_tokens(read)["image_token"] == "<image>"
+
+
+def test_defaults_of_generation() -> None:
+    found = compat.generation_defaults()
+    assert {"temperature": 1.0, "do_sample": False, "num_beams": 1}.items() <= found.items()

@@ -8,14 +8,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from duat_cli.analysis.opening import Found, ModelRequest, PromptRequest, open_found
+from duat_cli.analysis.opening import Found, ModelRequest, PromptRequest, load_found, tokens_of
 from duat_cli.checks.paths import asks_for
 from duat_cli.checks.rule import Evidence, Need
 from duat_cli.checks.verdict.conclude import NO_FORWARD, CheckPlan, Subject, conclude
 from duat_cli.checks.weights import weight_facts
-from duat_cli.errors import CheckpointError, NoSignalError, UnsupportedModelError
+from duat_cli.errors import (
+    CheckpointError,
+    DuatError,
+    ForwardError,
+    InputError,
+    NoSignalError,
+    UnsupportedModelError,
+    is_out_of_memory,
+)
+from duat_cli.loading.declared import fields
+from duat_cli.loading.declared.facts import Declared
+from duat_cli.loading.declared.tokenizer import texts_hash, tokenizer_facts, tokens_hash
 from duat_cli.loading.model.notes import weight_notes
 
 if TYPE_CHECKING:
@@ -57,11 +68,12 @@ def check(
 ) -> tuple[CheckReport, str | None]:
     """The report, and the text of the baseline to write, if one is to be written.
 
-    NoSignalError where the forward pass leaves nothing to measure and no rule on the weights that is on says so.
+    Where the prompts cannot be made tokens, the model cannot run or the pass leaves nothing to measure, and no rule
+    that needs none of it says so: the InputError, ForwardError or NoSignalError.
     """
     read = request.texts.read(progress) if plan.forward else []
     found = request.model.find(progress)
-    undefined: NoSignalError | None = None
+    undefined: DuatError | None = None
     if plan.forward:
         evidence, subject, undefined, ran = _with_model(plan, request, found, read, progress)
     else:
@@ -73,7 +85,7 @@ def check(
         evidence = replace(evidence, adapter=_lint(request.adapter, found, progress))
     evidence = _with_answers(evidence, request, found, ran, progress)
     report, text = conclude(plan, evidence, subject, run())
-    if undefined is not None and report.verdict == "passed":
+    if undefined is not None and (plan.update or report.verdict == "passed"):
         raise undefined
     return report, text
 
@@ -81,24 +93,36 @@ def check(
 def _without_model(plan: CheckPlan, found: Found, progress: Progress) -> tuple[Evidence, Subject]:
     weights = weight_facts(found.files, progress, first_sketch=plan.first_sketch)
     why = NO_FORWARD if plan.weights_only else "no rule that is on needs it"
-    absent: dict[Need, str] = dict.fromkeys(("load", "report", "slack", "behaviour"), why)
+    absent: dict[Need, str] = dict.fromkeys(("load", "report", "slack", "behaviour", "tokenizer"), why)
     notes = weight_notes(weights.nonfinite, weights.zero_matrices, len(weights.matrices))
     subject = Subject(found.place.name, found.place.revision, None, (*found.files.warnings, *notes))
-    return Evidence(found.files, weights, absent=absent), subject
+    return Evidence(found.files, weights, absent=absent, declared=_said(found)), subject
 
 
 def _with_model(
     plan: CheckPlan, request: CheckRequest, found: Found, read: list[PromptText], progress: Progress
-) -> tuple[Evidence, Subject, NoSignalError | None, _Ran | None]:
+) -> tuple[Evidence, Subject, DuatError | None, _Ran | None]:
     """The model loaded and, where its weights are numbers, run; and why the run says nothing, if it does not."""
     try:
-        loaded, inputs = open_found(request.model, found, request.texts, read, progress)
+        loaded, tokenizer = load_found(request.model, found, request.texts, read, progress)
     except UnsupportedModelError as fault:
         raise _with_hint(fault) from fault
+    declared = _declared(found, loaded, tokenizer, request, read)
+    inputs: list[Prompt] = []
+    report: InspectReport | None = None
+    undefined: DuatError | None = None
+    try:
+        loaded, inputs = tokens_of(loaded, tokenizer, request.texts, read)
+    except InputError as fault:  # the rule on the tokenizer may say why
+        undefined = fault
     weights = weight_facts(found.files, progress, first_sketch=plan.first_sketch)
     evidence = Evidence(found.files, weights, unexpected=loaded.unexpected, spare=loaded.spare)
-    asking = _asking(loaded, inputs, request.model) if plan.asks else None
-    report, undefined = _report(plan, loaded, inputs, asking, progress)
+    asking: Asking | None = None
+    if undefined is None:
+        declared = replace(declared, tokens=tokens_hash(p.input_ids[0].tolist() for p in inputs))
+        asking = _asking(inputs, tokenizer) if plan.asks else None
+        report, undefined = _report(plan, loaded, inputs, asking, progress)
+    evidence = replace(evidence, declared=declared)
     if report is None:  # the rules on weights say what is zero, or not finite
         why = str(undefined or "weights that are not finite leave nothing to compute")
         evidence.absent.update({"report": why, "slack": why, "behaviour": why})
@@ -113,7 +137,7 @@ def _with_model(
 
 def _report(
     plan: CheckPlan, loaded: LoadedModel, inputs: list[Prompt], asking: Asking | None, progress: Progress
-) -> tuple[InspectReport | None, NoSignalError | None]:
+) -> tuple[InspectReport | None, DuatError | None]:
     """The model run on the prompts; none where its weights are not finite, or where the error says why.
 
     Of weights that are read block by block it is known behind the run alone whether they are.
@@ -127,21 +151,26 @@ def _report(
             found = inspect(loaded, inputs, _settings(plan), progress, beside=asking)
         except (UnsupportedModelError, CheckpointError) as raised:
             fault = raised
+        except (RuntimeError, ValueError, TypeError, LookupError) as raised:
+            from duat_cli.analysis.own_fault import own_fault
+
+            fault = None if is_out_of_memory(raised) else own_fault(loaded, [p.input_ids for p in inputs])
+            if fault is None:
+                raise
     loaded.value_notes()
     if loaded.nonfinite_weights:
         return None, None
-    if fault is None or isinstance(fault, NoSignalError):
+    if fault is None or isinstance(fault, (NoSignalError, ForwardError)):
         return found, fault
     if isinstance(fault, UnsupportedModelError):
-        raise _with_hint(fault) from fault
+        return None, _with_hint(fault)
     raise fault
 
 
-def _asking(loaded: LoadedModel, inputs: list[Prompt], model: ModelRequest) -> Asking:
+def _asking(inputs: list[Prompt], tokenizer: Any) -> Asking:
     from duat_cli.analysis.check.behaviour import Asking
-    from duat_cli.loading.model.load import load_tokenizer
 
-    return Asking(inputs, lambda: load_tokenizer(loaded.files.path, trust_remote_code=model.trust_remote_code))
+    return Asking(inputs, lambda: tokenizer)
 
 
 def _with_answers(
@@ -164,6 +193,32 @@ def _with_answers(
     elif behaviour.loss_per_token is None:
         evidence.absent["tuned"] = behaviour.reasons["loss_per_token"]
     return replace(evidence, behaviour=behaviour, answers=answers)
+
+
+def _said(found: Found) -> Declared:
+    """What the files alone say."""
+    return Declared(fields.flat(found.files.config), fields.generation(found.files.path))
+
+
+def _declared(
+    found: Found, loaded: LoadedModel, tokenizer: Any, request: CheckRequest, read: list[PromptText]
+) -> Declared:
+    """The same with defaults and the tokenizer."""
+    import transformers
+
+    from duat_cli.compat.transformers import generation_defaults
+    from duat_cli.loading.prompts import limits
+
+    texts = [text.text for text in read]
+    return replace(
+        _said(found),
+        resolved=fields.resolved(loaded.model.config),
+        resolved_by=transformers.__version__,
+        generation_defaults=generation_defaults(),
+        tokenizer=tokenizer_facts(tokenizer, found.files.path, texts),
+        rows=limits(loaded.model).vocab_size,
+        texts=texts_hash(texts, request.texts.max_tokens),
+    )
 
 
 def _with_hint(fault: UnsupportedModelError) -> UnsupportedModelError:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from duat_cli.checks.baseline import metric_of
 from duat_cli.checks.drift import Deviation
 from duat_cli.checks.rule import Evidence, Measurement, Need, Rule, Settings
+from duat_cli.checks.weights import SAME, distance
 from duat_cli.loading.wording import counted, listed, shown
 
 _UPDATE = "If the change is meant, run again with --update-baseline and commit the baseline."
@@ -51,13 +52,32 @@ def _vanished(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
 
 
 def _new(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    fresh: dict[int | None, list[str]] = {}
+    """A tensor that the baseline lacks is grave, unless it is a copy of another, such as a tied output matrix."""
+    fresh: dict[tuple[int | None, bool], list[str]] = {}
     for deviation in evidence.drift or ():
         if deviation.status == "new":
-            fresh.setdefault(metric_of(deviation.key).block, []).append(deviation.key)
-    for block, keys in fresh.items():
-        text = f"{counted(len(keys), 'metric')} that the baseline lacks: {listed(keys)}"
-        yield Measurement(len(keys), text, block, keys[0], key=(evidence.baseline_file, ""))
+            metric = metric_of(deviation.key)
+            grave = metric.kind == "tensor" and not _is_copy(evidence, metric.name)
+            fresh.setdefault((metric.block, grave), []).append(deviation.key)
+    for (block, grave), keys in fresh.items():
+        what = "tensor" if grave else "metric"
+        text = f"{counted(len(keys), what)} that the baseline lacks: {listed(keys)}"
+        yield Measurement(len(keys), text, block, keys[0], key=(evidence.baseline_file, ""), grave=grave)
+
+
+def _is_copy(evidence: Evidence, name: str) -> bool:
+    tensors = evidence.weights.tensors
+    one = tensors.get(name)
+    return (
+        one is not None
+        and one.matrix
+        and not one.zero
+        and any(
+            other.entry.shape == one.entry.shape and distance(one.norm, one.sketch, other.norm, other.sketch) <= SAME
+            for other_name, other in tensors.items()
+            if other_name != name
+        )
+    )
 
 
 def _stale(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
@@ -90,8 +110,8 @@ RULES = [
     ),
     Rule(
         "drift.new",
-        "metrics that the baseline lacks",
-        "Run with --update-baseline, so that they are watched from now on.",
+        "metrics that the baseline lacks; a tensor that is no copy of another is an error",
+        "Find out where a tensor comes from; once it is meant, --update-baseline has it watched.",
         ("baseline",),
         _new,
         level="warn",

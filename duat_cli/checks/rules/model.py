@@ -5,15 +5,47 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
+from duat_cli.checks.places import BlockPlace, block_of, depth_field, text_config
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
-from duat_cli.loading.wording import counted, listed
+from duat_cli.loading.wording import counted, listed, shown
+
+_AHEAD = "num_nextn_predict_layers"
 
 
 def _unexpected(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    names = list(evidence.unexpected or ())
+    """Whole blocks of a stack whose other blocks are used are grave: config.json has the wrong depth."""
+    names = set(evidence.unexpected or ())
+    for stack, blocks in _unused_blocks(evidence, names).items():
+        own = sorted(name for name in names if (place := block_of(name)) and place[0] in blocks)
+        names -= set(own)
+        field, stated = depth_field(evidence.files.config) or ("the number of blocks", 0)
+        held = len({p[0] for n in evidence.files.tensors if (p := block_of(n)) and p[0].stack == stack})
+        said = f"config.json says {field} {stated}, the files hold {counted(held, 'block')}"
+        text = f"{said} ({shown(stack)}): {counted(len(own), 'unused tensor')}: {listed(own)}"
+        yield Measurement(len(own), text, where=own[0], grave=not _announced(evidence, len(blocks)))
     if names:
-        text = f"{counted(len(names), 'unexpected tensor')}, unused by the model: {listed(names)}"
+        text = f"{counted(len(names), 'unexpected tensor')}, unused by the model: {listed(list(names))}"
         yield Measurement(len(names), text, where=min(names))
+
+
+def _unused_blocks(evidence: Evidence, names: set[str]) -> dict[str, set[BlockPlace]]:
+    """Stack -> blocks without a tensor that is used, of stacks with some block that is."""
+    held: dict[BlockPlace, list[str]] = {}
+    for name in evidence.files.tensors:
+        if place := block_of(name):
+            held.setdefault(place[0], []).append(name)
+    unused = {place for place, own in held.items() if names.issuperset(own)}
+    used = {place.stack for place in set(held) - unused}
+    found: dict[str, set[BlockPlace]] = {}
+    for block in unused:
+        if block.stack in used:
+            found.setdefault(block.stack, set()).add(block)
+    return found
+
+
+def _announced(evidence: Evidence, blocks: int) -> bool:
+    """Whether config.json speaks of so many blocks beside the model's own: those that predict several tokens ahead."""
+    return text_config(evidence.files.config).get(_AHEAD) == blocks
 
 
 def _missing(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
@@ -61,7 +93,7 @@ def _range(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
 RULES = [
     Rule(
         "integrity.unexpected",
-        "tensors that the model's class does not use",
+        "tensors that the model's class does not use; an error where they make up whole blocks",
         "Remove them, or correct config.json: an unused tensor often is a renamed or a foreign one.",
         ("load",),
         _unexpected,

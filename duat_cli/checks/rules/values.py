@@ -9,10 +9,9 @@ import numpy as np
 
 from duat_cli.checks.places import block_of, head_width, is_attention
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
-from duat_cli.checks.weights import Indices, TensorFacts, distance
+from duat_cli.checks.weights import SAME, Indices, TensorFacts, distance
 from duat_cli.loading.wording import counted, shown
 
-_SAME = 1e-6  # relative distance of copies; the sketches hold more digits
 _HEAD = ("lm_head.weight", "embed_out.weight", "predictions.decoder.weight", "generator_lm_head.weight")
 _TABLE = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "shared.weight")
 
@@ -59,7 +58,7 @@ def _duplicates(evidence: Evidence, settings: Settings) -> Iterable[Measurement]
 
 def _same(tensors: dict[str, TensorFacts], others: dict[str, TensorFacts]) -> bool:
     return all(
-        distance(t.norm, t.sketch, others[n].norm, others[n].sketch) <= _SAME for n, t in tensors.items()
+        distance(t.norm, t.sketch, others[n].norm, others[n].sketch) <= SAME for n, t in tensors.items()
     )  # a comparison with NaN is False
 
 

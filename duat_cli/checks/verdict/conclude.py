@@ -12,7 +12,7 @@ from duat_cli import __version__
 from duat_cli.checks import baseline as baselines
 from duat_cli.checks.answers.recorded import Agreement, agreement, compared
 from duat_cli.checks.baseline import Baseline, BaselineFile, Value
-from duat_cli.checks.drift import compare, refuse_foreign, refuse_other_model
+from duat_cli.checks.drift import compare, refuse_foreign, refuse_other_model, refuse_rounded, retokenised
 from duat_cli.checks.metrics import metrics_of, sampling_slack
 from duat_cli.checks.nearest import suggestion
 from duat_cli.checks.paths import is_metric, leaves_out, matches
@@ -58,7 +58,9 @@ class CheckPlan:
         on = [s.rule for s in self.settings.values() if s.level != "off"]
         wanted = [r for r in on if self.baseline or "baseline" not in r.needs]
         needed = {need for rule in wanted for need in rule.needs}
-        return not self.weights_only and (self.update or bool({"report", "load", "slack", "behaviour"} & needed))
+        return not self.weights_only and (
+            self.update or bool({"report", "load", "slack", "behaviour", "tokenizer"} & needed)
+        )
 
     @property
     def asks(self) -> bool:
@@ -177,27 +179,38 @@ def _with_baseline(
     """The evidence with the drift, or with why there is none; and what to write."""
     report = evidence.report
     dtype = report.environment.dtype if report else None
-    prompts = baselines.prompt_set(report.prompts) if report else None
+    prompts = baselines.prompt_set(report.prompts, evidence.declared) if report else None
     _check_tolerances(plan, metrics)
     if plan.update:
         if plan.baseline:
             refuse_other_model(plan.baseline, evidence.files, evidence.weights, metrics)
-        fresh = baselines.new_baseline(evidence.files, metrics_of(evidence)[0], dtype, prompts, evidence.answers)
+        fresh = baselines.new_baseline(
+            evidence.files, metrics_of(evidence)[0], dtype, prompts, evidence.answers, evidence.declared
+        )
         return replace(evidence, absent={**evidence.absent, "baseline": "it is being renewed"}), fresh
     if plan.baseline is None:
         return replace(evidence, absent={**evidence.absent, "baseline": "no --baseline was given"}), None
     limit = plan.policy.drift_dtype or dtype or _weights_dtype(plan, evidence)
-    refuse_foreign(plan.baseline, evidence.files, evidence.weights, metrics, dtype, prompts, limit)
+    old = plan.baseline.content
+    refuse_foreign(plan.baseline, evidence.files, evidence.weights, metrics, dtype, prompts)
+    other_tokens = retokenised(old.prompts, prompts)
     drift = compare(
-        plan.baseline.content,
+        old,
         metrics,
         reasons,
         sampling_slack(report),
         plan.policy,
         limit,
-        forward=report is not None,
+        forward=report is not None and not other_tokens,
     )
-    return replace(_with_agreement(evidence, plan.baseline.content, limit), drift=drift), None
+    refuse_rounded(plan.baseline, evidence.files, drift, limit)
+    evidence = replace(evidence, drift=drift, old=old.declared, retokenised=other_tokens)
+    if old.declared is None:
+        evidence.absent["declared"] = f"the baseline, of schema version {old.schema_version}, holds nothing of it"
+    if other_tokens:
+        evidence.absent["answers"] = other_tokens
+        return evidence, None
+    return _with_agreement(evidence, old, limit), None
 
 
 def _with_agreement(evidence: Evidence, baseline: Baseline, dtype: str) -> Evidence:
@@ -240,18 +253,14 @@ def _check_tolerances(plan: CheckPlan, metrics: Mapping[str, Value]) -> None:
 
 
 def _baseline_warnings(plan: CheckPlan) -> list[str]:
-    if plan.update or plan.baseline is None:
+    if plan.update or plan.baseline is None or plan.schema == baselines.SCHEMA:
         return []
-    old = [
-        f"--baseline {shown(plan.baseline_name)}: of schema version {plan.schema}, it holds nothing of what the model "
-        "answers, which is compared with no earlier run; --update-baseline renews it"
-    ]
-    if not plan.first_sketch:
-        return old if plan.asks and plan.schema < baselines.ANSWERS_SCHEMA else []
+    sketches = "its sketches may be off by 0.63 of a change of low rank, today's by a quarter; "
+    answers = " and what the model answers" if plan.asks else ""
     return [
-        *(old if plan.asks else []),
-        f"--baseline {shown(plan.baseline_name)}: its sketches, of schema version 1, may be off by 0.63 of a change "
-        "of low rank, today's by a quarter; --update-baseline renews it",
+        f"--baseline {shown(plan.baseline_name)}: of schema version {plan.schema}: "
+        f"{sketches if plan.first_sketch else ''}it holds nothing of config.json, the tokenizer{answers}; renew it "
+        "with --update-baseline once this check has passed"
     ]
 
 
@@ -268,8 +277,12 @@ def _baseline_facts(
         )
     old = plan.baseline.content if plan.baseline else None
     changes = _changes(old.metrics if old else {}, metrics)
-    heads = [(b.model_dump(exclude={"metrics", "duat_version", "answers"}) if b else {}) for b in (old, fresh)]
+    heads = [
+        (b.model_dump(exclude={"metrics", "duat_version", "answers", "declared"}) if b else {}) for b in (old, fresh)
+    ]
     changes = [*_changes(*heads), *changes] if old else changes
+    if old and old.declared is not None:
+        changes = [*changes, *_changes(old.declared, fresh.declared or {})]
     if failed:
         status = "not written"
     elif old is None:

@@ -70,6 +70,8 @@ def _outcome(settings: Settings, found: _Judged, locate: Locate) -> Outcome:
     level = measurement.level or settings.level
     if settings.level == "warn" or level == "off":
         level = "warn"
+    if measurement.grave and settings.key is None:
+        level = "error"
     value = None if measurement.undefined else _finite(measurement.value)
     beyond = None if measurement.undefined else _finite(found.beyond)
     reasons = {}

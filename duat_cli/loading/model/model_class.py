@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import transformers
@@ -14,6 +14,7 @@ from duat_cli.errors import CheckpointError
 from duat_cli.loading.checkpoint.files import fail
 from duat_cli.loading.checkpoint.preflight import CONFIG, CheckpointFiles
 from duat_cli.loading.checkpoint.stored import STORED
+from duat_cli.loading.model.misfit import fitting_fields
 from duat_cli.loading.quiet import foreign_errors
 from duat_cli.loading.wording import counted, listed, shown
 from duat_cli.text import clean
@@ -113,45 +114,70 @@ def check_fit(cls: type[PreTrainedModel], config: PreTrainedConfig, files: Check
     weights and buffers that are computed are no part of what it calls missing. A missing tensor is an error,
     but for the pooler, which encoders are often saved without and which stands behind the last block.
     """
-    empty = {
-        n: torch.empty(t.shape, dtype=STORED[t.dtype], device="meta")
-        for n, t in files.tensors.items()
-        if t.dtype in STORED
-    }
-    with foreign_errors(cannot(cls, files)):
-        model, info = cls.from_pretrained(
-            None,
-            config=config,
-            state_dict=empty,
-            device_map={"": "meta"},
-            dtype=dtype,
-            attn_implementation="eager",
-            local_files_only=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-        )
-    _refuse_mismatched(files, info["mismatched_keys"])
+    with foreign_errors(cannot(cls, files, CONFIG)):  # there are no values yet
+        model, info = _rehearsed(cls, config, files, dtype)
+    if info["mismatched_keys"]:
+        _refuse_mismatched(files, info["mismatched_keys"], _contradictions(cls, config, files, dtype, info))
     missing = set(info["missing_keys"])
     spare = {n for n in missing if ".pooler." in f".{n}"}
     _refuse_missing(cls, files, sorted(missing - spare))
     return Fit(tuple(sorted(info["unexpected_keys"])), tuple(sorted(spare)), model)
 
 
-def cannot(cls: type[PreTrainedModel], files: CheckpointFiles) -> str:
-    path, version = clean(str(files.path)), transformers.__version__
+def _rehearsed(
+    cls: type[PreTrainedModel], config: PreTrainedConfig, files: CheckpointFiles, dtype: torch.dtype
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """The modules on `meta`, and what transformers says of the tensors."""
+    empty = {
+        n: torch.empty(t.shape, dtype=STORED[t.dtype], device="meta")
+        for n, t in files.tensors.items()
+        if t.dtype in STORED
+    }
+    model, info = cls.from_pretrained(
+        None,
+        config=config,
+        state_dict=empty,
+        device_map={"": "meta"},
+        dtype=dtype,
+        attn_implementation="eager",
+        local_files_only=True,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+    )
+    return model, info
+
+
+def _contradictions(
+    cls: type[PreTrainedModel], config: PreTrainedConfig, files: CheckpointFiles, dtype: torch.dtype, info: Any
+) -> str:
+    """The fields of config.json that alone explain the wrong shapes, and what they would have to be."""
+
+    def fits(content: dict[str, Any]) -> bool:
+        try:
+            told = _rehearsed(cls, type(config).from_dict(content), files, dtype)[1]
+        except Exception:  # transformers refuses many combinations, each with an error of its own
+            return False
+        return not told["mismatched_keys"] and not told["missing_keys"] - set(info["missing_keys"])
+
+    shapes = {name: (tuple(stored), tuple(wanted)) for name, stored, wanted in info["mismatched_keys"]}
+    found = fitting_fields(files.config, config.to_dict(), shapes, fits)
+    told = " or ".join(f"{clean(path)} {value}, which would have to be {other}" for path, value, other in found[:3])
+    return told or "the config is of another checkpoint"
+
+
+def cannot(cls: type[PreTrainedModel], files: CheckpointFiles, file: str = "") -> str:
+    path, version = clean(str(files.path / file)), transformers.__version__
     return f"{path}: transformers {version} cannot load it as {cls.__name__}"
 
 
-def _refuse_mismatched(files: CheckpointFiles, mismatched: set[tuple[str, Any, Any]]) -> None:
-    if not mismatched:
-        return
+def _refuse_mismatched(files: CheckpointFiles, mismatched: set[tuple[str, Any, Any]], why: str) -> NoReturn:
     name, stored, wanted = min(mismatched, key=lambda m: m[0])
     entry = files.tensors.get(name)
     where = clean(str(files.path / entry.shard if entry else files.path))
     others = [other for other, *_ in mismatched if other != name]
     raise CheckpointError(
         f"{where}: {shown(name)}: shape mismatch, config.json asks for {list(wanted)}, the file has "
-        f"{list(stored)}{f'; so do {listed(others)}' if others else ''}; the config is of another checkpoint"
+        f"{list(stored)}{f'; so do {listed(others)}' if others else ''}; {why}"
     )
 
 

@@ -15,14 +15,13 @@ from torch import Tensor
 
 from duat_cli.analysis.check.run import CheckRequest, check
 from duat_cli.analysis.inspect.run import InspectOptions
-from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_found
+from duat_cli.analysis.opening import ModelRequest, PromptRequest, load_found
 from duat_cli.checks.policy import read_policy
 from duat_cli.checks.settings import settings_of
 from duat_cli.checks.verdict.conclude import NO_FORWARD, plan
 from duat_cli.errors import NoSignalError, UnsupportedModelError
 from duat_cli.loading.checkpoint.source import demo_adapter_path
 from duat_cli.loading.model.load import LoadedModel
-from duat_cli.loading.prompts import Prompt
 from duat_cli.results.base import Run
 from duat_cli.results.check import CheckReport
 
@@ -129,12 +128,12 @@ def test_no_tensor_is_read_more_than_once_for_the_sketch_and_once_for_the_run(
 ) -> None:
     folder, opened = saved("llama", tmp_path), list[LoadedModel]()
 
-    def keeping(*given: Any) -> tuple[LoadedModel, list[Prompt]]:
-        loaded, prompts = open_found(*given)
+    def keeping(*given: Any) -> tuple[LoadedModel, Any]:
+        loaded, tokenizer = load_found(*given)
         opened.append(loaded)
-        return loaded, prompts
+        return loaded, tokenizer
 
-    monkeypatch.setattr("duat_cli.analysis.check.run.open_found", keeping)
+    monkeypatch.setattr("duat_cli.analysis.check.run.load_found", keeping)
     checked(folder, memory=1)
     [loaded] = opened
     assert loaded.paged is not None

@@ -43,3 +43,33 @@ def test_the_range_is_no_drift_metric(small: Path, tmp_path: Path, duat: Duat) -
     assert duat("check", small, "--prompt", "hello", "-q", "--baseline", file, "--update-baseline").code == 0
     assert "largest_activation" not in file.read_text()
     assert ".range." not in file.read_text()
+
+
+# --- unused tensors ---------------------------------------------------------------------------------------------
+
+
+def _unexpected(duat: Duat, folder: Path) -> tuple[int, list[tuple[str, str]]]:
+    done = duat("check", folder, "--prompt", "hello", "-q", "--json", "--select", "integrity.unexpected")
+    return done.code, [(o["status"], o["message"]) for o in done.json["outcomes"]]
+
+
+@pytest.mark.parametrize("stated", [5, 3])
+def test_whole_blocks_that_are_unused_fail(stated: int, demo: Path, duat: Duat) -> None:
+    bad.jedit(demo / bad.CFG, num_hidden_layers=stated)
+    code, ((status, message),) = _unexpected(duat, demo)
+    assert (code, status) == (1, "failed")
+    assert f"config.json says num_hidden_layers {stated}, the files hold 6 blocks ('model.layers')" in message
+    assert f"{9 * (6 - stated)} unused tensors" in message
+
+
+def test_other_unused_tensors_warn(demo: Path, duat: Duat) -> None:
+    bad.wedit(demo, lambda s: {**s, "model.layers.2.extra.weight": torch.ones(2), "tower.layers.0.w": torch.ones(2)})
+    code, ((status, message),) = _unexpected(duat, demo)
+    assert (code, status) == (0, "warned")
+    assert "2 unexpected tensors" in message
+
+
+def test_blocks_that_the_config_announces_beside_the_model_warn(demo: Path, duat: Duat) -> None:
+    bad.jedit(demo / bad.CFG, num_hidden_layers=5, num_nextn_predict_layers=1)
+    code, ((status, _),) = _unexpected(duat, demo)
+    assert (code, status) == (0, "warned")

@@ -1,0 +1,176 @@
+"""Rules about drift of what a checkpoint says of itself: the cause of most of what the forward pass then shows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
+from duat_cli.loading.declared.facts import CONFIG, FILE, GENERATION, RESOLVED_BY, TOKENIZER, Declared, below
+from duat_cli.loading.declared.tokenizer import DIGITS, TokenizerFacts, range_length
+from duat_cli.loading.wording import counted, shown
+from duat_cli.text import clean
+
+_SHOWN = 4  # fields, ranges or tokens that are named
+_LONGEST = 60  # characters of a value
+Change = tuple[str, Any, Any]
+"""Field, old, new; None for none."""
+
+
+def _config(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    """One finding for each field, or for each group of fields such as rope_parameters."""
+    assert evidence.declared is not None
+    assert evidence.old is not None
+    groups: dict[str, list[Change]] = {}
+    for change in config_changes(evidence.old, evidence.declared):
+        groups.setdefault(_group(change[0]), []).append(change)
+    for group, changes in groups.items():
+        yield Measurement(len(changes), f"config.json: {_told(changes)}", where=f"{CONFIG}.{group}")
+
+
+def config_changes(old: Mapping[str, Any], new: Declared) -> Iterator[Change]:
+    """Fields of the config that differ from a baseline's entries.
+
+    Resolved fields where both have them. Where one of them comes from a run without the load, fields that both state:
+    of one that only one of them states, the class's default is not known.
+    """
+    before, written = below(old, CONFIG), below(old, FILE)
+    if new.resolved is not None and before:
+        yield from _resolved_changes(before, new, same=old.get(RESOLVED_BY) == f"transformers {new.resolved_by}")
+        return
+    known = before | written
+    yield from ((name, known[name], here) for name, here in new.stated.items() if name in known and known[name] != here)
+
+
+def _resolved_changes(before: Mapping[str, Any], new: Declared, *, same: bool) -> Iterator[Change]:
+    """same: whether one release of transformers resolved both. Another one's classes may have fields more and fewer,
+    which then count only where config.json states them."""
+    now = new.resolved or {}
+    for name in dict.fromkeys([*before, *now]):
+        old, here = before.get(name), now.get(name)
+        comparable = same or (name in before and name in now) or name in new.stated
+        if old != here and comparable:
+            yield name, old, here
+
+
+def _group(name: str) -> str:
+    """The field at the top of the config, or of the config inside it, that a path belongs to."""
+    parts = name.split(".")
+    depth = next((n for n, part in enumerate(parts) if not part.endswith("_config")), len(parts) - 1)
+    return ".".join(parts[: depth + 1])
+
+
+def _tokenizer(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    assert evidence.declared is not None
+    assert evidence.declared.tokenizer is not None
+    assert evidence.old is not None
+    old, here = evidence.old, evidence.declared.tokenizer
+    for name, text in _tokenizer_changes(below(old, TOKENIZER), here) if below(old, TOKENIZER) else ():
+        yield Measurement(1, f"tokenizer: {text}", where=f"{TOKENIZER}.{name}")
+    changes = list(generation_changes(below(old, GENERATION), evidence.declared))
+    if changes:
+        yield Measurement(len(changes), f"generation_config.json: {_told(changes)}", where=GENERATION)
+    if evidence.retokenised:
+        yield Measurement(1, evidence.retokenised, where="prompts")
+
+
+def _tokenizer_changes(old: Mapping[str, Any], here: TokenizerFacts) -> Iterator[tuple[str, str]]:
+    before = below(old, "parts")
+    for name in dict.fromkeys([*before, *here.parts]):
+        was, now = before.get(name, "none"), here.parts.get(name, "none")
+        if was == now:
+            continue
+        if name == "vocabulary":
+            yield name, _vocabulary_change(old, here)
+        elif "none" in (was, now):
+            yield name, f"{clean(name)} {'dropped' if now == 'none' else 'added'}"
+        else:
+            yield name, f"{clean(name)} changed"
+    fields = below(old, "fields")
+    changes = [(n, fields.get(n), here.fields.get(n)) for n in dict.fromkeys([*fields, *here.fields])]
+    changes = [change for change in changes if change[1] != change[2]]
+    if changes:
+        yield "fields", _told(changes)
+
+
+def _vocabulary_change(old: Mapping[str, Any], here: TokenizerFacts) -> str:
+    """Where the vocabularies differ, as far as hashes of ranges of ids tell."""
+    size, ranges = old.get("size"), old.get("ranges")
+    if type(size) is not int or not isinstance(ranges, str) or size < 1:
+        return "vocabulary changed"
+    step, now = range_length(size), here.ranges(size)
+    starts = [
+        at // DIGITS * step for at in range(0, len(now), DIGITS) if now[at : at + DIGITS] != ranges[at : at + DIGITS]
+    ]
+    sizes = f"{size} ids → {here.size}" if size != here.size else f"{size} ids"
+    if not starts:
+        added = [here.vocabulary[i] for i in sorted(here.vocabulary) if i >= size]
+        return f"vocabulary: {sizes}{_tokens(added)}"
+    runs = ", ".join(f"{at}-{min(at + step, size) - 1}" if step > 1 else str(at) for at in starts[:_SHOWN])
+    more = f" and {counted(len(starts) - _SHOWN, 'more range')}" if len(starts) > _SHOWN else ""
+    first = [token for i, token in sorted(here.vocabulary.items()) if starts[0] <= i < starts[0] + step]
+    return f"vocabulary: {sizes}, other tokens among ids {runs}{more}{_tokens(first)}"
+
+
+def _tokens(tokens: list[str]) -> str:
+    more = ", ..." if len(tokens) > _SHOWN else ""
+    return f" (now {', '.join(shown(t, 20) for t in tokens[:_SHOWN])}{more})" if tokens else ""
+
+
+def generation_changes(old: Mapping[str, Any], new: Declared) -> Iterator[Change]:
+    """Fields of generation_config.json that differ; one that is not stated has its default."""
+    for name in dict.fromkeys([*old, *new.generation]):
+        default = new.generation_defaults.get(name)
+        was, here = old.get(name, default), new.generation.get(name, default)
+        if was != here:
+            yield name, was, here
+
+
+def _told(changes: list[Change]) -> str:
+    """'rope_theta 10000 → 1000000', for the first few of them."""
+    texts = [f"{clean(name)} {_value(old, new)}" for name, old, new in changes[:_SHOWN]]
+    more = len(changes) - _SHOWN
+    return "; ".join(texts) + (f"; and {more} more" if more > 0 else "")
+
+
+def _value(old: Any, new: Any) -> str:
+    """Of two lists the first place where they differ."""
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        at = next(n for n, pair in enumerate(zip(old, new, strict=True)) if pair[0] != pair[1])
+        count = sum(a != b for a, b in zip(old, new, strict=True))
+        more = f" and {count - 1} more of {len(old)}" if count > 1 else ""
+        return f"[{at}] {_text(old[at])} → {_text(new[at])}{more}"
+    return f"{_text(old)} → {_text(new)}"
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        return str(int(value))
+    text = clean(value if isinstance(value, str) else json.dumps(value))
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+RULES = [
+    Rule(
+        "drift.config",
+        "fields of config.json, with their defaults, that differ from the baseline's; fields that cannot change a "
+        "result, such as transformers_version or dtype, are left out",
+        "Restore the field; what follows in weights and forward pass may be its effect. If it is meant, run again with "
+        "--update-baseline.",
+        ("baseline", "declared"),
+        _config,
+        unit="fields",
+    ),
+    Rule(
+        "drift.tokenizer",
+        "vocabulary, merges, normaliser, special tokens, chat template and generation_config.json against the "
+        "baseline's, and whether the same texts are still the same tokens",
+        "Restore the tokenizer's files and generation_config.json of the checkpoint that the baseline was made of.",
+        ("baseline", "declared", "tokenizer"),
+        _tokenizer,
+        unit="parts",
+    ),
+]

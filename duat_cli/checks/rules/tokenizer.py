@@ -1,0 +1,134 @@
+"""The rule about the tokenizer: do its ids fit the embedding, and do the files agree on where a text ends?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
+from duat_cli.loading.declared.facts import Declared
+from duat_cli.loading.declared.tokenizer import TokenizerFacts
+from duat_cli.loading.wording import counted, listed, shown
+
+# Fields of config.json and generation_config.json that name special tokens, without '_id'
+_ROLES = (
+    "bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token",
+    "decoder_start_token", "forced_bos_token", "forced_eos_token",
+)  # fmt: skip
+_NO_TOKEN = -1  # what some configs say where there is none
+
+
+def _tokenizer(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    said = evidence.declared
+    assert said is not None
+    assert said.tokenizer is not None
+    yield from _beyond(said, said.tokenizer)
+    for role in ("bos_token", "eos_token"):
+        yield from _disagreement(said, said.tokenizer, role)
+    if said.tokenizer.lost:
+        lost = said.tokenizer.lost
+        many = counted(len(lost), "text")
+        text = f"tokenizer: {many} not the same after encoding and decoding, such as {shown(lost[0], 60)}"
+        yield Measurement(len(lost), text, where="tokenizer.json")
+
+
+# --- ids within the embedding -----------------------------------------------------------------------------------
+
+
+def _beyond(said: Declared, tokenizer: TokenizerFacts) -> Iterator[Measurement]:
+    rows = said.rows
+    if rows is None:
+        return
+    for file, fields in (("config.json", said.stated), ("generation_config.json", said.generation)):
+        for role in _ROLES:
+            wrong = [i for i in ids_of(fields, role) if i >= rows or i < _NO_TOKEN]
+            if wrong:
+                text = f"{file}: {role}_id {', '.join(map(str, wrong))} is no row of the embedding, which has {rows}"
+                yield Measurement(len(wrong), text, where=file)
+    outside = sorted(i for i in tokenizer.vocabulary if i >= rows)
+    foreign = [i for i in outside if i in tokenizer.placeholders and i not in tokenizer.roles.values()]
+    yield from _outside(tokenizer, [i for i in outside if i not in foreign], rows, "", False)
+    why = ": placeholders of images or sound, which no text becomes"
+    yield from _outside(tokenizer, foreign, rows, why, True)
+
+
+def _outside(tokenizer: TokenizerFacts, ids: list[int], rows: int, why: str, harmless: bool) -> Iterator[Measurement]:
+    if ids:
+        names = listed([tokenizer.vocabulary[i] for i in ids])
+        span = f"{ids[0]} to {ids[-1]}" if len(ids) > 1 else f"{ids[0]}"
+        text = f"tokenizer: {counted(len(ids), 'id')}, {span} ({names}), beyond the {rows} rows of the embedding{why}"
+        yield Measurement(len(ids), text, where="tokenizer.json", level="warn" if harmless else None)
+
+
+# --- agreement of the files ----------------------------------------------------------------------------------------
+
+
+def ids_of(fields: dict[str, Any], role: str) -> list[int]:
+    """One id, a list of them, or none."""
+    value = fields.get(f"{role}_id", fields.get(f"text_config.{role}_id"))
+    ids = value if isinstance(value, list) else [value]
+    return [i for i in ids if type(i) is int]
+
+
+def _disagreement(said: Declared, tokenizer: TokenizerFacts, role: str) -> Iterator[Measurement]:
+    """A file whose ids of a role do not hold the tokenizer's own; more ids beside it are an extension, and pass.
+
+    What can be explained warns: generation_config.json stands over config.json where they differ.
+    """
+    own = tokenizer.roles.get(role)
+    files = {"config.json": ids_of(said.stated, role), "generation_config.json": ids_of(said.generation, role)}
+    files = {file: [i for i in ids if i != _NO_TOKEN] for file, ids in files.items()}
+    files = {file: ids for file, ids in files.items() if ids}
+    if own is None:
+        yield from _two_files(files, tokenizer, role)
+        return
+    for file, ids in files.items():
+        if own in ids or (said.rows is not None and max(ids) >= said.rows):  # the latter is said already
+            continue
+        others = any(own in other for name, other in files.items() if name == "generation_config.json" != file)
+        explained = _explained(tokenizer, role, ids, overridden=others)
+        mine = f"{own} ({shown(tokenizer.vocabulary.get(own, ''), 30)})"
+        text = f"{file}: {role}_id {_named(tokenizer, ids)}, the tokenizer's {role} is {mine}{explained}"
+        yield Measurement(1, text, where=file, level="warn" if explained else None)
+
+
+def _explained(tokenizer: TokenizerFacts, role: str, ids: list[int], *, overridden: bool) -> str:
+    """Why a disagreement does no harm; empty where nothing explains it."""
+    if role == "bos_token":
+        if not tokenizer.starts_with_bos:
+            return "; the tokenizer puts none in front of a text"
+        special = all(i in tokenizer.special for i in ids)
+        return "; generation_config.json says the same, and stands over it" if overridden and special else ""
+    no_end = {tokenizer.roles.get(name) for name in ("bos_token", "unk_token", "pad_token", "mask_token")}
+    ends = [i for i in ids if i in tokenizer.special and i not in no_end]
+    if len(ends) == len(ids) and overridden:
+        return "; generation_config.json says the same, and stands over it"
+    if any(tokenizer.vocabulary.get(i, "\0") in tokenizer.template for i in ends):
+        return "; the chat template ends a turn with it"
+    return ""
+
+
+def _two_files(files: dict[str, list[int]], tokenizer: TokenizerFacts, role: str) -> Iterator[Measurement]:
+    """Of a tokenizer that names no such token."""
+    if len(files) < 2 or set(files["config.json"]) & set(files["generation_config.json"]):
+        return
+    both = " and ".join(f"{_named(tokenizer, ids)} in {file}" for file, ids in files.items())
+    special = all(i in tokenizer.special for ids in files.values() for i in ids)
+    yield Measurement(1, f"{role}_id is {both}", where="generation_config.json", level="warn" if special else None)
+
+
+def _named(tokenizer: TokenizerFacts, ids: list[int]) -> str:
+    return ", ".join(f"{i} ({shown(tokenizer.vocabulary.get(i, ''), 30)})" for i in ids[:4])
+
+
+RULES = [
+    Rule(
+        "integrity.tokenizer",
+        "ids that the embedding lacks, of the tokenizer, config.json and generation_config.json; bos and eos on which "
+        "these disagree; texts that a tokenizer of bytes does not give back",
+        "Restore the tokenizer and the two configs from one checkpoint; after adding tokens, resize the embedding.",
+        ("tokenizer",),
+        _tokenizer,
+        unit="faults",
+    ),
+]

@@ -1,0 +1,199 @@
+"""What a tokenizer is, apart from the bytes of its files: what it makes of texts, and which ids it can give.
+
+Asked of the tokenizer that transformers made of the files, which is the one that runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from duat_cli.compat.tokenizers import byte_alphabet
+from duat_cli.compat.transformers import named_tokens
+from duat_cli.loading.quiet import calling_tokenizer
+from duat_cli.text import clean
+
+RANGES = 512
+"""Ranges of ids that a vocabulary is hashed in, to say where two of them differ."""
+DIGITS = 4  # of a range's hash; the hash of the whole decides whether two vocabularies are equal
+_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+_SETTINGS = ("padding_side", "model_max_length", "clean_up_tokenization_spaces", "split_special_tokens")
+_OTHER_MODALITIES = ("image", "audio", "video", "vision", "boi", "eoi", "boa", "eoa")
+_FILES = ("*.model", "vocab.txt", "vocab.json", "merges.txt", "spiece*", "*.tiktoken")  # of one without tokenizer.json
+
+
+@dataclass(frozen=True)
+class TokenizerFacts:
+    """A tokenizer, as the rules and a baseline need it."""
+
+    vocabulary: dict[int, str]
+    """Id -> token, added ones included."""
+    parts: dict[str, str]
+    """Part, such as 'merges' -> hash of its content; 'none' for a part that there is not."""
+    fields: dict[str, str | int | bool]
+    """Special tokens by role, and settings."""
+    roles: dict[str, int]
+    """'bos_token' and its kin -> id."""
+    special: frozenset[int]
+    """Ids of special tokens."""
+    placeholders: frozenset[int]
+    """Of these, ids that stand for images, sound and video, which no text becomes."""
+    template: str
+    """The chat template; empty for none."""
+    starts_with_bos: bool
+    """Whether it puts its bos token in front of a text."""
+    lost: tuple[str, ...]
+    """Texts that do not come back from their tokens, of a tokenizer that can write every byte."""
+    reversible: bool
+    """Whether it can."""
+
+    @property
+    def size(self) -> int:
+        """One above the largest id."""
+        return max(self.vocabulary, default=-1) + 1
+
+    def ranges(self, size: int) -> str:
+        """Hashes of the tokens of consecutive ids, `range_length(size)` ids each, together."""
+        step, found = range_length(size), dict[int, list[tuple[int, str]]]()
+        for pair in sorted(self.vocabulary.items()):
+            found.setdefault(pair[0] // step, []).append(pair)
+        return "".join(_hash(found.get(number, []))[:DIGITS] for number in range(-(-size // step)))
+
+
+def range_length(size: int) -> int:
+    """Ids in each of at most `RANGES` ranges of a vocabulary of `size` ids."""
+    return max(1, -(-size // RANGES))
+
+
+def tokenizer_facts(tokenizer: Any, folder: Path, texts: Sequence[str]) -> TokenizerFacts:
+    """Of a tokenizer of transformers; texts: what its round trip is tried on. CheckpointError where it fails."""
+    with calling_tokenizer(f"{clean(str(folder))}: the tokenizer fails"):
+        return _facts(tokenizer, folder, texts)
+
+
+def _facts(tokenizer: Any, folder: Path, texts: Sequence[str]) -> TokenizerFacts:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    content = json.loads(backend.to_str()) if backend is not None else None
+    vocabulary = {int(number): token for token, number in tokenizer.get_vocab().items()}
+    roles = {role: number for role in _ROLES if (number := getattr(tokenizer, f"{role}_id", None)) is not None}
+    template = _canonical(getattr(tokenizer, "chat_template", None))
+    reversible = content is not None and _writes_every_byte(content, tokenizer)
+    bos = roles.get("bos_token")
+    return TokenizerFacts(
+        vocabulary=vocabulary,
+        parts={
+            "vocabulary": _hash(sorted(vocabulary.items())),
+            **_parts(content, folder),
+            "chat template": _digest(template),
+        },
+        fields=_fields(tokenizer, roles),
+        roles=roles,
+        special=frozenset(int(i) for i in tokenizer.all_special_ids),
+        placeholders=frozenset(_placeholders(tokenizer)),
+        template=template,
+        starts_with_bos=bos is not None and list(tokenizer("a", verbose=False)["input_ids"])[:1] == [bos],
+        lost=tuple(text for text in texts if not _comes_back(tokenizer, text)) if reversible else (),
+        reversible=reversible,
+    )  # fmt: skip
+
+
+def tokens_hash(prompts: Iterable[Sequence[int]]) -> str:
+    """Of the token ids of all prompts, in order."""
+    return _hash([list(map(int, ids)) for ids in prompts])
+
+
+def texts_hash(texts: Iterable[str], max_tokens: int | None) -> str:
+    """Of the texts that were asked for, and of how many tokens of each."""
+    return _hash([max_tokens, *(hashlib.sha256(text.encode()).hexdigest() for text in texts)])
+
+
+def _fields(tokenizer: Any, roles: Iterable[str]) -> dict[str, str | int | bool]:
+    found: dict[str, str | int | bool] = {role: str(getattr(tokenizer, role)) for role in roles}
+    for name in _SETTINGS:
+        value = getattr(tokenizer, name, None)
+        if isinstance(value, str | int):
+            found[name] = value
+    return found
+
+
+# --- parts ----------------------------------------------------------------------------------------------------------
+
+
+def _parts(content: dict[str, Any] | None, folder: Path) -> dict[str, str]:
+    """Of tokenizer.json as the library writes it; truncation and padding are set anew at each call."""
+    if content is None:
+        return {"files": _hash(sorted((p.name, _bytes(p)) for pattern in _FILES for p in folder.glob(pattern)))}
+    model = dict(content["model"])
+    merges, vocabulary = model.pop("merges", None), model.pop("vocab", None)
+    scores = vocabulary if isinstance(vocabulary, list) else None  # unigram: a list of tokens with their scores
+    found = {"merges": merges, "model": [model, scores], "added tokens": content.get("added_tokens")}
+    found["normaliser"] = content.get("normalizer")
+    found |= {name.replace("_", "-"): content.get(name) for name in ("pre_tokenizer", "post_processor", "decoder")}
+    return {name: "none" if value is None else _hash(value) for name, value in found.items()}
+
+
+def _bytes(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _canonical(template: object) -> str:
+    """Several templates by name are one text."""
+    if template is None:
+        return ""
+    return template if isinstance(template, str) else json.dumps(template, sort_keys=True)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16] if text else "none"
+
+
+def _hash(value: object) -> str:
+    return _digest(json.dumps(value, sort_keys=True, ensure_ascii=True))
+
+
+def _placeholders(tokenizer: Any) -> Iterator[int]:
+    """Ids of tokens that the tokenizer names after another modality, such as image_token."""
+    vocabulary = tokenizer.get_vocab()
+    for role, token in named_tokens(tokenizer).items():
+        if role.startswith(_OTHER_MODALITIES) and token in vocabulary:
+            yield int(vocabulary[token])
+
+
+# --- the round trip -------------------------------------------------------------------------------------------------
+
+
+def _writes_every_byte(content: dict[str, Any], tokenizer: Any) -> bool:
+    """Byte-level, or with a token for each byte, and with all 256 of them."""
+    kinds = set(_kinds([content.get("decoder"), content.get("pre_tokenizer")]))
+    vocabulary = tokenizer.get_vocab()
+    if "ByteLevel" in kinds:
+        return all(char in vocabulary for char in byte_alphabet())
+    return "ByteFallback" in kinds and all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))
+
+
+def _kinds(part: object) -> Iterator[str]:
+    if isinstance(part, dict):
+        if isinstance(part.get("type"), str):
+            yield part["type"]
+        for value in part.values():
+            yield from _kinds(value)
+    elif isinstance(part, list):
+        for value in part:
+            yield from _kinds(value)
+
+
+def _comes_back(tokenizer: Any, text: str) -> bool:
+    """Up to what the normaliser changes, which is meant, and spaces in front, which some put there."""
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    back = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False).lstrip(" ")
+    if back == text.lstrip(" "):
+        return True
+    normaliser = tokenizer.backend_tokenizer.normalizer
+    if normaliser is None:
+        return False
+    # the decoder undoes the marks that a normaliser puts in place of spaces
+    return bool(back == normaliser.normalize_str(text).replace("\u2581", " ").lstrip(" "))
