@@ -39,3 +39,14 @@ def indices(word: str, numbers: list[int]) -> str:
 
 def _escape(character: str) -> str:
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def about(seconds: float) -> str:
+    """A duration to about one digit: 'about 4 min'."""
+    if seconds < 55:
+        return f"about {max(1, round(seconds, -1 if seconds >= 20 else 0)):.0f} s"
+    if seconds < 55 * 60:
+        minutes = seconds / 60
+        return f"about {round(minutes / 5) * 5 if minutes >= 20 else max(1, round(minutes))} min"
+    hours = seconds / 3600
+    return f"about {hours:.0f} h" if hours >= 10 else f"about {round(2 * hours) / 2:g} h"

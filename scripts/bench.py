@@ -10,6 +10,7 @@ dense    the statistics of W' in closed form against W' written out, at MiniLM's
 memory   peak memory of `inspect` against the number of blocks, and at 2048 tokens
 streamed `inspect` with weights read block by block against weights in memory, time, memory and numbers; checkpoints of
          135M and 1.1B parameters are made in the temporary folder (2.5 GB)
+planned  memory and time as planned against what processes use, on the demo and a 135M shape, resident and streamed
 many     `duat inspect --out`: prompts a second, memory against the number of prompts, one process against two
 prune    responses of all neurons and heads of all-MiniLM-L6-v2 against ablating each, and its memory at 1B parameters
 process  `duat --help` and `duat inspect` as processes, against imports
@@ -32,6 +33,7 @@ from benchmarks.lora import lora
 from benchmarks.many import many
 from benchmarks.memory import child, memory
 from benchmarks.peer import peer
+from benchmarks.planned import planned
 from benchmarks.process import process
 from benchmarks.prune import prune, prune_child
 from benchmarks.speed import speed
@@ -42,6 +44,7 @@ PARTS: dict[str, Callable[[int], list[Row]]] = {
     "dense": dense,
     "memory": memory,
     "streamed": streamed,
+    "planned": planned,
     "many": many,
     "prune": prune,
     "process": process,

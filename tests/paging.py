@@ -10,19 +10,40 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import bad_checkpoints
 import torch
 from helpers import single_model
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from duat_cli.analysis.plan import run
+from duat_cli.analysis.plan.run import Plan
 from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import Source
 from duat_cli.loading.model import load
 from duat_cli.loading.model.load import LoadedModel, load_files
 from duat_cli.loading.paged.layout import layout
 from duat_cli.loading.paged.pager import Pager
+from duat_cli.results.plan import Way
+from duat_cli.zoo import tiny
 
 
 def saved(model_type: str, folder: Path) -> Path:
     single_model(model_type).save_pretrained(folder)
+    return folder
+
+
+def llama_with_tokenizer(folder: Path, **shape: int) -> Path:
+    """Random, with grouped heads, attention biases, a byte tokenizer, and nothing at a value that hides a mistake."""
+    config = LlamaConfig(
+        vocab_size=264, max_position_embeddings=64, attention_bias=True, bos_token_id=256, eos_token_id=257,
+        pad_token_id=259, **shape,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config)
+    tiny.randomise(model, 3)
+    model.save_pretrained(folder)
+    bad_checkpoints.tokenizer(folder)
     return folder
 
 
@@ -39,6 +60,17 @@ def in_parts(folder: Path, dtype: str = "float32", kept: int = 0) -> Iterator[Lo
         yield loaded
     finally:
         pager_of(loaded).close()
+
+
+@contextmanager
+def streaming() -> Iterator[None]:
+    """Commands read their weights block by block, however much memory there is."""
+
+    def streamed(made: Plan) -> Way:
+        return next(way for way in made.ways if way.weights == "streamed")
+
+    with mock.patch.object(run, "way_of", streamed):
+        yield
 
 
 def pager_of(loaded: LoadedModel) -> Pager:

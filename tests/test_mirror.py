@@ -22,7 +22,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         cli/shared/options""",
     "what every command says and writes: cli/test_main.py, cli/terminal/test_streams.py": """
         cli/shared/announce cli/shared/presentation cli/shared/tensor_target cli/terminal/libraries
-        cli/terminal/faults cli/terminal/progress cli/terminal/signals cli/terminal/talk errors""",
+        cli/terminal/faults cli/terminal/signals cli/terminal/talk errors""",
     "the command with nothing faked: checks/test_command.py, checks/test_cases.py": """
         cli/commands/check cli/shared/outlets checks/verdict/conclude checks/verdict/judge checks/rules/files""",
     "golden text at every width: report/test_table.py": """
@@ -68,6 +68,8 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "every faulty file: loading/checkpoint/test_preflight.py": "loading/checkpoint/files loading/wording",
     "shards read again: loading/checkpoint/test_seal.py": "loading/checkpoint/stored loading/checkpoint/stream",
     "every case of a load: loading/model/test_load.py": "loading/model/notes",
+    "every plan is made of them: analysis/plan/test_memory.py": "analysis/plan/task analysis/plan/terms",
+    "a few probes at a time: analysis/prune/terms/test_responses.py": "models/sweep/budgets",
 }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from duat_cli.text import clean, indices, one_line
+import pytest
+
+from duat_cli.text import about, clean, indices, one_line
 
 
 def test_clean_escapes_what_steers_or_hides() -> None:
@@ -20,3 +22,14 @@ def test_one_line() -> None:
 def test_indices() -> None:
     assert indices("block", [3]) == "block 3"
     assert indices("block", [7, 0, 1, 2, 4]) == "blocks 0-2, 4, 7"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0.2, "about 1 s"), (7.4, "about 7 s"), (44, "about 40 s"), (61, "about 1 min"), (230, "about 4 min"),
+        (1600, "about 25 min"), (3300, "about 1 h"), (5400, "about 1.5 h"), (80_000, "about 22 h"),
+    ],
+)  # fmt: skip
+def test_about(seconds: float, said: str) -> None:
+    assert about(seconds) == said

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from duat_cli.analysis.progress import expect
 from duat_cli.errors import DuatError, InputError
 from duat_cli.loading.importing import uncollected
 
 if TYPE_CHECKING:
     import torch
 
-    from duat_cli.analysis.plan.run import Plan
+    from duat_cli.analysis.plan.task import Task
     from duat_cli.analysis.progress import Progress
     from duat_cli.loading.checkpoint.preflight import CheckpointFiles
     from duat_cli.loading.checkpoint.source import Source
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from duat_cli.loading.prompt_set import PromptSet
     from duat_cli.loading.prompts import Prompt
     from duat_cli.loading.texts import PromptText
-    from duat_cli.results.plan import Planned, Way
+    from duat_cli.results.plan import Way
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,8 @@ class ModelRequest:
     device: str
     memory: int | None = None
     """Bytes that the process may take; None is what the system leaves."""
-    planned: Planned | None = None
-    """The command, where it is planned and may read its weights block by block."""
-    reinitialised: bool = False
-    """Whether a second, re-initialised model is wanted beside the first."""
-    in_parts: bool = False
-    """Whether weights that do not fit may be read block by block, of a command that is not planned."""
-    beside: int = 0
-    """Bytes of weights that are in memory at the same time."""
+    task: Task | None = None
+    """The command, where it is planned and may read its weights block by block; its prompts are counted later."""
 
     def find(self, progress: Progress) -> Found:
         """Where it is and what its headers say: what is wrong there is said before torch is imported."""
@@ -80,30 +75,37 @@ class ModelRequest:
         )
         return Found(place, inspect_folder(place.path))
 
-    def way(self, found: Found, tokens: Sequence[int], progress: Progress) -> Way | None:
-        """How the planned command holds its weights, for prompts of so many tokens; one line if it cannot at all."""
-        if self.planned is None:
+    def way(self, found: Found, progress: Progress) -> Way | None:
+        """How the planned command holds its weights; one line if it cannot at all."""
+        if self.task is None:
             return None
-        progress(0, 0, "loading torch and transformers")  # what they take is no longer left
-        with uncollected():
-            from duat_cli.loading.model.load import parse_device
-        from duat_cli.analysis.plan.run import way_of
+        from duat_cli.analysis.plan.run import plan, way_of
 
-        device = parse_device(self.device)
-        memory = self._beside(device) if device.type == "cuda" else self.memory
-        return way_of(self.plan(found, self.planned, tokens, memory))
+        memory, device = self.memory, None
+        if self.task.runs:
+            progress(0, 0, "loading torch and transformers")  # what they take is no longer left
+            with uncollected():
+                from duat_cli.loading.model.load import parse_device
+            device = parse_device(self.device)
+            memory = self._beside(device) if device.type == "cuda" else self.memory
+        made = plan(found.files, self.task, self.dtype, memory)
+        way = way_of(made)
+        if device is not None and made.may_be_long(way):
+            progress(0, 0, "measuring how fast this machine is")
+            expect(progress, made.seconds(way, made.pace(str(device))))
+        return way
 
-    def plan(self, found: Found, command: Planned, tokens: Sequence[int], memory: int | None) -> Plan:
-        """What a command needs, and whether that is at most `memory`; None: what the system leaves."""
-        from duat_cli.analysis.plan.run import plan
-
-        return plan(found.files, command, tokens, self.dtype, memory, reinitialised=self.reinitialised)
+    def counted(self, tokens: Sequence[int], held_out: Sequence[int] = ()) -> ModelRequest:
+        """The same with prompts of so many tokens."""
+        if self.task is None:
+            return self
+        return replace(self, task=replace(self.task, tokens=tuple(tokens), held_out=tuple(held_out)))
 
     def _beside(self, device: torch.device) -> int:
         """Bytes that are left on a GPU, beside the libraries, which are in the machine's memory."""
         import torch
 
-        from duat_cli.analysis.plan.memory import LIBRARIES
+        from duat_cli.analysis.plan.terms import LIBRARIES
 
         left = LIBRARIES + int(torch.cuda.mem_get_info(device)[0])
         return left if self.memory is None else min(left, self.memory)
@@ -113,20 +115,16 @@ class ModelRequest:
         progress(0, 0, f"loading {self.model or 'the demo model'}")
         with uncollected():
             from duat_cli.loading.model.load import load_files
-            from duat_cli.loading.model.memory import fits, return_freed_memory
+            from duat_cli.loading.model.memory import return_freed_memory
 
         return_freed_memory()
-        if way is None:
-            in_parts = self.in_parts and not fits(found.files, self.dtype, self.memory, self.beside)
-        else:
-            in_parts = way.weights == "streamed"
         loaded = load_files(
             found.place,
             found.files,
             dtype=self.dtype,
             device=self.device,
             trust_remote_code=self.trust_remote_code,
-            paged=in_parts,
+            paged=way is not None and way.weights == "streamed",
         )
         if way is None:
             return loaded
@@ -152,6 +150,18 @@ class PromptRequest:
         from duat_cli.loading.prompts import read_prompts
 
         return read_prompts(self.prompts or [], self.file, sys.stdin)
+
+    def read_apart(self, holdout: str | None, progress: Progress) -> tuple[list[PromptText], list[PromptText], bool]:
+        """The texts, those held out, and whether these are bundled. holdout: a file, a share, or None, which is the
+        bundled set beside the bundled texts, else none."""
+        from duat_cli.loading.prompts import holdout_prompts, read_prompts, set_apart
+
+        read, share = self.read(progress), _share(holdout)
+        if share is not None:
+            return *set_apart(read, share), not self.own
+        if holdout is not None:
+            return read, read_prompts([], holdout, sys.stdin), False
+        return read, [] if self.own else holdout_prompts(), not self.own
 
     def counts(self, found: Found, read: Sequence[PromptText], *, trust_remote_code: bool) -> list[int]:
         """How many tokens the texts have."""
@@ -181,7 +191,8 @@ def open_set(model: ModelRequest, texts: PromptRequest, progress: Progress, gpu:
     keys, found = keys_of(read), model.find(progress)
     _choose_gpu(gpu)
     longest = heapq.nlargest(SIDE_BY_SIDE, read, key=lambda text: len(text.text))
-    loaded, tokenizer = _load(model, found, progress, model.way(found, _counts(model, found, texts, longest), progress))
+    way = model.counted(_counts(model, found, texts, longest)).way(found, progress)
+    loaded, tokenizer = _load(model, found, progress, way)
     room, cut = limits(loaded.model), texts.max_tokens
     if not texts.own:  # a bundled text that does not suit the tokenizer is left out
         prompts, notes = _encoded(tokenizer, loaded, list(read), cut, bundled=True)
@@ -206,7 +217,8 @@ def load_found(
     model: ModelRequest, found: Found, texts: PromptRequest, read: list[PromptText], progress: Progress
 ) -> tuple[LoadedModel, Any]:
     """The model, loaded in the way that suits the texts, and its tokenizer."""
-    return _load(model, found, progress, model.way(found, _counts(model, found, texts, read), progress))
+    way = model.counted(_counts(model, found, texts, read)).way(found, progress)
+    return _load(model, found, progress, way)
 
 
 def tokens_of(
@@ -218,7 +230,7 @@ def tokens_of(
 
 
 def _counts(model: ModelRequest, found: Found, texts: PromptRequest, read: list[PromptText]) -> list[int]:
-    if model.planned is None:
+    if model.task is None:
         return []
     try:
         return texts.counts(found, read, trust_remote_code=model.trust_remote_code)
@@ -230,18 +242,11 @@ def open_with_holdout(
     model: ModelRequest, texts: PromptRequest, holdout: str | None, progress: Progress
 ) -> tuple[LoadedModel, list[Prompt], list[Prompt]]:
     """As `open_session`, with the prompts held out: of a file, a share of the prompts, or the bundled set (None)."""
-    from duat_cli.loading.prompts import holdout_prompts, read_prompts, set_apart
-
-    read = texts.read(progress)
-    share = _share(holdout)
-    apart: list[PromptText] = [] if texts.own or holdout is not None else holdout_prompts()
-    if share is not None:
-        read, apart = set_apart(read, share)
-    elif holdout is not None:
-        apart = read_prompts([], holdout, sys.stdin)
-    loaded, tokenizer = _load(model, model.find(progress), progress)
+    read, apart, bundled = texts.read_apart(holdout, progress)
+    found = model.find(progress)
+    counts = [_counts(model, found, texts, some) for some in (read, apart)]
+    loaded, tokenizer = _load(model, found, progress, model.counted(*counts).way(found, progress))
     prompts, notes = _encoded(tokenizer, loaded, read, texts.max_tokens, bundled=not texts.own)
-    bundled = not texts.own and (holdout is None or share is not None)
     held_out, more = _encoded(tokenizer, loaded, apart, texts.max_tokens, bundled=bundled)
     return _noted(loaded, [*notes, *more]), prompts, held_out
 

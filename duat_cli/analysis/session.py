@@ -18,7 +18,7 @@ from duat_cli.analysis.clock import Clock
 from duat_cli.analysis.decomposition import Step
 from duat_cli.analysis.geometry import Geometry, geometry
 from duat_cli.analysis.own_fault import own_fault
-from duat_cli.analysis.plan.waves import WAVE_BYTES, waves
+from duat_cli.analysis.plan.waves import prompt_waves
 from duat_cli.analysis.progress import Progress
 from duat_cli.cache.tensors import TensorCache, gram_key
 from duat_cli.errors import CheckpointError, DuatError, NoSignalError, UnsupportedModelError, is_out_of_memory
@@ -160,9 +160,9 @@ class Session:
             self._swept = True
 
     def _waves(self, prompts: Sequence[Prompt]) -> Iterator[dict[int, Prompt]]:
-        """Prompts that go side by side, whose hidden states fit into `WAVE_BYTES`; one empty wave for none."""
+        """Prompts that go side by side, whose hidden states fit into a wave; one empty wave for none."""
         width, size = self.loaded.model.config.get_text_config().hidden_size, self._dtype.itemsize
-        for wave in waves([prompt.input_ids.shape[1] for prompt in prompts], width, size, WAVE_BYTES):
+        for wave in prompt_waves([prompt.input_ids.shape[1] for prompt in prompts], width, size):
             yield {number: prompts[number] for number in wave}
 
     def discover_beside(self, guest_of: Callable[[Growing], Guest]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 from duat_cli.results.base import Result
@@ -9,4 +10,7 @@ from duat_cli.results.base import Result
 
 def to_json(report: Result) -> str:
     """The report's own names, indented; every character beyond ASCII, and every control, is escaped."""
-    return json.dumps(report.model_dump(mode="json"), indent=2, allow_nan=False) + "\n"
+    text = io.StringIO()  # json.dumps would hold every piece of it in a list
+    json.dump(report.model_dump(mode="json"), text, indent=2, allow_nan=False)
+    text.write("\n")
+    return text.getvalue()

@@ -9,7 +9,7 @@ from pydantic import Field
 from duat_cli.results.base import COMMAND, DuatVersion, Finite, Result, Run, SchemaVersion, Warnings
 from duat_cli.results.meaning import Meaning
 
-Planned = Literal["inspect", "verify", "matrix"]
+Planned = Literal["inspect", "verify", "matrix", "prune-bound", "lora-diff", "check"]
 Residence = Literal["resident", "streamed"]
 Bytes = Annotated[int, Meaning("bytes", "exact", checked=False)]
 Estimate = Annotated[int, Meaning("bytes", "estimate", checked=False)]
@@ -55,6 +55,16 @@ class Way(Result):
         Finite, Meaning("1", "estimate", formula="bytes read / bytes of all tensors in the files", checked=False)
     ] = Field(description="how often the weights are read from the files")
     fits: bool = Field(description="whether the peak is at most the limit")
+    seconds: Annotated[
+        Finite | None,
+        Meaning(
+            "s",
+            "estimate",
+            how="within a factor of two on an idle machine",
+            formula="operations / rate of a matrix product + bytes read / rate of a read",
+            checked=False,
+        ),
+    ] = Field(default=None, description="how long it takes, with --time; else null")
 
 
 class PlanReport(Result):

@@ -5,35 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import bad_checkpoints
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from paging import llama_with_tokenizer
 
 from duat_cli.loading.model.load import LoadedModel, load, load_tokenizer
 from duat_cli.loading.prompts import Prompt, encode, limits
 from duat_cli.loading.texts import PromptText
-from duat_cli.zoo import tiny
 
 Encoded = Callable[..., list[Prompt]]
 
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A llama with grouped heads and attention biases, 3 blocks, and a byte tokenizer."""
-    folder = tmp_path_factory.mktemp("checkpoint")
-    config = LlamaConfig(
-        vocab_size=264, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, max_position_embeddings=64, attention_bias=True,
-        bos_token_id=256, eos_token_id=257, pad_token_id=259,
+    """A llama of 3 blocks."""
+    return llama_with_tokenizer(
+        tmp_path_factory.mktemp("checkpoint"), hidden_size=32, intermediate_size=48, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16,
     )  # fmt: skip
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = LlamaForCausalLM(config)
-    tiny.randomise(model, 3)
-    model.save_pretrained(folder)
-    bad_checkpoints.tokenizer(folder)
-    return folder
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import torch
 from helpers import prompt_of
 from paging import differing, in_parts, pager_of, saved, whole
 
-from duat_cli.analysis import session
 from duat_cli.analysis.inspect.run import InspectOptions, inspect, verify
 from duat_cli.analysis.matrix.run import matrix
+from duat_cli.analysis.plan import waves
 from duat_cli.errors import DuatError, InputError, UnsupportedModelError
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
@@ -85,7 +85,7 @@ def test_inspect_reads_the_weights_once_whatever_the_prompts(count: int, tmp_pat
 def test_prompts_that_do_not_fit_side_by_side_go_in_waves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved("llama", tmp_path)
     expected = reports(whole(tmp_path))
-    monkeypatch.setattr(session, "WAVE_BYTES", 1)
+    monkeypatch.setattr(waves, "WAVE_BYTES", 1)
     with in_parts(tmp_path) as loaded:
         assert differing(reports(loaded), expected) == []
         assert pager_of(loaded).bytes_read > 3.5 * loaded.files.total_bytes  # two reports of two prompts

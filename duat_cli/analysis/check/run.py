@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from duat_cli.analysis.opening import Found, ModelRequest, PromptRequest, load_found, tokens_of
+from duat_cli.analysis.plan.task import PruneOptions, Task
 from duat_cli.checks.paths import asks_for
 from duat_cli.checks.rule import Evidence, Need
 from duat_cli.checks.verdict.conclude import NO_FORWARD, CheckPlan, Subject, conclude
@@ -64,9 +65,11 @@ class _Ran:
 
 
 def check(
-    plan: CheckPlan, request: CheckRequest, progress: Progress, run: Callable[[], Run]
+    plan: CheckPlan, request: CheckRequest, progress: Progress, run: Callable[[int | None], Run]
 ) -> tuple[CheckReport, str | None]:
     """The report, and the text of the baseline to write, if one is to be written.
+
+    run: what the report says of the run, of the memory that is planned for it.
 
     Where the prompts cannot be made tokens, the model cannot run or the pass leaves nothing to measure, and no rule
     that needs none of it says so: the InputError, ForwardError or NoSignalError.
@@ -74,8 +77,9 @@ def check(
     read = request.texts.read(progress) if plan.forward else []
     found = request.model.find(progress)
     undefined: DuatError | None = None
+    planned: int | None = None
     if plan.forward:
-        evidence, subject, undefined, ran = _with_model(plan, request, found, read, progress)
+        evidence, subject, undefined, ran, planned = _with_model(plan, request, found, read, progress)
     else:
         ran = None
         evidence, subject = _without_model(plan, found, progress)
@@ -84,7 +88,7 @@ def check(
     else:
         evidence = replace(evidence, adapter=_lint(request.adapter, found, progress))
     evidence = _with_answers(evidence, request, found, ran, progress)
-    report, text = conclude(plan, evidence, subject, run())
+    report, text = conclude(plan, evidence, subject, run(planned))
     if undefined is not None and (plan.update or report.verdict == "passed"):
         raise undefined
     return report, text
@@ -101,10 +105,12 @@ def _without_model(plan: CheckPlan, found: Found, progress: Progress) -> tuple[E
 
 def _with_model(
     plan: CheckPlan, request: CheckRequest, found: Found, read: list[PromptText], progress: Progress
-) -> tuple[Evidence, Subject, DuatError | None, _Ran | None]:
-    """The model loaded and, where its weights are numbers, run; and why the run says nothing, if it does not."""
+) -> tuple[Evidence, Subject, DuatError | None, _Ran | None, int | None]:
+    """The model loaded and, where its weights are numbers, run; why the run says nothing, if it does not; and the
+    memory that was planned."""
+    model = replace(request.model, task=task_of(plan))
     try:
-        loaded, tokenizer = load_found(request.model, found, request.texts, read, progress)
+        loaded, tokenizer = load_found(model, found, request.texts, read, progress)
     except UnsupportedModelError as fault:
         raise _with_hint(fault) from fault
     declared = _declared(found, loaded, tokenizer, request, read)
@@ -127,12 +133,13 @@ def _with_model(
         why = str(undefined or "weights that are not finite leave nothing to compute")
         evidence.absent.update({"report": why, "slack": why, "behaviour": why})
         warnings = (*loaded.warnings, *loaded.value_notes())
-        return evidence, Subject(loaded.name, loaded.revision, None, warnings), undefined, None
+        subject = Subject(loaded.name, loaded.revision, None, warnings)
+        return evidence, subject, undefined, None, loaded.planned_memory
     subject = Subject(loaded.name, loaded.revision, report.model.fingerprint, tuple(report.warnings))
     if asking is None:
         evidence.absent["behaviour"] = "no rule that is on needs it"
     evidence = replace(evidence, report=report, slack=_slack(plan, loaded, inputs, progress))
-    return evidence, subject, None, None if asking is None else _Ran(loaded, asking)
+    return evidence, subject, None, None if asking is None else _Ran(loaded, asking), loaded.planned_memory
 
 
 def _report(
@@ -229,7 +236,7 @@ def _settings(plan: CheckPlan) -> InspectOptions:
     """What the bounds that are on ask for beyond the default."""
     from duat_cli.analysis.inspect.run import InspectOptions
 
-    asked = {o for path, (_, table) in plan.policy.bounds().items() if table.level != "off" for o in asks_for(path)}
+    asked = _asked(plan)
     return InspectOptions(
         spectrum="spectrum" in asked,
         terms="terms" in asked,
@@ -238,14 +245,33 @@ def _settings(plan: CheckPlan) -> InspectOptions:
     )
 
 
-def _slack(plan: CheckPlan, loaded: LoadedModel, inputs: list[Prompt], progress: Progress) -> PruneReport | None:
-    """How much can go, if a rule asks."""
+def _asked(plan: CheckPlan) -> set[str]:
+    """Options of `inspect` that bounds which are on need."""
+    return {o for path, (_, table) in plan.policy.bounds().items() if table.level != "off" for o in asks_for(path)}
+
+
+def task_of(plan: CheckPlan) -> Task:
+    """What is planned of it."""
+    if not plan.forward:
+        return Task("check", runs=False)
+    return Task("check", reinitialised="null" in _asked(plan), pruning=_pruning(plan))
+
+
+def _pruning(plan: CheckPlan) -> PruneOptions | None:
+    """Of the rules that ask how much can go."""
     if not any(s.level != "off" and "slack" in s.rule.needs for s in plan.settings.values()):
         return None
-    from duat_cli.analysis.prune.run import PruneOptions, prune_bound
-
     budget, probes = plan.policy.pruning()
-    options = PruneOptions(kinds=("neuron", "head"), probes=probes, measure=0, budget=budget)
+    return PruneOptions(kinds=("neuron", "head"), probes=probes, measure=0, budget=budget)
+
+
+def _slack(plan: CheckPlan, loaded: LoadedModel, inputs: list[Prompt], progress: Progress) -> PruneReport | None:
+    """How much can go, if a rule asks."""
+    options = _pruning(plan)
+    if options is None:
+        return None
+    from duat_cli.analysis.prune.run import prune_bound
+
     return prune_bound(loaded, inputs, [], options, progress).report
 
 

@@ -6,14 +6,17 @@ transformers, only where prompts run.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from duat_cli.analysis.opening import Found, ModelRequest, PromptRequest, open_found
+from duat_cli.analysis.plan.task import Task
 from duat_cli.errors import CheckpointError, InputError
 from duat_cli.loading.adapter.folder import AdapterFiles, is_adapter, open_adapter
+from duat_cli.loading.adapter.keys import read_keys
 from duat_cli.loading.importing import uncollected
 from duat_cli.text import clean
 
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from duat_cli.loading.checkpoint.source import Source
     from duat_cli.results.base import Run
     from duat_cli.results.lora import LoraReport
+
+    RunFacts = Callable[[int | None], Run]
 
 
 @dataclass(frozen=True)
@@ -46,8 +51,11 @@ class LoraRequest:
     cache: bool
 
 
-def lora_diff(request: LoraRequest, progress: Progress, run: Callable[[], Run]) -> LoraReport:
-    """The report on an adapter, on two, or on a tuned checkpoint; InputError where a checkpoint is given for one."""
+def lora_diff(request: LoraRequest, progress: Progress, run: RunFacts) -> LoraReport:
+    """The report on an adapter, on two, or on a tuned checkpoint; InputError where a checkpoint is given for one.
+
+    run: what the report says of the run, of the memory that is planned for it.
+    """
     found = request.base.find(progress)
     tuned = _folder(request.tuned)
     if is_adapter(tuned) or not (tuned / "config.json").exists():
@@ -64,7 +72,7 @@ def lora_diff(request: LoraRequest, progress: Progress, run: Callable[[], Run]) 
     return _checkpoint(request, found, Source(tuned, request.tuned or str(tuned), None), progress, run)
 
 
-def _adapters(request: LoraRequest, found: Found, progress: Progress, run: Callable[[], Run]) -> LoraReport:
+def _adapters(request: LoraRequest, found: Found, progress: Progress, run: RunFacts) -> LoraReport:
     adapters = [_adapter(name) for name in (request.tuned, *([request.other] if request.other else []))]
     progress(0, 0, "loading torch")
     with uncollected():
@@ -73,18 +81,16 @@ def _adapters(request: LoraRequest, found: Found, progress: Progress, run: Calla
 
     directions = Directions(request.large, request.cache)
     options = LoraOptions(read_base=not request.no_base, lint_only=request.lint, directions=directions)
-    asked = _asked(request, found, found, progress)
-    report = adapter_report(_weights(found), adapters, options, progress, run)
+    asked, facts = _asked(request, found, adapter_task(request.texts is not None, adapters[0], found), progress, run)
+    report = adapter_report(_weights(found), adapters, options, progress, facts)
     if asked is None:
         return report
     from duat_cli.analysis.lora.report import adapter_on_prompts
 
-    return adapter_on_prompts(report, _weights(found), adapters[0], asked, progress, run)
+    return adapter_on_prompts(report, _weights(found), adapters[0], asked, progress, facts)
 
 
-def _checkpoint(
-    request: LoraRequest, found: Found, place: Source, progress: Progress, run: Callable[[], Run]
-) -> LoraReport:
+def _checkpoint(request: LoraRequest, found: Found, place: Source, progress: Progress, run: RunFacts) -> LoraReport:
     from duat_cli.loading.checkpoint.preflight import inspect_folder
 
     tuned = Found(place, inspect_folder(place.path))
@@ -93,9 +99,10 @@ def _checkpoint(
         from duat_cli.analysis.lora.checkpoint_diff import checkpoint_report
         from duat_cli.analysis.lora.weight_change import Directions
 
-    asked = _asked(request, found, tuned, progress)
+    task = Task("lora-diff", runs=request.texts is not None, tuned=tuned.files)
+    asked, facts = _asked(request, found, task, progress, run)
     directions = Directions(request.large, request.cache)
-    report = checkpoint_report(_weights(found), _weights(tuned), directions, progress, run)
+    report = checkpoint_report(_weights(found), _weights(tuned), directions, progress, facts)
     if asked is None:
         return report
     progress(0, 0, f"loading {place.name}")
@@ -104,26 +111,45 @@ def _checkpoint(
 
     paged = asked.loaded.paged is not None
     other = load_files(tuned.place, tuned.files, dtype=request.base.dtype, device=request.base.device, paged=paged)
-    return checkpoint_on_prompts(report, asked, other, progress, run)
+    return checkpoint_on_prompts(report, asked, other, progress, facts)
 
 
-def _asked(request: LoraRequest, found: Found, other: Found, progress: Progress) -> Asked | None:
-    """The base model, and the prompts as its token ids, where there are any: what is wrong there comes first.
+def task_of(found: Found, tuned: str | None, *, runs: bool) -> Task:
+    """What is planned. tuned: a folder, as `LoraRequest` has it; runs: whether there are prompts."""
+    folder = _folder(tuned)
+    if is_adapter(folder) or not (folder / "config.json").exists():
+        return adapter_task(runs, _adapter(tuned), found)
+    from duat_cli.loading.checkpoint.preflight import inspect_folder
 
-    other: whose weights are in memory beside the base's; of an adapter up to as many as the base has.
-    """
+    return Task("lora-diff", runs=runs, tuned=inspect_folder(folder))
+
+
+def adapter_task(runs: bool, adapter: AdapterFiles, found: Found) -> Task:
+    """What is planned of an adapter on its base: the parameters that it changes stand beside the base's."""
+    keys = read_keys(adapter)
+    changed = {f"{target.module}.weight" for target in keys.targets} | set(keys.saved)
+    tensors = found.files.tensors.items()
+    size = sum(tensor.elements for name, tensor in tensors if changed & {name, name.partition(".")[2], f"model.{name}"})
+    return Task("lora-diff", runs=runs, changed=size)
+
+
+def _asked(
+    request: LoraRequest, found: Found, task: Task, progress: Progress, run: RunFacts
+) -> tuple[Asked | None, Callable[[], Run]]:
+    """The base model, and the prompts as its token ids, where there are any: what is wrong there comes first; and
+    what the report says of the run, which is planned wherever tensors of the base are read."""
+    base = replace(request.base, task=task)
     if request.texts is None:
-        return None
+        way = None if request.lint or request.no_base else base.way(found, progress)
+        return None, functools.partial(run, None if way is None else way.peak_memory_bytes)
     read = request.texts.read(progress)
-    from duat_cli.loading.model.memory import weight_bytes
-
-    base = replace(request.base, beside=weight_bytes(other.files, request.base.dtype))
     loaded, prompts = open_found(base, found, request.texts, read, progress)
     from duat_cli.analysis.lora.report import Asked
     from duat_cli.loading.model.load import load_tokenizer
 
     tokenizer = load_tokenizer(loaded.files.path)
-    return Asked(loaded, prompts, lambda i: clean(str(tokenizer.decode([i]))))
+    asked = Asked(loaded, prompts, lambda i: clean(str(tokenizer.decode([i]))))
+    return asked, functools.partial(run, loaded.planned_memory)
 
 
 def _weights(found: Found) -> BaseWeights:

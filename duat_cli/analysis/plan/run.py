@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from duat_cli.analysis.plan.memory import SPARE, peak
+from duat_cli.analysis.plan.pace import Pace, may_be_long, measured_pace
 from duat_cli.analysis.plan.shape import Shape, shape_of
+from duat_cli.analysis.plan.task import Task
 from duat_cli.analysis.plan.work import operations, weight_reads
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.checkpoint.parts import Part
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.model.memory import memory_limit
-from duat_cli.results.plan import MemoryTerm, Planned, PlannedPart, PlannedWeights, Residence, Way
+from duat_cli.results.plan import MemoryTerm, PlannedPart, PlannedWeights, Residence, Way
 from duat_cli.text import clean
 
 _MIB = 1 << 20
@@ -29,6 +30,7 @@ class Plan:
     """Bytes; None where the system says nothing."""
     ways: tuple[Way, ...]
     operations: float
+    task: Task
 
     @property
     def chosen(self) -> Way | None:
@@ -50,6 +52,24 @@ class Plan:
         needed, left = _size(least.peak_memory_bytes), _size(self.limit or 0)
         return f"{least.weights}, it needs {needed} of memory ({said}), has {left}"
 
+    def may_be_long(self, way: Way) -> bool:
+        """Whether it might take so long that it is worth saying."""
+        return may_be_long(self.shape, self.task, way, self.files.total_bytes)
+
+    def pace(self, device: str = "cpu") -> Pace:
+        """Of this machine, measured."""
+        return measured_pace(self.files, self.shape, device)
+
+    def seconds(self, way: Way, pace: Pace) -> float:
+        """How long one of the ways takes."""
+        return pace.seconds(self.shape, self.task, way, self.files.total_bytes)
+
+    def timed(self) -> Plan:
+        """The same with how long each way takes."""
+        pace = self.pace()
+        ways = (way.model_copy(update={"seconds": self.seconds(way, pace)}) for way in self.ways)
+        return replace(self, ways=tuple(ways))
+
     def weights(self) -> PlannedWeights:
         """What the headers say."""
         parts, block = self.shape.parts, _largest_block(self.shape)
@@ -68,25 +88,24 @@ class Plan:
 
 def plan(
     files: CheckpointFiles,
-    command: Planned,
-    tokens: Sequence[int],
+    task: Task,
     dtype: str,
     memory: int | None,
-    *,
-    reinitialised: bool = False,
 ) -> Plan:
-    """Of a command on prompts of so many tokens.
+    """Of a command. dtype: of `--dtype`; memory: bytes of `--memory`, None: what the system leaves.
 
-    dtype: of `--dtype`; memory: bytes of `--memory`, None: what the system leaves; reinitialised: with a second model
-    beside the first, where both fit.
+    A re-initialised model is planned beside the first where both fit. Where no model runs there is one way: tensors are
+    looked at one after the other.
     """
     shape, limit = shape_of(files, dtype), memory_limit() if memory is None else memory
+    tuned = None if task.tuned is None else shape_of(task.tuned, dtype)
     ways = []
-    residences: tuple[Residence, Residence] = ("resident", "streamed")
+    residences: tuple[Residence, ...] = ("resident", "streamed") if task.runs else ("streamed",)
     for weights in residences:
-        terms = peak(shape, command, tokens, weights)
+        terms = peak(shape, task, weights, tuned)
         total = sum(term.bytes for term in terms)
-        if reinitialised and weights == "resident" and (limit is None or total + SPARE * shape.weights <= limit):
+        second = task.reinitialised and weights == "resident"
+        if second and (limit is None or total + SPARE * shape.weights <= limit):
             terms.append(
                 MemoryTerm(what="the re-initialised model, unless its statistics are cached", bytes=shape.weights)
             )
@@ -96,11 +115,11 @@ def plan(
                 weights=weights,
                 peak_memory_bytes=total,
                 terms=[term for term in terms if term.bytes],
-                weight_reads=weight_reads(shape, command, tokens, weights),
+                weight_reads=weight_reads(shape, task, weights),
                 fits=limit is None or total <= limit,
             )
         )
-    return Plan(files, shape, limit, tuple(ways), operations(shape, command, tokens))
+    return Plan(files, shape, limit, tuple(ways), operations(shape, task), task)
 
 
 def way_of(made: Plan) -> Way:

@@ -6,14 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from duat_cli.loading.checkpoint.dtypes import SIZES, auto_dtype, text_config
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.parts import Part, Parts, parts_of
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 
-_BYTES = {"float64": 8, "double": 8, "float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 _ALIASES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-_STORED = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_TEXT = ("text_config", "decoder", "llm_config")  # where a config of several models keeps that of its text model
 _WIDTH = ("hidden_size", "d_model", "n_embd", "dim", "hidden_dim", "embed_dim")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
@@ -33,6 +31,8 @@ class Shape:
     parts: Parts
     largest_tensor: int
     """Bytes of one tensor, in the files."""
+    largest_elements: int
+    """Of one tensor."""
     width: int
     """M."""
     heads: int
@@ -41,6 +41,10 @@ class Shape:
     """d."""
     inner: int
     """The longest side of a block's matrices: the FFN's width, as a rule."""
+    vocabulary: int
+    """Of the logits; 0 where the class has no head."""
+    experts: int
+    """Of a block, routed."""
     products: float
     """Elements of the matrices that one token meets in all blocks; of routed experts those that it is sent to."""
 
@@ -69,10 +73,10 @@ class Shape:
 def shape_of(files: CheckpointFiles, dtype: str) -> Shape:
     """Of a checkpoint. dtype: as the option `--dtype` names it; 'auto' is the one that config.json states, else the
     one of most stored bytes."""
-    named = _named(files, dtype)
-    element = _BYTES[named]
+    named = auto_dtype(files) if dtype == "auto" else _ALIASES.get(dtype, dtype)
+    element = SIZES[named]
     parts = parts_of(files, element)
-    config = _text_config(files.config)
+    config = text_config(files.config)
     inside = [tensor for block in parts.blocks for tensor in block.tensors.values()]
     width = _number(config, _WIDTH) or _commonest_side(inside)
     heads = _number(config, _HEADS) or 1
@@ -81,31 +85,16 @@ def shape_of(files: CheckpointFiles, dtype: str) -> Shape:
         element=element,
         parts=parts,
         largest_tensor=max((tensor.bytes for tensor in files.tensors.values()), default=0),
+        largest_elements=max((tensor.elements for tensor in files.tensors.values()), default=0),
         width=width,
         heads=heads,
         kv_heads=_kv_heads(config, heads),
         head_width=_number(config, _HEAD_WIDTH) or -(-width // heads),
+        vocabulary=_vocabulary(files.config, config),
+        experts=_number(config, _EXPERTS) or 0,
         inner=max((side for tensor in inside for side in tensor.shape[-2:]), default=width),
         products=_products(parts.blocks, config),
     )
-
-
-def _named(files: CheckpointFiles, dtype: str) -> str:
-    if dtype != "auto":
-        return _ALIASES.get(dtype, dtype)
-    for config in (files.config, _text_config(files.config)):
-        stated = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
-        if stated in _BYTES:
-            return stated
-    sizes: dict[str, int] = {}
-    for tensor in files.tensors.values():
-        if tensor.dtype in _STORED:
-            sizes[_STORED[tensor.dtype]] = sizes.get(_STORED[tensor.dtype], 0) + tensor.bytes
-    return max(sizes, key=lambda name: sizes[name], default="float32")
-
-
-def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    return next((found for name in _TEXT if isinstance(found := config.get(name), dict)), config)
 
 
 def _number(config: Mapping[str, Any], names: Iterable[str]) -> int | None:
@@ -123,6 +112,14 @@ def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
     if config.get("multi_query") is True and config.get("new_decoder_architecture") is not True:
         return 1
     return _number(config, _KV_HEADS) or heads
+
+
+def _vocabulary(config: Mapping[str, Any], inner: Mapping[str, Any]) -> int:
+    """A class such as BertModel ends in hidden states."""
+    names = [name for name in config.get("architectures") or [] if isinstance(name, str)]
+    if names and all(name.endswith("Model") for name in names):
+        return 0
+    return _number(inner, ("vocab_size",)) or 0
 
 
 def _commonest_side(tensors: Iterable[TensorEntry]) -> int:

@@ -1,4 +1,4 @@
-"""Which prompts go side by side through weights that are read block by block."""
+"""What goes side by side through weights that are read block by block."""
 
 from __future__ import annotations
 
@@ -17,13 +17,20 @@ def state_bytes(tokens: int, width: int, element: int) -> int:
     return element * tokens * (STATES * width + tokens)
 
 
-def waves(tokens: Sequence[int], width: int, element: int, limit: int = WAVE_BYTES) -> list[range]:
-    """Numbers of prompts that go side by side, in order; one empty wave for none. limit: bytes of a wave's states."""
+def prompt_waves(tokens: Sequence[int], width: int, element: int) -> list[range]:
+    """Numbers of prompts, of so many tokens, that go side by side."""
+    return waves([state_bytes(count, width, element) for count in tokens], WAVE_BYTES)
+
+
+def waves(sizes: Sequence[int], limit: int) -> list[range]:
+    """Numbers of those that go side by side, in order, as many as fit; one empty wave for none.
+
+    sizes: bytes of each, whatever goes side by side; limit: bytes of a wave.
+    """
     found, first, taken = list[range](), 0, 0
-    for number, count in enumerate(tokens):
-        size = state_bytes(count, width, element)
+    for number, size in enumerate(sizes):
         if number > first and taken + size > limit:
             found.append(range(first, number))
             first, taken = number, 0
         taken += size
-    return [*found, range(first, len(tokens))]
+    return [*found, range(first, len(sizes))]

@@ -2,38 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
+from duat_cli.analysis.plan.pruning import SETS, ablation_bytes, ends_in_logits, followed_terms, singles, terms_of
 from duat_cli.analysis.plan.shape import Shape
-from duat_cli.analysis.plan.waves import waves
-from duat_cli.results.plan import Planned, Residence
+from duat_cli.analysis.plan.task import PruneOptions, Task
+from duat_cli.analysis.plan.terms import CHECKED
+from duat_cli.analysis.plan.waves import prompt_waves
+from duat_cli.models.sweep.budgets import ABLATION_BYTES
+from duat_cli.results.plan import Residence
 
-CHECKED = 32  # tokens of the random prompt on which the pass under instruments is compared with the plain one
+STATISTICS = 3  # passes that the replays of a block and the statistics of W' are worth
+TRIED = 8  # sets of each kind that held-out prompts test
+CERTIFIED = 20  # F M² of a block: largest singular values in float64
+PAIR_READS = 6  # of each of two models that are read block by block: sweeps, logits, norms and Eq. 18
 
 
-def operations(shape: Shape, command: Planned, tokens: Sequence[int]) -> float:
+def operations(shape: Shape, task: Task) -> float:
     """Floating-point operations of the passes: 2 P T + 4 L N² H d each.
 
     P: elements of the blocks' matrices that a token meets; T = N tokens; L blocks. The first prompt (`verify`: each)
-    and one of random tokens run twice, with and without instruments.
+    and one of random tokens run twice, with and without instruments; a tuned model as often as its base.
     """
-    plain = tokens if command == "verify" else tokens[:1]
-    side = len(shape.parts.blocks) * shape.heads * shape.head_width
-    return sum(2 * shape.products * n + 4 * side * n * n for n in (*tokens, *plain, CHECKED, CHECKED))
+    if not task.runs:
+        return 0.0
+    plain = task.tokens if task.command == "verify" else task.tokens[:1]
+    swept = _passes(shape, (*task.tokens, *plain, CHECKED, CHECKED))
+    return swept * (2 if task.command == "lora-diff" else 1) + pruning_operations(shape, task)
 
 
-def weight_reads(shape: Shape, command: Planned, tokens: Sequence[int], weights: Residence) -> float:
+def statistics_operations(shape: Shape, task: Task) -> float:
+    """What is computed behind the blocks, in operations of the passes."""
+    if not task.runs or task.command in ("verify", "matrix"):
+        return 0.0
+    return STATISTICS * _passes(shape, task.tokens) * (2 if task.command == "lora-diff" else 1)
+
+
+def pruning_operations(shape: Shape, task: Task) -> float:
+    """Of `prune-bound`, beyond one pass of every prompt.
+
+    Probes go back through a block at the price of a pass each, terms in the sample and sets are taken out in the middle
+    of the model on average, and terms that are carried go through the attention of the blocks behind them.
+    """
+    options = task.pruning
+    if options is None:
+        return 0.0
+    counts = terms_of(shape, options)
+    taken, kinds = singles(counts, options), len(counts)
+    head = 2 * shape.width * shape.vocabulary if ends_in_logits(shape, options) else 0
+    tokens, held_out = sum(task.tokens), sum(task.held_out)
+    once, apart = _passes(shape, task.tokens), _passes(shape, task.held_out)
+    gradients = (options.probes + 2) * (once + head * tokens)
+    removed = (taken / 2 + SETS * kinds) * once + (taken + SETS * kinds) * head * tokens
+    tried = TRIED * kinds * (apart + head * held_out)
+    values = 2 * shape.width * (shape.heads + shape.kv_heads) * shape.head_width * len(shape.parts.blocks)
+    carried = followed_terms(counts, options) / 2 * values * tokens
+    certified = CERTIFIED * shape.inner * shape.width**2 * len(shape.parts.blocks)
+    return gradients + removed + tried + carried + certified
+
+
+def weight_reads(shape: Shape, task: Task, weights: Residence) -> float:
     """Bytes read / bytes of all tensors in the files.
 
-    Streamed, every wave of prompts reads the blocks once, and `matrix` once more, for their number; one block is read
-    in vain, ahead of time, behind the first large layer. Rows of embeddings that a prompt needs are left out.
+    Streamed, every wave of prompts reads the blocks once, and `matrix` once more, for their number; `prune-bound` as
+    its passes go. Rows of embeddings that a prompt needs are left out.
     """
     parts = shape.parts
-    once = parts.frame.stored + sum(layer.stored for layer in parts.layers)
-    blocks = sum(block.stored for block in parts.blocks)
+    layers = [layer.stored for layer in parts.layers]
+    blocks, once = sum(block.stored for block in parts.blocks), parts.frame.stored + sum(layers)
     total = once + blocks
-    if weights == "resident" or not total:
-        return 1.0
-    ahead = sum(parts.blocks[0].stored for _ in parts.layers[:1]) if parts.blocks else 0
-    sweeps = len(waves(tokens, shape.width, shape.element)) + (command == "matrix")
-    return (once + blocks * sweeps + ahead) / total
+    looked_at = 1.0 if task.command in ("check", "lora-diff") else 0.0
+    if not task.runs or not total:
+        return looked_at or 1.0
+    if weights == "resident":
+        return looked_at + (2 if task.tuned is not None else 1)
+    if task.command == "lora-diff":
+        return looked_at + 2 * PAIR_READS
+    found = 0.0
+    if task.command != "prune-bound":
+        waves = len(prompt_waves(task.tokens, shape.width, shape.element))
+        found += once + blocks * (waves + (task.command == "matrix"))
+    if task.pruning is not None:
+        head = max(layers, default=0) if ends_in_logits(shape, task.pruning) else 0
+        found += once + 3 * blocks + 2 * head + _more_sweeps(shape, task, task.pruning) * (blocks + head)
+    return looked_at + found / total
+
+
+def _more_sweeps(shape: Shape, task: Task, options: PruneOptions) -> int:
+    """Beyond the three: ablations that do not fit beside the readings, and the trial."""
+    together, apart = ablation_bytes(task, terms_of(shape, options), options, shape.width)
+    return max(0, -(-together // ABLATION_BYTES) - 1) + -(-apart // ABLATION_BYTES)
+
+
+def _passes(shape: Shape, tokens: Iterable[int]) -> float:
+    side = len(shape.parts.blocks) * shape.heads * shape.head_width
+    return sum(2 * shape.products * n + 4 * side * n * n for n in tokens)

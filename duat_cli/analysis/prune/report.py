@@ -11,11 +11,10 @@ from torch import Tensor, nn
 
 from duat_cli.analysis.prune.terms.certified import Bound
 from duat_cli.analysis.prune.terms.criteria import Scores
-from duat_cli.analysis.prune.terms.damage import MetricName
 from duat_cli.analysis.prune.terms.readings import Readings
 from duat_cli.analysis.prune.terms.responses import TermList
 from duat_cli.analysis.session import Session
-from duat_cli.kinds import Kind
+from duat_cli.kinds import Kind, MetricName
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.terms.branches import Branches, branch_at
 from duat_cli.models.terms.sites import BlockSites, TermId

@@ -12,6 +12,7 @@ from pathlib import Path
 from torch import nn
 
 from duat_cli import __version__
+from duat_cli.analysis.plan.task import PruneOptions
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.prune.report import blocks_of, predictions_of, terms_of
 from duat_cli.analysis.prune.sets.apply import Applied, apply_terms
@@ -21,7 +22,7 @@ from duat_cli.analysis.prune.sets.plan import plan_of
 from duat_cli.analysis.prune.sets.size import set_size
 from duat_cli.analysis.prune.terms.certified import Bound
 from duat_cli.analysis.prune.terms.responses import SEED
-from duat_cli.analysis.prune.work import PruneOptions, Work
+from duat_cli.analysis.prune.work import Work
 from duat_cli.analysis.session import Session, prompt_facts
 from duat_cli.errors import InputError
 from duat_cli.kinds import Kind

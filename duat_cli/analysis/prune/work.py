@@ -4,7 +4,7 @@ Where all weights are in memory, one prompt after the other is recorded, its gra
 its terms are ablated. Where the weights are read block by block, all prompts do each of these side by side: one read
 for discovery and recording, one backwards for the gradients, one for readings, certified bounds, weights and ablations,
 those of the sets that `plans` measures among them, and one for the trial of the chosen sets on held-out prompts. More
-passes than fit into WAVE_BYTES go in waves, each of which reads anew the blocks from its first ablation on.
+passes than fit into ABLATION_BYTES go in waves, each of which reads anew the blocks from its first ablation on.
 """
 
 from __future__ import annotations
@@ -13,34 +13,35 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from duat_cli.analysis.decomposition import Decomposition
+from duat_cli.analysis.plan.task import PruneOptions
+from duat_cli.analysis.plan.waves import waves
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.prune.sets.nested import Candidates, Nested, candidates, nested_sets
 from duat_cli.analysis.prune.sets.trial import Terms, Trial, try_alone, try_together
-from duat_cli.analysis.prune.terms.ablation import Ablation, Ablator, Tick, mean_values, waves
+from duat_cli.analysis.prune.terms.ablation import Ablation, Ablator, Tick, mean_values
 from duat_cli.analysis.prune.terms.certified import Certified
 from duat_cli.analysis.prune.terms.criteria import Activations, Scores, WeightScores, block_scores
-from duat_cli.analysis.prune.terms.damage import Interval, Loss, Metric, MetricName, metric_for
+from duat_cli.analysis.prune.terms.damage import Interval, Loss, Metric, metric_for
 from duat_cli.analysis.prune.terms.ground import ground_beside, ground_of
 from duat_cli.analysis.prune.terms.readings import Reader, Readings
 from duat_cli.analysis.prune.terms.responses import SEED, Responses, TermList
 from duat_cli.analysis.session import Listener, Session
 from duat_cli.errors import InputError
-from duat_cli.kinds import KINDS, Kind
+from duat_cli.kinds import Kind
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.discovery.causality import LogitsPass
 from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.sweep.budgets import ABLATION_BYTES, CARRIED
 from duat_cli.models.sweep.lockstep import Pass, Visit
 from duat_cli.models.sweep.passes import Means, Recorded, record
 from duat_cli.models.terms.sites import TermId
 from duat_cli.results.base import Skipped
 
-FOLLOWED = 256  # terms carried frozen to the last block, where a model has more than this many
 NAMES: dict[Kind, str] = {
     "neuron": "neurons",
     "head": "heads",
@@ -49,20 +50,6 @@ NAMES: dict[Kind, str] = {
     "attention": "attentions",
     "block": "blocks",
 }
-
-
-@dataclass(frozen=True)
-class PruneOptions:
-    """What `duat prune-bound` computes."""
-
-    kinds: tuple[Kind, ...] = KINDS
-    metric: MetricName | None = None
-    probes: int = 32
-    measure: int = 24
-    budget: float = 0.1
-    confidence: float = 0.95
-    exceed: float = 0.1
-    ablate_mean: bool = False
 
 
 class Work:
@@ -327,11 +314,7 @@ class Work:
 
             return listen
 
-        first, *more = (
-            waves([[one] for one in sorted([*singles, *sets], key=lambda one: one.start)])
-            if self.weights is not None
-            else [singles]
-        )
+        first, *more = [singles] if self.weights is None else _waves([*singles, *sets])
         with self.certified.attached() if finals else contextlib.nullcontext():
             self.session.sweep_beside([self.prompts[k] for k in numbers], listener, [*first, *finals])
         for wave in more:
@@ -349,7 +332,7 @@ class Work:
         """The terms carried to the last block: all but neurons where they are few, and everything that is ablated."""
         sampled = {self.terms.ids[place] for places in self.sample.values() for place in places}
         others = [term for term in self.terms.ids if term.kind != "neuron"]
-        return sampled | set(others) if len(others) <= FOLLOWED else sampled
+        return sampled | set(others) if len(others) <= CARRIED else sampled
 
     # -- results -----------------------------------------------------------------------------------------------
 
@@ -367,3 +350,9 @@ class Work:
         if self._scored:
             found["taylor"] = self._taylor / self._scored
         return found | block_scores(self.terms, self.readings)
+
+
+def _waves(ablations: Sequence[Ablation]) -> list[list[Ablation]]:
+    """As many side by side as fit, in the order of the blocks at which they begin."""
+    ordered = sorted(ablations, key=lambda one: one.start)
+    return [[ordered[k] for k in wave] for wave in waves([one.size for one in ordered], ABLATION_BYTES)]

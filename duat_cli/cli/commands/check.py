@@ -144,7 +144,7 @@ def check(
         outlets.open(form, json, output, report or [], no_color)
         _refuse_no_model(model)
         limit = options.parse_memory(memory)
-        wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, in_parts=True)
+        wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit)
         texts = PromptRequest(prompt, prompts, max_tokens)
         asked = _Asked(wanted, texts, policy, baseline, update_baseline, weights_only, adapter, select or [])
         result = _result(asked, outlets, talk)

@@ -144,13 +144,13 @@ def inspect(
     Exit code: 0 exact, 1 the certificate is not exact, 2 could not tell.
     """
     from duat_cli.analysis.opening import ModelRequest, PromptRequest
+    from duat_cli.analysis.plan.task import Task
     from duat_cli.cli.shared.announce import announce
     from duat_cli.cli.shared.presentation import Presentation, talk_of
 
     limit = options.parse_memory(memory)
-    wanted = ModelRequest(
-        model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, "inspect", null == "all"
-    )
+    task = Task("inspect", reinitialised=null == "all")
+    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task)
     texts = PromptRequest(prompt, prompts, max_tokens)
     talk = talk_of(quiet, verbose, no_color)
     chosen = options.parse_layers(layers)

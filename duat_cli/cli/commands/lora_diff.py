@@ -144,7 +144,7 @@ def lora_diff(
     elif max_tokens is not None:
         raise InputError("--max-tokens: there are no prompts; give --prompt, --prompts or --default-prompts")
     limit = options.parse_memory(memory)
-    wanted = ModelRequest(base, revision, token, cache_dir, False, dtype, device, limit, in_parts=True)
+    wanted = ModelRequest(base, revision, token, cache_dir, False, dtype, device, limit)
     if base is None and texts is None:
         talk.note("no BASE given: using the bundled demo model and its adapter")
     else:

@@ -95,13 +95,14 @@ def matrix(
     Exit code: 0 every check holds, 1 a check fails, 2 could not tell.
     """
     from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_session
+    from duat_cli.analysis.plan.task import Task
     from duat_cli.cli.shared.announce import announce
     from duat_cli.cli.shared.presentation import Presentation, talk_of
     from duat_cli.cli.shared.tensor_target import operator_file, tensor_target, token_texts
     from duat_cli.cli.terminal.progress import Progress
 
     limit = options.parse_memory(memory)
-    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, "matrix")
+    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, Task("matrix"))
     texts = PromptRequest([_only(prompt)], None, max_tokens)
     talk = talk_of(quiet, verbose, no_color)
     presentation = Presentation.of(None, form, json, no_color)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from duat_cli import __version__
+from duat_cli.cli.commands.lora_diff import DefaultPrompts
+from duat_cli.cli.commands.prune_bound import Granularity, Holdout, Measure, MetricOption, Probes, parse_kinds
 from duat_cli.cli.shared import options
 from duat_cli.errors import EXIT_SOUND, EXIT_UNDECIDED, InputError
 
@@ -15,13 +18,51 @@ if TYPE_CHECKING:
     from duat_cli.analysis.clock import Clock
     from duat_cli.analysis.opening import Found
     from duat_cli.analysis.plan.run import Plan
+    from duat_cli.analysis.plan.task import Task
     from duat_cli.results.plan import PlanReport
 
+Planned = Literal["inspect", "verify", "matrix", "prune-bound", "lora-diff", "check"]
 TOKENS_LIMIT = 1_000_000  # prompts; more would only fill the memory
 
 For = Annotated[
-    Literal["inspect", "verify", "matrix"],
-    typer.Option("--for", metavar="COMMAND", rich_help_panel=options.PANEL_COMPUTE, help="inspect, verify or matrix."),
+    Planned,
+    typer.Option(
+        "--for",
+        metavar="COMMAND",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="inspect, verify, matrix, prune-bound, lora-diff or check.",
+    ),
+]
+Time = Annotated[
+    bool,
+    typer.Option(
+        "--time",
+        metavar="",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Also about how long it takes, from one matrix product and one read that are timed here.",
+    ),
+]
+Tuned = Annotated[
+    str | None,
+    typer.Option(
+        "--tuned",
+        metavar="TUNED",
+        show_default=False,
+        rich_help_panel=options.PANEL_INPUT,
+        help="For lora-diff: the adapter or the tuned checkpoint. Default: the bundled adapter.",
+    ),
+]
+Policy = Annotated[
+    str | None,
+    typer.Option(
+        "--policy", metavar="POLICY", rich_help_panel=options.PANEL_COMPUTE, help="For check: as of duat check."
+    ),
+]
+Select = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--select", metavar="RULE", rich_help_panel=options.PANEL_COMPUTE, help="For check: as of duat check."
+    ),
 ]
 Null = Annotated[
     Literal["all", "uniform"],
@@ -46,6 +87,16 @@ def plan(
     max_tokens: options.MaxTokens = None,
     tokens: Tokens = None,
     null: Null = "all",
+    tuned: Tuned = None,
+    default_prompts: DefaultPrompts = False,
+    holdout: Holdout = None,
+    granularity: Granularity = None,
+    metric: MetricOption = None,
+    probes: Probes = 32,
+    measure: Measure = 24,
+    policy: Policy = None,
+    select: Select = None,
+    time: Time = False,
     dtype: options.DtypeOption = "float32",
     memory: options.Memory = None,
     revision: options.Revision = None,
@@ -60,40 +111,52 @@ def plan(
 ) -> int:
     """How much memory a command will take on the CPU, and whether its weights fit or are read block by block.
 
-    From config.json and the headers of the weight files alone. Exit code: 0 it can run, 2 it cannot.
+    From config.json and the headers of the weight files alone; with --time also about how long. Exit code: 0 it can
+    run, 2 it cannot.
     """
     from duat_cli.analysis.clock import Clock
     from duat_cli.analysis.opening import ModelRequest, PromptRequest
+    from duat_cli.analysis.plan.run import plan as plan_of
+    from duat_cli.analysis.plan.task import PruneOptions, Task
     from duat_cli.cli.shared.announce import announce
     from duat_cli.cli.shared.presentation import Presentation, talk_of
     from duat_cli.cli.terminal.progress import Progress
 
     limit = options.parse_memory(memory)
-    wanted = ModelRequest(
-        model, revision, token, cache_dir, False, dtype, "cpu", limit, command, command == "inspect" and null == "all"
-    )
+    wanted = ModelRequest(model, revision, token, cache_dir, False, dtype, "cpu", limit)
     texts = PromptRequest(prompt, prompts, max_tokens)
-    if tokens is not None and texts.own:
-        raise InputError("--tokens stands in place of texts: give it without --prompt and --prompts")
+    if tokens is not None and (texts.own or default_prompts or holdout is not None):
+        raise InputError("--tokens stands in place of texts: give it without --prompt, --prompts and --holdout")
     given = _parse_tokens(tokens)
+    runs = command != "lora-diff" or texts.own or default_prompts or given is not None
+    pruning = PruneOptions(parse_kinds(granularity), metric, probes, measure) if command == "prune-bound" else None
+    checked = _checked(policy, select, dtype) if command == "check" else None
     talk = talk_of(quiet, verbose, no_color)
     presentation = Presentation.of(output, form, json, no_color)
     clock = Clock()
 
     announce(model, talk)
     with Progress(talk) as progress:
+        read, apart, _ = texts.read_apart(holdout, progress) if given is None and runs else ([], [], False)
+        found = wanted.find(progress)
+        task = checked or Task(command, reinitialised=command == "inspect" and null == "all", pruning=pruning)
+        if command == "lora-diff":
+            from duat_cli.analysis.lora.run import task_of
+
+            task = task_of(found, tuned, runs=runs)
         if given is None:
-            read = texts.read(progress)
-            found = wanted.find(progress)
-            counts = texts.counts(found, read, trust_remote_code=False)
+            counts = texts.counts(found, read, trust_remote_code=False) if runs and task.runs else []
+            held_out = texts.counts(found, apart, trust_remote_code=False) if pruning is not None else []
         else:
-            found = wanted.find(progress)
-            counts = [min(count, max_tokens or count) for count in given]
-        made = wanted.plan(found, command, counts, limit)
+            counts, held_out = [min(count, max_tokens or count) for count in given], []
+        made = plan_of(found.files, replace(task, tokens=tuple(counts), held_out=tuple(held_out)), dtype, limit)
+        if time:
+            progress.doing("measuring how fast this machine is")
+            made = made.timed()
 
     from duat_cli.report.tables.plan import render_plan
 
-    presentation.emit(_report(made, found, command, counts, clock), render_plan, talk)
+    presentation.emit(_report(made, found, clock), render_plan, talk)
     return EXIT_UNDECIDED if made.chosen is None else EXIT_SOUND
 
 
@@ -115,17 +178,26 @@ def _parse_tokens(text: str | None) -> list[int] | None:
     return counts
 
 
-def _report(
-    made: Plan, found: Found, command: Literal["inspect", "verify", "matrix"], counts: list[int], clock: Clock
-) -> PlanReport:
+def _checked(policy: str | None, select: list[str] | None, dtype: str) -> Task:
+    """Of the rules that are on."""
+    from duat_cli.analysis.check.run import task_of
+    from duat_cli.checks.policy import read_policy
+    from duat_cli.checks.settings import settings_of
+    from duat_cli.checks.verdict.conclude import plan
+
+    found = read_policy(policy)
+    return task_of(plan(found, settings_of(found, select or []), None, False, False, dtype))
+
+
+def _report(made: Plan, found: Found, clock: Clock) -> PlanReport:
     from duat_cli.results.plan import PlanReport
 
     return PlanReport(
         duat_version=__version__,
-        planned_command=command,
+        planned_command=made.task.command,
         name=found.place.name,
         dtype=made.shape.dtype,
-        prompt_tokens=counts,
+        prompt_tokens=list(made.task.tokens),
         weights=made.weights(),
         operations=made.operations,
         limit_bytes=made.limit,

@@ -16,7 +16,7 @@ from duat_cli.kinds import KINDS, Kind
 from duat_cli.loading.wording import counted
 
 if TYPE_CHECKING:
-    from duat_cli.analysis.prune.run import PruneOptions, PruneOutcome
+    from duat_cli.analysis.prune.run import PruneOutcome
     from duat_cli.analysis.prune.sets.apply import Applied
     from duat_cli.cli.shared.presentation import Presentation
     from duat_cli.cli.terminal.output import Target
@@ -188,16 +188,19 @@ def prune_bound(
     certificate is not exact, 2 could not tell.
     """
     from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_with_holdout
+    from duat_cli.analysis.plan.task import PruneOptions, Task
     from duat_cli.cli.shared.announce import announce
     from duat_cli.cli.shared.presentation import Presentation, talk_of
     from duat_cli.cli.terminal.progress import Progress
 
     limit = options.parse_memory(memory)
-    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, in_parts=True)
     texts = PromptRequest(prompt, prompts, max_tokens)
     talk = talk_of(quiet, verbose, no_color)
-    kinds = _kinds(granularity)
+    kinds = parse_kinds(granularity)
     _check(budget, confidence, exceed)
+    settings = PruneOptions(kinds, metric, probes, measure, budget, confidence, exceed, ablate == "mean")
+    task = Task("prune-bound", pruning=settings)
+    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task)
     presentation = Presentation.of(output, form, json, no_color, wide=wide)
     chosen = _Chosen.of(export, apply, chosen_set, kinds, ablate, presentation)
 
@@ -209,19 +212,8 @@ def prune_bound(
                 "--apply: a checkpoint is written from weights that are all in memory, and these are read block by "
                 "block; use --export FILE, or run it where the model fits"
             )
-        from duat_cli.analysis.prune.run import PruneOptions
         from duat_cli.analysis.prune.run import prune_bound as compute
 
-        settings: PruneOptions = PruneOptions(
-            kinds=kinds,
-            metric=metric,
-            probes=probes,
-            measure=measure,
-            budget=budget,
-            confidence=confidence,
-            exceed=exceed,
-            ablate_mean=ablate == "mean",
-        )
         outcome = compute(loaded, inputs, held_out, settings, progress)
 
     from duat_cli.report.tables.prune.report import render_prune
@@ -328,7 +320,7 @@ def _size(count: int) -> str:
     return f"{count / 1e6:,.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} KB"
 
 
-def _kinds(text: str | None) -> tuple[Kind, ...]:
+def parse_kinds(text: str | None) -> tuple[Kind, ...]:
     if text is None:
         return KINDS
     found: list[Kind] = []

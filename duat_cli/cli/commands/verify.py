@@ -31,12 +31,13 @@ def verify(
     Exit code: 0 exact, 1 not exact, 2 could not tell.
     """
     from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_session
+    from duat_cli.analysis.plan.task import Task
     from duat_cli.cli.shared.announce import announce
     from duat_cli.cli.shared.presentation import Presentation, talk_of
     from duat_cli.cli.terminal.progress import Progress
 
     limit = options.parse_memory(memory)
-    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, "verify")
+    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, Task("verify"))
     texts = PromptRequest(prompt, prompts, max_tokens)
     talk = talk_of(quiet, verbose, no_color)
     presentation = Presentation.of(output, form, json, no_color, wide=wide)

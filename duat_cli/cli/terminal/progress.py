@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 from duat_cli.cli.terminal import streams
 from duat_cli.cli.terminal.talk import Talk, redact
-from duat_cli.text import one_line
+from duat_cli.text import about, one_line
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
 
 PATIENCE = 2.0  # seconds without a word
+LONG = 60.0  # seconds from which it is said beforehand how long a command takes
 PAUSES = (8.0, 20.0, 30.0)  # seconds between plain lines; the last one repeats
 
 
@@ -31,6 +32,7 @@ class Progress:
         self._talk = talk
         self._state = (0, 0, "starting")
         self._started = time.monotonic()
+        self._expected: float | None = None
         self._over = threading.Event()
         self._speaker: threading.Thread | None = None
 
@@ -38,6 +40,12 @@ class Progress:
         if what != self._state[2]:
             self._talk.detail(what)
         self._state = (done, total, what)
+
+    def expect(self, seconds: float) -> None:
+        """Say how long everything will take, where that is long; what is done is counted towards it."""
+        if seconds >= LONG:
+            self._talk.note(f"this will take {about(seconds)}, as far as can be told")
+            self._expected = seconds
 
     def doing(self, what: str) -> None:
         """Name a step of unknown length."""
@@ -83,13 +91,18 @@ class Progress:
 
     def _show(self, bar: Bar, task: TaskID) -> None:
         done, total, what = self._state
-        bar.update(task, completed=done, total=total or None, description=redact(one_line(what, 60)))
+        what = one_line(what, 60) if self._expected is None else f"{one_line(what, 60)} ({self._spent()})"
+        bar.update(task, completed=done, total=total or None, description=redact(what))
 
     def line(self) -> str:
         """The present state as one line."""
         done, total, what = self._state
         count = f" {done}/{total}" if total else ""
-        return f"{one_line(what, 120)}{count} ({time.monotonic() - self._started:.0f} s)"
+        return f"{one_line(what, 120)}{count} ({self._spent()})"
+
+    def _spent(self) -> str:
+        spent = f"{time.monotonic() - self._started:.0f} s"
+        return spent if self._expected is None else f"{spent} of {about(self._expected)}"
 
 
 def _is_live() -> bool:

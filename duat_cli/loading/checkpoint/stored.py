@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from duat_cli.compat.safetensors import open_read
+from duat_cli.loading.checkpoint.dtypes import most_stored_name
 from duat_cli.loading.checkpoint.files import fail
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.checkpoint.seal import Seal, require_unchanged
@@ -32,11 +32,8 @@ STORED = {
 
 def most_stored(files: CheckpointFiles) -> torch.dtype | None:
     """The floating-point dtype of most of the checkpoint's bytes; None if it holds none."""
-    sizes: Counter[torch.dtype] = Counter()
-    for entry in files.tensors.values():
-        if entry.elements and STORED[entry.dtype].is_floating_point:
-            sizes[STORED[entry.dtype]] += entry.bytes
-    return sizes.most_common(1)[0][0] if sizes else None
+    name = most_stored_name(files)
+    return None if name is None else getattr(torch, name)
 
 
 class StoredTensors:

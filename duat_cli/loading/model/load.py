@@ -19,10 +19,11 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 
 from duat_cli.compat.transformers import load_part, targets_of, without_fusion
 from duat_cli.errors import CheckpointError, InputError
+from duat_cli.loading.checkpoint.dtypes import auto_dtype
 from duat_cli.loading.checkpoint.files import open_file, read_json
 from duat_cli.loading.checkpoint.preflight import CONFIG, CheckpointFiles, inspect_folder
 from duat_cli.loading.checkpoint.source import TOKENIZER_FILES, Source, resolve
-from duat_cli.loading.checkpoint.stored import STORED, most_stored, readers
+from duat_cli.loading.checkpoint.stored import STORED, readers
 from duat_cli.loading.model.fingerprint import combined, digest, saved
 from duat_cli.loading.model.memory import require_memory
 from duat_cli.loading.model.model_class import Fit, cannot, check_fit, check_model_type, model_class
@@ -150,7 +151,7 @@ def load_files(
     with hushed() as log:
         config = _read_config(files, trust_remote_code)
         cls, notes = model_class(config, files, trust_remote_code)
-        real_dtype = asked_dtype or stored_dtype(config, files)
+        real_dtype = asked_dtype or DTYPES[auto_dtype(files)]
         fit = check_fit(cls, config, files, real_dtype)
         log.clear()  # the rehearsal's lines; the real load repeats what matters
         model = fit.model if paged else _fill(cls, config, files, real_dtype, asked_device)
@@ -234,14 +235,6 @@ def parse_device(name: str) -> torch.device:
         reason = one_line(str(error).partition("\n")[0], 160)
         raise InputError(f"--device {shown(name)}: not usable here ({reason}); use --device cpu") from error
     return device
-
-
-def stored_dtype(config: PreTrainedConfig, files: CheckpointFiles) -> torch.dtype:
-    """What --dtype auto means: the dtype that config.json states, else the one of most stored bytes."""
-    stated = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
-    if isinstance(stated, torch.dtype):
-        return stated
-    return most_stored(files) or torch.float32
 
 
 # --- config and weights ----------------------------------------------------------------------------

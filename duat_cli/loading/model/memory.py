@@ -33,16 +33,9 @@ def require_memory(files: CheckpointFiles, dtype: str) -> None:
     fail(
         files.path,
         f"needs {needed / _GIB:.2f} GiB for its weights as {dtype}, has {left / _GIB:.2f} GiB of memory: {stored}"
-        "duat check --weights-only takes next to none, and inspect, verify, matrix, check and lora-diff read "
-        "weights block by block",
+        "duat check --weights-only takes next to none, and inspect, verify, matrix, check, lora-diff "
+        "and prune-bound read weights block by block",
     )
-
-
-def fits(files: CheckpointFiles, dtype: str, limit: int | None, beside: int = 0) -> bool:
-    """Whether all weights can be in memory at once. limit: bytes of the process; None: what the system leaves.
-    beside: bytes that other weights take."""
-    left = available_memory() if limit is None else limit - (resident_memory() or 0)
-    return weight_bytes(files, dtype) + beside <= left
 
 
 def memory_limit() -> int | None:

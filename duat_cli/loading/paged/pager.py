@@ -86,15 +86,18 @@ class Pager:
         """Have this page in memory, and none else but the frame."""
         if self.held is page:
             return
-        self.turning(page)
         before = self.held
-        self.release()
-        self._filled = self._put(page)
-        self.held = page
+        self._turn_to(page)
         step = -1 if before is not None and self._order[before] > self._order[page] else 1
         following = next((p for p, place in self._order.items() if place == self._order[page] + step), None)
         if following is not None and following.block:
             self._ahead = following, self._thread.submit(self._reader.tensors, following.tensors)
+
+    def _turn_to(self, page: Page) -> None:
+        self.turning(page)
+        self.release()
+        self._filled = self._put(page)
+        self.held = page
 
     def bring(self, module: nn.Module) -> None:
         """Ask for the page that a module lies in, as its door does when it is about to run."""
@@ -118,11 +121,12 @@ class Pager:
         return found.to(self._device, self._dtype)
 
     def complete(self) -> None:
-        """Read what no pass has asked for, so that every tensor has been seen."""
+        """Read what no pass has asked for, so that every tensor has been seen; nothing ahead of it, since what follows
+        has been read, as a rule."""
         for page in self._order:
             inside = [self._names[place] for door in page.doors for place in _places(door)]
             if self._unread & set(inside):
-                self.hold(page)
+                self._turn_to(page)
         self.release()
 
     def close(self) -> None:

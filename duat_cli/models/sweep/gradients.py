@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.instrument.slopes import SlopesOnce
+from duat_cli.models.sweep.budgets import GRADIENT_BYTES, gradient_elements
 from duat_cli.models.sweep.lockstep import Weights
 from duat_cli.models.sweep.passes import BlockCall, Forward, Recorded, behind_blocks
 from duat_cli.models.terms.sites import BlockSites, Site, watching
-
-GRADIENT_BYTES = 256 << 20  # of one block's batched gradients
 
 
 @dataclass(frozen=True)
@@ -63,6 +62,8 @@ class Backward:
     ) -> None:
         """probes: makes (probes, *output.shape) when they are needed. weights: as of `BlockPass`."""
         self._structure, self._sites, self._recorded, self._probes = structure, sites, recorded, probes
+        config = structure.stack.config.get_text_config()
+        self._heads = getattr(config, "num_attention_heads", None) or 1  # their matrices have gradients in any case
         self._hidden = recorded.calls[-1].after.detach().clone().requires_grad_()
         self._end = behind_blocks(structure, forward, recorded, self._hidden, weights)
         self._at_output = torch.empty(0)  # the gradients at the output of the block that is next, (probes, 1, N, M)
@@ -94,7 +95,7 @@ class Backward:
             args, kwargs = parts.hidden.put(call.args, call.kwargs, x.clone())  # blocks may write to it
             after = hidden_of(parts.module(*args, **kwargs), x)
         below: list[Tensor] = []
-        for piece in self._at_output.split(_piece(captured, x)):
+        for piece in self._at_output.split(_piece(captured, x, self._heads)):
             # nothing stands in front of the first block
             inputs = [value for _, value, _ in captured] + ([x] if number else [])
             grads = _pulled(after, inputs, piece) if inputs else []
@@ -108,11 +109,9 @@ class Backward:
         self._at_output = torch.cat(below) if len(below) > 1 else below[0]
 
 
-def _piece(captured: Sequence[tuple[Site, Tensor, Tensor | None]], x: Tensor) -> int:
-    """How many probes at once: a probe's gradients at the sites, at the norms and at the attention matrices."""
-    tokens = x.shape[1]
-    heads = max((site.count for site, _, _ in captured if site.kind == "head"), default=1)
-    elements = 8 * x.numel() + sum(4 * value.numel() for _, value, _ in captured) + 3 * heads * tokens**2
+def _piece(captured: Sequence[tuple[Site, Tensor, Tensor | None]], x: Tensor, heads: int) -> int:
+    """How many probes at once."""
+    elements = gradient_elements(x.shape[2], x.shape[1], heads, sum(value.numel() for _, value, _ in captured))
     return max(1, GRADIENT_BYTES // (elements * x.element_size()))
 
 

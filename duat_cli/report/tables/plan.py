@@ -9,6 +9,7 @@ from rich.text import Text
 from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.page import Page, line
 from duat_cli.results.plan import PlanReport, Way
+from duat_cli.text import about
 
 _BLANK = Text("")
 
@@ -39,7 +40,8 @@ def _work(report: PlanReport) -> str:
 def _title(way: Way, report: PlanReport) -> str:
     reads = f"the weights read {numbers.plain(way.weight_reads)} times"
     room = "" if way.fits else f", more than {numbers.size(report.limit_bytes or 0)}"
-    return f"{way.weights}: {numbers.size(way.peak_memory_bytes)} at its peak{room}; {reads}"
+    time = "" if way.seconds is None else f"; {about(way.seconds)}"
+    return f"{way.weights}: {numbers.size(way.peak_memory_bytes)} at its peak{room}; {reads}{time}"
 
 
 def _terms(way: Way, page: Page) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import adapters
 import bad_checkpoints
 import pytest
+from paging import streaming
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -34,19 +36,18 @@ def checked(
     policy: str = "default",
     weights_only: bool = False,
     adapter: str | None = None,
-    memory: int | None = None,
+    streamed: bool = False,
 ) -> tuple[CheckReport, list[str]]:
-    """The report, and the steps to it. memory: bytes; weights that do not fit are read block by block."""
+    """The report, and the steps to it. streamed: with weights read block by block."""
     found, steps = read_policy(policy), list[str]()
     request = CheckRequest(
-        ModelRequest(
-            None if model is None else str(model), None, None, None, False, "float32", "cpu", memory, in_parts=True
-        ),
+        ModelRequest(None if model is None else str(model), None, None, None, False, "float32", "cpu"),
         PromptRequest(["abc"], None, None),
         adapter,
     )
     settled = plan(found, settings_of(found, select), None, False, weights_only, "float32")
-    report, text = check(settled, request, lambda done, total, what: steps.append(what), lambda: RUN)
+    with streaming() if streamed else contextlib.nullcontext():
+        report, text = check(settled, request, lambda done, total, what: steps.append(what), lambda _planned: RUN)
     assert text is None
     return report, list(dict.fromkeys(steps))
 
@@ -107,7 +108,7 @@ def test_a_run_that_says_nothing_passes_nothing(checkpoint: Path, monkeypatch: p
 @pytest.mark.parametrize("model_type", [None, "llama", "gpt2", "mixtral"])
 def test_weights_read_block_by_block_make_the_same_report(model_type: str | None, tmp_path: Path) -> None:
     folder = None if model_type is None else saved(model_type, tmp_path)
-    whole, parts = (checked(folder, memory=memory)[0].model_dump(mode="json") for memory in (None, 1))
+    whole, parts = (checked(folder, streamed=streamed)[0].model_dump(mode="json") for streamed in (False, True))
     assert whole["certificate"] is not None
     assert parts == whole
 
@@ -116,7 +117,7 @@ def test_weights_read_block_by_block_make_the_same_report(model_type: str | None
 def test_broken_weights_read_block_by_block_make_the_same_report(value: float, where: str, tmp_path: Path) -> None:
     """Of NaN the run says nothing, wherever the first of them is read; of zeros it has no signal."""
     folder = saved("llama", tmp_path, lambda name, tensor: tensor.fill_(value) if where in name else None)
-    reports = [checked(folder, "integrity.*", "exactness.*", memory=memory)[0] for memory in (None, 1)]
+    reports = [checked(folder, "integrity.*", "exactness.*", streamed=streamed)[0] for streamed in (False, True)]
     whole, parts = (report.model_dump(mode="json") for report in reports)
     assert parts == whole
     assert whole["verdict"] == "failed"
@@ -134,7 +135,7 @@ def test_no_tensor_is_read_more_than_once_for_the_sketch_and_once_for_the_run(
         return loaded, tokenizer
 
     monkeypatch.setattr("duat_cli.analysis.check.run.load_found", keeping)
-    checked(folder, memory=1)
+    checked(folder, streamed=True)
     [loaded] = opened
     assert loaded.paged is not None
     assert loaded.paged.pager.bytes_read == loaded.files.total_bytes
@@ -144,7 +145,7 @@ def test_what_can_be_removed_is_the_same_of_weights_read_block_by_block(tmp_path
     file = tmp_path / "p.toml"
     file.write_text('extends = "default"\n[rules]\n"pruning.heads" = { level = "error", max = 0.5 }\n')
     folder = saved("llama", tmp_path)
-    whole, parts = (checked(folder, policy=str(file), memory=memory)[0] for memory in (None, 1))
+    whole, parts = (checked(folder, policy=str(file), streamed=streamed)[0] for streamed in (False, True))
     assert [outcome for outcome in whole.outcomes if outcome.rule == "pruning.heads"]
     assert parts.model_dump(mode="json") == whole.model_dump(mode="json")
 

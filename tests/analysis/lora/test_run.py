@@ -12,15 +12,16 @@ import bad_checkpoints
 import peft
 import pytest
 import torch
+from paging import streaming
 from safetensors.torch import load_file, save_file
 
-from duat_cli.analysis.lora.run import LoraRequest, lora_diff
-from duat_cli.analysis.opening import ModelRequest, PromptRequest
+from duat_cli.analysis.lora.run import LoraRequest, lora_diff, task_of
+from duat_cli.analysis.opening import Found, ModelRequest, PromptRequest
+from duat_cli.analysis.plan.run import plan
 from duat_cli.errors import CheckpointError, InputError, UnsupportedModelError
 from duat_cli.loading.checkpoint.preflight import inspect_folder
-from duat_cli.loading.checkpoint.source import demo_adapter_path, demo_path
+from duat_cli.loading.checkpoint.source import demo_adapter_path, demo_path, resolve
 from duat_cli.loading.model.load import load_files
-from duat_cli.loading.model.memory import weight_bytes
 from duat_cli.loading.paged import layout
 from duat_cli.results.base import Run
 from duat_cli.results.lora import LoraReport
@@ -33,7 +34,7 @@ BUNDLED = LoraRequest(BASE, None, None, None, lint=False, no_base=False, large=F
 def answer(request: LoraRequest) -> tuple[LoraReport, list[str]]:
     steps: list[str] = []
     run = Run(started="2026-01-01T00:00:00+00:00", seconds=0.0, peak_memory_bytes=None)
-    report = lora_diff(request, lambda done, total, what: steps.append(what), lambda: run)
+    report = lora_diff(request, lambda done, total, what: steps.append(what), lambda _planned: run)
     return report, list(dict.fromkeys(steps))
 
 
@@ -88,9 +89,10 @@ NAMES = {
 
 def both(base: str | None, tuned: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The report on weights that are all in memory, and on weights that are read block by block."""
-    request = replace(BUNDLED, tuned=tuned, texts=TEXTS, base=replace(BASE, model=base, in_parts=True))
-    streamed = replace(request, base=replace(request.base, memory=1))
-    whole, parts = (answer(one)[0].model_dump(mode="json") for one in (request, streamed))
+    request = replace(BUNDLED, tuned=tuned, texts=TEXTS, base=replace(BASE, model=base))
+    whole = answer(request)[0].model_dump(mode="json")
+    with streaming():
+        parts = answer(request)[0].model_dump(mode="json")
     assert whole["blocks"]
     return whole, parts
 
@@ -150,11 +152,10 @@ def test_a_tied_tensor_that_changes_in_one_place_is_refused_in_one_line(tmp_path
         both(*made("gpt2", tmp_path, modules_to_save=["lm_head"]))
 
 
-@pytest.mark.parametrize(("room", "paged"), [(1.5, True), (2.5, False)])
+@pytest.mark.parametrize("paged", [True, False])
 def test_two_models_that_do_not_fit_together_are_read_block_by_block(
-    room: float, paged: bool, monkeypatch: pytest.MonkeyPatch
+    paged: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of them alone would fit."""
     asked: list[bool] = []
 
     def see(*given: Any, **named: Any) -> Any:
@@ -162,8 +163,10 @@ def test_two_models_that_do_not_fit_together_are_read_block_by_block(
         return load_files(*given, **named)
 
     monkeypatch.setattr("duat_cli.loading.model.load.load_files", see)
-    monkeypatch.setattr("duat_cli.loading.model.memory.resident_memory", lambda: 0)
-    memory = int(room * weight_bytes(inspect_folder(demo_path()), "float32"))
-    base = replace(BASE, in_parts=True, memory=memory)
+    found = Found(resolve(None), inspect_folder(demo_path()))
+    counts = TEXTS.counts(found, TEXTS.read(lambda *_: None), trust_remote_code=False)
+    task = replace(task_of(found, DEMO, runs=True), tokens=tuple(counts))
+    both = plan(found.files, task, "float32", None).ways[0].peak_memory_bytes
+    base = replace(BASE, memory=both - 1 if paged else both)
     answer(replace(BUNDLED, base=base, tuned=DEMO, texts=TEXTS))
     assert asked == [paged, paged]

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from duat_cli.analysis.plan.memory import LIBRARIES, peak
+from duat_cli.analysis.plan.memory import peak
 from duat_cli.analysis.plan.shape import Shape, shape_of
+from duat_cli.analysis.plan.task import Task
+from duat_cli.analysis.plan.terms import LIBRARIES, STRUCTURE
 from duat_cli.analysis.plan.waves import WAVE_BYTES
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
@@ -31,7 +33,7 @@ def shape(dtype: str = "float32", layers: int = 4, embedding: int = 64 * MIB) ->
 
 
 def terms(of: Shape, command: Planned, tokens: list[int], weights: Residence) -> dict[str, int]:
-    return {term.what: term.bytes for term in peak(of, command, tokens, weights) if term.bytes}
+    return {term.what: term.bytes for term in peak(of, Task(command, tuple(tokens)), weights) if term.bytes}
 
 
 def total(of: Shape, command: Planned, tokens: list[int], weights: Residence) -> int:
@@ -62,8 +64,8 @@ def test_streamed_a_block_stands_beside_the_next_one() -> None:
 @pytest.mark.parametrize("weights", ["resident", "streamed"])
 def test_depth_costs_nothing_but_weights(weights: Residence) -> None:
     shallow, deep = (total(shape(layers=layers), "verify", [4096], weights) for layers in (4, 8))
-    values = 8 * 2 * MIB  # V of four more blocks, twice
-    assert deep - shallow == (4 * 24 * MIB + values if weights == "resident" else 0)
+    values, known = 8 * 2 * MIB, 4 * STRUCTURE  # V of four more blocks, twice
+    assert deep - shallow == (4 * 24 * MIB + values + known if weights == "resident" else known)
 
 
 def test_long_prompts_cost_their_square() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from duat_cli.analysis.plan import run as module
 from duat_cli.analysis.plan.run import Plan, plan, way_of
+from duat_cli.analysis.plan.task import Task
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import demo_path
@@ -16,7 +17,7 @@ from duat_cli.results.plan import Residence
 
 
 def demo(memory: int | None = None, *, reinitialised: bool = False) -> Plan:
-    return plan(inspect_folder(demo_path()), "inspect", [32, 8], "float32", memory, reinitialised=reinitialised)
+    return plan(inspect_folder(demo_path()), Task("inspect", (32, 8), reinitialised=reinitialised), "float32", memory)
 
 
 def peaks() -> dict[Residence, int]:
@@ -35,7 +36,7 @@ def test_what_cannot_be_done_is_said_in_one_line() -> None:
         way_of(demo(peaks()["streamed"] - 1))
     message = str(seen.value)
     assert "\n" not in message
-    for word in ("streamed, it needs 39", "libraries 390 MiB", "model.layers.0, takes 1 MiB as float32", "has 39"):
+    for word in ("streamed, it needs 41", "libraries 400 MiB", "model.layers.0, takes 1 MiB as float32", "has 41"):
         assert word in message
 
 
@@ -69,7 +70,9 @@ def test_the_largest_block_is_named() -> None:
     files = inspect_folder(demo_path())
     name, entry = next((n, e) for n, e in files.tensors.items() if ".layers.4." in n and len(e.shape) == 2)
     larger = dataclasses.replace(entry, shape=(2 * entry.shape[0], entry.shape[1]), bytes=2 * entry.bytes)
-    made = plan(dataclasses.replace(files, tensors={**files.tensors, name: larger}), "verify", [8], "float32", None)
+    made = plan(
+        dataclasses.replace(files, tensors={**files.tensors, name: larger}), Task("verify", (8,)), "float32", None
+    )
     block = made.weights().largest_block
     assert block is not None
     assert block.name == "model.layers.4"

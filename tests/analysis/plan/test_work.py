@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +14,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from duat_cli.analysis.inspect.run import InspectOptions, inspect, verify
 from duat_cli.analysis.matrix.run import matrix
 from duat_cli.analysis.plan.shape import shape_of
-from duat_cli.analysis.plan.waves import waves
-from duat_cli.analysis.plan.work import CHECKED, operations, weight_reads
+from duat_cli.analysis.plan.task import PruneOptions, Task
+from duat_cli.analysis.plan.terms import CHECKED
+from duat_cli.analysis.plan.waves import prompt_waves
+from duat_cli.analysis.plan.work import operations, weight_reads
+from duat_cli.analysis.prune.run import prune_bound
+from duat_cli.kinds import MetricName
 from duat_cli.loading.checkpoint.preflight import inspect_folder
+from duat_cli.loading.checkpoint.source import demo_path
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.results.plan import Planned
 
@@ -41,15 +47,44 @@ def test_weight_reads(command: Planned, tmp_path: Path) -> None:
         run(command, loaded)
         read = pager_of(loaded).bytes_read
     shape = shape_of(files, "float32")
-    assert weight_reads(shape, command, [9], "streamed") == pytest.approx(read / files.total_bytes)
-    assert weight_reads(shape, command, [9], "resident") == 1
+    assert weight_reads(shape, Task(command, (9,)), "streamed") == pytest.approx(read / files.total_bytes)
+    assert weight_reads(shape, Task(command, (9,)), "resident") == 1
+
+
+@pytest.mark.parametrize("metric", ["kl", "hidden"])
+def test_weight_reads_of_pruning(metric: MetricName, tmp_path: Path) -> None:
+    """Three sweeps, and one for the trial on held-out prompts."""
+    files = inspect_folder(saved("llama", tmp_path))
+    options = PruneOptions(kinds=("head", "ffn"), metric=metric, probes=3, measure=2, budget=1e9, exceed=0.5)
+    prompts = [prompt_of(torch.arange(first, 9 + first)[None]) for first in range(40, 42)]
+    held_out = [prompt_of(torch.arange(first, 9 + first)[None]) for first in range(50, 58)]
+    with in_parts(tmp_path, kept=1 << 30) as loaded:
+        prune_bound(loaded, prompts, held_out, options, quiet)
+        read = pager_of(loaded).bytes_read
+    task = Task("prune-bound", (9, 9), (9,) * 8, pruning=options)
+    shape = shape_of(files, "float32")
+    assert weight_reads(shape, task, "streamed") == pytest.approx(read / files.total_bytes, rel=0.02)
+    assert weight_reads(shape, task, "resident") == 1
+
+
+def test_more_probes_and_terms_are_more_operations() -> None:
+    shape = shape_of(inspect_folder(demo_path()), "float32")
+
+    def of(**options: Any) -> float:
+        return operations(shape, Task("prune-bound", (64,), pruning=PruneOptions(**options)))
+
+    once = (operations(shape, Task("verify", (64,))) - operations(shape, Task("verify"))) / 2
+    logits = 2 * 192 * 2048 * 64
+    assert of(probes=42) - of(probes=32) == pytest.approx(10 * (once + logits))
+    assert of(kinds=("neuron",), measure=9) - of(kinds=("neuron",), measure=5) > 2 * once + 4 * logits
+    assert of(metric="hidden") < of(metric="kl")
 
 
 def test_every_wave_reads_the_blocks_once(tmp_path: Path) -> None:
     shape = shape_of(inspect_folder(saved("llama", tmp_path)), "float32")
-    few, many = (weight_reads(shape, "inspect", [4096] * count, "streamed") for count in (1, 9))
+    few, many = (weight_reads(shape, Task("inspect", (4096,) * count), "streamed") for count in (1, 9))
     share = sum(block.stored for block in shape.parts.blocks) / inspect_folder(tmp_path).total_bytes
-    assert many - few == pytest.approx(share * (len(waves([4096] * 9, shape.width, shape.element)) - 1))
+    assert many - few == pytest.approx(share * (len(prompt_waves([4096] * 9, shape.width, shape.element)) - 1))
     assert many > few
 
 
@@ -59,9 +94,9 @@ def test_operations_of_one_pass(tmp_path: Path) -> None:
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model.base_model(ids)
     counted = counter.get_total_flops()
-    passes = operations(shape, "verify", [20]) - operations(shape, "verify", [])  # each prompt runs twice
+    passes = operations(shape, Task("verify", (20,))) - operations(shape, Task("verify"))  # each prompt runs twice
     assert passes / 2 == pytest.approx(counted, rel=1e-3)
-    assert operations(shape, "inspect", []) == operations(shape, "verify", [CHECKED]) / 2
+    assert operations(shape, Task("inspect")) == operations(shape, Task("verify", (CHECKED,))) / 2
 
 
 def test_the_count_is_of_a_model_with_matrices(tmp_path: Path) -> None:

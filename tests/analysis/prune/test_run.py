@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from duat_cli.analysis.prune.run import PruneOptions, check_holdout, fresh, prune_bound
+from duat_cli.analysis.plan.task import PruneOptions
+from duat_cli.analysis.prune.run import check_holdout, fresh, prune_bound
 from duat_cli.errors import InputError
 from duat_cli.kinds import Kind
 from duat_cli.loading.model.load import LoadedModel, load, load_tokenizer

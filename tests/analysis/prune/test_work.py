@@ -12,11 +12,11 @@ import torch
 from helpers import single_model, token_ids
 from paging import in_parts, whole
 
+from duat_cli.analysis.prune import work
 from duat_cli.analysis.prune.run import PruneOptions, PruneOutcome, prune_bound
 from duat_cli.analysis.prune.sets import nested
 from duat_cli.analysis.prune.sets import trial as trial_module
 from duat_cli.analysis.prune.sets.trial import Terms, Trial
-from duat_cli.analysis.prune.terms import ablation
 from duat_cli.errors import InputError
 from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import resolve
@@ -106,8 +106,8 @@ def test_what_does_not_fit_goes_in_waves(tmp_path: Path, monkeypatch: pytest.Mon
     """Ablations one by one, held-out prompts one by one: more reads, the same numbers."""
     folder, options = saved("llama", tmp_path), replace(OPTIONS, kinds=("head",), measure=2)
     resident, _ = run(folder, options, paged=False, trial=True)
-    monkeypatch.setattr(ablation, "WAVE_BYTES", 1)
-    monkeypatch.setattr(trial_module, "WAVE_BYTES", 1)
+    monkeypatch.setattr(work, "ABLATION_BYTES", 1)
+    monkeypatch.setattr(trial_module, "ABLATION_BYTES", 1)
     streamed, read = run(folder, options, paged=True, trial=True)
     assert numbers(streamed) == numbers(resident)
     assert read > 5

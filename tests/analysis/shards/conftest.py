@@ -7,36 +7,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import bad_checkpoints
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from paging import llama_with_tokenizer
 
 from duat_cli.analysis.inspect.run import InspectOptions
 from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_set
+from duat_cli.analysis.plan.task import Task
 from duat_cli.analysis.shards.ranks import Ranks
 from duat_cli.analysis.shards.run import inspect_into
 from duat_cli.results.inspect import InspectReport
-from duat_cli.zoo import tiny
 
 Into = Callable[..., InspectReport | None]
 
 
 @pytest.fixture(scope="session")
 def two_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("two-layers")
-    config = LlamaConfig(
-        vocab_size=264, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=8, max_position_embeddings=64, attention_bias=True,
-        bos_token_id=256, eos_token_id=257, pad_token_id=259,
+    return llama_with_tokenizer(
+        tmp_path_factory.mktemp("two-layers"), hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=8,
     )  # fmt: skip
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = LlamaForCausalLM(config)
-    tiny.randomise(model, 3)
-    model.save_pretrained(folder)
-    bad_checkpoints.tokenizer(folder)
-    return folder
 
 
 @pytest.fixture(scope="session")
@@ -63,7 +52,7 @@ def into(two_layers: Path, many: Path) -> Into:
         dtype: str = "float32",
         **options: Any,
     ) -> InspectReport | None:
-        model = ModelRequest(str(two_layers), None, None, None, False, dtype, "cpu", None, "inspect")
+        model = ModelRequest(str(two_layers), None, None, None, False, dtype, "cpu", None, Task("inspect"))
         loaded, texts = open_set(model, PromptRequest(None, str(prompts), max_tokens), progress, gpu=0)
         settings = InspectOptions(**{"null": "uniform", "cache": False, **options})
         return inspect_into(folder, loaded, texts, settings, max_tokens, ranks, progress)

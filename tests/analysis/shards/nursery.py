@@ -1,7 +1,7 @@
 """Processes of duat that start at once: a process of its own imports everything and forks for each command line.
 
-Lines of JSON on standard input: {"arguments", "env", "out"} starts one and answers its id; {"wait": id} answers how it
-ended, as subprocess does (negative: the signal).
+Lines of JSON on standard input: {"arguments", "env", "out"} starts one and answers its id; {"ended": id} answers 1 once
+it has ended, else 0; {"wait": id} answers how it ended, as subprocess does (negative: the signal).
 """
 
 from __future__ import annotations
@@ -33,10 +33,17 @@ def child(asked: dict[str, Any]) -> NoReturn:
 
 def answer() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    codes: dict[int, int] = {}  # of those that are known to have ended
     for line in sys.stdin:
         asked = json.loads(line)
-        if "wait" in asked:
-            said = os.waitstatus_to_exitcode(os.waitpid(asked["wait"], 0)[1])
+        number = asked.get("ended", asked.get("wait"))
+        if number is not None and number not in codes:
+            ended, status = os.waitpid(number, os.WNOHANG if "ended" in asked else 0)
+            codes |= {number: os.waitstatus_to_exitcode(status)} if ended else {}
+        if "ended" in asked:
+            said = int(number in codes)
+        elif "wait" in asked:
+            said = codes[number]
         else:
             said = os.fork() or child(asked)
         print(said, flush=True)

@@ -13,7 +13,7 @@ from children import PATIENCE
 
 from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries
-from duat_cli.loading.checkpoint.source import demo_path
+from duat_cli.loading.checkpoint.source import demo_adapter_path, demo_path
 from duat_cli.loading.model import load
 
 MODEL = str(demo_path())
@@ -68,25 +68,37 @@ def test_what_cannot_run_is_exit_2_with_a_report(capsys: pytest.CaptureFixture[s
     assert report["limit_bytes"] == 100 << 20
 
 
-@pytest.mark.parametrize("command", ["inspect", "verify", "matrix"])
+PRUNE = ["--granularity", "head", "--probes", "3", "--measure", "2"]
+OPTIONS: dict[str, tuple[list[str], list[str]]] = {  # what the command is given, and of it what its plan is
+    "inspect": (["--null", "uniform", "--no-cache"], ["--null", "uniform"]),
+    "verify": ([], []),
+    "matrix": ([], []),
+    "prune-bound": (PRUNE, PRUNE),
+    "lora-diff": ([str(demo_adapter_path()), "--no-cache"], ["--tuned", str(demo_adapter_path())]),
+    "check": (["--select", "exactness.*"], ["--select", "exactness.*"]),
+}
+
+
+@pytest.mark.parametrize("command", OPTIONS)
 def test_the_command_runs_as_planned(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     texts = ["--prompt", "def f(x):", "--max-tokens", "9"]
-    extra = ["--null", "uniform", "--no-cache"] if command == "inspect" else []
-    question = ["--for", command, *texts, *extra[:2]]
+    extra, asked = OPTIONS[command]
+    question = ["--for", command, *texts, *asked]
     ways = {way["weights"]: way["peak_memory_bytes"] for way in planned(capsys, *question)["ways"]}
     for weights, limit in (("resident", ways["resident"]), ("streamed", ways["resident"] - 1)):
         memory = ["--memory", str(limit)]
         assert planned(capsys, *question, *memory)["chosen"] == weights
-        assert run([command, MODEL, "--json", "-q", "--device", "cpu", *texts, *memory, *extra]) == 0
+        assert run([command, MODEL, *extra, "--json", "-q", "--device", "cpu", *texts, *memory]) == 0
         assert json.loads(capsys.readouterr().out)["run"]["planned_memory_bytes"] == ways[weights]
 
 
-@pytest.mark.parametrize("command", ["inspect", "verify", "matrix"])
+@pytest.mark.parametrize("command", ["inspect", "verify", "matrix", "prune-bound", "check", "lora-diff"])
 def test_too_little_for_one_block_is_said_before_weights_are_read(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(load, "load_files", lambda *_, **__: pytest.fail("read"))
-    assert run([command, MODEL, "-q", "--prompt", "def f(x):", "--memory", "100MiB"]) == 2
+    tuned = [str(demo_adapter_path())] if command == "lora-diff" else []
+    assert run([command, MODEL, *tuned, "-q", "--prompt", "def f(x):", "--memory", "100MiB"]) == 2
     [line] = capsys.readouterr().err.splitlines()
     for word in ("streamed, it needs", "model.layers.0, takes", "has 100 MiB"):
         assert word in line
@@ -100,3 +112,47 @@ def test_a_model_without_a_tokenizer_is_still_refused_by_its_load(
     assert run(["verify", str(tmp_path), "-q", "--prompt", "a"]) == 2
     assert "no tokenizer" in capsys.readouterr().err
     assert run(["plan", str(tmp_path), "-q", "--tokens", "8"]) == 0
+
+
+def test_options_that_cost_are_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    def peak(*arguments: str) -> int:
+        ways = planned(capsys, "--for", "prune-bound", "--tokens", "64", *arguments)["ways"]
+        return int(ways[0]["peak_memory_bytes"])
+
+    assert peak("--probes", "4") < peak()
+    assert peak("--metric", "hidden") < peak()
+    assert peak("--granularity", "head") <= peak()
+    with_trial, without = (
+        planned(capsys, "--for", "prune-bound", *texts)["ways"][1]["weight_reads"] for texts in ([], ["--tokens", "64"])
+    )
+    assert with_trial > without  # the bundled prompts are tested on others
+
+
+def test_without_prompts_weights_are_compared_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
+    for tuned in (str(demo_adapter_path()), MODEL):
+        report = planned(capsys, "--for", "lora-diff", "--tuned", tuned)
+        assert [way["weights"] for way in report["ways"]] == ["streamed"]
+        assert report["prompt_tokens"] == []
+    report = planned(capsys, "--for", "lora-diff", "--default-prompts")
+    assert len(report["ways"]) == 2
+    assert len(report["prompt_tokens"]) == 15
+
+
+def test_a_check_is_planned_by_its_rules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text('extends = "default"\n[rules]\n"pruning.heads" = { level = "error" }\n')
+
+    def of(rule: str) -> dict[str, Any]:
+        return planned(capsys, "--for", "check", "--tokens", "64", "--policy", str(file), "--select", rule)
+
+    weights, forward, pruning = (of(rule) for rule in ("integrity.nonfinite", "exactness.*", "pruning.heads"))
+    assert [len(report["ways"]) for report in (weights, forward, pruning)] == [1, 2, 2]
+    peaks = [report["ways"][0]["peak_memory_bytes"] for report in (weights, forward, pruning)]
+    assert peaks == sorted(peaks)
+
+
+def test_time_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [way["seconds"] for way in planned(capsys, "--tokens", "8")["ways"]] == [None, None]
+    assert all(way["seconds"] > 0 for way in planned(capsys, "--tokens", "8", "--time")["ways"])
+    assert run(["plan", MODEL, "--tokens", "8", "--time"]) == 0
+    assert "times; about " in capsys.readouterr().out

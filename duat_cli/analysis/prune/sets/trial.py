@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from duat_cli.analysis.prune.sets.nested import Nested
-from duat_cli.analysis.prune.terms.ablation import WAVE_BYTES, Ablation, Ablator, Tick
+from duat_cli.analysis.prune.terms.ablation import Ablation, Ablator, Tick
 from duat_cli.loading.prompts import Prompt
+from duat_cli.models.sweep.budgets import ABLATION_BYTES
 from duat_cli.models.sweep.lockstep import Pass
 from duat_cli.models.sweep.passes import Leading, Recorded
 from duat_cli.models.terms.sites import TermId
@@ -136,7 +137,7 @@ def try_together(
         passes: list[Pass] = []
         found: list[list[dict[int, Ablation]]] = []  # a prompt, a trial: number of a set -> its pass
         size = last = 0
-        while left and (not found or size + last <= WAVE_BYTES):
+        while left and (not found or size + last <= ABLATION_BYTES):
             ids = ablator.place(left.pop(0))
             own = Leading(ablator.structure, ablator.metric.forward(ids))
             rows = [

@@ -14,6 +14,7 @@ from duat_cli.analysis.prune.terms.damage import Metric
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.discovery.structure import ModelStructure
+from duat_cli.models.sweep.budgets import waiting_bytes
 from duat_cli.models.sweep.lockstep import Weights, one_by_one
 from duat_cli.models.sweep.passes import (
     BlockCall,
@@ -30,10 +31,6 @@ from duat_cli.models.sweep.passes import (
 from duat_cli.models.terms.sites import BlockSites, Site, TermId
 
 Tick = Callable[[int, int], None]  # passes done, passes in all
-
-
-WAVE_BYTES = 512 << 20  # of ablations that wait for the next block at the same time
-HELD = 4  # tensors of the stream's size that a waiting pass holds, beside its mask
 
 
 class Ablation:
@@ -121,7 +118,7 @@ class Ablator:
             return found
 
         one = without(self.structure, self.metric.forward(ids), calls, removals, weights)
-        size = ids.shape[1] * (HELD * self.structure.hidden_size + ids.shape[1]) * 4
+        size = waiting_bytes(ids.shape[1], self.structure.hidden_size)
         return Ablation(one, judge, done, start=min(removals, default=0), size=size)
 
     def damage(self, recorded: Recorded, ids: Tensor, removals: Removals) -> float:
@@ -133,23 +130,6 @@ class Ablator:
     def removals(self, terms: Iterable[TermId]) -> Removals:
         """What to take out of which block call: the same for every prompt."""
         return removals(self.structure, self.sites, terms, self.means)
-
-
-def waves(together: Iterable[list[Ablation]]) -> list[list[Ablation]]:
-    """Ablations that wait side by side, as many as fit; at least one wave, if an empty one.
-
-    together: in order, those that must not be parted.
-    """
-    found: list[list[Ablation]] = [[]]
-    size = 0
-    for some in together:
-        own = sum(one.size for one in some)
-        if found[-1] and size + own > WAVE_BYTES:
-            found.append([])
-            size = 0
-        found[-1] += some
-        size += own
-    return found
 
 
 def measured(ablator: Ablator, prompts: Sequence[Prompt], sets: Sequence[Sequence[TermId]], tick: Tick) -> Tensor:

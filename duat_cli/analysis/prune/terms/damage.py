@@ -16,13 +16,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from duat_cli.errors import InputError
+from duat_cli.kinds import MetricName
 from duat_cli.models.arrays import wide
 from duat_cli.models.discovery.causality import HeadTest, head_of
 from duat_cli.models.discovery.structure import ModelStructure, run_stack
@@ -30,7 +31,6 @@ from duat_cli.models.sweep.passes import Forward
 from duat_cli.statistics.chi_square import mean_length, mean_square
 from duat_cli.statistics.divergence import by_tokens, kl
 
-MetricName = Literal["hidden", "kl", "nll"]
 Interval = tuple[Tensor, Tensor, Tensor]  # estimate, low, high
 
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from duat_cli.analysis.prune.terms.ablation import MeanSums
 from duat_cli.analysis.prune.terms.criteria import Activations
-from duat_cli.analysis.prune.terms.damage import Metric, MetricName, hidden_states, metric_for
+from duat_cli.analysis.prune.terms.damage import Metric, hidden_states, metric_for
 from duat_cli.analysis.session import Session
+from duat_cli.kinds import MetricName
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.causality import HeadTest, LogitsPass, head_of
 from duat_cli.models.discovery.growing import Growing

@@ -24,11 +24,11 @@ from duat_cli.models.arrays import gaussian, relative_error, rounding, tolerance
 from duat_cli.models.block.linears import matrix_of
 from duat_cli.models.block.norm_scale import NormScale, norm_scale
 from duat_cli.models.instrument.rig import BlockRun, Replay, zero_given
+from duat_cli.models.sweep.budgets import AT_ONCE
 from duat_cli.models.sweep.passes import Removal
 from duat_cli.models.terms.branches import Branch, Branches, branch_at
 from duat_cli.models.terms.sites import BlockSites, Edit, Site, TermId, watching
 
-ITEMS_AT_ONCE = 32
 SEED = 31
 
 
@@ -104,7 +104,7 @@ class Reader:
             return
         base = _output(run.replay(torch.zeros_like(run.input), zero_given(run, 1)))
         moved = []
-        for items in self._carried.split(ITEMS_AT_ONCE):
+        for items in self._carried.split(AT_ONCE):
             moved.append(_output(run.replay(items, zero_given(run, len(items)))) - base)
         self._carried = torch.cat(moved)
 

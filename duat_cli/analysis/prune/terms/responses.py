@@ -18,13 +18,13 @@ from duat_cli.analysis.prune.terms.damage import Metric
 from duat_cli.kinds import Kind
 from duat_cli.models.arrays import wide
 from duat_cli.models.discovery.structure import ModelStructure
+from duat_cli.models.sweep.budgets import probes_at_once
 from duat_cli.models.sweep.gradients import Backward, BlockGradient
 from duat_cli.models.sweep.lockstep import Weights, one_by_one
 from duat_cli.models.sweep.passes import Means, Recorded
 from duat_cli.models.terms.sites import BlockSites, TermId
 
 SEED = 29
-PROBE_ELEMENTS = 1 << 26  # of probes in the output's space at once: 256 MB in float32
 PRODUCT_ELEMENTS = 1 << 20  # of gradients times values at once: what the cache holds
 
 
@@ -117,7 +117,7 @@ class Responses:
 
 def _pieces(count: int, elements: int) -> Iterator[int]:
     """How many probes at a time; one empty piece for none, because a metric may have a direction of its own."""
-    step = max(1, PROBE_ELEMENTS // elements)
+    step = probes_at_once(elements)
     for first in range(0, max(count, 1), step):
         yield min(step, count - first)
 

@@ -11,13 +11,12 @@ from helpers import single_model, token_ids
 from removal import scaled
 from torch import Tensor
 
-from duat_cli.analysis.prune.terms import responses as module
 from duat_cli.analysis.prune.terms.ablation import mean_values
 from duat_cli.analysis.prune.terms.damage import Divergence, Hidden, Loss, Metric
 from duat_cli.analysis.prune.terms.responses import SEED, Responses, TermList
 from duat_cli.kinds import Kind
 from duat_cli.models.discovery.structure import ModelStructure, discover
-from duat_cli.models.sweep import gradients
+from duat_cli.models.sweep import budgets, gradients
 from duat_cli.models.sweep.lockstep import one_by_one
 from duat_cli.models.sweep.passes import Recorded, record
 from duat_cli.models.terms.sites import TermId, find_sites
@@ -115,7 +114,7 @@ def test_pieces_of_probes_are_all_there(monkeypatch: pytest.MonkeyPatch) -> None
     recorded = record(structure, metric.forward(ids))
     terms = TermList.of(structure, sites, ("head",))
     whole = Responses(structure, sites, metric, ids, recorded, terms, 5, 0).alone()
-    monkeypatch.setattr(module, "PROBE_ELEMENTS", 2 * recorded.output.numel())
+    monkeypatch.setattr(budgets, "PROBE_ELEMENTS", 2 * recorded.output.numel())
     pieces = Responses(structure, sites, metric, ids, recorded, terms, 5, 0).alone()
     assert whole.shape == pieces.shape == (6, 12)
     assert torch.allclose(whole[0], pieces[0], rtol=1e-5, atol=1e-8)

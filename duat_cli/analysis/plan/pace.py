@@ -1,0 +1,75 @@
+"""How long a run takes: its operations and bytes at the rates of this machine, measured by one matrix product and one
+read. An estimate: within a factor of two on an idle machine, longer where others compute beside it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from duat_cli.analysis.plan.shape import Shape
+from duat_cli.analysis.plan.task import Task
+from duat_cli.analysis.plan.work import operations, statistics_operations
+from duat_cli.loading.checkpoint.preflight import CheckpointFiles
+from duat_cli.results.plan import Way
+
+START = 3.0  # seconds: libraries
+DISCOVERY = 0.1  # seconds a block
+SHARE = 0.6  # of the rate of one large product that a model's blocks come to
+ROWS = 128  # tokens of the measured product
+PATIENCE = 0.1  # seconds of measured products
+READ = 32 << 20  # bytes of the measured read
+LONG = 60.0  # seconds from which a command says how long it will take
+SLOWEST = 1e9  # operations a second: less work than this takes LONG for is not worth a measurement
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Of this machine, with the threads that torch has here."""
+
+    operations: float
+    """A second, floating-point, of a product of matrices."""
+    bytes: float
+    """A second, read from the files."""
+
+    def seconds(self, shape: Shape, task: Task, way: Way, stored: int) -> float:
+        """Of a whole command. stored: bytes of all tensors. Reading and computing take place at the same time where
+        weights are streamed, one after the other where they are resident."""
+        computing = work(shape, task) / (SHARE * self.operations)
+        reading = way.weight_reads * stored / self.bytes
+        start = START + DISCOVERY * len(shape.parts.blocks)
+        return start + (max(computing, reading) if way.weights == "streamed" else computing + reading)
+
+
+def work(shape: Shape, task: Task) -> float:
+    """Floating-point operations, statistics included."""
+    return operations(shape, task) + statistics_operations(shape, task)
+
+
+def may_be_long(shape: Shape, task: Task, way: Way, stored: int) -> bool:
+    """Whether it might take `LONG` on a slow machine."""
+    return Pace(SLOWEST, SLOWEST / 10).seconds(shape, task, way, stored) > LONG
+
+
+def measured_pace(files: CheckpointFiles, shape: Shape, device: str = "cpu") -> Pace:
+    """A product of the block's shape in the run's dtype, and a read from the middle of the largest file; what is in
+    the system's file cache is read faster than what is not."""
+    import torch
+
+    dtype = getattr(torch, shape.dtype)
+    left = torch.ones(ROWS, shape.width, dtype=dtype, device=device)
+    right = torch.ones(shape.width, shape.inner, dtype=dtype, device=device)
+    float((left @ right)[0, 0])  # once for the libraries behind it
+    done, start = 0, time.perf_counter()
+    while (spent := time.perf_counter() - start) < PATIENCE or not done:
+        float((left @ right)[0, 0])
+        done += 1
+    return Pace(2.0 * ROWS * shape.width * shape.inner * done / spent, _reading(files))
+
+
+def _reading(files: CheckpointFiles) -> float:
+    path = max((files.path / shard for shard in files.shards), key=lambda file: file.stat().st_size)
+    with path.open("rb", buffering=0) as file:
+        size = min(READ, path.stat().st_size)
+        file.seek((path.stat().st_size - size) // 2)
+        start = time.perf_counter()
+        return len(file.read(size)) / max(time.perf_counter() - start, 1e-9)

@@ -1,0 +1,75 @@
+"""Memory of weights that are looked at tensor by tensor, and of two models side by side."""
+
+from __future__ import annotations
+
+from duat_cli.analysis.plan.shape import Shape
+from duat_cli.analysis.plan.task import Task
+from duat_cli.analysis.plan.terms import TORCH, Moment, held, layer_of, page_of, structure_bytes, term, through_block
+from duat_cli.analysis.plan.waves import prompt_waves, state_bytes
+from duat_cli.results.plan import Residence
+
+PLAIN = 60 << 20  # Python and duat, without torch
+PIECE = 64 << 20  # of a tensor that is looked at piece by piece
+ADAPTED, COMPARED = 4, 6.5  # a matrix in float64: its change, and what spectrum and rounding of it take
+KEPT = 4  # (N, M) of a block that the other model's is compared with
+
+
+def look_at_weights(shape: Shape, task: Task, weights: Residence, tuned: Shape | None) -> list[Moment]:
+    """While tensors of the files are checked, or compared: with the base model in memory, if it runs."""
+    if task.command == "check":
+        return [[term("libraries", PLAIN), term("a piece of a tensor", min(PIECE, shape.largest_tensor))]]
+    if task.command != "lora-diff":
+        return []
+    inside = max((t.elements for block in shape.parts.blocks for t in block.tensors.values()), default=0)
+    change = ADAPTED * inside if tuned is None else COMPARED * shape.largest_elements
+    return [
+        [
+            *(held(shape, weights, running=False) if task.runs else [term("libraries", TORCH)]),
+            term("a tensor, as stored", shape.largest_tensor * (1 if tuned is None else 2)),
+            term("its change, in float64", 8 * change),
+        ]
+    ]
+
+
+def two_models(shape: Shape, task: Task, weights: Residence, tuned: Shape | None) -> list[Moment]:
+    """Base and tuned model. With all weights in memory, what an adapter leaves as it is, is shared, and of one prompt
+    all blocks of the base are kept; else one block of all prompts."""
+    other, longest, blocks = tuned or shape, max(task.tokens, default=0), len(shape.parts.blocks)
+    sizes = [state_bytes(count, shape.width, shape.element) for count in task.tokens]
+    if weights == "resident":
+        size = task.changed * shape.element if tuned is None else tuned.weights
+        second = term("weights of the tuned model", size)
+        return [
+            [*held(shape, weights, running=False), second, term("the largest tensor, as stored", other.largest_tensor)],
+            [
+                *held(shape, weights),
+                second,
+                term("the tuned model's structure", structure_bytes(other)),
+                term("values of all blocks, V", 4 * blocks * shape.values),
+                term("outputs of all blocks, O", blocks * shape.outputs),
+                term("one prompt in all blocks of the base", blocks * _kept(shape, longest)),
+                through_block(shape, longest),
+            ],
+        ]
+    both = [
+        *held(shape, weights),
+        term("the tuned model's frame", other.parts.frame.elements * shape.element),
+        term("the tuned model's structure", structure_bytes(other)),
+    ]
+    wave = prompt_waves(task.tokens, shape.width, shape.element)
+    waiting = max((sum(2 * sizes[k] + _kept(shape, task.tokens[k]) for k in numbers) for numbers in wave), default=0)
+    return [
+        [
+            *both,
+            *page_of(shape),
+            *page_of(other),
+            term("V and O of the blocks", 4 * shape.values + 2 * shape.outputs),
+            term("prompts of both models", waiting),
+            through_block(shape, longest),
+        ],
+        [*both, *layer_of(shape), *layer_of(other)[:1], term("prompts of both models", waiting)],
+    ]
+
+
+def _kept(shape: Shape, tokens: int) -> int:
+    return (shape.heads * tokens**2 + KEPT * shape.width * tokens) * shape.wide

@@ -1,0 +1,143 @@
+"""Memory of `prune-bound`: the moments of its own, beside those of any sweep.
+
+N: tokens; M, F, V: width, longest side of a block's matrices, vocabulary; L: blocks; K: probes. Where all weights are
+in memory one prompt goes after the other, else all of them side by side.
+"""
+
+from __future__ import annotations
+
+from duat_cli.analysis.plan.shape import Shape
+from duat_cli.analysis.plan.task import PruneOptions, Task
+from duat_cli.analysis.plan.terms import Moment, held, layer_of, page_of, term, through_block
+from duat_cli.kinds import Kind
+from duat_cli.models.sweep.budgets import (
+    ABLATION_BYTES,
+    AT_ONCE,
+    CARRIED,
+    GRADIENT_BYTES,
+    gradient_elements,
+    probes_at_once,
+    waiting_bytes,
+)
+from duat_cli.results.plan import Residence
+
+BATCHED = 12 << 20
+CALLS = 3  # (N, M) of a recorded block call: before, behind, and its output
+PROBES = 3.1  # (K, N, V): the noise, its part along the probabilities, and the difference
+STREAM_GRADIENTS = 4  # (N, M) of a probe in a block
+INNER_GRADIENTS = 3  # (N, F), or (H, N, N), of a probe in a block
+REPLAYED = 8  # (N, M) of a term that is carried through a block
+NEURONS = 5  # (N, F) in float64: activations, and what the norm on their branch makes of them
+DOUBLE_FFN, DOUBLE_ATTENTION = 4, 6  # (F, M) and (H d, M) in float64, for the certified bounds of one block
+SETS = 12  # of each kind that are measured under every prompt
+TERM_BYTES = 2500  # of a term in the report
+READING_BYTES = 220  # of a term under one prompt
+RESPONSE_BYTES = 20  # of a probe, a term and a prompt: as found, side by side, squared, and in float64
+
+
+def pruning(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
+    """The moments: probes at the output, gradients in a block, readings and certified bounds, and the report."""
+    assert task.pruning is not None
+    options, longest = task.pruning, max(task.tokens, default=0)
+    streamed, width, wide = weights == "streamed", shape.width, shape.wide
+    among = task.tokens if streamed else (longest,)
+    every, page, head = held(shape, weights), page_of(shape), layer_of(shape)
+    if not streamed:
+        every = [*every, term("values of all blocks, V", len(shape.parts.blocks) * shape.values)]
+        page = head = []
+    counts, ending = terms_of(shape, options), _ending(shape, options)
+    found = term("responses of all terms", len(task.tokens) * options.probes * sum(counts.values()) * 4)
+    recorded = term("the prompts' own passes", sum(_recorded(shape, ending, n) for n in among))
+    carried = term("probes on their way back", 2 * (options.probes + 1) * width * sum(among) * wide)
+    followed = followed_terms(counts, options)
+    moving = term("terms on their way to the last block", 2 * followed * width * sum(among) * wide)
+    readings = term("readings of all terms", len(task.tokens) * sum(counts.values()) * READING_BYTES)
+    every = [*every, term("batched gradients of torch, loaded", BATCHED), recorded, found, readings]
+    waiting = min(ABLATION_BYTES, max(ablation_bytes(task, counts, options, width))) if streamed else 0
+    sweep = [*every, *page, moving, term("passes without a term", waiting)]
+    return [
+        [*every, *head, carried, term("probes of the output", _probes(options, longest, ending, wide))],
+        [*every, *page, carried, through_block(shape, longest), term("gradients", _gradients(shape, options, longest))],
+        [
+            *sweep,
+            through_block(shape, longest),
+            term("a block's terms", _readings(shape, followed, longest)),
+        ],
+        [*sweep, term("certified bounds of a block", _certified(shape))],
+        [*held(shape, weights), term("the report's terms", _report(task, counts, options))],
+    ]
+
+
+def terms_of(shape: Shape, options: PruneOptions) -> dict[Kind, int]:
+    """How many there are of each kind."""
+    a_block: dict[Kind, int] = {
+        "neuron": shape.inner, "head": shape.heads, "expert": shape.experts, "ffn": 1, "attention": 1, "block": 1,
+    }  # fmt: skip
+    return {kind: len(shape.parts.blocks) * a_block[kind] for kind in options.kinds}
+
+
+def singles(counts: dict[Kind, int], options: PruneOptions) -> int:
+    """Terms that are ablated under every prompt."""
+    return sum(min(options.measure, count) for count in counts.values())
+
+
+def _ending(shape: Shape, options: PruneOptions) -> int:
+    """Width of the output that the damage is measured at."""
+    return shape.vocabulary if ends_in_logits(shape, options) else shape.width
+
+
+def ends_in_logits(shape: Shape, options: PruneOptions) -> bool:
+    """Whether the damage is measured at the logits, else at the last hidden states."""
+    return options.metric != "hidden" and shape.vocabulary > 0
+
+
+def _recorded(shape: Shape, ending: int, tokens: int) -> int:
+    """Of one prompt, bytes: every block call, the mask and the output."""
+    return tokens * (CALLS * len(shape.parts.blocks) * shape.width + ending + tokens) * shape.element
+
+
+def _probes(options: PruneOptions, tokens: int, ending: int, wide: int) -> float:
+    return PROBES * min(options.probes, probes_at_once(tokens * ending)) * tokens * ending * wide
+
+
+def _gradients(shape: Shape, options: PruneOptions, tokens: int) -> int:
+    """Of as many probes as go through a block at once."""
+    sides: dict[Kind, int] = {
+        "neuron": shape.inner, "head": shape.heads * shape.head_width, "ffn": shape.width, "attention": shape.width,
+    }  # fmt: skip
+    captured = tokens * sum(sides.get(kind, 0) for kind in options.kinds)
+    size = gradient_elements(shape.width, tokens, shape.heads, captured) * shape.element
+    together = min(options.probes, max(1, GRADIENT_BYTES // max(1, size)))
+    inside = INNER_GRADIENTS * max(shape.heads * tokens**2, shape.inner * tokens)
+    return together * (captured + inside + STREAM_GRADIENTS * shape.width * tokens) * shape.wide
+
+
+def followed_terms(counts: dict[Kind, int], options: PruneOptions) -> int:
+    """Terms that are carried to the last block."""
+    others = sum(count for kind, count in counts.items() if kind != "neuron")
+    sampled = singles(counts, options)
+    return max(sampled, others) if others <= CARRIED else sampled
+
+
+def ablation_bytes(task: Task, counts: dict[Kind, int], options: PruneOptions, width: int) -> tuple[int, int]:
+    """Of all ablations under the prompts, and under the held-out ones, if all of them waited at the same time."""
+    one = [waiting_bytes(n, width) for n in task.tokens]
+    together = sum(one) * (singles(counts, options) + SETS * len(counts))
+    apart = sum(waiting_bytes(n, width) for n in task.held_out) * SETS * len(counts)
+    return together, apart
+
+
+def _readings(shape: Shape, followed: int, tokens: int) -> int:
+    replayed = (followed + REPLAYED * min(AT_ONCE, followed)) * shape.width * tokens * shape.wide
+    neurons = NEURONS * shape.inner * tokens * 8 + 2 * shape.inner * shape.width * shape.wide
+    return max(replayed, neurons)
+
+
+def _certified(shape: Shape) -> int:
+    ffn, attention = DOUBLE_FFN * shape.inner, DOUBLE_ATTENTION * shape.heads * shape.head_width
+    return 8 * shape.width * max(ffn, attention)
+
+
+def _report(task: Task, counts: dict[Kind, int], options: PruneOptions) -> int:
+    every, prompts = sum(counts.values()), len(task.tokens)
+    return every * (TERM_BYTES + prompts * (READING_BYTES + RESPONSE_BYTES * options.probes))

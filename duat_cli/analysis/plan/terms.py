@@ -1,0 +1,66 @@
+"""Addends of a peak that several commands have."""
+
+from __future__ import annotations
+
+from duat_cli.analysis.plan.shape import Shape
+from duat_cli.results.plan import MemoryTerm, Residence
+
+Moment = list[MemoryTerm]  # what is in memory at the same time
+
+LIBRARIES = 400 << 20  # Python, torch, transformers and duat, imported
+TORCH = 375 << 20  # the same without transformers
+STRUCTURE = 1 << 20  # of a block, what discovery writes down of it
+CHECKED = 32  # tokens of the random prompt on which the pass under instruments is compared with the plain one
+CHECKED_LOGITS = 4  # (CHECKED, vocabulary): of both passes, as they are and as probabilities
+
+# tensors alive at once, of one prompt in one block; N tokens
+SCORES = 3  # (H, N, N): scores, their softmax, and what is recorded
+STREAMS = 6  # (N, M): the stream, its parts and what is replayed
+FFN = 3  # (N, F)
+
+
+def term(what: str, size: float) -> MemoryTerm:
+    return MemoryTerm(what=what, bytes=int(size))
+
+
+def size_of(moment: Moment) -> int:
+    return sum(one.bytes for one in moment)
+
+
+def held(shape: Shape, weights: Residence, *, running: bool = True) -> Moment:
+    """What is there all the time; running: once the model has been discovered."""
+    found = [term("libraries", LIBRARIES)]
+    if weights == "resident":
+        found.append(term("weights", shape.weights))
+    else:
+        found.append(term("weights outside of large layers", shape.parts.frame.elements * shape.element))
+    if running:
+        found.append(term("the model's structure", structure_bytes(shape)))
+    return found
+
+
+def structure_bytes(shape: Shape) -> int:
+    """What discovery writes down of the blocks, and the logits with which it tests the head."""
+    return len(shape.parts.blocks) * STRUCTURE + CHECKED_LOGITS * CHECKED * shape.vocabulary * shape.wide
+
+
+def page_of(shape: Shape) -> Moment:
+    """The largest block and, as stored, the next one."""
+    blocks = shape.parts.blocks
+    made = max((block.elements * shape.element for block in blocks), default=0)
+    stored = max((block.stored for block in blocks), default=0)
+    return [term("one block", made), term("the next block, as stored", stored if len(blocks) > 1 else 0)]
+
+
+def layer_of(shape: Shape) -> Moment:
+    """The largest layer outside of the blocks, as it is made; none where it is part of the frame."""
+    layer = max(shape.parts.layers, key=lambda one: one.elements, default=None)
+    if layer is None:
+        return []
+    return [term(layer.name, layer.elements * shape.element), term("stored bytes beside it", layer.stored)]
+
+
+def through_block(shape: Shape, tokens: int) -> MemoryTerm:
+    """Of one prompt while it goes through one block."""
+    sizes = SCORES * shape.heads * tokens**2 + tokens * (STREAMS * shape.width + FFN * shape.inner)
+    return term("one prompt through one block", sizes * shape.wide)

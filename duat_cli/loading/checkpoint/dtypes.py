@@ -1,0 +1,44 @@
+"""In which floating-point dtype a checkpoint is stored, and what `--dtype auto` means: told by config.json and the
+headers, without torch, whose names are used."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from duat_cli.loading.checkpoint.preflight import CheckpointFiles
+
+SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+"""Bytes of a number of a dtype that models run in."""
+_STATED = {"double": "float64", "float": "float32", "half": "float16"}
+_TEXT = ("text_config", "decoder", "llm_config")  # where a config of several models keeps that of its text model
+_STORED = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
+    # these only of empty tensors, which real checkpoints hold as markers
+    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz", "F8_E8M0": "float8_e8m0fnu",
+}  # fmt: skip
+
+
+def auto_dtype(files: CheckpointFiles) -> str:
+    """What `--dtype auto` means: the dtype that config.json states, else the one of most stored bytes."""
+    for config in (files.config, text_config(files.config)):
+        stated = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
+        if _STATED.get(stated, stated) in SIZES:
+            return _STATED.get(stated, stated)
+    return most_stored_name(files) or "float32"
+
+
+def most_stored_name(files: CheckpointFiles) -> str | None:
+    """The floating-point dtype of most of the checkpoint's bytes; None if it holds none."""
+    sizes: Counter[str] = Counter()
+    for entry in files.tensors.values():
+        if entry.elements and entry.dtype in _STORED:
+            sizes[_STORED[entry.dtype]] += entry.bytes
+    return sizes.most_common(1)[0][0] if sizes else None
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of a config of several models, that of its text model; else the config."""
+    return next((found for name in _TEXT if isinstance(found := config.get(name), dict)), config)

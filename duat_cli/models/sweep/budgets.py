@@ -1,0 +1,34 @@
+"""How much of what can be done at once is done at once. Plans of memory count with the same numbers, without torch."""
+
+from __future__ import annotations
+
+PROBE_ELEMENTS = 1 << 26
+"""Of probes in the output's space: 256 MB in float32."""
+GRADIENT_BYTES = 256 << 20
+"""Of one block's gradients of many probes."""
+ABLATION_BYTES = 512 << 20
+"""Of passes that wait for the next block at the same time."""
+HELD = 4
+"""Tensors of the stream's size that such a pass holds, beside its mask."""
+CARRIED = 256
+"""Terms of a model that are all carried to the last block; of more, those that are ablated."""
+AT_ONCE = 32
+"""Of these in one replay of a block."""
+
+
+def probes_at_once(elements: int) -> int:
+    """elements: of the output."""
+    return max(1, PROBE_ELEMENTS // max(1, elements))
+
+
+def gradient_elements(width: int, tokens: int, heads: int, captured: int) -> int:
+    """Of one probe at one block, with room: at the sites, at the norms and at the attention matrices.
+
+    captured: elements of the sites' tensors.
+    """
+    return 8 * width * tokens + 4 * captured + 3 * heads * tokens**2
+
+
+def waiting_bytes(tokens: int, width: int) -> int:
+    """Of a pass that waits for the next block, about, with its mask."""
+    return tokens * (HELD * width + tokens) * 4

@@ -1,0 +1,71 @@
+"""What `duat plan` says of memory and time against what processes use."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import DEMO, Row, process_environment, python
+from benchmarks.shapes import SHAPES, write
+
+TEXTS = ["--prompt", "def read(path):", "--prompt", "for k in range(10): print(k)"]
+COMMANDS = {
+    "inspect": ["--null", "uniform"],
+    "prune-bound": ["--measure", "4"],
+    "check": [],
+    "lora-diff": [],
+}
+
+
+def planned(_runs: int) -> list[Row]:
+    """Each command in a process of its own, with its weights in memory and block by block."""
+    with tempfile.TemporaryDirectory() as folder:
+        shape = Path(folder) / "135M"
+        shape.mkdir()
+        write(shape, SHAPES["135M"])
+        for name in ("tokenizer.json", "tokenizer_config.json"):  # of fewer tokens than the shape has
+            shutil.copy(DEMO / name, shape)
+        rows = []
+        for what, model in (("demo", str(DEMO)), ("135M", str(shape))):
+            for command, extra in COMMANDS.items():
+                tuned = str(DEMO.parent / "adapter" if what == "demo" else shape)
+                given = [*extra, tuned] if command == "lora-diff" else extra
+                rows += _rows(what, command, model, given, folder)
+    return rows
+
+
+def _rows(what: str, command: str, model: str, extra: list[str], folder: str) -> list[Row]:
+    asked = extra if command != "lora-diff" else ["--tuned", *extra]
+    said = _json(["plan", model, "--for", command, *TEXTS, *asked, "--time"], folder)[0]
+    rows = []
+    for way in said["ways"]:
+        limit = said["ways"][0]["peak_memory_bytes"] - (way["weights"] == "streamed")
+        if way["peak_memory_bytes"] > limit:
+            continue
+        report, used = _json([command, model, *extra, *TEXTS, "--memory", str(limit)], folder)
+        run, name = report["run"], f"{what}, {command}, {way['weights']}"
+        assert run["planned_memory_bytes"] == way["peak_memory_bytes"], name
+        rows += [
+            Row(f"{name}: planned memory", way["peak_memory_bytes"] / 2**20, "MiB"),
+            Row("used, whole process", used / 2**20, "MiB"),
+            Row("planned", way["peak_memory_bytes"] / used, "x used", "1 to 1.1"),
+            Row("time, planned", way["seconds"] / run["seconds"], "x used", "0.5 to 2"),
+        ]
+    return rows
+
+
+def _json(arguments: list[str], folder: str) -> tuple[dict[str, Any], int]:
+    """The report, and the peak memory of the process that made it, told by itself once all is written."""
+    out = Path(folder) / "report.json"
+    code = (
+        "import sys; from duat_cli.cli.main import run; from duat_cli.loading.model.memory import peak_memory; "
+        "code = run(sys.argv[1:]); print(peak_memory()); sys.exit(code)"
+    )
+    command = [*python(code), *arguments, "--json", "-q", "--output", str(out)]
+    child = subprocess.run(command, env=process_environment(folder), stdout=subprocess.PIPE, text=True, check=False)
+    assert child.returncode in (0, 1), arguments
+    return json.loads(out.read_text()), int(child.stdout)

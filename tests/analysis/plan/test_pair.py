@@ -1,0 +1,65 @@
+"""Two models side by side, and weights looked at tensor by tensor."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from duat_cli.analysis.lora.run import task_of
+from duat_cli.analysis.opening import Found
+from duat_cli.analysis.plan.memory import peak
+from duat_cli.analysis.plan.shape import Shape, shape_of
+from duat_cli.analysis.plan.task import Task
+from duat_cli.analysis.plan.terms import size_of
+from duat_cli.loading.adapter.base_weights import BaseWeights
+from duat_cli.loading.adapter.folder import open_adapter
+from duat_cli.loading.adapter.keys import read_keys
+from duat_cli.loading.adapter.parameter import ParameterPlan
+from duat_cli.loading.adapter.plan import plans
+from duat_cli.loading.checkpoint.preflight import inspect_folder
+from duat_cli.loading.checkpoint.source import demo_adapter_path, demo_path, resolve
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def found() -> Found:
+    return Found(resolve(None), inspect_folder(demo_path()))
+
+
+@pytest.fixture
+def shape(found: Found) -> Shape:
+    return shape_of(found.files, "float32")
+
+
+def test_an_adapter_stands_beside_the_base_with_what_it_changes(found: Found, shape: Shape) -> None:
+    task = task_of(found, None, runs=True)
+    adapter = open_adapter(demo_adapter_path(), "demo")
+    known = plans(adapter, read_keys(adapter), BaseWeights(found.place, found.files))
+    places = [plan.place for plan in known if isinstance(plan, ParameterPlan)]
+    sizes = [found.files.tensors[place.tensor].elements for place in places if place is not None]
+    assert task.changed == sum(sizes) > 0
+    terms = {term.what: term.bytes for term in peak(shape, replace(task, tokens=(32,)), "resident")}
+    assert terms["weights of the tuned model"] == 4 * task.changed < terms["weights"]
+
+
+def test_a_tuned_checkpoint_is_a_second_model(found: Found, shape: Shape) -> None:
+    task = replace(task_of(found, str(demo_path()), runs=True), tokens=(32,))
+    assert task.tuned is not None
+    alone = size_of(peak(shape, Task("verify", (32,)), "resident"))
+    both = size_of(peak(shape, task, "resident", shape))
+    assert shape.weights < both - alone < shape.weights + 40 * MIB
+    assert size_of(peak(shape, task, "streamed", shape)) < both
+
+
+def test_without_prompts_no_model_is_there(found: Found, shape: Shape) -> None:
+    for tuned in (None, str(demo_path())):
+        task = task_of(found, tuned, runs=False)
+        terms = {term.what: term.bytes for term in peak(shape, task, "streamed", shape if tuned else None)}
+        assert "weights" not in terms
+        assert terms["a tensor, as stored"] == shape.largest_tensor * (2 if tuned else 1)
+
+
+def test_a_check_of_weights_alone_takes_no_torch(shape: Shape) -> None:
+    assert size_of(peak(shape, Task("check", runs=False), "streamed")) < 64 * MIB

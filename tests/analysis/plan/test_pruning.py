@@ -1,0 +1,87 @@
+"""Terms of a peak of `prune-bound` against what a model has, and against sums written down by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from duat_cli.analysis.plan.memory import peak
+from duat_cli.analysis.plan.pruning import PROBES, followed_terms, pruning, singles, terms_of
+from duat_cli.analysis.plan.shape import Shape, shape_of
+from duat_cli.analysis.plan.task import PruneOptions, Task
+from duat_cli.analysis.plan.terms import size_of
+from duat_cli.analysis.prune.terms.responses import TermList
+from duat_cli.kinds import KINDS
+from duat_cli.loading.checkpoint.preflight import inspect_folder
+from duat_cli.loading.checkpoint.source import demo_path
+from duat_cli.loading.model.load import load
+from duat_cli.models.discovery.structure import discover
+from duat_cli.models.sweep.budgets import ABLATION_BYTES, GRADIENT_BYTES, probes_at_once
+from duat_cli.models.terms.sites import find_sites
+from duat_cli.results.plan import Residence
+
+
+@pytest.fixture
+def shape() -> Shape:
+    return shape_of(inspect_folder(demo_path()), "float32")
+
+
+def all_terms(shape: Shape, tokens: list[int], weights: Residence, **options: Any) -> dict[str, int]:
+    """The largest addend of each name, over all moments."""
+    task = Task("prune-bound", tuple(tokens), pruning=PruneOptions(**options))
+    found: dict[str, int] = {}
+    for moment in pruning(shape, task, weights):
+        for term in moment:
+            found[term.what] = max(found.get(term.what, 0), term.bytes)
+    return found
+
+
+def test_terms_are_those_of_the_model(shape: Shape) -> None:
+    structure = discover(load(None).model)
+    known = TermList.of(structure, find_sites(structure), KINDS)
+    counts = terms_of(shape, PruneOptions())
+    assert sum(counts.values()) == len(known.ids) == 2358
+    for kind in KINDS:
+        assert counts[kind] == len([term for term in known.ids if term.kind == kind])
+    assert singles(counts, PruneOptions(measure=5)) == 5 * 5
+    assert followed_terms(counts, PruneOptions(measure=5)) == 6 * 6 + 3 * 6
+    assert followed_terms({"neuron": 9}, PruneOptions(kinds=("neuron",), measure=5)) == 5
+
+
+def test_probes_stand_in_the_space_of_the_output(shape: Shape) -> None:
+    logits, hidden = (all_terms(shape, [64], "resident", metric=metric) for metric in ("kl", "hidden"))
+    assert logits["probes of the output"] == int(PROBES * 32 * 64 * 2048 * 4)
+    assert hidden["probes of the output"] == int(PROBES * 32 * 64 * 192 * 4)
+    assert probes_at_once(64 * 2048) > 32  # all at once; of long prompts a few
+    long, longer = (all_terms(shape, [n], "resident")["probes of the output"] for n in (4096, 8192))
+    assert long == longer
+
+
+def test_gradients_are_as_many_as_fit(shape: Shape) -> None:
+    few, many, more = (all_terms(shape, [256], "resident", probes=k)["gradients"] for k in (2, 4, 400))
+    assert many == 2 * few
+    assert 0.4 * GRADIENT_BYTES < more <= GRADIENT_BYTES
+    assert more == all_terms(shape, [256], "resident", probes=900)["gradients"]
+
+
+def test_prompts_are_all_recorded_where_weights_are_streamed(shape: Shape) -> None:
+    what = "the prompts' own passes"
+    for tokens in ([64], [64, 64, 64]):
+        assert all_terms(shape, tokens, "resident")[what] == all_terms(shape, [64], "streamed")[what]
+        assert all_terms(shape, tokens, "streamed")[what] == len(tokens) * all_terms(shape, [64], "streamed")[what]
+    assert all_terms(shape, [64], "resident")[what] == 64 * (3 * 6 * 192 + 2048 + 64) * 4
+
+
+def test_ablations_wait_up_to_their_limit(shape: Shape) -> None:
+    what = "passes without a term"
+    assert all_terms(shape, [64], "resident")[what] == 0
+    assert 0 < all_terms(shape, [64], "streamed")[what] < all_terms(shape, [64] * 900, "streamed")[what]
+    assert all_terms(shape, [64] * 900, "streamed")[what] == ABLATION_BYTES
+
+
+def test_the_peak_is_that_of_the_largest_moment(shape: Shape) -> None:
+    task = Task("prune-bound", (180, 20), pruning=PruneOptions())
+    largest = peak(shape, task, "resident")
+    assert size_of(largest) == max(map(size_of, pruning(shape, task, "resident")))
+    assert size_of(largest) > size_of(peak(shape, Task("verify", (180, 20)), "resident"))
