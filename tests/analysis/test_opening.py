@@ -61,7 +61,7 @@ def test_a_bundled_text_that_does_not_suit_is_left_out_and_an_own_one_refused(
     texts = [PromptText("def f():", "line 1", 1), PromptText("你好", "line 2", 2)]
     tokens = prompts._token_ids
     monkeypatch.setattr(prompts, "default_prompts", lambda: texts)
-    monkeypatch.setattr(prompts, "_token_ids", lambda t, p, m: [] if p.line == 2 else tokens(t, p, m))
+    monkeypatch.setattr(prompts, "_token_ids", lambda t, p, m: ([], None) if p.line == 2 else tokens(t, p, m))
     loaded, found = open_session(request(checkpoint), PromptRequest(None, None, None), Steps())
     assert [p.text for p in found] == ["def f():"]
     assert [w for w in loaded.warnings if "line 2" in w and w.startswith("bundled prompt left out: ")]
