@@ -145,6 +145,7 @@ def place(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     for name in ("tuned", "adapter", "other-adapter"):
         (tmp_path / name).symlink_to(models / name)
     (tmp_path / "my.txt").write_text("def main(argv):\nReturn the number of items.\n", encoding="utf-8")
+    (tmp_path / "pairs.jsonl").write_text('{"a": "The cat sat.", "b": "A cat sat."}\n', encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "step.md"))
     return tmp_path

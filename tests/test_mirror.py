@@ -14,9 +14,9 @@ FREE = {"__init__.py", "__main__.py"}
 LISTED = {  # reason -> modules; the files named in a reason run them
     "types or constants alone": "analysis/progress checks/rule kinds",
     "fields alone; results/test_meaning.py and report/test_json.py read every one": """
-        results/base results/behaviour results/check results/chosen results/explain results/inspect results/lora
-        results/matrix results/operator results/plan results/prune/report results/prune/sets results/prune/terms
-        results/support results/weight_change""",
+        results/base results/behaviour results/check results/chosen results/compare results/explain
+        results/inspect results/lora results/matrix results/operator results/plan results/prune/report
+        results/prune/sets results/prune/terms results/support results/weight_change""",
     "options alone; cli/test_main.py runs every exit code, cli/terminal/test_help.py every help page": """
         cli/commands/inspect cli/commands/schema cli/commands/support cli/commands/verify
         cli/shared/options""",
@@ -26,8 +26,8 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "the command with nothing faked: checks/test_command.py, checks/test_cases.py": """
         cli/commands/check cli/shared/outlets checks/verdict/conclude checks/verdict/judge checks/rules/files""",
     "golden text at every width: report/test_table.py": """
-        report/check/table report/tables/columns report/tables/facts report/tables/inspect
-        report/tables/lora report/tables/nulls report/tables/page report/tables/plan
+        report/check/table report/tables/columns report/tables/compare report/tables/facts
+        report/tables/inspect report/tables/lora report/tables/nulls report/tables/page report/tables/plan
         report/tables/prune/report report/tables/prune/sets
         report/tables/support report/tables/verify""",
     "golden text: report/check/test_forms.py": """
@@ -40,6 +40,8 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "against the dense W': analysis/inspect/test_operator.py": "analysis/inspect/entries",
     "against loops: analysis/inspect/test_uniform.py": "operators/uniform",
     "the re-initialised model: analysis/inspect/test_untrained.py": "cache/documents models/edits/reinitialised",
+    "against the dense W' of two prompts: analysis/compare/test_run.py": """
+        analysis/compare/blocks analysis/compare/notable analysis/compare/parameters analysis/compare/states""",
     "the largest activation: analysis/inspect/test_range.py": "models/instrument/activations",
     "against dense float64: analysis/lora/test_adapter_diff.py": """
         analysis/lora/checkpoint_diff analysis/lora/comparison analysis/lora/weight_change""",

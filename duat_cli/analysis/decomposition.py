@@ -76,12 +76,25 @@ class Step:
     terms: BlockTerms
     dynamic_bias: Tensor | None  # the dynamic piece at the FFN's first linear layer, (N, width)
     pre_activation: Tensor | None  # what the FFN's nonlinearity reads, (N, width)
+    ffn_input: Carried | None = None  # the three pieces of what the FFN reads, where there is a pre-activation
+    first: nn.Module | None = None  # the layer between the two; None: the nonlinearity itself reads the input
 
     def operator(self, run: BlockRun, block: ProvedBlock) -> AttentionOperator:
         """W' of this block and input; UnsupportedModelError says why there is none."""
         if block.factors is None:
             raise UnsupportedModelError(block.factors_reason or "its factors were not looked for")
         return operator_of(run, block.factors, self.replay, self.items, self.given)
+
+    def bias(self) -> Tensor | None:
+        """b'_{j,2} of Eq. 12/34, (N, width): all that the FFN's nonlinearity reads beside the linear path from x_0.
+
+        To be asked while the block's weights are there. None where there is no pre-activation.
+        """
+        if self.ffn_input is None:
+            return None
+        pieces = self.ffn_input
+        rest = pieces.dynamic if pieces.static is None else pieces.dynamic + pieces.static
+        return rest if self.first is None else self.first(rest[None])[0]
 
 
 class Decomposition:
@@ -121,7 +134,9 @@ class Decomposition:
         own = shares([_own_term(run, replay.output, given, bare)], run.output[0])[0] if self._own else None
         terms = BlockTerms(_three(after, run.output[0]), own, pre, reason, error)
         dynamic = None if pieces is None else pieces.dynamic
-        return Step(items, given, replay, terms, dynamic, whole)
+        first = None if place is None else run.parts.first_linears.get(run.units[place].module)
+        read = None if pieces is None or place is None else inputs[place]
+        return Step(items, given, replay, terms, dynamic, whole, read, first)
 
 
 def _missed(pieces: Carried, whole: Tensor) -> float:

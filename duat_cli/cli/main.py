@@ -15,6 +15,7 @@ import typer
 
 from duat_cli import __version__
 from duat_cli.cli.commands.check import check
+from duat_cli.cli.commands.compare import compare
 from duat_cli.cli.commands.explain import explain
 from duat_cli.cli.commands.inspect import inspect
 from duat_cli.cli.commands.lora_diff import lora_diff
@@ -48,6 +49,7 @@ app = typer.Typer(
 )
 app.command("inspect", cls=Command, rich_help_panel=PANEL_READ)(inspect)
 app.command("matrix", cls=Command, rich_help_panel=PANEL_READ)(matrix)
+app.command("compare", cls=Command, rich_help_panel=PANEL_READ)(compare)
 app.command("prune-bound", cls=Command, rich_help_panel=PANEL_READ)(prune_bound)
 app.command("lora-diff", cls=Command, rich_help_panel=PANEL_READ)(lora_diff)
 app.command("check", cls=Command, rich_help_panel=PANEL_TRUST)(check)

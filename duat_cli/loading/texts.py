@@ -55,14 +55,30 @@ def texts_of(name: str, stdin: IO[Any] | None) -> Iterator[PromptText]:
 
 def lines(file: gzip.GzipFile | IO[bytes], name: str, json_lines: bool) -> Iterator[PromptText]:
     """One prompt a line, blank lines aside; with `json_lines` each line is an object with a "text"."""
+    for where, number, text in _filled(file, name):
+        yield checked(_strings(text, where, "text")[0] if json_lines else text, where, number)
+
+
+def pairs_of(name: str, stdin: IO[Any] | None) -> Iterator[tuple[PromptText, PromptText]]:
+    """Pairs of texts in JSON lines, {"a": ..., "b": ...} a line; '-' is standard input."""
+    shown = "standard input" if name == "-" else clean(name)
+    if name != "-" and not name.lower().removesuffix(GZIP).endswith(JSON_LINES):
+        raise InputError(f'{shown}: pairs of prompts are read from JSON lines {{"a": ..., "b": ...}} in {JSON_LINES}')
+    with io.BytesIO(read_stdin(stdin)) if name == "-" else _opened(name, shown) as file:
+        for where, number, line in _filled(file, shown):
+            a, b = _strings(line, where, "a", "b")
+            yield checked(a, f"{where}, a", number), checked(b, f"{where}, b", number)
+
+
+def _filled(file: gzip.GzipFile | IO[bytes], name: str) -> Iterator[tuple[str, int, str]]:
+    """(where, number, text) of every line that is not blank; InputError where there is none."""
     number = found = 0
     for number, line in _numbered(file, name):
         where = f"{name} line {number}"
         text = decode(line.removesuffix(b"\n").removesuffix(b"\r"), where, 0)
-        if not text.strip():
-            continue
-        found += 1
-        yield checked(_text_field(text, where) if json_lines else text, where, number)
+        if text.strip():
+            found += 1
+            yield where, number, text
     if not number:
         raise InputError(f"{name}: empty, no prompts; expected one a line")
     if not found:
@@ -159,15 +175,20 @@ def decode(raw: bytes, where: str, line: int) -> str:
         raise InputError(f"{where}{place}: not UTF-8 ({byte}); save it as UTF-8") from error
 
 
-def _text_field(line: str, where: str) -> str:
+def _strings(line: str, where: str, *names: str) -> list[str]:
+    """These fields of a JSON object, which are strings."""
+    shown = ", ".join(f'"{name}": ...' for name in names)
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise InputError(f'{where}: not JSON: {clean(str(error))}; expected {{"text": ...}}') from error
-    text = value.get("text") if isinstance(value, dict) else None
-    if not isinstance(text, str):
-        raise InputError(f'{where}: expected an object with a "text" that is a string')
-    return text
+        raise InputError(f"{where}: not JSON: {clean(str(error))}; expected {{{shown}}}") from error
+    found = []
+    for name in names:
+        text = value.get(name) if isinstance(value, dict) else None
+        if not isinstance(text, str):
+            raise InputError(f'{where}: expected an object with a "{name}" that is a string')
+        found.append(text)
+    return found
 
 
 def checked(text: str, where: str, line: int) -> PromptText:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+from duat_cli.report.tables import compare as compare_table
 from duat_cli.report.tables import inspect as table
 from duat_cli.report.tables import lora as lora_table
 from duat_cli.report.tables import verify as verify_table
@@ -13,6 +14,7 @@ from duat_cli.report.tables.prune import report as prune_table
 _TABLES: dict[str, dict[str, list[Column]]] = {
     "inspect": table.TABLES,
     "verify": verify_table.TABLES,
+    "compare": compare_table.TABLES,
     "lora-diff": lora_table.TABLES,
     "prune-bound": prune_table.TABLES,
 }

@@ -9,6 +9,7 @@ from pydantic import Field, TypeAdapter
 
 from duat_cli.results.base import Result
 from duat_cli.results.check import CheckReport, UndecidedReport
+from duat_cli.results.compare import CompareReport
 from duat_cli.results.explain import ExplainReport
 from duat_cli.results.inspect import InspectReport, VerifyReport
 from duat_cli.results.lora import LoraReport
@@ -19,6 +20,7 @@ from duat_cli.results.support import SupportReport
 
 REPORTS: dict[str, type[Result]] = {
     "check": CheckReport,
+    "compare": CompareReport,
     "inspect": InspectReport,
     "lora-diff": LoraReport,
     "matrix": MatrixReport,

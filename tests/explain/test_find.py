@@ -152,7 +152,9 @@ def test_a_field_needs_what_the_groups_around_it_need_at_every_place() -> None:
     }
     assert needs["share", "inspect: terms[].share"] == "--terms"
     assert needs["share", "inspect: blocks[].terms.own.share"] is None  # though it is in prompts[] as well
-    assert [entry.facts["needs"] for entry in named("operator.routing", "field")] == ["--prompts"]
+    routing = {entry.where[0]: entry.facts.get("needs") for entry in named("operator.routing", "field")}
+    assert routing["lora-diff: blocks[].operator.routing"] == "--prompts"
+    assert routing["compare: comparison.blocks[].operator.routing"] is None
 
 
 def loaded_by(before: str = "") -> list[str]:

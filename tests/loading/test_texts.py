@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import sys
 import tracemalloc
 from pathlib import Path
@@ -15,7 +16,7 @@ from pyarrow import parquet
 
 from duat_cli.errors import InputError
 from duat_cli.loading import texts
-from duat_cli.loading.texts import texts_of
+from duat_cli.loading.texts import pairs_of, texts_of
 from duat_cli.text import clean
 
 
@@ -120,3 +121,31 @@ def test_a_large_file_takes_no_more_memory(tmp_path: Path, name: str) -> None:
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < peaks[0] + 200_000
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"a": "x"}\n', 'line 1: expected an object with a "b" that is a string'),
+        ('{"a": 1, "b": "y"}\n', 'line 1: expected an object with a "a"'),
+        ("[1]\n", 'expected an object with a "a"'),
+        ('{"a": "x", "b": " "}\n', "line 1, b: empty prompt"),
+        ('{"a": "x", "b"\n', "line 1: not JSON"),
+        ("\n", "only blank lines"),
+        ("", "empty, no prompts"),
+    ],
+)
+def test_pairs_that_are_none(content: str, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+    file.write_text(content, encoding="utf-8")
+    with pytest.raises(InputError, match=re.escape(words)):
+        list(pairs_of(str(file), None))
+
+
+def test_pairs_compressed_and_from_standard_input(tmp_path: Path) -> None:
+    content = b'{"a": "x", "b": "y"}\n'
+    file = tmp_path / "pairs.jsonl.gz"
+    file.write_bytes(gzip.compress(content))
+    for name, stdin in ((str(file), None), ("-", io.BytesIO(content))):
+        [(a, b)] = pairs_of(name, stdin)
+        assert (a.text, b.text, b.line) == ("x", "y", 1)

@@ -20,6 +20,18 @@ from duat_cli.results.check import (
     RuleFacts,
     UndecidedReport,
 )
+from duat_cli.results.compare import (
+    AlignedRun,
+    BlockComparison,
+    ComparedPrompt,
+    CompareReport,
+    HeadChange,
+    InputChange,
+    InputComparison,
+    NullChange,
+    PairFacts,
+    ParameterChange,
+)
 from duat_cli.results.explain import ExplainReport, Explanation
 from duat_cli.results.inspect import (
     Block,
@@ -543,6 +555,65 @@ def lora_report(*, full: bool = False, prompts_too: bool = False, two: bool = Fa
         skipped=[Skipped(what="a.weight", why="needs the base's values")],
         warnings=["a warning"],
         run=Run(started="2026-11-01T00:00:00+00:00", seconds=1.5, peak_memory_bytes=None),
+    )
+
+
+def block_comparison(index: int) -> BlockComparison:
+    gated, first = index == 2, index == 0
+    why = {"relative": GATED, "unaligned": GATED}
+    names = ("relative", "routing", "scale", "interaction", "unaligned", "unaligned_a", "unaligned_b")
+    operator = InputChange(
+        **(dict.fromkeys(names) if gated else {name: (0.412 + 0.05 * index) / k for k, name in enumerate(names, 1)}),
+        null=NullChange(relative=None if gated else 0.241, unaligned=None if gated else 0.216,
+                        reasons=why if gated else {}),
+        reasons=dict.fromkeys(names, GATED) if gated else {},
+    )  # fmt: skip
+    head = HeadChange(head=0, relative=0.933, routing=0.9, scale=0.1, interaction=0.05, unaligned=0.2)
+    return BlockComparison(
+        index=index,
+        name=f"model.layers.{index}",
+        operator=operator,
+        heads=[] if gated else [head],
+        bias=None if first else 0.133,
+        ffn=0.131,
+        ffns=[],
+        input=0.0 if first else 0.141,
+        output=0.189,
+        amplification=None if first else 1.34,
+        certificate_error=1.2e-7,
+        reasons={"bias": "it is zero under the first prompt", "amplification": "the block's input does not change"}
+        if first
+        else {},
+    )
+
+
+def compare_report(*, several: bool = False) -> CompareReport:
+    blocks = [block_comparison(index) for index in range(4)]
+    names = ["--prompt 1", "--prompt 2", "--prompt 3"][: 2 + several]
+    runs = [AlignedRun(a=0, b=0, tokens=2, text="<s>The"), AlignedRun(a=3, b=6, tokens=1, text=" keeper\\x1b")]
+    pairs = [PairFacts(a=0, b=1, aligned=3, runs=runs, kl=0.0296, blocks=blocks if several else None)]
+    if several:
+        why = {"kl": "BertModel is no next-token model: it has no LM head"}
+        pairs.append(PairFacts(a=0, b=2, aligned=12, runs=runs * 4, kl=None, blocks=blocks, reasons=why))
+    return CompareReport(
+        duat_version="0.1.0",
+        environment=environment(),
+        model=model(),
+        prompts=[ComparedPrompt(sha256="ab" * 32, tokens=22 + k, label=name) for k, name in enumerate(names)],
+        certificate=certificate(),
+        comparison=InputComparison(
+            pairs=len(pairs),
+            blocks=blocks,
+            parameters=[
+                ParameterChange(name="A_h", what="W_V,h W_O,h", set_by="checkpoint", moved=False, change=0.0),
+                ParameterChange(name="W'_{j,1}", what="attention", set_by="input", moved=True, change=0.412),
+            ],
+            notable=["block 1: W' moved most, by 41.2 % of its norm, more by routing (39.6 %)"],
+        ),
+        pairs=pairs,
+        skipped=[Skipped(what="operator of block 2", why=GATED)],
+        warnings=[],
+        run=run(),
     )
 
 

@@ -15,6 +15,7 @@ from duat_cli.results.base import Result
 
 SAMPLES: dict[str, Result] = {
     "check": sample.check_report(),
+    "compare": sample.compare_report(several=True),
     "explain": sample.explain_report(),
     "inspect": sample.inspect_report(spectrum=True, with_terms=True, per_prompt=True),
     "lora-diff": sample.lora_report(prompts_too=True, two=True),

@@ -13,6 +13,7 @@ import pytest
 import sample_reports as sample
 
 from duat_cli.report.check.table import render_check
+from duat_cli.report.tables.compare import render_compare
 from duat_cli.report.tables.inspect import render_inspect
 from duat_cli.report.tables.lora import render_lora
 from duat_cli.report.tables.page import Page
@@ -28,6 +29,8 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 CASES: dict[str, Callable[[Page], str]] = {
     "check": lambda page: render_check(sample.check_report(), page),
     "check_passed": lambda page: render_check(sample.check_report(sound=True), page),
+    "compare": lambda page: render_compare(sample.compare_report(), page),
+    "compare_several": lambda page: render_compare(sample.compare_report(several=True), page),
     "inspect": lambda page: render_inspect(sample.inspect_report(), page),
     "inspect_full": lambda page: render_inspect(
         sample.inspect_report(exact=False, spectrum=True, with_terms=True, per_prompt=True), page

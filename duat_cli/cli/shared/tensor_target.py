@@ -43,13 +43,26 @@ def operator_file(target: Target | None, loaded: LoadedModel, trust_remote_code:
 
 def token_texts(loaded: LoadedModel, trust_remote_code: bool) -> Callable[[int], str]:
     """What a token says; it may be part of a character."""
+    texts = texts_of_tokens(loaded, trust_remote_code)
+    return lambda token: texts([token])
+
+
+def texts_of_tokens(loaded: LoadedModel, trust_remote_code: bool) -> Callable[[list[int]], str]:
+    """What tokens that follow each other say."""
     from duat_cli.loading.model.load import load_tokenizer
     from duat_cli.loading.quiet import calling_tokenizer
 
     tokenizer = load_tokenizer(loaded.files.path, trust_remote_code=trust_remote_code)
 
-    def text(token: int) -> str:
+    def text(tokens: list[int]) -> str:
         with calling_tokenizer("--prompt: the tokenizer fails", InputError):
-            return str(tokenizer.decode([token]))
+            return str(tokenizer.decode(tokens))
 
     return text
+
+
+def special_tokens(loaded: LoadedModel, trust_remote_code: bool) -> frozenset[int]:
+    """Ids of tokens that are no text."""
+    from duat_cli.loading.model.load import load_tokenizer
+
+    return frozenset(load_tokenizer(loaded.files.path, trust_remote_code=trust_remote_code).all_special_ids)

@@ -55,10 +55,10 @@ class HeadTest:
 
 
 class LogitsPass:
-    """A pass that keeps the logits, (1, N, vocabulary), if there are any."""
+    """A pass that keeps the logits of some tokens, (1, tokens, vocabulary), if there are any; without `rows` of all."""
 
-    def __init__(self, model: Any, ids: Tensor) -> None:
-        self._model, self._ids = model, ids
+    def __init__(self, model: Any, ids: Tensor, rows: slice | None = None) -> None:
+        self._model, self._ids, self._rows = model, ids, rows
         self.found: Tensor | None = None
 
     def active(self) -> contextlib.AbstractContextManager[Any]:
@@ -69,7 +69,7 @@ class LogitsPass:
         # a class for pretraining may hold its head's output under another name
         logits = getattr(run_stack(self._model, self._ids), "logits", None)
         if isinstance(logits, Tensor) and logits.shape[:-1] == self._ids.shape:
-            self.found = logits
+            self.found = logits if self._rows is None else logits[:, self._rows].clone()
 
 
 def _may_have_head(model: Any, stack: Any) -> bool:

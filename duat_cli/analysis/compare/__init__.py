@@ -1,0 +1,1 @@
+"""`duat compare`: what moves with the input."""

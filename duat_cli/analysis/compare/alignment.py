@@ -1,0 +1,124 @@
+"""Which tokens of two prompts are the same: the longest common subsequence of their ids."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from duat_cli.errors import InputError
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Tokens that follow each other in both prompts."""
+
+    a: int
+    b: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """Pairs of equal tokens, in order: place `a[k]` of one prompt is place `b[k]` of the other."""
+
+    a: Tensor  # (n,), int64, ascending
+    b: Tensor
+    tokens: tuple[int, int]
+    """Of the two prompts."""
+
+    def stretches(self) -> list[Stretch]:
+        """The pairs as runs of tokens, in order."""
+        found: list[Stretch] = []
+        for a, b in zip(self.a.tolist(), self.b.tolist(), strict=True):
+            last = found[-1] if found else None
+            if last and (last.a + last.tokens, last.b + last.tokens) == (a, b):
+                found[-1] = Stretch(last.a, last.b, last.tokens + 1)
+            else:
+                found.append(Stretch(a, b, 1))
+        return found
+
+    def left_out(self) -> tuple[Tensor, Tensor]:
+        """The places of each prompt that have no partner."""
+        return _others(self.a, self.tokens[0]), _others(self.b, self.tokens[1])
+
+
+def align(
+    a: Sequence[int], b: Sequence[int], names: tuple[str, str], special: Collection[int] = frozenset()
+) -> Aligned:
+    """The longest common subsequence of two lists of ids. InputError where they have no token in common.
+
+    names: of the two prompts, for the message. special: ids that a tokenizer puts into every prompt.
+    """
+    pairs = common(a, b)
+    if all(a[place] in special for place, _ in pairs):
+        but = " but special ones" if pairs else ""
+        raise InputError(
+            f"{names[0]} and {names[1]}: no token of one is in the other{but} ({len(a)} and {len(b)} tokens), so there "
+            "is nothing to compare; give prompts that share some text"
+        )
+    return _aligned(pairs, a, b)
+
+
+def align_ends(a: Sequence[int], b: Sequence[int], count: int) -> Aligned:
+    """The last `count` tokens of both, which are equal."""
+    assert list(a[-count:]) == list(b[-count:])
+    return _aligned([(len(a) - count + k, len(b) - count + k) for k in range(count)], a, b)
+
+
+def common_end(lists: Sequence[Sequence[int]]) -> int:
+    """How many last ids all lists have in common."""
+    count = 0
+    for ids in zip(*(reversed(ids) for ids in lists), strict=False):
+        if len(set(ids)) > 1:
+            break
+        count += 1
+    return count
+
+
+def common(a: Sequence[int], b: Sequence[int]) -> list[tuple[int, int]]:
+    """A longest common subsequence, as pairs of places.
+
+    A row of the table of lengths follows from the one above it by one running maximum; what the lists begin and end
+    with alike is set aside first.
+    """
+    head = common_end([a[::-1], b[::-1]])
+    tail = common_end([a[head:], b[head:]])
+    middle = _table(a[head : len(a) - tail], b[head : len(b) - tail])
+    ends = [(len(a) - tail + k, len(b) - tail + k) for k in range(tail)]
+    return [*((k, k) for k in range(head)), *((head + i, head + j) for i, j in middle), *ends]
+
+
+def _table(a: Sequence[int], b: Sequence[int]) -> list[tuple[int, int]]:
+    if not a or not b:
+        return []
+    other = torch.tensor(b)
+    lengths = torch.zeros(len(a) + 1, len(b) + 1, dtype=torch.int32)  # of the first i and the first j ids
+    for i, token in enumerate(a):
+        above = lengths[i]
+        longer = torch.maximum(above[1:], above[:-1] + (other == token).int())
+        lengths[i + 1, 1:] = longer.cummax(0).values
+    found, i, j = [], len(a), len(b)
+    while i and j:
+        here = int(lengths[i, j])
+        if here == int(lengths[i - 1, j]):
+            i -= 1
+        elif here == int(lengths[i, j - 1]):
+            j -= 1
+        else:
+            i, j = i - 1, j - 1
+            found.append((i, j))
+    return found[::-1]
+
+
+def _aligned(pairs: Sequence[tuple[int, int]], a: Sequence[int], b: Sequence[int]) -> Aligned:
+    first, second = (torch.tensor(places, dtype=torch.int64) for places in zip(*pairs, strict=True))
+    return Aligned(first, second, (len(a), len(b)))
+
+
+def _others(places: Tensor, tokens: int) -> Tensor:
+    rest = torch.ones(tokens, dtype=torch.bool)
+    rest[places] = False
+    return rest.nonzero()[:, 0]

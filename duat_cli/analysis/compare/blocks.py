@@ -1,0 +1,145 @@
+"""One block under two prompts: how its W', its biases, its terms and its output moved (Eq. 4 of Wang & Li)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from duat_cli.analysis.aggregate import mean_over
+from duat_cli.analysis.compare.alignment import Aligned
+from duat_cli.analysis.compare.states import BlockState
+from duat_cli.models.arrays import wide
+from duat_cli.operators.input_change import PARTS, Routed, change, share_from
+from duat_cli.results.compare import BlockComparison, FfnChange, HeadChange, InputChange, NullChange
+
+ZERO = "it is zero under the first prompt"
+STILL = "the block's input does not change"
+NO_FFN = "no FFN of the block could be told apart"
+NO_ROWS = "W' is zero on the aligned tokens"
+
+
+def relative_change(before: Tensor, after: Tensor, aligned: Aligned) -> float | None:
+    """|b - a| / |a| of vectors (N, width) on the aligned tokens; None where |a| is zero and |b| is not or both are."""
+    a = wide(before)[aligned.a.to(before.device)].double()
+    b = wide(after)[aligned.b.to(after.device)].double()
+    size = float(a.norm())
+    return float((b - a).norm()) / size if size else None
+
+
+def compare_block(name: str, before: BlockState, after: BlockState, aligned: Aligned) -> BlockComparison:
+    """One block under one pair of prompts."""
+    operator, heads = _operator(before, after, aligned)
+    into, out = (relative_change(getattr(before, k), getattr(after, k), aligned) for k in ("input", "output"))
+    values: dict[str, float | None] = dict.fromkeys(("bias", "ffn", "amplification"))
+    values |= {"input": into, "output": out}
+    if into and out is not None:
+        values["amplification"] = out / into
+    reasons: dict[str, str] = {}
+    if before.bias is None or after.bias is None:
+        reasons["bias"] = before.why_no_bias if before.bias is None else after.why_no_bias
+    else:
+        values["bias"] = relative_change(before.bias, after.bias, aligned)
+    ffns = _ffns(before, after, aligned)
+    if ffns:
+        values["ffn"] = relative_change(_all_terms(before), _all_terms(after), aligned)
+    else:
+        reasons["ffn"] = NO_FFN
+    if values["amplification"] is None:
+        reasons["amplification"] = STILL if into == 0.0 else ZERO
+    for key, value in values.items():
+        if value is None:
+            reasons.setdefault(key, ZERO)
+    return BlockComparison(
+        index=before.index,
+        name=name,
+        operator=operator,
+        heads=heads,
+        ffns=ffns if len(ffns) > 1 else [],
+        certificate_error=max(before.error, after.error),
+        reasons=reasons,
+        **values,
+    )
+
+
+def mean_of(rows: Sequence[BlockComparison]) -> BlockComparison:
+    """The same block over pairs of prompts; a number that one pair has not is null."""
+    if len(rows) == 1:
+        return rows[0]
+    mean = mean_over([row.model_copy(update={"heads": [], "ffns": []}) for row in rows])
+    heads = [mean_over(one) for one in zip(*(row.heads for row in rows), strict=False)]
+    ffns = [mean_over(one) for one in zip(*(row.ffns for row in rows), strict=False)]
+    return mean.model_copy(update={"heads": heads, "ffns": ffns})
+
+
+def _operator(before: BlockState, after: BlockState, aligned: Aligned) -> tuple[InputChange, list[HeadChange]]:
+    a, b, G = before.routed, after.routed, before.gram
+    if a is None or b is None or G is None:
+        return _no_operator(before.why_no_operator or after.why_no_operator), []
+    places = aligned.a, aligned.b
+    moved = change(a, b, places, G)
+    if moved.whole is None:
+        return _no_operator(NO_ROWS), []
+    shares = [share_from(a, aligned.a, aligned.left_out()[0], G), share_from(b, aligned.b, aligned.left_out()[1], G)]
+    whole = {"unaligned_a": shares[0][0], "unaligned_b": shares[1][0]}
+    mean = _mean([share[0] for share in shares])
+    operator = InputChange(
+        **moved.whole,
+        **whole,
+        unaligned=mean,
+        null=_null(before, after, aligned),
+        reasons={key: NO_ROWS for key, value in {**whole, "unaligned": mean}.items() if value is None},
+    )
+    return operator, [
+        _head(head, numbers, _mean([share[1][head] for share in shares])) for head, numbers in enumerate(moved.heads)
+    ]
+
+
+def _head(number: int, moved: dict[str, float] | None, unaligned: float | None) -> HeadChange:
+    values: dict[str, float | None] = {**(moved or dict.fromkeys(PARTS)), "unaligned": unaligned}
+    return HeadChange(
+        head=number, **values, reasons={k: "its part of W' is zero" for k, v in values.items() if v is None}
+    )
+
+
+def _null(before: BlockState, after: BlockState, aligned: Aligned) -> NullChange:
+    """Of the same scales with uniform attention."""
+    even = [_uniform(state) for state in (before, after)]
+    assert before.gram is not None
+    moved = change(even[0], even[1], (aligned.a, aligned.b), before.gram).whole
+    lists = zip(even, (aligned.a, aligned.b), aligned.left_out(), strict=True)
+    unaligned = _mean([share_from(one, rows, columns, before.gram)[0] for one, rows, columns in lists])
+    values = {"relative": None if moved is None else moved["relative"], "unaligned": unaligned}
+    return NullChange(**values, reasons={k: NO_ROWS for k, v in values.items() if v is None})
+
+
+def _uniform(state: BlockState) -> Routed:
+    assert state.routed is not None
+    assert state.seen is not None
+    return state.routed.uniform(state.seen)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if len(known) == len(values) else None
+
+
+def _no_operator(reason: str) -> InputChange:
+    names = (*PARTS, "unaligned", "unaligned_a", "unaligned_b")
+    null = NullChange(relative=None, unaligned=None, reasons=dict.fromkeys(("relative", "unaligned"), reason))
+    return InputChange(**dict.fromkeys(names), null=null, reasons=dict.fromkeys(names, reason))
+
+
+def _ffns(before: BlockState, after: BlockState, aligned: Aligned) -> list[FfnChange]:
+    if before.terms.keys() != after.terms.keys():
+        return []
+    found = []
+    for module, term in before.terms.items():
+        moved = relative_change(term, after.terms[module], aligned)
+        found.append(FfnChange(module=module, relative=moved, reasons={} if moved is not None else {"relative": ZERO}))
+    return found
+
+
+def _all_terms(state: BlockState) -> Tensor:
+    return torch.cat([wide(term) for term in state.terms.values()], dim=1)

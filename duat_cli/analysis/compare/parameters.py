@@ -1,0 +1,94 @@
+"""Which parameters of the sum are fixed by the checkpoint, and which the input sets and moves (Eq. 4 of Wang & Li)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from duat_cli.analysis.compare.alignment import Aligned
+from duat_cli.analysis.compare.blocks import relative_change
+from duat_cli.analysis.compare.states import BlockState
+from duat_cli.operators.input_change import Routed
+from duat_cli.results.compare import BlockComparison, ParameterChange
+
+FIXED = [
+    ("A_h", "W_V,h W_O,h of every head: what attention carries"),
+    ("W_Q,h, W_K,h", "what attention weights are made with"),
+    ("W_{j,2}, W_{j,3}", "the FFN's layers in front of its nonlinearity and behind it"),
+    ("b_{j,2}, b_{j,3}", "the biases of the layers themselves"),
+]
+DYNAMIC = {
+    "H_h": "attention weights of every head",
+    "S": "scales of the norms in front of attention and behind it",
+    "norm scales": "scales of all norms of a block: W_{j,2} acts through the one in front of it",
+    "output gates": "what attention's output is multiplied by",
+    "W'_{j,1}": "attention as one matrix, sum_h (H_h S) (x) A_h^T",
+    "b'_{j,2}": "what the FFN's nonlinearity reads beside the linear path from x_0",
+    "f_j": "the FFN's output, without the bias of its last layer",
+    "b'_{j,3}": "the block's output but for the linear path from x_0",
+}
+
+
+@dataclass
+class Moves:
+    """The largest relative change of every dynamic parameter so far."""
+
+    largest: dict[str, float] = field(default_factory=dict)
+
+    def add(self, before: BlockState, after: BlockState, aligned: Aligned, block: BlockComparison) -> None:
+        """One block under one pair of prompts."""
+        found = {
+            "W'_{j,1}": block.operator.relative,
+            "b'_{j,2}": block.bias,
+            "f_j": block.ffn,
+            "b'_{j,3}": relative_change(before.carried_bias, after.carried_bias, aligned),
+            "norm scales": _change(before.scales, after.scales, aligned),
+            "output gates": _change(before.gates, after.gates, aligned),
+        }
+        if before.routed is not None and after.routed is not None:
+            found["H_h"] = _attention(before.routed, after.routed, aligned)
+            found["S"] = _scales(before.routed, after.routed, aligned)
+        for name, change in found.items():
+            if change is not None:
+                self.largest[name] = max(self.largest.get(name, 0.0), change)
+
+    def parameters(self) -> list[ParameterChange]:
+        """All of them, fixed ones first; what the model has not is left out."""
+        fixed = [
+            ParameterChange(name=name, what=what, set_by="checkpoint", moved=False, change=0.0) for name, what in FIXED
+        ]
+        moved = [
+            ParameterChange(
+                name=name, what=what, set_by="input", moved=self.largest[name] > 0, change=self.largest[name]
+            )
+            for name, what in DYNAMIC.items()
+            if name in self.largest
+        ]
+        return [*fixed, *moved]
+
+
+def _change(before: Tensor | None, after: Tensor | None, aligned: Aligned) -> float | None:
+    if before is None or after is None or before.shape[1:] != after.shape[1:]:
+        return None
+    return relative_change(before, after, aligned)
+
+
+def _attention(before: Routed, after: Routed, aligned: Aligned) -> float | None:
+    """|H_b - H_a| / |H_a| of all heads, over aligned rows and columns; head by head, as H may be large."""
+    device = before.attention.device
+    a, b = aligned.a.to(device), aligned.b.to(device)
+    size = moved = 0.0
+    for one, two in zip(before.attention, after.attention, strict=True):
+        first, second = one[a[:, None], a].double(), two[b[:, None], b].double()
+        size += float(first.square().sum())
+        moved += float((second - first).square().sum())
+    return (moved / size) ** 0.5 if size else None
+
+
+def _scales(before: Routed, after: Routed, aligned: Aligned) -> float | None:
+    """The larger of the changes of s and of t."""
+    found = [relative_change(before.source.T, after.source.T, aligned)]
+    if before.token.numel() > 1:
+        found.append(relative_change(before.token[:, None], after.token[:, None], aligned))
+    return max((change for change in found if change is not None), default=None)

@@ -1,0 +1,112 @@
+"""What `duat compare` was asked for, as texts: which of them run, and which are laid beside each other."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from duat_cli.errors import InputError
+from duat_cli.loading.prompts import read_prompts
+from duat_cli.loading.texts import PromptText, checked, pairs_of
+
+PAPER = ("Nui zi created Nui zi dynamics", "Nui zi created gravitation and relativity theory")  # of Wang & Li
+BREAK = "\n"
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts, all of which become tokens; some run through the blocks."""
+
+    texts: list[PromptText]
+    runs: int
+    """How many of them run: the first ones."""
+    pairs: list[tuple[int, int]]
+    """Numbers of the runs that are compared."""
+    alone: int | None = None
+    """The shared text without a context, where the comparison is of its tokens alone."""
+    answered: list[int] = field(default_factory=list)
+    """Of every run the same text with the answer behind it."""
+    demonstrations: dict[int, list[int]] = field(default_factory=dict)
+    """By run: the texts that end where its first, second, ... context ends."""
+
+
+def texts_of(
+    prompts: Sequence[str] | None,
+    file: str | None,
+    shared: str | None,
+    prefixes: Sequence[str] | None,
+    answer: str | None,
+) -> Texts:
+    """Of --prompt, --prompts, or --shared with --prefix and --answer; without any, the paper's own two prompts."""
+    _require_one_kind(prompts, file, shared, prefixes, answer)
+    if shared is not None:
+        return _contexts(shared, list(prefixes or ()), answer)
+    if file is not None:
+        pairs = list(pairs_of(file, sys.stdin))
+        texts = [text for pair in pairs for text in pair]
+        return Texts(texts, len(texts), [(2 * k, 2 * k + 1) for k in range(len(pairs))])
+    if not prompts:
+        texts = [checked(text, f"the paper's {k}", k) for k, text in enumerate(PAPER, 1)]
+    elif len(prompts) == 1:
+        raise InputError("--prompt: one prompt has nothing to be compared with; give a second --prompt")
+    else:
+        texts = read_prompts(prompts, None, sys.stdin)
+    return Texts(texts, len(texts), [(0, k) for k in range(1, len(texts))])
+
+
+def _require_one_kind(
+    prompts: Sequence[str] | None,
+    file: str | None,
+    shared: str | None,
+    prefixes: Sequence[str] | None,
+    answer: str | None,
+) -> None:
+    given = [name for name, value in (("--prompt", prompts), ("--prompts", file), ("--shared", shared))
+             if value is not None and value != []]  # fmt: skip
+    if len(given) > 1:
+        raise InputError(f"{given[0]} and {given[1]}: give pairs of prompts in one way")
+    for name, value in (("--prefix", prefixes), ("--answer", answer)):
+        if value is not None and value != [] and shared is None:
+            raise InputError(f"{name}: stands beside --shared TEXT, the text that all contexts have in common")
+
+
+def _contexts(shared: str, prefixes: list[str], answer: str | None) -> Texts:
+    """The shared text behind each context. With one, and with an answer, it is compared with the text alone."""
+    checked(shared, "--shared", 1)
+    if not prefixes:
+        raise InputError(
+            "--shared: give a --prefix, a text to stand in front of it; with one, it is compared with none"
+        )
+    if answer is not None and not all(prefix.strip() for prefix in prefixes):
+        raise InputError("--prefix: empty; with --answer the text alone is always run, give demonstrations")
+    alone = PromptText(shared, "--shared alone", 1)
+    each = [PromptText(behind(prefix, shared), f"--prefix {k}", k) for k, prefix in enumerate(prefixes, 1)]
+    if answer is None and len(prefixes) > 1:
+        return Texts([*each, alone], len(each), [(0, k) for k in range(1, len(each))], alone=len(each))
+    if answer is None:
+        return Texts([alone, *each], 2, [(0, 1)], alone=0)
+    return _answered(alone, each, prefixes, checked(answer, "--answer", 1).text)
+
+
+def _answered(alone: PromptText, each: list[PromptText], prefixes: list[str], answer: str) -> Texts:
+    """None, each and all of the demonstrations; the same with the answer; and where demonstrations end."""
+    growing = list(accumulate(prefixes, behind))
+    runs = [alone, *each]
+    if len(prefixes) > 1:
+        runs.append(PromptText(behind(growing[-1], alone.text), "every --prefix", 1))
+    texts = [*runs, *(PromptText(behind(run.text, answer, " "), f"{run.where} with --answer", 1) for run in runs)]
+    ends: dict[int, list[int]] = {}
+    for number in range(1, len(runs)):
+        parts = growing if number > len(each) else [prefixes[number - 1]]
+        ends[number] = list(range(len(texts), len(texts) + len(parts)))
+        texts += [PromptText(part, f"--prefix {number}", number) for part in parts]
+    pairs = [(0, number) for number in range(1, len(runs))]
+    return Texts(texts, len(runs), pairs, 0, list(range(len(runs), 2 * len(runs))), ends)
+
+
+def behind(first: str, second: str, between: str = BREAK) -> str:
+    """The second text behind the first, with something between them unless there is white space already."""
+    apart = not first or first[-1:].isspace() or second[:1].isspace()
+    return first + ("" if apart else between) + second

@@ -1,0 +1,231 @@
+"""`duat compare`: prompts through one model, block by block, each laid beside another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from duat_cli import __version__
+from duat_cli.analysis.compare.alignment import Aligned, align, align_ends, common_end
+from duat_cli.analysis.compare.blocks import compare_block, mean_of
+from duat_cli.analysis.compare.notable import notable
+from duat_cli.analysis.compare.parameters import Moves
+from duat_cli.analysis.compare.request import Texts
+from duat_cli.analysis.compare.states import BlockState, require_room, state_of
+from duat_cli.analysis.decomposition import Decomposition
+from duat_cli.analysis.inspect.run import chosen, ticker
+from duat_cli.analysis.progress import Progress
+from duat_cli.analysis.session import Listener, Session
+from duat_cli.errors import InputError
+from duat_cli.loading.model.load import LoadedModel
+from duat_cli.loading.prompts import Prompt
+from duat_cli.models.discovery.causality import HeadTest, LogitsPass
+from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.results.compare import (
+    AlignedRun,
+    BlockComparison,
+    ComparedPrompt,
+    CompareReport,
+    InputComparison,
+    PairFacts,
+)
+from duat_cli.statistics.divergence import kl
+from duat_cli.text import clean
+
+SHOWN_TEXT = 200  # characters of one run of aligned tokens
+INFINITE = "infinite: behind the second prompt a token has probability 0 that has not behind the first"
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What of a tokenizer a report needs."""
+
+    decode: Callable[[list[int]], str]
+    """What tokens that follow each other say."""
+    special: frozenset[int] = frozenset()
+    """Ids that stand in every prompt."""
+
+
+Row = dict[int, BlockComparison]  # by block
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """What `duat compare` computes beyond the default."""
+
+    layers: frozenset[int] | None = None
+    per_prompt: bool = False
+    cache: bool = True
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two runs, and which of their tokens are the same."""
+
+    a: int
+    b: int
+    aligned: Aligned
+
+
+def compare(
+    loaded: LoadedModel,
+    texts: Texts,
+    prompts: Sequence[Prompt],
+    options: CompareOptions,
+    words: Vocabulary,
+    progress: Progress,
+) -> CompareReport:
+    """The report. prompts: all of `texts` as token ids."""
+    pairs = pairs_of(texts, prompts, words.special)
+    runs = prompts[: texts.runs]
+    session = Session(loaded, progress, cache=options.cache)
+    chosen(options.layers, session.depth)
+    for prompt in runs:
+        require_room(session, prompt, session.depth if loaded.paged is None else 1)
+    side = SideBySide(session, runs, pairs, options.layers, progress)
+    session.sweep_all(runs, side.listener)
+    layers = chosen(options.layers, len(session.structure.calls))
+    session.save_cache()
+    progress(0, 0, "next-token distributions")
+    logits = last_logits(session, runs)
+    rows = [[side.rows[number][i] for i in layers] for number in range(len(pairs))]
+    blocks = [mean_of(column) for column in zip(*rows, strict=True)]
+    return CompareReport(
+        duat_version=__version__,
+        environment=session.environment(),
+        model=session.model_facts(),
+        prompts=[
+            ComparedPrompt(sha256=p.sha256, tokens=p.input_ids.shape[1], label=clean(text.where))
+            for p, text in zip(runs, texts.texts, strict=False)
+        ],
+        certificate=session.certificate(max(side.errors.values())),
+        comparison=InputComparison(
+            pairs=len(pairs), blocks=blocks, parameters=side.moves.parameters(), notable=notable(blocks)
+        ),
+        pairs=[
+            _pair_facts(pair, runs, logits, words, row if options.per_prompt else None)
+            for pair, row in zip(pairs, rows, strict=True)
+        ],
+        skipped=session.skipped(),
+        warnings=session.warnings(),
+        run=session.run_facts(),
+    )
+
+
+def pairs_of(texts: Texts, prompts: Sequence[Prompt], special: frozenset[int]) -> list[Pair]:
+    """Which tokens of each pair are the same. InputError where there are none."""
+    ids: list[list[int]] = [prompt.input_ids[0].tolist() for prompt in prompts]
+    if texts.alone is None:
+        names = [text.where for text in texts.texts]
+        return [Pair(a, b, align(ids[a], ids[b], (names[a], names[b]), special)) for a, b in texts.pairs]
+    count = common_end([ids[texts.alone], *ids[: texts.runs]])
+    if not count:
+        raise InputError(
+            "--shared: behind the contexts it has other tokens than alone; begin it with a word, or with a line break"
+        )
+    return [Pair(a, b, align_ends(ids[a], ids[b], count)) for a, b in texts.pairs]
+
+
+class SideBySide:
+    """Blocks of prompts, compared as the prompts go through them.
+
+    What a prompt's block did is kept until the last prompt that it is compared with has gone through that block.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        prompts: Sequence[Prompt],
+        pairs: Sequence[Pair],
+        layers: frozenset[int] | None,
+        progress: Progress,
+    ) -> None:
+        self._session, self._prompts, self._pairs, self._layers = session, prompts, pairs, layers
+        self._last = {a: max(pair.b for pair in pairs if pair.a == a) for a in {pair.a for pair in pairs}}
+        self._kept: dict[tuple[int, int], BlockState] = {}  # by prompt and block
+        self._tick = ticker(progress, session, prompts)
+        self.rows: list[Row] = [{} for _ in pairs]
+        self.errors: dict[tuple[int, int], float] = {}
+        self.moves = Moves()
+
+    def listener(self, number: int) -> Listener:
+        """Of one prompt; asked for in the order of the prompts, and again where a sweep begins anew."""
+        decomposition, tokens = Decomposition(), self._prompts[number].input_ids.shape[1]
+
+        def listen(run: BlockRun) -> None:
+            step = decomposition.advance(run)
+            self.errors[number, run.index] = step.terms.error
+            if self._layers is None or run.index in self._layers:
+                assert decomposition.carried is not None
+                self._see(number, state_of(self._session, run, step, decomposition.carried, tokens))
+            self._tick(number)
+
+        return listen
+
+    def _see(self, number: int, state: BlockState) -> None:
+        name = self._session.structure.block(state.index).parts.name
+        for place, pair in enumerate(self._pairs):
+            if pair.b == number:
+                before = self._kept[pair.a, state.index]
+                row = self.rows[place][state.index] = compare_block(name, before, state, pair.aligned)
+                self.moves.add(before, state, pair.aligned, row)
+                if self._last[pair.a] == number:
+                    del self._kept[pair.a, state.index]
+        if number in self._last:
+            self._kept[number, state.index] = state
+
+
+def last_logits(session: Session, prompts: Sequence[Prompt]) -> list[Tensor] | str:
+    """The logits behind the last token of every prompt, (1, vocabulary), or why they are not those of a next token."""
+    model, device = session.loaded.model, session.loaded.device
+    head = HeadTest(model, session.structure.stack, device)
+    if not head.passes:
+        return head.why_no_next_token() or ""
+    last = slice(-1, None)
+    passes = [LogitsPass(model, prompt.input_ids.to(device), last) for prompt in prompts]
+    session.together([*head.passes, *passes])
+    why_not = head.why_no_next_token()
+    if why_not is not None:
+        return why_not
+    return [one.found[0] for one in passes if one.found is not None]
+
+
+def _pair_facts(
+    pair: Pair,
+    prompts: Sequence[Prompt],
+    logits: list[Tensor] | str,
+    words: Vocabulary,
+    blocks: list[BlockComparison] | None,
+) -> PairFacts:
+    ids: list[int] = prompts[pair.a].input_ids[0].tolist()
+    stretches = pair.aligned.stretches()
+    divergence, why_not = _divergence(pair, logits)
+    return PairFacts(
+        a=pair.a,
+        b=pair.b,
+        aligned=len(pair.aligned.a),
+        runs=[
+            AlignedRun(a=s.a, b=s.b, tokens=s.tokens, text=_shown(words.decode(ids[s.a : s.a + s.tokens])))
+            for s in stretches
+        ],
+        kl=divergence,
+        blocks=blocks,
+        reasons={} if why_not is None else {"kl": why_not},
+    )
+
+
+def _divergence(pair: Pair, logits: list[Tensor] | str) -> tuple[float | None, str | None]:
+    if isinstance(logits, str):
+        return None, logits
+    found = float(kl(logits[pair.a], logits[pair.b]))
+    if math.isnan(found):
+        return None, "the logits hold NaN"
+    return (None, INFINITE) if math.isinf(found) else (found, None)
+
+
+def _shown(text: str) -> str:
+    """Cut before it is escaped, so that no escape is."""
+    return clean(text if len(text) <= SHOWN_TEXT else text[: SHOWN_TEXT - 2] + "..")

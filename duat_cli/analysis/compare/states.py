@@ -1,0 +1,125 @@
+"""What one block did under one prompt, kept until the prompt that it is compared with comes to the same block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from duat_cli.analysis.decomposition import Carried, Step
+from duat_cli.analysis.session import Session
+from duat_cli.errors import InputError, UnsupportedModelError
+from duat_cli.loading.prompts import Prompt
+from duat_cli.models.arrays import wide
+from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.operators.input_change import Routed
+
+KEPT_BYTES = 4 << 30  # of one prompt
+VECTORS = 16  # (N, M) a block, about: input, output, biases, the FFN's hidden layer
+
+
+@dataclass(frozen=True)
+class BlockState:
+    """One block under one prompt; every vector has a row a token."""
+
+    index: int
+    input: Tensor  # (N, M)
+    output: Tensor  # (N, M)
+    routed: Routed | None  # Ĥ
+    seen: Tensor | None  # positions that a row may see, (N, N) bool
+    why_no_operator: str
+    gram: Tensor | None  # G, (heads, heads)
+    terms: dict[str, Tensor]  # f of every FFN by its module, (N, width)
+    bias: Tensor | None  # b'_{j,2}, (N, width)
+    why_no_bias: str
+    carried_bias: Tensor  # b'_{j,3}: the output but for the linear path, (N, M)
+    scales: Tensor | None  # of the block's norms, (N, norms)
+    gates: Tensor | None  # of its attention, (N, width)
+    error: float  # of the certificate
+
+
+def state_of(session: Session, run: BlockRun, step: Step, carried: Carried, tokens: int) -> BlockState:
+    """To be asked while the block's weights are there. UnsupportedModelError where its vectors are no tokens."""
+    if run.input.shape[1] != tokens:
+        raise UnsupportedModelError(
+            f"block {run.index} ({run.parts.name}) works on {run.input.shape[1]} vectors, the prompt has {tokens} "
+            "tokens: they cannot be laid beside those of another prompt"
+        )
+    routed, seen, gram, why = None, None, None, ""
+    try:
+        operator = session.operator(run, step)
+        H = [weights for _, weights in operator.rows.chunks()]
+        attention = H[0] if len(H) == 1 else torch.cat(H, dim=1)
+        routed = Routed(attention, operator.source_scale, operator.token_scale)
+        seen = _seen(attention, operator.allowed)
+        gram = session.geometry(run.index).gram
+    except UnsupportedModelError as fault:
+        why = str(fault)
+    bias = step.bias()
+    return BlockState(
+        index=run.index,
+        input=run.input[0].clone(),
+        output=run.output[0].clone(),
+        routed=routed,
+        seen=seen,
+        why_no_operator=why,
+        gram=gram,
+        terms=_terms(run, tokens),
+        bias=None if bias is None else bias.reshape(tokens, -1).clone(),
+        why_no_bias=step.terms.pre_activation_reason or "its FFN's input has no row a token",
+        carried_bias=carried.dynamic.clone() if carried.static is None else carried.dynamic + carried.static,
+        scales=_scales(run, tokens),
+        gates=_gates(run, tokens),
+        error=step.terms.error,
+    )
+
+
+def _seen(attention: Tensor, allowed: Tensor | None) -> Tensor:
+    """What the mask leaves, also where a softmax underflows; where no mask was seen, what some head reads."""
+    reached = (attention != 0).any(dim=0)
+    fits = allowed is not None and not bool((reached & ~allowed).any())
+    return allowed if fits and allowed is not None else reached
+
+
+def _terms(run: BlockRun, tokens: int) -> dict[str, Tensor]:
+    """f of every FFN call: its output without the bias of its last layer, which the sum counts as static."""
+    names = {module: name for name, module in run.parts.module.named_modules()}
+    found: dict[str, Tensor] = {}
+    for unit in run.units:
+        if unit.module in run.parts.mixing or unit.output.numel() % tokens:
+            continue
+        bias = run.parts.unit_biases.get(unit.module)
+        term = unit.output if bias is None else unit.output - bias.to(unit.output)
+        name = names.get(unit.module, type(unit.module).__name__)
+        calls = sum(known.partition(" call ")[0] == name for known in found)
+        found[name if not calls else f"{name} call {calls + 1}"] = term.reshape(tokens, -1).clone()
+    return found
+
+
+def _scales(run: BlockRun, tokens: int) -> Tensor | None:
+    """The scale of every norm with one number a token; norms on single heads are part of H."""
+    found = [one.scale.reshape(tokens) for many in run.recording.norms.values() for one in many
+             if one.scale.numel() == tokens]  # fmt: skip
+    return torch.stack(found, dim=1) if found else None
+
+
+def _gates(run: BlockRun, tokens: int) -> Tensor | None:
+    held = [gate for many in run.recording.gates.values() for gate in many if gate.numel() % tokens == 0]
+    return torch.cat([wide(gate).reshape(tokens, -1) for gate in held], dim=1) if held else None
+
+
+def require_room(session: Session, prompt: Prompt, blocks: int) -> None:
+    """InputError where what is kept of one prompt would not fit.
+
+    blocks: how many are kept at once: all of them where prompts run one after the other, else one.
+    """
+    tokens = prompt.input_ids.shape[1]
+    config = session.loaded.model.config.get_text_config()
+    heads, width = getattr(config, "num_attention_heads", 1) or 1, getattr(config, "hidden_size", 1) or 1
+    size = blocks * 4 * tokens * (heads * tokens + VECTORS * width)
+    if size > KEPT_BYTES:
+        raise InputError(
+            f"a prompt of {tokens} tokens: what its blocks did takes {size >> 20} MiB beside that of the other prompt, "
+            f"more than {KEPT_BYTES >> 20}; use --max-tokens to cut it, or --memory to go block by block"
+        )

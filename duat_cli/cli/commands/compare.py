@@ -1,0 +1,132 @@
+"""`duat compare`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from duat_cli.cli.shared import options
+from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
+
+Prompts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--prompt",
+        metavar="TEXT",
+        rich_help_panel=options.PANEL_INPUT,
+        help="A text to run; give two, or more, of which the first is compared with each other one; - reads standard "
+        "input. Without any: the paper's two.",
+    ),
+]
+PairsFile = Annotated[
+    str | None,
+    typer.Option(
+        "--prompts",
+        metavar="FILE",
+        rich_help_panel=options.PANEL_INPUT,
+        help='Many pairs: JSON lines {"a": ..., "b": ...} in a .jsonl file; with .gz behind it, compressed; - reads '
+        "standard input.",
+    ),
+]
+Shared = Annotated[
+    str | None,
+    typer.Option(
+        "--shared",
+        metavar="TEXT",
+        rich_help_panel=options.PANEL_INPUT,
+        help="One text behind several contexts (--prefix); its tokens alone are compared.",
+    ),
+]
+Prefixes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--prefix",
+        metavar="TEXT",
+        rich_help_panel=options.PANEL_INPUT,
+        help="A context in front of --shared, on a line of its own; repeatable. One is compared with the text alone, "
+        "several with the first of them.",
+    ),
+]
+PerPrompt = Annotated[
+    bool,
+    typer.Option(
+        "--per-prompt",
+        metavar="",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Also the values of each pair.",
+    ),
+]
+NoCache = Annotated[
+    bool,
+    typer.Option(
+        "--no-cache",
+        metavar="",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Neither read nor write the cache of Gram matrices.",
+    ),
+]
+
+
+def compare(
+    model: options.Model = None,
+    prompt: Prompts = None,
+    prompts: PairsFile = None,
+    shared: Shared = None,
+    prefix: Prefixes = None,
+    max_tokens: options.MaxTokens = None,
+    layers: options.Layers = None,
+    per_prompt: PerPrompt = False,
+    no_cache: NoCache = False,
+    device: options.Device = "auto",
+    dtype: options.DtypeOption = "float32",
+    memory: options.Memory = None,
+    revision: options.Revision = None,
+    token: options.Token = None,
+    cache_dir: options.CacheDir = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    form: options.FormatOption = None,
+    json: options.Json = False,
+    output: options.Output = None,
+    wide: options.Wide = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    no_color: options.NoColor = False,
+) -> int:
+    """Which parameters follow the input: two prompts through one model, W', biases and terms of every block compared.
+
+    Exit code: 0 exact, 1 the certificate is not exact, 2 could not tell.
+    """
+    from duat_cli.analysis.compare.request import texts_of
+    from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_found
+    from duat_cli.analysis.plan.task import Task
+    from duat_cli.cli.shared.announce import announce
+    from duat_cli.cli.shared.presentation import Presentation, talk_of
+    from duat_cli.cli.terminal.progress import Progress
+
+    limit = options.parse_memory(memory)
+    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, Task("inspect"))
+    talk = talk_of(quiet, verbose, no_color)
+    chosen = options.parse_layers(layers)
+    presentation = Presentation.of(output, form, json, no_color, wide=wide)
+    if max_tokens is not None and shared is not None:
+        raise InputError("--max-tokens: would cut the --shared text, which stands last; shorten the texts themselves")
+    texts = texts_of(prompt, prompts, shared, prefix, None)
+    if not prompt and prompts is None and shared is None:
+        talk.note("no prompts given: using the paper's own two")
+
+    announce(model, talk)
+    with Progress(talk) as progress:
+        read = PromptRequest([text.text for text in texts.texts], None, max_tokens)
+        loaded, encoded = open_found(wanted, wanted.find(progress), read, texts.texts, progress)
+        from duat_cli.analysis.compare.run import CompareOptions, Vocabulary
+        from duat_cli.analysis.compare.run import compare as compute
+        from duat_cli.cli.shared.tensor_target import special_tokens, texts_of_tokens
+
+        words = Vocabulary(texts_of_tokens(loaded, trust_remote_code), special_tokens(loaded, trust_remote_code))
+        report = compute(loaded, texts, encoded, CompareOptions(chosen, per_prompt, not no_cache), words, progress)
+
+    from duat_cli.report.tables.compare import render_compare
+
+    presentation.emit(report, render_compare, talk)
+    return EXIT_SOUND if report.certificate.exact else EXIT_FINDINGS

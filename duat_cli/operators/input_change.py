@@ -1,0 +1,110 @@
+"""The difference of one block's W' between two inputs, split into what moved: routing, scale, and both together.
+
+With W' = Σ_h Ĥ_h ⊗ A_hᵀ, Ĥ = H ∘ S and S_h[i, j] = t_i s_h[j] (Eq. 5-10 of Wang & Li; A does not depend on the input),
+
+    Ĥ_b - Ĥ_a  =  (H_b - H_a) ∘ S_a  +  H_a ∘ (S_b - S_a)  +  (H_b - H_a) ∘ (S_b - S_a)
+                       routing              scale                  interaction
+
+on tokens that both inputs have. Every part is made of differences, so that a small change is no difference of large
+numbers. Norms follow from K[h, k] = ⟨left_h, left_k⟩ of each part and the Gram matrix G[h, k] = ⟨A_h, A_k⟩.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from duat_cli.operators.kronecker import frobenius_norm
+
+ELEMENTS = 1 << 20  # of Ĥ worked on at once
+PARTS = ("relative", "routing", "scale", "interaction")
+
+
+@dataclass(frozen=True)
+class Routed:
+    """Ĥ of one block and input by its factors: Ĥ_h[i, j] = t_i H_h[i, j] s_h[j]."""
+
+    attention: Tensor  # H, (heads, N, N)
+    source: Tensor  # s, (heads, N)
+    token: Tensor  # t, (N,) or (1,)
+
+    @property
+    def tokens(self) -> int:
+        return self.attention.shape[-1]
+
+    def uniform(self, seen: Tensor) -> Routed:
+        """The same scales with H uniform over the positions that a row sees; seen: (N, N) bool."""
+        even = seen / seen.sum(dim=1, keepdim=True).clamp_min(1)
+        return Routed(even.to(self.attention.dtype).expand_as(self.attention), self.source, self.token)
+
+    def piece(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """(H, S) of some rows and columns, each (heads, rows, columns), float64."""
+        H = self.attention[:, rows[:, None], columns].double()
+        token = self.token.expand(self.tokens)[rows].double()
+        return H, token[:, None] * self.source[:, None, columns].double()
+
+
+@dataclass(frozen=True)
+class Change:
+    """Norms relative to that of W'_a on the same tokens, by the names in `PARTS`; None where that is zero."""
+
+    whole: dict[str, float] | None
+    heads: list[dict[str, float] | None]  # of each head's own Ĥ_h ⊗ A_hᵀ
+
+
+def change(before: Routed, after: Routed, aligned: tuple[Tensor, Tensor], G: Tensor) -> Change:
+    """From input a to input b on the aligned tokens: places in a and in b, (n,) each, one beside the other."""
+    a, b = (places.to(G.device) for places in aligned)
+    rows = {name: torch.zeros_like(G) for name in ("base", *PARTS)}
+    for some in _chunks(len(a), len(G)):
+        H_a, S_a = before.piece(a[some], a)
+        H_b, S_b = after.piece(b[some], b)
+        moved, scaled = H_b - H_a, S_b - S_a
+        lefts = {"base": H_a * S_a, "routing": moved * S_a, "scale": H_a * scaled, "interaction": moved * scaled}
+        lefts["relative"] = lefts["routing"] + lefts["scale"] + lefts["interaction"]
+        for name, left in lefts.items():
+            rows[name] += _products(left)
+    whole = _relative({name: frobenius_norm(K, G) for name, K in rows.items()})
+    alone = {name: K.diagonal().clamp_min(0).sqrt().tolist() for name, K in rows.items()}
+    heads = [_relative({name: sizes[h] for name, sizes in alone.items()}) for h in range(len(G))]
+    return Change(whole, heads)
+
+
+def share_from(one: Routed, rows: Tensor, columns: Tensor, G: Tensor) -> tuple[float | None, list[float | None]]:
+    """What of W' on some rows of tokens comes from some columns: Σ ‖B_ij‖² over them / Σ over all j, and by head.
+
+    rows: (n,); columns: (m,), places of tokens. None where those rows of W' are zero.
+    """
+    every = torch.arange(one.tokens, device=G.device)
+    inside, total = torch.zeros_like(G), torch.zeros_like(G)
+    for some in _chunks(len(rows), len(G), one.tokens):
+        here = rows.to(G.device)[some]
+        H, S = one.piece(here, every)
+        left = H * S
+        total += _products(left)
+        inside += _products(left[..., columns.to(G.device)])
+    whole = _share(float((inside * G).sum()), float((total * G).sum()))
+    heads = zip(inside.diagonal().tolist(), total.diagonal().tolist(), strict=True)
+    return whole, [_share(part, all_of_it) for part, all_of_it in heads]
+
+
+def _share(part: float, whole: float) -> float | None:
+    return min(max(part / whole, 0.0), 1.0) if whole > 0 else None
+
+
+def _chunks(rows: int, heads: int, columns: int | None = None) -> list[slice]:
+    step = max(1, ELEMENTS // max(1, heads * (columns or rows)))
+    return [slice(first, first + step) for first in range(0, rows, step)]
+
+
+def _products(left: Tensor) -> Tensor:
+    """K[h, k] = ⟨left_h, left_k⟩, (heads, heads)."""
+    flat = left.flatten(1)
+    return flat @ flat.T
+
+
+def _relative(norms: dict[str, float]) -> dict[str, float] | None:
+    base = norms.pop("base")
+    return {name: norm / base for name, norm in norms.items()} if base else None

@@ -1,0 +1,144 @@
+"""`duat compare` as text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from duat_cli.report.tables import facts, numbers
+from duat_cli.report.tables.grid import Column, Labels, grids, missing
+from duat_cli.report.tables.page import Page, item, line
+from duat_cli.results.base import Result
+from duat_cli.results.compare import BlockComparison, CompareReport, PairFacts, ParameterChange
+
+_BLANK = Text("")
+_SHOWN_PAIRS = 8
+_SHOWN_RUNS = 6
+_LONGEST_RUN = 60
+_BLOCK = Labels(("block",), lambda row: str(row.index) if isinstance(row, BlockComparison) else "")
+_PARAMETER = Labels(
+    ("set by the input",), lambda row: f"{row.name}: {row.what}" if isinstance(row, ParameterChange) else "", False
+)
+_COLUMNS = [
+    Column(("W'", "%"), "operator.relative", numbers.percent),
+    Column(("rout\N{SOFT HYPHEN}", "ing", "%"), "operator.routing", numbers.percent),
+    Column(("scale", "%"), "operator.scale", numbers.percent),
+    Column(("inter\N{SOFT HYPHEN}", "action", "%"), "operator.interaction", numbers.percent),
+    Column(("null", "W'", "%"), "operator.null.relative", numbers.percent),
+    Column(("unal.", "%"), "operator.unaligned", numbers.percent),
+    Column(("null", "unal.", "%"), "operator.null.unaligned", numbers.percent),
+    Column(("bias", "b'", "%"), "bias", numbers.percent),
+    Column(("FFN", "f", "%"), "ffn", numbers.percent),
+    Column(("out\N{SOFT HYPHEN}", "put", "%"), "output", numbers.percent),
+    Column(("ampl.", "times"), "amplification", numbers.plain),
+]
+_PARAMETER_COLUMNS = [Column(("largest", "change", "%"), "change", numbers.percent)]
+TABLES = {"comparison.blocks[].": _COLUMNS, "comparison.parameters[].": _PARAMETER_COLUMNS}
+
+
+def render_compare(report: CompareReport, page: Page) -> str:
+    """The aligned tokens, a row a block, which parameters moved, the certificate, what is notable."""
+    comparison = report.comparison
+    several = len(report.pairs) > 1
+    parts: list[RenderableType] = [
+        *facts.loaded(report.model, list(report.prompts), report.environment),
+        *_pairs(report),
+        _BLANK,
+        line("Blocks: relative changes on the aligned tokens" + (", means over the pairs" if several else ""), "bold"),
+        *_tables(comparison.blocks, _BLOCK, _COLUMNS, page),
+        _BLANK,
+        *_legend(),
+        *facts.absences(missing(comparison.blocks, _COLUMNS, [b.index for b in comparison.blocks]), "block"),
+        *_each(report, page),
+        _BLANK,
+        *_parameters(comparison.parameters, page),
+        _BLANK,
+        facts.verdict(report.certificate),
+        *facts.section("notable", comparison.notable),
+        *facts.section("skipped", [f"{entry.what}: {entry.why}" for entry in report.skipped]),
+        *facts.section("warnings", report.warnings, "yellow"),
+    ]
+    return page.render(parts)
+
+
+def _pairs(report: CompareReport) -> list[RenderableType]:
+    """Which tokens were compared, and how far the next tokens are from each other."""
+    parts: list[RenderableType] = []
+    for pair in report.pairs[:_SHOWN_PAIRS]:
+        parts += [_BLANK, line(_pair(pair, report), "bold"), *_runs(pair)]
+        parts += [line(f"no KL: {pair.reasons['kl']}", "dim")] if pair.kl is None else []
+    more = len(report.pairs) - _SHOWN_PAIRS
+    return [*parts, *([line(f"and {numbers.plural(more, 'more pair')}", "dim")] if more > 0 else [])]
+
+
+def _pair(pair: PairFacts, report: CompareReport) -> str:
+    a, b = report.prompts[pair.a], report.prompts[pair.b]
+    divergence = "" if pair.kl is None else f"; KL of the next token {numbers.plain(pair.kl)} nats"
+    return (
+        f"a: {a.label} ({numbers.plural(a.tokens, 'token')}), b: {b.label} ({numbers.plural(b.tokens, 'token')}): "
+        f"{pair.aligned} aligned{divergence}"
+    )
+
+
+def _runs(pair: PairFacts) -> list[RenderableType]:
+    shown = [
+        item(f"a {_places(run.a, run.tokens)} = b {_places(run.b, run.tokens)}: '{_cut(run.text)}'")
+        for run in pair.runs[:_SHOWN_RUNS]
+    ]
+    more = len(pair.runs) - _SHOWN_RUNS
+    return [*shown, *([item(f"and {more} more, see --json")] if more > 0 else [])]
+
+
+def _places(first: int, count: int) -> str:
+    return str(first) if count == 1 else f"{first}-{first + count - 1}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_RUN else text[: _LONGEST_RUN - 2] + ".."
+
+
+def _legend() -> list[RenderableType]:
+    return [
+        line(
+            "W': |W'_b - W'_a| / |W'_a|. routing (H alone) + scale (norms alone) + interaction add up to the "
+            "difference as matrices; their norms need not. unal.: share of W' that reads tokens without a partner. "
+            "null: the same with uniform attention, so what positions and scales alone make.",
+            "dim",
+        ),
+        line(
+            "bias: b'_{j,2}, all that the FFN's nonlinearity reads beside the linear path from x_0. ampl.: change of "
+            "the block's output over that of its input. Heads one by one: --json.",
+            "dim",
+        ),
+    ]
+
+
+def _each(report: CompareReport, page: Page) -> list[RenderableType]:
+    """With --per-prompt: the table again for every pair."""
+    parts: list[RenderableType] = []
+    for pair in report.pairs:
+        if pair.blocks is not None:
+            title = f"a: {report.prompts[pair.a].label}, b: {report.prompts[pair.b].label}"
+            parts += [_BLANK, line(title, "bold"), *_tables(pair.blocks, _BLOCK, _COLUMNS, page)]
+            parts += facts.absences(missing(pair.blocks, _COLUMNS, [b.index for b in pair.blocks]), "block")
+    return parts
+
+
+def _parameters(parameters: Sequence[ParameterChange], page: Page) -> list[RenderableType]:
+    """Which are fixed, by name, and how far those moved that the input sets."""
+    fixed = [f"{one.name}: {one.what}" for one in parameters if one.set_by == "checkpoint"]
+    moved = [one for one in parameters if one.set_by == "input"]
+    return [
+        line("Parameters of the sum, and the largest change over blocks", "bold"),
+        *_tables(moved, _PARAMETER, _PARAMETER_COLUMNS, page),
+        _BLANK,
+        *facts.section("fixed, set by the checkpoint", fixed),
+    ]
+
+
+def _tables(rows: Sequence[Result], labels: Labels, shown: list[Column], page: Page) -> list[RenderableType]:
+    if not rows:
+        return [_BLANK, line("no rows")]
+    return [part for table in grids(rows, labels, shown, page) for part in (_BLANK, table)]

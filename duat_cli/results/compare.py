@@ -1,0 +1,217 @@
+"""The report of `duat compare`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from duat_cli.results.base import (
+    COMMAND,
+    Certificate,
+    DuatVersion,
+    Environment,
+    Finite,
+    ModelFacts,
+    PromptFacts,
+    Result,
+    Run,
+    SchemaVersion,
+    Skipped,
+    Warnings,
+    WithReasons,
+)
+from duat_cli.results.meaning import Meaning
+
+_W = "|W'_a|_F, over aligned tokens"
+_SPLIT = "Eq. 5-10; H_h S split into differences of H and of S"
+_SHARE = "sum over aligned i and unaligned j of |B_ij|_F^2 / sum over aligned i and all j of it"
+_KL = Meaning(
+    "nats",
+    "exact",
+    how="null where it is infinite",
+    formula="sum_v p_v (ln p_v - ln q_v), p behind a, q behind b",
+)
+
+
+def _relative(what: str, source: str = "") -> Meaning:
+    return Meaning(
+        "relative", "exact", formula=f"|{what}_b - {what}_a| / |{what}_a|, over aligned tokens", source=source
+    )
+
+
+class HeadChange(WithReasons):
+    """One head's part (H_h S) (x) A_h^T of W', relative to its own norm under the first prompt."""
+
+    head: int = Field(description="number of the head, from 0")
+    relative: Annotated[
+        Finite | None,
+        Meaning("relative", "exact", formula="|(H_h S)_b - (H_h S)_a|_F / |(H_h S)_a|_F, over aligned tokens"),
+    ] = Field(description="change of the head's part of W'")
+    routing: Annotated[
+        Finite | None, Meaning("relative", "exact", formula="|(H_b - H_a) S_a|_F / |H_a S_a|_F", source=_SPLIT)
+    ] = Field(description="the part of it that lies in the attention weights H alone")
+    scale: Annotated[
+        Finite | None, Meaning("relative", "exact", formula="|H_a (S_b - S_a)|_F / |H_a S_a|_F", source=_SPLIT)
+    ] = Field(description="the part that lies in the scales S of norms alone")
+    interaction: Annotated[
+        Finite | None, Meaning("relative", "exact", formula="|(H_b - H_a) (S_b - S_a)|_F / |H_a S_a|_F", source=_SPLIT)
+    ] = Field(description="the part that only the two together make")
+    unaligned: Annotated[Finite | None, Meaning("share, 0 to 1", "exact", formula=f"of one head: {_SHARE}")] = Field(
+        description="share of the head's part that reads tokens without a partner, mean of the two prompts"
+    )
+
+
+class NullChange(WithReasons):
+    """The same with H uniform over the tokens that a row may see: what positions and scales alone make."""
+
+    relative: Annotated[Finite | None, Meaning("relative", "exact", formula=f"|W'_b - W'_a|_F / {_W}; H uniform")] = (
+        Field(description="change of W' where no attention was learned")
+    )
+    unaligned: Annotated[Finite | None, Meaning("share, 0 to 1", "exact", formula=f"{_SHARE}; H uniform")] = Field(
+        description="share of W' on tokens without a partner, where no attention was learned"
+    )
+
+
+class InputChange(WithReasons):
+    """How a block's W' moves with the input; routing + scale + interaction are the difference, as matrices."""
+
+    relative: Annotated[
+        Finite | None, Meaning("relative", "exact", formula=f"|W'_b - W'_a|_F / {_W}", source="Eq. 4, 10")
+    ] = Field(description="change of W' between the two prompts, on the tokens that both have")
+    routing: Annotated[
+        Finite | None,
+        Meaning("relative", "exact", formula=f"|sum_h ((H_h,b - H_h,a) S_a) (x) A_h^T|_F / {_W}", source=_SPLIT),
+    ] = Field(description="the part that lies in the attention weights H alone: where tokens look")
+    scale: Annotated[
+        Finite | None,
+        Meaning("relative", "exact", formula=f"|sum_h (H_h,a (S_b - S_a)) (x) A_h^T|_F / {_W}", source=_SPLIT),
+    ] = Field(description="the part that lies in S alone: the scales of the norms in front of attention and behind it")
+    interaction: Annotated[
+        Finite | None,
+        Meaning(
+            "relative", "exact", formula=f"|sum_h ((H_h,b - H_h,a) (S_b - S_a)) (x) A_h^T|_F / {_W}", source=_SPLIT
+        ),
+    ] = Field(description="the part that only the two together make")
+    unaligned: Annotated[Finite | None, Meaning("share, 0 to 1", "exact", formula=f"mean of a and b of {_SHARE}")] = (
+        Field(
+            description="share of W' that reads tokens without a partner in the other prompt, mean of the two prompts"
+        )
+    )
+    unaligned_a: Annotated[Finite | None, Meaning("share, 0 to 1", "exact", formula=_SHARE)] = Field(
+        description="of the first prompt alone"
+    )
+    unaligned_b: Annotated[Finite | None, Meaning("share, 0 to 1", "exact", formula=_SHARE)] = Field(
+        description="of the second prompt alone"
+    )
+    null: NullChange
+
+
+class FfnChange(WithReasons):
+    """One FFN of a block."""
+
+    module: str = Field(description="its name inside the block")
+    relative: Annotated[Finite | None, _relative("f", "Eq. 11, 33")] = Field(
+        description="change of its term f_j: the FFN's output without the bias of its last layer"
+    )
+
+
+class BlockComparison(WithReasons):
+    """One block, means over the pairs of prompts."""
+
+    index: int = Field(description="number of the block, from 0")
+    name: str = Field(description="the block's module name")
+    operator: InputChange
+    heads: list[HeadChange]
+    bias: Annotated[Finite | None, _relative("b'_{j,2}", "Eq. 12, 34")] = Field(
+        description="change of b'_{j,2}, whole: all that the FFN's nonlinearity reads beside the linear path from x_0"
+    )
+    ffn: Annotated[Finite | None, _relative("f", "Eq. 11, 33")] = Field(
+        description="change of the FFN's term f_j; of several FFNs in a block, all as one vector"
+    )
+    ffns: list[FfnChange] = Field(description="of each FFN of the block, where it has several")
+    input: Annotated[Finite | None, _relative("x_{j-1}")] = Field(description="change of the block's input")
+    output: Annotated[Finite | None, _relative("x_j")] = Field(description="change of the block's output")
+    amplification: Annotated[Finite | None, Meaning("times", "exact", formula="output / input")] = Field(
+        description="relative change of the block's output over that of its input: above 1 the block drives the two "
+        "prompts apart"
+    )
+    certificate_error: Annotated[
+        Finite,
+        Meaning(
+            "relative",
+            "measured",
+            formula="max over prompts of |x_j - rebuilt_j| / |x_j|",
+            source="Eq. 11/12, 33/34",
+            over_prompts="largest",
+        ),
+    ] = Field(description="relative error of the block's rebuilt output against the model's own, larger of the two")
+
+
+class ParameterChange(WithReasons):
+    """One parameter of the sum: fixed by the checkpoint, or set by the input."""
+
+    name: str = Field(description="as the paper writes it")
+    what: str = Field(description="what it is")
+    set_by: Literal["checkpoint", "input"] = Field(description="what determines its value")
+    moved: bool = Field(description="whether it differs between the prompts, in some block and pair")
+    change: Annotated[
+        Finite | None,
+        Meaning("relative", "exact", formula="max over blocks and pairs of |p_b - p_a| / |p_a|, over aligned tokens"),
+    ] = Field(description="largest relative change over blocks and pairs; 0 for what the checkpoint sets")
+
+
+class InputComparison(Result):
+    """What moved, over all pairs."""
+
+    pairs: int = Field(description="number of pairs of prompts")
+    blocks: list[BlockComparison]
+    parameters: list[ParameterChange] = Field(description="which parameters are fixed, and which moved")
+    notable: list[str] = Field(description="sentences that the numbers support")
+
+
+class AlignedRun(Result):
+    """Tokens that follow each other in both prompts."""
+
+    a: int = Field(description="place of its first token in the first prompt, from 0")
+    b: int = Field(description="place of its first token in the second prompt")
+    tokens: int = Field(description="number of tokens")
+    text: str = Field(description="control characters escaped; long ones cut")
+
+
+class PairFacts(WithReasons):
+    """Two prompts that were compared."""
+
+    a: int = Field(description="number of the first prompt, from 0")
+    b: int = Field(description="number of the second prompt")
+    aligned: int = Field(description="tokens that both have: the longest common subsequence of their ids")
+    runs: list[AlignedRun] = Field(description="the aligned tokens")
+    kl: Annotated[Finite | None, _KL] = Field(
+        description="KL(a || b) of the next-token distributions behind the last token, nats"
+    )
+    blocks: Annotated[list[BlockComparison] | None, Meaning(needs="per_prompt")] = Field(
+        default=None, description="of this pair alone; with --per-prompt"
+    )
+
+
+class ComparedPrompt(PromptFacts):
+    """A prompt, and which it is."""
+
+    label: str = Field(description="where it comes from: an option or a line")
+
+
+class CompareReport(Result):
+    """`duat compare`: what moves with the input, block by block (Eq. 4)."""
+
+    schema_version: SchemaVersion = "2"
+    command: Annotated[Literal["compare"], COMMAND] = "compare"
+    duat_version: DuatVersion
+    environment: Environment
+    model: ModelFacts
+    prompts: list[ComparedPrompt]
+    certificate: Certificate
+    comparison: InputComparison
+    pairs: list[PairFacts]
+    skipped: list[Skipped]
+    warnings: Warnings
+    run: Run

@@ -1,0 +1,64 @@
+"""Aligned tokens, against the textbook recursion."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duat_cli.analysis.compare.alignment import Stretch, align, align_ends, common, common_end
+from duat_cli.errors import InputError
+
+IDS = st.lists(st.integers(0, 4), max_size=14)
+
+
+def longest(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+    @functools.cache
+    def of(i: int, j: int) -> int:
+        if i == len(a) or j == len(b):
+            return 0
+        return 1 + of(i + 1, j + 1) if a[i] == b[j] else max(of(i + 1, j), of(i, j + 1))
+
+    return of(0, 0)
+
+
+@given(IDS, IDS)
+def test_a_longest_common_subsequence(a: list[int], b: list[int]) -> None:
+    pairs = common(a, b)
+    assert all(a[i] == b[j] for i, j in pairs)
+    assert all(i < k and j < m for (i, j), (k, m) in itertools.pairwise(pairs))
+    assert len(pairs) == longest(tuple(a), tuple(b))
+
+
+@given(IDS.filter(bool), IDS)
+def test_runs_and_rests_are_all_tokens(a: list[int], b: list[int]) -> None:
+    b = [*b, a[0]]
+    found = align(a, b, ("one", "two"))
+    assert sum(run.tokens for run in found.stretches()) == len(found.a)
+    for run in found.stretches():
+        assert a[run.a : run.a + run.tokens] == b[run.b : run.b + run.tokens]
+    for places, rest, count in zip((found.a, found.b), found.left_out(), (len(a), len(b)), strict=True):
+        assert sorted([*places.tolist(), *rest.tolist()]) == list(range(count))
+
+
+def test_the_same_prompt_is_one_run() -> None:
+    found = align([5, 6, 7], [5, 6, 7], ("one", "two"))
+    assert found.stretches() == [Stretch(0, 0, 3)]
+    assert [rest.tolist() for rest in found.left_out()] == [[], []]
+
+
+def test_no_common_token_is_said_with_the_lengths() -> None:
+    with pytest.raises(InputError, match=r"one and two: no token .* \(2 and 1 tokens\)"):
+        align([1, 2], [3], ("one", "two"))
+    with pytest.raises(InputError, match="but special ones"):
+        align([0, 2], [0, 3], ("one", "two"), {0})
+
+
+def test_ends() -> None:
+    assert common_end([[1, 2, 3], [2, 3], [9, 9, 2, 3]]) == 2
+    assert common_end([[1], [2]]) == 0
+    found = align_ends([1, 2, 3], [2, 3], 2)
+    assert (found.a.tolist(), found.b.tolist()) == ([1, 2], [0, 1])

@@ -1,0 +1,396 @@
+"""Two prompts through one model: every number of every block against the model itself, dense and in float64."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import (
+    WIRINGS,
+    Detached,
+    InDouble,
+    as_loaded,
+    blocks_of,
+    dense_blocks,
+    double_model,
+    prompt_of,
+    single_model,
+    token_ids,
+)
+from paging import in_parts, pager_of, saved, whole
+from torch import Tensor, nn
+
+from duat_cli.analysis.compare import states
+from duat_cli.analysis.compare.request import Texts
+from duat_cli.analysis.compare.run import CompareOptions, Vocabulary, compare
+from duat_cli.errors import InputError
+from duat_cli.loading.model.load import LoadedModel
+from duat_cli.loading.texts import PromptText
+from duat_cli.models.instrument.hooks import hooked
+from duat_cli.results.compare import CompareReport
+
+OPTIONS = CompareOptions(cache=False)
+
+
+@dataclass(frozen=True)
+class Named:
+    """Modules of a block, as the model's code names them."""
+
+    in_front: str | None  # the norm that attention reads through
+    behind: str | None  # the norm that attention's output goes through
+    ffn: str  # whose output is f, its last bias aside
+    bias: str | None  # the layer that this bias belongs to
+    first: str | None  # the layer whose output the nonlinearity reads
+
+
+MODELS = {
+    "llama": Named("input_layernorm", None, "mlp", None, "mlp.gate_proj"),
+    "gpt2": Named("ln_1", None, "mlp", "mlp.c_proj", "mlp.c_fc"),
+    "gemma2": Named("input_layernorm", "post_attention_layernorm", "mlp", None, "mlp.gate_proj"),
+    "bert": Named(None, None, "intermediate", None, "intermediate.dense"),
+    "mixtral": Named("input_layernorm", None, "mlp", None, None),
+}
+
+
+def quiet(*_: Any) -> None:
+    pass
+
+
+def ids_of(model: Any) -> tuple[Tensor, Tensor]:
+    """Two prompts of 7 and 8 tokens with 5 in common, one of them at another place."""
+    a = token_ids(model, 7, 0)
+    other = token_ids(model, 8, 3)
+    b = torch.cat([a[:, :3], other[:, :3], a[:, 5:]], dim=1)
+    return a, b
+
+
+def texts_of(count: int, pairs: list[tuple[int, int]] | None = None, **more: Any) -> Texts:
+    texts = [PromptText(f"text {k}", f"--prompt {k + 1}", k) for k in range(count)]
+    return Texts(texts, more.pop("runs", count), pairs or [(0, k) for k in range(1, count)], **more)
+
+
+def report_of(loaded: LoadedModel, *ids: Tensor, options: CompareOptions = OPTIONS, **more: Any) -> CompareReport:
+    prompts = [prompt_of(one) for one in ids]
+    return compare(loaded, texts_of(len(ids), **more), prompts, options, Vocabulary(str), quiet)
+
+
+@functools.cache
+def in_double(model_type: str) -> CompareReport:
+    model = double_model(model_type)
+    with InDouble():
+        return report_of(as_loaded(model), *ids_of(model))
+
+
+# -- the model itself ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One block under one prompt, by hooks."""
+
+    source: Tensor  # scale of the norm in front, (N,)
+    token: Tensor  # scale of the norm behind, (N,)
+    f: Tensor
+    input: Tensor
+    output: Tensor
+    bias: Tensor | None  # b'_{j,2}: what the first layer gives less what x_0 gives it by the linear path
+
+
+def scale_of(norm: nn.Module, x: Tensor) -> Tensor:
+    eps = getattr(norm, "variance_epsilon", None) or getattr(norm, "eps", 0.0)
+    centered = x - x.mean(-1, keepdim=True) if isinstance(norm, nn.LayerNorm) else x
+    return (centered.square().mean(-1) + eps).rsqrt()
+
+
+def seen_of(model_type: str, ids: Tensor) -> list[Seen]:
+    model, named = double_model(model_type), MODELS[model_type]
+    blocks = list(model.get_submodule(WIRINGS[model_type].blocks))
+    tokens = ids.shape[1]
+    kept: dict[tuple[int, str], Tensor] = {}
+
+    def keep(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        made = output if isinstance(output, Tensor) else output[0]
+        kept[number[module], "out " + name[module]] = made[0]
+        kept[number[module], "in " + name[module]] = (args or tuple(kwargs.values()))[0][0]
+
+    number, name = {}, {}
+    for k, block in enumerate(blocks):
+        for path in ("", *filter(None, (named.in_front, named.behind, named.ffn, named.first))):
+            module = block.get_submodule(path)
+            number[module], name[module] = k, path
+    with InDouble(), torch.no_grad(), hooked(number, after=keep):
+        model(input_ids=ids)
+    linear = linear_paths(model, blocks, named, ids)
+    found = []
+    for k, block in enumerate(blocks):
+        ones = torch.ones(tokens, dtype=torch.float64)
+        paths = {role: getattr(named, role) for role in ("in_front", "behind")}
+        scales = {
+            role: ones if path is None else scale_of(block.get_submodule(path), kept[k, f"in {path}"])
+            for role, path in paths.items()
+        }
+        f = kept[k, f"out {named.ffn}"]
+        f = f if named.bias is None else f - block.get_submodule(named.bias).bias
+        bias = None if named.first is None else kept[k, f"out {named.first}"] - linear[k]
+        found.append(Seen(scales["in_front"], scales["behind"], f, kept[k, "in "], kept[k, "out "], bias))
+    return found
+
+
+def linear_paths(model: Any, blocks: list[Any], named: Named, ids: Tensor) -> list[Tensor]:
+    """J x_0 at the first layer of every FFN: softmax weights, scales of norms and FFN outputs constant to autograd."""
+    if named.first is None:
+        return []
+    caught: dict[Any, Tensor] = {}
+
+    def leaf(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        key = None if args else "hidden_states"
+        caught["x"] = x = (args[0] if args else kwargs[key]).detach().clone().requires_grad_()
+        return ((x * 1.0, *args[1:]), kwargs) if args else (args, {**kwargs, key: x * 1.0})
+
+    def constant(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        return output.detach()
+
+    def catch(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        caught[module] = output
+
+    firsts = [block.get_submodule(named.first) for block in blocks]
+    ffns = [block.get_submodule(named.ffn) for block in blocks]
+    with (
+        InDouble(), Detached(), torch.enable_grad(), hooked([blocks[0]], leaf), hooked(ffns, after=constant),
+        hooked(firsts, after=catch),
+    ):  # fmt: skip
+        model(input_ids=ids)
+    x, found = caught["x"], []
+    for first in firsts:
+        out = caught[first]
+        seeds = torch.eye(out.numel(), dtype=out.dtype).reshape(-1, *out.shape)
+        (rows,) = torch.autograd.grad(out, x, seeds, is_grads_batched=True, retain_graph=True)
+        found.append((rows.reshape(out.numel(), -1) @ x.detach().reshape(-1)).reshape(out.shape[1:]))
+    return found
+
+
+def relative(a: Tensor, b: Tensor, places: tuple[list[int], list[int]]) -> float:
+    one, two = a.detach()[places[0]], b.detach()[places[1]]
+    return float((two - one).norm() / one.norm())
+
+
+@pytest.mark.parametrize("model_type", MODELS)
+def test_every_number_is_that_of_the_model_itself(model_type: str) -> None:
+    report, model = in_double(model_type), double_model(model_type)
+    ids = ids_of(model)
+    assert report.certificate.relative_error < 1e-6
+    at = [0, 1, 2, 5, 6], [0, 1, 2, 6, 7]
+    runs = [(run.a, run.b, run.tokens) for run in report.pairs[0].runs]
+    assert runs == [(0, 0, 3), (5, 6, 2)]
+    dense = [dense_blocks(model, one, WIRINGS[model_type]) for one in ids]
+    seen = [seen_of(model_type, one) for one in ids]
+    for block, W_a, W_b, one, two in zip(report.comparison.blocks, *dense, *seen, strict=True):
+        sizes = [blocks_of(W.W, len(W.x)) for W in (W_a, W_b)]
+        A, B = (W[p][:, p] for W, p in zip(sizes, at, strict=True))  # (n, n, M, M)
+        source = two.source[at[1]] / one.source[at[0]]
+        token = two.token[at[1]] / one.token[at[0]]
+        ratio = (token[:, None] * source)[..., None, None]  # S_b / S_a
+        parts = {"relative": B - A, "routing": B / ratio - A, "scale": A * ratio - A}
+        parts["interaction"] = parts["relative"] - parts["routing"] - parts["scale"]
+        for name, part in parts.items():
+            expected = float(part.norm() / A.norm())
+            assert getattr(block.operator, name) == pytest.approx(expected, rel=1e-6, abs=1e-9), name
+        for k, name in enumerate(("unaligned_a", "unaligned_b")):
+            rows = sizes[k][at[k]].square().sum((2, 3))
+            expected = 1 - float(rows[:, at[k]].sum() / rows.sum())
+            assert getattr(block.operator, name) == pytest.approx(expected, rel=1e-6, abs=1e-9)
+        assert block.ffn == pytest.approx(relative(one.f, two.f, at), rel=1e-6)
+        assert block.output == pytest.approx(relative(one.output, two.output, at), rel=1e-6)
+        into = relative(one.input, two.input, at)
+        if into:
+            assert block.input == pytest.approx(into, rel=1e-6)
+            assert block.output is not None
+            assert block.amplification == pytest.approx(block.output / into, rel=1e-6)
+        else:
+            assert block.reasons["amplification"] == "the block's input does not change"
+        if one.bias is None or two.bias is None:
+            assert block.bias is None
+        elif float(one.bias.detach().norm()) > 1e-9:
+            assert block.bias == pytest.approx(relative(one.bias, two.bias, at), rel=1e-6)
+        else:
+            assert block.reasons["bias"] == "it is zero under the first prompt"
+
+
+@pytest.mark.parametrize("model_type", MODELS)
+def test_float32_agrees_with_float64(model_type: str) -> None:
+    model = single_model(model_type)
+    report = report_of(as_loaded(model), *ids_of(model))
+    for one, two in zip(report.comparison.blocks, in_double(model_type).comparison.blocks, strict=True):
+        for name in ("relative", "routing", "scale", "interaction", "unaligned"):
+            assert getattr(one.operator, name) == pytest.approx(getattr(two.operator, name), rel=1e-3, abs=1e-5)
+        for name in ("bias", "ffn", "output", "amplification"):
+            if getattr(two, name) is None:
+                assert getattr(one, name) is None
+            else:
+                assert getattr(one, name) == pytest.approx(getattr(two, name), rel=1e-3)
+
+
+@pytest.mark.parametrize("model_type", MODELS)
+def test_identical_prompts_give_zero_everywhere(model_type: str) -> None:
+    model = single_model(model_type)
+    a, _ = ids_of(model)
+    report = report_of(as_loaded(model), a, a)
+    for block in report.comparison.blocks:
+        for name in ("relative", "routing", "scale", "interaction", "unaligned"):
+            assert getattr(block.operator, name) == 0.0
+        assert block.operator.null.relative == block.operator.null.unaligned == 0.0
+        assert {block.bias, block.ffn, block.output, block.input} <= {0.0, None}
+        assert block.output == block.ffn == 0.0
+        assert all(head.relative == head.unaligned == 0.0 for head in block.heads)
+    assert not any(parameter.moved or parameter.change for parameter in report.comparison.parameters)
+    assert report.pairs[0].kl in (0.0, None)
+    assert report.comparison.notable == ["no operator W' moved"]
+
+
+def test_heads_are_those_of_the_models_attention_weights() -> None:
+    """In the first block the scales of equal tokens are equal: a head moves as its attention weights do."""
+    model = single_model("llama")
+    a, b = ids_of(model)
+    report = report_of(as_loaded(model), a, b)
+    norm, table = model.model.layers[0].input_layernorm, model.model.embed_tokens
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        scale = scale_of(norm, table(a[0])).double()[[0, 1, 2, 5, 6]]
+        H = [model(input_ids=one, output_attentions=True).attentions[0][0].double() for one in (a, b)]
+    one, two = (h[:, p][:, :, p] * scale for h, p in zip(H, ([0, 1, 2, 5, 6], [0, 1, 2, 6, 7]), strict=True))
+    heads = report.comparison.blocks[0].heads
+    assert [head.head for head in heads] == list(range(model.config.num_attention_heads))
+    for head in heads:
+        expected = float((two[head.head] - one[head.head]).norm() / one[head.head].norm())
+        assert head.relative == pytest.approx(expected, rel=1e-4)
+        assert head.scale == pytest.approx(0.0, abs=1e-6)
+
+
+def test_which_parameters_moved() -> None:
+    model = single_model("gpt2")
+    report = report_of(as_loaded(model), *ids_of(model))
+    found = {parameter.name: parameter for parameter in report.comparison.parameters}
+    assert not any(p.moved for p in found.values() if p.set_by == "checkpoint")
+    assert all(found[name].moved for name in ("H_h", "S", "W'_{j,1}", "b'_{j,2}", "f_j", "b'_{j,3}", "norm scales"))
+    largest = max(block.operator.relative or 0.0 for block in report.comparison.blocks)
+    assert found["W'_{j,1}"].change == largest
+    assert "output gates" not in found
+
+
+def test_the_divergence_is_that_of_the_models_own_logits() -> None:
+    model = single_model("llama")
+    a, b = ids_of(model)
+    [pair] = report_of(as_loaded(model), a, b).pairs
+    with torch.no_grad():
+        p, q = (model(input_ids=one).logits[0, -1].double().log_softmax(-1) for one in (a, b))
+    assert pair.kl == pytest.approx(float((p.exp() * (p - q)).sum()), rel=1e-4)
+
+
+def test_a_model_that_predicts_no_next_token_says_so() -> None:
+    model = single_model("bert")
+    [pair] = report_of(as_loaded(model), *ids_of(model)).pairs
+    assert pair.kl is None
+    assert "no next-token model" in pair.reasons["kl"]
+
+
+def test_several_pairs_are_averaged() -> None:
+    model = single_model("llama")
+    a, b = ids_of(model)
+    c = torch.cat([a[:, :4], token_ids(model, 3, 9)], dim=1)
+    both = report_of(as_loaded(model), a, b, c, options=CompareOptions(cache=False, per_prompt=True))
+    alone = [report_of(as_loaded(model), a, other) for other in (b, c)]
+    assert both.comparison.pairs == 2
+    for k, block in enumerate(both.comparison.blocks):
+        rows = [report.comparison.blocks[k] for report in alone]
+        values = [row.operator.relative or 0.0 for row in rows]
+        assert block.operator.relative == pytest.approx(sum(values) / 2, rel=1e-12)
+        assert block.heads[1].routing == pytest.approx(sum(r.heads[1].routing or 0.0 for r in rows) / 2, rel=1e-12)
+        assert block.certificate_error == max(row.certificate_error for row in rows)
+        assert [pair.blocks[k] for pair in both.pairs if pair.blocks] == rows
+
+
+def test_a_shared_text_is_compared_on_its_own_tokens() -> None:
+    """The contexts have a token in common, which is no part of the shared text."""
+    model = single_model("llama")
+    shared, first, second = token_ids(model, 4, 0), token_ids(model, 3, 1), token_ids(model, 5, 2)
+    second[0, 1] = first[0, 0]
+    a, b = torch.cat([first, shared], dim=1), torch.cat([second, shared], dim=1)
+    report = report_of(as_loaded(model), a, b, shared, runs=2, pairs=[(0, 1)], alone=2)
+    assert [(run.a, run.b, run.tokens) for run in report.pairs[0].runs] == [(3, 5, 4)]
+    assert len(report.prompts) == 2
+    with pytest.raises(InputError, match="--shared: behind the contexts it has other tokens"):
+        report_of(as_loaded(model), a, torch.cat([b, first], dim=1), shared, runs=2, pairs=[(0, 1)], alone=2)
+
+
+def test_chosen_layers() -> None:
+    model = single_model("llama")
+    ids = ids_of(model)
+    every = report_of(as_loaded(model), *ids).comparison.blocks
+    some = report_of(as_loaded(model), *ids, options=CompareOptions(layers=frozenset({2}), cache=False))
+    assert some.comparison.blocks == every[2:3]
+    with pytest.raises(InputError, match="no block 3"):
+        report_of(as_loaded(model), *ids, options=CompareOptions(layers=frozenset({3}), cache=False))
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "bert", "gemma2", "mixtral", "falcon", "jamba"])
+def test_weights_read_block_by_block_give_the_same_numbers(model_type: str, tmp_path: Path) -> None:
+    known = whole(saved(model_type, tmp_path))
+    ids = ids_of(known.model)
+    expected = report_of(known, *ids, ids[0]).model_dump(exclude={"run"})
+    with in_parts(tmp_path) as loaded:
+        found = report_of(loaded, *ids, ids[0])
+        assert found.model_dump(exclude={"run"}) == expected
+        if model_type == "llama":  # once through the blocks, once for the logits
+            assert pager_of(loaded).bytes_read < 2.5 * loaded.files.total_bytes
+
+
+def test_a_block_without_attention_has_its_reason() -> None:
+    model = single_model("jamba")
+    report = report_of(as_loaded(model), *ids_of(model))
+    without = [block for block in report.comparison.blocks if block.operator.relative is None]
+    assert without
+    assert all(block.operator.reasons["relative"] and not block.heads for block in without)
+    assert all(block.output is not None for block in without)
+
+
+def test_a_prompt_too_long_to_keep_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states, "KEPT_BYTES", 1 << 10)
+    model = single_model("llama")
+    with pytest.raises(InputError, match=r"a prompt of 7 tokens: .* more than 0; use --max-tokens"):
+        report_of(as_loaded(model), *ids_of(model))
+
+
+def test_the_null_has_the_models_scales_and_uniform_attention() -> None:
+    """Against loops over the dense W', whose blocks are made anew with H = 1 / i."""
+    model = single_model("llama")
+    a, b = ids_of(model)
+    report = report_of(as_loaded(model), a, b)
+    at = [0, 1, 2, 5, 6], [0, 1, 2, 6, 7]
+    layer = model.model.layers[1]
+    width, kv = model.config.hidden_size, model.config.num_key_value_heads
+    d = layer.self_attn.head_dim
+    value = layer.self_attn.v_proj.weight.detach().double().reshape(kv, d, width)
+    output = layer.self_attn.o_proj.weight.detach().double().T.reshape(-1, d, width)
+    gain = layer.input_layernorm.weight.detach().double()
+    A = sum(gain[:, None] * value[h // (len(output) // kv)].T @ output[h] for h in range(len(output)))
+    size = float(torch.as_tensor(A).norm())
+    lefts = []
+    for ids, places in ((a, at[0]), (b, at[1])):
+        scale = seen_single(model, ids)[places]
+        rows = torch.tensor([[1.0 / (i + 1) if j <= i else 0.0 for j in places] for i in places]).double()
+        lefts.append(rows * scale * size)
+    expected = float((lefts[1] - lefts[0]).norm() / lefts[0].norm())
+    assert report.comparison.blocks[1].operator.null.relative == pytest.approx(expected, rel=1e-4)
+
+
+def seen_single(model: Any, ids: Tensor) -> Tensor:
+    """Scales of the norm in front of attention in block 1."""
+    norm = model.model.layers[1].input_layernorm
+    kept: list[Tensor] = []
+    with torch.no_grad(), hooked([norm], lambda module, args, kwargs: kept.append(scale_of(norm, args[0][0]))):
+        model(input_ids=ids)
+    return kept[0].double()

@@ -1,0 +1,107 @@
+"""`duat compare` with nothing faked, on the bundled demo: the report, the tables, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duat_cli.cli.main import run
+from duat_cli.cli.terminal import libraries
+from duat_cli.results.compare import CompareReport
+
+TWO = ("--prompt", "The old keeper saw a light.", "--prompt", "The young keeper saw no light.")
+
+
+@pytest.fixture(autouse=True)
+def _loud(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave logs and warnings of this process as they are, for the tests that come after."""
+    monkeypatch.setattr(libraries, "calm", lambda talk: None)
+
+
+def report_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> CompareReport:
+    assert run(["compare", *arguments, "--json", "-q"]) == 0
+    document: dict[str, Any] = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    return CompareReport.model_validate(document)
+
+
+def test_two_prompts(capsys: pytest.CaptureFixture[str]) -> None:
+    report = report_of(capsys, *TWO)
+    assert [prompt.label for prompt in report.prompts] == ["--prompt 1", "--prompt 2"]
+    assert "keeper saw" in " ".join(run.text for run in report.pairs[0].runs)
+    block = report.comparison.blocks[1]
+    assert block.operator.relative
+    assert block.operator.unaligned
+    assert block.bias
+    assert block.amplification
+    assert report.pairs[0].kl
+
+
+def test_a_shared_text_alone_and_behind_contexts(capsys: pytest.CaptureFixture[str]) -> None:
+    shared = ("--shared", "The keeper saw a light.")
+    alone = report_of(capsys, *shared, "--prefix", "It was night.")
+    assert [prompt.label for prompt in alone.prompts] == ["--shared alone", "--prefix 1"]
+    [run] = alone.pairs[0].runs
+    assert run.text.strip().endswith("keeper saw a light.")
+    several = report_of(
+        capsys, *shared, "--prefix", "It was night.", "--prefix", "Nothing.", "--prefix", "", "--per-prompt"
+    )
+    assert [(pair.a, pair.b) for pair in several.pairs] == [(0, 1), (0, 2)]
+    assert all(pair.blocks for pair in several.pairs)
+
+
+def test_a_file_of_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "pairs.jsonl"
+    file.write_text('{"a": "One light.", "b": "Two lights."}\n{"a": "A boat.", "b": "A boat."}\n', encoding="utf-8")
+    report = report_of(capsys, "--prompts", str(file))
+    assert report.comparison.pairs == 2
+    assert report.pairs[1].kl == 0.0
+    assert report.prompts[3].label.endswith("pairs.jsonl line 2, b")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table(width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert run(["compare"]) == 0
+    out, err = capsys.readouterr()
+    assert "using the paper's own two" in err
+    assert max(map(len, out.split("\n"))) <= width
+    for word in ("Nui zi created", "H_h: attention weights", "exact: largest relative error"):
+        assert word in out
+
+
+def test_memory_reads_block_by_block_with_the_same_numbers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("duat_cli.analysis.plan.terms.LIBRARIES", 0)
+    whole = report_of(capsys, *TWO, "--no-cache")
+    planned = whole.run.planned_memory_bytes
+    assert planned is not None
+    parts = report_of(capsys, *TWO, "--no-cache", "--memory", str(planned - 1))
+    assert parts.run.planned_memory_bytes is not None
+    assert parts.run.planned_memory_bytes < planned
+    assert parts.comparison == whole.comparison
+    assert parts.pairs == whole.pairs
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--prompt", "a"), "one prompt has nothing to be compared with"),
+        (("--prompt", "aaa", "--prompt", "zzz", "--shared", "S"), "--prompt and --shared"),
+        (("--prefix", "P"), "--prefix: stands beside --shared"),
+        (("--shared", "S"), "--shared: give a --prefix"),
+        (("--shared", "S", "--prefix", "P", "--max-tokens", "3"), "--max-tokens: would cut the --shared text"),
+        (("--prompts", "pairs.txt"), "JSON lines"),
+        (("--prompt", "boat", "--prompt", "xyz"), "no token of one is in the other but special ones"),
+        ((*TWO, "--layers", "99"), "--layers: no block 99"),
+        ((*TWO, "--memory", "much"), "--memory 'much'"),
+    ],
+)
+def test_bad_options_are_one_line(arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["compare", "-q", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert words in err
