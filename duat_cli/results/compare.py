@@ -21,6 +21,7 @@ from duat_cli.results.base import (
     Warnings,
     WithReasons,
 )
+from duat_cli.results.context import InContext
 from duat_cli.results.meaning import Meaning
 
 _W = "|W'_a|_F, over aligned tokens"
@@ -211,6 +212,7 @@ class CompareReport(Result):
     prompts: list[ComparedPrompt]
     certificate: Certificate
     comparison: InputComparison
+    context: InContext | None = Field(default=None, description="what demonstrations do; with --answer")
     pairs: list[PairFacts]
     skipped: list[Skipped]
     warnings: Warnings

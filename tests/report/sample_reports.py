@@ -32,6 +32,7 @@ from duat_cli.results.compare import (
     PairFacts,
     ParameterChange,
 )
+from duat_cli.results.context import BlockRead, ContextRead, ContextRun, InContext
 from duat_cli.results.explain import ExplainReport, Explanation
 from duat_cli.results.inspect import (
     Block,
@@ -587,6 +588,15 @@ def block_comparison(index: int) -> BlockComparison:
     )
 
 
+def context() -> InContext:
+    blocks = [BlockRead(index=index, share=0.13, null=0.42) for index in range(2)]
+    blocks.append(BlockRead(index=2, share=None, null=None, reasons={"share": GATED, "null": GATED}))
+    read = ContextRead(demonstration=1, tokens=19, share=0.13, null=0.42, blocks=blocks)
+    alone = ContextRun(prompt=0, label="--shared alone", loss=5.43, loss_change=0.0, bias=0.0, reads=[])
+    one = ContextRun(prompt=1, label="--prefix 1", loss=5.07, loss_change=-0.362, bias=0.263, reads=[read])
+    return InContext(question_tokens=16, answer_tokens=7, runs=[alone, one])
+
+
 def compare_report(*, several: bool = False) -> CompareReport:
     blocks = [block_comparison(index) for index in range(4)]
     names = ["--prompt 1", "--prompt 2", "--prompt 3"][: 2 + several]
@@ -611,6 +621,7 @@ def compare_report(*, several: bool = False) -> CompareReport:
             notable=["block 1: W' moved most, by 41.2 % of its norm, more by routing (39.6 %)"],
         ),
         pairs=pairs,
+        context=context() if several else None,
         skipped=[Skipped(what="operator of block 2", why=GATED)],
         warnings=[],
         run=run(),

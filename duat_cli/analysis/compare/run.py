@@ -11,6 +11,7 @@ from torch import Tensor
 from duat_cli import __version__
 from duat_cli.analysis.compare.alignment import Aligned, align, align_ends, common_end
 from duat_cli.analysis.compare.blocks import compare_block, mean_of
+from duat_cli.analysis.compare.context import Context
 from duat_cli.analysis.compare.notable import notable
 from duat_cli.analysis.compare.parameters import Moves
 from duat_cli.analysis.compare.request import Texts
@@ -85,12 +86,17 @@ def compare(
     chosen(options.layers, session.depth)
     for prompt in runs:
         require_room(session, prompt, session.depth if loaded.paged is None else 1)
-    side = SideBySide(session, runs, pairs, options.layers, progress)
+    context = None
+    if texts.answered:
+        context = Context(texts, prompts, len(pairs[0].aligned.a), words.special)
+    side = SideBySide(session, runs, pairs, options.layers, progress, context)
     session.sweep_all(runs, side.listener)
     layers = chosen(options.layers, len(session.structure.calls))
     session.save_cache()
     progress(0, 0, "next-token distributions")
-    logits = last_logits(session, runs)
+    wanted = [(prompt.input_ids, slice(-1, None)) for prompt in runs]
+    answers = [] if context is None else [(answer.ids, answer.rows) for answer in context.answers]
+    logits = logits_of(session, [*wanted, *answers])
     rows = [[side.rows[number][i] for i in layers] for number in range(len(pairs))]
     blocks = [mean_of(column) for column in zip(*rows, strict=True)]
     return CompareReport(
@@ -105,6 +111,9 @@ def compare(
         comparison=InputComparison(
             pairs=len(pairs), blocks=blocks, parameters=side.moves.parameters(), notable=notable(blocks)
         ),
+        context=None
+        if context is None
+        else context.report(logits if isinstance(logits, str) else logits[len(runs) :], rows, layers),
         pairs=[
             _pair_facts(pair, runs, logits, words, row if options.per_prompt else None)
             for pair, row in zip(pairs, rows, strict=True)
@@ -142,8 +151,10 @@ class SideBySide:
         pairs: Sequence[Pair],
         layers: frozenset[int] | None,
         progress: Progress,
+        context: Context | None = None,
     ) -> None:
         self._session, self._prompts, self._pairs, self._layers = session, prompts, pairs, layers
+        self._context = context
         self._last = {a: max(pair.b for pair in pairs if pair.a == a) for a in {pair.a for pair in pairs}}
         self._kept: dict[tuple[int, int], BlockState] = {}  # by prompt and block
         self._tick = ticker(progress, session, prompts)
@@ -166,6 +177,8 @@ class SideBySide:
         return listen
 
     def _see(self, number: int, state: BlockState) -> None:
+        if self._context is not None:
+            self._context.see(number, state)
         name = self._session.structure.block(state.index).parts.name
         for place, pair in enumerate(self._pairs):
             if pair.b == number:
@@ -178,14 +191,16 @@ class SideBySide:
             self._kept[number, state.index] = state
 
 
-def last_logits(session: Session, prompts: Sequence[Prompt]) -> list[Tensor] | str:
-    """The logits behind the last token of every prompt, (1, vocabulary), or why they are not those of a next token."""
+def logits_of(session: Session, wanted: Sequence[tuple[Tensor, slice]]) -> list[Tensor] | str:
+    """The logits of some tokens of every text, (tokens, vocabulary), or why they are not those of a next token.
+
+    wanted: ids (1, N), and which tokens.
+    """
     model, device = session.loaded.model, session.loaded.device
     head = HeadTest(model, session.structure.stack, device)
     if not head.passes:
         return head.why_no_next_token() or ""
-    last = slice(-1, None)
-    passes = [LogitsPass(model, prompt.input_ids.to(device), last) for prompt in prompts]
+    passes = [LogitsPass(model, ids.to(device), rows) for ids, rows in wanted]
     session.together([*head.passes, *passes])
     why_not = head.why_no_next_token()
     if why_not is not None:

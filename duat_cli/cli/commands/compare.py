@@ -48,6 +48,16 @@ Prefixes = Annotated[
         "several with the first of them.",
     ),
 ]
+AnswerText = Annotated[
+    str | None,
+    typer.Option(
+        "--answer",
+        metavar="TEXT",
+        rich_help_panel=options.PANEL_INPUT,
+        help="With --shared as a question and every --prefix as a demonstration: the answer, whose loss is taken with "
+        "none, each and all of them.",
+    ),
+]
 PerPrompt = Annotated[
     bool,
     typer.Option(
@@ -74,6 +84,7 @@ def compare(
     prompts: PairsFile = None,
     shared: Shared = None,
     prefix: Prefixes = None,
+    answer: AnswerText = None,
     max_tokens: options.MaxTokens = None,
     layers: options.Layers = None,
     per_prompt: PerPrompt = False,
@@ -111,7 +122,7 @@ def compare(
     presentation = Presentation.of(output, form, json, no_color, wide=wide)
     if max_tokens is not None and shared is not None:
         raise InputError("--max-tokens: would cut the --shared text, which stands last; shorten the texts themselves")
-    texts = texts_of(prompt, prompts, shared, prefix, None)
+    texts = texts_of(prompt, prompts, shared, prefix, answer)
     if not prompt and prompts is None and shared is None:
         talk.note("no prompts given: using the paper's own two")
 

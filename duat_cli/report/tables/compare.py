@@ -12,6 +12,7 @@ from duat_cli.report.tables.grid import Column, Labels, grids, missing
 from duat_cli.report.tables.page import Page, item, line
 from duat_cli.results.base import Result
 from duat_cli.results.compare import BlockComparison, CompareReport, PairFacts, ParameterChange
+from duat_cli.results.context import BlockRead, ContextRead, ContextRun, InContext
 
 _BLANK = Text("")
 _SHOWN_PAIRS = 8
@@ -35,7 +36,25 @@ _COLUMNS = [
     Column(("ampl.", "times"), "amplification", numbers.plain),
 ]
 _PARAMETER_COLUMNS = [Column(("largest", "change", "%"), "change", numbers.percent)]
-TABLES = {"comparison.blocks[].": _COLUMNS, "comparison.parameters[].": _PARAMETER_COLUMNS}
+_RUN = Labels(("question behind",), lambda row: row.label if isinstance(row, ContextRun) else "", False)
+_RUN_COLUMNS = [
+    Column(("loss", "nats/token"), "loss", numbers.plain),
+    Column(("less that", "without", "nats/token"), "loss_change", numbers.signed(numbers.plain)),
+    Column(("bias", "b'", "%"), "bias", numbers.percent),
+]
+_READ = Labels(("--prefix",), lambda row: str(row.demonstration) if isinstance(row, ContextRead) else "")
+_READ_COLUMNS = [
+    Column(("W'", "reads", "%"), "share", numbers.percent),
+    Column(("null", "reads", "%"), "null", numbers.percent),
+]
+_IN_BLOCK = Labels(("block",), lambda row: str(row.index) if isinstance(row, BlockRead) else "")
+TABLES = {
+    "context.runs[].": _RUN_COLUMNS,
+    "context.runs[].reads[].": _READ_COLUMNS,
+    "context.runs[].reads[].blocks[].": _READ_COLUMNS,
+    "comparison.blocks[].": _COLUMNS,
+    "comparison.parameters[].": _PARAMETER_COLUMNS,
+}
 
 
 def render_compare(report: CompareReport, page: Page) -> str:
@@ -52,6 +71,7 @@ def render_compare(report: CompareReport, page: Page) -> str:
         *_legend(),
         *facts.absences(missing(comparison.blocks, _COLUMNS, [b.index for b in comparison.blocks]), "block"),
         *_each(report, page),
+        *([] if report.context is None else context_tables(report.context, page)),
         _BLANK,
         *_parameters(comparison.parameters, page),
         _BLANK,
@@ -123,6 +143,31 @@ def _each(report: CompareReport, page: Page) -> list[RenderableType]:
             title = f"a: {report.prompts[pair.a].label}, b: {report.prompts[pair.b].label}"
             parts += [_BLANK, line(title, "bold"), *_tables(pair.blocks, _BLOCK, _COLUMNS, page)]
             parts += facts.absences(missing(pair.blocks, _COLUMNS, [b.index for b in pair.blocks]), "block")
+    return parts
+
+
+def context_tables(found: InContext, page: Page) -> list[RenderableType]:
+    """The loss with none, each and all demonstrations; then what the last run reads of each, mean and by block."""
+    question, answer = (numbers.plural(n, "token") for n in (found.question_tokens, found.answer_tokens))
+    parts: list[RenderableType] = [
+        _BLANK,
+        line(f"Demonstrations: loss of the answer ({answer}) behind the question ({question})", "bold"),
+        *_tables(found.runs, _RUN, _RUN_COLUMNS, page),
+        *facts.absences(missing(found.runs, _RUN_COLUMNS, [run.prompt for run in found.runs]), "prompt"),
+    ]
+    last = found.runs[-1]
+    parts += [
+        _BLANK,
+        line(f"{last.label}: how much of W' on the question reads each demonstration, mean over blocks", "bold"),
+        *_tables(last.reads, _READ, _READ_COLUMNS, page),
+        _BLANK,
+        line("bias: how far they move b'_{j,2} on the question. null: the same with uniform attention.", "dim"),
+    ]
+    for read in last.reads:
+        title = f"--prefix {read.demonstration} by block, {numbers.plural(read.tokens, 'token')}"
+        rows = [block.index for block in read.blocks]
+        parts += [_BLANK, line(title, "bold"), *_tables(read.blocks, _IN_BLOCK, _READ_COLUMNS, page)]
+        parts += facts.absences(missing(read.blocks, _READ_COLUMNS, rows), "block")
     return parts
 
 

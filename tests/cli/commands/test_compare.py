@@ -52,6 +52,23 @@ def test_a_shared_text_alone_and_behind_contexts(capsys: pytest.CaptureFixture[s
     assert all(pair.blocks for pair in several.pairs)
 
 
+def test_demonstrations(capsys: pytest.CaptureFixture[str]) -> None:
+    shared = ("--shared", "Q: Where does it live? A:", "--answer", "in the sea")
+    report = report_of(capsys, *shared, "--prefix", "Q: A bee? A: in the hive", "--prefix", "Q: A fish? A: in the sea")
+    assert report.context is not None
+    labels = [run.label for run in report.context.runs]
+    assert labels == ["--shared alone", "--prefix 1", "--prefix 2", "every --prefix"]
+    losses = [run.loss or 0.0 for run in report.context.runs]
+    assert losses[2] < losses[0]  # the second holds the answer
+    for read in report.context.runs[3].reads:
+        assert read.tokens > 3
+        assert read.share
+    assert run(["compare", *shared, "--prefix", "Q: A bee? A: in the hive"]) == 0
+    out = capsys.readouterr().out
+    assert "how much of W' on the question reads each demonstration" in out
+    assert max(map(len, out.split("\n"))) <= 80
+
+
 def test_a_file_of_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "pairs.jsonl"
     file.write_text('{"a": "One light.", "b": "Two lights."}\n{"a": "A boat.", "b": "A boat."}\n', encoding="utf-8")

@@ -1,0 +1,161 @@
+"""In-context learning (section 4.2 of Wang & Li): what demonstrations in front of a question do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import torch
+from torch import Tensor
+
+from duat_cli.analysis.compare.alignment import common_end
+from duat_cli.analysis.compare.request import Texts
+from duat_cli.analysis.compare.states import BlockState
+from duat_cli.errors import InputError
+from duat_cli.loading.prompts import Prompt
+from duat_cli.operators.input_change import share_from
+from duat_cli.results.compare import BlockComparison
+from duat_cli.results.context import BlockRead, ContextRead, ContextRun, InContext
+
+NONE_THERE = "no block has one"
+IMPOSSIBLE = "infinite: a token of the answer has probability 0"
+NO_ROWS = "W' is zero on the question"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer's tokens behind one run."""
+
+    ids: Tensor  # (1, N), with all in front of it
+    start: int
+    stop: int
+
+    @property
+    def rows(self) -> slice:
+        """The tokens whose next ones these are."""
+        return slice(self.start - 1, self.stop - 1)
+
+    def loss(self, logits: Tensor) -> float:
+        """Mean negative log likelihood, nats; logits: of `rows`, (tokens, vocabulary)."""
+        targets = self.ids[0, self.start : self.stop].to(logits.device)
+        return -float(logits.double().log_softmax(-1).gather(1, targets[:, None]).mean())
+
+
+class Context:
+    """Where question, demonstrations and answer stand in every run, and what blocks read of them."""
+
+    def __init__(self, texts: Texts, prompts: Sequence[Prompt], question: int, special: frozenset[int]) -> None:
+        """question: tokens at the end of every run."""
+        self._labels = [text.where for text in texts.texts[: texts.runs]]
+        ids: list[list[int]] = [prompt.input_ids[0].tolist() for prompt in prompts]
+        self.question, self._ids = question, ids[: texts.runs]
+        self.answers = [_answer(ids[run], prompts[number], special) for run, number in enumerate(texts.answered)]
+        self._places = {
+            run: _places(ids[run], [ids[end] for end in ends], len(ids[run]) - question, special)
+            for run, ends in texts.demonstrations.items()
+        }
+        self._reads: dict[tuple[int, int], list[BlockRead]] = {}  # by run and block
+
+    def see(self, run: int, state: BlockState) -> None:
+        """One block under one run."""
+        rows = torch.arange(len(self._ids[run]) - self.question, len(self._ids[run]))
+        self._reads[run, state.index] = [_read(state, rows, places) for places in self._places.get(run, [])]
+
+    def report(
+        self, logits: Sequence[Tensor] | str, changes: Sequence[Sequence[BlockComparison]], layers: Sequence[int]
+    ) -> InContext:
+        """logits: of every answer's rows, (tokens, vocabulary), or why there are none; changes: every run but the
+        first against the first, by block."""
+        losses, why_not = _losses(self.answers, logits)
+        runs = []
+        for run, label in enumerate(self._labels):
+            moved = [block.bias for block in changes[run - 1]] if run else [0.0]
+            bias = [change for change in moved if change is not None]
+            one, first = losses[run], losses[0]
+            reasons = {} if one is not None else {"loss": why_not[run]}
+            if one is None or first is None:
+                reasons["loss_change"] = why_not[run] or why_not[0]
+            if not bias:
+                reasons["bias"] = NONE_THERE
+            runs.append(
+                ContextRun(
+                    prompt=run,
+                    label=label,
+                    loss=one,
+                    loss_change=None if one is None or first is None else one - first,
+                    bias=fmean(bias) if bias else None,
+                    reads=self._reads_of(run, layers),
+                    reasons=reasons,
+                )
+            )
+        return InContext(
+            question_tokens=self.question, answer_tokens=self.answers[0].stop - self.answers[0].start, runs=runs
+        )
+
+    def _reads_of(self, run: int, layers: Sequence[int]) -> list[ContextRead]:
+        several = len(self._places.get(run, [])) > 1
+        found = []
+        for place, tokens in enumerate(self._places.get(run, [])):
+            blocks = [self._reads[run, index][place] for index in layers]
+            known = [block for block in blocks if block.share is not None and block.null is not None]
+            values = {name: fmean(getattr(b, name) for b in known) if known else None for name in ("share", "null")}
+            found.append(
+                ContextRead(
+                    demonstration=place + 1 if several else run,
+                    tokens=len(tokens),
+                    blocks=blocks,
+                    reasons={} if known else dict.fromkeys(values, NONE_THERE),
+                    **values,
+                )
+            )
+        return found
+
+
+def _read(state: BlockState, rows: Tensor, places: Tensor) -> BlockRead:
+    if state.routed is None or state.seen is None or state.gram is None:
+        reasons = dict.fromkeys(("share", "null"), state.why_no_operator)
+        return BlockRead(index=state.index, share=None, null=None, reasons=reasons)
+    both = {"share": state.routed, "null": state.routed.uniform(state.seen)}
+    values = {name: share_from(one, rows, places, state.gram)[0] for name, one in both.items()}
+    reasons = {name: NO_ROWS for name, value in values.items() if value is None}
+    return BlockRead(index=state.index, reasons=reasons, **values)
+
+
+def _answer(run: list[int], answered: Prompt, special: frozenset[int]) -> Answer:
+    ids: list[int] = answered.input_ids[0].tolist()
+    start, stop = common_start(run, ids), len(ids)
+    while stop and ids[stop - 1] in special:  # what a tokenizer puts behind every text
+        stop -= 1
+    if not 0 < start < stop:
+        raise InputError("--answer: the tokenizer makes no token of its own of it behind the question")
+    return Answer(answered.input_ids, start, stop)
+
+
+def _places(run: list[int], growing: list[list[int]], stop: int, special: frozenset[int]) -> list[Tensor]:
+    """The tokens of each demonstration; growing: the ids of the texts that end with the first, the second, ..."""
+    first = next((place for place, token in enumerate(run) if token not in special), 0)
+    found = []
+    for ids in growing:
+        last = max(first, min(common_start(ids, run), stop))
+        found.append(torch.arange(first, last))
+        first = last
+    return found
+
+
+def common_start(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many first ids two lists have in common."""
+    return common_end([one[::-1], other[::-1]])
+
+
+def _losses(answers: Sequence[Answer], logits: Sequence[Tensor] | str) -> tuple[list[float | None], list[str]]:
+    """Of every run, and why there is none."""
+    if isinstance(logits, str):
+        return [None] * len(answers), [logits] * len(answers)
+    found = [answer.loss(rows) for answer, rows in zip(answers, logits, strict=True)]
+    finite = [math.isfinite(loss) for loss in found]
+    return (
+        [loss if known else None for loss, known in zip(found, finite, strict=True)],
+        ["" if known else IMPOSSIBLE for known in finite],
+    )
