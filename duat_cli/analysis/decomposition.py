@@ -24,6 +24,8 @@ from duat_cli.models.discovery.proof import ProvedBlock
 from duat_cli.models.instrument.rig import BlockRun, Replay
 from duat_cli.models.value_path.factors import AttentionOperator, operator_of
 
+SOURCE_ELEMENTS = 1 << 22  # of the source tokens' pieces that are replayed at once
+
 
 @dataclass(frozen=True)
 class PartNumbers:
@@ -57,6 +59,7 @@ class Carried:
     static: Tensor | None  # None: exactly zero
     dynamic: Tensor
     terms: list[Tensor] = field(default_factory=list)  # the UAT terms one by one, if asked for
+    sources: Tensor | None = None  # `linear` by source token, if asked for: item j is T_i…T_1 (e_j ⊗ x_0[j]), (N, N, M)
 
     @property
     def total(self) -> Tensor:
@@ -100,9 +103,10 @@ class Step:
 class Decomposition:
     """Carries the pieces of one prompt through the blocks."""
 
-    def __init__(self, *, one_by_one: bool = False, own: bool = False) -> None:
-        """one_by_one: carry every UAT term apart; own: measure each block's own in its output."""
-        self._one_by_one, self._own = one_by_one, own
+    def __init__(self, *, one_by_one: bool = False, own: bool = False, by_source: bool = False) -> None:
+        """one_by_one: carry every UAT term apart; own: measure each block's own in its output; by_source: carry the
+        linear piece of every token of x_0 apart, N times the work."""
+        self._one_by_one, self._own, self._by_source = one_by_one, own, by_source
         self.carried: Carried | None = None
 
     def advance(self, run: BlockRun) -> Step:
@@ -119,6 +123,8 @@ class Decomposition:
         after = _pieces(replay.output, bare)
         if self._one_by_one:
             after.terms = _advance_terms(run, before, after.static, given)
+        if self._by_source:
+            after.sources = _advance_sources(run, before, after.static, given)
         self.carried = after
         inputs = [_pieces(images, bare) for images in replay.unit_inputs]
         errors = [_missed(p, u.input) for u, p in zip(run.units, inputs, strict=True)]
@@ -185,6 +191,21 @@ def _advance_terms(run: BlockRun, before: Carried, static: Tensor | None, given:
     replay = run.replay(items, [torch.cat([b, g[-1:]]) for b, g in zip(biases, given, strict=True)])
     assert replay.output is not None
     return list(replay.output if static is None else replay.output - static)
+
+
+def _advance_sources(run: BlockRun, before: Carried, static: Tensor | None, given: list[Tensor]) -> Tensor:
+    """The linear piece of every source token through this block, some at once."""
+    tokens, width = before.linear.shape
+    sources = before.sources
+    if sources is None:  # x_0 itself: token j alone in item j
+        sources = torch.eye(tokens, dtype=before.linear.dtype, device=before.linear.device)[..., None] * before.linear
+    images = []
+    for some in sources.split(max(1, SOURCE_ELEMENTS // (tokens * width))):
+        items = some if before.static is None else some + before.static
+        output = run.replay(items, [g[:1].expand(len(some), *g.shape[1:]) for g in given]).output
+        assert output is not None
+        images.append(output if static is None else output - static)
+    return torch.cat(images)
 
 
 def shares(parts: list[Tensor], whole: Tensor) -> list[PartNumbers]:

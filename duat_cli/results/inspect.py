@@ -198,6 +198,26 @@ class Summary(WithReasons):
     notable: list[str] = Field(description="at most three sentences that the numbers support")
 
 
+class EndToEnd(Result):
+    """How the tokens of x_0 reach those of the last block's output through all blocks, the residual path included."""
+
+    coupling: Coupling = Field(
+        description="by c_ij = |(T_L...T_1)(e_j (x) x_0[j])_i| in place of C_ij: the linear path alone, dynamic "
+        "parameters frozen; the other terms of the sum start in the blocks and are no part of it"
+    )
+    certificate_error: Annotated[
+        Finite,
+        Meaning(
+            "relative",
+            "measured",
+            formula="|sum_j (T_L...T_1)(e_j (x) x_0[j]) - (T_L...T_1) x_0| / |the latter|",
+            source=_SUM,
+            over_prompts="largest",
+            better="lower",
+        ),
+    ] = Field(description="how far the source tokens' parts together are from the linear part of the output")
+
+
 class InspectReport(Result):
     """`duat inspect`."""
 
@@ -210,6 +230,9 @@ class InspectReport(Result):
     certificate: Certificate
     blocks: Annotated[list[Block], Meaning(drift="group")]
     terms: Annotated[list[UatTerm] | None, Meaning(needs="terms")] = Field(default=None, description="with --terms")
+    end_to_end: Annotated[EndToEnd | None, Meaning(needs="end_to_end")] = Field(
+        default=None, description="mean over the prompts; with --end-to-end"
+    )
     summary: Annotated[Summary, Meaning(drift="group", rule="drift.summary")]
     skipped: list[Skipped]
     warnings: Warnings

@@ -37,6 +37,7 @@ from duat_cli.results.explain import ExplainReport, Explanation
 from duat_cli.results.inspect import (
     Block,
     BlockCertificate,
+    EndToEnd,
     InspectReport,
     Part,
     Parts,
@@ -262,6 +263,7 @@ def inspect_report(
         certificate=certificate(exact),
         blocks=[block(index, spectrum, gated=index == 2, per_prompt=per_prompt) for index in range(4)],
         terms=uat_terms() if with_terms else None,
+        end_to_end=EndToEnd(coupling=coupling(1), certificate_error=2.5e-07) if with_terms else None,
         summary=Summary(
             linear_share=0.0102,
             static_share=0.0002,

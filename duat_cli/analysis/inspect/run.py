@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import torch
@@ -23,6 +23,7 @@ from duat_cli.analysis.inspect.assemble import (
     nulls,
     operator_stats,
 )
+from duat_cli.analysis.inspect.end_to_end import end_to_end
 from duat_cli.analysis.inspect.operator import measure
 from duat_cli.analysis.inspect.total import InspectHead, InspectTotal, PromptSweep
 from duat_cli.analysis.inspect.uniform import UniformNulls
@@ -69,6 +70,7 @@ class InspectOptions:
     conv_width: int = 3
     spectrum: bool = False
     terms: bool = False
+    end_to_end: bool = False
     per_prompt: bool = False
     null: Literal["all", "uniform"] = "uniform"  # "all": of the re-initialised architecture as well
     cache: bool = True
@@ -194,7 +196,7 @@ def sweep_prompts(
     def listener(number: int) -> Listener:
         sweep = found[number] = PromptSweep({}, [], [], {}, {})
         held = under_way[number] = _UnderWay(
-            Decomposition(one_by_one=options.terms, own=True),
+            Decomposition(one_by_one=options.terms, own=True, by_source=options.end_to_end),
             UniformNulls(options.threshold, together=session.loaded.paged is None),
         )
 
@@ -218,6 +220,9 @@ def sweep_prompts(
         if options.terms:
             assert held.output is not None
             found[number].terms.extend(_uat_terms(held.decomposition, held.output))
+        if options.end_to_end:
+            assert held.decomposition.carried is not None
+            found[number] = replace(found[number], end_to_end=end_to_end(held.decomposition.carried))
         _add_uniform(found[number], held.uniform, prompts[number].input_ids.shape[1])
 
     session.sweep_all(prompts, listener, ended, None if beside is None else beside.guest_of(session))

@@ -15,7 +15,7 @@ from duat_cli.analysis.inspect.notable import summarise
 from duat_cli.analysis.inspect.range import block_range, range_warnings
 from duat_cli.models.instrument.activations import Place
 from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts, Result, Run, Skipped
-from duat_cli.results.inspect import Block, InspectReport, PromptBlock, Range, UatTerm
+from duat_cli.results.inspect import Block, EndToEnd, InspectReport, PromptBlock, Range, UatTerm
 
 GROUPS = ("operator", "density", "coupling", "coupling_weighted", "terms")
 
@@ -29,6 +29,7 @@ class PromptSweep:
     terms: list[UatTerm]
     faults: dict[int, str]  # blocks whose factors this prompt refuted
     largest: dict[int, tuple[float, Place]]  # largest activation of every chosen block
+    end_to_end: EndToEnd | None = None
 
 
 class InspectHead(Result):
@@ -51,6 +52,7 @@ class InspectTotal:
         self._means: dict[int, Mean[PromptBlock]] = {i: Mean() for i in layers}
         self._largest: dict[int, tuple[float, Place]] = {}
         self._terms: list[Mean[UatTerm]] = []
+        self._end_to_end: Mean[EndToEnd] | None = None
         self._with_terms = terms
         self._rows: dict[int, list[PromptBlock]] | None = {i: [] for i in layers} if per_prompt else None
         self._faults: dict[int, str] = {}
@@ -68,6 +70,9 @@ class InspectTotal:
         self._terms = self._terms or [Mean() for _ in sweep.terms]
         for mean, term in zip(self._terms, sweep.terms, strict=True):
             mean.add(term)
+        if sweep.end_to_end is not None:
+            self._end_to_end = self._end_to_end or Mean()
+            self._end_to_end.add(sweep.end_to_end)
         self._prompts.append(facts)
 
     def report(self, head: InspectHead, certificate: Certificate, run: Run) -> InspectReport:
@@ -84,6 +89,7 @@ class InspectTotal:
             certificate=certificate,
             blocks=blocks,
             terms=[mean.value() for mean in self._terms] if self._with_terms else None,
+            end_to_end=None if self._end_to_end is None else self._end_to_end.value(),
             summary=summarise(blocks, certificate, head.model.heads),
             skipped=[*head.skipped, *faults],
             warnings=[*head.warnings, *range_warnings(ranges)],

@@ -14,7 +14,7 @@ from duat_cli.analysis.inspect.untrained import BlockNull
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.instrument.activations import Place
 from duat_cli.results.base import Certificate
-from duat_cli.results.inspect import PromptBlock, UatTerm
+from duat_cli.results.inspect import EndToEnd, PromptBlock, UatTerm
 
 
 class Stored(BaseModel):
@@ -31,6 +31,7 @@ class Settings(Stored):
     conv_width: int
     spectrum: bool
     terms: bool
+    end_to_end: bool
     per_prompt: bool
     null: Literal["all", "uniform"]
     max_tokens: int | None
@@ -103,6 +104,7 @@ class PromptRecord(Stored):
     """Of the process: its model against the one without instruments."""
     blocks: list[BlockRecord]
     terms: list[UatTerm]
+    end_to_end: EndToEnd | None
     faults: dict[int, str]
 
     @classmethod
@@ -119,6 +121,7 @@ class PromptRecord(Stored):
             plain_error=plain_error,
             blocks=blocks,
             terms=sweep.terms,
+            end_to_end=sweep.end_to_end,
             faults=sweep.faults,
         )
 
@@ -127,6 +130,7 @@ class PromptRecord(Stored):
             blocks={b.index: b.row for b in self.blocks},
             errors=[self.error],
             terms=self.terms,
+            end_to_end=self.end_to_end,
             faults=self.faults,
             largest={b.index: (b.largest, b.place) for b in self.blocks},
         )

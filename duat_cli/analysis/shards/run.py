@@ -140,6 +140,7 @@ def _manifest(
             conv_width=options.conv_width,
             spectrum=options.spectrum,
             terms=options.terms,
+            end_to_end=options.end_to_end,
             per_prompt=options.per_prompt,
             null=options.null,
             max_tokens=max_tokens,

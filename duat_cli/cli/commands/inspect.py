@@ -58,6 +58,16 @@ Terms = Annotated[
         help="Also every UAT term's share of the last output.",
     ),
 ]
+EndToEnd = Annotated[
+    bool,
+    typer.Option(
+        "--end-to-end",
+        metavar="",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Also how tokens of the first block's input reach the last output through all blocks; as much work as "
+        "one more pass a token.",
+    ),
+]
 PerPrompt = Annotated[
     bool,
     typer.Option(
@@ -119,6 +129,7 @@ def inspect(
     conv_width: ConvWidth = 3,
     spectrum: Spectrum = False,
     terms: Terms = False,
+    end_to_end: EndToEnd = False,
     per_prompt: PerPrompt = False,
     matrices: Matrices = None,
     null: Null = "all",
@@ -167,6 +178,7 @@ def inspect(
             conv_width=conv_width,
             spectrum=spectrum,
             terms=terms,
+            end_to_end=end_to_end,
             per_prompt=per_prompt,
             null=null,
             cache=not no_cache,

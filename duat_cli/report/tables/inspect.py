@@ -12,7 +12,7 @@ from duat_cli.report.tables.grid import Column, Labels, grids, missing, unshown
 from duat_cli.report.tables.nulls import null_tables
 from duat_cli.report.tables.page import Page, line
 from duat_cli.results.base import Result
-from duat_cli.results.inspect import Block, InspectReport, UatTerm
+from duat_cli.results.inspect import Block, EndToEnd, InspectReport, UatTerm
 
 _BLANK = Text("")
 _TERM = Labels(("term",), lambda row: f"{row.name} ({row.kind})" if isinstance(row, UatTerm) else "", False)
@@ -21,7 +21,21 @@ _TERM_COLUMNS = [
     Column(("norm", "/ |x|"), "norm", numbers.plain),
 ]
 
-TABLES = {"blocks[].": [*columns.COLUMNS, *nulls.named(), *columns.for_pre_activation()], "terms[].": _TERM_COLUMNS}
+_WHOLE = Labels(("blocks",), lambda row: "all" if isinstance(row, EndToEnd) else "")
+_END_COLUMNS = [
+    Column(("off-diag.", "%"), "coupling.off_diagonal_share", numbers.percent),
+    Column(("entropy", "bits"), "coupling.entropy_bits", numbers.plain),
+    Column(("context", "tokens"), "coupling.effective_context", numbers.plain),
+    Column(("distance", "tokens"), "coupling.mean_distance", numbers.plain),
+    Column(("first", "token", "%"), "coupling.first_token_share", numbers.percent),
+    Column(("error", "relative"), "certificate_error", numbers.error),
+]
+
+TABLES = {
+    "end_to_end.": _END_COLUMNS,
+    "blocks[].": [*columns.COLUMNS, *nulls.named(), *columns.for_pre_activation()],
+    "terms[].": _TERM_COLUMNS,
+}
 
 
 def render_inspect(report: InspectReport, page: Page) -> str:
@@ -31,6 +45,7 @@ def render_inspect(report: InspectReport, page: Page) -> str:
         *_block_tables(report, page),
         *null_tables(report.blocks, report.model.heads, page),
         *_term_tables(report, page),
+        *_end_to_end(report, page),
         *_prompt_tables(report, page),
         _BLANK,
         facts.verdict(report.certificate),
@@ -96,6 +111,21 @@ def _term_tables(report: InspectReport, page: Page) -> list[RenderableType]:
         ),
         *_tables(report.blocks, columns.BLOCK, parts, page),
         *_absent_in_blocks(report.blocks, parts),
+    ]
+
+
+def _end_to_end(report: InspectReport, page: Page) -> list[RenderableType]:
+    """Through all blocks; what each block's W' does for itself stands in its row."""
+    found = report.end_to_end
+    if found is None:
+        return []
+    return [
+        _BLANK,
+        line("End to end: tokens of x_0 into the last block's output, by |(T_L...T_1)(e_j (x) x_0[j])_i|", "bold"),
+        *_tables([found], _WHOLE, _END_COLUMNS, page),
+        _BLANK,
+        line("The linear path, residual path included; every block's own W' is in its row above.", "dim"),
+        *facts.absences(missing([found], _END_COLUMNS, [0]), "row"),
     ]
 
 

@@ -1,0 +1,21 @@
+"""How source tokens reach the last block's output through the whole network, dynamic parameters frozen."""
+
+from __future__ import annotations
+
+from duat_cli.analysis.decomposition import Carried
+from duat_cli.analysis.inspect.assemble import coupling
+from duat_cli.models.arrays import relative_error
+from duat_cli.operators.coupling import CouplingSums
+from duat_cli.results.inspect import EndToEnd
+
+
+def end_to_end(carried: Carried) -> EndToEnd:
+    """Of one prompt, behind its last block: the coupling numbers of c_ij = ‖(T_L…T_1)(e_j ⊗ x_0[j])_i‖."""
+    assert carried.sources is not None
+    squares = carried.sources.double().square().sum(dim=-1).T  # (i, j)
+    sums = CouplingSums(kinds=1)
+    sums.add(squares[None], 0)
+    return EndToEnd(
+        coupling=coupling(sums.numbers(0), len(squares)),
+        certificate_error=relative_error(carried.sources.sum(dim=0), carried.linear),
+    )

@@ -1,0 +1,92 @@
+"""The end-to-end operator against automatic differentiation of the whole model, float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers import (
+    WIRINGS,
+    Detached,
+    InDouble,
+    as_loaded,
+    double_model,
+    far,
+    naive_coupling_numbers,
+    prompt_of,
+    single_model,
+    token_ids,
+)
+from torch import Tensor, nn
+
+from duat_cli.analysis import decomposition
+from duat_cli.analysis.inspect.run import InspectOptions, inspect
+from duat_cli.models.instrument.hooks import hooked
+from duat_cli.results.inspect import EndToEnd
+
+FFN = {"llama": "mlp", "gpt2": "mlp", "gemma2": "mlp", "bert": "intermediate", "mixtral": "mlp", "phi": "mlp"}
+OPTIONS = InspectOptions(cache=False, end_to_end=True)
+
+
+def end_to_end_of(model: Any, *ids: Tensor) -> EndToEnd:
+    report = inspect(as_loaded(model), [prompt_of(one) for one in ids], OPTIONS, lambda *_: None)
+    assert report.end_to_end is not None
+    return report.end_to_end
+
+
+def couplings(model_type: str, ids: Tensor) -> Tensor:
+    """c_ij with softmax weights, scales of norms and FFN outputs constant to autograd, (N, N)."""
+    model = double_model(model_type)
+    blocks = list(model.get_submodule(WIRINGS[model_type].blocks))
+    caught: dict[str, Tensor] = {}
+
+    def leaf(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        key = None if args else "hidden_states"
+        caught["x"] = x = (args[0] if key is None else kwargs[key]).detach().clone().requires_grad_()
+        return ((x * 1.0, *args[1:]), kwargs) if key is None else (args, {**kwargs, key: x * 1.0})
+
+    def constant(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        return output.detach()
+
+    def last(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        caught["out"] = output if isinstance(output, Tensor) else output[0]
+
+    ffns = [block.get_submodule(FFN[model_type]) for block in blocks]
+    with (
+        InDouble(), Detached(), torch.enable_grad(), hooked([blocks[0]], leaf), hooked(ffns, after=constant),
+        hooked([blocks[-1]], after=last),
+    ):  # fmt: skip
+        model(input_ids=ids)
+    x, out = caught["x"], caught["out"]
+    seeds = torch.eye(out.numel(), dtype=out.dtype).reshape(-1, *out.shape)
+    (rows,) = torch.autograd.grad(out, x, seeds, is_grads_batched=True)
+    N, M = x.shape[1:]
+    T = rows.reshape(N, M, N, M)
+    return torch.einsum("iajb,jb->ija", T, x[0].detach()).norm(dim=-1).detach()
+
+
+@pytest.mark.parametrize("elements", [1, 1 << 22])
+@pytest.mark.parametrize("model_type", FFN)
+def test_the_coupling_is_that_of_the_whole_models_jacobian(
+    model_type: str, elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decomposition, "SOURCE_ELEMENTS", elements)
+    model = double_model(model_type)
+    ids = token_ids(model)
+    with InDouble():
+        found = end_to_end_of(model, ids)
+    for name, expected in naive_coupling_numbers(couplings(model_type, ids)).items():
+        assert far(getattr(found.coupling, name), expected) <= 1e-9, name
+    assert found.certificate_error < 1e-12
+
+
+def test_it_is_a_mean_over_prompts_and_asked_for() -> None:
+    model = single_model("llama")
+    ids = token_ids(model), token_ids(model, 5, 2)
+    both, *alone = (end_to_end_of(model, *some) for some in (ids, ids[:1], ids[1:]))
+    values = [one.coupling.effective_context or 0.0 for one in alone]
+    assert both.coupling.effective_context == pytest.approx(sum(values) / 2, rel=1e-12)
+    assert both.certificate_error == max(one.certificate_error for one in alone)
+    report = inspect(as_loaded(model), [prompt_of(ids[0])], InspectOptions(cache=False), lambda *_: None)
+    assert report.end_to_end is None
