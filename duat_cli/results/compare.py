@@ -201,6 +201,46 @@ class ComparedPrompt(PromptFacts):
     label: str = Field(description="where it comes from: an option or a line")
 
 
+class FixedLoss(WithReasons):
+    """The model with some dynamic parameters held."""
+
+    held: Literal["H", "H and norms"] = Field(description="what is held: attention weights, or scales of norms as well")
+    source: Literal["own", "another prompt", "mean"] = Field(
+        description="whose values: the prompt's own, those of the next prompt, or the mean over the prompts"
+    )
+    loss: Annotated[Finite, Meaning("nats a token", "exact", formula="mean over prompts and tokens of -ln p")] = Field(
+        description="loss of the prompts' own tokens, mean over the prompts"
+    )
+    change: Annotated[
+        Finite, Meaning("nats a token", "exact", formula="mean over prompts of loss - live loss", signed=True)
+    ] = Field(description="loss less that of the live model")
+    low: Annotated[
+        Finite | None,
+        Meaning("nats a token", "estimate", how="end of a 95 % interval over prompts", signed=True,
+                source="studentised bootstrap of paired differences, Efron & Tibshirani (1993)"),
+    ] = Field(description="lower end of the 95 % interval of change")  # fmt: skip
+    high: Annotated[
+        Finite | None,
+        Meaning("nats a token", "estimate", how="end of a 95 % interval over prompts", signed=True,
+                source="studentised bootstrap of paired differences, Efron & Tibshirani (1993)"),
+    ] = Field(description="upper end of the 95 % interval of change")  # fmt: skip
+
+
+class FixedParameters(Result):
+    """What dynamic parameters buy: losses with some of them held, the nonlinearity of the FFNs live (UAT, DUAT)."""
+
+    tokens: int = Field(description="of every prompt")
+    live: Annotated[Finite, Meaning("nats a token", "exact", formula="mean over prompts and tokens of -ln p")] = Field(
+        description="loss of the model as it is, mean over the prompts"
+    )
+    own_error: Annotated[
+        Finite, Meaning("nats a token", "measured", formula="max over prompts of |loss with own values - live loss|")
+    ] = Field(description="how far held at its own values the model is from the live one: rounding")
+    tolerance: Annotated[Finite, Meaning("nats a token", "given")] = Field(description="the largest that passes")
+    holds: bool = Field(description="own_error is at most the tolerance")
+    runs: list[FixedLoss]
+
+
 class CompareReport(Result):
     """`duat compare`: what moves with the input, block by block (Eq. 4)."""
 
@@ -211,9 +251,10 @@ class CompareReport(Result):
     model: ModelFacts
     prompts: list[ComparedPrompt]
     certificate: Certificate
-    comparison: InputComparison
+    comparison: InputComparison | None = Field(description="null with --fixed, which lays no prompts side by side")
     context: InContext | None = Field(default=None, description="what demonstrations do; with --answer")
     pairs: list[PairFacts]
+    fixed: FixedParameters | None = Field(default=None, description="with --fixed")
     skipped: list[Skipped]
     warnings: Warnings
     run: Run

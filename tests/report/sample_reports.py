@@ -25,6 +25,8 @@ from duat_cli.results.compare import (
     BlockComparison,
     ComparedPrompt,
     CompareReport,
+    FixedLoss,
+    FixedParameters,
     HeadChange,
     InputChange,
     InputComparison,
@@ -588,6 +590,18 @@ def block_comparison(index: int) -> BlockComparison:
         if first
         else {},
     )
+
+
+def fixed_report() -> CompareReport:
+    runs = [
+        FixedLoss(held="H", source="own", loss=6.42, change=0.0, low=0.0, high=0.0),
+        FixedLoss(held="H", source="another prompt", loss=6.69, change=0.267, low=0.125, high=0.415),
+        FixedLoss(held="H and norms", source="mean", loss=6.8, change=0.382, low=None, high=None,
+                  reasons=dict.fromkeys(("low", "high"), "needs 5 prompts")),
+    ]  # fmt: skip
+    found = FixedParameters(tokens=17, live=6.42, own_error=8.6e-7, tolerance=1e-4, holds=True, runs=runs)
+    update = {"comparison": None, "pairs": [], "fixed": found}
+    return compare_report().model_copy(update=update)
 
 
 def context() -> InContext:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from duat_cli.cli.shared import options
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
+
+if TYPE_CHECKING:
+    from duat_cli.analysis.opening import ModelRequest, PromptRequest
+    from duat_cli.cli.terminal.talk import Talk
+    from duat_cli.report.tables.page import Page
+    from duat_cli.results.compare import CompareReport
 
 Prompts = Annotated[
     list[str] | None,
@@ -58,6 +64,16 @@ AnswerText = Annotated[
         "none, each and all of them.",
     ),
 ]
+Fixed = Annotated[
+    bool,
+    typer.Option(
+        "--fixed",
+        metavar="",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Instead: what dynamic parameters buy. The loss with attention weights, then norm scales too, held at the "
+        "prompt's own values, another prompt's, and the mean; prompts of equal length, or the bundled set.",
+    ),
+]
 PerPrompt = Annotated[
     bool,
     typer.Option(
@@ -87,6 +103,7 @@ def compare(
     answer: AnswerText = None,
     max_tokens: options.MaxTokens = None,
     layers: options.Layers = None,
+    fixed: Fixed = False,
     per_prompt: PerPrompt = False,
     no_cache: NoCache = False,
     device: options.Device = "auto",
@@ -122,6 +139,14 @@ def compare(
     presentation = Presentation.of(output, form, json, no_color, wide=wide)
     if max_tokens is not None and shared is not None:
         raise InputError("--max-tokens: would cut the --shared text, which stands last; shorten the texts themselves")
+    if fixed:
+        if shared is not None or prefix or answer is not None or chosen is not None or per_prompt:
+            raise InputError("--fixed: takes --prompt or --prompts, and no option of a comparison")
+        announce(model, talk)
+        report = _fixed(wanted, PromptRequest(prompt, prompts, max_tokens), talk)
+        presentation.emit(report, _render, talk)
+        sound = report.certificate.exact and report.fixed is not None and report.fixed.holds
+        return EXIT_SOUND if sound else EXIT_FINDINGS
     texts = texts_of(prompt, prompts, shared, prefix, answer)
     if not prompt and prompts is None and shared is None:
         talk.note("no prompts given: using the paper's own two")
@@ -137,7 +162,22 @@ def compare(
         words = Vocabulary(texts_of_tokens(loaded, trust_remote_code), special_tokens(loaded, trust_remote_code))
         report = compute(loaded, texts, encoded, CompareOptions(chosen, per_prompt, not no_cache), words, progress)
 
+    presentation.emit(report, _render, talk)
+    return EXIT_SOUND if report.certificate.exact else EXIT_FINDINGS
+
+
+def _render(report: CompareReport, page: Page) -> str:
     from duat_cli.report.tables.compare import render_compare
 
-    presentation.emit(report, render_compare, talk)
-    return EXIT_SOUND if report.certificate.exact else EXIT_FINDINGS
+    return render_compare(report, page)
+
+
+def _fixed(wanted: ModelRequest, texts: PromptRequest, talk: Talk) -> CompareReport:
+    from duat_cli.analysis.opening import open_session
+    from duat_cli.cli.terminal.progress import Progress
+
+    with Progress(talk) as progress:
+        loaded, prompts = open_session(wanted, texts, progress)
+        from duat_cli.analysis.compare.fixed import fixed
+
+        return fixed(loaded, prompts, texts.own, progress)

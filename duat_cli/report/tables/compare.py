@@ -11,7 +11,7 @@ from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.grid import Column, Labels, grids, missing
 from duat_cli.report.tables.page import Page, item, line
 from duat_cli.results.base import Result
-from duat_cli.results.compare import BlockComparison, CompareReport, PairFacts, ParameterChange
+from duat_cli.results.compare import BlockComparison, CompareReport, FixedLoss, PairFacts, ParameterChange
 from duat_cli.results.context import BlockRead, ContextRead, ContextRun, InContext
 
 _BLANK = Text("")
@@ -48,7 +48,15 @@ _READ_COLUMNS = [
     Column(("null", "reads", "%"), "null", numbers.percent),
 ]
 _IN_BLOCK = Labels(("block",), lambda row: str(row.index) if isinstance(row, BlockRead) else "")
+_HELD = Labels(("held",), lambda row: f"{row.held}: {row.source}" if isinstance(row, FixedLoss) else "", False)
+_HELD_COLUMNS = [
+    Column(("loss", "nats/token"), "loss", numbers.plain),
+    Column(("less live", "nats/token"), "change", numbers.signed(numbers.plain)),
+    Column(("low", "nats/token"), "low", numbers.signed(numbers.plain)),
+    Column(("high", "nats/token"), "high", numbers.signed(numbers.plain)),
+]
 TABLES = {
+    "fixed.runs[].": _HELD_COLUMNS,
     "context.runs[].": _RUN_COLUMNS,
     "context.runs[].reads[].": _READ_COLUMNS,
     "context.runs[].reads[].blocks[].": _READ_COLUMNS,
@@ -60,6 +68,9 @@ TABLES = {
 def render_compare(report: CompareReport, page: Page) -> str:
     """The aligned tokens, a row a block, which parameters moved, the certificate, what is notable."""
     comparison = report.comparison
+    if comparison is None:
+        return page.render([*facts.loaded(report.model, list(report.prompts), report.environment),
+                            *_fixed(report, page), *_tail(report)])  # fmt: skip
     several = len(report.pairs) > 1
     parts: list[RenderableType] = [
         *facts.loaded(report.model, list(report.prompts), report.environment),
@@ -75,12 +86,37 @@ def render_compare(report: CompareReport, page: Page) -> str:
         _BLANK,
         *_parameters(comparison.parameters, page),
         _BLANK,
+        *_tail(report),
+    ]
+    return page.render(parts)
+
+
+def _tail(report: CompareReport) -> list[RenderableType]:
+    notable = [] if report.comparison is None else report.comparison.notable
+    return [
         facts.verdict(report.certificate),
-        *facts.section("notable", comparison.notable),
+        *facts.section("notable", notable),
         *facts.section("skipped", [f"{entry.what}: {entry.why}" for entry in report.skipped]),
         *facts.section("warnings", report.warnings, "yellow"),
     ]
-    return page.render(parts)
+
+
+def _fixed(report: CompareReport, page: Page) -> list[RenderableType]:
+    """Losses with dynamic parameters held, beside the live model's."""
+    found = report.fixed
+    if found is None:
+        return []
+    error, limit = numbers.error(found.own_error), f"{found.tolerance:.0e}"
+    check = f"own values give back the live loss: largest difference {error}, tolerance {limit}"
+    return [
+        _BLANK,
+        line(f"Loss with dynamic parameters held; live {numbers.plain(found.live)} nats a token", "bold"),
+        *_tables(found.runs, _HELD, _HELD_COLUMNS, page),
+        _BLANK,
+        line("less live: mean over the prompts, with a 95 % interval over them (low, high). sigma stays live.", "dim"),
+        *facts.absences(missing(found.runs, _HELD_COLUMNS, list(range(1, len(found.runs) + 1))), "row"),
+        line(check, "green") if found.holds else line(f"DOES NOT HOLD: {check}", "bold red"),
+    ]
 
 
 def _pairs(report: CompareReport) -> list[RenderableType]:

@@ -69,6 +69,17 @@ def test_demonstrations(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, out.split("\n"))) <= 80
 
 
+def test_what_dynamic_parameters_buy(capsys: pytest.CaptureFixture[str]) -> None:
+    report = report_of(capsys, "--fixed", "--max-tokens", "8")
+    assert report.comparison is None
+    assert report.fixed is not None
+    assert report.fixed.holds
+    assert [prompt.tokens for prompt in report.prompts] == [8] * 15
+    changes = {(run.held, run.source): run.change for run in report.fixed.runs}
+    assert changes["H", "another prompt"] > changes["H", "mean"] > 0.01
+    assert changes["H and norms", "another prompt"] > changes["H", "another prompt"]
+
+
 def test_a_file_of_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "pairs.jsonl"
     file.write_text('{"a": "One light.", "b": "Two lights."}\n{"a": "A boat.", "b": "A boat."}\n', encoding="utf-8")
@@ -112,6 +123,9 @@ def test_memory_reads_block_by_block_with_the_same_numbers(
         (("--shared", "S"), "--shared: give a --prefix"),
         (("--shared", "S", "--prefix", "P", "--max-tokens", "3"), "--max-tokens: would cut the --shared text"),
         (("--prompts", "pairs.txt"), "JSON lines"),
+        (("--fixed", "--prompt", "a boat", "--prompt", "no"), "must be of equal length: use --max-tokens"),
+        (("--fixed", "--prompt", "a boat"), "--fixed: one prompt has no other"),
+        (("--fixed", "--shared", "S", "--prefix", "P"), "--fixed: takes --prompt or --prompts"),
         (("--prompt", "boat", "--prompt", "xyz"), "no token of one is in the other but special ones"),
         ((*TWO, "--layers", "99"), "--layers: no block 99"),
         ((*TWO, "--memory", "much"), "--memory 'much'"),

@@ -1,0 +1,207 @@
+"""What dynamic parameters buy: the loss of a model whose H, or H and scales of norms, are held; its σ stays live."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from duat_cli import __version__
+from duat_cli.analysis.decomposition import Decomposition
+from duat_cli.analysis.inspect.run import ticker
+from duat_cli.analysis.progress import Progress
+from duat_cli.analysis.session import Listener, Session
+from duat_cli.errors import InputError, UnsupportedModelError
+from duat_cli.loading.model.load import LoadedModel
+from duat_cli.loading.prompts import Prompt
+from duat_cli.models.arrays import tolerance_for
+from duat_cli.models.block.norms import FrozenNorm
+from duat_cli.models.discovery.causality import HeadTest
+from duat_cli.models.discovery.structure import run_stack
+from duat_cli.models.instrument.attention import StoredRows
+from duat_cli.models.instrument.held import Held, HeldRig
+from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.results.compare import ComparedPrompt, CompareReport, FixedLoss, FixedParameters
+from duat_cli.statistics.bootstrap import FEWEST, paired_interval
+
+KEPT_BYTES = 4 << 30  # attention matrices of all prompts
+KINDS: tuple[Literal["H", "H and norms"], ...] = ("H", "H and norms")
+Source = Literal["own", "another prompt", "mean"]
+
+
+@dataclass(frozen=True)
+class Captured:
+    """The dynamic parameters of one block call under one prompt, or their mean."""
+
+    attention: list[Tensor]  # (heads, N, N) of each attention call
+    norms: dict[nn.Module, list[FrozenNorm]]
+
+    def held(self, kind: str) -> Held:
+        return Held([StoredRows(H) for H in self.attention], {} if kind == "H" else self.norms)
+
+
+class LossPass:
+    """A pass of the whole model for the loss of its prompt's own tokens, under instruments or none."""
+
+    def __init__(self, model: Any, ids: Tensor, rig: HeldRig | None = None) -> None:
+        self._model, self._ids, self._rig = model, ids, rig
+        self.loss = 0.0
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """What `run` needs around it."""
+        with torch.no_grad(), contextlib.nullcontext() if self._rig is None else self._rig.active():
+            yield
+
+    def run(self) -> None:
+        """Leaves the mean negative log likelihood of the tokens behind the first, nats."""
+        logits = run_stack(self._model, self._ids).logits[0, :-1]
+        chosen = logits.double().log_softmax(-1).gather(1, self._ids[0, 1:, None])
+        self.loss = -float(chosen.mean())
+
+
+def fixed(loaded: LoadedModel, prompts: Sequence[Prompt], own: bool, progress: Progress) -> CompareReport:
+    """The report. own: whether the prompts are the user's; bundled ones are cut to the length of the shortest."""
+    prompts = _of_equal_length(prompts, own)
+    session = Session(loaded, progress, cache=False)
+    _require_room(session, prompts)
+    errors: list[float] = []
+    captured = _captured(session, prompts, errors, progress)
+    progress(0, 0, "the model with its dynamic parameters held")
+    found = _losses(session, prompts, captured)
+    return CompareReport(
+        duat_version=__version__,
+        environment=session.environment(),
+        model=session.model_facts(),
+        prompts=[
+            ComparedPrompt(sha256=p.sha256, tokens=p.input_ids.shape[1], label=f"prompt {number}")
+            for number, p in enumerate(prompts)
+        ],
+        certificate=session.certificate(max(errors)),
+        comparison=None,
+        pairs=[],
+        fixed=found,
+        skipped=session.skipped(),
+        warnings=session.warnings(),
+        run=session.run_facts(),
+    )
+
+
+def _of_equal_length(prompts: Sequence[Prompt], own: bool) -> list[Prompt]:
+    counts = sorted({prompt.input_ids.shape[1] for prompt in prompts})
+    if len(prompts) < 2:
+        raise InputError("--fixed: one prompt has no other whose parameters it could be given; give more prompts")
+    if counts[0] < 2:
+        raise InputError("--fixed: a prompt of one token has no loss; give longer ones")
+    if len(counts) > 1 and own:
+        raise InputError(
+            f"--fixed: prompts of {', '.join(map(str, counts[:4]))}{', ...' if len(counts) > 4 else ''} tokens; one is "
+            f"given the attention weights of another, so they must be of equal length: use --max-tokens {counts[0]}"
+        )
+    return [replace(prompt, input_ids=prompt.input_ids[:, : counts[0]]) for prompt in prompts]
+
+
+def _require_room(session: Session, prompts: Sequence[Prompt]) -> None:
+    tokens = prompts[0].input_ids.shape[1]
+    heads = getattr(session.loaded.model.config.get_text_config(), "num_attention_heads", 1) or 1
+    size = (len(prompts) + 1) * session.depth * heads * tokens**2 * 4
+    if size > KEPT_BYTES:
+        raise InputError(
+            f"--fixed: attention matrices of {len(prompts)} prompts of {tokens} tokens take {size >> 20} MiB, more "
+            f"than {KEPT_BYTES >> 20}; use fewer prompts or --max-tokens"
+        )
+
+
+def _captured(
+    session: Session, prompts: Sequence[Prompt], errors: list[float], progress: Progress
+) -> list[dict[int, Captured]]:
+    """By prompt and block call."""
+    found: list[dict[int, Captured]] = [{} for _ in prompts]
+    tick = ticker(progress, session, prompts)
+
+    def listener(number: int) -> Listener:
+        decomposition = Decomposition()
+
+        def listen(run: BlockRun) -> None:
+            errors.append(decomposition.advance(run).terms.error)
+            rows = [torch.cat([H for _, H in call.rows.chunks()], dim=1) for call in run.attention]
+            found[number][run.index] = Captured(rows, dict(run.recording.norms))
+            tick(number)
+
+        return listen
+
+    session.sweep_all(prompts, listener)
+    return found
+
+
+def _mean(blocks: Sequence[Captured]) -> Captured:
+    """Of one block call over the prompts."""
+    attention = [torch.stack(same).mean(dim=0) for same in zip(*(block.attention for block in blocks), strict=True)]
+    norms = {}
+    for norm, first in blocks[0].norms.items():
+        scales = zip(*([one.scale for one in block.norms[norm]] for block in blocks), strict=True)
+        norms[norm] = [
+            FrozenNorm(one.form, torch.stack(same).mean(dim=0)) for one, same in zip(first, scales, strict=True)
+        ]
+    return Captured(attention, norms)
+
+
+def _losses(session: Session, prompts: Sequence[Prompt], captured: list[dict[int, Captured]]) -> FixedParameters:
+    model, device, structure = session.loaded.model, session.loaded.device, session.structure
+    head = HeadTest(model, structure.stack, device)
+    session.together(head.passes)
+    why_not = head.why_no_next_token()
+    if why_not is not None:
+        raise UnsupportedModelError(f"--fixed: {why_not}, so its prompts have no loss")
+    mean = {index: _mean([blocks[index] for blocks in captured]) for index in captured[0]}
+    ids = [prompt.input_ids.to(device) for prompt in prompts]
+    sources: dict[Source, Callable[[int], dict[int, Captured]]] = {
+        "own": lambda number: captured[number],
+        "another prompt": lambda number: captured[(number + 1) % len(captured)],
+        "mean": lambda _number: mean,
+    }
+    live = [LossPass(model, one) for one in ids]
+    held = {
+        (kind, source): [LossPass(model, one, _rig(structure, kind, taken(number))) for number, one in enumerate(ids)]
+        for kind in KINDS
+        for source, taken in sources.items()
+    }
+    session.together([*live, *(one for passes in held.values() for one in passes)])
+    base = [one.loss for one in live]
+    runs = [_loss(kind, source, [one.loss for one in passes], base) for (kind, source), passes in held.items()]
+    error = max(
+        abs(one.loss - b) for (_, s), passes in held.items() if s == "own" for one, b in zip(passes, base, strict=True)
+    )
+    tolerance = tolerance_for(model.dtype)
+    return FixedParameters(
+        tokens=ids[0].shape[1],
+        live=fmean(base),
+        own_error=error,
+        tolerance=tolerance,
+        holds=error <= tolerance,
+        runs=runs,
+    )
+
+
+def _rig(structure: Any, kind: str, blocks: dict[int, Captured]) -> HeldRig:
+    parts = [block.parts for block in structure.blocks]
+    interface = structure.path == "attention interface"
+    return HeldRig(structure.stack, parts, interface=interface, held=lambda number: blocks[number].held(kind))
+
+
+def _loss(kind: Any, source: Source, losses: list[float], live: list[float]) -> FixedLoss:
+    interval = paired_interval([loss - base for loss, base in zip(losses, live, strict=True)])
+    return FixedLoss(
+        held=kind,
+        source=source,
+        loss=fmean(losses),
+        change=fmean(losses) - fmean(live),
+        low=None if interval is None else interval.low,
+        high=None if interval is None else interval.high,
+        reasons={} if interval is not None else dict.fromkeys(("low", "high"), f"needs {FEWEST} prompts"),
+    )

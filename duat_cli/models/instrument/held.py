@@ -1,0 +1,59 @@
+"""The model's own forward with dynamic parameters held at given values; everything else, σ among it, stays live."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from duat_cli.models.block.norms import FrozenNorm
+from duat_cli.models.instrument.attention import RowSource, apply_rows
+from duat_cli.models.instrument.calls import only_tensor
+from duat_cli.models.instrument.rig import Rig
+
+
+@dataclass(frozen=True)
+class Held:
+    """What one block call is given in place of its own."""
+
+    attention: Sequence[RowSource]  # H of each of its attention calls
+    norms: dict[nn.Module, list[FrozenNorm]] = field(default_factory=dict)  # in call order; a norm left out stays live
+
+
+class HeldRig(Rig):
+    """Instruments under which block call k runs with what `held(k)` gives; not to be used for capture."""
+
+    def __init__(self, model: Any, blocks: Sequence[Any], *, interface: bool, held: Callable[[int], Held]) -> None:
+        super().__init__(model, blocks, interface=interface)
+        self._held, self._number = held, 0
+        self._here: Held | None = None
+        self._used: dict[object, int] = {}
+
+    def replacement(self, module: nn.Module, value: Tensor) -> Tensor | None:
+        """H V with the H that is held, (batch, N, heads, d)."""
+        return None if self._here is None else apply_rows(self._here.attention[self._next("attention")], value)
+
+    def _next(self, what: object) -> int:
+        number = self._used[what] = self._used.get(what, -1) + 1
+        return number
+
+    def _block_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            self._here, self._number, self._used = self._held(self._number), self._number + 1, {}
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._here = None
+
+        return forward
+
+    def _norm_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            frozen = None if self._here is None else self._here.norms.get(module)
+            if frozen is None:
+                return original(*args, **kwargs)
+            return frozen[self._next(module)](only_tensor(module, args, kwargs))
+
+        return forward

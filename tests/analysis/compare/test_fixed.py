@@ -1,0 +1,120 @@
+"""Losses of a model whose dynamic parameters are held."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import as_loaded, prompt_of, single_model, token_ids
+from paging import in_parts, saved, whole
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from duat_cli.analysis.compare import fixed as fixed_module
+from duat_cli.analysis.compare.fixed import fixed
+from duat_cli.errors import InputError, UnsupportedModelError
+from duat_cli.loading.model.load import LoadedModel
+from duat_cli.results.compare import FixedParameters
+
+SOFTMAX = (torch.softmax, nn.functional.softmax, Tensor.softmax)
+
+
+def quiet(*_: Any) -> None:
+    pass
+
+
+def found_of(loaded: LoadedModel, count: int = 5, tokens: int = 7) -> FixedParameters:
+    prompts = [prompt_of(token_ids(loaded.model, tokens, seed)) for seed in range(count)]
+    report = fixed(loaded, prompts, True, quiet)
+    assert report.fixed is not None
+    assert report.certificate.exact
+    return report.fixed
+
+
+def loss_of(found: FixedParameters, held: str, source: str) -> float:
+    [run] = [run for run in found.runs if (run.held, run.source) == (held, source)]
+    return run.loss
+
+
+class Softmax(TorchFunctionMode):
+    """Keeps what every softmax gives, or gives back what it is told."""
+
+    def __init__(self, given: list[Tensor] | None = None) -> None:
+        super().__init__()
+        self._given = None if given is None else iter(given)
+        self.values: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func not in SOFTMAX:
+            return out
+        self.values.append(out)
+        return out if self._given is None else next(self._given)
+
+
+def test_losses_are_those_of_the_model_whose_softmax_is_told_what_to_give() -> None:
+    model = single_model("llama")
+    found = found_of(as_loaded(model))
+    ids = [token_ids(model, 7, seed) for seed in range(5)]
+    model.set_attn_implementation("eager")
+
+    def loss(k: int, given: list[Tensor] | None) -> tuple[float, list[Tensor]]:
+        with torch.no_grad(), Softmax(given) as mode:
+            logits = model(input_ids=ids[k]).logits[0, :-1].double()
+        return float(nn.functional.cross_entropy(logits, ids[k][0, 1:])), mode.values
+
+    live = [loss(k, None) for k in range(5)]
+    assert found.live == pytest.approx(sum(one for one, _ in live) / 5, rel=1e-5)
+    weights = [values for _, values in live]
+    mean = [torch.stack(same).mean(dim=0) for same in zip(*weights, strict=True)]
+    other = [loss(k, weights[(k + 1) % 5])[0] for k in range(5)]
+    average = [loss(k, mean)[0] for k in range(5)]
+    assert loss_of(found, "H", "another prompt") == pytest.approx(sum(other) / 5, rel=1e-5)
+    assert loss_of(found, "H", "mean") == pytest.approx(sum(average) / 5, rel=1e-5)
+    assert found.holds
+    assert all(abs(run.change) < 1e-5 for run in found.runs if run.source == "own")
+    for run in found.runs:
+        assert run.change == pytest.approx(run.loss - found.live, abs=1e-9)
+        assert run.low is not None
+        assert run.high is not None
+        assert run.low <= run.change <= run.high
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "gemma2", "mixtral", "bloom", "qwen3"])
+def test_own_values_give_back_the_live_loss(model_type: str) -> None:
+    found = found_of(as_loaded(single_model(model_type)), count=2)
+    assert found.own_error < 1e-5
+    assert loss_of(found, "H and norms", "another prompt") != pytest.approx(found.live, rel=1e-4)
+    assert all(run.low is None and run.reasons["low"] == "needs 5 prompts" for run in found.runs)
+
+
+def test_a_wrong_own_value_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fixed_module.Captured, "held", lambda self, kind: fixed_module.Held(
+        [fixed_module.StoredRows(H.flip(0)) for H in self.attention], {}))  # fmt: skip
+    assert not found_of(as_loaded(single_model("llama")), count=2).holds
+
+
+def test_weights_read_block_by_block_give_the_same_losses(tmp_path: Path) -> None:
+    expected = found_of(whole(saved("llama", tmp_path)))
+    with in_parts(tmp_path) as loaded:
+        assert found_of(loaded) == expected
+
+
+def test_what_cannot_be_held_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = as_loaded(single_model("llama"))
+    some = [prompt_of(token_ids(loaded.model, n)) for n in (7, 5)]
+    with pytest.raises(InputError, match=r"prompts of 5, 7 tokens; .* use --max-tokens 5"):
+        fixed(loaded, some, True, quiet)
+    bundled = fixed(loaded, some, False, quiet)
+    assert [prompt.tokens for prompt in bundled.prompts] == [5, 5]
+    with pytest.raises(InputError, match="one prompt has no other"):
+        fixed(loaded, some[:1], True, quiet)
+    with pytest.raises(InputError, match="one token has no loss"):
+        fixed(loaded, [prompt_of(token_ids(loaded.model, 1))] * 2, True, quiet)
+    with pytest.raises(UnsupportedModelError, match="no next-token model"):
+        found_of(as_loaded(single_model("bert")), count=2)
+    monkeypatch.setattr(fixed_module, "KEPT_BYTES", 100)
+    with pytest.raises(InputError, match="use fewer prompts or --max-tokens"):
+        found_of(loaded)
