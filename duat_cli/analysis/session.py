@@ -147,7 +147,7 @@ class Session:
         block. Then the sweep may begin anew, and `listener_of` is asked again.
         """
         if self.loaded.paged is not None:
-            for wave in self._waves(prompts):
+            for wave in self.waves(prompts):
                 self._sweep_paged(self.loaded.paged.pager, wave, listener_of, ended, guest_of)
                 guest_of = None
             return
@@ -159,7 +159,7 @@ class Session:
             self.plain_error = max(self.plain_error, sweep.plain_error())
             self._swept = True
 
-    def _waves(self, prompts: Sequence[Prompt]) -> Iterator[dict[int, Prompt]]:
+    def waves(self, prompts: Sequence[Prompt]) -> Iterator[dict[int, Prompt]]:
         """Prompts that go side by side, whose hidden states fit into a wave; one empty wave for none."""
         width, size = self.loaded.model.config.get_text_config().hidden_size, self._dtype.itemsize
         for wave in prompt_waves([prompt.input_ids.shape[1] for prompt in prompts], width, size):
@@ -280,8 +280,7 @@ class Session:
                     )
                 )
             require_signal(run)
-            if run.attention and not self.heads:
-                self.heads, self.kv_heads = run.attention[0].rows.heads, run.attention[0].value.shape[1]
+            self.saw(run)
             self._checks = checks
             listener(run)
 
@@ -290,6 +289,11 @@ class Session:
 
         seen = InstrumentedPass(rig, forward, _ignore if listener is _ignore else listen)
         return _Sweep(seen, PlainPass(blocks, forward) if checks else None)
+
+    def saw(self, run: BlockRun) -> None:
+        """Learn from a block how many heads the model has."""
+        if run.attention and not self.heads:
+            self.heads, self.kv_heads = run.attention[0].rows.heads, run.attention[0].value.shape[1]
 
     def forwards(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
         """What plain passes of the model give, all at once where its weights are read block by block."""

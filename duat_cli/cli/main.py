@@ -14,6 +14,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from duat_cli import __version__
+from duat_cli.cli.commands.attribute import attribute
 from duat_cli.cli.commands.check import check
 from duat_cli.cli.commands.explain import explain
 from duat_cli.cli.commands.inspect import inspect
@@ -47,6 +48,7 @@ app = typer.Typer(
     "Every command explains its options: duat inspect --help.",
 )
 app.command("inspect", cls=Command, rich_help_panel=PANEL_READ)(inspect)
+app.command("attribute", cls=Command, rich_help_panel=PANEL_READ)(attribute)
 app.command("matrix", cls=Command, rich_help_panel=PANEL_READ)(matrix)
 app.command("prune-bound", cls=Command, rich_help_panel=PANEL_READ)(prune_bound)
 app.command("lora-diff", cls=Command, rich_help_panel=PANEL_READ)(lora_diff)

@@ -328,16 +328,22 @@ def run_without(structure: ModelStructure, forward: Forward, recorded: Recorded,
 
 
 def behind_blocks(
-    structure: ModelStructure, forward: Forward, recorded: Recorded, hidden: Tensor, weights: Weights | None = None
+    structure: ModelStructure,
+    forward: Forward,
+    recorded: Recorded,
+    hidden: Tensor,
+    weights: Weights | None = None,
+    *,
+    gradient: bool = True,
 ) -> BlockPass:
-    """What follows the last block, on `hidden` in place of its output, with a graph."""
+    """What follows the last block, on `hidden` in place of its output; gradient: with a graph."""
     count = len(recorded.calls)
 
     def handle(number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         call = recorded.calls[number]
         return with_hidden(call.output, call.before, hidden if number == count - 1 else call.after)
 
-    return BlockPass(structure, forward, handle, gradient=True, weights=weights, start=count)
+    return BlockPass(structure, forward, handle, gradient=gradient, weights=weights, start=count)
 
 
 def with_hidden(output: Any, like: Tensor, hidden: Tensor) -> Any:

@@ -1,0 +1,77 @@
+"""`duat attribute`: what predictions are made of, exactly, in one sweep back through the frozen network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from duat_cli import __version__
+from duat_cli.analysis.attribute.report import attributions
+from duat_cli.analysis.attribute.targets import Asked, Chooser, Words
+from duat_cli.analysis.attribute.work import Work
+from duat_cli.analysis.progress import Progress
+from duat_cli.analysis.session import Session, prompt_facts
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.loading.model.load import LoadedModel
+from duat_cli.loading.prompts import Prompt
+from duat_cli.models.sweep.ending import EndingForm
+from duat_cli.results.attribute import AttributeReport, AttributionCertificate
+from duat_cli.results.base import Skipped
+
+TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+
+
+@dataclass(frozen=True)
+class AttributeOptions:
+    """What `duat attribute` computes."""
+
+    asked: Asked = field(default_factory=Asked)
+    top: int = 10
+    """How many neurons, experts and heads' flows are kept."""
+
+
+def attribute(
+    loaded: LoadedModel, prompts: Sequence[Prompt], words: Words, options: AttributeOptions, progress: Progress
+) -> AttributeReport:
+    """The parts of every asked prediction of `prompts`."""
+    if getattr(loaded.model.config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(
+            f"{type(loaded.model).__name__}: its decoder's cross-attention is outside the form, so its logits have no "
+            "exact parts"
+        )
+    session = Session(loaded, progress, cache=False)
+    labels = {int(k): str(v) for k, v in (getattr(loaded.model.config, "id2label", None) or {}).items()}
+    chooser = Chooser(options.asked, words, labels)
+    work = Work(session, prompts, chooser, progress, options.top, options.top)
+    found = [one for some in work.run() for one in attributions(some, prompts, chooser, words)]
+    residual = max(max(one.residual, one.direct.residual) for one in found)
+    if not math.isfinite(residual):
+        raise UnsupportedModelError(f"the parts are not finite in {loaded.dtype}; run with --dtype float32")
+    tolerance = TOLERANCES[loaded.model.dtype]
+    assert work.form is not None
+    return AttributeReport(
+        duat_version=__version__,
+        environment=session.environment(),
+        model=session.model_facts(),
+        prompts=prompt_facts(prompts),
+        certificate=AttributionCertificate(residual=residual, tolerance=tolerance, exact=residual <= tolerance),
+        held=held(work.form),
+        attribution=found,
+        skipped=[Skipped(what="model", why=note) for note in session.structure.uncovered],
+        warnings=session.warnings(),
+        run=session.run_facts(),
+    )
+
+
+def held(form: EndingForm) -> list[str]:
+    """What is fixed between the last block and the logits, in words."""
+    found = [f"{kind}: its scale" for kind in form.held_kinds]
+    if form.held:
+        found.append("activations of the head: the ratio of what they give to what they get")
+    if form.layer is not None:
+        found.append(f"behind {type(form.layer).__name__}, the head's last layer, the logits are capped: its output is "
+                     "attributed, and both are printed")  # fmt: skip
+    return found

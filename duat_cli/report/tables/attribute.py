@@ -1,0 +1,243 @@
+"""`duat attribute` as text for a terminal: the prompt's tokens with their parts as bars, then what leads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from duat_cli.report.tables import facts, numbers
+from duat_cli.report.tables.page import Page, line
+from duat_cli.results.attribute import AttributeReport, Attribution, AttributionCertificate, Flow, InnerPart
+
+_BLANK = Text("")
+_LONGEST = 16  # of a token, in cells
+_BAR = 24  # of the longest bar, in cells
+_SHOWN = 8  # predictions with all their tables; more are one line each
+_NOT_CAUSAL = (
+    "Parts are exact shares of this output with attention, norms and gates held as they are. They do not say what "
+    "would happen if a part were removed: then these react."
+)
+_TOKENS = 40  # of a prompt, in its table; the largest parts of a longer one
+
+
+def render_attribute(report: AttributeReport, page: Page) -> str:
+    """The predictions one by one, in full as far as they are few."""
+    parts: list[RenderableType] = [*facts.loaded(report.model, report.prompts, report.environment), _BLANK]
+    many = len(report.attribution) > _SHOWN
+    if many:
+        parts += [*_overview(report, page), _BLANK]
+    else:
+        for one in report.attribution:
+            parts += [*_prediction(one, page, len(report.prompts)), _BLANK]
+    parts += [
+        *facts.section("held fixed between the last block and the logits", report.held),
+        _verdict(report.certificate),
+        line(_NOT_CAUSAL, "dim"),
+        *facts.section("skipped", [f"{entry.what}: {entry.why}" for entry in report.skipped]),
+        *facts.section("warnings", report.warnings, "yellow"),
+    ]
+    return page.render(parts)
+
+
+def _prediction(one: Attribution, page: Page, prompts: int) -> list[RenderableType]:
+    return [
+        line(_title(one, prompts), "bold"),
+        *map(line, _sums(one)),
+        _BLANK,
+        *_tokens(one, page),
+        _BLANK,
+        *_blocks(one, page),
+        _BLANK,
+        *_heads(one, page),
+        *_inner("neurons", one.parts.neurons, page),
+        *_inner("experts", one.parts.experts, page),
+        *_flows(one.flows, one),
+    ]
+
+
+def named(one: Attribution) -> str:
+    """The target in words: ' Paris' against ' Rome'."""
+    target = one.target
+    text = "norm of the pooled vector" if target.token is None else f"'{target.token.text}'"
+    if target.against is not None:
+        return f"{text} against '{target.against.text}'"
+    return f"{text} against the mean of all" if target.against_mean else text
+
+
+def _title(one: Attribution, prompts: int) -> str:
+    where = "" if one.position is None else f" at position {one.position}"
+    prompt = f"prompt {one.prompt}, " if prompts > 1 else ""
+    choice = "" if one.rank is None else f", choice {one.rank} of the model"
+    return f"{prompt}{named(one)}{where}: logit {numbers.plain(one.logit)}{choice}"
+
+
+def _sums(one: Attribution) -> list[str]:
+    p, d = one.parts, one.direct
+    plain = numbers.signed(numbers.plain)
+    total = f"tokens {plain(sum(t.value for t in p.tokens))}, biases {plain(p.static.value)}, UAT terms " + plain(
+        sum(u.value for u in p.units)
+    )
+    heads, units = sum(h.value for h in d.heads), sum(u.value for u in d.units)
+    direct = f"tokens {plain(d.tokens)}, biases {plain(d.static)}, heads {plain(heads)}, UAT terms {plain(units)}"
+    found = [f"total: {total}, head {plain(p.head_bias)}", f"direct: {direct}, head {plain(d.head_bias)}"]
+    return found if one.capped is None else [*found, f"behind the model's cap: {numbers.plain(one.capped)}"]
+
+
+def _tokens(one: Attribution, page: Page) -> list[RenderableType]:
+    """One row a token: what it adds, what was computed at it, and a bar of both."""
+    tokens, here = one.parts.tokens, _computed(one)
+    shown = sorted(sorted(range(len(tokens)), key=lambda t: -abs(tokens[t].value) - abs(here[t]))[:_TOKENS])
+    table = _table(page)
+    for header, side in (
+        ("token", "left"),
+        ("its own\npart", "right"),
+        ("UAT terms\nat it", "right"),
+        ("both", "left"),
+    ):
+        table.add_column(header, justify=side, no_wrap=True, vertical="bottom")  # type: ignore[arg-type]
+    both = [tokens[t].value + here[t] for t in range(len(tokens))]
+    largest = max((abs(both[t]) for t in shown), default=0.0)
+    width = max(4, min(_BAR, (page.width - 48) // 2))
+    plain = numbers.signed(numbers.plain)
+    for t in shown:
+        label = _cut(tokens[t].text)
+        cells = (f"{t} '{label}'", plain(tokens[t].value), plain(here[t]))
+        table.add_row(*(Text(cell) for cell in cells), _bar(both[t], largest, width, page))
+    left = len(tokens) - len(shown)
+    more = [line(f"{left} tokens with smaller parts: --json has them.", "dim")] if left else []
+    return [line("By token: its embedding, and the UAT terms computed at it", "bold"), table, *more]
+
+
+def _computed(one: Attribution) -> list[float]:
+    """The UAT terms by the token at which they were computed."""
+    found = [0.0] * len(one.parts.tokens)
+    for unit in one.parts.units:
+        for t, value in enumerate(unit.tokens or ()):
+            found[t] += value
+    return found
+
+
+def _bar(value: float, largest: float, width: int, page: Page) -> Text:
+    """To the left below zero, to the right above; the sign is in its place, not in its colour alone."""
+    full = round(width * abs(value) / largest) if largest else 0
+    mark = "█" if page.boxes else "#"
+    if value < 0:
+        return Text(" " * (width - full) + mark * full + "|", style="red")
+    return Text(" " * width + "|" + mark * full, style="green")
+
+
+def _blocks(one: Attribution, page: Page) -> list[RenderableType]:
+    """The leading blocks: their UAT terms and biases, total; heads and units, direct."""
+    blocks = range(len(one.parts.static.blocks))
+    total = {b: [0.0, one.parts.static.blocks[b]] for b in blocks}
+    direct = {b: [0.0, 0.0] for b in blocks}
+    for unit in one.parts.units:
+        total[unit.block][0] += unit.value
+    for head in one.direct.heads:
+        direct[head.block][0] += head.value
+    for written in one.direct.units:
+        direct[written.block][1] += written.value
+    leading = sorted(blocks, key=lambda b: -max(map(abs, (*total[b], *direct[b]))))[:10]
+    table = _table(page)
+    table.add_column("block", justify="right")
+    for header in ("UAT terms\ntotal", "biases\ntotal", "heads\ndirect", "UAT terms\ndirect"):
+        table.add_column(header, justify="right", no_wrap=True)
+    plain = numbers.signed(numbers.plain)
+    for b in sorted(leading):
+        table.add_row(str(b), *(plain(value) for value in (*total[b], *direct[b])))
+    return [line("Leading blocks", "bold"), table]
+
+
+def _heads(one: Attribution, page: Page) -> list[RenderableType]:
+    heads = sorted(one.direct.heads, key=lambda head: -max(abs(head.value), abs(head.moved)))[:10]
+    if not heads:
+        return []
+    plain = numbers.signed(numbers.plain)
+    rows = [(f"{head.block}.{head.head}", plain(head.value), plain(head.moved)) for head in heads]
+    return [
+        line("Leading heads: written straight to the logit, and moved towards it through later blocks", "bold"),
+        _rows(("head", "direct", "moved"), rows, page),
+    ]
+
+
+def _inner(word: str, parts: Sequence[InnerPart], page: Page) -> list[RenderableType]:
+    if not parts:
+        return []
+    plain = numbers.signed(numbers.plain)
+    several = any(part.unit for part in parts)
+    rows = [(f"{p.block}.{p.unit}.{p.index}" if several else f"{p.block}.{p.index}", plain(p.value)) for p in parts]
+    return [_BLANK, line(f"Leading {word}", "bold"), _rows((word.removesuffix("s"), "total"), rows, page)]
+
+
+def _flows(flows: Sequence[Flow], one: Attribution) -> list[RenderableType]:
+    """The largest moves of the leading heads, a line each."""
+    if not flows:
+        return []
+    plain, texts = numbers.signed(numbers.plain), [_cut(token.text) for token in one.parts.tokens]
+
+    def name(position: int) -> str:
+        return f"{position} '{texts[position]}'" if position < len(texts) else str(position)
+
+    found: list[RenderableType] = [_BLANK, line("What the leading heads moved, from token to token", "bold")]
+    for flow in flows[:5]:
+        for move in flow.moves[:2]:
+            what = f"attention {numbers.plain(move.attention)}, value {plain(move.carried)}"
+            way = f"{name(move.source)} -> {name(move.target)}"
+            found.append(line(f"{flow.block}.{flow.head}  {way}: {plain(move.value)} ({what})"))
+    return found
+
+
+def _overview(report: AttributeReport, page: Page) -> list[RenderableType]:
+    """One line a prediction: the token and the block that lead."""
+    plain = numbers.signed(numbers.plain)
+    several = len(report.prompts) > 1
+    rows = []
+    for one in report.attribution:
+        here = _computed(one)
+        lead = max(range(len(here)), key=lambda t: abs(one.parts.tokens[t].value + here[t]))
+        unit = max(one.parts.units, key=lambda u: abs(u.value), default=None)
+        token = one.parts.tokens[lead]
+        rows.append(
+            (
+                (f"{one.prompt}:" if several else "") + ("-" if one.position is None else str(one.position)),
+                _cut(named(one)),
+                plain(one.logit),
+                numbers.ABSENT if one.rank is None else str(one.rank),
+                f"{lead} '{_cut(token.text)}' {plain(token.value + here[lead])}",
+                numbers.ABSENT if unit is None else f"{unit.block} {plain(unit.value)}",
+            )
+        )
+    title = f"{len(report.attribution)} predictions; the leading token and block of each, in full with --json"
+    return [line(title, "bold"), _rows(("at", "target", "logit", "rank", "token", "block"), rows, page)]
+
+
+def _verdict(certificate: AttributionCertificate) -> Text:
+    error = numbers.error(certificate.residual)
+    text = f"the parts miss the untouched model's own logit by {error} of the largest partial sum"
+    if certificate.exact:
+        return line(f"exact: {text}, tolerance {certificate.tolerance:.0e}", "green")
+    return line(
+        f"NOT EXACT: {text}, tolerance {certificate.tolerance:.0e}; do not rely on the numbers above", "bold red"
+    )
+
+
+def _cut(text: str) -> str:
+    return text if cell_len(text) <= _LONGEST else set_cell_size(text, _LONGEST - 2) + ".."
+
+
+def _rows(headers: Sequence[str], rows: Sequence[Sequence[str]], page: Page) -> Table:
+    table = _table(page)
+    for k, header in enumerate(headers):
+        words = k == 0 or header in ("target", "token", "block")
+        table.add_column(header, justify="left" if words else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
+def _table(page: Page) -> Table:
+    return Table(box=page.rule, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
