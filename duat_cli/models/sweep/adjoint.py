@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_error, tolerance_for
-from duat_cli.models.block.norms import freeze_whole
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.instrument.rig import BlockRun, Replay, Rig
 from duat_cli.models.sweep.gradients import pulled
@@ -91,7 +90,7 @@ class Adjoint:
             found.append(BlockAdjoint(number, run, total, direct, held))
 
         interface = self._structure.path == "attention interface"
-        rig = Rig(self._structure.stack, [proved.parts], interface=interface, freeze=freeze_whole)
+        rig = Rig(self._structure.stack, [proved.parts], interface=interface, whole=True)
         args, kwargs = proved.parts.hidden.put(call.args, call.kwargs, call.before.clone())  # blocks may write to it
         with rig.active(), watching(watched, see):
             rig.run(lambda: proved.parts.module(*args, **kwargs), listen)

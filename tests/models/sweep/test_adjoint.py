@@ -34,7 +34,7 @@ def test_parts_are_those_of_a_forward_written_by_hand(model_type: str, place: in
         assert far([neurons[k] for k in range(len(expected))], expected) < 1e-6
     assert sum(unit.value for unit in got.parts.units) == pytest.approx(sum(float(n.sum()) for n in through.neurons))
     static = got.parts.static.value + got.parts.head_bias
-    assert static == pytest.approx(sum(float(rest) for rest in through.rests), abs=1e-7)
+    assert static == pytest.approx(sum(float(rest.detach()) for rest in through.rests), abs=1e-7)
 
 
 @pytest.mark.parametrize("model_type", WRITTEN)
