@@ -34,6 +34,8 @@ _LOGIT = Meaning("logits", "measured", signed=True)
 _RESIDUAL = Meaning(
     "relative", "measured", formula="|sum of parts - logit| / largest absolute partial sum", better="lower"
 )
+_LOST = Meaning("logits", "measured", formula="logit - logit without it", signed=True)
+_KL = Meaning("nats", "measured", formula="KL(softmax of the model's logits || softmax of those without it)")
 Tokens = Annotated[list[Finite], _TOTAL]
 
 
@@ -159,6 +161,53 @@ class TargetFacts(WithReasons):
     against_mean: bool = Field(description="whether the mean logit of the vocabulary is subtracted")
 
 
+class RemovedPart(WithReasons):
+    """A head or neuron, its frozen part, and what the model does without it."""
+
+    block: int = Field(description="number of the block, from 0")
+    unit: int | None = Field(description="of a neuron: number of the unit's call among the block's")
+    index: int = Field(description="number of the head in its block, or of the neuron in its unit")
+    part: Annotated[Finite, _TOTAL] = Field(description="its frozen part, through all later blocks; of a head, `moved`")
+    direct: Annotated[Finite | None, _DIRECT] = Field(description="of a head: what it writes straight to the logit")
+    change: Annotated[Finite | None, _LOST] = Field(description="how much of the logit is lost when it is set to zero")
+    kl: Annotated[Finite | None, _KL] = Field(description="of the output's distribution there when it is set to zero")
+
+
+class RemovedToken(WithReasons):
+    """A token of the prompt, its frozen part, and what the model does without it, in two ways."""
+
+    position: int = Field(description="of the token, from 0")
+    text: str = Field(description="the token, control characters escaped")
+    part: Annotated[Finite, _TOTAL] = Field(description="its frozen part, through all blocks")
+    cut: Annotated[Finite | None, _LOST] = Field(
+        description="how much of the logit is lost when no token may attend to it"
+    )
+    cut_kl: Annotated[Finite | None, _KL] = Field(description="of the output's distribution there, then")
+    replaced: Annotated[Finite | None, _LOST] = Field(
+        description="how much of the logit is lost when its embedding is the mean of the vocabulary's"
+    )
+    replaced_kl: Annotated[Finite | None, _KL] = Field(description="of the output's distribution there, then")
+
+
+class Agreement(WithReasons):
+    """How well frozen parts order measured changes."""
+
+    what: str = Field(description="which parts, removed in which way")
+    count: int = Field(description="how many were removed")
+    rank_correlation: Annotated[Finite | None, Meaning("-1 to 1", "measured", source="Spearman", signed=True)] = Field(
+        description="of frozen parts and measured changes, over the leading ones alone"
+    )
+
+
+class MeasuredParts(Result):
+    """The leading parts taken out for real, one at a time. Frozen parts are not causal; this is what removal does."""
+
+    heads: list[RemovedPart]
+    neurons: list[RemovedPart]
+    tokens: list[RemovedToken]
+    agreement: list[Agreement]
+
+
 class Attribution(WithReasons):
     """One prediction: one prompt, one position, one target."""
 
@@ -173,6 +222,7 @@ class Attribution(WithReasons):
     parts: Parts
     direct: Direct
     flows: list[Flow]
+    measured: MeasuredParts | None = Field(description="with --measure: the leading parts taken out for real")
     residual: Annotated[Finite, _RESIDUAL] = Field(
         description="how far the sum of the parts is from the model's own logit: the certificate"
     )

@@ -7,6 +7,7 @@ from typing import Literal
 from duat_cli.checks.drift import Deviation
 from duat_cli.checks.verdict.causes import grouped
 from duat_cli.results.attribute import (
+    Agreement,
     AttributeReport,
     Attribution,
     AttributionCertificate,
@@ -15,7 +16,10 @@ from duat_cli.results.attribute import (
     Flow,
     HeadPart,
     InnerPart,
+    MeasuredParts,
     Move,
+    RemovedPart,
+    RemovedToken,
     StaticPart,
     TargetFacts,
     TokenName,
@@ -354,6 +358,29 @@ def attribute_report() -> AttributeReport:
                         moves=[Move(source=0, target=1, value=-0.5, attention=0.25, carried=-2.0)],
                     )
                 ],
+                measured=MeasuredParts(
+                    heads=[
+                        RemovedPart(
+                            block=0,
+                            unit=None,
+                            index=0,
+                            part=-0.5,
+                            direct=1.0,
+                            change=0.25,
+                            kl=0.125,
+                            reasons={"unit": "none"},
+                        )
+                    ],
+                    neurons=[],
+                    tokens=[
+                        RemovedToken(
+                            position=1, text=" capital", part=1.25, cut=0.5, cut_kl=0.25, replaced=1.5, replaced_kl=0.75
+                        )
+                    ],
+                    agreement=[
+                        Agreement(what="heads", count=1, rank_correlation=None, reasons={"rank_correlation": "few"})
+                    ],
+                ),
                 residual=3.1e-7,
             )
         ],

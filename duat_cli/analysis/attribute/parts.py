@@ -30,8 +30,8 @@ class UnitParts:
     total: Tensor  # (targets,)
     direct: Tensor  # (targets,)
     tokens: Tensor | None  # total, (targets, N); None where its output has no rows a token
+    site: Site | None  # of its neurons
     neurons: Tensor | None  # total, (targets, neurons)
-    neurons_direct: Tensor | None
     experts: Tensor | None  # total, (targets, experts)
 
 
@@ -113,8 +113,8 @@ def _joined(units: list[UnitParts], block: BlockAdjoint) -> UnitParts:
         total=block.total.together,
         direct=block.direct.together,
         tokens=None,
+        site=None,
         neurons=None,
-        neurons_direct=None,
         experts=None,
     )
 
@@ -137,15 +137,15 @@ def _unit_parts(block: BlockAdjoint, place: int, unit: UnitCall, call: int) -> U
     run, total, direct = block.run, block.total.units[place], block.direct.units[place]
     term = unit.output - biases(run)[place]
     product = total.double() * term.double()
-    neurons = [_neurons(block.held, unit, call, gradient) for gradient in (total, direct)]
+    held = _of_call(block.held, unit, call, "neuron")
     return UnitParts(
         name=type(unit.module).__name__,
         mixes=unit.module in run.parts.mixing,
         total=product.flatten(1).sum(dim=1),
         direct=products(direct, term),
         tokens=_by_token(product, run.input.shape[1]),
-        neurons=neurons[0],
-        neurons_direct=neurons[1],
+        site=None if held is None else held.site,
+        neurons=_neurons(block.held, unit, call, total),
         experts=_experts(block.held, unit, call, total),
     )
 

@@ -9,16 +9,17 @@ from dataclasses import dataclass, field
 import torch
 
 from duat_cli import __version__
+from duat_cli.analysis.attribute.measure import Measurer
 from duat_cli.analysis.attribute.report import attributions
 from duat_cli.analysis.attribute.targets import Asked, Chooser, Words
 from duat_cli.analysis.attribute.work import Work
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session, prompt_facts
-from duat_cli.errors import UnsupportedModelError
+from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.sweep.ending import EndingForm
-from duat_cli.results.attribute import AttributeReport, AttributionCertificate
+from duat_cli.results.attribute import AttributeReport, Attribution, AttributionCertificate
 from duat_cli.results.base import Skipped
 
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -31,6 +32,8 @@ class AttributeOptions:
     asked: Asked = field(default_factory=Asked)
     top: int = 10
     """How many neurons, experts and heads' flows are kept."""
+    measure: int = 0
+    """How many leading heads, neurons and tokens are taken out for real."""
 
 
 def attribute(
@@ -45,13 +48,23 @@ def attribute(
     session = Session(loaded, progress, cache=False)
     labels = {int(k): str(v) for k, v in (getattr(loaded.model.config, "id2label", None) or {}).items()}
     chooser = Chooser(options.asked, words, labels)
-    work = Work(session, prompts, chooser, progress, options.top, options.top)
-    found = [one for some in work.run() for one in attributions(some, prompts, chooser, words)]
+    if options.measure and options.asked.position == "all":
+        raise InputError("--measure: one position at a time; expected --position with a number")
+    work = Work(session, prompts, chooser, progress, max(options.top, options.measure), options.top)
+    found: list[Attribution] = []
+    ran = work.run()
+    assert work.form is not None
+    for some in ran:
+        measured = None
+        if options.measure:
+            progress(some.prompt, len(prompts), f"removing what leads in prompt {some.prompt + 1} of {len(prompts)}")
+            ids, target = prompts[some.prompt].input_ids.to(loaded.device), some.targets[0]
+            measured = Measurer(session, work.sites, work.form, ids, target).of(some, options.measure)
+        found += attributions(some, prompts, chooser, words, options.top, measured)
     residual = max(max(one.residual, one.direct.residual) for one in found)
     if not math.isfinite(residual):
         raise UnsupportedModelError(f"the parts are not finite in {loaded.dtype}; run with --dtype float32")
     tolerance = TOLERANCES[loaded.model.dtype]
-    assert work.form is not None
     return AttributeReport(
         duat_version=__version__,
         environment=session.environment(),

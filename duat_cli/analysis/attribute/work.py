@@ -80,14 +80,14 @@ class Work:
         self._prompts = [
             _Prompt(k, ids, Prediction(model, ids)) for k, ids in enumerate(p.input_ids.to(device) for p in prompts)
         ]
-        self._sites: dict[nn.Module, BlockSites] = {}
+        self.sites: dict[nn.Module, BlockSites] = {}
         self.form: EndingForm | None = None
         self._done = 0
 
     def run(self) -> list[Found]:
         """Everything, prompt by prompt."""
         if self._session.weights is None:
-            self._sites = find_sites(self._session.structure)
+            self.sites = find_sites(self._session.structure)
             waves = [[prompt] for prompt in self._prompts]
         else:
             waves = [[self._prompts[k] for k in wave] for wave in self._session.waves(self._texts)]
@@ -104,7 +104,7 @@ class Work:
         """Run prompts, and with the first of them the probe prompt."""
         running = [self._probe, *wave] if first else wave
         if self._session.weights is not None and first:
-            self._session.discover_beside(lambda found: _Guest(found, running, self._sites))
+            self._session.discover_beside(lambda found: _Guest(found, running, self.sites))
         else:
             for prompt in running:
                 prompt.record = recording(self._session.structure, prompt.forward, prompt.calls)
@@ -145,7 +145,7 @@ class Work:
             output = ending(hidden, gradient=True)
             values = [target.of(output) for target in targets]
         at = _at_last(values, hidden, targets)
-        size = _bytes(recorded, self._sites)
+        size = _bytes(recorded, self.sites)
         found = []
         for some in torch.arange(len(targets)).split(max(1, TARGET_BYTES // size)):
             here = [targets[k] for k in some]
@@ -161,7 +161,7 @@ class Work:
                 capped=[None if own is recorded.output else float(t.of(recorded.output.detach())) for t in here],
                 ranks=[target.rank(recorded.output) for target in here],
             )
-            found.append(_UnderWay(one, Adjoint(structure, self._sites, recorded, at[some]), recorded.calls[0].before))
+            found.append(_UnderWay(one, Adjoint(structure, self.sites, recorded, at[some]), recorded.calls[0].before))
         return found
 
 
@@ -213,13 +213,14 @@ class _Guest:
 class Prediction:
     """One pass of a model on a prompt, to what it predicts."""
 
-    def __init__(self, model: Any, ids: Tensor) -> None:
-        self._model, self._ids = model, ids
+    def __init__(self, model: Any, ids: Tensor, mask: Tensor | None = None) -> None:
+        """mask: as of `run_stack`."""
+        self._model, self._ids, self._mask = model, ids, mask
         self.headless = False  # whether that is the mean of its hidden states, once it has run
 
     def __call__(self) -> Tensor:
         """(1, N, vocabulary), (1, classes), or without a head (1, M)."""
-        output = run_stack(self._model, self._ids)
+        output = run_stack(self._model, self._ids, self._mask)
         for name in ("logits", "prediction_logits"):  # a class for pretraining has several heads
             found = getattr(output, name, None)
             if isinstance(found, Tensor):

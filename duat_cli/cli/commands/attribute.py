@@ -60,6 +60,18 @@ Top = Annotated[
     ),
 ]
 
+Measure = Annotated[
+    int,
+    typer.Option(
+        "--measure",
+        metavar="K",
+        min=0,
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Take the K leading heads, neurons and tokens out for real, one at a time, and show what that does beside "
+        "their parts.",
+    ),
+]
+
 
 def attribute(
     model: options.Model = None,
@@ -71,6 +83,7 @@ def attribute(
     position: Position = "-1",
     first_token: FirstToken = False,
     top: Top = 10,
+    measure: Measure = 0,
     device: options.Device = "auto",
     dtype: options.DtypeOption = "float32",
     memory: options.Memory = None,
@@ -114,7 +127,7 @@ def attribute(
 
         words = Words(load_tokenizer(loaded.files.path, trust_remote_code=trust_remote_code))
         asked = Asked(target, against, place, first_token)
-        report = compute(loaded, read, words, AttributeOptions(asked, top), progress)
+        report = compute(loaded, read, words, AttributeOptions(asked, top, measure), progress)
 
     from duat_cli.report.tables.attribute import render_attribute
 

@@ -11,7 +11,14 @@ from rich.text import Text
 
 from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.page import Page, line
-from duat_cli.results.attribute import AttributeReport, Attribution, AttributionCertificate, Flow, InnerPart
+from duat_cli.results.attribute import (
+    AttributeReport,
+    Attribution,
+    AttributionCertificate,
+    Flow,
+    InnerPart,
+    MeasuredParts,
+)
 
 _BLANK = Text("")
 _LONGEST = 16  # of a token, in cells
@@ -56,6 +63,7 @@ def _prediction(one: Attribution, page: Page, prompts: int) -> list[RenderableTy
         *_inner("neurons", one.parts.neurons, page),
         *_inner("experts", one.parts.experts, page),
         *_flows(one.flows, one),
+        *_measured(one.measured, page),
     ]
 
 
@@ -189,6 +197,34 @@ def _flows(flows: Sequence[Flow], one: Attribution) -> list[RenderableType]:
             way = f"{name(move.source)} -> {name(move.target)}"
             found.append(line(f"{flow.block}.{flow.head}  {way}: {plain(move.value)} ({what})"))
     return found
+
+
+def _measured(found: MeasuredParts | None, page: Page) -> list[RenderableType]:
+    """Frozen parts beside what removal does."""
+    if found is None:
+        return []
+    plain = numbers.signed(numbers.plain)
+    heads = [
+        (f"{h.block}.{h.index}", plain(h.part), plain(h.direct), plain(h.change), numbers.plain(h.kl))
+        for h in found.heads
+    ]
+    neurons = [(f"{n.block}.{n.index}", plain(n.part), plain(n.change), numbers.plain(n.kl)) for n in found.neurons]
+    tokens = [
+        (f"{t.position} '{_cut(t.text)}'", plain(t.part), plain(t.cut), numbers.plain(t.cut_kl), plain(t.replaced),
+         numbers.plain(t.replaced_kl))
+        for t in found.tokens
+    ]  # fmt: skip
+    rest = ("lost", "KL")
+    tables: list[RenderableType] = [_BLANK, line("Taken out for real, one at a time", "bold")]
+    if heads:
+        tables += [_rows(("head", "moved", "direct", *rest), heads, page), _BLANK]
+    if neurons:
+        tables += [_rows(("neuron", "part", *rest), neurons, page), _BLANK]
+    tables.append(_rows(("token", "part", "cut", "KL", "replaced", "KL"), tokens, page))
+    agreement = [f"{a.what} {a.rank_correlation:.2f}" for a in found.agreement if a.rank_correlation is not None]
+    words = "lost: of the logit, without it; cut: attention to the token; replaced: its embedding by the mean one."
+    order = f" Rank correlation with the parts: {'; '.join(agreement)}." if agreement else ""
+    return [*tables, line(words + order, "dim")]
 
 
 def _overview(report: AttributeReport, page: Page) -> list[RenderableType]:
