@@ -151,9 +151,9 @@ class TokenName(Result):
 class TargetFacts(WithReasons):
     """What is attributed."""
 
-    kind: Literal["token", "class", "component", "norm"] = Field(
-        description="a token of the vocabulary; a class; or, of a model without a head, a component or the norm of the "
-        "mean of its last hidden states, the norm along the direction that the vector has"
+    kind: Literal["token", "class", "component", "norm", "log-probability"] = Field(
+        description="a token of the vocabulary; its log-probability, linearised; a class; or, of a model without a "
+        "head, a component or the norm of the mean of its last hidden states, the norm along the vector's own direction"
     )
     token: TokenName | None = Field(description="what the number belongs to; null for a norm")
     given: bool = Field(description="whether it was asked for; otherwise the model's own first choice")
@@ -228,6 +228,61 @@ class Attribution(WithReasons):
     )
 
 
+class Source(Result):
+    """A token of a text, and what it did for all tokens of a continuation together."""
+
+    position: int = Field(description="of the token, from 0")
+    text: str = Field(description="the token, control characters escaped")
+    value: Annotated[Finite, _TOTAL] = Field(description="its own part and the UAT terms computed at it, added")
+
+
+class Continuation(WithReasons):
+    """The tokens behind a prompt, greedy or given, attributed one by one and here added."""
+
+    prompt: int = Field(description="number of the prompt, from 0")
+    tokens: list[TokenName]
+    logits: Annotated[Finite, _LOGIT] = Field(description="sum of what was attributed, over the tokens")
+    log_probability: Annotated[Finite | None, Meaning("nats", "measured", signed=True)] = Field(
+        description="of a given continuation: the untouched model's, all tokens together"
+    )
+    first_order_error: Annotated[
+        Finite | None,
+        Meaning("nats", "exact", formula="sum over tokens of log V - entropy of the model's distribution"),
+    ] = Field(
+        description="of a given continuation: how much more the true log-probability gains than the linearised one, "
+        "z_t less the mean of z under the model's own distribution, on the way from equal logits z to the model's"
+    )
+    sources: list[Source] = Field(description="the tokens in front of the last one")
+
+
+class Spread(Result):
+    """Numbers of a part over all predictions."""
+
+    block: int = Field(description="number of the block, from 0")
+    unit: int | None = Field(description="of a neuron: number of the unit's call among the block's; null for a head")
+    index: int = Field(description="number of the head in its block, or of the neuron in its unit")
+    mean: Annotated[Finite, _TOTAL] = Field(description="mean part")
+    mean_absolute: Annotated[Finite, Meaning("logits", "exact", formula="mean of |part|")] = Field(
+        description="mean absolute part"
+    )
+    deviation: Annotated[Finite, Meaning("logits", "exact", formula="standard deviation of the part, by n")] = Field(
+        description="how much it differs from prediction to prediction"
+    )
+
+
+class Summary(Result):
+    """Means over all predictions, and the heads and neurons that lead in the mean of absolute parts."""
+
+    predictions: int = Field(description="how many")
+    logit: Annotated[Finite, _LOGIT] = Field(description="mean logit")
+    tokens: Annotated[Finite, _TOTAL] = Field(description="mean of what all tokens add")
+    static: Annotated[Finite, _TOTAL] = Field(description="mean of what all biases add")
+    units: Annotated[list[Finite], _TOTAL] = Field(description="mean of what the units of each block add")
+    head_bias: Annotated[Finite, _TOTAL] = Field(description="mean of the head's bias")
+    heads: list[Spread] = Field(description="by what they moved")
+    neurons: list[Spread]
+
+
 class AttributionCertificate(Result):
     """How far the parts are from the untouched model's own output."""
 
@@ -236,7 +291,7 @@ class AttributionCertificate(Result):
     exact: bool = Field(description="residual is at most the tolerance")
 
 
-class AttributeReport(Result):
+class AttributeReport(WithReasons):
     """`duat attribute`: what each prediction is made of."""
 
     schema_version: SchemaVersion = "2"
@@ -248,6 +303,8 @@ class AttributeReport(Result):
     certificate: AttributionCertificate
     held: list[str] = Field(description="what is held fixed between the last block and the logits")
     attribution: list[Attribution]
+    continuations: list[Continuation] = Field(description="with --steps or --continuation: one a prompt")
+    summary: Summary | None = Field(description="of two predictions or more")
     skipped: list[Skipped] = Field(description="parts of the model outside the sum, with reasons")
     warnings: Warnings
     run: Run

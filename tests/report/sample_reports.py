@@ -11,6 +11,7 @@ from duat_cli.results.attribute import (
     AttributeReport,
     Attribution,
     AttributionCertificate,
+    Continuation,
     Direct,
     DirectUnit,
     Flow,
@@ -20,6 +21,7 @@ from duat_cli.results.attribute import (
     Move,
     RemovedPart,
     RemovedToken,
+    Source,
     StaticPart,
     TargetFacts,
     TokenName,
@@ -27,6 +29,8 @@ from duat_cli.results.attribute import (
     UnitPart,
 )
 from duat_cli.results.attribute import Parts as AttributedParts
+from duat_cli.results.attribute import Spread as PartSpread
+from duat_cli.results.attribute import Summary as PartSummary
 from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts, Run, Skipped
 from duat_cli.results.behaviour import Behaviour, TunedBehaviour
 from duat_cli.results.check import (
@@ -384,6 +388,26 @@ def attribute_report() -> AttributeReport:
                 residual=3.1e-7,
             )
         ],
+        continuations=[
+            Continuation(
+                prompt=0,
+                tokens=[TokenName(id=17, text=" Paris")],
+                logits=2.5,
+                log_probability=-1.25,
+                first_order_error=0.5,
+                sources=[Source(position=0, text="The", value=-0.25), Source(position=1, text=" capital", value=1.5)],
+            )
+        ],
+        summary=PartSummary(
+            predictions=2,
+            logit=4.0,
+            tokens=0.75,
+            static=0.5,
+            units=[2.5],
+            head_bias=0.25,
+            heads=[PartSpread(block=0, unit=None, index=0, mean=-0.25, mean_absolute=0.25, deviation=0.125)],
+            neurons=[PartSpread(block=0, unit=0, index=3, mean=1.0, mean_absolute=1.5, deviation=0.5)],
+        ),
         skipped=[Skipped(what="model", why="Mixer mixes tokens without softmax attention")],
         warnings=[],
         run=run(),

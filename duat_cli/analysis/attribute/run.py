@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from duat_cli import __version__
+from duat_cli.analysis.attribute.continued import continued, given_tokens, summed
 from duat_cli.analysis.attribute.measure import Measurer
 from duat_cli.analysis.attribute.report import attributions
 from duat_cli.analysis.attribute.targets import Asked, Chooser, Words
@@ -32,6 +33,12 @@ class AttributeOptions:
     asked: Asked = field(default_factory=Asked)
     top: int = 10
     """How many neurons, experts and heads' flows are kept."""
+    steps: int = 0
+    """How many greedy tokens behind each prompt are attributed."""
+    continuation: str | None = None
+    """Given tokens behind each prompt, by their log-probability."""
+    each: Sequence[str] | None = None
+    """A target for every prompt."""
     measure: int = 0
     """How many leading heads, neurons and tokens are taken out for real."""
 
@@ -47,9 +54,17 @@ def attribute(
         )
     session = Session(loaded, progress, cache=False)
     labels = {int(k): str(v) for k, v in (getattr(loaded.model.config, "id2label", None) or {}).items()}
-    chooser = Chooser(options.asked, words, labels)
-    if options.measure and options.asked.position == "all":
+    given = [] if options.continuation is None else given_tokens(words, options.continuation)
+    ran_on = bool(options.steps or given)
+    if options.measure and (options.asked.position == "all" or ran_on):
         raise InputError("--measure: one position at a time; expected --position with a number")
+    read = prompts
+    if ran_on:
+        prompts = continued(session, prompts, options.steps, given, progress)
+    more = [prompt.input_ids.shape[1] - p.input_ids.shape[1] for prompt, p in zip(prompts, read, strict=True)]
+    chooser = Chooser(
+        options.asked, words, labels, each=options.each, continued=more if ran_on else (), likelihood=bool(given)
+    )
     work = Work(session, prompts, chooser, progress, max(options.top, options.measure), options.top)
     found: list[Attribution] = []
     ran = work.run()
@@ -64,15 +79,28 @@ def attribute(
     residual = max(max(one.residual, one.direct.residual) for one in found)
     if not math.isfinite(residual):
         raise UnsupportedModelError(f"the parts are not finite in {loaded.dtype}; run with --dtype float32")
+    summary = work.many.summary(found, options.top)
     tolerance = TOLERANCES[loaded.model.dtype]
     return AttributeReport(
         duat_version=__version__,
         environment=session.environment(),
         model=session.model_facts(),
-        prompts=prompt_facts(prompts),
+        prompts=prompt_facts(read),
         certificate=AttributionCertificate(residual=residual, tolerance=tolerance, exact=residual <= tolerance),
         held=held(work.form),
         attribution=found,
+        continuations=[
+            summed(
+                k,
+                [one for one in found if one.prompt == k],
+                prompt.input_ids[0].tolist(),
+                words,
+                work.likelihoods.get(k, []),
+            )
+            for k, prompt in enumerate(prompts if ran_on else ())
+        ],
+        summary=summary,
+        reasons={} if summary is not None else {"summary": "there is one prediction"},
         skipped=[Skipped(what="model", why=note) for note in session.structure.uncovered],
         warnings=session.warnings(),
         run=session.run_facts(),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -15,7 +16,7 @@ from duat_cli.text import clean
 
 MEAN = "mean"
 NORM = "norm"
-Kind = Literal["token", "class", "component", "norm"]
+Kind = Literal["token", "class", "component", "norm", "log-probability"]
 
 
 @dataclass(frozen=True)
@@ -28,14 +29,14 @@ class Target:
     given: bool
     against: int | None = None
     against_mean: bool = False
-    direction: Tensor | None = None  # of a norm: the output's own, a unit vector
+    direction: Tensor | None = None  # what the outputs are multiplied by, if not one of them is taken
 
     def of(self, output: Tensor) -> Tensor:
         """Its value in an output, (1, N, vocabulary) or (1, classes), float64, with the graph."""
         row = self.row(output).double()
-        if self.token is None:
-            assert self.direction is not None
+        if self.direction is not None:
             return row @ self.direction
+        assert self.token is not None
         found = row[self.token]
         if self.against is not None:
             found = found - row[self.against]
@@ -64,10 +65,14 @@ class Words:
         with calling_tokenizer("the tokenizer fails", InputError):
             return clean(str(self._tokenizer.decode([token])))
 
+    def tokens(self, option: str, text: str) -> list[int]:
+        """Those of a text, without special ones."""
+        with calling_tokenizer(f"{option}: the tokenizer fails", InputError):
+            return [int(i) for i in self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]]
+
     def token(self, option: str, text: str, *, first: bool) -> int:
         """The one token that a text is; InputError if it is none or several."""
-        with calling_tokenizer(f"{option}: the tokenizer fails", InputError):
-            ids = [int(i) for i in self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]]
+        ids = self.tokens(option, text)
         unknown = getattr(self._tokenizer, "unk_token_id", None)
         if not ids:
             raise InputError(f"{option} '{clean(text)}': the tokenizer makes no token of it; expected one")
@@ -95,15 +100,31 @@ class Asked:
 class Chooser:
     """The targets of every prompt of one model."""
 
-    def __init__(self, asked: Asked, words: Words, labels: dict[int, str]) -> None:
-        """labels: of a classifier, its classes."""
+    def __init__(
+        self,
+        asked: Asked,
+        words: Words,
+        labels: dict[int, str],
+        *,
+        each: Sequence[str] | None = None,
+        continued: Sequence[int] = (),
+        likelihood: bool = False,
+    ) -> None:
+        """labels: of a classifier, its classes. each: a target for every prompt. continued: how many of every prompt's
+        last tokens are the targets, and likelihood: whether by their log-probability."""
         self._asked, self._words, self._labels = asked, words, labels
+        self._each, self.continued, self.likelihood = each, continued, likelihood
 
-    def of(self, ids: Sequence[int], output: Tensor, where: str, *, headless: bool) -> list[Target]:
-        """Those of one prompt with these token ids and this output of the model.
+    def of(self, number: int, ids: Sequence[int], output: Tensor, where: str, *, headless: bool) -> list[Target]:
+        """Those of the prompt of that number with these token ids and this output of the model.
 
         where: the prompt, for errors. headless: whether the output is a mean of hidden states.
         """
+        if self.continued:
+            first = len(ids) - self.continued[number]
+            return [self._following(place, output, ids[place + 1]) for place in range(first - 1, len(ids) - 1)]
+        if self._each is not None:
+            self._asked = replace(self._asked, target=self._each[number])
         if output.ndim == 2:
             self._require_none("--position", self._asked.position != -1)
             return [self._component(output) if headless else self._target("class", None, output, None)]
@@ -120,6 +141,14 @@ class Chooser:
                 f"--position {asked}: {where} has {len(ids)} tokens; expected {-len(ids)} to {len(ids) - 1}"
             )
         return [self._target("token", asked % len(ids), output, None)]
+
+    def _following(self, place: int, output: Tensor, token: int) -> Target:
+        """A token of a continuation. log p_t = z_t - log Σ exp z, whose slope is e_t - p."""
+        if not self.likelihood:
+            return Target("token", place, token, True)
+        direction = -output[0, place].detach().double().softmax(dim=-1)
+        direction[token] += 1
+        return Target("log-probability", place, token, True, direction=direction)
 
     def _component(self, output: Tensor) -> Target:
         """Of a model without a head: one number of the mean of its last hidden states, or their length."""
@@ -142,7 +171,7 @@ class Chooser:
 
     def text(self, target: Target, token: int) -> str:
         """What an entry of the output stands for."""
-        if target.kind == "token":
+        if target.kind in ("token", "log-probability"):
             return self._words.text(token)
         return clean(self._labels.get(token, str(token))) if target.kind == "class" else f"component {token}"
 
@@ -176,3 +205,13 @@ class Chooser:
         if token >= count:
             raise InputError(f"{option} '{clean(text)}': token {token} is none of the {count} that the model puts out")
         return token
+
+
+def likelihoods(output: Tensor, ids: Sequence[int], count: int) -> list[tuple[float, float]]:
+    """Of each of the last `count` tokens, log p and log V - H(p), for a model's output (1, N, V)."""
+    found = []
+    for place in range(len(ids) - count - 1, len(ids) - 1):
+        logs = output[0, place].double().log_softmax(dim=-1)
+        entropy = -float((logs.exp() * logs).sum())
+        found.append((float(logs[ids[place + 1]]), math.log(len(logs)) - entropy))
+    return found

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.analysis.attribute.leading import Leading
-from duat_cli.analysis.attribute.parts import PromptParts, block_parts, token_parts
-from duat_cli.analysis.attribute.targets import Chooser, Target
+from duat_cli.analysis.attribute.many import Many
+from duat_cli.analysis.attribute.parts import BlockParts, PromptParts, block_parts, token_parts
+from duat_cli.analysis.attribute.targets import Chooser, Target, likelihoods
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session
-from duat_cli.errors import UnsupportedModelError
+from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.block.parts import BlockParts as BlockModules
 from duat_cli.models.discovery.growing import Growing
@@ -82,6 +83,8 @@ class Work:
         ]
         self.sites: dict[nn.Module, BlockSites] = {}
         self.form: EndingForm | None = None
+        self.many = Many()
+        self.likelihoods: dict[int, list[tuple[float, float]]] = {}  # by prompt, of given continuations
         self._done = 0
 
     def run(self) -> list[Found]:
@@ -127,7 +130,9 @@ class Work:
             if weights is not None:
                 weights.bring(structure.calls[number])
             for one in under_way:
-                self._session.saw(one.through(number))
+                run, parts = one.through(number)
+                self._session.saw(run)
+                self.many.add(parts)
             self._done += len(wave)
             self._progress(self._done, total, f"gradients back through block {number}")
         return [one.finished() for one in under_way]
@@ -136,8 +141,18 @@ class Work:
         """The targets of a prompt, some at a time, at the last block's output."""
         assert self.form is not None
         structure, recorded = self._session.structure, prompt.recorded()
+        ids = prompt.ids[0].tolist()
+        if self._chooser.likelihood:
+            if self.form.layer is not None:
+                raise InputError(
+                    "--continuation: this model caps its logits, and parts are of those in front of the cap; --steps "
+                    "attributes greedy tokens"
+                )
+            count = self._chooser.continued[prompt.number]
+            self.likelihoods[prompt.number] = likelihoods(recorded.output, ids, count)
         where = f"prompt {prompt.number + 1}" if len(self._prompts) > 1 else "the prompt"
-        targets = self._chooser.of(prompt.ids[0].tolist(), recorded.output, where, headless=prompt.forward.headless)
+        headless = prompt.forward.headless
+        targets = self._chooser.of(prompt.number, ids, recorded.output, where, headless=headless)
         ending = Ending(structure, prompt.forward, recorded, self.form, self._session.weights)
         own = recorded.output if self.form.layer is None else ending.output  # the model's, in front of its cap
         hidden = torch.zeros_like(ending.hidden).requires_grad_()
@@ -172,15 +187,15 @@ class _UnderWay:
         """first: the hidden states in front of the first block, (1, N, M)."""
         self._found, self._adjoint, self._first = found, adjoint, first
 
-    def through(self, number: int) -> BlockRun:
-        """One block further down."""
+    def through(self, number: int) -> tuple[BlockRun, BlockParts]:
+        """One block further down, with all its neurons."""
         block = self._adjoint.through(number)
         parts = block_parts(block)
         for target, leading in enumerate(self._found.leading):
             leading.add(target, block, parts)
         units = [replace(unit, neurons=None, experts=None) for unit in parts.units]
         self._found.parts.blocks.insert(0, replace(parts, units=units))
-        return block.run
+        return block.run, parts
 
     def finished(self) -> Found:
         """Once all blocks are behind it."""

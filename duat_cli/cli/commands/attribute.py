@@ -60,6 +60,34 @@ Top = Annotated[
     ),
 ]
 
+Steps = Annotated[
+    int,
+    typer.Option(
+        "--steps",
+        metavar="N",
+        min=0,
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Attribute each of the next N tokens, the model's own first choices.",
+    ),
+]
+Continuation = Annotated[
+    str | None,
+    typer.Option(
+        "--continuation",
+        metavar="TEXT",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Attribute the log-probability, linearised, of these tokens behind the prompt.",
+    ),
+]
+TargetField = Annotated[
+    str | None,
+    typer.Option(
+        "--target-field",
+        metavar="NAME",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="The target of each prompt is what its line of a .jsonl file has under this name.",
+    ),
+]
 Measure = Annotated[
     int,
     typer.Option(
@@ -83,6 +111,9 @@ def attribute(
     position: Position = "-1",
     first_token: FirstToken = False,
     top: Top = 10,
+    target_field: TargetField = None,
+    steps: Steps = 0,
+    continuation: Continuation = None,
     measure: Measure = 0,
     device: options.Device = "auto",
     dtype: options.DtypeOption = "float32",
@@ -111,6 +142,18 @@ def attribute(
     if target is not None and not target:
         raise InputError("--target: an empty text is no token")
     wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, in_parts=True)
+    asks = [
+        ("--target", target is not None or target_field is not None or position != "-1" or against is not None),
+        ("--steps", steps > 0),
+        ("--continuation", continuation is not None),
+    ]
+    if sum(given for _, given in asks) > 1:
+        both = " and ".join(name for name, given in asks if given)
+        raise InputError(f"{both}: each says what is attributed (so do --against and --position); give one of them")
+    if target is not None and target_field is not None:
+        raise InputError("--target and --target-field: each says the target; give one of them")
+    if target_field is not None and (prompt or prompts is None):
+        raise InputError("--target-field: the targets stand in a file; give --prompts FILE alone")
     texts = PromptRequest(prompt, prompts, max_tokens)
     talk = talk_of(quiet, verbose, no_color)
     presentation = Presentation.of(output, form, json, no_color)
@@ -127,7 +170,14 @@ def attribute(
 
         words = Words(load_tokenizer(loaded.files.path, trust_remote_code=trust_remote_code))
         asked = Asked(target, against, place, first_token)
-        report = compute(loaded, read, words, AttributeOptions(asked, top, measure), progress)
+        each = None
+        if target_field is not None and prompts is not None:
+            from duat_cli.loading.texts import field_of
+
+            targets = field_of(prompts, target_field)
+            each = [targets[one.line] for one in read]
+        wished = AttributeOptions(asked, top, steps, continuation, each, measure)
+        report = compute(loaded, read, words, wished, progress)
 
     from duat_cli.report.tables.attribute import render_attribute
 

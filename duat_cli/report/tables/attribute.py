@@ -15,9 +15,11 @@ from duat_cli.results.attribute import (
     AttributeReport,
     Attribution,
     AttributionCertificate,
+    Continuation,
     Flow,
     InnerPart,
     MeasuredParts,
+    Summary,
 )
 
 _BLANK = Text("")
@@ -34,12 +36,15 @@ _TOKENS = 40  # of a prompt, in its table; the largest parts of a longer one
 def render_attribute(report: AttributeReport, page: Page) -> str:
     """The predictions one by one, in full as far as they are few."""
     parts: list[RenderableType] = [*facts.loaded(report.model, report.prompts, report.environment), _BLANK]
-    many = len(report.attribution) > _SHOWN
-    if many:
+    if len(report.attribution) > _SHOWN:
         parts += [*_overview(report, page), _BLANK]
     else:
         for one in report.attribution:
             parts += [*_prediction(one, page, len(report.prompts)), _BLANK]
+    for continuation in report.continuations:
+        parts += [*_continuation(continuation, page), _BLANK]
+    if report.summary is not None and not report.continuations:
+        parts += [*_summary(report.summary, page), _BLANK]
     parts += [
         *facts.section("held fixed between the last block and the logits", report.held),
         _verdict(report.certificate),
@@ -225,6 +230,51 @@ def _measured(found: MeasuredParts | None, page: Page) -> list[RenderableType]:
     words = "lost: of the logit, without it; cut: attention to the token; replaced: its embedding by the mean one."
     order = f" Rank correlation with the parts: {'; '.join(agreement)}." if agreement else ""
     return [*tables, line(words + order, "dim")]
+
+
+def _continuation(found: Continuation, page: Page) -> list[RenderableType]:
+    """The text, its leading tokens marked, and what each of these did for all of the continuation."""
+    plain = numbers.signed(numbers.plain)
+    sources = found.sources
+    leading = sorted(range(len(sources)), key=lambda t: -abs(sources[t].value))[:10]
+    marked = set(leading[: max(1, len(sources) // 4)])
+    text = Text(overflow="fold")
+    for source in sources:
+        here = source.position in marked
+        text.append(f"[{source.text}]" if here else source.text, style="bold red" if here else "")
+    tokens = "".join(token.text for token in found.tokens)
+    words = f"prompt {found.prompt}, continued by '{tokens}': logits {numbers.plain(found.logits)}"
+    if found.log_probability is not None:
+        words = (
+            f"prompt {found.prompt}, continued by '{tokens}': log-probability {numbers.plain(found.log_probability)} "
+            f"nats; parts are of its linearisation, {plain(found.logits)}, which misses "
+            f"{plain(found.first_order_error)} nats of what is gained over equal logits"
+        )
+    rows = [(f"{t} '{_cut(sources[t].text)}'", plain(sources[t].value)) for t in leading]
+    return [
+        line(words, "bold"),
+        line("[ ] marks the tokens with the largest parts, their own and the UAT terms at them:", "dim"),
+        text,
+        _rows(("token", "all tokens together"), rows, page),
+    ]
+
+
+def _summary(found: Summary, page: Page) -> list[RenderableType]:
+    """Means over all predictions."""
+    plain = numbers.signed(numbers.plain)
+    means = (
+        f"mean logit {numbers.plain(found.logit)}: tokens {plain(found.tokens)}, biases {plain(found.static)}, "
+        f"UAT terms {plain(sum(found.units))}, head {plain(found.head_bias)}"
+    )
+    parts: list[RenderableType] = [line(f"Over all {found.predictions} predictions", "bold"), line(means)]
+    for word, spreads in (("head", found.heads), ("neuron", found.neurons)):
+        rows = [
+            (f"{s.block}.{s.index}", plain(s.mean), numbers.plain(s.mean_absolute), numbers.plain(s.deviation))
+            for s in spreads
+        ]
+        if rows:
+            parts += [_BLANK, _rows((word, "mean", "mean |part|", "deviation"), rows, page)]
+    return parts
 
 
 def _overview(report: AttributeReport, page: Page) -> list[RenderableType]:

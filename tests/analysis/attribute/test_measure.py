@@ -27,7 +27,7 @@ TOKEN, PLACE = 77, 5
 
 
 def measured(loaded: LoadedModel, ids: Tensor, count: int, **asked: Any) -> MeasuredParts:
-    options = AttributeOptions(Asked(**({"target": f"t{TOKEN}", "position": PLACE} | asked)), 3, count)
+    options = AttributeOptions(Asked(**({"target": f"t{TOKEN}", "position": PLACE} | asked)), 3, measure=count)
     report = attribute(loaded, [helpers.prompt_of(ids)], WORDS, options, lambda *_: None)
     found = report.attribution[0].measured
     assert found is not None

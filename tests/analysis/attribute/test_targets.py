@@ -14,7 +14,7 @@ LOGITS = torch.randn(1, 4, 90, generator=torch.Generator().manual_seed(0))
 
 
 def chosen(output: torch.Tensor = LOGITS, *, headless: bool = False, **asked: object) -> list[Target]:
-    return Chooser(Asked(**asked), WORDS, {0: "no", 1: "yes"}).of(IDS, output, "the prompt", headless=headless)  # type: ignore[arg-type]
+    return Chooser(Asked(**asked), WORDS, {0: "no", 1: "yes"}).of(0, IDS, output, "the prompt", headless=headless)  # type: ignore[arg-type]
 
 
 def test_without_a_target_it_is_the_first_choice() -> None:

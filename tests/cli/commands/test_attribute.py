@@ -113,3 +113,35 @@ def test_many_prompts_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[
     (tmp_path / "p.txt").write_text("One two\nThree\n", encoding="utf-8")
     assert run(["attribute", "--prompts", str(tmp_path / "p.txt"), "-q", "--json"]) == 0
     assert [one["prompt"] for one in document(capsys)["attribution"]] == [0, 1]
+
+
+def test_targets_from_a_field_of_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "p.jsonl"
+    file.write_text('{"text": "One two", "answer": " the"}\n\n{"text": "Three", "answer": " a"}\n', encoding="utf-8")
+    words = ["attribute", "--prompts", str(file), "-q", "--json", "--target-field"]
+    assert run([*words, "answer"]) == 0
+    assert [one["target"]["token"]["text"] for one in document(capsys)["attribution"]] == [" the", " a"]
+    assert run([*words, "gold"]) == 2
+    assert "p.jsonl line 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--steps", "2", "--continuation", " a"], "--steps and --continuation: each says what is attributed"),
+        (["--steps", "2", "--target", " a"], "--target and --steps"),
+        (["--target-field", "x"], "--target-field: the targets stand in a file; give --prompts FILE alone"),
+        (["--measure", "2", "--position", "all"], "--measure: one position at a time"),
+    ],
+)
+def test_options_that_contradict_each_other(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["attribute", "--prompt", PROMPT, "-q", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_continuation_marks_the_tokens_that_made_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["attribute", "--prompt", PROMPT, "-q", "--steps", "2"]) == 0
+    text = capsys.readouterr().out
+    assert "continued by '" in text
+    assert max(map(cell_len, text.splitlines())) <= 80
+    assert "[ is]" in text
