@@ -30,6 +30,8 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         report/check/table report/tables/columns report/tables/facts report/tables/inspect
         report/tables/lora report/tables/nulls report/tables/page report/tables/plan
         report/tables/prune/report report/tables/prune/sets
+        report/check/table report/tables/attribute report/tables/columns report/tables/facts report/tables/inspect
+        report/tables/lora report/tables/nulls report/tables/page report/tables/plan report/tables/prune
         report/tables/support report/tables/verify""",
     "golden text: report/check/test_forms.py": """
         report/check/github report/check/junit report/check/markdown report/check/sarif report/check/words""",
@@ -64,7 +66,6 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "adding up, and each part taken out of the frozen network: analysis/attribute/test_run.py": """
         analysis/attribute/leading analysis/attribute/parts analysis/attribute/report analysis/attribute/work""",
     "what is held between the last block and the output: models/sweep/test_ending.py": "models/instrument/ratios",
-    "the table of a whole command: cli/commands/test_attribute.py": "report/tables/attribute",
     "every type of model: models/discovery/test_structure.py": """
         models/block/parts models/discovery/proof models/instrument/calls models/instrument/tracing
         models/value_path/projections""",

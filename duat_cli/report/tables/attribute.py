@@ -24,6 +24,7 @@ from duat_cli.results.attribute import (
 
 _BLANK = Text("")
 _LONGEST = 16  # of a token, in cells
+_ROOM_FOR_BARS = 60  # of a page
 _BAR = 24  # of the longest bar, in cells
 _SHOWN = 8  # predictions with all their tables; more are one line each
 _NOT_CAUSAL = (
@@ -105,13 +106,12 @@ def _tokens(one: Attribution, page: Page) -> list[RenderableType]:
     tokens, here = one.parts.tokens, _computed(one)
     shown = sorted(sorted(range(len(tokens)), key=lambda t: -abs(tokens[t].value) - abs(here[t]))[:_TOKENS])
     table = _table(page)
-    for header, side in (
-        ("token", "left"),
-        ("its own\npart", "right"),
-        ("UAT terms\nat it", "right"),
-        ("both", "left"),
-    ):
-        table.add_column(header, justify=side, no_wrap=True, vertical="bottom")  # type: ignore[arg-type]
+    bars = page.width >= _ROOM_FOR_BARS
+    table.add_column("token", overflow="fold", vertical="bottom")
+    for header in ("its own\npart", "UAT terms\nat it"):
+        table.add_column(header, justify="right", overflow="fold", vertical="bottom")
+    if bars:
+        table.add_column("both", no_wrap=True, overflow="crop", vertical="bottom")
     both = [tokens[t].value + here[t] for t in range(len(tokens))]
     largest = max((abs(both[t]) for t in shown), default=0.0)
     width = max(4, min(_BAR, (page.width - 48) // 2))
@@ -119,7 +119,7 @@ def _tokens(one: Attribution, page: Page) -> list[RenderableType]:
     for t in shown:
         label = _cut(tokens[t].text)
         cells = (f"{t} '{label}'", plain(tokens[t].value), plain(here[t]))
-        table.add_row(*(Text(cell) for cell in cells), _bar(both[t], largest, width, page))
+        table.add_row(*map(Text, cells), *([_bar(both[t], largest, width, page)] if bars else []))
     left = len(tokens) - len(shown)
     more = [line(f"{left} tokens with smaller parts: --json has them.", "dim")] if left else []
     return [line("By token: its embedding, and the UAT terms computed at it", "bold"), table, *more]
@@ -156,9 +156,9 @@ def _blocks(one: Attribution, page: Page) -> list[RenderableType]:
         direct[written.block][1] += written.value
     leading = sorted(blocks, key=lambda b: -max(map(abs, (*total[b], *direct[b]))))[:10]
     table = _table(page)
-    table.add_column("block", justify="right")
+    table.add_column("block", justify="right", overflow="fold")
     for header in ("UAT terms\ntotal", "biases\ntotal", "heads\ndirect", "UAT terms\ndirect"):
-        table.add_column(header, justify="right", no_wrap=True)
+        table.add_column(header, justify="right", overflow="fold")
     plain = numbers.signed(numbers.plain)
     for b in sorted(leading):
         table.add_row(str(b), *(plain(value) for value in (*total[b], *direct[b])))
@@ -319,7 +319,7 @@ def _rows(headers: Sequence[str], rows: Sequence[Sequence[str]], page: Page) -> 
     table = _table(page)
     for k, header in enumerate(headers):
         words = k == 0 or header in ("target", "token", "block")
-        table.add_column(header, justify="left" if words else "right", no_wrap=True)
+        table.add_column(header, justify="left" if words else "right", overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     return table
