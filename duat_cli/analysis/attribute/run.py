@@ -24,6 +24,7 @@ from duat_cli.results.attribute import AttributeReport, Attribution, Attribution
 from duat_cli.results.base import Skipped
 
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+SHARED = "blocks in front of it made it (shared values, perhaps); it is held, and what it adds counts among biases"
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,10 @@ def attribute(
     found: list[Attribution] = []
     ran = work.run()
     assert work.form is not None
+    assert work.chain is not None
+    if options.measure:
+        work.chain.require()
+    broken = work.chain.broken()
     for some in ran:
         measured = None
         if options.measure:
@@ -101,7 +106,10 @@ def attribute(
         ],
         summary=summary,
         reasons={} if summary is not None else {"summary": "there is one prediction"},
-        skipped=[Skipped(what="model", why=note) for note in session.structure.uncovered],
+        skipped=[
+            *(Skipped(what="model", why=note) for note in session.structure.uncovered),
+            *([] if broken is None else [Skipped(what=f"what {broken} reads beside hidden states", why=SHARED)]),
+        ],
         warnings=session.warnings(),
         run=session.run_facts(),
     )

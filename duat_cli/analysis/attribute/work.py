@@ -31,7 +31,7 @@ from duat_cli.models.instrument.tracing import Trace
 from duat_cli.models.sweep.adjoint import Adjoint
 from duat_cli.models.sweep.ending import Ending, EndingForm, find_ending
 from duat_cli.models.sweep.lockstep import Pass
-from duat_cli.models.sweep.passes import BlockCall, BlockPass, Recorded, recording
+from duat_cli.models.sweep.passes import BlockCall, BlockPass, Chain, Recorded, recording
 from duat_cli.models.terms.sites import BlockSites, block_sites, find_sites
 
 TARGET_BYTES = 256 << 20  # of one block's gradients of several targets at once
@@ -83,6 +83,7 @@ class Work:
         ]
         self.sites: dict[nn.Module, BlockSites] = {}
         self.form: EndingForm | None = None
+        self.chain: Chain | None = None
         self.many = Many()
         self.likelihoods: dict[int, list[tuple[float, float]]] = {}  # by prompt, of given continuations
         self._done = 0
@@ -107,11 +108,14 @@ class Work:
         """Run prompts, and with the first of them the probe prompt."""
         running = [self._probe, *wave] if first else wave
         if self._session.weights is not None and first:
-            self._session.discover_beside(lambda found: _Guest(found, running, self.sites))
+            self._session.discover_beside(lambda found: self._guest(found, running))
         else:
             for prompt in running:
                 prompt.record = recording(self._session.structure, prompt.forward, prompt.calls)
             self._session.together([p.record for p in running if p.record is not None])
+            if first:
+                self.chain = Chain(self._session.structure, self._probe.forward)
+                self._session.together(self.chain.passes)
         if first:
             structure = self._session.structure
             self._progress(0, 1, "what stands between the last block and the output")
@@ -119,6 +123,10 @@ class Work:
                 self._model, structure, self._probe.forward, self._probe.recorded(), self._session.weights
             )
             self._probe.calls.clear()
+
+    def _guest(self, found: Growing, running: Sequence[_Prompt]) -> _Guest:
+        self.chain = Chain(found, self._probe.forward)
+        return _Guest(found, running, self.sites, self.chain)
 
     def _back(self, wave: list[_Prompt]) -> list[Found]:
         """The gradients of a wave's targets through all blocks."""
@@ -207,8 +215,10 @@ class _UnderWay:
 class _Guest:
     """The prompts of the first wave, recorded beside the discovery of a model that is read block by block."""
 
-    def __init__(self, found: Growing, prompts: Sequence[_Prompt], sites: dict[nn.Module, BlockSites]) -> None:
-        self._sites = sites
+    def __init__(
+        self, found: Growing, prompts: Sequence[_Prompt], sites: dict[nn.Module, BlockSites], chain: Chain
+    ) -> None:
+        self._sites, self._chain = sites, chain
         sites.clear()
         for prompt in prompts:
             prompt.calls.clear()
@@ -222,7 +232,7 @@ class _Guest:
         """Nothing is asked of it."""
 
     def passes(self) -> Sequence[Pass]:
-        return self._passes
+        return [*self._chain.passes, *self._passes]
 
 
 class Prediction:

@@ -270,14 +270,21 @@ class Chain:
 
         return handle
 
-    def require(self) -> None:
-        """UnsupportedModelError where a block does, once both passes have run."""
+    def broken(self) -> str | None:
+        """The first block that does, once both passes have run."""
         for name, before, after in zip(self._names, *self._seen, strict=True):
             if len(before) != len(after) or not all(map(torch.equal, before, after)):
-                raise UnsupportedModelError(
-                    f"{name} reads more of the blocks in front of it than their hidden states (shared keys, perhaps), "
-                    "so what a removal does to it cannot be followed"
-                )
+                return name
+        return None
+
+    def require(self) -> None:
+        """UnsupportedModelError where a block does, once both passes have run."""
+        name = self.broken()
+        if name is not None:
+            raise UnsupportedModelError(
+                f"{name} reads more of the blocks in front of it than their hidden states (shared keys, perhaps), "
+                "so what a removal does to it cannot be followed"
+            )
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -315,3 +315,17 @@ def test_half_precision_says_its_tolerance() -> None:
     assert far([t.value for t in report.attribution[0].parts.tokens], [
         t.value for t in wide.attribution[0].parts.tokens
     ]) < 0.2  # fmt: skip
+
+
+def test_what_blocks_share_is_said_to_be_held() -> None:
+    """A side channel from the first block to the last."""
+    model = single_model("llama")
+    ids = token_ids(model, tokens=7)
+    assert report_of(model, ids).skipped == []
+    kept: list[Any] = []
+    layers = model.model.layers
+    layers[0].register_forward_hook(lambda m, a, out: kept.append(out))
+    layers[2].register_forward_pre_hook(lambda m, a, k: (a, {**k, "shared": {"keys": kept[-1]}}), with_kwargs=True)
+    (entry,) = report_of(model, ids).skipped
+    assert entry.what == "what layers.2 reads beside hidden states"
+    assert "counts among biases" in entry.why
