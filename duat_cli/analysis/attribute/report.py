@@ -44,6 +44,8 @@ def attributions(
     """Those of some targets of one prompt. top: how many neurons and experts are shown. measured: of its one target."""
     ids = prompts[found.prompt].input_ids[0].tolist()
     texts = [words.text(token) for token in ids]
+    if found.parts.tokens.shape[1] != len(texts):  # the blocks read other vectors than the prompt's tokens
+        texts = [f"vector {place}" for place in range(found.parts.tokens.shape[1])]
     total, direct = found.parts.residuals()
     return [
         Attribution(

@@ -19,6 +19,7 @@ from duat_cli.analysis.session import Session, prompt_facts
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
+from duat_cli.models.instrument.foreign import model_code
 from duat_cli.models.sweep.ending import EndingForm
 from duat_cli.results.attribute import AttributeReport, Attribution, AttributionCertificate
 from duat_cli.results.base import Skipped
@@ -68,7 +69,8 @@ def attribute(
     )
     work = Work(session, prompts, chooser, progress, max(options.top, options.measure), options.top)
     found: list[Attribution] = []
-    ran = work.run()
+    with model_code(type(loaded.model).__name__):
+        ran = work.run()
     assert work.form is not None
     assert work.chain is not None
     if options.measure:
@@ -85,7 +87,7 @@ def attribute(
     if not math.isfinite(residual):
         raise UnsupportedModelError(f"the parts are not finite in {loaded.dtype}; run with --dtype float32")
     summary = work.many.summary(found, options.top)
-    tolerance = TOLERANCES[loaded.model.dtype]
+    tolerance = max(TOLERANCES[dtype] for dtype in (loaded.model.dtype, *(some.dtype for some in ran)))
     return AttributeReport(
         duat_version=__version__,
         environment=session.environment(),

@@ -46,7 +46,8 @@ class Found:
     parts: PromptParts
     leading: list[Leading]
     capped: list[float | None]  # what the model makes of it behind its cap
-    ranks: list[int]
+    ranks: list[int | None]
+    dtype: torch.dtype  # of the model's own output
 
 
 @dataclass
@@ -182,6 +183,7 @@ class Work:
                 parts=parts,
                 leading=[Leading(self._count, self._heads) for _ in here],
                 capped=[None if own is recorded.output else float(t.of(recorded.output.detach())) for t in here],
+                dtype=own.dtype,
                 ranks=[target.rank(recorded.output) for target in here],
             )
             found.append(_UnderWay(one, Adjoint(structure, self.sites, recorded, at[some]), recorded.calls[0].before))

@@ -63,6 +63,8 @@ def _prediction(one: Attribution, page: Page, prompts: int) -> list[RenderableTy
         _BLANK,
         *_tokens(one, page),
         _BLANK,
+        *_map(one, page),
+        _BLANK,
         *_blocks(one, page),
         _BLANK,
         *_heads(one, page),
@@ -132,6 +134,35 @@ def _computed(one: Attribution) -> list[float]:
         for t, value in enumerate(unit.tokens or ()):
             found[t] += value
     return found
+
+
+def _map(one: Attribution, page: Page) -> list[RenderableType]:
+    """Where the prediction is formed: a row for the embeddings and for each block, a column for each token."""
+    rows: dict[str, list[float]] = {"x_0": [token.value for token in one.parts.tokens]}
+    for block in range(len(one.parts.static.blocks)):
+        rows[str(block)] = [0.0] * len(one.parts.tokens)
+    for unit in one.parts.units:
+        for t, value in enumerate(unit.tokens or ()):
+            rows[str(unit.block)][t] += value
+    largest = max(abs(value) for row in rows.values() for value in row)
+    side, count = max(map(len, rows)), len(one.parts.tokens)
+    cell = 1 + max(2, len(str(count - 1)))
+    room = max(1, (page.width - side) // cell)
+    weight = [sum(abs(row[t]) for row in rows.values()) for t in range(count)]
+    shown = sorted(sorted(range(count), key=lambda t: -weight[t])[:room])
+    found = [line("Where it is formed: parts by block (row) and token (column), 9 is the largest", "bold")]
+    found.append(line(" " * side + "".join(f"{t:>{cell}}" for t in shown), "dim"))
+    for name, row in rows.items():
+        found.append(line(f"{name:>{side}}" + "".join(f"{_digit(row[t], largest):>{cell}}" for t in shown)))
+    if len(shown) < count:
+        found.append(line(f"{count - len(shown)} tokens with smaller parts: --json has them.", "dim"))
+    return [*found]
+
+
+def _digit(value: float, largest: float) -> str:
+    """-9 to +9; a dot for what rounds to zero."""
+    digit = round(9 * value / largest) if largest else 0
+    return f"{digit:+d}" if digit else "."
 
 
 def _bar(value: float, largest: float, width: int, page: Page) -> Text:

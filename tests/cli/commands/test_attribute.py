@@ -145,3 +145,20 @@ def test_a_continuation_marks_the_tokens_that_made_it(capsys: pytest.CaptureFixt
     assert "continued by '" in text
     assert max(map(cell_len, text.splitlines())) <= 80
     assert "[ is]" in text
+
+
+def test_the_map_has_the_largest_part_at_its_place(report: AttributeReport) -> None:
+    text = render_attribute(report, Page(width=80))
+    lines = text.splitlines()
+    start = next(k for k, line in enumerate(lines) if line.startswith("Where it is formed"))
+    (one,) = report.attribution
+    values = {("x_0", t.position): t.value for t in one.parts.tokens}
+    values |= {(str(u.block), t): v for u in one.parts.units for t, v in enumerate(u.tokens or [])}
+    place = max(values, key=lambda key: abs(values[key]))
+    columns = lines[start + 1].split()
+    rows = {line.split()[0]: line.split()[1:] for line in lines[start + 2 : start + 9]}
+    assert list(rows) == ["x_0", *map(str, range(6))]
+    for (row, token), value in values.items():
+        digit = round(9 * value / abs(values[place]))
+        assert rows[row][columns.index(str(token))] == (f"{digit:+d}" if digit else ".")
+    assert rows[place[0]][columns.index(str(place[1]))] in ("+9", "-9")
