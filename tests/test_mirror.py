@@ -27,11 +27,9 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "the command with nothing faked: checks/test_command.py, checks/test_cases.py": """
         cli/commands/check cli/shared/outlets checks/verdict/conclude checks/verdict/judge checks/rules/files""",
     "golden text at every width: report/test_table.py": """
-        report/check/table report/tables/columns report/tables/facts report/tables/inspect
+        report/check/table report/tables/attribute report/tables/columns report/tables/facts report/tables/inspect
         report/tables/lora report/tables/nulls report/tables/page report/tables/plan
         report/tables/prune/report report/tables/prune/sets
-        report/check/table report/tables/attribute report/tables/columns report/tables/facts report/tables/inspect
-        report/tables/lora report/tables/nulls report/tables/page report/tables/plan report/tables/prune
         report/tables/support report/tables/verify""",
     "golden text: report/check/test_forms.py": """
         report/check/github report/check/junit report/check/markdown report/check/sarif report/check/words""",
