@@ -19,7 +19,7 @@ from duat_cli.results.attribute import AttributeReport
 class Letters:
     """A tokenizer whose tokens are 't40 ', 't41 ' and so on."""
 
-    unk_token_id, unk_token = 3, "<unk>"
+    unk_token_id, unk_token, mask_token_id = 3, "<unk>", 89
 
     def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
         return {"input_ids": [int(w[1:]) if w[1:].isdecimal() else 3 for w in text.split()]}

@@ -60,6 +60,12 @@ class Words:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
+    @property
+    def mask(self) -> int | None:
+        """The token that a masked LM fills in."""
+        found = getattr(self._tokenizer, "mask_token_id", None)
+        return found if isinstance(found, int) else None
+
     def text(self, token: int) -> str:
         """What a token says; it may be part of a character."""
         with calling_tokenizer("the tokenizer fails", InputError):
@@ -93,7 +99,7 @@ class Asked:
 
     target: str | None = None
     against: str | None = None
-    position: int | Literal["all"] = -1
+    position: int | Literal["all"] | None = None  # None: the first mask of a masked LM's prompt, else the last token
     first_token: bool = False
 
 
@@ -126,13 +132,15 @@ class Chooser:
         if self._each is not None:
             self._asked = replace(self._asked, target=self._each[number])
         if output.ndim == 2:
-            self._require_none("--position", self._asked.position != -1)
+            self._require_none("--position", self._asked.position is not None)
             return [self._component(output) if headless else self._target("class", None, output, None)]
         if output.ndim != 3 or output.shape[1] != len(ids):
             raise UnsupportedModelError(
                 f"the model's output has the shape {tuple(output.shape)}: one row a token, or one"
             )
-        asked = self._asked.position
+        asked, mask = self._asked.position, self._words.mask
+        if asked is None:
+            asked = list(ids).index(mask) if mask is not None and mask in ids else -1
         if asked == "all":
             following = [*ids[1:], None] if self._asked.target is None else [None] * len(ids)
             return [self._target("token", place, output, following[place]) for place in range(len(ids))]

@@ -31,13 +31,14 @@ Against = Annotated[
     ),
 ]
 Position = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--position",
         metavar="N",
         rich_help_panel=options.PANEL_COMPUTE,
         help="The token whose output it is, from 0, or from the end: -1 is the last. all: every token, for the token "
-        "that follows it unless --target says another.",
+        "that follows it unless --target says another. Without it: the first mask token of the prompt, or the last "
+        "token.",
     ),
 ]
 FirstToken = Annotated[
@@ -108,7 +109,7 @@ def attribute(
     max_tokens: options.MaxTokens = None,
     target: Target = None,
     against: Against = None,
-    position: Position = "-1",
+    position: Position = None,
     first_token: FirstToken = False,
     top: Top = 10,
     target_field: TargetField = None,
@@ -143,7 +144,7 @@ def attribute(
         raise InputError("--target: an empty text is no token")
     wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, in_parts=True)
     asks = [
-        ("--target", target is not None or target_field is not None or position != "-1" or against is not None),
+        ("--target", target is not None or target_field is not None or position is not None or against is not None),
         ("--steps", steps > 0),
         ("--continuation", continuation is not None),
     ]
@@ -185,9 +186,9 @@ def attribute(
     return EXIT_SOUND if report.certificate.exact else EXIT_FINDINGS
 
 
-def _position(text: str) -> int | Literal["all"]:
-    if text == "all":
-        return "all"
+def _position(text: str | None) -> int | Literal["all"] | None:
+    if text is None or text == "all":
+        return "all" if text else None
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 9):
         raise InputError(f"--position '{clean(text)}': expected a whole number, such as -1, or all")

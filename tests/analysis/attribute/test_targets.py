@@ -23,6 +23,15 @@ def test_without_a_target_it_is_the_first_choice() -> None:
     assert one.rank(LOGITS) == 1
 
 
+def test_without_a_position_it_is_the_mask_or_the_last_token() -> None:
+    chooser = Chooser(Asked(), WORDS, {})
+    (one,) = chooser.of(0, [40, 89, 42, 43], LOGITS, "the prompt", headless=False)
+    assert one.position == 1
+    assert chosen()[0].position == 3
+    (last,) = Chooser(Asked(position=-1), WORDS, {}).of(0, [40, 89, 42, 43], LOGITS, "the prompt", headless=False)
+    assert last.position == 3
+
+
 def test_a_value_is_less_another_or_the_mean() -> None:
     (one,) = chosen(target="t50", position=-4)
     assert float(one.of(LOGITS)) == float(LOGITS[0, 0, 50].double())
