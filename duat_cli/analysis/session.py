@@ -280,7 +280,8 @@ class Session:
                     )
                 )
             require_signal(run)
-            self.saw(run)
+            if run.attention and not self.heads:
+                self.heads, self.kv_heads = run.attention[0].rows.heads, run.attention[0].value.shape[1]
             self._checks = checks
             listener(run)
 
@@ -289,11 +290,6 @@ class Session:
 
         seen = InstrumentedPass(rig, forward, _ignore if listener is _ignore else listen)
         return _Sweep(seen, PlainPass(blocks, forward) if checks else None)
-
-    def saw(self, run: BlockRun) -> None:
-        """Learn from a block how many heads the model has."""
-        if run.attention and not self.heads:
-            self.heads, self.kv_heads = run.attention[0].rows.heads, run.attention[0].value.shape[1]
 
     def forwards(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
         """What plain passes of the model give, all at once where its weights are read block by block."""

@@ -140,7 +140,9 @@ class Work:
                 weights.bring(structure.calls[number])
             for one in under_way:
                 run, parts = one.through(number)
-                self._session.saw(run)
+                if run.attention and not self._session.heads:
+                    call = run.attention[0]
+                    self._session.heads, self._session.kv_heads = call.rows.heads, call.value.shape[1]
                 self.many.add(parts)
             self._done += len(wave)
             self._progress(self._done, total, f"gradients back through block {number}")
