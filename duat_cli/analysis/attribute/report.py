@@ -12,6 +12,7 @@ from duat_cli.analysis.attribute.measure import Change, Measured, Removed
 from duat_cli.analysis.attribute.parts import PromptParts
 from duat_cli.analysis.attribute.targets import Chooser, Target, Words
 from duat_cli.analysis.attribute.work import Found
+from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.results.attribute import (
     Agreement,
@@ -47,6 +48,11 @@ def attributions(
     if found.parts.tokens.shape[1] != len(texts):  # the blocks read other vectors than the prompt's tokens
         texts = [f"vector {place}" for place in range(found.parts.tokens.shape[1])]
     total, direct = found.parts.residuals()
+    if not bool(torch.isfinite(torch.cat([total, direct, found.parts.output])).all()):
+        raise UnsupportedModelError(
+            f"prompt {found.prompt + 1}: the model's output, or a part of it, is not finite; --dtype float32 may help, "
+            "and duat check finds weights that are not"
+        )
     return [
         Attribution(
             prompt=found.prompt,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -84,8 +83,6 @@ def attribute(
             measured = Measurer(session, work.sites, work.form, ids, target).of(some, options.measure)
         found += attributions(some, prompts, chooser, words, options.top, measured)
     residual = max(max(one.residual, one.direct.residual) for one in found)
-    if not math.isfinite(residual):
-        raise UnsupportedModelError(f"the parts are not finite in {loaded.dtype}; run with --dtype float32")
     summary = work.many.summary(found, options.top)
     tolerance = max(TOLERANCES[dtype] for dtype in (loaded.model.dtype, *(some.dtype for some in ran)))
     return AttributeReport(

@@ -109,6 +109,8 @@ def find_ending(
     model: Any, structure: ModelStructure, forward: Forward, recorded: Recorded, weights: Weights | None = None
 ) -> EndingForm:
     """The form of what follows the last block, from a recorded pass of a short input; UnsupportedModelError without."""
+    if not bool(torch.isfinite(recorded.output).all()):
+        raise UnsupportedModelError(f"{type(model).__name__}: its output is not finite; duat check finds such weights")
     norms, activations = _parts(model, structure, forward, recorded, weights)
     layer = _last_layer(model)
     error = 0.0

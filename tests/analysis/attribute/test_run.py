@@ -329,3 +329,10 @@ def test_what_blocks_share_is_said_to_be_held() -> None:
     (entry,) = report_of(model, ids).skipped
     assert entry.what == "what layers.2 reads beside hidden states"
     assert "counts among biases" in entry.why
+
+
+def test_an_output_that_is_not_finite_is_one_line() -> None:
+    model = single_model("llama")
+    model.lm_head.weight.data[77] = torch.inf
+    with pytest.raises(UnsupportedModelError, match="LlamaForCausalLM: its output is not finite"):
+        report_of(model, token_ids(model, tokens=5), target="t77")
