@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import typer
@@ -135,6 +136,7 @@ def attribute(
     Exit code: 0 the parts add up to the model's own logit, 1 they miss it, 2 could not tell.
     """
     from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_session
+    from duat_cli.analysis.plan.task import Task
     from duat_cli.cli.shared.announce import announce
     from duat_cli.cli.shared.presentation import Presentation, talk_of
     from duat_cli.cli.terminal.progress import Progress
@@ -142,7 +144,10 @@ def attribute(
     limit, place = options.parse_memory(memory), _position(position)
     if target is not None and not target:
         raise InputError("--target: an empty text is no token")
-    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, in_parts=True)
+    # The plan of `verify`, which runs the same passes forwards, says whether weights are read block by block.
+    wanted = ModelRequest(
+        model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task=Task("verify")
+    )
     asks = [
         ("--target", target is not None or target_field is not None or position is not None or against is not None),
         ("--steps", steps > 0),
@@ -164,6 +169,7 @@ def attribute(
     announce(model, talk)
     with Progress(talk) as progress:
         loaded, read = open_session(wanted, texts, progress)
+        loaded = replace(loaded, planned_memory=None)  # of gradients and stored hidden states nothing is planned
         from duat_cli.analysis.attribute.run import AttributeOptions
         from duat_cli.analysis.attribute.run import attribute as compute
         from duat_cli.analysis.attribute.targets import Asked, Words
