@@ -6,6 +6,7 @@
 
 speed    `inspect` on a 135M-parameter llama shape, 128 tokens, against one plain eager forward pass that returns
          attentions and hidden states
+attribute `attribute` on the same shape, against one forward and one backward pass
 dense    the statistics of W' in closed form against W' written out, at MiniLM's size (N = 32)
 memory   peak memory of `inspect` against the number of blocks, and at 2048 tokens
 streamed `inspect` with weights read block by block against weights in memory, time, memory and numbers; checkpoints of
@@ -26,6 +27,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
+from benchmarks.attribute import attribute
 from benchmarks.check import check
 from benchmarks.common import Row
 from benchmarks.dense import dense
@@ -41,6 +43,7 @@ from benchmarks.streamed import large, streamed, streamed_child
 
 PARTS: dict[str, Callable[[int], list[Row]]] = {
     "speed": speed,
+    "attribute": attribute,
     "dense": dense,
     "memory": memory,
     "streamed": streamed,

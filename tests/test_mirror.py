@@ -14,9 +14,9 @@ FREE = {"__init__.py", "__main__.py"}
 LISTED = {  # reason -> modules; the files named in a reason run them
     "types or constants alone": "analysis/progress checks/rule kinds",
     "fields alone; results/test_meaning.py and report/test_json.py read every one": """
-        results/base results/behaviour results/check results/chosen results/compare results/context results/explain
-        results/inspect results/lora results/matrix results/operator results/plan results/prune/report
-        results/prune/sets results/prune/terms results/support results/weight_change""",
+        results/attribute results/base results/behaviour results/check results/compare results/context
+        results/explain results/inspect results/lora results/matrix results/operator results/plan
+        results/prune/chosen results/prune/report results/prune/sets results/prune/terms results/support results/weight_change""",
     "options alone; cli/test_main.py runs every exit code, cli/terminal/test_help.py every help page": """
         cli/commands/inspect cli/commands/schema cli/commands/support cli/commands/verify
         cli/shared/options""",
@@ -26,7 +26,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "the command with nothing faked: checks/test_command.py, checks/test_cases.py": """
         cli/commands/check cli/shared/outlets checks/verdict/conclude checks/verdict/judge checks/rules/files""",
     "golden text at every width: report/test_table.py": """
-        report/check/table report/tables/columns report/tables/compare report/tables/facts
+        report/check/table report/tables/attribute report/tables/columns report/tables/compare report/tables/facts
         report/tables/inspect report/tables/lora report/tables/nulls report/tables/page report/tables/plan
         report/tables/prune/report report/tables/prune/sets
         report/tables/support report/tables/verify""",
@@ -62,6 +62,9 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "what a written checkpoint lacks: analysis/prune/sets/test_apply.py": "analysis/prune/sets/cut",
     "the file read back: analysis/test_operator_file.py": "analysis/tensor_file",
     "faults planted in the instruments: analysis/test_session.py": "models/arrays models/instrument/plain",
+    "adding up, and each part taken out of the frozen network: analysis/attribute/test_run.py": """
+        analysis/attribute/leading analysis/attribute/parts analysis/attribute/report analysis/attribute/work""",
+    "what is held between the last block and the output: models/sweep/test_ending.py": "models/instrument/ratios",
     "every type of model: models/discovery/test_structure.py": """
         models/block/parts models/discovery/proof models/instrument/calls models/instrument/tracing
         models/value_path/projections""",

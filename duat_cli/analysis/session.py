@@ -147,7 +147,7 @@ class Session:
         block. Then the sweep may begin anew, and `listener_of` is asked again.
         """
         if self.loaded.paged is not None:
-            for wave in self._waves(prompts):
+            for wave in self.waves(prompts):
                 self._sweep_paged(self.loaded.paged.pager, wave, listener_of, ended, guest_of)
                 guest_of = None
             return
@@ -159,7 +159,7 @@ class Session:
             self.plain_error = max(self.plain_error, sweep.plain_error())
             self._swept = True
 
-    def _waves(self, prompts: Sequence[Prompt]) -> Iterator[dict[int, Prompt]]:
+    def waves(self, prompts: Sequence[Prompt]) -> Iterator[dict[int, Prompt]]:
         """Prompts that go side by side, whose hidden states fit into a wave; one empty wave for none."""
         width, size = self.loaded.model.config.get_text_config().hidden_size, self._dtype.itemsize
         for wave in prompt_waves([prompt.input_ids.shape[1] for prompt in prompts], width, size):

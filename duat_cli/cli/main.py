@@ -14,6 +14,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from duat_cli import __version__
+from duat_cli.cli.commands.attribute import attribute
 from duat_cli.cli.commands.check import check
 from duat_cli.cli.commands.compare import compare
 from duat_cli.cli.commands.explain import explain
@@ -48,6 +49,7 @@ app = typer.Typer(
     "Every command explains its options: duat inspect --help.",
 )
 app.command("inspect", cls=Command, rich_help_panel=PANEL_READ)(inspect)
+app.command("attribute", cls=Command, rich_help_panel=PANEL_READ)(attribute)
 app.command("matrix", cls=Command, rich_help_panel=PANEL_READ)(matrix)
 app.command("compare", cls=Command, rich_help_panel=PANEL_READ)(compare)
 app.command("prune-bound", cls=Command, rich_help_panel=PANEL_READ)(prune_bound)

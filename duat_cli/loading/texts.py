@@ -191,6 +191,24 @@ def _strings(line: str, where: str, *names: str) -> list[str]:
     return found
 
 
+def field_of(name: str, field: str) -> dict[int, str]:
+    """By its line, the string that every object of a file of JSON lines has under a name beside its "text"."""
+    shown = clean(name)
+    if not name.lower().removesuffix(GZIP).endswith(JSON_LINES):
+        raise InputError(f"--target-field: {shown} holds no JSON lines; expected a name that ends in {JSON_LINES}")
+    found: dict[int, str] = {}
+    with _opened(name, shown) as file:
+        for number, line in _numbered(file, shown):
+            if line.strip():
+                value = json.loads(line)  # read before, for its text
+                if not isinstance(value, dict) or not isinstance(value.get(field), str):
+                    raise InputError(
+                        f"{shown} line {number}: no string under '{clean(field)}', which --target-field names"
+                    )
+                found[number] = value[field]
+    return found
+
+
 def checked(text: str, where: str, line: int) -> PromptText:
     """A text that can be run, of a size that makes sense."""
     if len(text) > _MAX_CHARACTERS:

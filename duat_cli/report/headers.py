@@ -19,6 +19,12 @@ _TABLES: dict[str, dict[str, list[Column]]] = {
     "prune-bound": prune_table.TABLES,
 }
 _OF_TEXT = {  # tables that are more words than numbers
+    ("attribute", "attribution[].parts.tokens[].value"): ["its own part"],
+    ("attribute", "attribution[].direct.heads[].value"): ["direct"],
+    ("attribute", "attribution[].direct.heads[].moved"): ["moved"],
+    ("attribute", "attribution[].measured.heads[].change"): ["lost"],
+    ("attribute", "attribution[].measured.tokens[].cut"): ["cut"],
+    ("attribute", "attribution[].measured.tokens[].replaced"): ["replaced"],
     ("support", "entries[].relative_error"): ["rel. error"],
     ("matrix", "matrices[].density"): ["density"],
     ("matrix", "matrices[].expected_density"): ["expected"],

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
+from duat_cli.results.attribute import AttributeReport
 from duat_cli.results.base import Result
 from duat_cli.results.check import CheckReport, UndecidedReport
 from duat_cli.results.compare import CompareReport
@@ -19,6 +20,7 @@ from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.support import SupportReport
 
 REPORTS: dict[str, type[Result]] = {
+    "attribute": AttributeReport,
     "check": CheckReport,
     "compare": CompareReport,
     "inspect": InspectReport,

@@ -62,6 +62,12 @@ def test_the_matrices_give_what_the_model_gives(duat: Duat) -> None:
     assert report["certificate"]["exact"]
 
 
+def test_the_parts_add_up_to_the_logit(duat: Duat) -> None:
+    code, report = duat("attribute", *PROMPT, "--measure", "1")
+    assert code == 0
+    assert report["certificate"]["residual"] < 1e-5
+
+
 def test_numbers_are_those_of_another_release(duat: Duat) -> None:
     """All the operator's statistics, the terms' and the weights' of the demo, within the tolerances of a drift."""
     code, report = duat("check", str(demo_path()), "--baseline", str(BASELINE))

@@ -6,6 +6,31 @@ from typing import Literal
 
 from duat_cli.checks.drift import Deviation
 from duat_cli.checks.verdict.causes import grouped
+from duat_cli.results.attribute import (
+    Agreement,
+    AttributeReport,
+    Attribution,
+    AttributionCertificate,
+    Continuation,
+    Direct,
+    DirectUnit,
+    Flow,
+    HeadPart,
+    InnerPart,
+    MeasuredParts,
+    Move,
+    RemovedPart,
+    RemovedToken,
+    Source,
+    StaticPart,
+    TargetFacts,
+    TokenName,
+    TokenPart,
+    UnitPart,
+)
+from duat_cli.results.attribute import Parts as AttributedParts
+from duat_cli.results.attribute import Spread as PartSpread
+from duat_cli.results.attribute import Summary as PartSummary
 from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts, Run, Skipped
 from duat_cli.results.behaviour import Behaviour, TunedBehaviour
 from duat_cli.results.check import (
@@ -290,6 +315,120 @@ def uat_terms() -> list[UatTerm]:
         UatTerm(name="model.layers.0.mlp", kind="dynamic", block=0, share=-0.0312, norm=0.244),
         UatTerm(name="model.layers.3.mlp", kind="dynamic", block=3, share=1.0208, norm=1.02),
     ]
+
+
+def attribute_report() -> AttributeReport:
+    """Two tokens, one block with an FFN whose neurons are known, one head; a cap behind the logits."""
+    return AttributeReport(
+        duat_version="0.1.0",
+        environment=environment(),
+        model=model(),
+        prompts=prompts()[:1],
+        certificate=AttributionCertificate(residual=3.1e-7, tolerance=1e-5, exact=True),
+        held=["RMSNorm: its scale"],
+        attribution=[
+            Attribution(
+                prompt=0,
+                position=1,
+                target=TargetFacts(
+                    kind="token",
+                    token=TokenName(id=17, text=" Paris"),
+                    given=True,
+                    against=None,
+                    against_mean=True,
+                    reasons={"against": "no other token or class is subtracted"},
+                ),
+                logit=4.0,
+                capped=3.75,
+                rank=2,
+                parts=AttributedParts(
+                    tokens=[
+                        TokenPart(position=0, text="\\x1b[31m", value=-0.5, direct=0.0),
+                        TokenPart(position=1, text=" capital", value=1.25, direct=0.25),
+                    ],
+                    static=StaticPart(value=0.5, blocks=[0.5]),
+                    units=[
+                        UnitPart(block=0, unit=0, name="Mlp", mixes=False, value=2.5, tokens=[1.0, 1.5]),
+                        UnitPart(
+                            block=0,
+                            unit=1,
+                            name="Mixer",
+                            mixes=True,
+                            value=0.0,
+                            tokens=None,
+                            reasons={"tokens": "none"},
+                        ),
+                    ],
+                    head_bias=0.25,
+                    neurons=[InnerPart(block=0, unit=0, index=3, value=2.0)],
+                    experts=[InnerPart(block=0, unit=0, index=1, value=-0.75)],
+                ),
+                direct=Direct(
+                    tokens=0.25,
+                    static=0.5,
+                    heads=[HeadPart(block=0, head=0, value=1.0, moved=-0.5)],
+                    units=[DirectUnit(block=0, unit=0, value=2.0), DirectUnit(block=0, unit=1, value=0.0)],
+                    head_bias=0.25,
+                    residual=1e-7,
+                ),
+                flows=[
+                    Flow(
+                        block=0,
+                        head=0,
+                        moved=-0.5,
+                        moves=[Move(source=0, target=1, value=-0.5, attention=0.25, carried=-2.0)],
+                    )
+                ],
+                measured=MeasuredParts(
+                    heads=[
+                        RemovedPart(
+                            block=0,
+                            unit=None,
+                            index=0,
+                            part=-0.5,
+                            direct=1.0,
+                            change=0.25,
+                            kl=0.125,
+                            reasons={"unit": "none"},
+                        )
+                    ],
+                    neurons=[],
+                    tokens=[
+                        RemovedToken(
+                            position=1, text=" capital", part=1.25, cut=0.5, cut_kl=0.25, replaced=1.5, replaced_kl=0.75
+                        )
+                    ],
+                    agreement=[
+                        Agreement(what="heads", count=1, rank_correlation=None, reasons={"rank_correlation": "few"})
+                    ],
+                ),
+                residual=3.1e-7,
+            )
+        ],
+        continuations=[
+            Continuation(
+                prompt=0,
+                tokens=[TokenName(id=17, text=" Paris")],
+                logits=2.5,
+                log_probability=-1.25,
+                first_order_error=0.5,
+                sources=[Source(position=0, text="The", value=-0.25), Source(position=1, text=" capital", value=1.5)],
+            )
+        ],
+        summary=PartSummary(
+            predictions=2,
+            logit=4.0,
+            tokens=0.75,
+            static=0.5,
+            units=[2.5],
+            head_bias=0.25,
+            heads=[PartSpread(block=0, unit=None, index=0, mean=-0.25, mean_absolute=0.25, deviation=0.125)],
+            neurons=[PartSpread(block=0, unit=0, index=3, mean=1.0, mean_absolute=1.5, deviation=0.5)],
+        ),
+        skipped=[Skipped(what="model", why="Mixer mixes tokens without softmax attention")],
+        warnings=[],
+        run=run(),
+    )
 
 
 def matrix_report() -> MatrixReport:

@@ -14,6 +14,7 @@ from duat_cli.report.schema import REPORTS, schema_of, to_schema
 from duat_cli.results.base import Result
 
 SAMPLES: dict[str, Result] = {
+    "attribute": sample.attribute_report(),
     "check": sample.check_report(),
     "compare": sample.compare_report(several=True),
     "explain": sample.explain_report(),

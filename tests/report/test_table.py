@@ -13,6 +13,7 @@ import pytest
 import sample_reports as sample
 
 from duat_cli.report.check.table import render_check
+from duat_cli.report.tables.attribute import render_attribute
 from duat_cli.report.tables.compare import render_compare
 from duat_cli.report.tables.inspect import render_inspect
 from duat_cli.report.tables.lora import render_lora
@@ -27,6 +28,7 @@ GOLDEN = Path(__file__).with_name("golden")
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 CASES: dict[str, Callable[[Page], str]] = {
+    "attribute": lambda page: render_attribute(sample.attribute_report(), page),
     "check": lambda page: render_check(sample.check_report(), page),
     "check_passed": lambda page: render_check(sample.check_report(sound=True), page),
     "compare": lambda page: render_compare(sample.compare_report(), page),

@@ -10,10 +10,13 @@ from duat_cli.cli.shared import options
 from duat_cli.errors import EXIT_SOUND
 
 Report = Annotated[
-    Literal["check", "explain", "inspect", "lora-diff", "matrix", "plan", "prune-bound", "support", "verify"],
+    Literal[
+        "attribute", "check", "explain", "inspect", "lora-diff", "matrix", "plan", "prune-bound", "support", "verify"
+    ],
     typer.Argument(
         metavar="REPORT",
-        help="The command it is of: check, explain, inspect, lora-diff, matrix, prune-bound, support or verify.",
+        help="The command it is of: attribute, check, explain, inspect, lora-diff, matrix, prune-bound, support or "
+        "verify.",
     ),
 ]
 

@@ -6,7 +6,7 @@ Recognition is by behaviour, not by name. A norm is a module for which a gain g,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -35,10 +35,12 @@ class FrozenNorm:
 
     form: NormForm
     scale: Tensor  # (..., 1)
+    rest: Tensor | None = None  # added as well: what the model's own rounding left; None: left out
 
     def __call__(self, z: Tensor) -> Tensor:
         scaled = self.form.project(wide(z)) * self.scale
-        return (scaled if self.form.bias is None else scaled + self.form.bias).to(z.dtype)
+        y = scaled if self.form.bias is None else scaled + self.form.bias
+        return (y if self.rest is None else y + self.rest).to(z.dtype)
 
 
 def freeze(form: NormForm, x: Tensor, y: Tensor) -> FrozenNorm:
@@ -47,6 +49,15 @@ def freeze(form: NormForm, x: Tensor, y: Tensor) -> FrozenNorm:
     size = torch.linalg.vector_norm(form.project(wide(x)), dim=-1, keepdim=True)
     scale = torch.linalg.vector_norm(target, dim=-1, keepdim=True) / size.clamp_min(torch.finfo(size.dtype).tiny)
     return FrozenNorm(form, scale)
+
+
+def freeze_whole(form: NormForm, x: Tensor, y: Tensor) -> FrozenNorm:
+    """As `freeze`, with what a norm rounds that computes in float32 whatever it is given: a constant of that input.
+
+    In float64 alone: elsewhere the run's own arithmetic rounds as much.
+    """
+    frozen = freeze(form, x, y)
+    return replace(frozen, rest=y - frozen(x)) if x.dtype == torch.float64 else frozen
 
 
 def recognise(module: nn.Module, x: Tensor, y: Tensor) -> NormForm | None:

@@ -63,9 +63,10 @@ class ModelStructure:
         return Rig(self.stack, [b.parts for b in self.blocks], interface=interface, row_budget=row_budget)
 
 
-def run_stack(stack: Any, input_ids: Tensor) -> Any:
-    """One plain forward pass: unbatched, without a cache."""
-    return stack(input_ids=input_ids, attention_mask=torch.ones_like(input_ids), **_cache_off(stack))
+def run_stack(stack: Any, input_ids: Tensor, mask: Tensor | None = None) -> Any:
+    """One plain forward pass: unbatched, without a cache. mask: 0 for tokens that no token attends to, (1, N)."""
+    mask = torch.ones_like(input_ids) if mask is None else mask
+    return stack(input_ids=input_ids, attention_mask=mask, **_cache_off(stack))
 
 
 def _cache_off(stack: Any) -> dict[str, Any]:

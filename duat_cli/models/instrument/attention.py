@@ -129,6 +129,9 @@ _plain: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # modules whose output w
 
 def apply_rows(rows: RowSource, value: Tensor) -> Tensor:
     """H V for every head: rows (heads, N, N), value (batch, kv_heads, N, d) to (batch, N, heads, d)."""
+    if torch.is_grad_enabled() and value.requires_grad:
+        mixed: Tensor = _Mixed.apply(value, rows)
+        return mixed
     batch, kv_heads, tokens, width = value.shape
     groups = rows.heads // kv_heads
     out = value.new_empty(batch, tokens, rows.heads, width)
@@ -140,6 +143,28 @@ def apply_rows(rows: RowSource, value: Tensor) -> Tensor:
         product = (grouped.to(columns.dtype) @ columns).reshape(kv_heads, groups, count, batch, width)
         out[:, part] = product.permute(3, 2, 0, 1, 4).reshape(batch, count, rows.heads, width)
     return out
+
+
+class _Mixed(torch.autograd.Function):
+    """`apply_rows` with a gradient that asks for H anew, row by row: a graph would keep all of it."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, rows: RowSource) -> Tensor:
+        ctx.rows, ctx.kv_heads = rows, value.shape[1]
+        return apply_rows(rows, value)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """Hᵀ g, summed over the heads that share values: (batch, N, heads, d) to (batch, kv_heads, N, d)."""
+        (gradient,), kv_heads, rows = gradients, ctx.kv_heads, ctx.rows
+        groups, total = rows.heads // kv_heads, 0
+        for part, weights in rows.chunks():
+            count, tokens = weights.shape[1:]
+            grouped = weights.reshape(kv_heads, groups * count, tokens).to(gradient.dtype)
+            by_head = gradient[:, part].reshape(len(gradient), count, kv_heads, groups, -1)
+            shares = by_head.permute(0, 2, 3, 1, 4).reshape(len(gradient), kv_heads, groups * count, -1)
+            total = total + grouped.transpose(1, 2) @ shares  # (batch, kv_heads, N, d)
+        return total, None  # type: ignore[return-value]
 
 
 def _eager(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor | None]]:

@@ -152,7 +152,7 @@ class SoftmaxInterception(TorchFunctionMode):
             rows = StoredRows(weights.reshape(-1, *weights.shape[-2:]))
             output = product.reshape(-1, weights.shape[-2], width).transpose(0, 1)[None]  # (1, N, heads, d)
             probe.captured(AttentionCall(self.module(), "softmax interception", rows, standard, output))
-            return product
+            return product.clone()  # some modules add to it in place
         heads_first = frozen[0].transpose(0, 1)  # (heads, N, d)
         return heads_first.reshape(*weights.shape[:-2], weights.shape[-2], width)
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from duat_cli.models.block.norms import FrozenNorm, freeze
+from duat_cli.models.block.norms import FrozenNorm, NormForm, freeze, freeze_whole
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.instrument.activations import Extremes
 from duat_cli.models.instrument.attention import AttentionCall, Watch, apply_rows, interface_installed, watched
@@ -184,8 +184,11 @@ class Rig:
         interface: bool,
         row_budget: int | None = None,
         coming: Iterable[nn.Module] = (),
+        whole: bool = False,
     ) -> None:
-        """coming: modules that may be learnt as blocks while a pass runs, at the latest when it stands at them."""
+        """coming: modules that may be learnt as blocks while a pass runs, at the latest when it stands at them.
+        whole: hold norms with what they round, as `freeze_whole` does."""
+        self._whole = whole
         self._model, self._interface = model, interface
         self._watch = Watch(self) if row_budget is None else Watch(self, row_budget)
         self._by_module: dict[nn.Module, BlockParts] = {}
@@ -298,11 +301,14 @@ class Rig:
                 return self._run.recording.norms[module][self._plan.next_call(module)](x)
             y = original(*args, **kwargs)
             if self._recording is not None and self._block is not None:
-                self._recording.norms[module].append(freeze(self._block.norms[module], x, y))
+                self._recording.norms[module].append(self._frozen(self._block.norms[module], x, y))
                 self._recording.extremes.see("norm", y)
             return y
 
         return forward
+
+    def _frozen(self, form: NormForm, x: Tensor, y: Tensor) -> FrozenNorm:
+        return freeze_whole(form, x, y) if self._whole else freeze(form, x, y)
 
     def _unit_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:

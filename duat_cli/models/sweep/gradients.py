@@ -75,7 +75,7 @@ class Backward:
     def run(self) -> None:
         """From the output to the last block."""
         self._end.run()
-        (self._at_output,) = _pulled(self._end.output, [self._hidden], self._probes())
+        (self._at_output,) = pulled(self._end.output, [self._hidden], self._probes())
         del self._end, self._hidden
 
     def through(self, number: int) -> Iterator[BlockGradient]:
@@ -98,7 +98,7 @@ class Backward:
         for piece in self._at_output.split(_piece(captured, x, self._heads)):
             # nothing stands in front of the first block
             inputs = [value for _, value, _ in captured] + ([x] if number else [])
-            grads = _pulled(after, inputs, piece) if inputs else []
+            grads = pulled(after, inputs, piece) if inputs else []
             first = sum(map(len, below))
             below.append(grads.pop() if number else piece)
             found = [
@@ -115,12 +115,14 @@ def _piece(captured: Sequence[tuple[Site, Tensor, Tensor | None]], x: Tensor, he
     return max(1, GRADIENT_BYTES // (elements * x.element_size()))
 
 
-def _pulled(output: Tensor, inputs: list[Tensor], probes: Tensor) -> list[Tensor]:
+def pulled(output: Tensor, inputs: list[Tensor], probes: Tensor) -> list[Tensor]:
     """Each probe's gradient at the inputs, (probes, *input.shape); zero where the output does not depend on one."""
 
     def pull(probe: Tensor) -> tuple[Tensor, ...]:
         return torch.autograd.grad(output, inputs, probe, allow_unused=True, materialize_grads=True, retain_graph=True)
 
+    if len(probes) == 1:
+        return [gradient[None] for gradient in pull(probes[0])]
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="There is a performance drop")

@@ -270,14 +270,21 @@ class Chain:
 
         return handle
 
-    def require(self) -> None:
-        """UnsupportedModelError where a block does, once both passes have run."""
+    def broken(self) -> str | None:
+        """The first block that does, once both passes have run."""
         for name, before, after in zip(self._names, *self._seen, strict=True):
             if len(before) != len(after) or not all(map(torch.equal, before, after)):
-                raise UnsupportedModelError(
-                    f"{name} reads more of the blocks in front of it than their hidden states (shared keys, perhaps), "
-                    "so what a removal does to it cannot be followed"
-                )
+                return name
+        return None
+
+    def require(self) -> None:
+        """UnsupportedModelError where a block does, once both passes have run."""
+        name = self.broken()
+        if name is not None:
+            raise UnsupportedModelError(
+                f"{name} reads more of the blocks in front of it than their hidden states (shared keys, perhaps), "
+                "so what a removal does to it cannot be followed"
+            )
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -328,16 +335,22 @@ def run_without(structure: ModelStructure, forward: Forward, recorded: Recorded,
 
 
 def behind_blocks(
-    structure: ModelStructure, forward: Forward, recorded: Recorded, hidden: Tensor, weights: Weights | None = None
+    structure: ModelStructure,
+    forward: Forward,
+    recorded: Recorded,
+    hidden: Tensor,
+    weights: Weights | None = None,
+    *,
+    gradient: bool = True,
 ) -> BlockPass:
-    """What follows the last block, on `hidden` in place of its output, with a graph."""
+    """What follows the last block, on `hidden` in place of its output; gradient: with a graph."""
     count = len(recorded.calls)
 
     def handle(number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         call = recorded.calls[number]
         return with_hidden(call.output, call.before, hidden if number == count - 1 else call.after)
 
-    return BlockPass(structure, forward, handle, gradient=True, weights=weights, start=count)
+    return BlockPass(structure, forward, handle, gradient=gradient, weights=weights, start=count)
 
 
 def with_hidden(output: Any, like: Tensor, hidden: Tensor) -> Any:

@@ -13,13 +13,14 @@ from running import Duat, environment
 
 from duat_cli.cli.main import app
 
-COMMANDS = ("inspect", "matrix", "merge", "verify", "support", "explain", "schema")
+COMMANDS = ("inspect", "attribute", "matrix", "merge", "verify", "support", "explain", "schema")
 HEAVY = ("torch", "transformers", "pydantic", "rich.markdown", "typer.rich_utils")
 PAGES = [["--help"], [], *([name, "--help"] for name in COMMANDS)]
 WRONG_USAGE = [["inspekt"], ["--nope"], *([name, "--nope"] for name in COMMANDS), ["matrix", "--layer"]]
 PANELS = {
     "": ("Read a checkpoint", "How far to trust it", "What it means", "For programs", "Options"),
     "inspect": ("Arguments", "Input", "What to compute", "Loading", "Output", "Other options"),
+    "attribute": ("Arguments", "Input", "What to compute", "Loading", "Output", "Other options"),
     "matrix": ("Arguments", "Input", "Loading", "Output", "Other options"),
     "verify": ("Arguments", "Input", "Loading", "Output", "Other options"),
     "support": ("Arguments", "What to compute", "Loading", "Output", "Other options"),

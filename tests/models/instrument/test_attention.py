@@ -137,6 +137,25 @@ def test_apply_rows_is_the_product_head_by_head() -> None:
 # -- the model is not disturbed ------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("step", [2, 7])
+def test_its_gradient_is_that_of_the_product_head_by_head(step: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.rand(6, 7, 7, generator=generator, dtype=torch.float64)
+    value = torch.randn(2, 3, 7, 4, generator=generator, dtype=torch.float64).requires_grad_()
+    rows = StoredRows(matrix) if step == 7 else RecomputedRows(lambda part: matrix[:, part], 6, 7, step)
+    dense = torch.stack([matrix[h] @ value[:, h // 2] for h in range(6)], dim=2)  # (batch, N, heads, d)
+    mixed = apply_rows(rows, value)
+    assert far(mixed, dense) < 1e-12
+    probes = torch.randn(3, *mixed.shape, generator=generator, dtype=torch.float64)
+    (expected,) = torch.autograd.grad(dense, value, probes, is_grads_batched=True)
+
+    def pull(probe: Tensor) -> Tensor:
+        return torch.autograd.grad(mixed, value, probe, retain_graph=True)[0]
+
+    assert far(torch.func.vmap(pull)(probes), expected) < 1e-12
+    assert far(torch.stack([pull(probe) for probe in probes]), expected) < 1e-12
+
+
 def hidden(model: Any, ids: Tensor) -> Tensor:
     return run_stack(model.base_model, ids)[0][0]
 

@@ -113,6 +113,6 @@ def test_what_cannot_be_batched_is_pulled_one_by_one() -> None:
 
     x, unused = torch.randn(2, 5).requires_grad_(), torch.randn(4).requires_grad_()
     probes = torch.randn(3, 2, 5)
-    got, none = gradients._pulled(Numpy.apply(x), [x, unused], probes)
+    got, none = gradients.pulled(Numpy.apply(x), [x, unused], probes)
     assert torch.allclose(got, 3 * probes)
     assert torch.equal(none, torch.zeros(3, 4))

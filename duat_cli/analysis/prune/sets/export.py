@@ -11,7 +11,7 @@ from duat_cli.models.block.linears import applied_axis
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.sweep.lockstep import Weights
 from duat_cli.models.terms.sites import BlockSites, TermId
-from duat_cli.results.chosen import ChosenSet, ChosenTerm
+from duat_cli.results.prune.chosen import ChosenSet, ChosenTerm
 
 
 def chosen_set(

@@ -14,7 +14,7 @@ from duat_cli.analysis.prune.sets.export import chosen_set, mergekit_slices
 from duat_cli.errors import InputError
 from duat_cli.models.discovery.structure import discover
 from duat_cli.models.terms.sites import TermId, find_sites
-from duat_cli.results.chosen import ChosenSet, ChosenTerm
+from duat_cli.results.prune.chosen import ChosenSet, ChosenTerm
 
 
 def chosen(model: Any, *terms: TermId) -> ChosenSet:

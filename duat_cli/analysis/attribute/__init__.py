@@ -1,0 +1,1 @@
+"""`duat attribute`: what a prediction is made of."""

@@ -1,0 +1,94 @@
+"""Several tokens behind a prompt: greedy ones or given ones, attributed in one pass over all of them.
+
+In a causal model what stands behind a token does not move its output, so that every token of a continuation is one more
+position of the longer prompt.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from duat_cli.analysis.attribute.targets import Words
+from duat_cli.analysis.attribute.work import Prediction
+from duat_cli.analysis.progress import Progress
+from duat_cli.analysis.session import Session
+from duat_cli.errors import InputError
+from duat_cli.loading.prompts import Prompt, limits
+from duat_cli.models.discovery.causality import why_no_next_token
+from duat_cli.results.attribute import Attribution, Continuation, Source, TokenName
+
+
+def continued(
+    session: Session, prompts: Sequence[Prompt], steps: int, given: Sequence[int], progress: Progress
+) -> list[Prompt]:
+    """Every prompt with `steps` greedy tokens, or with the given ones, behind it."""
+    option = "--steps" if steps else "--continuation"
+    reason = why_no_next_token(session.loaded.model, session.structure)
+    if reason is not None:
+        raise InputError(f"{option}: {reason}")
+    room, more = limits(session.loaded.model).max_positions, steps or len(given)
+    for k, prompt in enumerate(prompts, 1):
+        tokens = prompt.input_ids.shape[1] + more
+        if room is not None and tokens > room:
+            raise InputError(f"{option}: prompt {k} would have {tokens} tokens, the model has {room} positions")
+    if not steps:
+        behind = torch.tensor([list(given)], dtype=torch.long)
+        return [replace(p, input_ids=torch.cat([p.input_ids, behind], dim=1)) for p in prompts]
+    ids = [p.input_ids.to(session.loaded.device) for p in prompts]
+    for step in range(steps):
+        progress(step, steps, "the greedy tokens")
+        found = session.forwards([functools.partial(_last, session, one) for one in ids])
+        ids = [torch.cat([one, row.argmax()[None, None]], dim=1) for one, row in zip(ids, found, strict=True)]
+    return [replace(p, input_ids=one.cpu()) for p, one in zip(prompts, ids, strict=True)]
+
+
+def _last(session: Session, ids: Tensor) -> Tensor:
+    with torch.no_grad():
+        return Prediction(session.loaded.model, ids)()[0, -1]
+
+
+def given_tokens(words: Words, text: str) -> list[int]:
+    """The tokens of --continuation."""
+    found = words.tokens("--continuation", text)
+    if not found:
+        raise InputError("--continuation: the tokenizer makes no tokens of it; expected one at least")
+    return found
+
+
+def summed(
+    number: int,
+    found: Sequence[Attribution],
+    ids: Sequence[int],
+    words: Words,
+    likelihood: Sequence[tuple[float, float]],
+) -> Continuation:
+    """The tokens of one prompt's continuation together.
+
+    likelihood: of each, its log-probability and what the linearised one misses; empty for greedy tokens.
+    """
+    names = [one.target.token for one in found if one.target.token is not None]
+    sources = [0.0] * (len(ids) - 1)
+    for one in found:
+        for token in one.parts.tokens[: len(sources)]:
+            sources[token.position] += token.value
+        for unit in one.parts.units:
+            for place, value in enumerate((unit.tokens or [])[: len(sources)]):
+                sources[place] += value
+    why = "the logits of greedy tokens are attributed, not their log-probabilities"
+    return Continuation(
+        prompt=number,
+        tokens=[TokenName(id=name.id, text=name.text) for name in names],
+        logits=sum(one.logit for one in found),
+        log_probability=sum(p for p, _ in likelihood) if likelihood else None,
+        first_order_error=sum(error for _, error in likelihood) if likelihood else None,
+        sources=[
+            Source(position=place, text=words.text(token), value=value)
+            for place, (token, value) in enumerate(zip(ids[:-1], sources, strict=True))
+        ],
+        reasons={} if likelihood else {"log_probability": why, "first_order_error": why},
+    )

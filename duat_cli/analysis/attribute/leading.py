@@ -1,0 +1,95 @@
+"""What leads: the neurons, experts and heads with the largest parts, and what these heads moved from token to token."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from duat_cli.analysis.attribute.parts import BlockParts
+from duat_cli.models.instrument.attention import AttentionCall
+from duat_cli.models.sweep.adjoint import BlockAdjoint
+
+MOVES = 10  # of each head
+
+
+@dataclass(frozen=True)
+class Moved:
+    """One entry of a head's flow."""
+
+    source: int
+    target: int
+    value: float
+    attention: float
+    carried: float  # what the source's value would add at attention 1
+
+
+@dataclass(frozen=True)
+class HeadFlow:
+    """A head, and its largest moves."""
+
+    block: int
+    head: int
+    moved: float
+    moves: list[Moved]
+
+
+@dataclass
+class Leading:
+    """The leading parts of one target, gathered block by block."""
+
+    count: int  # neurons and experts
+    heads: int
+    neurons: list[tuple[int, int, int, float]] = field(default_factory=list)  # block, unit, index, value
+    experts: list[tuple[int, int, int, float]] = field(default_factory=list)
+    flows: list[HeadFlow] = field(default_factory=list)
+
+    def add(self, target: int, block: BlockAdjoint, parts: BlockParts) -> None:
+        """What one block has of the target of that number."""
+        for k, unit in enumerate(parts.units):
+            self.neurons = self._merged(self.neurons, parts.number, k, unit.neurons, target)
+            self.experts = self._merged(self.experts, parts.number, k, unit.experts, target)
+        values = parts.heads[target]
+        least = min((abs(flow.moved) for flow in self.flows), default=0.0) if len(self.flows) >= self.heads else -1.0
+        for head in values.abs().argsort(descending=True)[: self.heads].tolist():
+            if float(values[head].abs()) > least:
+                moves = head_moves(block, target, head)
+                self.flows.append(HeadFlow(parts.number, head, float(values[head]), moves))
+        self.flows = heapq.nlargest(self.heads, self.flows, key=lambda flow: abs(flow.moved))
+
+    def _merged(
+        self, known: list[tuple[int, int, int, float]], block: int, unit: int, values: Tensor | None, target: int
+    ) -> list[tuple[int, int, int, float]]:
+        if values is None:
+            return known
+        row = values[target]
+        places = row.abs().topk(min(self.count, len(row))).indices.tolist()
+        found = [*known, *((block, unit, place, float(row[place])) for place in places)]
+        return heapq.nlargest(self.count, found, key=lambda entry: abs(entry[3]))
+
+
+def head_moves(block: BlockAdjoint, target: int, head: int) -> list[Moved]:
+    """⟨λ_h[i], H_h[i, j] v_j⟩, the largest entries; the heads of several attention calls are numbered one behind the
+    other."""
+    for call, gradient in zip(block.run.attention, block.total.heads, strict=True):
+        if head < call.rows.heads:
+            return _moves(call, gradient[target, 0, :, head].double(), head)
+        head -= call.rows.heads
+    raise IndexError(head)
+
+
+def _moves(call: AttentionCall, gradient: Tensor, head: int) -> list[Moved]:
+    """gradient: at H V of this head, (N, d)."""
+    value = call.value[0, head // (call.rows.heads // call.value.shape[1])].double()  # (N', d)
+    found: list[Moved] = []
+    for rows, weights in call.rows.chunks():
+        attention = weights[head].double()
+        carried = gradient[rows] @ value.T
+        product = attention * carried
+        places = product.abs().flatten().topk(min(MOVES, product.numel())).indices.tolist()
+        for place in places:
+            i, j = divmod(place, product.shape[1])
+            entries = (float(x[i, j]) for x in (product, attention, carried))
+            found.append(Moved(j, rows.start + i, *entries))
+    return [move for move in heapq.nlargest(MOVES, found, key=lambda move: abs(move.value)) if move.value]

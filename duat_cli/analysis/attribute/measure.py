@@ -1,0 +1,208 @@
+"""The leading tokens, heads and neurons taken out for real, beside their frozen parts.
+
+A frozen part says what something is of this output; a measured change says what becomes of the output without it, once
+attention and norms have reacted. A head or neuron is set to zero at every token. A token goes in two ways, which answer
+two questions: attention to it is cut (its own stream stays), or its embedding is the mean of the vocabulary's (its
+place stays, and may be attended to).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from duat_cli.analysis.attribute.targets import Target
+from duat_cli.analysis.attribute.work import Found, Prediction
+from duat_cli.analysis.session import Session
+from duat_cli.models.instrument.hooks import After, hooked
+from duat_cli.models.sweep.ending import EndingForm
+from duat_cli.models.sweep.passes import BlockCall, recording, removals, without
+from duat_cli.models.terms.sites import BlockSites, TermId
+from duat_cli.statistics.divergence import kl
+
+ROWS = 4096  # of the embedding at a time
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a removal does to a target."""
+
+    logit: float | None  # how much of it is lost; None where the model then gives no finite number
+    kl: float | None  # of the output's distribution there, nats; None without one
+
+
+@dataclass(frozen=True)
+class Removed:
+    """A head or neuron without which the model ran."""
+
+    block: int
+    unit: int | None  # of a neuron
+    index: int
+    part: float  # frozen, total
+    direct: float | None  # of a head
+    change: Change
+
+
+@dataclass(frozen=True)
+class RemovedToken:
+    """A token without which the model ran."""
+
+    position: int
+    part: float
+    cut: Change
+    replaced: Change
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One target's leading parts."""
+
+    heads: list[Removed]
+    neurons: list[Removed]
+    tokens: list[RemovedToken]
+
+
+class Measurer:
+    """Removals from the pass of one prompt, measured on one target."""
+
+    def __init__(
+        self, session: Session, sites: dict[nn.Module, BlockSites], form: EndingForm, ids: Tensor, target: Target
+    ) -> None:
+        self._session, self._sites, self._layer = session, sites, form.layer
+        self._model, self._ids, self._target = session.loaded.model, ids, target
+
+    def of(self, found: Found, count: int) -> Measured:
+        """The leading parts of the first target found."""
+        parts, leading = found.parts, found.leading[0]
+        calls: list[BlockCall] = []
+        plain = _Seen(recording(self._session.structure, Prediction(self._model, self._ids), calls), self._layer)
+        self._session.together([plain])
+        heads = sorted(
+            ((block.number, head) for block in parts.blocks for head in range(block.heads.shape[1])),
+            key=lambda place: -abs(float(parts.blocks[place[0]].heads[0, place[1]])),
+        )[:count]
+        heads = [(block, head) for block, head in heads if self._known(TermId("head", block, head))]
+        neurons = [(b, u, i, value) for b, u, i, value in leading.neurons if parts.blocks[b].units[u].site is not None]
+        terms = [TermId("head", block, head) for block, head in heads]
+        for block, unit, index, _ in neurons[:count]:
+            site = parts.blocks[block].units[unit].site
+            assert site is not None
+            terms.append(TermId("neuron", block, site.offset + index))
+        places = parts.tokens[0].abs().argsort(descending=True)[:count].tolist()
+        _ = self._mean  # looked up outside of any pass
+        passes = [self._without(term, calls) for term in terms]
+        passes += [self._cut(place) for place in places] + [self._replaced(place) for place in places]
+        self._session.together([*passes])
+        changes = iter([self._change(plain, one) for one in passes])
+        found_heads = []
+        for b, h in heads:
+            total, direct = float(parts.blocks[b].heads[0, h]), float(parts.blocks[b].heads_direct[0, h])
+            found_heads.append(Removed(b, None, h, total, direct, next(changes)))
+        found_neurons = [Removed(b, u, i, value, None, next(changes)) for b, u, i, value in neurons[:count]]
+        cut = [next(changes) for _ in places]
+        tokens = [
+            RemovedToken(place, float(parts.tokens[0, place]), without, next(changes))
+            for place, without in zip(places, cut, strict=True)
+        ]
+        return Measured(found_heads, found_neurons, tokens)
+
+    def _known(self, term: TermId) -> bool:
+        sites = self._sites[self._session.structure.calls[term.block]]
+        return term.index is not None and term.index < sites.count(term.kind)
+
+    def _without(self, term: TermId, calls: Sequence[BlockCall]) -> _Seen:
+        structure, forward = self._session.structure, Prediction(self._model, self._ids)
+        gone = removals(structure, self._sites, [term])
+        return _Seen(without(structure, forward, calls, gone, self._session.weights), self._layer)
+
+    def _cut(self, place: int) -> _Seen:
+        mask = torch.ones_like(self._ids)
+        mask[0, place] = 0
+        return _Seen(_Plain(Prediction(self._model, self._ids, mask)), self._layer)
+
+    def _replaced(self, place: int) -> _Seen:
+        def put(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
+            output = output.clone()
+            output[0, place] = self._mean.to(output)
+            return output
+
+        plain = _Plain(Prediction(self._model, self._ids))
+        return _Seen(plain, self._layer, (self._model.get_input_embeddings(), put))
+
+    @functools.cached_property
+    def _mean(self) -> Tensor:
+        """Of what every token of the vocabulary is embedded as, (M,) float64."""
+        embedding, count = self._model.get_input_embeddings(), self._model.config.get_text_config().vocab_size
+        total = torch.zeros(1, dtype=torch.float64)
+        with torch.no_grad():
+            for first in range(0, count, ROWS):
+                rows = torch.arange(first, min(first + ROWS, count), device=self._ids.device)
+                total = total.to(rows.device) + embedding(rows[None])[0].double().sum(dim=0)
+        return total / count
+
+    def _change(self, plain: _Seen, other: _Seen) -> Change:
+        lost = float(self._target.of(plain.raw) - self._target.of(other.raw))
+        if not math.isfinite(lost):
+            return Change(None, None)
+        if self._target.kind in ("component", "norm"):
+            return Change(lost, None)
+        rows = (self._target.row(seen.output)[None] for seen in (plain, other))
+        moved = float(kl(*rows)[0])
+        return Change(lost, moved if math.isfinite(moved) else None)
+
+
+class _Plain:
+    """A pass of the model alone."""
+
+    def __init__(self, forward: Prediction) -> None:
+        self._forward = forward
+        self.output = torch.empty(0)
+
+    def active(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.no_grad()
+
+    def run(self) -> None:
+        self.output = self._forward()
+
+
+class _Seen:
+    """A pass with its output, and with what stands for it in front of a cap."""
+
+    def __init__(self, one: Any, layer: nn.Module | None, edit: tuple[nn.Module, After] | None = None) -> None:
+        """one: a pass that leaves its `output`. edit: a module, and what becomes of what it gives."""
+        self._pass, self._layer, self._edit = one, layer, edit
+        self._kept: list[Tensor] = []
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """What `run` needs around it."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._pass.active())
+            stack.enter_context(hooked([] if self._layer is None else [self._layer], after=self._see))
+            if self._edit is not None:
+                stack.enter_context(hooked([self._edit[0]], after=self._edit[1]))
+            yield
+
+    def run(self) -> None:
+        self._pass.run()
+
+    def _see(self, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
+        self._kept[:] = [output]
+
+    @property
+    def output(self) -> Tensor:
+        """The model's."""
+        found: Tensor = self._pass.output.detach()
+        return found
+
+    @property
+    def raw(self) -> Tensor:
+        """The same, in front of a cap."""
+        return self._kept[0] if self._kept else self.output

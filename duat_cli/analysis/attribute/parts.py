@@ -1,0 +1,210 @@
+"""The parts of some targets of one prompt, block by block: inner products of what is there with the target's gradient.
+
+    y = Σ_t ⟨λ_0[t], x_0[t]⟩ + Σ_j ⟨λ_j, c_j⟩ + Σ_j Σ_t ⟨U_jᵀλ_j[t], f_j[t]⟩ + b        total reading
+    y = Σ_t ⟨μ_0[t], x_0[t]⟩ + Σ_j (⟨μ_j, c'_j⟩ + Σ_h ⟨μ_jh, H_jh V_jh x_{j-1}⟩ + ⟨μ_jU, f_j⟩) + b       direct reading
+
+λ goes through all later frozen blocks, μ along the residual stream alone. A unit's output bias counts as static, as in
+the sum of `duat inspect`. Products are added in float64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from duat_cli.models.arrays import relative_error, tolerance_for
+from duat_cli.models.instrument.rig import BlockRun, UnitCall
+from duat_cli.models.sweep.adjoint import BlockAdjoint, Gradients, Held, biases, products
+from duat_cli.models.sweep.gradients import pulled
+from duat_cli.models.terms.sites import Site, watching
+
+
+@dataclass(frozen=True)
+class UnitParts:
+    """One call of an FFN unit; targets in front, float64."""
+
+    name: str  # of its class
+    mixes: bool  # whether it mixes tokens, and so is no FFN
+    total: Tensor  # (targets,)
+    direct: Tensor  # (targets,)
+    tokens: Tensor | None  # total, (targets, N); None where its output has no rows a token
+    site: Site | None  # of its neurons
+    neurons: Tensor | None  # total, (targets, neurons)
+    experts: Tensor | None  # total, (targets, experts)
+
+
+@dataclass(frozen=True)
+class BlockParts:
+    """One block."""
+
+    number: int
+    static: Tensor  # (targets,)
+    static_direct: Tensor  # of the biases outside attention: H V x holds those of V
+    heads: Tensor  # total, (targets, heads); of all attention calls
+    heads_direct: Tensor
+    units: list[UnitParts]
+
+
+@dataclass
+class PromptParts:
+    """One prompt."""
+
+    output: Tensor  # y of each target, from the model's own output, (targets,) float64
+    head: Tensor  # b, (targets,)
+    blocks: list[BlockParts] = field(default_factory=list)  # from the first, once all are through
+    tokens: Tensor = field(default_factory=lambda: torch.empty(0))  # total, (targets, N)
+    tokens_direct: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def sums(self) -> tuple[Tensor, Tensor]:
+        """The two readings as lists of addends, (targets, addends) each."""
+        total, direct = [self.tokens], [self.tokens_direct]
+        for block in self.blocks:
+            total += [block.static[:, None], *(u.total[:, None] for u in block.units)]
+            direct += [block.static_direct[:, None], block.heads_direct, *(u.direct[:, None] for u in block.units)]
+        return torch.cat([*total, self.head[:, None]], dim=1), torch.cat([*direct, self.head[:, None]], dim=1)
+
+    def residuals(self) -> tuple[Tensor, Tensor]:
+        """|sum - y| over the largest absolute partial sum, (targets,), of both readings."""
+        total, direct = self.sums()
+        return _residual(total, self.output), _residual(direct, self.output)
+
+
+def _residual(addends: Tensor, output: Tensor) -> Tensor:
+    largest = torch.maximum(addends.cumsum(dim=1).abs().amax(dim=1), output.abs())
+    difference = (addends.sum(dim=1) - output).abs()
+    return torch.where(difference == 0, difference, difference / largest)
+
+
+def block_parts(block: BlockAdjoint) -> BlockParts:
+    """Everything that one block adds."""
+    run = block.run
+    calls: dict[nn.Module, int] = {}
+    units = []
+    for k, unit in enumerate(run.units):
+        call = calls[unit.module] = calls.get(unit.module, -1) + 1
+        units.append(_unit_parts(block, k, unit, call))
+    if not all(_add_up(units, reading, whole) for reading, whole in (("total", block.total), ("direct", block.direct))):
+        units = [_joined(units, block)]
+    return BlockParts(
+        number=block.number,
+        static=block.total.constant,
+        static_direct=block.direct.constant,
+        heads=_heads(run, block.total),
+        heads_direct=_heads(run, block.direct),
+        units=units,
+    )
+
+
+def _add_up(units: list[UnitParts], reading: str, whole: Gradients) -> bool:
+    """Whether the block's output is linear in what each unit gives; some multiply what two of them give."""
+    parts = torch.stack([getattr(unit, reading) for unit in units]) if units else whole.together[None] * 0
+    size = parts.abs().sum(dim=0) + whole.together.abs() + whole.constant.abs()
+    tolerance = tolerance_for(whole.before.dtype)
+    return bool(((parts.sum(dim=0) - whole.together).abs() <= tolerance * size).all())
+
+
+def _joined(units: list[UnitParts], block: BlockAdjoint) -> UnitParts:
+    names = " with ".join(dict.fromkeys(unit.name for unit in units))
+    return UnitParts(
+        name=names,
+        mixes=any(unit.mixes for unit in units),
+        total=block.total.together,
+        direct=block.direct.together,
+        tokens=None,
+        site=None,
+        neurons=None,
+        experts=None,
+    )
+
+
+def token_parts(gradient: Tensor, x: Tensor) -> Tensor:
+    """⟨λ[t], x[t]⟩: gradients (targets, 1, N, M) and hidden states (1, N, M) to (targets, N)."""
+    return (gradient.double() * x.double()).sum(dim=-1).flatten(1)
+
+
+def _heads(run: BlockRun, gradients: Gradients) -> Tensor:
+    """(targets, heads) of every attention call, one behind the other."""
+    found = [
+        (gradient.double() * call.output.double()).sum(dim=(1, 2, 4))
+        for call, gradient in zip(run.attention, gradients.heads, strict=True)
+    ]
+    return torch.cat(found, dim=1) if found else gradients.constant.new_empty(len(gradients.constant), 0)
+
+
+def _unit_parts(block: BlockAdjoint, place: int, unit: UnitCall, call: int) -> UnitParts:
+    run, total, direct = block.run, block.total.units[place], block.direct.units[place]
+    term = unit.output - biases(run)[place]
+    product = total.double() * term.double()
+    held = _of_call(block.held, unit, call, "neuron")
+    return UnitParts(
+        name=type(unit.module).__name__,
+        mixes=unit.module in run.parts.mixing,
+        total=product.flatten(1).sum(dim=1),
+        direct=products(direct, term),
+        tokens=_by_token(product, run.input.shape[1]),
+        site=None if held is None else held.site,
+        neurons=_neurons(block.held, unit, call, total),
+        experts=_experts(block.held, unit, call, total),
+    )
+
+
+def _by_token(product: Tensor, tokens: int) -> Tensor | None:
+    """(targets, …) summed to (targets, N), where an axis of tokens can be told."""
+    axes = [axis for axis in range(1, product.ndim) if product.shape[axis] == tokens]
+    if product.ndim < 3 or not axes:
+        return None
+    axis = product.ndim - 2 if product.ndim - 2 in axes else axes[-1]
+    return product.movedim(axis, 1).flatten(2).sum(dim=2)
+
+
+def _neurons(held: list[Held], unit: UnitCall, call: int, gradient: Tensor) -> Tensor | None:
+    """Σ_t ⟨gradient, a_n w_n⟩ of every neuron, (targets, neurons): the unit is linear in them but for its bias."""
+    found = _of_call(held, unit, call, "neuron")
+    if found is None:
+        return None
+    if found.site.module not in set(unit.module.modules()):  # the layer stands behind: the unit gives the neurons
+        if unit.output.shape[-1] != found.site.count:
+            return None
+        return (gradient.double() * unit.output.double()).flatten(1, -2).sum(dim=1)
+    value = found.value.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        output = found.site.module(value)
+    (back,) = pulled(output, [value], gradient.reshape(len(gradient), *output.shape))
+    return (back.double() * found.value.double()).flatten(1, -2).sum(dim=1)
+
+
+def _experts(held: list[Held], unit: UnitCall, call: int, gradient: Tensor) -> Tensor | None:
+    """⟨gradient, Σ_t r_te f_e(x_t)⟩ of every expert, (targets, experts), by the unit's slope along its routing weights.
+
+    None unless the unit is linear in them.
+    """
+    found = _of_call(held, unit, call, "expert")
+    if found is None:
+        return None
+    leaves: list[Tensor] = []
+
+    def routed(scale: float) -> Tensor:
+        def put(_: Site, value: Tensor, __: Tensor | None) -> Tensor:
+            leaves.append((scale * value.detach()).requires_grad_())
+            return leaves[-1]
+
+        with watching([found.site], put):
+            output = unit.module(unit.input)
+        return output if isinstance(output, Tensor) else output[0]
+
+    with torch.enable_grad():
+        whole = routed(1.0)
+    half, none = (routed(scale).detach() for scale in (0.5, 0.0))
+    if not relative_error(2 * (half - none), whole.detach() - none) <= tolerance_for(whole.dtype):
+        return None
+    (back,) = pulled(whole, [leaves[0]], gradient.reshape(len(gradient), *whole.shape))
+    return found.site.collect(back.double() * found.value.double(), found.index)
+
+
+def _of_call(held: list[Held], unit: UnitCall, call: int, kind: str) -> Held | None:
+    """What the site of that kind held in the unit's call of that number."""
+    inside = set(unit.module.modules())
+    mine = [h for h in held if h.site.kind == kind and (h.site.unit is unit.module or h.site.module in inside)]
+    return mine[call] if call < len(mine) else None

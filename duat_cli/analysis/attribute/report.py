@@ -1,0 +1,230 @@
+"""From tensors to the report of `duat attribute`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from duat_cli.analysis.attribute.leading import HeadFlow
+from duat_cli.analysis.attribute.measure import Change, Measured, Removed
+from duat_cli.analysis.attribute.parts import PromptParts
+from duat_cli.analysis.attribute.targets import Chooser, Target, Words
+from duat_cli.analysis.attribute.work import Found
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.loading.prompts import Prompt
+from duat_cli.results.attribute import (
+    Agreement,
+    Attribution,
+    Direct,
+    DirectUnit,
+    Flow,
+    HeadPart,
+    InnerPart,
+    MeasuredParts,
+    Move,
+    Parts,
+    RemovedPart,
+    RemovedToken,
+    StaticPart,
+    TargetFacts,
+    TokenName,
+    TokenPart,
+    UnitPart,
+)
+from duat_cli.statistics.ranking import spearman
+
+UNSOUND = "without it the model's output is not finite"
+FEWEST = 4  # pairs that a rank correlation is given for
+
+
+def attributions(
+    found: Found, prompts: Sequence[Prompt], chooser: Chooser, words: Words, top: int, measured: Measured | None = None
+) -> list[Attribution]:
+    """Those of some targets of one prompt. top: how many neurons and experts are shown. measured: of its one target."""
+    ids = prompts[found.prompt].input_ids[0].tolist()
+    texts = [words.text(token) for token in ids]
+    if found.parts.tokens.shape[1] != len(texts):  # the blocks read other vectors than the prompt's tokens
+        texts = [f"vector {place}" for place in range(found.parts.tokens.shape[1])]
+    total, direct = found.parts.residuals()
+    if not bool(torch.isfinite(torch.cat([total, direct, found.parts.output])).all()):
+        raise UnsupportedModelError(
+            f"prompt {found.prompt + 1}: the model's output, or a part of it, is not finite; --dtype float32 may help, "
+            "and duat check finds weights that are not"
+        )
+    return [
+        Attribution(
+            prompt=found.prompt,
+            position=target.position,
+            target=_facts(target, chooser),
+            logit=float(found.parts.output[k]),
+            capped=found.capped[k],
+            rank=found.ranks[k],
+            parts=_parts(found, k, texts, top),
+            direct=_direct(found.parts, k, float(direct[k])),
+            flows=[_flow(flow) for flow in found.leading[k].flows],
+            measured=None if measured is None else _measured(measured, texts),
+            residual=float(total[k]),
+            reasons=_reasons(target, found.capped[k], measured),
+        )
+        for k, target in enumerate(found.targets)
+    ]
+
+
+def _reasons(target: Target, capped: float | None, measured: Measured | None) -> dict[str, str]:
+    found = {} if measured is not None else {"measured": "not removed without --measure"}
+    if capped is None:
+        found["capped"] = "the model caps nothing"
+    if target.position is None:
+        found["position"] = "the model has one output a prompt"
+    if target.kind in ("component", "norm"):
+        found["rank"] = "the model has no head"
+    return found
+
+
+def _facts(target: Target, chooser: Chooser) -> TargetFacts:
+    def named(token: int | None) -> TokenName | None:
+        return None if token is None else TokenName(id=token, text=chooser.text(target, token))
+
+    reasons = {} if target.token is not None else {"token": "the norm of a vector is no entry of it"}
+    if target.against is None:
+        reasons["against"] = "no other token or class is subtracted"
+    return TargetFacts(
+        kind=target.kind,
+        token=named(target.token),
+        given=target.given,
+        against=named(target.against),
+        against_mean=target.against_mean,
+        reasons=reasons,
+    )
+
+
+def _parts(found: Found, k: int, texts: Sequence[str], top: int) -> Parts:
+    parts, leading = found.parts, found.leading[k]
+    tokens = zip(texts, parts.tokens[k].tolist(), parts.tokens_direct[k].tolist(), strict=True)
+    static = [float(block.static[k]) for block in parts.blocks]
+    units = []
+    for block in parts.blocks:
+        for place, unit in enumerate(block.units):
+            rows = None if unit.tokens is None else unit.tokens[k].tolist()
+            units.append(
+                UnitPart(
+                    block=block.number,
+                    unit=place,
+                    name=unit.name,
+                    mixes=unit.mixes,
+                    value=float(unit.total[k]),
+                    tokens=rows,
+                    reasons={} if rows is not None else {"tokens": "its output has no row for every token"},
+                )
+            )
+    return Parts(
+        tokens=[TokenPart(position=t, text=text, value=v, direct=d) for t, (text, v, d) in enumerate(tokens)],
+        static=StaticPart(value=sum(static), blocks=static),
+        units=units,
+        head_bias=float(parts.head[k]),
+        neurons=[InnerPart(block=b, unit=u, index=i, value=v) for b, u, i, v in leading.neurons[:top]],
+        experts=[InnerPart(block=b, unit=u, index=i, value=v) for b, u, i, v in leading.experts[:top]],
+    )
+
+
+def _direct(parts: PromptParts, k: int, residual: float) -> Direct:
+    return Direct(
+        tokens=float(parts.tokens_direct[k].sum()),
+        static=sum(float(block.static_direct[k]) for block in parts.blocks),
+        heads=[
+            HeadPart(block=block.number, head=head, value=value, moved=moved)
+            for block in parts.blocks
+            for head, (value, moved) in enumerate(
+                zip(block.heads_direct[k].tolist(), block.heads[k].tolist(), strict=True)
+            )
+        ],
+        units=[
+            DirectUnit(block=block.number, unit=place, value=float(unit.direct[k]))
+            for block in parts.blocks
+            for place, unit in enumerate(block.units)
+        ],
+        head_bias=float(parts.head[k]),
+        residual=residual,
+    )
+
+
+def _measured(found: Measured, texts: Sequence[str]) -> MeasuredParts:
+    def why(change: Change) -> str:
+        return UNSOUND if change.logit is None else "the output is no distribution, or leaves its range"
+
+    def removed(one: Removed) -> RemovedPart:
+        reasons = {} if one.change.kl is not None else {"kl": why(one.change)}
+        if one.change.logit is None:
+            reasons["change"] = UNSOUND
+        if one.direct is None:
+            reasons["direct"] = "of heads alone"
+        if one.unit is None:
+            reasons["unit"] = "a head is in no unit"
+        return RemovedPart(
+            block=one.block,
+            unit=one.unit,
+            index=one.index,
+            part=one.part,
+            direct=one.direct,
+            change=one.change.logit,
+            kl=one.change.kl,
+            reasons=reasons,
+        )
+
+    tokens = [
+        RemovedToken(
+            position=one.position,
+            text=texts[one.position],
+            part=one.part,
+            cut=one.cut.logit,
+            cut_kl=one.cut.kl,
+            replaced=one.replaced.logit,
+            replaced_kl=one.replaced.kl,
+            reasons={
+                name: why(change)
+                for name, value, change in (
+                    ("cut", one.cut.logit, one.cut),
+                    ("cut_kl", one.cut.kl, one.cut),
+                    ("replaced", one.replaced.logit, one.replaced),
+                    ("replaced_kl", one.replaced.kl, one.replaced),
+                )
+                if value is None
+            },
+        )
+        for one in found.tokens
+    ]
+    heads = [removed(one) for one in found.heads]
+    neurons = [removed(one) for one in found.neurons]
+    return MeasuredParts(
+        heads=heads,
+        neurons=neurons,
+        tokens=tokens,
+        agreement=[
+            _agreement("heads, total", [(h.part, h.change) for h in heads]),
+            _agreement("heads, direct", [(h.direct or 0.0, h.change) for h in heads]),
+            _agreement("neurons", [(n.part, n.change) for n in neurons]),
+            _agreement("tokens, attention cut", [(t.part, t.cut) for t in tokens]),
+            _agreement("tokens, embedding replaced", [(t.part, t.replaced) for t in tokens]),
+        ],
+    )
+
+
+def _agreement(what: str, given: Sequence[tuple[float, float | None]]) -> Agreement:
+    pairs = [(part, change) for part, change in given if change is not None]
+    if len(pairs) < FEWEST:
+        reason = f"fewer than {FEWEST} were removed"
+        return Agreement(what=what, count=len(pairs), rank_correlation=None, reasons={"rank_correlation": reason})
+    found = float(spearman(*torch.tensor(pairs, dtype=torch.float64).T))
+    reasons = {} if math.isfinite(found) else {"rank_correlation": "all are alike"}
+    value = found if not reasons else None
+    return Agreement(what=what, count=len(pairs), rank_correlation=value, reasons=reasons)
+
+
+def _flow(flow: HeadFlow) -> Flow:
+    moves = [
+        Move(source=m.source, target=m.target, value=m.value, attention=m.attention, carried=m.carried)
+        for m in flow.moves
+    ]
+    return Flow(block=flow.block, head=flow.head, moved=flow.moved, moves=moves)

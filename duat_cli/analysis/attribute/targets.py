@@ -1,0 +1,225 @@
+"""What is attributed: one entry of the output, less another or the mean of all; without a head, of hidden states."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from duat_cli.errors import InputError, UnsupportedModelError
+from duat_cli.loading.quiet import calling_tokenizer
+from duat_cli.text import clean
+
+MEAN = "mean"
+NORM = "norm"
+Kind = Literal["token", "class", "component", "norm", "log-probability"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """One number of a model's output."""
+
+    kind: Kind
+    position: int | None  # None: of a model whose prompt has one output
+    token: int | None  # None: the norm of the output
+    given: bool
+    against: int | None = None
+    against_mean: bool = False
+    direction: Tensor | None = None  # what the outputs are multiplied by, if not one of them is taken
+
+    def of(self, output: Tensor) -> Tensor:
+        """Its value in an output, (1, N, vocabulary) or (1, classes), float64, with the graph."""
+        row = self.row(output).double()
+        if self.direction is not None:
+            return row @ self.direction
+        assert self.token is not None
+        found = row[self.token]
+        if self.against is not None:
+            found = found - row[self.against]
+        return found - row.mean() if self.against_mean else found
+
+    def row(self, output: Tensor) -> Tensor:
+        """The outputs at its position, (vocabulary,)."""
+        return output[0] if self.position is None else output[0, self.position]
+
+    def rank(self, output: Tensor) -> int | None:
+        """Of its token or class among all, from 1."""
+        if self.token is None or self.kind == "component":
+            return None
+        row = self.row(output)
+        return 1 + int((row > row[self.token]).sum())
+
+
+class Words:
+    """A tokenizer, for targets."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    @property
+    def mask(self) -> int | None:
+        """The token that a masked LM fills in."""
+        found = getattr(self._tokenizer, "mask_token_id", None)
+        return found if isinstance(found, int) else None
+
+    def text(self, token: int) -> str:
+        """What a token says; it may be part of a character."""
+        with calling_tokenizer("the tokenizer fails", InputError):
+            return clean(str(self._tokenizer.decode([token])))
+
+    def tokens(self, option: str, text: str) -> list[int]:
+        """Those of a text, without special ones."""
+        with calling_tokenizer(f"{option}: the tokenizer fails", InputError):
+            return [int(i) for i in self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]]
+
+    def token(self, option: str, text: str, *, first: bool) -> int:
+        """The one token that a text is; InputError if it is none or several."""
+        ids = self.tokens(option, text)
+        unknown = getattr(self._tokenizer, "unk_token_id", None)
+        if not ids:
+            raise InputError(f"{option} '{clean(text)}': the tokenizer makes no token of it; expected one")
+        if unknown is not None and ids[0] == unknown and text.strip() != self._tokenizer.unk_token:
+            raise InputError(f"{option} '{clean(text)}': not in the vocabulary of this model's tokenizer")
+        if len(ids) > 1 and not first:
+            pieces = ", ".join(f"'{self.text(i)}'" for i in ids)
+            raise InputError(
+                f"{option} '{clean(text)}': {len(ids)} tokens, {pieces}; expected one: give one of them, or "
+                "--first-token to take the first"
+            )
+        return ids[0]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options that say what is attributed."""
+
+    target: str | None = None
+    against: str | None = None
+    position: int | Literal["all"] | None = None  # None: the first mask of a masked LM's prompt, else the last token
+    first_token: bool = False
+
+
+class Chooser:
+    """The targets of every prompt of one model."""
+
+    def __init__(
+        self,
+        asked: Asked,
+        words: Words,
+        labels: dict[int, str],
+        *,
+        each: Sequence[str] | None = None,
+        continued: Sequence[int] = (),
+        likelihood: bool = False,
+    ) -> None:
+        """labels: of a classifier, its classes. each: a target for every prompt. continued: how many of every prompt's
+        last tokens are the targets, and likelihood: whether by their log-probability."""
+        self._asked, self._words, self._labels = asked, words, labels
+        self._each, self.continued, self.likelihood = each, continued, likelihood
+
+    def of(self, number: int, ids: Sequence[int], output: Tensor, where: str, *, headless: bool) -> list[Target]:
+        """Those of the prompt of that number with these token ids and this output of the model.
+
+        where: the prompt, for errors. headless: whether the output is a mean of hidden states.
+        """
+        if self.continued:
+            first = len(ids) - self.continued[number]
+            return [self._following(place, output, ids[place + 1]) for place in range(first - 1, len(ids) - 1)]
+        if self._each is not None:
+            self._asked = replace(self._asked, target=self._each[number])
+        if output.ndim == 2:
+            self._require_none("--position", self._asked.position is not None)
+            return [self._component(output) if headless else self._target("class", None, output, None)]
+        if output.ndim != 3 or output.shape[1] != len(ids):
+            raise UnsupportedModelError(
+                f"the model's output has the shape {tuple(output.shape)}: one row a token, or one"
+            )
+        asked, mask = self._asked.position, self._words.mask
+        if asked is None:
+            asked = list(ids).index(mask) if mask is not None and mask in ids else -1
+        if asked == "all":
+            following = [*ids[1:], None] if self._asked.target is None else [None] * len(ids)
+            return [self._target("token", place, output, following[place]) for place in range(len(ids))]
+        if not -len(ids) <= asked < len(ids):
+            raise InputError(
+                f"--position {asked}: {where} has {len(ids)} tokens; expected {-len(ids)} to {len(ids) - 1}"
+            )
+        return [self._target("token", asked % len(ids), output, None)]
+
+    def _following(self, place: int, output: Tensor, token: int) -> Target:
+        """A token of a continuation. log p_t = z_t - log Σ exp z, whose slope is e_t - p."""
+        if not self.likelihood:
+            return Target("token", place, token, True)
+        direction = -output[0, place].detach().double().softmax(dim=-1)
+        direction[token] += 1
+        return Target("log-probability", place, token, True, direction=direction)
+
+    def _component(self, output: Tensor) -> Target:
+        """Of a model without a head: one number of the mean of its last hidden states, or their length."""
+        asked, width = self._asked.target, output.shape[-1]
+        if asked is None or not (asked == NORM or (asked.isdecimal() and int(asked) < width)):
+            given = "no --target" if asked is None else f"--target '{clean(asked)}'"
+            raise InputError(
+                f"{given}: this model has no head; expected --target with a component of the mean of its last hidden "
+                f"states, 0 to {width - 1}, or {NORM}"
+            )
+        self._require_none("--against", self._asked.against is not None)
+        if asked == NORM:
+            row = output[0].detach().double()
+            return Target("norm", None, None, True, direction=row / row.norm())
+        return Target("component", None, int(asked), True)
+
+    def _require_none(self, option: str, given: bool) -> None:
+        if given:
+            raise InputError(f"{option}: this model has one output a prompt, not one a token of a vocabulary")
+
+    def text(self, target: Target, token: int) -> str:
+        """What an entry of the output stands for."""
+        if target.kind in ("token", "log-probability"):
+            return self._words.text(token)
+        return clean(self._labels.get(token, str(token))) if target.kind == "class" else f"component {token}"
+
+    def _target(self, kind: Kind, position: int | None, output: Tensor, following: int | None) -> Target:
+        """following: the token to take where none is asked for; None: the model's own choice."""
+        row = output[0] if position is None else output[0, position]
+        asked = self._asked
+        if asked.target is not None:
+            token = self._entry("--target", asked.target, position, len(row))
+        else:
+            token = int(torch.argmax(row)) if following is None else following
+        mean = asked.against == MEAN
+        other = None
+        if asked.against is not None and not mean:
+            other = self._entry("--against", asked.against, position, len(row))
+            if other == token:
+                raise InputError(f"--against '{clean(asked.against)}': that is the target itself")
+        given = asked.target is not None or following is not None
+        return Target(kind, position, token, given, other, mean)
+
+    def _entry(self, option: str, text: str, position: int | None, count: int) -> int:
+        if position is None:
+            found = next((k for k, label in self._labels.items() if label == text), None)
+            if found is None and text.isdecimal() and int(text) < count:
+                found = int(text)
+            if found is None or found >= count:
+                names = ", ".join(clean(self._labels.get(k, str(k))) for k in range(min(count, 8)))
+                raise InputError(f"{option} '{clean(text)}': no class of this model; it has {names}")
+            return found
+        token = self._words.token(option, text, first=self._asked.first_token)
+        if token >= count:
+            raise InputError(f"{option} '{clean(text)}': token {token} is none of the {count} that the model puts out")
+        return token
+
+
+def likelihoods(output: Tensor, ids: Sequence[int], count: int) -> list[tuple[float, float]]:
+    """Of each of the last `count` tokens, log p and log V - H(p), for a model's output (1, N, V)."""
+    found = []
+    for place in range(len(ids) - count - 1, len(ids) - 1):
+        logs = output[0, place].double().log_softmax(dim=-1)
+        entropy = -float((logs.exp() * logs).sum())
+        found.append((float(logs[ids[place + 1]]), math.log(len(logs)) - entropy))
+    return found

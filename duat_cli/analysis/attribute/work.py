@@ -1,0 +1,284 @@
+"""Prompts through the model once, and the gradients of their targets back once, block by block.
+
+Where all weights are in memory one prompt follows the other. Where they are read block by block, as many as fit are
+recorded side by side and then go back through each block together: two reads, the second one backwards. What stands
+behind the last block is looked at in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from duat_cli.analysis.attribute.leading import Leading
+from duat_cli.analysis.attribute.many import Many
+from duat_cli.analysis.attribute.parts import BlockParts, PromptParts, block_parts, token_parts
+from duat_cli.analysis.attribute.targets import Chooser, Target, likelihoods
+from duat_cli.analysis.progress import Progress
+from duat_cli.analysis.session import Session
+from duat_cli.errors import InputError, UnsupportedModelError
+from duat_cli.loading.prompts import Prompt
+from duat_cli.models.block.parts import BlockParts as BlockModules
+from duat_cli.models.discovery.growing import Growing
+from duat_cli.models.discovery.modality import stack_of
+from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, probe_ids, run_stack
+from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.instrument.tracing import Trace
+from duat_cli.models.sweep.adjoint import Adjoint
+from duat_cli.models.sweep.ending import Ending, EndingForm, find_ending
+from duat_cli.models.sweep.lockstep import Pass
+from duat_cli.models.sweep.passes import BlockCall, BlockPass, Chain, Recorded, recording
+from duat_cli.models.terms.sites import BlockSites, block_sites, find_sites
+
+TARGET_BYTES = 256 << 20  # of one block's gradients of several targets at once
+
+
+@dataclass
+class Found:
+    """Some targets of one prompt."""
+
+    prompt: int
+    targets: list[Target]
+    parts: PromptParts
+    leading: list[Leading]
+    capped: list[float | None]  # what the model makes of it behind its cap
+    ranks: list[int | None]
+    dtype: torch.dtype  # of the model's own output
+
+
+@dataclass
+class _Prompt:
+    """A prompt on its way."""
+
+    number: int
+    ids: Tensor  # (1, N)
+    forward: Prediction
+    calls: list[BlockCall] = field(default_factory=list)
+    record: BlockPass | None = None
+
+    def recorded(self) -> Recorded:
+        assert self.record is not None
+        return Recorded(self.record.output, self.calls)
+
+
+class Work:
+    """All prompts of one model."""
+
+    def __init__(
+        self, session: Session, prompts: Sequence[Prompt], chooser: Chooser, progress: Progress, count: int, heads: int
+    ) -> None:
+        """count, heads: how many neurons and experts lead, and how many heads' flows are kept."""
+        self._session, self._chooser, self._progress = session, chooser, progress
+        self._count, self._heads = count, heads
+        self._texts = prompts
+        model, device = session.loaded.model, session.loaded.device
+        self._model = model
+        probe = probe_ids(stack_of(model), DISCOVERY_TOKENS, device)
+        self._probe = _Prompt(-1, probe, Prediction(model, probe))
+        self._prompts = [
+            _Prompt(k, ids, Prediction(model, ids)) for k, ids in enumerate(p.input_ids.to(device) for p in prompts)
+        ]
+        self.sites: dict[nn.Module, BlockSites] = {}
+        self.form: EndingForm | None = None
+        self.chain: Chain | None = None
+        self.many = Many()
+        self.likelihoods: dict[int, list[tuple[float, float]]] = {}  # by prompt, of given continuations
+        self._done = 0
+
+    def run(self) -> list[Found]:
+        """Everything, prompt by prompt."""
+        if self._session.weights is None:
+            self.sites = find_sites(self._session.structure)
+            waves = [[prompt] for prompt in self._prompts]
+        else:
+            waves = [[self._prompts[k] for k in wave] for wave in self._session.waves(self._texts)]
+        found = []
+        for k, wave in enumerate(waves):
+            self._record(wave, first=k == 0)
+            found += self._back(wave)
+            for prompt in wave:
+                prompt.calls.clear()
+                prompt.record = None
+        return sorted(found, key=lambda one: one.prompt)
+
+    def _record(self, wave: list[_Prompt], *, first: bool) -> None:
+        """Run prompts, and with the first of them the probe prompt."""
+        running = [self._probe, *wave] if first else wave
+        if self._session.weights is not None and first:
+            self._session.discover_beside(lambda found: self._guest(found, running))
+        else:
+            for prompt in running:
+                prompt.record = recording(self._session.structure, prompt.forward, prompt.calls)
+            self._session.together([p.record for p in running if p.record is not None])
+            if first:
+                self.chain = Chain(self._session.structure, self._probe.forward)
+                self._session.together(self.chain.passes)
+        if first:
+            structure = self._session.structure
+            self._progress(0, 1, "what stands between the last block and the output")
+            self.form = find_ending(
+                self._model, structure, self._probe.forward, self._probe.recorded(), self._session.weights
+            )
+            self._probe.calls.clear()
+
+    def _guest(self, found: Growing, running: Sequence[_Prompt]) -> _Guest:
+        self.chain = Chain(found, self._probe.forward)
+        return _Guest(found, running, self.sites, self.chain)
+
+    def _back(self, wave: list[_Prompt]) -> list[Found]:
+        """The gradients of a wave's targets through all blocks."""
+        under_way = [one for prompt in wave for one in self._begun(prompt)]
+        structure, weights = self._session.structure, self._session.weights
+        blocks = len(structure.calls)
+        total = blocks * max(len(self._prompts), 1)
+        for number in reversed(range(blocks)):
+            if weights is not None:
+                weights.bring(structure.calls[number])
+            for one in under_way:
+                run, parts = one.through(number)
+                if run.attention and not self._session.heads:
+                    call = run.attention[0]
+                    self._session.heads, self._session.kv_heads = call.rows.heads, call.value.shape[1]
+                self.many.add(parts)
+            self._done += len(wave)
+            self._progress(self._done, total, f"gradients back through block {number}")
+        return [one.finished() for one in under_way]
+
+    def _begun(self, prompt: _Prompt) -> list[_UnderWay]:
+        """The targets of a prompt, some at a time, at the last block's output."""
+        assert self.form is not None
+        structure, recorded = self._session.structure, prompt.recorded()
+        ids = prompt.ids[0].tolist()
+        if self._chooser.likelihood:
+            if self.form.layer is not None:
+                raise InputError(
+                    "--continuation: this model caps its logits, and parts are of those in front of the cap; --steps "
+                    "attributes greedy tokens"
+                )
+            count = self._chooser.continued[prompt.number]
+            self.likelihoods[prompt.number] = likelihoods(recorded.output, ids, count)
+        where = f"prompt {prompt.number + 1}" if len(self._prompts) > 1 else "the prompt"
+        headless = prompt.forward.headless
+        targets = self._chooser.of(prompt.number, ids, recorded.output, where, headless=headless)
+        ending = Ending(structure, prompt.forward, recorded, self.form, self._session.weights)
+        own = recorded.output if self.form.layer is None else ending.output  # the model's, in front of its cap
+        hidden = torch.zeros_like(ending.hidden).requires_grad_()
+        with torch.enable_grad():
+            output = ending(hidden, gradient=True)
+            values = [target.of(output) for target in targets]
+        at = _at_last(values, hidden, targets)
+        size = _bytes(recorded, self.sites)
+        found = []
+        for some in torch.arange(len(targets)).split(max(1, TARGET_BYTES // size)):
+            here = [targets[k] for k in some]
+            parts = PromptParts(
+                output=torch.stack([target.of(own.detach()) for target in here]),
+                head=torch.stack([values[k].detach() for k in some]),
+            )
+            one = Found(
+                prompt=prompt.number,
+                targets=here,
+                parts=parts,
+                leading=[Leading(self._count, self._heads) for _ in here],
+                capped=[None if own is recorded.output else float(t.of(recorded.output.detach())) for t in here],
+                dtype=own.dtype,
+                ranks=[target.rank(recorded.output) for target in here],
+            )
+            found.append(_UnderWay(one, Adjoint(structure, self.sites, recorded, at[some]), recorded.calls[0].before))
+        return found
+
+
+class _UnderWay:
+    """Some targets of one prompt on their way back."""
+
+    def __init__(self, found: Found, adjoint: Adjoint, first: Tensor) -> None:
+        """first: the hidden states in front of the first block, (1, N, M)."""
+        self._found, self._adjoint, self._first = found, adjoint, first
+
+    def through(self, number: int) -> tuple[BlockRun, BlockParts]:
+        """One block further down, with all its neurons."""
+        block = self._adjoint.through(number)
+        parts = block_parts(block)
+        for target, leading in enumerate(self._found.leading):
+            leading.add(target, block, parts)
+        units = [replace(unit, neurons=None, experts=None) for unit in parts.units]
+        self._found.parts.blocks.insert(0, replace(parts, units=units))
+        return block.run, parts
+
+    def finished(self) -> Found:
+        """Once all blocks are behind it."""
+        parts, at = self._found.parts, self._adjoint.at
+        parts.tokens, parts.tokens_direct = (token_parts(at[reading], self._first) for reading in ("total", "direct"))
+        return self._found
+
+
+class _Guest:
+    """The prompts of the first wave, recorded beside the discovery of a model that is read block by block."""
+
+    def __init__(
+        self, found: Growing, prompts: Sequence[_Prompt], sites: dict[nn.Module, BlockSites], chain: Chain
+    ) -> None:
+        self._sites, self._chain = sites, chain
+        sites.clear()
+        for prompt in prompts:
+            prompt.calls.clear()
+            prompt.record = recording(found, prompt.forward, prompt.calls)
+        self._passes = [prompt.record for prompt in prompts if prompt.record is not None]
+
+    def proved(self, parts: BlockModules, written: Trace) -> None:
+        self._sites[parts.module] = block_sites(parts, written)
+
+    def probe(self, run: BlockRun) -> None:
+        """Nothing is asked of it."""
+
+    def passes(self) -> Sequence[Pass]:
+        return [*self._chain.passes, *self._passes]
+
+
+class Prediction:
+    """One pass of a model on a prompt, to what it predicts."""
+
+    def __init__(self, model: Any, ids: Tensor, mask: Tensor | None = None) -> None:
+        """mask: as of `run_stack`."""
+        self._model, self._ids, self._mask = model, ids, mask
+        self.headless = False  # whether that is the mean of its hidden states, once it has run
+
+    def __call__(self) -> Tensor:
+        """(1, N, vocabulary), (1, classes), or without a head (1, M)."""
+        output = run_stack(self._model, self._ids, self._mask)
+        for name in ("logits", "prediction_logits"):  # a class for pretraining has several heads
+            found = getattr(output, name, None)
+            if isinstance(found, Tensor):
+                return found
+        hidden = getattr(output, "last_hidden_state", None)
+        if not isinstance(hidden, Tensor):
+            raise UnsupportedModelError(f"{type(self._model).__name__} puts out neither logits nor hidden states")
+        self.headless = True
+        return hidden.mean(dim=1)
+
+
+def _at_last(values: list[Tensor], hidden: Tensor, targets: Sequence[Target]) -> Tensor:
+    """The gradient of every value at the last block's output, (targets, 1, N, M).
+
+    Where each target stands at a token of its own, one sweep serves them all: what follows the last block treats every
+    token alone, and if it did not, the sum of the parts would miss the logit.
+    """
+    if len(values) == 1 or any(target.position is None for target in targets):
+        return torch.stack([torch.autograd.grad(value, hidden, retain_graph=True)[0] for value in values])
+    (together,) = torch.autograd.grad(torch.stack(values).sum(), hidden)
+    at = together.new_zeros(len(targets), *together.shape)
+    for k, target in enumerate(targets):
+        at[k, :, target.position] = together[:, target.position]
+    return at
+
+
+def _bytes(recorded: Recorded, sites: dict[nn.Module, BlockSites]) -> int:
+    """Of one target's gradients in one block, about."""
+    call = recorded.calls[0].before
+    tokens = call.shape[1]
+    neurons = max((site.count for found in sites.values() for site in found.sites if site.kind == "neuron"), default=0)
+    return 8 * (8 * call.numel() + 3 * tokens * neurons)

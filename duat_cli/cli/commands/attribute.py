@@ -1,0 +1,201 @@
+"""`duat attribute`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Literal
+
+import typer
+
+from duat_cli.cli.shared import options
+from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
+from duat_cli.text import clean
+
+Target = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        metavar="TEXT",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="The token whose logit is taken apart, with its leading space if it has one; of a classifier, the class; "
+        "of a model without a head, a component of the mean of its last hidden states, or norm. Without it: the "
+        "model's own first choice.",
+    ),
+]
+Against = Annotated[
+    str | None,
+    typer.Option(
+        "--against",
+        metavar="TEXT",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Another token or class, whose logit is subtracted; mean: the mean over all.",
+    ),
+]
+Position = Annotated[
+    str | None,
+    typer.Option(
+        "--position",
+        metavar="N",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="The token whose output it is, from 0, or from the end: -1 is the last. all: every token, for the token "
+        "that follows it unless --target says another. Without it: the first mask token of the prompt, or the last "
+        "token.",
+    ),
+]
+FirstToken = Annotated[
+    bool,
+    typer.Option(
+        "--first-token",
+        metavar="",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Take the first token of a --target or --against that is several.",
+    ),
+]
+Top = Annotated[
+    int,
+    typer.Option(
+        "--top",
+        metavar="N",
+        min=1,
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="How many leading blocks, heads and neurons are shown.",
+    ),
+]
+
+Steps = Annotated[
+    int,
+    typer.Option(
+        "--steps",
+        metavar="N",
+        min=0,
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Attribute each of the next N tokens, the model's own first choices.",
+    ),
+]
+Continuation = Annotated[
+    str | None,
+    typer.Option(
+        "--continuation",
+        metavar="TEXT",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Attribute the log-probability, linearised, of these tokens behind the prompt.",
+    ),
+]
+TargetField = Annotated[
+    str | None,
+    typer.Option(
+        "--target-field",
+        metavar="NAME",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="The target of each prompt is what its line of a .jsonl file has under this name.",
+    ),
+]
+Measure = Annotated[
+    int,
+    typer.Option(
+        "--measure",
+        metavar="K",
+        min=0,
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Take the K leading heads, neurons and tokens out for real, one at a time, and show what that does beside "
+        "their parts.",
+    ),
+]
+
+
+def attribute(
+    model: options.Model = None,
+    prompt: options.Prompts = None,
+    prompts: options.PromptsFile = None,
+    max_tokens: options.MaxTokens = None,
+    target: Target = None,
+    against: Against = None,
+    position: Position = None,
+    first_token: FirstToken = False,
+    top: Top = 10,
+    target_field: TargetField = None,
+    steps: Steps = 0,
+    continuation: Continuation = None,
+    measure: Measure = 0,
+    device: options.Device = "auto",
+    dtype: options.DtypeOption = "float32",
+    memory: options.Memory = None,
+    revision: options.Revision = None,
+    token: options.Token = None,
+    cache_dir: options.CacheDir = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    form: options.FormatOption = None,
+    json: options.Json = False,
+    output: options.Output = None,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    no_color: options.NoColor = False,
+) -> int:
+    """What a prediction is made of: tokens, blocks, heads and neurons, in exact parts that add up to the logit.
+
+    Exit code: 0 the parts add up to the model's own logit, 1 they miss it, 2 could not tell.
+    """
+    from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_session
+    from duat_cli.analysis.plan.task import Task
+    from duat_cli.cli.shared.announce import announce
+    from duat_cli.cli.shared.presentation import Presentation, talk_of
+    from duat_cli.cli.terminal.progress import Progress
+
+    limit, place = options.parse_memory(memory), _position(position)
+    if target is not None and not target:
+        raise InputError("--target: an empty text is no token")
+    # The plan of `verify`, which runs the same passes forwards, says whether weights are read block by block.
+    wanted = ModelRequest(
+        model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task=Task("verify")
+    )
+    asks = [
+        ("--target", target is not None or target_field is not None or position is not None or against is not None),
+        ("--steps", steps > 0),
+        ("--continuation", continuation is not None),
+    ]
+    if sum(given for _, given in asks) > 1:
+        both = " and ".join(name for name, given in asks if given)
+        raise InputError(f"{both}: each says what is attributed (so do --against and --position); give one of them")
+    if target is not None and target_field is not None:
+        raise InputError("--target and --target-field: each says the target; give one of them")
+    if target_field is not None and (prompt or prompts is None):
+        raise InputError("--target-field: the targets stand in a file; give --prompts FILE alone")
+    texts = PromptRequest(prompt, prompts, max_tokens)
+    talk = talk_of(quiet, verbose, no_color)
+    presentation = Presentation.of(output, form, json, no_color)
+    if not texts.own:
+        talk.note("no --prompt given: using the bundled prompts")
+
+    announce(model, talk)
+    with Progress(talk) as progress:
+        loaded, read = open_session(wanted, texts, progress)
+        loaded = replace(loaded, planned_memory=None)  # of gradients and stored hidden states nothing is planned
+        from duat_cli.analysis.attribute.run import AttributeOptions
+        from duat_cli.analysis.attribute.run import attribute as compute
+        from duat_cli.analysis.attribute.targets import Asked, Words
+        from duat_cli.loading.model.load import load_tokenizer
+
+        words = Words(load_tokenizer(loaded.files.path, trust_remote_code=trust_remote_code))
+        asked = Asked(target, against, place, first_token)
+        each = None
+        if target_field is not None and prompts is not None:
+            from duat_cli.loading.texts import field_of
+
+            targets = field_of(prompts, target_field)
+            each = [targets[one.line] for one in read]
+        wished = AttributeOptions(asked, top, steps, continuation, each, measure)
+        report = compute(loaded, read, words, wished, progress)
+
+    from duat_cli.report.tables.attribute import render_attribute
+
+    presentation.emit(report, render_attribute, talk)
+    return EXIT_SOUND if report.certificate.exact else EXIT_FINDINGS
+
+
+def _position(text: str | None) -> int | Literal["all"] | None:
+    if text is None or text == "all":
+        return "all" if text else None
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 9):
+        raise InputError(f"--position '{clean(text)}': expected a whole number, such as -1, or all")
+    return int(text)

@@ -1,0 +1,90 @@
+"""Activations as multiples of their input, g(z) = (g(z) / z) z: held at the ratio of one pass they are linear.
+
+Of GELU and SiLU the ratio is the gate that multiplies z; of ReLU it is 0 or 1. Every activation that is held so has
+g(0) = 0, so that nothing is lost where z is zero. Where a model writes an activation out, its gate is held instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.instrument.calls import only_tensor
+
+_FUNCTIONS = {
+    functional.gelu, functional.silu, functional.relu, functional.leaky_relu, functional.elu, functional.mish,
+    functional.relu6, functional.hardswish, functional.tanh, torch.tanh, torch.relu, Tensor.tanh, Tensor.relu,
+}  # fmt: skip
+_GATES = {torch.erf, Tensor.erf, torch.sigmoid, Tensor.sigmoid, functional.sigmoid}
+
+
+@dataclass
+class Ratios:
+    """The ratios of one pass, in the order of the calls; `held` says whether they are written down or used."""
+
+    found: list[Tensor] = field(default_factory=list)
+    held: bool = False
+    _calls: Iterator[Tensor] = field(default_factory=lambda: iter(()))
+    inside: bool = False  # of an activation that is a module: its own functions are not looked at
+
+    def hold(self) -> None:
+        """From now on every activation keeps the ratio that it had; once before every replay."""
+        self.held, self._calls = True, iter(self.found)
+
+    def gate(self, function: Callable[[], Tensor]) -> Tensor:
+        """What a gate gives, or what it gave."""
+        if self.held:
+            return next(self._calls)
+        self.found.append(function().detach())
+        return self.found[-1]
+
+    def of(self, z: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """g(z), or what the held ratio makes of z."""
+        if self.held:
+            return z * next(self._calls)
+        self.inside = True
+        try:
+            y = function(z)
+        finally:
+            self.inside = False
+        if y.shape != z.shape or bool(y[z == 0].any()):
+            raise UnsupportedModelError("an activation between the last block and the output is not zero at zero")
+        self.found.append(torch.where(z == 0, torch.zeros_like(y), y / z))
+        return y
+
+
+class RatioMode(TorchFunctionMode):
+    """Watches the activations that are plain functions."""
+
+    def __init__(self, ratios: Ratios) -> None:
+        super().__init__()
+        self._ratios = ratios
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _GATES and not self._ratios.inside:
+            return self._ratios.gate(lambda: func(*args, **kwargs))
+        if func not in _FUNCTIONS or self._ratios.inside or not args or kwargs.get("inplace"):
+            return func(*args, **kwargs)
+        return self._ratios.of(args[0], lambda z: func(z, *args[1:], **kwargs))
+
+
+def of_module(ratios: Ratios) -> Callable[[nn.Module, Callable[..., Any]], Callable[..., Any]]:
+    """For `patched`: an activation that is a module, in its whole."""
+
+    def make(module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return ratios.of(only_tensor(module, args, kwargs), original)
+
+        return forward
+
+    return make

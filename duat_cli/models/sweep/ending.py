@@ -1,0 +1,178 @@
+"""What stands between the last block and a model's output, as an affine map of the last block's hidden states.
+
+It is the model's own code, replayed with what the input set held fixed: norms keep their scale, and activations (of a
+masked LM's head, say) the ratio of what they give to what they get. Where logits are capped in the end, the output of
+the head's last layer stands for them. Which of these makes the map affine is tried out on a short random input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.arrays import random_like, relative_error, tolerance_for
+from duat_cli.models.block.norms import FrozenNorm, NormForm, freeze_whole, recognise
+from duat_cli.models.discovery.structure import ModelStructure
+from duat_cli.models.instrument.calls import first_tensor, only_tensor
+from duat_cli.models.instrument.hooks import hooked, patched
+from duat_cli.models.instrument.ratios import RatioMode, Ratios, of_module
+from duat_cli.models.sweep.lockstep import Weights
+from duat_cli.models.sweep.passes import Forward, Recorded, behind_blocks, run_alone
+
+FAR = 100.0  # how much larger than the hidden states a test vector is: a cap shows there
+
+
+@dataclass(frozen=True)
+class EndingForm:
+    """How what follows the last block is made affine."""
+
+    norms: dict[nn.Module, NormForm]
+    activations: frozenset[
+        nn.Module
+    ]  # modules that are held at their ratio; None of them and no function unless `held`
+    held: bool
+    layer: nn.Module | None  # whose output stands for the model's, because what follows it is not affine
+
+    @property
+    def held_kinds(self) -> list[str]:
+        """The classes of the norms that keep their scale."""
+        return sorted({type(norm).__name__ for norm in self.norms})
+
+
+class Ending:
+    """The map of one prompt."""
+
+    def __init__(
+        self,
+        structure: ModelStructure,
+        forward: Forward,
+        recorded: Recorded,
+        form: EndingForm,
+        weights: Weights | None = None,
+    ) -> None:
+        """forward: the whole model on the prompt, to its output. weights: as of `BlockPass`."""
+        self._structure, self._forward, self._recorded, self._form = structure, forward, recorded, form
+        self._weights = weights
+        self._norms: dict[nn.Module, list[FrozenNorm]] = defaultdict(list)
+        self._ratios = Ratios()
+        self._seen: dict[nn.Module, int] | None = None  # calls of each norm in a replay; None while the pass is seen
+        self.hidden = recorded.calls[-1].after
+        self.output = self._run(self.hidden, gradient=False)  # what the map stands for, as the model computes it
+        self._seen = {}
+
+    def __call__(self, hidden: Tensor, *, gradient: bool = False) -> Tensor:
+        """The frozen map at `hidden` (1, N, M)."""
+        self._seen = defaultdict(int)
+        self._ratios.hold()
+        return self._run(hidden, gradient=gradient)
+
+    def _run(self, hidden: Tensor, *, gradient: bool) -> Tensor:
+        kept: list[Tensor] = []
+        form = self._form
+
+        def see(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            kept.append(output)
+
+        one = behind_blocks(self._structure, self._forward, self._recorded, hidden, self._weights, gradient=gradient)
+        with contextlib.ExitStack() as stack:
+            for norm in form.norms:
+                stack.enter_context(patched(norm, self._norm))
+            if form.held:
+                for module in form.activations:
+                    stack.enter_context(patched(module, of_module(self._ratios)))
+                stack.enter_context(RatioMode(self._ratios))
+            stack.enter_context(hooked([] if form.layer is None else [form.layer], after=see))
+            output = run_alone(one)
+        return output if form.layer is None else kept[-1]
+
+    def _norm(self, norm: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            x = only_tensor(norm, args, kwargs)
+            if self._seen is not None:
+                call, self._seen[norm] = self._seen[norm], self._seen[norm] + 1
+                return self._norms[norm][call](x)
+            y = original(*args, **kwargs)
+            self._norms[norm].append(freeze_whole(self._form.norms[norm], x.detach(), y.detach()))
+            return y
+
+        return forward
+
+
+def find_ending(
+    model: Any, structure: ModelStructure, forward: Forward, recorded: Recorded, weights: Weights | None = None
+) -> EndingForm:
+    """The form of what follows the last block, from a recorded pass of a short input; UnsupportedModelError without."""
+    if not bool(torch.isfinite(recorded.output).all()):
+        raise UnsupportedModelError(f"{type(model).__name__}: its output is not finite; duat check finds such weights")
+    norms, activations = _parts(model, structure, forward, recorded, weights)
+    layer = _last_layer(model)
+    error = 0.0
+    for held in (False, True):
+        for whose in (None, layer) if layer is not None else (None,):
+            form = EndingForm(norms, activations, held, whose)
+            with contextlib.suppress(IndexError):  # a layer that does not run
+                error = _distance(Ending(structure, forward, recorded, form, weights))
+                if error <= tolerance_for(recorded.calls[-1].after.dtype):
+                    return form
+    raise UnsupportedModelError(
+        f"{type(model).__name__}: what stands between its last block and its output is not affine, even with norms and "
+        f"activations held (relative error {error:.1e}), so its output has no exact parts"
+    )
+
+
+def _last_layer(model: Any) -> nn.Module | None:
+    found = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    return found if isinstance(found, nn.Module) else None
+
+
+def _distance(ending: Ending) -> float:
+    """How far the map is from affine and from what it stands for, relative; infinity where no stream passes."""
+    x, far = ending.hidden, FAR * random_like(ending.hidden)
+    at_0, at_x, at_far, at_sum = (ending(z) for z in (torch.zeros_like(x), x, far, x + far))
+    if not bool((at_far - at_0).abs().max() > 1e-6 * at_0.abs().max()):
+        return float("inf")
+    return max(relative_error(at_x + at_far - at_0, at_sum), relative_error(at_x, ending.output))
+
+
+def _parts(
+    model: Any, structure: ModelStructure, forward: Forward, recorded: Recorded, weights: Weights | None
+) -> tuple[dict[nn.Module, NormForm], frozenset[nn.Module]]:
+    """The norms behind the last block, and the modules that are activations."""
+    blocks = set(structure.calls)
+    inside = {inner for block in blocks for inner in block.modules()}
+    leaves = [m for m in model.modules() if not any(m.children()) and m not in inside]
+    calls: list[tuple[nn.Module, Tensor, Tensor]] = []
+
+    def see(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        x = first_tensor(args, kwargs)
+        if module in blocks:
+            calls.clear()  # what ran in front of the last block
+        elif isinstance(output, Tensor) and x is not None and x.is_floating_point() and x.shape == output.shape:
+            calls.append((module, x, output))
+
+    hidden = recorded.calls[-1].after
+    with hooked([*leaves, *blocks], after=see):
+        run_alone(behind_blocks(structure, forward, recorded, hidden, weights, gradient=False))
+    norms: dict[nn.Module, NormForm] = {}
+    activations: set[nn.Module] = set()
+    with torch.no_grad():
+        for module, x, y in calls:
+            form = recognise(module, x.detach(), y.detach())
+            if form is not None:
+                norms[module] = form
+            elif not any(True for _ in module.parameters()) and _is_bent(module, x):
+                activations.add(module)
+    return norms, frozenset(activations)
+
+
+def _is_bent(module: nn.Module, x: Tensor) -> bool:
+    """Whether a module without weights is nonlinear."""
+    z = random_like(x)
+    return not relative_error(module(z) + module(-2 * z), module(-z)) <= tolerance_for(x.dtype)

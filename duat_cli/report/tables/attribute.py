@@ -1,0 +1,360 @@
+"""`duat attribute` as text for a terminal: the prompt's tokens with their parts as bars, then what leads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from duat_cli.report.tables import facts, numbers
+from duat_cli.report.tables.page import Page, line
+from duat_cli.results.attribute import (
+    AttributeReport,
+    Attribution,
+    AttributionCertificate,
+    Continuation,
+    Flow,
+    InnerPart,
+    MeasuredParts,
+    Summary,
+)
+
+_BLANK = Text("")
+_LONGEST = 16  # of a token, in cells
+_ROOM_FOR_BARS = 60  # of a page
+_BAR = 24  # of the longest bar, in cells
+_SHOWN = 8  # predictions with all their tables; more are one line each
+_NOT_CAUSAL = (
+    "Parts are exact shares of this output with attention, norms and gates held as they are. They do not say what "
+    "would happen if a part were removed: then these react."
+)
+_TOKENS = 40  # of a prompt, in its table; the largest parts of a longer one
+
+
+def render_attribute(report: AttributeReport, page: Page) -> str:
+    """The predictions one by one, in full as far as they are few."""
+    parts: list[RenderableType] = [*facts.loaded(report.model, report.prompts, report.environment), _BLANK]
+    if len(report.attribution) > _SHOWN:
+        parts += [*_overview(report, page), _BLANK]
+    else:
+        for one in report.attribution:
+            parts += [*_prediction(one, page, len(report.prompts)), _BLANK]
+    for continuation in report.continuations:
+        parts += [*_continuation(continuation, page), _BLANK]
+    if report.summary is not None and not report.continuations:
+        parts += [*_summary(report.summary, page), _BLANK]
+    parts += [
+        *facts.section("held fixed between the last block and the logits", report.held),
+        _verdict(report.certificate),
+        line(_NOT_CAUSAL, "dim"),
+        *facts.section("skipped", [f"{entry.what}: {entry.why}" for entry in report.skipped]),
+        *facts.section("warnings", report.warnings, "yellow"),
+    ]
+    return page.render(parts)
+
+
+def _prediction(one: Attribution, page: Page, prompts: int) -> list[RenderableType]:
+    return [
+        line(_title(one, prompts), "bold"),
+        *map(line, _sums(one)),
+        _BLANK,
+        *_tokens(one, page),
+        _BLANK,
+        *_map(one, page),
+        _BLANK,
+        *_blocks(one, page),
+        _BLANK,
+        *_heads(one, page),
+        *_inner("neurons", one.parts.neurons, page),
+        *_inner("experts", one.parts.experts, page),
+        *_flows(one.flows, one),
+        *_measured(one.measured, page),
+    ]
+
+
+def named(one: Attribution) -> str:
+    """The target in words: ' Paris' against ' Rome'."""
+    target = one.target
+    text = "norm of the pooled vector" if target.token is None else f"'{target.token.text}'"
+    if target.against is not None:
+        return f"{text} against '{target.against.text}'"
+    return f"{text} against the mean of all" if target.against_mean else text
+
+
+def _title(one: Attribution, prompts: int) -> str:
+    where = "" if one.position is None else f" at position {one.position}"
+    prompt = f"prompt {one.prompt}, " if prompts > 1 else ""
+    choice = "" if one.rank is None else f", choice {one.rank} of the model"
+    return f"{prompt}{named(one)}{where}: logit {numbers.plain(one.logit)}{choice}"
+
+
+def _sums(one: Attribution) -> list[str]:
+    p, d = one.parts, one.direct
+    plain = numbers.signed(numbers.plain)
+    total = f"tokens {plain(sum(t.value for t in p.tokens))}, biases {plain(p.static.value)}, UAT terms " + plain(
+        sum(u.value for u in p.units)
+    )
+    heads, units = sum(h.value for h in d.heads), sum(u.value for u in d.units)
+    direct = f"tokens {plain(d.tokens)}, biases {plain(d.static)}, heads {plain(heads)}, UAT terms {plain(units)}"
+    found = [f"total: {total}, head {plain(p.head_bias)}", f"direct: {direct}, head {plain(d.head_bias)}"]
+    return found if one.capped is None else [*found, f"behind the model's cap: {numbers.plain(one.capped)}"]
+
+
+def _tokens(one: Attribution, page: Page) -> list[RenderableType]:
+    """One row a token: what it adds, what was computed at it, and a bar of both."""
+    tokens, here = one.parts.tokens, _computed(one)
+    shown = sorted(sorted(range(len(tokens)), key=lambda t: -abs(tokens[t].value) - abs(here[t]))[:_TOKENS])
+    table = _table(page)
+    bars = page.width >= _ROOM_FOR_BARS
+    table.add_column("token", overflow="fold", vertical="bottom")
+    for header in ("its own\npart", "UAT terms\nat it"):
+        table.add_column(header, justify="right", overflow="fold", vertical="bottom")
+    if bars:
+        table.add_column("both", no_wrap=True, overflow="crop", vertical="bottom")
+    both = [tokens[t].value + here[t] for t in range(len(tokens))]
+    largest = max((abs(both[t]) for t in shown), default=0.0)
+    width = max(4, min(_BAR, (page.width - 48) // 2))
+    plain = numbers.signed(numbers.plain)
+    for t in shown:
+        label = _cut(tokens[t].text)
+        cells = (f"{t} '{label}'", plain(tokens[t].value), plain(here[t]))
+        table.add_row(*map(Text, cells), *([_bar(both[t], largest, width, page)] if bars else []))
+    left = len(tokens) - len(shown)
+    more = [line(f"{left} tokens with smaller parts: --json has them.", "dim")] if left else []
+    return [line("By token: its embedding, and the UAT terms computed at it", "bold"), table, *more]
+
+
+def _computed(one: Attribution) -> list[float]:
+    """The UAT terms by the token at which they were computed."""
+    found = [0.0] * len(one.parts.tokens)
+    for unit in one.parts.units:
+        for t, value in enumerate(unit.tokens or ()):
+            found[t] += value
+    return found
+
+
+def _map(one: Attribution, page: Page) -> list[RenderableType]:
+    """Where the prediction is formed: a row for the embeddings and for each block, a column for each token."""
+    rows: dict[str, list[float]] = {"x_0": [token.value for token in one.parts.tokens]}
+    for block in range(len(one.parts.static.blocks)):
+        rows[str(block)] = [0.0] * len(one.parts.tokens)
+    for unit in one.parts.units:
+        for t, value in enumerate(unit.tokens or ()):
+            rows[str(unit.block)][t] += value
+    largest = max(abs(value) for row in rows.values() for value in row)
+    side, count = max(map(len, rows)), len(one.parts.tokens)
+    cell = 1 + max(2, len(str(count - 1)))
+    room = max(1, (page.width - side) // cell)
+    weight = [sum(abs(row[t]) for row in rows.values()) for t in range(count)]
+    shown = sorted(sorted(range(count), key=lambda t: -weight[t])[:room])
+    found = [line("Where it is formed: parts by block (row) and token (column), 9 is the largest", "bold")]
+    found.append(line(" " * side + "".join(f"{t:>{cell}}" for t in shown), "dim"))
+    for name, row in rows.items():
+        found.append(line(f"{name:>{side}}" + "".join(f"{_digit(row[t], largest):>{cell}}" for t in shown)))
+    if len(shown) < count:
+        found.append(line(f"{count - len(shown)} tokens with smaller parts: --json has them.", "dim"))
+    return [*found]
+
+
+def _digit(value: float, largest: float) -> str:
+    """-9 to +9; a dot for what rounds to zero."""
+    digit = round(9 * value / largest) if largest else 0
+    return f"{digit:+d}" if digit else "."
+
+
+def _bar(value: float, largest: float, width: int, page: Page) -> Text:
+    """To the left below zero, to the right above; the sign is in its place, not in its colour alone."""
+    full = round(width * abs(value) / largest) if largest else 0
+    mark = "█" if page.boxes else "#"
+    if value < 0:
+        return Text(" " * (width - full) + mark * full + "|", style="red")
+    return Text(" " * width + "|" + mark * full, style="green")
+
+
+def _blocks(one: Attribution, page: Page) -> list[RenderableType]:
+    """The leading blocks: their UAT terms and biases, total; heads and units, direct."""
+    blocks = range(len(one.parts.static.blocks))
+    total = {b: [0.0, one.parts.static.blocks[b]] for b in blocks}
+    direct = {b: [0.0, 0.0] for b in blocks}
+    for unit in one.parts.units:
+        total[unit.block][0] += unit.value
+    for head in one.direct.heads:
+        direct[head.block][0] += head.value
+    for written in one.direct.units:
+        direct[written.block][1] += written.value
+    leading = sorted(blocks, key=lambda b: -max(map(abs, (*total[b], *direct[b]))))[:10]
+    table = _table(page)
+    table.add_column("block", justify="right", overflow="fold")
+    for header in ("UAT terms\ntotal", "biases\ntotal", "heads\ndirect", "UAT terms\ndirect"):
+        table.add_column(header, justify="right", overflow="fold")
+    plain = numbers.signed(numbers.plain)
+    for b in sorted(leading):
+        table.add_row(str(b), *(plain(value) for value in (*total[b], *direct[b])))
+    return [line("Leading blocks", "bold"), table]
+
+
+def _heads(one: Attribution, page: Page) -> list[RenderableType]:
+    heads = sorted(one.direct.heads, key=lambda head: -max(abs(head.value), abs(head.moved)))[:10]
+    if not heads:
+        return []
+    plain = numbers.signed(numbers.plain)
+    rows = [(f"{head.block}.{head.head}", plain(head.value), plain(head.moved)) for head in heads]
+    return [
+        line("Leading heads: written straight to the logit, and moved towards it through later blocks", "bold"),
+        _rows(("head", "direct", "moved"), rows, page),
+    ]
+
+
+def _inner(word: str, parts: Sequence[InnerPart], page: Page) -> list[RenderableType]:
+    if not parts:
+        return []
+    plain = numbers.signed(numbers.plain)
+    several = any(part.unit for part in parts)
+    rows = [(f"{p.block}.{p.unit}.{p.index}" if several else f"{p.block}.{p.index}", plain(p.value)) for p in parts]
+    return [_BLANK, line(f"Leading {word}", "bold"), _rows((word.removesuffix("s"), "total"), rows, page)]
+
+
+def _flows(flows: Sequence[Flow], one: Attribution) -> list[RenderableType]:
+    """The largest moves of the leading heads, a line each."""
+    if not flows:
+        return []
+    plain, texts = numbers.signed(numbers.plain), [_cut(token.text) for token in one.parts.tokens]
+
+    def name(position: int) -> str:
+        return f"{position} '{texts[position]}'" if position < len(texts) else str(position)
+
+    found: list[RenderableType] = [_BLANK, line("What the leading heads moved, from token to token", "bold")]
+    for flow in flows[:5]:
+        for move in flow.moves[:2]:
+            what = f"attention {numbers.plain(move.attention)}, value {plain(move.carried)}"
+            way = f"{name(move.source)} -> {name(move.target)}"
+            found.append(line(f"{flow.block}.{flow.head}  {way}: {plain(move.value)} ({what})"))
+    return found
+
+
+def _measured(found: MeasuredParts | None, page: Page) -> list[RenderableType]:
+    """Frozen parts beside what removal does."""
+    if found is None:
+        return []
+    plain = numbers.signed(numbers.plain)
+    heads = [
+        (f"{h.block}.{h.index}", plain(h.part), plain(h.direct), plain(h.change), numbers.plain(h.kl))
+        for h in found.heads
+    ]
+    neurons = [(f"{n.block}.{n.index}", plain(n.part), plain(n.change), numbers.plain(n.kl)) for n in found.neurons]
+    tokens = [
+        (f"{t.position} '{_cut(t.text)}'", plain(t.part), plain(t.cut), numbers.plain(t.cut_kl), plain(t.replaced),
+         numbers.plain(t.replaced_kl))
+        for t in found.tokens
+    ]  # fmt: skip
+    rest = ("lost", "KL")
+    tables: list[RenderableType] = [_BLANK, line("Taken out for real, one at a time", "bold")]
+    if heads:
+        tables += [_rows(("head", "moved", "direct", *rest), heads, page), _BLANK]
+    if neurons:
+        tables += [_rows(("neuron", "part", *rest), neurons, page), _BLANK]
+    tables.append(_rows(("token", "part", "cut", "KL", "replaced", "KL"), tokens, page))
+    agreement = [f"{a.what} {a.rank_correlation:.2f}" for a in found.agreement if a.rank_correlation is not None]
+    words = "lost: of the logit, without it; cut: attention to the token; replaced: its embedding by the mean one."
+    order = f" Rank correlation with the parts: {'; '.join(agreement)}." if agreement else ""
+    return [*tables, line(words + order, "dim")]
+
+
+def _continuation(found: Continuation, page: Page) -> list[RenderableType]:
+    """The text, its leading tokens marked, and what each of these did for all of the continuation."""
+    plain = numbers.signed(numbers.plain)
+    sources = found.sources
+    leading = sorted(range(len(sources)), key=lambda t: -abs(sources[t].value))[:10]
+    marked = set(leading[: max(1, len(sources) // 4)])
+    text = Text(overflow="fold")
+    for source in sources:
+        here = source.position in marked
+        text.append(f"[{source.text}]" if here else source.text, style="bold red" if here else "")
+    tokens = "".join(token.text for token in found.tokens)
+    words = f"prompt {found.prompt}, continued by '{tokens}': logits {numbers.plain(found.logits)}"
+    if found.log_probability is not None:
+        words = (
+            f"prompt {found.prompt}, continued by '{tokens}': log-probability {numbers.plain(found.log_probability)} "
+            f"nats; parts are of its linearisation, {plain(found.logits)}, which misses "
+            f"{plain(found.first_order_error)} nats of what is gained over equal logits"
+        )
+    rows = [(f"{t} '{_cut(sources[t].text)}'", plain(sources[t].value)) for t in leading]
+    return [
+        line(words, "bold"),
+        line("[ ] marks the tokens with the largest parts, their own and the UAT terms at them:", "dim"),
+        text,
+        _rows(("token", "all tokens together"), rows, page),
+    ]
+
+
+def _summary(found: Summary, page: Page) -> list[RenderableType]:
+    """Means over all predictions."""
+    plain = numbers.signed(numbers.plain)
+    means = (
+        f"mean logit {numbers.plain(found.logit)}: tokens {plain(found.tokens)}, biases {plain(found.static)}, "
+        f"UAT terms {plain(sum(found.units))}, head {plain(found.head_bias)}"
+    )
+    parts: list[RenderableType] = [line(f"Over all {found.predictions} predictions", "bold"), line(means)]
+    for word, spreads in (("head", found.heads), ("neuron", found.neurons)):
+        rows = [
+            (f"{s.block}.{s.index}", plain(s.mean), numbers.plain(s.mean_absolute), numbers.plain(s.deviation))
+            for s in spreads
+        ]
+        if rows:
+            parts += [_BLANK, _rows((word, "mean", "mean |part|", "deviation"), rows, page)]
+    return parts
+
+
+def _overview(report: AttributeReport, page: Page) -> list[RenderableType]:
+    """One line a prediction: the token and the block that lead."""
+    plain = numbers.signed(numbers.plain)
+    several = len(report.prompts) > 1
+    rows = []
+    for one in report.attribution:
+        here = _computed(one)
+        lead = max(range(len(here)), key=lambda t: abs(one.parts.tokens[t].value + here[t]))
+        unit = max(one.parts.units, key=lambda u: abs(u.value), default=None)
+        token = one.parts.tokens[lead]
+        rows.append(
+            (
+                (f"{one.prompt}:" if several else "") + ("-" if one.position is None else str(one.position)),
+                _cut(named(one)),
+                plain(one.logit),
+                numbers.ABSENT if one.rank is None else str(one.rank),
+                f"{lead} '{_cut(token.text)}' {plain(token.value + here[lead])}",
+                numbers.ABSENT if unit is None else f"{unit.block} {plain(unit.value)}",
+            )
+        )
+    title = f"{len(report.attribution)} predictions; the leading token and block of each, in full with --json"
+    return [line(title, "bold"), _rows(("at", "target", "logit", "rank", "token", "block"), rows, page)]
+
+
+def _verdict(certificate: AttributionCertificate) -> Text:
+    error = numbers.error(certificate.residual)
+    text = f"the parts miss the untouched model's own logit by {error} of the largest partial sum"
+    if certificate.exact:
+        return line(f"exact: {text}, tolerance {certificate.tolerance:.0e}", "green")
+    return line(
+        f"NOT EXACT: {text}, tolerance {certificate.tolerance:.0e}; do not rely on the numbers above", "bold red"
+    )
+
+
+def _cut(text: str) -> str:
+    return text if cell_len(text) <= _LONGEST else set_cell_size(text, _LONGEST - 2) + ".."
+
+
+def _rows(headers: Sequence[str], rows: Sequence[Sequence[str]], page: Page) -> Table:
+    table = _table(page)
+    for k, header in enumerate(headers):
+        words = k == 0 or header in ("target", "token", "block")
+        table.add_column(header, justify="left" if words else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
+def _table(page: Page) -> Table:
+    return Table(box=page.rule, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")

@@ -1,0 +1,130 @@
+"""Removals against the model with weights, masks and embeddings changed by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import helpers
+import pytest
+import torch
+from attributing import WORDS
+from helpers import single_model, token_ids
+from paging import in_parts, saved, whole
+from removal import OWN, weights_zeroed
+from torch import Tensor
+
+from duat_cli.analysis.attribute.run import AttributeOptions, attribute
+from duat_cli.analysis.attribute.targets import Asked
+from duat_cli.errors import InputError
+from duat_cli.loading.model.load import LoadedModel
+from duat_cli.models.terms.sites import TermId
+from duat_cli.results.attribute import MeasuredParts
+
+TOKEN, PLACE = 77, 5
+
+
+def measured(loaded: LoadedModel, ids: Tensor, count: int, **asked: Any) -> MeasuredParts:
+    options = AttributeOptions(Asked(**({"target": f"t{TOKEN}", "position": PLACE} | asked)), 3, measure=count)
+    report = attribute(loaded, [helpers.prompt_of(ids)], WORDS, options, lambda *_: None)
+    found = report.attribution[0].measured
+    assert found is not None
+    return found
+
+
+def expected(before: Tensor, after: Tensor) -> list[float]:
+    """(what of the logit is lost, KL), of logits (vocabulary,)."""
+    p, q = (row.double().softmax(-1) for row in (before, after))
+    return [float(before[TOKEN] - after[TOKEN]), float((p * (p / q).log()).sum())]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "bert"])
+def test_what_is_lost_is_what_the_changed_model_loses(model_type: str) -> None:
+    model = single_model(model_type).double()
+    ids = token_ids(model, tokens=8)
+
+    def logits(**inputs: Any) -> Tensor:
+        given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)} | inputs
+        return model(**{k: v for k, v in given.items() if v is not None}).logits[0, PLACE]
+
+    before = logits()
+    found = measured(helpers.as_loaded(model), ids, 5)
+    assert len(found.heads) == len(found.neurons) == len(found.tokens) == 5
+    config = model.config
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    for kind, parts in (("head", found.heads), ("neuron", found.neurons)):
+        for one in parts:
+            with weights_zeroed(model, OWN[model_type], [TermId(kind, one.block, one.index)], width):  # type: ignore[arg-type]
+                after = logits()
+            assert [one.change, one.kl] == pytest.approx(expected(before, after), rel=1e-6, abs=1e-9)
+    embedding = model.get_input_embeddings()
+    for token in found.tokens:
+        mask, rows = torch.ones_like(ids), embedding(ids).clone()
+        mask[0, token.position] = 0
+        rows[0, token.position] = embedding.weight.mean(0)
+        cut, replaced = logits(attention_mask=mask), logits(input_ids=None, inputs_embeds=rows)
+        if bool(cut.isnan().any()):  # no token is left to attend to, and the model's softmax says so
+            assert (model_type, token.position, token.cut) == ("llama", 0, None)
+            assert "not finite" in token.reasons["cut"]
+        else:
+            assert [token.cut, token.cut_kl] == pytest.approx(expected(before, cut), rel=1e-6, abs=1e-9)
+        assert [token.replaced, token.replaced_kl] == pytest.approx(expected(before, replaced), rel=1e-6, abs=1e-9)
+
+
+def test_they_lead_and_agree_as_said() -> None:
+    model = single_model("llama")
+    found = measured(helpers.as_loaded(model), token_ids(model, tokens=8), 6)
+    for parts in (found.heads, found.neurons, found.tokens):
+        sizes = [abs(one.part) for one in parts]
+        assert sizes == sorted(sizes, reverse=True)
+    by_name = {one.what: one for one in found.agreement}
+    pairs = [(one.part, one.change) for one in found.neurons]
+
+    def order(values: list[float]) -> list[int]:
+        return [sorted(values).index(value) for value in values]
+
+    a, b = (order([pair[k] for pair in pairs]) for k in (0, 1))
+    distance = sum((x - y) ** 2 for x, y in zip(a, b, strict=True))
+    assert by_name["neurons"].rank_correlation == pytest.approx(1 - 6 * distance / (6 * 35))
+
+
+def test_few_have_no_rank_correlation() -> None:
+    model = single_model("gpt2")
+    found = measured(helpers.as_loaded(model), token_ids(model, tokens=8), 2)
+    assert all(
+        one.rank_correlation is None and "fewer than 4" in one.reasons["rank_correlation"] for one in found.agreement
+    )
+
+
+def test_in_front_of_a_cap() -> None:
+    model = single_model("gemma2")
+    ids, cap = token_ids(model, tokens=8), model.config.final_logit_softcapping
+    token = measured(helpers.as_loaded(model), ids, 1).tokens[0]
+    mask = torch.ones_like(ids)
+    mask[0, token.position] = 0
+    with torch.no_grad():
+        rows = [model(ids, attention_mask=m).logits[0, PLACE, TOKEN] / cap for m in (torch.ones_like(ids), mask)]
+    assert token.cut == pytest.approx(cap * (math.atanh(rows[0]) - math.atanh(rows[1])), rel=1e-3)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2"])
+def test_weights_read_block_by_block_give_the_same(model_type: str, tmp_path: Path) -> None:
+    folder = saved(model_type, tmp_path)
+    plain = whole(folder)
+    ids = token_ids(plain.model, tokens=8)
+    numbers: Callable[[MeasuredParts], list[float]] = lambda found: [  # noqa: E731
+        *(one.change for one in (*found.heads, *found.neurons)),
+        *(value for token in found.tokens for value in (token.cut, token.replaced)),
+    ]
+    with in_parts(folder) as loaded:
+        got = measured(loaded, ids, 3)
+    assert numbers(got) == pytest.approx(numbers(measured(plain, ids, 3)), abs=1e-5)
+
+
+def test_one_position_at_a_time() -> None:
+    model = single_model("llama")
+    with pytest.raises(InputError, match="--measure: one position at a time"):
+        measured(helpers.as_loaded(model), token_ids(model), 2, position="all", target=None)

@@ -1,0 +1,338 @@
+"""Reports of tiny models: parts that add up, and each kind of part against the frozen network without it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import helpers
+import pytest
+import torch
+from attributing import WORDS, report_of, report_on
+from helpers import far, single_model, token_ids
+from paging import in_parts, saved, whole
+from torch import Tensor
+from transformers import AutoModel, BertConfig, BertForSequenceClassification
+
+from duat_cli.analysis.attribute.run import AttributeOptions, attribute
+from duat_cli.analysis.attribute.targets import Asked
+from duat_cli.errors import InputError, UnsupportedModelError
+from duat_cli.models.discovery.structure import discover, run_stack
+from duat_cli.models.instrument import rig
+from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.sweep.ending import Ending, find_ending
+from duat_cli.models.sweep.passes import record
+from duat_cli.models.terms.sites import Site, find_sites, watching
+from duat_cli.results.attribute import AttributeReport, Attribution
+from duat_cli.zoo import tiny
+
+TYPES = ["llama", "gpt2", "gpt_neox", "opt", "bloom", "falcon", "phi", "gemma2", "qwen3", "mixtral", "gpt_oss",
+         "deepseek_v3", "bert", "modernbert", "olmo2", "qwen3_next", "recurrent_gemma", "nystromformer"]  # fmt: skip
+
+
+def double(model_type: str) -> Any:
+    model = tiny.tiny_model(model_type).double()
+    if getattr(model, "_can_set_experts_implementation", lambda: False)():
+        model.set_experts_implementation("eager")  # grouped_mm has no float64
+    return model
+
+
+def added(one: Attribution) -> tuple[float, float]:
+    """The parts of both readings, added here."""
+    p, d = one.parts, one.direct
+    total = [t.value for t in p.tokens] + p.static.blocks + [u.value for u in p.units] + [p.head_bias]
+    direct = [d.tokens, d.static, d.head_bias] + [h.value for h in d.heads] + [u.value for u in d.units]
+    return math.fsum(total), math.fsum(direct)
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_the_parts_add_up_to_the_models_own_logit(model_type: str) -> None:
+    for model, bar in ((tiny.tiny_model(model_type), 1e-5), (double(model_type), 1e-10)):
+        ids = token_ids(model, tokens=9)
+        with torch.no_grad():
+            logits = run_stack(model, ids).logits.double()
+        report = report_of(model, ids, target="t77", position=5)
+        (one,) = report.attribution
+        own = float(logits[0, 5, 77]) if one.capped is None else one.logit
+        if one.capped is not None:
+            assert one.capped == pytest.approx(float(logits[0, 5, 77]), rel=1e-6)
+        for value in added(one):
+            assert abs(value - own) <= bar * max(abs(own), sum(abs(u.value) for u in one.parts.units))
+        assert max(one.residual, one.direct.residual) == report.certificate.residual <= bar
+        assert report.certificate.exact
+        for unit in one.parts.units:
+            assert unit.tokens is None or math.fsum(unit.tokens) == pytest.approx(unit.value, abs=1e-4)
+
+
+def without(model: Any, ids: Tensor, one: Attribution, change: Callable[[int, BlockRun, list[Tensor]], Tensor | None],
+            first: Callable[[Tensor], Tensor] = lambda x: x) -> float:  # fmt: skip
+    """The logit of the frozen network, block by block forwards, with something changed in it.
+
+    change(block, its run, what its units give) may change the latter in place, and give what heads give instead.
+    """
+    structure = discover(model)
+
+    def forward() -> Tensor:
+        return run_stack(model, ids).logits
+
+    recorded = record(structure, forward)
+    stream = [first(recorded.calls[0].before)]
+
+    def listen(run: BlockRun) -> None:
+        given = [unit.output[None].clone() for unit in run.units]
+        heads = change(run.index, run, given)
+        if heads is not None:  # what is missing of the heads, on its way from a stream of zeros
+            kept = run.replay(stream[0], given).mixed[0] - heads
+            stream[0] = run.replay(stream[0], given, attention=kept).output
+        else:
+            stream[0] = run.replay(stream[0], given).output
+
+    with structure.rig().active() as active:
+        active.run(lambda: run_stack(structure.stack, ids), listen)
+    ending = Ending(structure, forward, recorded, find_ending(model, structure, forward, recorded))
+    assert one.position is not None
+    assert one.target.token is not None
+    return float(ending(stream[0])[0, one.position, one.target.token.id])
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "bert", "gemma2", "mixtral"])
+def test_a_part_of_each_kind_is_what_the_frozen_network_loses_without_it(model_type: str) -> None:
+    model = double(model_type)
+    ids = token_ids(model, tokens=6)
+    (one,) = report_of(model, ids, target="t77", top=50).attribution
+
+    def keep(block: int, run: BlockRun, given: list[Tensor]) -> None:
+        return None
+
+    base = without(model, ids, one, keep)
+    assert base == pytest.approx(one.logit, rel=1e-6)
+
+    def no_token(x: Tensor) -> Tensor:
+        x = x.clone()
+        x[0, 2] = 0
+        return x
+
+    assert base - without(model, ids, one, keep, no_token) == pytest.approx(one.parts.tokens[2].value, abs=1e-6)
+
+    unit = next(u for u in one.parts.units if u.block == 1)
+
+    def no_unit(block: int, run: BlockRun, given: list[Tensor]) -> None:
+        if block == 1:
+            bias = run.parts.unit_biases.get(run.units[unit.unit].module)
+            here = given[unit.unit].reshape(6, -1)
+            here[4] = 0 if bias is None else bias
+
+    assert unit.tokens is not None
+    assert base - without(model, ids, one, no_unit) == pytest.approx(unit.tokens[4], abs=1e-6)
+
+    moved = next(head for head in one.direct.heads if (head.block, head.head) == (1, 2))
+
+    def no_head(block: int, run: BlockRun, given: list[Tensor]) -> Tensor | None:
+        if block != 1:
+            return None
+        gone = torch.zeros_like(run.attention[0].output)
+        gone[:, :, 2] = run.attention[0].output[:, :, 2]
+        return gone
+
+    assert base - without(model, ids, one, no_head) == pytest.approx(moved.moved, abs=1e-6)
+    inner = (one.parts.experts or one.parts.neurons)[0]
+    kind = "expert" if one.parts.experts else "neuron"
+    sites = find_sites(discover(model))
+
+    def no_inner(block: int, run: BlockRun, given: list[Tensor]) -> None:
+        if block != inner.block:
+            return
+        call = run.units[inner.unit]
+
+        def silence(site: Site, value: Tensor, index: Tensor | None) -> Tensor:
+            mask = torch.ones(site.count, dtype=value.dtype)
+            mask[inner.index] = 0
+            return value * site.spread(mask, value, index)
+
+        site = sites[run.parts.module].of(kind)[0]
+        if site.module in set(call.module.modules()):
+            with watching([site], silence):
+                output = call.module(call.input)
+            given[inner.unit][0] = output if isinstance(output, Tensor) else output[0]
+        else:
+            given[inner.unit][..., inner.index] = 0
+
+    assert base - without(model, ids, one, no_inner) == pytest.approx(inner.value, abs=1e-6)
+
+
+def test_every_position_at_once_is_each_alone() -> None:
+    model = single_model("llama").double()
+    ids = token_ids(model, tokens=6)
+    report = report_of(model, ids, position="all")
+    following = ids[0, 1:].tolist()
+    assert [one.target.token.id for one in report.attribution[:-1] if one.target.token] == following
+    for place, one in enumerate(report.attribution):
+        assert one.target.token is not None
+        (alone,) = report_of(model, ids, target=f"t{one.target.token.id}", position=place).attribution
+        for got, expected in zip(numbers_of(one), numbers_of(alone), strict=True):
+            assert got == pytest.approx(expected, abs=1e-12)
+
+
+def test_many_targets_go_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = single_model("gpt2").double()
+    ids = token_ids(model, tokens=5)
+    together = report_of(model, ids, position="all")
+    monkeypatch.setattr("duat_cli.analysis.attribute.work.TARGET_BYTES", 1)
+    apart = report_of(model, ids, position="all")
+    for one, other in zip(together.attribution, apart.attribution, strict=True):
+        assert numbers_of(one) == pytest.approx(numbers_of(other), abs=1e-12)
+
+
+def numbers_of(one: Attribution) -> list[float]:
+    return [
+        one.logit,
+        *(t.value for t in one.parts.tokens),
+        *(t.direct for t in one.parts.tokens),
+        *(u.value for u in one.parts.units),
+        *(n.value for n in one.parts.neurons),
+        *(number for head in one.direct.heads for number in (head.value, head.moved)),
+        *(move.value for flow in one.flows for move in flow.moves),
+    ]
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "mixtral", "bert"])
+def test_weights_read_block_by_block_give_the_same(model_type: str, tmp_path: Path) -> None:
+    folder = saved(model_type, tmp_path)
+    prompts = [helpers.prompt_of(token_ids(single_model(model_type), tokens=n, seed=n)) for n in (7, 4)]
+    options = AttributeOptions(Asked(target="t77"))
+
+    def computed(loaded: Any) -> AttributeReport:
+        return attribute(loaded, prompts, WORDS, options, lambda *_: None)
+
+    expected = computed(whole(folder))
+    with in_parts(folder) as loaded:
+        got = computed(loaded)
+        read = loaded.paged.pager.bytes_read
+    assert got.certificate.exact
+    assert got.model == expected.model
+    assert len(got.attribution) == 2
+    for one, other in zip(got.attribution, expected.attribution, strict=True):
+        assert numbers_of(one) == pytest.approx(numbers_of(other), abs=1e-5)
+    if model_type == "llama":  # forwards, backwards, and what stands behind the last block a few times
+        assert read < 3 * sum(t.numel() * 4 for t in whole(folder).model.state_dict().values())
+
+
+def test_flows_are_the_entries_of_h_times_values() -> None:
+    model = single_model("llama").double()
+    ids = token_ids(model, tokens=4)
+    (one,) = report_of(model, ids, target="t77").attribution
+    assert len(one.flows) == 10
+    sizes = [abs(flow.moved) for flow in one.flows]
+    assert sizes == sorted(sizes, reverse=True)
+    for flow in one.flows:
+        head = next(h for h in one.direct.heads if (h.block, h.head) == (flow.block, flow.head))
+        assert flow.moved == head.moved
+        assert len(flow.moves) == (4 if flow.block == 2 else 10)  # all of a causal 4 x 4; behind the last, one row
+        assert math.fsum(move.value for move in flow.moves) == pytest.approx(flow.moved, abs=1e-12)
+        for move in flow.moves:
+            assert move.source <= move.target
+            assert move.value == pytest.approx(move.attention * move.carried, abs=1e-15)
+
+
+def classifier() -> Any:
+    config = BertConfig(
+        vocab_size=90, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=24,
+        max_position_embeddings=32, num_labels=3, id2label={0: "bad", 1: "so", 2: "good"},
+        attn_implementation="eager",
+    )  # fmt: skip
+    model = BertForSequenceClassification(config).eval()
+    tiny.randomise(model, 1)
+    return model
+
+
+def test_a_classifier() -> None:
+    model = classifier()
+    ids = token_ids(model, tokens=7)
+    with torch.no_grad():
+        logits = model(ids).logits[0]
+    report = report_of(model, ids, target="good", against="bad")
+    (one,) = report.attribution
+    assert (one.target.kind, one.position) == ("class", None)
+    assert one.logit == pytest.approx(float(logits[2] - logits[0]), rel=1e-5)
+    assert report.certificate.exact
+    assert one.rank == 1 + int((logits > logits[2]).sum())
+    with pytest.raises(InputError, match="'fine': no class of this model; it has bad, so, good"):
+        report_of(model, ids, target="fine")
+    with pytest.raises(InputError, match="--position"):
+        report_of(model, ids, target="good", position=1)
+
+
+def test_a_model_without_a_head() -> None:
+    model = AutoModel.from_config(single_model("bert").config, attn_implementation="eager").eval()
+    tiny.randomise(model, 1)
+    ids = token_ids(model, tokens=7)
+    with torch.no_grad():
+        pooled = model(ids).last_hidden_state[0].mean(0)
+    (norm,), (third,) = (report_of(model, ids, target=text).attribution for text in ("norm", "3"))
+    assert norm.logit == pytest.approx(float(pooled.norm()), rel=1e-6)
+    assert third.logit == pytest.approx(float(pooled[3]), rel=1e-4)
+    assert max(norm.residual, third.residual) < 1e-5
+    with pytest.raises(InputError, match=r"no --target: this model has no head; .* 0 to 31, or norm"):
+        report_of(model, ids)
+    with pytest.raises(InputError, match="--target '32': this model has no head"):
+        report_of(model, ids, target="32")
+
+
+def test_a_replay_that_is_wrong_is_not_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The certificate is of the sum against the untouched model: a frozen H that is not the model's shows."""
+    model = single_model("llama")
+    structure = discover(model)
+    plain = rig.apply_rows
+    monkeypatch.setattr("duat_cli.analysis.session.discover", lambda _: structure)
+    monkeypatch.setattr(rig, "apply_rows", lambda rows, value: 1.001 * plain(rows, value))
+    report = report_of(model, token_ids(model, tokens=7))
+    assert not report.certificate.exact
+    assert report.certificate.residual > 1e-5
+
+
+def test_an_encoder_with_a_decoder_is_refused() -> None:
+    model = tiny.tiny_model("t5")
+    with pytest.raises(UnsupportedModelError, match="its decoder's cross-attention is outside the form"):
+        report_of(model, token_ids(model))
+
+
+def test_a_prompt_of_one_token() -> None:
+    model = single_model("llama")
+    report = report_of(model, token_ids(model, tokens=1))
+    assert report.certificate.exact
+    assert len(report.attribution[0].parts.tokens) == 1
+
+
+def test_half_precision_says_its_tolerance() -> None:
+    model = single_model("llama").bfloat16()
+    report = report_on(helpers.as_loaded(model), token_ids(model, tokens=7))
+    assert report.certificate.tolerance == 5e-2
+    wide = report_of(single_model("llama"), token_ids(model, tokens=7), target=str(
+        report.attribution[0].target.token and f"t{report.attribution[0].target.token.id}"
+    ))  # fmt: skip
+    assert far([t.value for t in report.attribution[0].parts.tokens], [
+        t.value for t in wide.attribution[0].parts.tokens
+    ]) < 0.2  # fmt: skip
+
+
+def test_what_blocks_share_is_said_to_be_held() -> None:
+    """A side channel from the first block to the last."""
+    model = single_model("llama")
+    ids = token_ids(model, tokens=7)
+    assert report_of(model, ids).skipped == []
+    kept: list[Any] = []
+    layers = model.model.layers
+    layers[0].register_forward_hook(lambda m, a, out: kept.append(out))
+    layers[2].register_forward_pre_hook(lambda m, a, k: (a, {**k, "shared": {"keys": kept[-1]}}), with_kwargs=True)
+    (entry,) = report_of(model, ids).skipped
+    assert entry.what == "what layers.2 reads beside hidden states"
+    assert "counts among biases" in entry.why
+
+
+def test_an_output_that_is_not_finite_is_one_line() -> None:
+    model = single_model("llama")
+    model.lm_head.weight.data[77] = torch.inf
+    with pytest.raises(UnsupportedModelError, match="LlamaForCausalLM: its output is not finite"):
+        report_of(model, token_ids(model, tokens=5), target="t77")

@@ -1,0 +1,76 @@
+"""What stands behind the last block, as an affine map, against the model's own output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers import far, single_model, token_ids
+from torch import Tensor
+
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
+from duat_cli.models.sweep.ending import Ending, EndingForm, find_ending
+from duat_cli.models.sweep.passes import Recorded, record
+from duat_cli.zoo import tiny
+
+
+def found(model: Any, tokens: int = 8) -> tuple[ModelStructure, Any, Recorded, EndingForm]:
+    structure, ids = discover(model), token_ids(model, tokens=tokens)
+
+    def forward() -> Tensor:
+        return run_stack(model, ids).logits
+
+    recorded = record(structure, forward)
+    return structure, forward, recorded, find_ending(model, structure, forward, recorded)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "norms", "held", "capped"),
+    [
+        ("llama", 1, False, False),
+        ("gpt2", 1, False, False),
+        ("cohere", 1, False, False),  # logits scaled
+        ("gemma2", 1, False, True),
+        ("bert", 1, True, False),  # dense, GELU, LayerNorm, decoder
+        ("roberta", 1, True, False),  # its GELU is no module of the model
+        ("esm", 2, True, False),  # its GELU is written out
+        ("modernbert", 2, True, False),
+    ],
+)
+def test_what_is_held_and_that_it_is_the_models_own(model_type: str, norms: int, held: bool, capped: bool) -> None:
+    model = single_model(model_type) if model_type != "esm" else tiny.tiny_model("esm")
+    structure, forward, recorded, form = found(model)
+    assert (len(form.norms), form.held, form.layer is not None) == (norms, held, capped)
+    ending = Ending(structure, forward, recorded, form)
+    x = recorded.calls[-1].after
+    assert far(ending(x), ending.output) < 1e-5
+    if capped:
+        cap = model.config.final_logit_softcapping
+        assert far(torch.tanh(ending.output / cap) * cap, recorded.output) < 1e-6
+    else:
+        assert torch.equal(ending.output, recorded.output)
+    noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
+    at_0, at_x, at_noise, at_both = (ending(z) for z in (0 * x, x, noise, x + noise))
+    assert far(at_x + at_noise - at_0, at_both) < 1e-5
+    assert torch.equal(ending(x), ending(x))  # the held activations begin anew
+
+
+def test_its_gradient_is_that_of_the_held_map() -> None:
+    structure, forward, recorded, form = found(single_model("bert").double())
+    ending = Ending(structure, forward, recorded, form)
+    x = torch.zeros_like(recorded.calls[-1].after).requires_grad_()
+    with torch.enable_grad():
+        output = ending(x, gradient=True)
+    (gradient,) = torch.autograd.grad(output[0, 4, 60], x)
+    value = (gradient * recorded.calls[-1].after).sum() + output.detach()[0, 4, 60]
+    assert far(value, recorded.output[0, 4, 60]) < 1e-12
+
+
+def test_an_end_that_is_not_affine_is_refused() -> None:
+    model = single_model("llama")
+    plain = model.lm_head.forward
+    model.lm_head.forward = lambda x: plain(x.exp())
+    with pytest.raises(UnsupportedModelError, match="between its last block and its output is not affine"):
+        found(model)
