@@ -16,7 +16,8 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "fields alone; results/test_meaning.py and report/test_json.py read every one": """
         results/attribute results/base results/behaviour results/check results/compare results/context
         results/explain results/inspect results/lora results/matrix results/operator results/plan
-        results/prune/chosen results/prune/report results/prune/sets results/prune/terms results/support results/weight_change""",
+        results/prune/chosen results/prune/report results/prune/sets results/prune/terms results/support
+        results/weight_change""",
     "options alone; cli/test_main.py runs every exit code, cli/terminal/test_help.py every help page": """
         cli/commands/inspect cli/commands/schema cli/commands/support cli/commands/verify
         cli/shared/options""",

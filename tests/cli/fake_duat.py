@@ -119,7 +119,11 @@ FAKES = {
             peak_memory=lambda: None,
         ),
         module("duat_cli.loading.model.lengths", token_counts=lambda *a, **k: [1]),
-        module("duat_cli.analysis.plan.run", plan=lambda *a, **k: None, way_of=lambda made: None),
+        module(
+            "duat_cli.analysis.plan.run",
+            plan=lambda *a, **k: SimpleNamespace(may_be_long=lambda way: False),
+            way_of=lambda made: None,
+        ),
         module(
             "duat_cli.loading.model.load",
             load_files=load_files,

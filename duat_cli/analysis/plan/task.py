@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from duat_cli.kinds import KINDS, Kind, MetricName
-from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.results.plan import Planned
+
+if TYPE_CHECKING:
+    from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from duat_cli.analysis.lora import report as lora_report
+from duat_cli.analysis.lora import applied as lora_applied
 from duat_cli.analysis.lora.adapter_diff import LoraOptions, adapter_report
 from duat_cli.analysis.lora.checkpoint_diff import checkpoint_report
 from duat_cli.analysis.lora.report import Asked, adapter_on_prompts, checkpoint_on_prompts
@@ -116,13 +116,13 @@ def test_the_errors_are_those_of_naive_products(llama: tuple[Path, Path], monkey
 
 def _plant(monkeypatch: pytest.MonkeyPatch, fault: Callable[[str, Tensor], Tensor]) -> None:
     """The tuned model is built with another change than the adapter states."""
-    real = lora_report.tuned_copy
+    real = lora_applied.tuned_copy
 
     def faulty(model: nn.Module, changes: Mapping[str, Callable[[], Tensor]], **more: Any) -> nn.Module:
         wrong = {name: (lambda name=name, change=change: fault(name, change())) for name, change in changes.items()}
         return real(model, wrong, **more)
 
-    monkeypatch.setattr(lora_report, "tuned_copy", faulty)
+    monkeypatch.setattr(lora_applied, "tuned_copy", faulty)
 
 
 ONE = "layers.1.mlp.up_proj"
@@ -164,13 +164,13 @@ def test_a_small_change_hides_no_fault(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_layer_that_changes_without_being_stated(llama: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    real = lora_report.tuned_copy
+    real = lora_applied.tuned_copy
 
     def more(model: nn.Module, changes: Mapping[str, Any], **rest: Any) -> nn.Module:
         name = "model.layers.0.mlp.gate_proj.weight"
         return real(model, {**changes, name: lambda: 0.1 * model.get_parameter(name).double()}, **rest)
 
-    monkeypatch.setattr(lora_report, "tuned_copy", more)
+    monkeypatch.setattr(lora_applied, "tuned_copy", more)
     found = report_of(*llama).eq18
     assert found is not None
     assert (found.holds, found.failed) == (False, ["model.layers.0.mlp.gate_proj"])

@@ -13,7 +13,7 @@ from torch import Tensor
 from duat_cli.analysis.prune.terms.criteria import Activations, WeightScores, block_scores
 from duat_cli.analysis.prune.terms.damage import Loss
 from duat_cli.analysis.prune.terms.readings import Readings
-from duat_cli.analysis.prune.terms.responses import TermList, responses
+from duat_cli.analysis.prune.terms.responses import Responses, TermList
 from duat_cli.models.discovery.structure import discover, run_stack
 from duat_cli.models.sweep.passes import record
 from duat_cli.models.terms.sites import TermId, find_sites
@@ -78,7 +78,7 @@ def test_taylor_is_the_gradient_times_the_activation() -> None:
     ids = inputs[1]
     loss = Loss(model)
     recorded = record(structure, loss.forward(ids))
-    found = responses(structure, sites, loss, ids, recorded, terms, 0, 0)[0].double().abs()
+    found = Responses(structure, sites, loss, ids, recorded, terms, 0, 0).alone()[0].double().abs()
     down = structure.calls[1].mlp.down_proj
     kept: list[Tensor] = []
 
