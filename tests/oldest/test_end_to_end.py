@@ -77,7 +77,12 @@ def test_numbers_are_those_of_another_release(duat: Duat) -> None:
 
 
 def test_weights_read_block_by_block_give_the_same_report(duat: Duat) -> None:
-    reports = [duat("check", str(demo_path()), *limit)[1] for limit in ((), ("--memory", "1MB"))]
+    planned = duat("plan", str(demo_path()), "--for", "check", *PROMPT)[1]["ways"]
+    needed = {way["weights"]: way["peak_memory_bytes"] for way in planned}
+    assert needed["streamed"] < needed["resident"]
+    limits = [(), ("--memory", f"{needed['streamed']}B")]
+    reports = [duat("check", str(demo_path()), *PROMPT, *limit)[1] for limit in limits]
+    assert [report["run"]["planned_memory_bytes"] for report in reports] == [needed["resident"], needed["streamed"]]
     assert reports[1]["certificate"]["exact"]
     assert reports[1]["model"] == reports[0]["model"]
     assert reports[1]["outcomes"] == reports[0]["outcomes"]
