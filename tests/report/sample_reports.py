@@ -915,6 +915,7 @@ def plan(kind: Kind, of: int, removed: int, *, passed: bool = True) -> Plan:
     if not removed:
         return Plan(
             granularity=kind, budget=0.1, removed=0, of=of, share=0.0, predicted=None, measured=None, curve=curve,
+            uniform=False,
             guarantee=None, mean_guarantee=None, saves=None, held_out=[], set=[],
             reasons=dict.fromkeys(("predicted", "measured", "saves", "guarantee", "mean_guarantee"), NOTHING_FITS),
         )  # fmt: skip
@@ -971,6 +972,7 @@ def plan(kind: Kind, of: int, removed: int, *, passed: bool = True) -> Plan:
             reasons={} if passed else {"mean": "the set is empty"},
         ),
         saves=size(removed, counted=passed),
+        uniform=False,
         set=[f"block.0.{kind}.{k}" for k in range(removed)],
         reasons={},
     )

@@ -24,6 +24,8 @@ class PruneOptions:
     confidence: float = 0.95
     exceed: float = 0.1
     ablate_mean: bool = False
+    uniform: bool = False
+    """Whether every FFN is to lose as many neurons."""
 
 
 @dataclass(frozen=True)

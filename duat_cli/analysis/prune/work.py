@@ -145,8 +145,9 @@ class Work:
         for kind in self.kinds:
             tick = self._named(f"sets of {NAMES[kind]}")
             self.nested[kind] = nested_sets(
-                self.ablator, self.terms, kind, self.damage[0], self.responses, self.prompts, budget, tick
-            )
+                self.ablator, self.terms, kind, self.damage[0], self.responses, self.prompts, budget, tick,
+                uniform=self.options.uniform,
+            )  # fmt: skip
         self.progress(0, 1, "certified bounds")
         with self.certified.attached():
             self.session.together(finals)
@@ -156,7 +157,10 @@ class Work:
         numbers, budget = range(len(self.prompts)), self.options.budget
         self._respond(numbers, recorded)
         wanted = [
-            candidates(self.metric, self.terms, kind, self.damage[0], self.responses, budget) for kind in self.kinds
+            candidates(
+                self.metric, self.terms, kind, self.damage[0], self.responses, budget, uniform=self.options.uniform
+            )
+            for kind in self.kinds
         ]
         singles = self._ablations(numbers, recorded)
         sets = [self._set_ablations(one, recorded) for one in wanted]

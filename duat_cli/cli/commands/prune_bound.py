@@ -147,6 +147,14 @@ ChosenSet = Annotated[
         "are held out.",
     ),
 ]
+Uniform = Annotated[
+    bool,
+    typer.Option(
+        "--uniform",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Sets of neurons take as many of every FFN: then all of them can leave the file.",
+    ),
+]
 
 
 def prune_bound(
@@ -161,6 +169,7 @@ def prune_bound(
     measure: Measure = 24,
     budget: Budget = 0.1,
     ablate: Ablate = "zero",
+    uniform: Uniform = False,
     confidence: Confidence = 0.95,
     exceed: Exceed = 0.1,
     device: options.Device = "auto",
@@ -198,7 +207,9 @@ def prune_bound(
     talk = talk_of(quiet, verbose, no_color)
     kinds = parse_kinds(granularity)
     _check(budget, confidence, exceed)
-    settings = PruneOptions(kinds, metric, probes, measure, budget, confidence, exceed, ablate == "mean")
+    if uniform and "neuron" not in kinds:
+        raise InputError("--uniform: is about neurons; add neuron to --granularity")
+    settings = PruneOptions(kinds, metric, probes, measure, budget, confidence, exceed, ablate == "mean", uniform)
     task = Task("prune-bound", pruning=settings)
     wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task)
     presentation = Presentation.of(output, form, json, no_color, wide=wide)

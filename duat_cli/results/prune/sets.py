@@ -142,6 +142,7 @@ class Plan(WithReasons):
     measured: Annotated[Finite | None, _ABLATED] = Field(
         description="mean over the prompts that chose the set; at most the budget, by that choice"
     )
+    uniform: bool = Field(description="whether every FFN loses as many neurons (--uniform)")
     saves: SetSize | None = Field(description="what a checkpoint without the set no longer holds")
     curve: list[CurvePoint]
     held_out: list[HeldOut] = Field(description="the sets that were run on held-out prompts, from the smallest")

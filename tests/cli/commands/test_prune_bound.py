@@ -401,6 +401,29 @@ def test_sets_that_cannot_be_written(
     assert not (tmp_path / "s.json").exists()
 
 
+def test_a_uniform_set_leaves_the_file(
+    llama: str, texts: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "smaller"
+    found, lines = written(
+        [llama, "--prompts", texts["choose"], "--granularity", "neuron", "--budget", "0.3", "--metric", "hidden",
+         "--uniform", "--apply", str(folder)],
+        capsys,
+    )  # fmt: skip
+    [plan] = found.plans
+    assert plan.uniform
+    assert plan.saves is not None
+    assert plan.saves.terms_removed == plan.removed > 0
+    assert plan.saves.parameters_zeroed == 0
+    assert stored(Path(llama)) - stored(folder) == plan.saves.bytes_removed
+    assert lines[-1].startswith(f"{plan.removed // 3} neurons a block removed; weights ")
+
+
+def test_uniform_is_about_neurons(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["prune-bound", llama, "--granularity", "head", "--uniform"]) == 2
+    assert "--uniform: is about neurons" in capsys.readouterr().err
+
+
 def test_nothing_to_write_is_said_with_its_reason(
     llama: str, texts: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,6 +7,7 @@ the prompts of the report.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -41,6 +42,7 @@ class Nested:
     order: list[TermId]
     curve: list[Point]
     chosen: Point | None  # the largest measured set within the budget
+    step: int = 1  # terms that go together
 
 
 def predicted_curve(metric: Metric, responses: Sequence[Tensor], order: Tensor) -> Tensor:
@@ -60,6 +62,7 @@ class Candidates:
     order: list[TermId]
     sizes: list[int]
     predicted: list[float]  # of each size
+    step: int = 1  # terms that go together
 
     @property
     def sets(self) -> list[list[TermId]]:
@@ -73,23 +76,46 @@ class Candidates:
             if not point.measured <= budget:
                 break
             chosen = point
-        return Nested(self.kind, self.order, points, chosen)
+        return Nested(self.kind, self.order, points, chosen, self.step)
 
 
 def candidates(
-    metric: Metric, terms: TermList, kind: Kind, damage: Tensor, responses: Sequence[Tensor], budget: float
+    metric: Metric,
+    terms: TermList,
+    kind: Kind,
+    damage: Tensor,
+    responses: Sequence[Tensor],
+    budget: float,
+    *,
+    uniform: bool = False,
 ) -> Candidates:
-    """The sets of one kind to be measured; never all blocks. damage: predicted, for every term."""
+    """The sets of one kind to be measured; never all blocks. damage: predicted, for every term. uniform: of neurons,
+    as many of every FFN, and never all of one."""
     here = terms.places(kind)
     order = damage[here].argsort() + here.start
-    names = [terms.ids[k] for k in order.tolist()]
     # Without its last block no model is left: that set can be measured, but neither exported nor written.
-    most = len(names) - 1 if kind == "block" else len(names)
+    most, step = len(order) - (kind == "block"), 1
+    if uniform and kind == "neuron":
+        order, step, rounds = _in_rounds(terms, order)
+        most = step * (rounds - 1)
+    names = [terms.ids[k] for k in order.tolist()]
     if most < 1:
-        return Candidates(kind, names, [], [])
+        return Candidates(kind, names, [], [], step)
     curve = predicted_curve(metric, responses, order[:most])
-    sizes = _sizes(curve, budget)
-    return Candidates(kind, names, sizes, [float(curve[size - 1]) for size in sizes])
+    sizes = _sizes(curve, budget, step)
+    return Candidates(kind, names, sizes, [float(curve[size - 1]) for size in sizes], step)
+
+
+def _in_rounds(terms: TermList, order: Tensor) -> tuple[Tensor, int, int]:
+    """The least damaging term of every block, the next of every block, and so on, as long as all blocks have one, and
+    then the others; how many a round has, and how many rounds there are."""
+    by_block: dict[int, list[int]] = defaultdict(list)
+    for place in order.tolist():
+        by_block[terms.ids[place].block].append(place)
+    rounds = list(zip(*(by_block[block] for block in sorted(by_block)), strict=False))
+    first = [place for one in rounds for place in one]
+    rest = [place for place in order.tolist() if place not in set(first)] if len(first) < len(order) else []
+    return torch.tensor(first + rest, dtype=torch.long), len(by_block), len(rounds)
 
 
 def nested_sets(
@@ -101,18 +127,21 @@ def nested_sets(
     prompts: Sequence[Prompt],
     budget: float,
     tick: Tick,
+    *,
+    uniform: bool = False,
 ) -> Nested:
-    """The nested sets of one kind, some of them measured, one prompt after the other."""
-    found = candidates(ablator.metric, terms, kind, damage, responses, budget)
+    """The nested sets of one kind, some of them measured, one prompt after the other. uniform: as of `candidates`."""
+    found = candidates(ablator.metric, terms, kind, damage, responses, budget, uniform=uniform)
     means = measured(ablator, prompts, found.sets, tick).mean(dim=1).tolist() if found.sizes else []
     return found.nested(means, budget)
 
 
-def _sizes(curve: Tensor, budget: float) -> list[int]:
-    """Sizes worth measuring: even steps up to where the prediction leaves the picture, and the smallest sets."""
+def _sizes(curve: Tensor, budget: float, step: int) -> list[int]:
+    """Sizes worth measuring, multiples of the step: evenly up to where the prediction leaves the picture, and the
+    smallest set."""
     outside = (curve > BEYOND * budget).nonzero()
     last = int(outside[0]) + 1 if len(outside) else len(curve)
     steps = {round(last * k / CURVE_POINTS) for k in range(1, CURVE_POINTS + 1)}
     inside = (curve > budget).nonzero()
     edge = {int(inside[0])} if len(inside) else set()  # the largest that the prediction puts within the budget
-    return sorted(size for size in steps | edge | {1} if size >= 1)
+    return sorted({max(step, size - size % step) for size in steps | edge | {1}})

@@ -42,6 +42,7 @@ def plan_of(nested: Nested, budget: float, trial: Trial | None, holdout: str, si
         share=len(gone) / total,
         predicted=chosen.predicted if chosen else None,
         measured=chosen.measured if chosen else None,
+        uniform=nested.step > 1,
         saves=size_of(gone) if gone else None,
         curve=[
             CurvePoint(removed=p.removed, share=p.removed / total, predicted=p.predicted, measured=p.measured)

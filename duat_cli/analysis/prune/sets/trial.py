@@ -51,8 +51,8 @@ class Trial:
     def __init__(self, nested: Nested, prompts: int, terms: Terms) -> None:
         assert nested.chosen is not None
         self._order, self.prompts, self.terms = nested.order, prompts, terms
-        largest = nested.chosen.removed
-        self.sizes = sorted({max(1, round(largest * k / TESTED_SETS)) for k in range(1, TESTED_SETS + 1)})
+        rounds = nested.chosen.removed // nested.step
+        self.sizes = sorted({nested.step * max(1, round(rounds * k / TESTED_SETS)) for k in range(1, TESTED_SETS + 1)})
         self._most = allowed(prompts, terms.share, terms.confidence) or 0
         self.damages: list[list[float]] = [[] for _ in self.sizes]
         """Of each set, on the prompts that it was run on."""

@@ -124,6 +124,31 @@ def test_the_curve_ends_a_little_beyond_the_budget() -> None:
     assert 9 <= found.chosen.removed <= 10
 
 
+@pytest.mark.parametrize("widths", [(4, 4, 4), (5, 3, 4)])
+def test_uniform_sets_take_as_many_neurons_of_every_block_and_leave_one(widths: tuple[int, ...]) -> None:
+    ids = [TermId("neuron", block, n) for block, width in enumerate(widths) for n in range(width)]
+    terms = TermList(ids, {("neuron", 0): 0})
+    generator = torch.Generator().manual_seed(2)
+    damage = torch.rand(len(ids), generator=generator, dtype=torch.float64)
+    found = nested_sets(
+        Fake(lambda *_: 0.0), terms, "neuron", damage, [damage[None].float()], prompts(2), 9.0, lambda *_: None,
+        uniform=True,
+    )  # type: ignore[arg-type]  # fmt: skip
+    assert sorted(found.order) == sorted(ids)
+    assert (found.step, found.chosen) == (3, found.curve[-1])
+    assert found.curve[-1].removed == 3 * (min(widths) - 1)
+    for point in found.curve:
+        gone = found.order[: point.removed]
+        for block in range(3):
+            mine = sorted(ids.index(term) for term in gone if term.block == block)
+            here = [k for k, term in enumerate(ids) if term.block == block]
+            least = sorted(here, key=lambda k: float(damage[k]))[: point.removed // 3]
+            assert mine == sorted(least)
+    trial = Trial(found, 40, Terms(0.5, 0.1, 0.95))
+    assert trial.sizes[-1] == found.curve[-1].removed
+    assert all(size % 3 == 0 for size in trial.sizes)
+
+
 @functools.cache
 def prepared() -> tuple[Any, Any, Any]:
     model = single_model("llama")
