@@ -133,6 +133,20 @@ def test_a_guarantee_is_printed_unrounded() -> None:
     assert "ffn: none; not even the least damaging one stays within the budget" in text
 
 
+def test_a_prune_report_without_ablations_of_single_terms_speaks_of_none() -> None:
+    report = sample.prune_report()
+    names = ("block_measured", "attention_measured", "ffn_measured")
+    blocks = [b.model_copy(update=dict.fromkeys(names) | {"reasons": dict.fromkeys(names, "x")}) for b in report.blocks]
+    alone = report.model_copy(
+        update={"blocks": blocks, "prediction": [p.model_copy(update={"n": 0}) for p in report.prediction]}
+    )
+    text = " ".join(render_prune(alone, Page(120)).split())
+    assert "Damage of removing one whole part, nats/token: predicted alone (--measure 0)" in text
+    assert "nothing was ablated alone" in text
+    for words in ("really ablated", "real ablation", "orders the measured damage", "Go by what is measured"):
+        assert words not in text
+
+
 def test_a_prune_report_without_terms_renders() -> None:
     empty = sample.prune_report().model_copy(update={"blocks": [], "plans": [], "prediction": [], "terms": []})
     assert "exact: largest relative error" in render_prune(empty, Page(80))

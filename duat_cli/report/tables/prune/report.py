@@ -70,7 +70,7 @@ def _parts(report: PruneReport, page: Page) -> list[RenderableType]:
             shown.append(column)
     return [
         _BLANK,
-        line(f"Damage of removing one whole part, {report.protocol.unit}: predicted, and really ablated", "bold"),
+        line(f"Damage of removing one whole part, {report.protocol.unit}: {_how(shown)}", "bold"),
         *(part for table in grids(rows, _BLOCK, shown, page) for part in (_BLANK, table)),
         *unshown(rows, wanted, shown),
         _BLANK,
@@ -78,6 +78,12 @@ def _parts(report: PruneReport, page: Page) -> list[RenderableType]:
         *_certified(report, shown),
         *facts.absences(missing(rows, shown, [row.index for row in rows]), "block"),
     ]
+
+
+def _how(shown: list[Column]) -> str:
+    """What the columns of damage are."""
+    ablated = any(column.path.endswith("_measured") for column in shown)
+    return "predicted, and really ablated" if ablated else "predicted alone (--measure 0)"
 
 
 def _part_columns(unit: str) -> list[Column]:
@@ -183,10 +189,13 @@ def _precision(report: PruneReport) -> str:
     idle = ""
     if any(b.neurons for b in report.blocks) and report.plans:
         idle = f"Idle: each alone does less than 1 % of the budget, {numbers.plain(report.plans[0].budget)}. "
+    ablated = (
+        "how far from real ablation: below" if any(p.n for p in report.prediction) else "nothing was ablated alone"
+    )
     return (
         f"{idle}Linearised, from {report.protocol.probes} probes a prompt: sampling error about "
-        f"{numbers.percent(middle)} % ({numbers.exactly(report.protocol.confidence)} % interval); how far from "
-        "real ablation: below. Local, frozen and certified readings of every term: --json."
+        f"{numbers.percent(middle)} % ({numbers.exactly(report.protocol.confidence)} % interval); {ablated}. Local, "
+        "frozen and certified readings of every term: --json."
     )
 
 
