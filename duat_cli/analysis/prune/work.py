@@ -22,7 +22,7 @@ from duat_cli.analysis.plan.task import PruneOptions
 from duat_cli.analysis.plan.waves import waves
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.prune.sets.nested import Candidates, Nested, candidates, nested_sets
-from duat_cli.analysis.prune.sets.trial import Terms, Trial, try_alone, try_together
+from duat_cli.analysis.prune.sets.trial import Claim, Trial, try_alone, try_together
 from duat_cli.analysis.prune.terms.ablation import Ablation, Ablator, Tick, mean_values
 from duat_cli.analysis.prune.terms.certified import Certified
 from duat_cli.analysis.prune.terms.criteria import Activations, Scores, WeightScores, block_scores
@@ -172,7 +172,7 @@ class Work:
     def tested(self, held_out: Sequence[Prompt]) -> dict[Kind, Trial]:
         """What the chosen sets do to held-out prompts; of kinds with a set."""
         options = self.options
-        shown = Terms(options.budget, options.exceed, options.confidence)
+        shown = Claim(options.budget, options.exceed, options.confidence)
         trials = {
             kind: Trial(nested, len(held_out), shown)
             for kind, nested in self.nested.items()

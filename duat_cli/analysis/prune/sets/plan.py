@@ -110,8 +110,8 @@ def _mean_guarantee(nested: Nested, budget: float, trial: Trial, holdout: str) -
     removed = 0 if number is None else trial.sizes[number]
     return MeanGuarantee(
         budget=budget,
-        confidence=trial.terms.confidence,
-        most=trial.terms.most,
+        confidence=trial.claim.confidence,
+        most=trial.claim.most,
         counted_for_less=0 if number is None else trial.capped(number),
         mean=None if number is None else statistics.fmean(trial.damages[number]),
         holdout_prompts=trial.prompts,

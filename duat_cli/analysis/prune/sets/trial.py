@@ -27,7 +27,7 @@ CAP = 5.0  # budgets: a prompt's damage counts for no more in the mean, which co
 
 
 @dataclass(frozen=True)
-class Terms:
+class Claim:
     """What is to be shown: fixed before a held-out prompt is run."""
 
     budget: float
@@ -48,12 +48,12 @@ class Trial:
     prompt, for what it does to prompts that did not choose it.
     """
 
-    def __init__(self, nested: Nested, prompts: int, terms: Terms) -> None:
+    def __init__(self, nested: Nested, prompts: int, claim: Claim) -> None:
         assert nested.chosen is not None
-        self._order, self.prompts, self.terms = nested.order, prompts, terms
+        self._order, self.prompts, self.claim = nested.order, prompts, claim
         rounds = nested.chosen.removed // nested.step
         self.sizes = sorted({nested.step * max(1, round(rounds * k / TESTED_SETS)) for k in range(1, TESTED_SETS + 1)})
-        self._most = allowed(prompts, terms.share, terms.confidence) or 0
+        self._most = allowed(prompts, claim.share, claim.confidence) or 0
         self.damages: list[list[float]] = [[] for _ in self.sizes]
         """Of each set, on the prompts that it was run on."""
 
@@ -74,12 +74,12 @@ class Trial:
 
     def exceeded(self, number: int) -> int:
         """How many prompts, of those that the set was run on, are above the budget."""
-        return sum(value > self.terms.budget for value in self.damages[number])
+        return sum(value > self.claim.budget for value in self.damages[number])
 
     def choice(self) -> NestedChoice:
         """Of the share of prompts, once all are counted."""
         seen = [self.exceeded(k) for k in range(min(self._failed(self._exceeds) + 1, len(self.sizes)))]
-        return choose_nested(seen, self.prompts, self.terms.share, self.terms.confidence)
+        return choose_nested(seen, self.prompts, self.claim.share, self.claim.confidence)
 
     def mean_choice(self) -> int | None:
         """Number of the largest set whose mean damage is shown to be within the budget, once all are counted."""
@@ -90,7 +90,7 @@ class Trial:
 
     def capped(self, number: int) -> int:
         """How many prompts counted for less than their damage in the mean."""
-        return sum(value > self.terms.most for value in self.damages[number])
+        return sum(value > self.claim.most for value in self.damages[number])
 
     def _failed(self, test: Callable[[int], bool]) -> int:
         """Number of the first set that a statement has failed for; how many there are if none has."""
@@ -101,12 +101,12 @@ class Trial:
 
     def _too_much(self, number: int) -> bool:
         """Whether even prompts without damage could not bring the mean within the budget."""
-        total = sum(min(value, self.terms.most) for value in self.damages[number])
-        return total > self.terms.budget * self.prompts
+        total = sum(min(value, self.claim.most) for value in self.damages[number])
+        return total > self.claim.budget * self.prompts
 
     def _mean_shown(self, damages: Sequence[float]) -> bool:
-        terms = self.terms
-        return len(damages) == self.prompts and mean_is_below(damages, terms.budget, terms.most, terms.confidence)
+        claim = self.claim
+        return len(damages) == self.prompts and mean_is_below(damages, claim.budget, claim.most, claim.confidence)
 
 
 def try_alone(ablator: Ablator, trial: Trial, held_out: Sequence[Prompt], tick: Tick) -> None:

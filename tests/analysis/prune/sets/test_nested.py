@@ -12,7 +12,7 @@ from pruning import Fake, prompts
 from torch import Tensor
 
 from duat_cli.analysis.prune.sets.nested import BEYOND, Point, nested_sets, predicted_curve
-from duat_cli.analysis.prune.sets.trial import Terms, Trial, try_alone
+from duat_cli.analysis.prune.sets.trial import Claim, Trial, try_alone
 from duat_cli.analysis.prune.terms.ablation import Ablator, measured
 from duat_cli.analysis.prune.terms.damage import Hidden, Loss
 from duat_cli.analysis.prune.terms.responses import Responses, TermList
@@ -81,7 +81,7 @@ def test_one_block_always_stays(count: int) -> None:
         return
     assert found.chosen is not None
     assert found.chosen.removed == count - 1
-    trial = Trial(found, 40, Terms(0.5, 0.1, 0.95))
+    trial = Trial(found, 40, Claim(0.5, 0.1, 0.95))
     try_alone(fake, trial, prompts(40), lambda *_: None)  # type: ignore[arg-type]
     choice = trial.choice()
     assert choice.chosen is not None
@@ -144,7 +144,7 @@ def test_uniform_sets_take_as_many_neurons_of_every_block_and_leave_one(widths: 
             here = [k for k, term in enumerate(ids) if term.block == block]
             least = sorted(here, key=lambda k: float(damage[k]))[: point.removed // 3]
             assert mine == sorted(least)
-    trial = Trial(found, 40, Terms(0.5, 0.1, 0.95))
+    trial = Trial(found, 40, Claim(0.5, 0.1, 0.95))
     assert trial.sizes[-1] == found.curve[-1].removed
     assert all(size % 3 == 0 for size in trial.sizes)
 

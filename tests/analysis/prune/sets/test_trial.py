@@ -7,7 +7,7 @@ import torch
 from pruning import Fake, prompts
 
 from duat_cli.analysis.prune.sets.nested import Nested, Point
-from duat_cli.analysis.prune.sets.trial import CAP, Terms, Trial, try_alone
+from duat_cli.analysis.prune.sets.trial import CAP, Claim, Trial, try_alone
 from duat_cli.errors import InputError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.terms.sites import TermId
@@ -15,7 +15,7 @@ from duat_cli.statistics.binomial import NestedChoice, allowed, prompts_needed
 
 
 def tried(fake: Fake, sets: Nested, held_out: list[Prompt], budget: float, share: float, confidence: float) -> Trial:
-    trial = Trial(sets, len(held_out), Terms(budget, share, confidence))
+    trial = Trial(sets, len(held_out), Claim(budget, share, confidence))
     try_alone(fake, trial, held_out, lambda *_: None)  # type: ignore[arg-type]
     return trial
 
@@ -83,7 +83,7 @@ def test_one_large_damage_counts_for_no_more_than_the_cap() -> None:
     trial = tried(fake, nested(1), prompts(200), 1.0, 0.1, 0.95)
     assert trial.mean_choice() == 0
     assert trial.capped(0) == 1
-    assert trial.terms.most == CAP
+    assert trial.claim.most == CAP
 
 
 def test_the_mean_is_shown_no_more_often_wrongly_than_it_says() -> None:
