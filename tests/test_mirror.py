@@ -39,6 +39,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "every schema against a report: report/test_json.py": "report/schema",
     "all numbers of a report: analysis/inspect/test_run.py": "analysis/clock analysis/inspect/assemble",
     "against the dense W': analysis/inspect/test_operator.py": "analysis/inspect/entries",
+    "against dense W_QK: analysis/inspect/test_routing.py": "models/instrument/scores operators/bilinear",
     "against loops: analysis/inspect/test_uniform.py": "operators/uniform",
     "the re-initialised model: analysis/inspect/test_untrained.py": "cache/documents models/edits/reinitialised",
     "against the dense W' of two prompts: analysis/compare/test_run.py": """

@@ -75,7 +75,7 @@ class _Field:
         if self._empty:
             self._empty, self._first, self._merged = False, value, self._start(value)
         self._same = self._same and value == self._first
-        if isinstance(self._merged, Mean | ExactSum):
+        if isinstance(self._merged, Mean | ExactSum | _Items):
             self._merged.add(value)
         elif self._how == "largest":
             self._merged = max(self._merged, value)
@@ -85,12 +85,14 @@ class _Field:
     def _start(self, value: Any) -> Any:
         if isinstance(value, BaseModel):
             return Mean()
+        if isinstance(value, list) and self._how == "mean":
+            return _Items()
         return ExactSum() if self._how == "mean" and isinstance(value, float | int) else value
 
     def value(self) -> object:
         if self._null:
             return None
-        if isinstance(self._merged, Mean):
+        if isinstance(self._merged, Mean | _Items):
             return self._merged.value()
         if self._same:
             return self._first
@@ -99,6 +101,23 @@ class _Field:
         if self._how not in ("largest", "reasons"):
             raise ValueError(f"{self._where} differs between prompts, and its metadata has no way to merge it")
         return self._merged
+
+
+class _Items:
+    """Lists of results or numbers, place by place, as far as the shortest goes."""
+
+    def __init__(self) -> None:
+        self._means: list[Mean[BaseModel] | ExactSum] | None = None
+
+    def add(self, values: list[Any]) -> None:
+        if self._means is None:
+            self._means = [Mean() if isinstance(value, BaseModel) else ExactSum() for value in values]
+        self._means = self._means[: len(values)]
+        for mean, value in zip(self._means, values, strict=False):
+            mean.add(value)
+
+    def value(self) -> list[object]:
+        return [mean.value() if isinstance(mean, Mean) else mean.mean() for mean in self._means or []]
 
 
 def spreads(results: Mapping[str, Sequence[BaseModel]]) -> dict[str, Spread]:

@@ -22,7 +22,7 @@ from duat_cli.results.base import (
     WithReasons,
 )
 from duat_cli.results.meaning import Meaning
-from duat_cli.results.operator import PROOF, Coupling, Density, Nulls, OperatorStats
+from duat_cli.results.operator import PROOF, Coupling, Density, Nulls, OperatorStats, Routing
 
 _COUPLING = Meaning(drift="group", rule="drift.coupling")
 _MACHINE = Meaning(checked=False)
@@ -142,6 +142,9 @@ class PromptBlock(Result):
             over_prompts="largest",
         ),
     ] = Field(description="relative error of the block's rebuilt output against the model's own")
+    routing: Annotated[Routing | None, Meaning(needs="routing")] = Field(
+        default=None, description="where H comes from; with --routing"
+    )
 
 
 class Block(Result):
@@ -157,6 +160,9 @@ class Block(Result):
     terms: Annotated[Terms, Meaning(drift="group", rule="drift.terms")]
     certificate_error: Annotated[Finite, _ERROR] = Field(description="largest over prompts of |x_i - rebuilt| / |x_i|")
     range: Range
+    routing: Annotated[Routing | None, Meaning(needs="routing")] = Field(
+        default=None, description="where H comes from; with --routing"
+    )
     spreads: Annotated[dict[str, Spread] | None, Meaning(needs="per_prompt", keyed_by=PromptBlock)] = Field(
         default=None, description="with --per-prompt: 'group.field' to its spread over the prompts"
     )

@@ -223,3 +223,85 @@ class Nulls(WithReasons):
         description="the model's class built anew from its config (transformers' own initialisation, fixed seed), on "
         "as many random tokens; with --null all"
     )
+
+
+_W_QK = "W_QK = W_Q D_i D_j^T W_K^T, D the map of positions and held norms behind the layers"
+_FORM = "Eq. 35"
+_RANK = Meaning("dimensions, 1 to the head's width", "exact", formula="|W_QK|_F^2 / sigma_1(W_QK)^2", source=_FORM)
+_SYMMETRIC = Meaning("share, 0 to 1", "exact", formula="|(W_QK + W_QK^T) / 2|_F / |W_QK|_F", source=_FORM)
+_SYMMETRIC_MEANS = "1: symmetric, as x_i.x_j is; 0.71: a matrix without any symmetry, drawn at random; 0: antisymmetric"
+_PAIRS = "squared correlation of the scores, before softcap and mask, over the pairs that are attended"
+
+
+def _r2(of: str) -> Meaning:
+    return Meaning(
+        "share, 0 to 1", "exact", how="over this prompt's pairs", formula=f"R^2 of s_ij on {of}", source=_FORM
+    )
+
+
+_PLAIN, _CENTRED, _BILINEAR = _r2("x_i.x_j"), _r2("(x_i - mean).(x_j - mean)"), _r2("x_i W_QK x_j")
+
+
+class HeadRouting(WithReasons):
+    """What makes the scores of one head: W_QK at distance 0, and what the scores are explained by."""
+
+    index: int = Field(description="number of the head, from 0")
+    singular_values: Annotated[list[Finite], Meaning("norm of W_QK", "exact", formula=_W_QK, source=_FORM)] = Field(
+        description="the leading eight of W_QK at token 0; from its thin factors, in float64"
+    )
+    frobenius_norm: Annotated[Finite, Meaning("norm of W_QK", "exact", formula="|W_QK|_F", source=_FORM)] = Field(
+        description="of W_QK at token 0, without the factor of the scores"
+    )
+    spectral_norm: Annotated[Finite, Meaning("norm of W_QK", "exact", formula="sigma_1(W_QK)", source=_FORM)] = Field(
+        description="the largest singular value of W_QK at token 0"
+    )
+    stable_rank: Annotated[Finite | None, _RANK] = Field(description="in how many directions W_QK acts")
+    symmetric_share: Annotated[Finite | None, _SYMMETRIC] = Field(description=_SYMMETRIC_MEANS)
+    r2_plain: Annotated[Finite | None, _PLAIN] = Field(description=f"by x_i.x_j, x what the layer reads: {_PAIRS}")
+    r2_centred: Annotated[Finite | None, _CENTRED] = Field(
+        description=f"by the covariance of tokens, x less the mean over tokens: {_PAIRS}"
+    )
+    r2_bilinear: Annotated[Finite | None, _BILINEAR] = Field(
+        description=f"by W_QK alone, so 1 where neither positions nor biases nor norms of queries enter: {_PAIRS}"
+    )
+
+
+class RoutingAtDistance(WithReasons):
+    """W_QK between a token and the one so many in front of it, means over heads."""
+
+    distance: Annotated[int, Meaning("tokens", "given", over_prompts="same")] = Field(
+        description="i - j, tokens; of tokens i and 0"
+    )
+    stable_rank: Annotated[Finite | None, _RANK] = Field(description="mean over heads")
+    symmetric_share: Annotated[Finite | None, _SYMMETRIC] = Field(description=f"mean over heads. {_SYMMETRIC_MEANS}")
+
+
+class Routing(WithReasons):
+    """Where the attention matrices H of one block come from: scores of queries and keys, and their form W_QK."""
+
+    rebuilt_error: Annotated[
+        Finite | None,
+        Meaning(
+            "relative",
+            "measured",
+            formula="|softmax(scale q_i.k_j + mask) - H|_F / |H|_F",
+            source=_FORM,
+            over_prompts="largest",
+            better="lower",
+        ),
+    ] = Field(
+        description="H rebuilt from the model's own queries, keys, mask, softcap and sinks against the captured H"
+    )
+    stable_rank: Annotated[Finite | None, _RANK] = Field(description="mean over heads, at distance 0")
+    symmetric_share: Annotated[Finite | None, _SYMMETRIC] = Field(
+        description=f"mean over heads, at distance 0. {_SYMMETRIC_MEANS}"
+    )
+    r2_plain: Annotated[Finite | None, _PLAIN] = Field(description=f"mean over heads, by x_i.x_j: {_PAIRS}")
+    r2_centred: Annotated[Finite | None, _CENTRED] = Field(
+        description=f"mean over heads, by the covariance of tokens: {_PAIRS}"
+    )
+    r2_bilinear: Annotated[Finite | None, _BILINEAR] = Field(description=f"mean over heads, by W_QK: {_PAIRS}")
+    heads: Annotated[list[HeadRouting] | None, Meaning(source=_FORM)] = Field(description="head by head")
+    distances: Annotated[list[RoutingAtDistance] | None, Meaning(source=_FORM)] = Field(
+        description="at distances 0, 1, 2, 4, ... of the prompt's tokens; distance 0 alone where positions do not enter"
+    )

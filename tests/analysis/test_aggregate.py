@@ -9,8 +9,8 @@ from typing import Annotated
 import pytest
 
 from duat_cli.analysis.aggregate import ExactSum, Mean, mean_over, spreads
-from duat_cli.results.base import Finite, WithReasons
-from duat_cli.results.inspect import Part, Parts, Terms
+from duat_cli.results.base import Finite, Result, WithReasons
+from duat_cli.results.inspect import Part, Parts, Spread, Terms
 from duat_cli.results.meaning import Meaning
 from duat_cli.results.operator import Coupling, OperatorStats
 
@@ -159,3 +159,15 @@ def test_what_has_no_value_under_some_prompt_has_no_spread() -> None:
     assert "coupling.entropy_bits" not in got
     assert "coupling.mean_distance" in got
     assert not any("pre_activation" in name or "reasons" in name for name in got)
+
+
+class Rows(Result):
+    numbers: Annotated[list[float], Meaning("sizes", "exact")]
+    rows: Annotated[list[Spread] | None, Meaning()]
+
+
+def test_lists_are_averaged_place_by_place_as_far_as_the_shortest_goes() -> None:
+    row = Spread(low=1.0, mean=2.0, high=3.0, standard_deviation=0.5)
+    some = [Rows(numbers=[1.0, 2.0, 9.0], rows=[row, row]), Rows(numbers=[3.0, 5.0], rows=[row])]
+    assert mean_over(some) == mean_over(some[::-1]) == Rows(numbers=[2.0, 3.5], rows=[row])
+    assert mean_over([*some, Rows(numbers=[1.0], rows=None)]).rows is None

@@ -36,7 +36,9 @@ def prompts_of(loaded: LoadedModel) -> list[Prompt]:
 
 def reports(loaded: LoadedModel) -> list[dict[str, Any]]:
     prompts = prompts_of(loaded)
-    options = InspectOptions(cache=False, terms=True, end_to_end=True, spectrum=True, per_prompt=True, null="all")
+    options = InspectOptions(
+        cache=False, terms=True, end_to_end=True, routing=True, spectrum=True, per_prompt=True, null="all"
+    )
     found = [inspect(loaded, prompts, options, quiet), verify(loaded, prompts, quiet)]
     return [report.model_dump(mode="json", exclude={"run"}) for report in found]
 

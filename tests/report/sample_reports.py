@@ -88,7 +88,18 @@ from duat_cli.results.lora import (
     TokenChange,
 )
 from duat_cli.results.matrix import MatrixCheck, MatrixForm, MatrixReport
-from duat_cli.results.operator import Coupling, Density, NullDensity, NullOperator, Nulls, NullStats, OperatorStats
+from duat_cli.results.operator import (
+    Coupling,
+    Density,
+    HeadRouting,
+    NullDensity,
+    NullOperator,
+    Nulls,
+    NullStats,
+    OperatorStats,
+    Routing,
+    RoutingAtDistance,
+)
 from duat_cli.results.plan import MemoryTerm, PlannedPart, PlannedWeights, PlanReport, Way
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.prune.sets import CurvePoint, Guarantee, HeldOut, MeanGuarantee, Plan, SetSize
@@ -252,7 +263,29 @@ def nulls(index: int, full: bool, gated: bool) -> Nulls:
     return Nulls(uniform=null_stats(index, True), reinitialised=null_stats(index, False))
 
 
-def block(index: int, spectrum: bool = False, gated: bool = False, per_prompt: bool = False) -> Block:
+def routing(index: int) -> Routing:
+    """Of block 2 there is none."""
+    if index == 2:
+        names = [name for name in Routing.model_fields if name != "reasons"]
+        why = "its softmax is intercepted, behind the scores: queries and keys are not seen"
+        return Routing(**dict.fromkeys(names), reasons=dict.fromkeys(names, why))
+    shared = {"stable_rank": 6.1 + index, "symmetric_share": 0.74}
+    explained = {"r2_plain": 0.31, "r2_centred": 0.142, "r2_bilinear": 0.87}
+    head = HeadRouting(
+        index=0, singular_values=[2.5, 1.25], frobenius_norm=3.1, spectral_norm=2.5, **shared, **explained
+    )
+    return Routing(
+        rebuilt_error=1.1e-07,
+        **shared,
+        **explained,
+        heads=[head],
+        distances=[RoutingAtDistance(distance=distance, **shared) for distance in (0, 1)],
+    )
+
+
+def block(
+    index: int, spectrum: bool = False, gated: bool = False, per_prompt: bool = False, with_routing: bool = False
+) -> Block:
     pieces = {
         "operator": operator(index, spectrum, gated),
         "density": density(),
@@ -261,6 +294,7 @@ def block(index: int, spectrum: bool = False, gated: bool = False, per_prompt: b
         "null": nulls(index, full=not spectrum, gated=gated),
         "terms": terms(index),
         "certificate_error": 1.2e-07 * (index + 1),
+        "routing": routing(index) if with_routing else None,
     }
     return Block(
         range=Range(largest_activation=37.5, place="block", stored_dtype="BF16", share=None, reasons={"share": "-"}),
@@ -288,7 +322,10 @@ def inspect_report(
         model=model(name),
         prompts=prompts(),
         certificate=certificate(exact),
-        blocks=[block(index, spectrum, gated=index == 2, per_prompt=per_prompt) for index in range(4)],
+        blocks=[
+            block(index, spectrum, gated=index == 2, per_prompt=per_prompt, with_routing=with_terms)
+            for index in range(4)
+        ],
         terms=uat_terms() if with_terms else None,
         end_to_end=EndToEnd(coupling=coupling(1), certificate_error=2.5e-07) if with_terms else None,
         summary=Summary(

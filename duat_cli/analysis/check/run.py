@@ -241,6 +241,7 @@ def _settings(plan: CheckPlan) -> InspectOptions:
         spectrum="spectrum" in asked,
         terms="terms" in asked,
         end_to_end="end_to_end" in asked,
+        routing="routing" in asked,
         per_prompt="per_prompt" in asked,
         null="all" if "null" in asked else "uniform",
     )

@@ -25,6 +25,7 @@ from duat_cli.analysis.inspect.assemble import (
 )
 from duat_cli.analysis.inspect.end_to_end import end_to_end
 from duat_cli.analysis.inspect.operator import measure
+from duat_cli.analysis.inspect.routing import routing
 from duat_cli.analysis.inspect.total import InspectHead, InspectTotal, PromptSweep
 from duat_cli.analysis.inspect.uniform import UniformNulls
 from duat_cli.analysis.inspect.untrained import untrained, with_untrained
@@ -71,6 +72,7 @@ class InspectOptions:
     spectrum: bool = False
     terms: bool = False
     end_to_end: bool = False
+    routing: bool = False
     per_prompt: bool = False
     null: Literal["all", "uniform"] = "uniform"  # "all": of the re-initialised architecture as well
     cache: bool = True
@@ -279,6 +281,7 @@ def _prompt_block(
     tokens, width = run.input.shape[1:]
     operator, reason = _operator(session, run, step)
     terms = block_terms(step.terms)
+    heads = routing(run) if options.routing else None
     if operator is None:
         reason = reason or "unknown"
         if session.structure.block(run.index).factors is not None:
@@ -294,6 +297,7 @@ def _prompt_block(
             null=nulls(reason, reason),
             terms=terms,
             certificate_error=step.terms.error,
+            routing=heads,
         )
     geometry = session.geometry(run.index)
     numbers = measure(
@@ -315,6 +319,7 @@ def _prompt_block(
         null=nulls("computed for all blocks together", NOT_ASKED),  # the first follows once all blocks are through
         terms=terms,
         certificate_error=step.terms.error,
+        routing=heads,
     )
 
 

@@ -32,6 +32,7 @@ class Settings(Stored):
     spectrum: bool
     terms: bool
     end_to_end: bool
+    routing: bool
     per_prompt: bool
     null: Literal["all", "uniform"]
     max_tokens: int | None

@@ -141,6 +141,7 @@ def _manifest(
             spectrum=options.spectrum,
             terms=options.terms,
             end_to_end=options.end_to_end,
+            routing=options.routing,
             per_prompt=options.per_prompt,
             null=options.null,
             max_tokens=max_tokens,

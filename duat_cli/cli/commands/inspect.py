@@ -68,6 +68,15 @@ EndToEnd = Annotated[
         "one more pass a token.",
     ),
 ]
+RoutingOption = Annotated[
+    bool,
+    typer.Option(
+        "--routing",
+        metavar="",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Also where attention weights come from: W_QK of every head, and what scores are explained by.",
+    ),
+]
 PerPrompt = Annotated[
     bool,
     typer.Option(
@@ -130,6 +139,7 @@ def inspect(
     spectrum: Spectrum = False,
     terms: Terms = False,
     end_to_end: EndToEnd = False,
+    routing: RoutingOption = False,
     per_prompt: PerPrompt = False,
     matrices: Matrices = None,
     null: Null = "all",
@@ -179,6 +189,7 @@ def inspect(
             spectrum=spectrum,
             terms=terms,
             end_to_end=end_to_end,
+            routing=routing,
             per_prompt=per_prompt,
             null=null,
             cache=not no_cache,

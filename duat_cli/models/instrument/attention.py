@@ -90,6 +90,16 @@ class RecomputedRows:
 
 
 @dataclass(frozen=True)
+class ScoreInputs:
+    """What the attention interface makes scores of, as the model's own function was given it."""
+
+    query: Tensor  # (batch, heads, N, d), positions and norms included
+    key: Tensor  # (batch, kv_heads, N, d)
+    mask: Tensor | None  # added to the scores, or boolean: (1, 1 or heads, N or 1, N)
+    options: dict[str, Any]  # its keywords: scaling, softcap, sinks and others
+
+
+@dataclass(frozen=True)
 class AttentionCall:
     """One call of the attention function: H, V and H V for the input at hand."""
 
@@ -99,6 +109,7 @@ class AttentionCall:
     value: Tensor  # (batch, kv_heads, N, d), a view of the value projection's output where the model keeps one
     output: Tensor  # (batch, N, heads, d)
     allowed: Tensor | None = None  # positions that the mask leaves to some head, (N, N) bool; None: no mask was seen
+    scored: ScoreInputs | None = None  # None: its softmax was intercepted, behind the scores
 
 
 class Probe(Protocol):
@@ -121,6 +132,7 @@ class Watch:
     probe: Probe
     row_budget: int = field(default_factory=lambda: ROW_BUDGET)
     inside_interface: bool = False  # the softmax of the model's own eager function is not to be intercepted
+    asked: Callable[[Tensor, Tensor], None] | None = None  # shown queries and keys at the interface, before the probe
 
 
 _watches: weakref.WeakKeyDictionary[nn.Module, Watch] = weakref.WeakKeyDictionary()
@@ -202,6 +214,8 @@ def _routed(
 ) -> tuple[Tensor, None]:
     eager = _eager(module)
     _refuse_foreign(module, eager, kwargs)
+    if watch.asked is not None:
+        watch.asked(query, key)
     replacement = watch.probe.replacement(module, value)
     if replacement is not None:
         return replacement, None
@@ -230,13 +244,14 @@ def _captured_call(
 ) -> AttentionCall:
     heads, tokens = query.shape[1], query.shape[2]
     row_bytes = heads * key.shape[2] * 4
+    scored = ScoreInputs(query, key, mask, kwargs)
     if row_bytes * tokens <= row_budget:
         output, weights = eager(module, query, key, value, mask, **kwargs)
         if weights is None:
             raise UnsupportedModelError(f"{type(module).__name__}'s eager attention returns no weights")
         weights = _effective(module, weights, value, output)
         return AttentionCall(
-            module, "attention interface", StoredRows(weights[0]), value, output, _allowed(mask, tokens)
+            module, "attention interface", StoredRows(weights[0]), value, output, _allowed(mask, tokens), scored
         )
 
     def weights_of(rows: slice) -> Tensor:
@@ -248,7 +263,7 @@ def _captured_call(
     step = max(1, (row_budget // 4) // row_bytes)
     source = RecomputedRows(weights_of, heads, tokens, step)
     return AttentionCall(
-        module, "attention interface", source, value, apply_rows(source, value), _allowed(mask, tokens)
+        module, "attention interface", source, value, apply_rows(source, value), _allowed(mask, tokens), scored
     )
 
 

@@ -108,6 +108,10 @@ class BlockRun:
         self.input: Tensor = parts.hidden.get(*call)  # (1, N, M)
         self.output = output  # (1, N, M)
 
+    def asking(self, asked: Callable[[Tensor, Tensor], None]) -> contextlib.AbstractContextManager[None]:
+        """As of the rig."""
+        return self._rig.asking(asked)
+
     @functools.cached_property
     def bounds(self) -> tuple[Tensor, Tensor]:
         """Least and largest entry of the output; NaN where an entry is."""
@@ -253,6 +257,15 @@ class Rig:
         plan.result.mixed.append(mixed)
         return mixed
 
+    @contextlib.contextmanager
+    def asking(self, asked: Callable[[Tensor, Tensor], None]) -> Iterator[None]:
+        """While active, replays make queries and keys as well, and show them: (items, heads, N, d), by kv head."""
+        self._watch.asked = asked
+        try:
+            yield
+        finally:
+            self._watch.asked = None
+
     # -- instrumentation -----------------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -338,7 +351,8 @@ class Rig:
         def forward(*args: Any, **kwargs: Any) -> Any:
             plan, run = self._plan, self._run
             x = first_tensor(args, kwargs)
-            if plan is not None and run is not None and x is not None and run.parts.direct:
+            direct = self._watch.asked is None and run is not None and run.parts.direct  # has no queries and keys
+            if plan is not None and run is not None and x is not None and direct:
                 rest = run.recording.attention_rests[module]
                 tensor = self._direct_attention(module, run.parts, x)
                 return tensor if rest is None else (tensor, *rest)

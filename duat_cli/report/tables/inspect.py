@@ -31,9 +31,18 @@ _END_COLUMNS = [
     Column(("error", "relative"), "certificate_error", numbers.error),
 ]
 
+_ROUTING = [
+    Column(("stable", "rank", "dims"), "routing.stable_rank", numbers.plain),
+    Column(("symmetric", "0-1"), "routing.symmetric_share", numbers.plain),
+    Column(("by x.x", "%"), "routing.r2_plain", numbers.percent),
+    Column(("centred", "%"), "routing.r2_centred", numbers.percent),
+    Column(("by W_QK", "%"), "routing.r2_bilinear", numbers.percent),
+    Column(("H rebuilt", "error"), "routing.rebuilt_error", numbers.error),
+]
+
 TABLES = {
     "end_to_end.": _END_COLUMNS,
-    "blocks[].": [*columns.COLUMNS, *nulls.named(), *columns.for_pre_activation()],
+    "blocks[].": [*columns.COLUMNS, *nulls.named(), *columns.for_pre_activation(), *_ROUTING],
     "terms[].": _TERM_COLUMNS,
 }
 
@@ -45,6 +54,7 @@ def render_inspect(report: InspectReport, page: Page) -> str:
         *_block_tables(report, page),
         *null_tables(report.blocks, report.model.heads, page),
         *_term_tables(report, page),
+        *_routing(report, page),
         *_end_to_end(report, page),
         *_prompt_tables(report, page),
         _BLANK,
@@ -111,6 +121,24 @@ def _term_tables(report: InspectReport, page: Page) -> list[RenderableType]:
         ),
         *_tables(report.blocks, columns.BLOCK, parts, page),
         *_absent_in_blocks(report.blocks, parts),
+    ]
+
+
+def _routing(report: InspectReport, page: Page) -> list[RenderableType]:
+    """Where the attention matrices come from; head by head and by distance in the JSON."""
+    if all(block.routing is None for block in report.blocks):
+        return []
+    return [
+        _BLANK,
+        line("Where H comes from: W_QK, means over heads, and the share of the scores' variance explained", "bold"),
+        *_tables(report.blocks, columns.BLOCK, _ROUTING, page),
+        _BLANK,
+        line(
+            "symmetric: 1 as x.x is, 0.71 a random matrix. by x.x, centred (the covariance of tokens), by W_QK: R^2 of "
+            "the scores; what W_QK leaves is positions and biases. Heads and distances are in the JSON.",
+            "dim",
+        ),
+        *_absent_in_blocks(report.blocks, _ROUTING),
     ]
 
 

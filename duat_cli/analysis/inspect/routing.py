@@ -1,0 +1,215 @@
+"""Where H comes from: scores rebuilt from queries and keys, and the bilinear form W_QK (Eq. 35 of Wang & Li)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import fmean
+
+import torch
+from torch import Tensor
+
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.arrays import relative_error, wide
+from duat_cli.models.instrument.attention import AttentionCall, ScoreInputs
+from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.instrument.scores import ScoreLayer, score_layers
+from duat_cli.operators.bilinear import BilinearNumbers, bilinear_numbers, explained
+from duat_cli.results.operator import HeadRouting, Routing, RoutingAtDistance
+
+LEADING = 8  # singular values a head that a report holds
+REBUILT = 1e-5  # H is softmax(scale s + mask) where it agrees with the captured H that far; half precision by its eps
+NUMBERS = ("frobenius_norm", "spectral_norm", "stable_rank", "symmetric_share")
+SHARES = ("r2_plain", "r2_centred", "r2_bilinear")
+FEW_PAIRS = "scores or the regressor do not vary over the attended pairs"
+
+
+def routing(run: BlockRun) -> Routing:
+    """Of one block under one prompt; what cannot be told is null with the reason."""
+    reasons: dict[str, str] = {}
+    if len(run.attention) != 1:
+        why = f"it calls attention {len(run.attention)} times; W_QK is defined for one call"
+        return _nothing(why)
+    call = run.attention[0]
+    if call.scored is None:
+        return _nothing("its softmax is intercepted, behind the scores: queries and keys are not seen")
+    error, why_not = _rebuilt(call)
+    if why_not is not None:
+        reasons["rebuilt_error"] = why_not
+    try:
+        layers = score_layers(run)
+    except UnsupportedModelError as fault:
+        why = str(fault)
+        named = (*NUMBERS[2:], *SHARES, "heads", "distances")
+        return Routing(
+            rebuilt_error=error,
+            **dict.fromkeys(named),
+            reasons={**reasons, **dict.fromkeys(named, why)},
+        )
+    heads = _heads(call, call.scored, layers)
+    means = {name: [getattr(head, name) for head in heads] for name in (*NUMBERS[2:], *SHARES)}
+    for name, values in means.items():
+        if None in values:
+            reasons[name] = next(head.reasons[name] for head in heads if getattr(head, name) is None)
+    return Routing(
+        rebuilt_error=error,
+        **{name: None if None in values else fmean(values) for name, values in means.items()},
+        heads=heads,
+        distances=_distances(*layers),
+        reasons=reasons,
+    )
+
+
+def _nothing(why: str) -> Routing:
+    names = [name for name in Routing.model_fields if name != "reasons"]
+    return Routing(**dict.fromkeys(names), reasons=dict.fromkeys(names, why))
+
+
+# -- H from scores -------------------------------------------------------------------------------------------
+
+
+def _rebuilt(call: AttentionCall) -> tuple[float | None, str | None]:
+    """How far softmax of the rebuilt scores is from the captured H, or why it is not that softmax."""
+    assert call.scored is not None
+    given = call.scored
+    rest = sorted(
+        name
+        for name, value in given.options.items()
+        if isinstance(value, Tensor) and value.is_floating_point() and name != "s_aux"
+    )
+    squares, size = 0.0, 0.0
+    for rows, captured in call.rows.chunks():
+        again = _softmax(given, rows)
+        squares += float((again - captured.double()).square().sum())
+        size += float(captured.double().square().sum())
+    error = math.sqrt(squares / size) if size else math.inf
+    bound = max(REBUILT, 4 * torch.finfo(given.query.dtype).eps)
+    if error <= bound:
+        return error, None
+    more = f"; its attention is also given {', '.join(rest)}" if rest else ""
+    return None, f"softmax(scale q k + mask), with softcap and sinks, is {error:.1e} from the captured H{more}"
+
+
+def _softmax(given: ScoreInputs, rows: slice) -> Tensor:
+    """H[:, rows, :] from queries and keys, float64."""
+    scores = scores_of(given, rows)
+    softcap = given.options.get("softcap")
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    if given.mask is not None:
+        mask = given.mask[0] if given.mask.shape[-2] == 1 else given.mask[0, :, rows]
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask.double()
+    sinks = given.options.get("s_aux")
+    if isinstance(sinks, Tensor):
+        column = sinks.double().reshape(-1, 1, 1).expand(*scores.shape[:2], 1)
+        return torch.cat([scores, column], dim=-1).softmax(dim=-1)[..., :-1]
+    return scores.softmax(dim=-1)
+
+
+def scores_of(given: ScoreInputs, rows: slice = slice(None)) -> Tensor:
+    """scale q_i k_j, without softcap and mask: (heads, rows, N), float64."""
+    query, key = given.query[0, :, rows].double(), given.key[0].double()
+    scaling = given.options.get("scaling")
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return scaling * (query @ key.repeat_interleave(query.shape[0] // key.shape[0], 0).transpose(1, 2))
+
+
+# -- W_QK ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Shares:
+    plain: Tensor  # (heads,), each
+    centred: Tensor
+    bilinear: Tensor
+
+
+def _heads(call: AttentionCall, given: ScoreInputs, layers: tuple[ScoreLayer, ScoreLayer]) -> list[HeadRouting]:
+    query, key = layers
+    groups = query.weight.shape[0] // key.weight.shape[0]
+    first, second = query.at(0), key.at(0)
+    shares = _shares(call, given, layers)
+    found = []
+    for head in range(query.weight.shape[0]):
+        numbers = bilinear_numbers(first[head], second[head // groups])
+        reasons = _absent(numbers)
+        values: dict[str, float | None] = {}
+        for name, share in (
+            ("r2_plain", shares.plain),
+            ("r2_centred", shares.centred),
+            ("r2_bilinear", shares.bilinear),
+        ):
+            value = float(share[head])
+            values[name] = value if math.isfinite(value) else None
+            if values[name] is None:
+                reasons[name] = FEW_PAIRS
+        found.append(
+            HeadRouting(
+                index=head,
+                singular_values=[float(value) for value in numbers.singular_values[:LEADING]],
+                frobenius_norm=numbers.frobenius_norm,
+                spectral_norm=float(numbers.singular_values[0]),
+                stable_rank=numbers.stable_rank,
+                symmetric_share=numbers.symmetric_share,
+                **values,
+                reasons=reasons,
+            )
+        )
+    return found
+
+
+def _absent(numbers: BilinearNumbers) -> dict[str, str]:
+    zero = numbers.frobenius_norm == 0.0
+    why = "W_QK is zero" if zero else "queries and keys are made of vectors of other widths"
+    return {name: why for name in ("stable_rank", "symmetric_share") if getattr(numbers, name) is None}
+
+
+def _shares(call: AttentionCall, given: ScoreInputs, layers: tuple[ScoreLayer, ScoreLayer]) -> _Shares:
+    """R² of the scores on x_i·x_j, plain and centred, and on x_i W_QK x_j; x is what the layer of queries reads."""
+    query, key = layers
+    scores = scores_of(given)
+    tokens = scores.shape[-1]
+    pairs = call.allowed
+    if pairs is None:
+        pairs = torch.ones(tokens, tokens, dtype=torch.bool, device=scores.device)
+    x, y = query.read.double(), key.read.double()
+    groups = query.weight.shape[0] // key.weight.shape[0]
+    form = (x @ query.at(0).double()) @ (y @ key.at(0).double()).repeat_interleave(groups, 0).transpose(1, 2)
+    centred = x - x.mean(dim=0)
+    return _Shares(
+        explained(scores, x @ x.T, pairs), explained(scores, centred @ centred.T, pairs), explained(scores, form, pairs)
+    )
+
+
+def _distances(query: ScoreLayer, key: ScoreLayer) -> list[RoutingAtDistance]:
+    """W_Q D_i D_j^T W_K^T for tokens i = distance, j = 0; one row where positions do not enter queries and keys."""
+    heads, tokens = query.turned.shape[:2]
+    groups = heads // key.weight.shape[0]
+    still = all(
+        relative_error(layer.turned, layer.turned[:, :1].expand_as(layer.turned)) == 0.0 for layer in (query, key)
+    )
+    wanted = [0] if still else [0, *(2**k for k in range(tokens.bit_length()) if 2**k < tokens)]
+    found = []
+    for distance in wanted:
+        first, second = wide(query.at(distance)), wide(key.at(0))
+        numbers = [bilinear_numbers(first[head], second[head // groups]) for head in range(heads)]
+        ranks = [one.stable_rank for one in numbers]
+        shares = [one.symmetric_share for one in numbers]
+        reasons = {}
+        for name, values in (("stable_rank", ranks), ("symmetric_share", shares)):
+            if None in values:
+                reasons[name] = next(why for one in numbers for key_, why in _absent(one).items() if key_ == name)
+        found.append(
+            RoutingAtDistance(
+                distance=distance,
+                stable_rank=_mean(ranks),
+                symmetric_share=_mean(shares),
+                reasons=reasons,
+            )
+        )
+    return found
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if len(known) == len(values) else None

@@ -1,0 +1,49 @@
+"""W_QK = A B^T from its thin factors: d x d problems, never a matrix of the stream's width squared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class BilinearNumbers:
+    """Of one head's form z_i A B^T z_j^T."""
+
+    singular_values: Tensor  # (min(d_A, d_B),), the rest are zero
+    frobenius_norm: float
+    stable_rank: float | None  # |W|_F^2 / sigma_1^2; None where W is zero
+    symmetric_share: float | None  # |(W + W^T) / 2|_F / |W|_F; None where W is zero or not square
+
+
+def bilinear_numbers(A: Tensor, B: Tensor) -> BilinearNumbers:
+    """Of W = A B^T, A and B (width, d), in float64.
+
+    QR of both leaves R_A R_B^T with the singular values of W; |W + W^T|^2 = 2 |W|^2 + 2 tr(W W), and
+    tr(W W) = tr((B^T A)(B^T A)).
+    """
+    A, B = A.double(), B.double()
+    values = torch.linalg.svdvals(torch.linalg.qr(A).R @ torch.linalg.qr(B).R.T)
+    square = float(values.square().sum())
+    if square == 0.0:
+        return BilinearNumbers(values, 0.0, None, None)
+    share = None
+    if A.shape == B.shape:
+        inner = B.T @ A
+        share = max(0.0, (square + float((inner * inner.T).sum())) / (2 * square)) ** 0.5
+    return BilinearNumbers(values, square**0.5, square / float(values[0]) ** 2, share)
+
+
+def explained(scores: Tensor, by: Tensor, pairs: Tensor) -> Tensor:
+    """R^2 of scores (heads, N, N) on one regressor with an intercept, over the pairs (N, N) bool that are attended.
+
+    by: (N, N) or (heads, N, N). Gives (heads,), float64; NaN where either does not vary.
+    """
+    y = scores.double()[:, pairs]
+    x = by.double().expand(scores.shape)[:, pairs]
+    y, x = (one - one.mean(dim=1, keepdim=True) for one in (y, x))
+    size = y.square().sum(dim=1) * x.square().sum(dim=1)
+    still = size <= (torch.finfo(scores.dtype).eps ** 2 * scores[:, pairs].double().square().sum(dim=1)) ** 2
+    return ((x * y).sum(dim=1).square() / size).masked_fill(still, torch.nan)
