@@ -204,7 +204,10 @@ class ComparedPrompt(PromptFacts):
 class FixedLoss(WithReasons):
     """The model with some dynamic parameters held."""
 
-    held: Literal["H", "H and norms"] = Field(description="what is held: attention weights, or scales of norms as well")
+    held: Literal["H", "H and norms", "H, norms and routers"] = Field(
+        description="what is held: attention weights; scales of norms as well; router weights as well, where experts "
+        "take them as arguments"
+    )
     source: Literal["own", "another prompt", "mean"] = Field(
         description="whose values: the prompt's own, those of the next prompt, or the mean over the prompts"
     )

@@ -1,10 +1,11 @@
-"""What dynamic parameters buy: the loss of a model whose H, or H and scales of norms, are held; its σ stays live."""
+"""What dynamic parameters buy: the loss of a model whose H, then scales of norms, then router weights are held; its σ
+stays live."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any, Literal
 
@@ -26,11 +27,13 @@ from duat_cli.models.discovery.structure import run_stack
 from duat_cli.models.instrument.attention import StoredRows
 from duat_cli.models.instrument.held import Held, HeldRig
 from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.instrument.routers import Routed, Routers, mean_routed
 from duat_cli.results.compare import ComparedPrompt, CompareReport, FixedLoss, FixedParameters
 from duat_cli.statistics.bootstrap import FEWEST, paired_interval
 
 KEPT_BYTES = 4 << 30  # attention matrices of all prompts
-KINDS: tuple[Literal["H", "H and norms"], ...] = ("H", "H and norms")
+Kind = Literal["H", "H and norms", "H, norms and routers"]
+KINDS: tuple[Kind, ...] = ("H", "H and norms", "H, norms and routers")
 Source = Literal["own", "another prompt", "mean"]
 
 
@@ -40,9 +43,11 @@ class Captured:
 
     attention: list[Tensor]  # (heads, N, N) of each attention call
     norms: dict[nn.Module, list[FrozenNorm]]
+    routers: dict[nn.Module, Routed] = field(default_factory=dict)
 
     def held(self, kind: str) -> Held:
-        return Held([StoredRows(H) for H in self.attention], {} if kind == "H" else self.norms)
+        norms = {} if kind == "H" else self.norms
+        return Held([StoredRows(H) for H in self.attention], norms, self.routers if kind == KINDS[2] else {})
 
 
 class LossPass:
@@ -123,19 +128,22 @@ def _captured(
     """By prompt and block call."""
     found: list[dict[int, Captured]] = [{} for _ in prompts]
     tick = ticker(progress, session, prompts)
+    routers = Routers()
 
     def listener(number: int) -> Listener:
         decomposition = Decomposition()
 
         def listen(run: BlockRun) -> None:
+            routed = routers.inside(run.parts.module)  # before replays
             errors.append(decomposition.advance(run).terms.error)
             rows = [torch.cat([H for _, H in call.rows.chunks()], dim=1) for call in run.attention]
-            found[number][run.index] = Captured(rows, dict(run.recording.norms))
+            found[number][run.index] = Captured(rows, dict(run.recording.norms), routed)
             tick(number)
 
         return listen
 
-    session.sweep_all(prompts, listener)
+    with routers.seen(session.loaded.model):
+        session.sweep_all(prompts, listener)
     return found
 
 
@@ -148,7 +156,8 @@ def _mean(blocks: Sequence[Captured]) -> Captured:
         norms[norm] = [
             FrozenNorm(one.form, torch.stack(same).mean(dim=0)) for one, same in zip(first, scales, strict=True)
         ]
-    return Captured(attention, norms)
+    routers = {module: mean_routed([block.routers[module] for block in blocks]) for module in blocks[0].routers}
+    return Captured(attention, norms, routers)
 
 
 def _losses(session: Session, prompts: Sequence[Prompt], captured: list[dict[int, Captured]]) -> FixedParameters:
@@ -166,9 +175,10 @@ def _losses(session: Session, prompts: Sequence[Prompt], captured: list[dict[int
         "mean": lambda _number: mean,
     }
     live = [LossPass(model, one) for one in ids]
+    routed = any(block.routers for block in captured[0].values())
     held = {
         (kind, source): [LossPass(model, one, _rig(structure, kind, taken(number))) for number, one in enumerate(ids)]
-        for kind in KINDS
+        for kind in (KINDS if routed else KINDS[:2])
         for source, taken in sources.items()
     }
     session.together([*live, *(one for passes in held.values() for one in passes)])

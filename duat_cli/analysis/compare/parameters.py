@@ -22,6 +22,7 @@ DYNAMIC = {
     "H_h": "attention weights of every head",
     "S": "scales of the norms in front of attention and behind it",
     "norm scales": "scales of all norms of a block: W_{j,2} acts through the one in front of it",
+    "router weights": "of all experts, zero for those not chosen",
     "output gates": "what attention's output is multiplied by",
     "W'_{j,1}": "attention as one matrix, sum_h (H_h S) (x) A_h^T",
     "b'_{j,2}": "what the FFN's nonlinearity reads beside the linear path from x_0",
@@ -44,6 +45,7 @@ class Moves:
             "f_j": block.ffn,
             "b'_{j,3}": relative_change(before.carried_bias, after.carried_bias, aligned),
             "norm scales": _change(before.scales, after.scales, aligned),
+            "router weights": _change(before.routers, after.routers, aligned),
             "output gates": _change(before.gates, after.gates, aligned),
         }
         if before.routed is not None and after.routed is not None:

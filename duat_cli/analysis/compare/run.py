@@ -25,6 +25,7 @@ from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.discovery.causality import HeadTest, LogitsPass
 from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.instrument.routers import Routers
 from duat_cli.results.compare import (
     AlignedRun,
     BlockComparison,
@@ -90,7 +91,8 @@ def compare(
     if texts.answered:
         context = Context(texts, prompts, len(pairs[0].aligned.a), words.special)
     side = SideBySide(session, runs, pairs, options.layers, progress, context)
-    session.sweep_all(runs, side.listener)
+    with side.routers.seen(loaded.model):
+        session.sweep_all(runs, side.listener)
     layers = chosen(options.layers, len(session.structure.calls))
     session.save_cache()
     progress(0, 0, "next-token distributions")
@@ -161,6 +163,7 @@ class SideBySide:
         self.rows: list[Row] = [{} for _ in pairs]
         self.errors: dict[tuple[int, int], float] = {}
         self.moves = Moves()
+        self.routers = Routers()
 
     def listener(self, number: int) -> Listener:
         """Of one prompt; asked for in the order of the prompts, and again where a sweep begins anew."""
@@ -171,7 +174,8 @@ class SideBySide:
             self.errors[number, run.index] = step.terms.error
             if self._layers is None or run.index in self._layers:
                 assert decomposition.carried is not None
-                self._see(number, state_of(self._session, run, step, decomposition.carried, tokens))
+                routed = list(self.routers.inside(run.parts.module).values())
+                self._see(number, state_of(self._session, run, step, decomposition.carried, tokens, routed))
             self._tick(number)
 
         return listen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,7 @@ from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import wide
 from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.instrument.routers import Routed as RouterCall
 from duat_cli.operators.input_change import Routed
 
 KEPT_BYTES = 4 << 30  # of one prompt
@@ -37,10 +39,16 @@ class BlockState:
     scales: Tensor | None  # of the block's norms, (N, norms)
     gates: Tensor | None  # of its attention, (N, width)
     error: float  # of the certificate
+    routers: Tensor | None = None  # weights of all experts, (N, experts)
 
 
-def state_of(session: Session, run: BlockRun, step: Step, carried: Carried, tokens: int) -> BlockState:
-    """To be asked while the block's weights are there. UnsupportedModelError where its vectors are no tokens."""
+def state_of(
+    session: Session, run: BlockRun, step: Step, carried: Carried, tokens: int, experts: Sequence[RouterCall] = ()
+) -> BlockState:
+    """To be asked while the block's weights are there. experts: what its routers gave.
+
+    UnsupportedModelError where its vectors are no tokens.
+    """
     if run.input.shape[1] != tokens:
         raise UnsupportedModelError(
             f"block {run.index} ({run.parts.name}) works on {run.input.shape[1]} vectors, the prompt has {tokens} "
@@ -72,6 +80,7 @@ def state_of(session: Session, run: BlockRun, step: Step, carried: Carried, toke
         scales=_scales(run, tokens),
         gates=_gates(run, tokens),
         error=step.terms.error,
+        routers=_routers(experts, tokens),
     )
 
 
@@ -102,6 +111,11 @@ def _scales(run: BlockRun, tokens: int) -> Tensor | None:
     found = [one.scale.reshape(tokens) for many in run.recording.norms.values() for one in many
              if one.scale.numel() == tokens]  # fmt: skip
     return torch.stack(found, dim=1) if found else None
+
+
+def _routers(calls: Sequence[RouterCall], tokens: int) -> Tensor | None:
+    dense = [wide(call.dense()) for call in calls if len(call.weights) == tokens]
+    return torch.cat(dense, dim=1) if dense else None
 
 
 def _gates(run: BlockRun, tokens: int) -> Tensor | None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 
 from duat_cli.models.block.norms import FrozenNorm
+from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.instrument.attention import RowSource, apply_rows
 from duat_cli.models.instrument.calls import only_tensor
 from duat_cli.models.instrument.rig import Rig
+from duat_cli.models.instrument.routers import Routed, experts_modules, with_routing
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,7 @@ class Held:
 
     attention: Sequence[RowSource]  # H of each of its attention calls
     norms: dict[nn.Module, list[FrozenNorm]] = field(default_factory=dict)  # in call order; a norm left out stays live
+    routers: dict[nn.Module, Routed] = field(default_factory=dict)  # by experts module; one left out stays live
 
 
 class HeldRig(Rig):
@@ -38,6 +41,19 @@ class HeldRig(Rig):
     def _next(self, what: object) -> int:
         number = self._used[what] = self._used.get(what, -1) + 1
         return number
+
+    def _patches(self, parts: BlockParts) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
+        yield from super()._patches(parts)
+        yield from ((module, self._experts_forward) for module in experts_modules(parts.module))
+
+    def _experts_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            routed = None if self._here is None else self._here.routers.get(module)
+            if routed is not None:
+                args, kwargs = with_routing(args, kwargs, routed)
+            return original(*args, **kwargs)
+
+        return forward
 
     def _block_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:

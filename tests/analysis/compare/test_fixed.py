@@ -118,3 +118,17 @@ def test_what_cannot_be_held_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(fixed_module, "KEPT_BYTES", 100)
     with pytest.raises(InputError, match="use fewer prompts or --max-tokens"):
         found_of(loaded)
+
+
+def test_router_weights_are_held_in_a_third_step() -> None:
+    """The same model, its routers told what to give: the second way patches the router's own module."""
+    model = single_model("mixtral")
+    found = found_of(as_loaded(model), count=2)
+    assert [run.held for run in found.runs[-3:]] == ["H, norms and routers"] * 3
+    assert found.holds
+    live = [run.change for run in found.runs if run.source == "own"]
+    assert all(abs(change) < 1e-5 for change in live)
+    assert loss_of(found, "H, norms and routers", "mean") != pytest.approx(
+        loss_of(found, "H and norms", "mean"), rel=1e-5
+    )
+    assert {run.held for run in found_of(as_loaded(single_model("llama")), count=2).runs} == {"H", "H and norms"}

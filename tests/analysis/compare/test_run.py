@@ -394,3 +394,23 @@ def seen_single(model: Any, ids: Tensor) -> Tensor:
     with torch.no_grad(), hooked([norm], lambda module, args, kwargs: kept.append(scale_of(norm, args[0][0]))):
         model(input_ids=ids)
     return kept[0].double()
+
+
+def test_router_weights_are_among_the_parameters_that_the_input_sets() -> None:
+    model = single_model("mixtral")
+    a = token_ids(model, 6, 1)
+    b = a.clone()
+    b[0, 0] = a[0].max() + 1  # the others are aligned
+    dense: list[list[Tensor]] = []
+    for one in (a, b):
+        seen: list[Any] = []
+        gates = [block.mlp.gate for block in model.model.layers]
+        with torch.no_grad(), hooked(gates, after=lambda _module, _args, _kwargs, out, kept=seen: kept.append(out)):
+            model(input_ids=one)
+        dense.append([torch.zeros_like(out[0]).scatter_(1, out[2], out[1])[1:] for out in seen])
+    changes = [float((two - one).norm() / one.norm()) for one, two in zip(*dense, strict=True)]
+    found = {p.name: p for p in report_of(as_loaded(model), a, b).comparison.parameters}
+    assert found["router weights"].change == pytest.approx(max(changes), rel=1e-5)
+    dense_model = single_model("llama")
+    names = {p.name for p in report_of(as_loaded(dense_model), *ids_of(dense_model)).comparison.parameters}
+    assert "router weights" not in names

@@ -1,0 +1,105 @@
+"""Router weights of experts that take them as arguments: seen on their way, and held at given values.
+
+An experts module is one with fused parameters, (experts, ...), that is called with the chosen experts, (N, k) integers,
+and their weights, (N, k).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from duat_cli.models.instrument.hooks import hooked
+
+Slots = tuple[int | str, int | str]  # of the chosen experts and of their weights, among the arguments
+
+
+@dataclass(frozen=True)
+class Routed:
+    """What a router gave for one call: experts (N, k), integers, and weights (N, k)."""
+
+    experts: Tensor
+    weights: Tensor
+    count: int  # of all experts
+
+    def dense(self) -> Tensor:
+        """The weight of every expert, (N, count); zero where it was not chosen."""
+        whole = self.weights.new_zeros(len(self.weights), self.count)
+        return whole.scatter_add_(1, self.experts.long(), self.weights)
+
+
+@dataclass
+class Routers:
+    """The latest call of every experts module."""
+
+    latest: dict[nn.Module, Routed] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def seen(self, model: nn.Module) -> Iterator[None]:
+        """While active, every call is written down."""
+
+        def see(module: nn.Module, args: Any, kwargs: Any) -> None:
+            slots = routing_slots(args, kwargs)
+            if slots is not None:
+                experts, weights = (_get(args, kwargs, slot) for slot in slots)
+                self.latest[module] = Routed(experts.detach().clone(), weights.detach().clone(), experts_of(module))
+
+        with hooked(experts_modules(model), see):
+            yield
+
+    def inside(self, block: nn.Module) -> dict[nn.Module, Routed]:
+        """Of the experts of one block, if it has any."""
+        return {module: self.latest[module] for module in block.modules() if module in self.latest}
+
+
+def experts_of(module: nn.Module) -> int:
+    """How many experts a module's own parameters hold; 0: none."""
+    return next((p.shape[0] for p in module.parameters(recurse=False) if p.ndim >= 3), 0)
+
+
+def experts_modules(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if experts_of(module)]
+
+
+def mean_routed(calls: list[Routed]) -> Routed:
+    """The mean weight of every expert; all of them are chosen."""
+    dense = torch.stack([call.dense() for call in calls]).mean(dim=0)
+    every = torch.arange(calls[0].count, device=dense.device).expand_as(dense)
+    return Routed(every.to(calls[0].experts.dtype).contiguous(), dense, calls[0].count)
+
+
+def with_routing(args: tuple[Any, ...], kwargs: dict[str, Any], held: Routed) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of an experts module with what its router gave replaced."""
+    slots = routing_slots(args, kwargs)
+    if slots is None:
+        return args, kwargs
+    changed, named = list(args), dict(kwargs)
+    for slot, value in zip(slots, (held.experts, held.weights), strict=True):
+        if isinstance(slot, int):
+            changed[slot] = value
+        else:
+            named[slot] = value
+    return tuple(changed), named
+
+
+def routing_slots(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Slots | None:
+    """Where a call has integers (N, k) and numbers of that shape; None where it has not."""
+    slots: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+    tensors = [(key, value) for key, value in slots if isinstance(value, Tensor) and value.ndim == 2]
+    for index_key, index in tensors:
+        if index.is_floating_point() or index.dtype == torch.bool:
+            continue
+        for key, value in tensors:
+            if value.is_floating_point() and value.shape == index.shape:
+                return index_key, key
+    return None
+
+
+def _get(args: tuple[Any, ...], kwargs: dict[str, Any], key: int | str) -> Tensor:
+    found: Tensor = args[key] if isinstance(key, int) else kwargs[key]
+    return found
