@@ -53,7 +53,8 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "against PEFT's wrapped model: analysis/lora/test_prompts.py": """
         analysis/lora/applied analysis/lora/places analysis/lora/report models/edits/tuned""",
     "against the model's attention: analysis/matrix/test_run.py": """
-        analysis/matrix/case analysis/matrix/checks analysis/matrix/forms report/tables/matrix""",
+        analysis/matrix/case analysis/matrix/checks analysis/matrix/convolution
+        analysis/matrix/forms report/tables/matrix""",
     "streamed against resident: analysis/prune/test_work.py": "analysis/prune/terms/ground models/sweep/guest",
     "bounds against true damage: analysis/prune/terms/test_certified.py": """
         analysis/prune/terms/layers models/terms/inner""",

@@ -53,6 +53,24 @@ class MatrixCheck(WithReasons):
     holds: bool | None = Field(description="relative_error <= tolerance")
 
 
+class Convolution(Result):
+    """A 1-D convolution over the same tokens: what it reads of them, beside what attention reads."""
+
+    width: int = Field(description="k, tokens; padded with zeros, so that there are N outputs")
+    coupling: Annotated[
+        list[list[Finite]],
+        Meaning("norm", "exact", formula="|K_w|_F, w = j - i + (k-1)/2", source="appendix C, Fig. 5"),
+    ] = Field(
+        description="C_ij between the first tokens; its weights are drawn, so only where it is zero says anything"
+    )
+    tokens_read: Annotated[Finite, Meaning("tokens", "exact", source="appendix C, Fig. 5")] = Field(
+        description="how many tokens an output token is made of, mean over tokens"
+    )
+    attention_tokens_read: Annotated[Finite, Meaning("tokens", "exact", source="appendix C, Fig. 4")] = Field(
+        description="the same of this block's attention: entries of H that are not zero"
+    )
+
+
 class MatrixReport(Result):
     """`duat matrix`: W' of one block under one prompt, as the paper's explicit matrices (Eq. 5-10)."""
 
@@ -83,6 +101,7 @@ class MatrixReport(Result):
     coupling: Annotated[list[list[Finite]], Meaning("norm", "exact", formula="C_ij = |B_ij|_F", source="Eq. 10")] = (
         Field(description="C_ij = |B_ij|_F between these tokens, from j to i")
     )
+    convolution: Convolution
     checks: list[MatrixCheck]
     warnings: Warnings
     run: Run

@@ -87,7 +87,7 @@ from duat_cli.results.lora import (
     TermsChange,
     TokenChange,
 )
-from duat_cli.results.matrix import MatrixCheck, MatrixForm, MatrixReport
+from duat_cli.results.matrix import Convolution, MatrixCheck, MatrixForm, MatrixReport
 from duat_cli.results.operator import (
     Coupling,
     Density,
@@ -502,6 +502,9 @@ def matrix_report() -> MatrixReport:
         corner=[[0.25, -0.5], [0.125, 1.0]],
         token_texts=["Nui", "\\x1b[31m"],
         coupling=[[1.5, 0.0], [0.75, 2.0]],
+        convolution=Convolution(
+            width=3, coupling=[[13.9, 13.8], [13.7, 13.9]], tokens_read=2.0, attention_tokens_read=1.5
+        ),
         checks=[
             MatrixCheck(
                 name="Eq. 10",

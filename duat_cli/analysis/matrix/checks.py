@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from duat_cli.analysis.matrix import case as matrix_case
+from duat_cli.analysis.matrix import convolution
 from duat_cli.analysis.matrix.case import Case, Dense
 from duat_cli.analysis.matrix.forms import SHOWN_TOKENS, coupling
 from duat_cli.models.arrays import relative_error, tolerance_for
@@ -117,6 +118,14 @@ def _diamond_right_sides(case: Case, dense: Dense | None) -> _Sides:
     return _Sides(paper.diamond_right(paper.diamond(W1, x), W2), paper.diamond(W1 @ W2, x))
 
 
+def _convolution_sides(case: Case, dense: Dense | None) -> _Sides | str:
+    """W'_conv x' and torch's own convolution."""
+    matrix = convolution.built(case)
+    if matrix is None:
+        return _too_large(case)
+    return _Sides(matrix @ paper.vectorise(case.X), paper.vectorise(convolution.by_torch(case)))
+
+
 def _too_large(case: Case) -> str:
     return (
         f"W' is not built: its longest side N max(M, heads d) = {case.side} is over {matrix_case.DENSE_SIDE}; "
@@ -130,6 +139,7 @@ _STATEMENTS = (
     _Statement("projection", "W'_O heads = what the model's attention adds", _projection_sides, True),
     _Statement("product", "W'_O W'_HV = W'_HVO", _product_sides, False),
     _Statement("coupling", "C_ij = |B_ij|_F of W'_HVO", _coupling_sides, False),
+    _Statement("convolution", "W'_conv x' = torch's conv1d of X", _convolution_sides, False),
     _Statement("orientation", "(W (x) I_c) vec(Z) = vec(W Z), Z from W_V", _orientation_sides, False),
     _Statement("diamond_left", "W1 <> [x <> W2] = (W2 W1) <> x", _diamond_left_sides, False),
     _Statement("diamond_right", "[W1 <> x] <> W2 = (W1 W2) <> x", _diamond_right_sides, False),

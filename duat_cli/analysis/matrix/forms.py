@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from duat_cli.analysis.matrix.case import Case, Dense
+from duat_cli.analysis.matrix.convolution import built, convolution_form
 from duat_cli.operators import paper
 from duat_cli.results.matrix import MatrixForm
 
@@ -26,7 +27,7 @@ _UNSTATED = "the papers state no density of W'_O; their 1/M of a linear layer be
 
 
 def forms(case: Case, dense: Dense | None) -> list[MatrixForm]:
-    """T_D(x) = x', then W' of attention and its two parts, then a linear layer in the paper's orientation."""
+    """T_D(x) = x', then W' of attention and its two parts, then a convolution and a linear layer."""
     rows, hidden = case.tokens * case.width, case.tokens * case.inner
     value, whole = _value_form(case, dense), _operator_form(case, dense)
     filled = paper.density(case.projection)
@@ -51,7 +52,7 @@ def forms(case: Case, dense: Dense | None) -> list[MatrixForm]:
         expected_formula="1/M",
         papers=_LINEAR,
     )
-    return [_input_form(rows), value, output, whole, left]
+    return [_input_form(rows), value, output, whole, convolution_form(case, built(case)), left]
 
 
 def _input_form(length: int) -> MatrixForm:

@@ -10,6 +10,7 @@ from torch import Tensor
 from duat_cli import __version__
 from duat_cli.analysis.matrix.case import DENSE_SIDE, Case, Dense, capture, dense_matrices
 from duat_cli.analysis.matrix.checks import checks
+from duat_cli.analysis.matrix.convolution import convolution
 from duat_cli.analysis.matrix.forms import SHOWN_TOKENS, corner, coupling, forms
 from duat_cli.analysis.operator_file import OperatorFile
 from duat_cli.analysis.progress import Progress
@@ -89,6 +90,7 @@ def _report(
         corner=corner(case).tolist(),
         token_texts=[clean(text) for text in texts[:SHOWN_TOKENS]] if len(texts) == case.tokens else [],
         coupling=coupling(case, SHOWN_TOKENS).tolist(),
+        convolution=convolution(case, SHOWN_TOKENS),
         checks=checks(case, dense),
         warnings=session.warnings(),
         run=session.run_facts(),

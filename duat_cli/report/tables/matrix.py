@@ -34,6 +34,8 @@ def render_matrix(report: MatrixReport, page: Page) -> str:
         _BLANK,
         *_coupling(report, page),
         _BLANK,
+        *_convolution(report, page),
+        _BLANK,
         *_checks(report.checks, page),
         _BLANK,
         facts.verdict(report.certificate),
@@ -101,6 +103,23 @@ def _coupling(report: MatrixReport, page: Page) -> list[RenderableType]:
     labels = [_label(i, text) for i, text in enumerate(report.token_texts)] or [str(i) for i in range(count)]
     heads = [str(j) for j in range(count)]
     return [line(title, "bold"), *_grids("i", labels, heads, report.coupling, page)]
+
+
+def _convolution(report: MatrixReport, page: Page) -> list[RenderableType]:
+    """The same map for a convolution."""
+    beside = report.convolution
+    title = f"The same of a 1-D convolution, k = {beside.width}, its weights drawn: only its zeros say anything"
+    count = len(beside.coupling)
+    labels = [_label(i, text) for i, text in enumerate(report.token_texts)] or [str(i) for i in range(count)]
+    read = (
+        f"An output token is made of {numbers.plain(beside.attention_tokens_read)} tokens by attention, of "
+        f"{numbers.plain(beside.tokens_read)} by the convolution, mean over tokens."
+    )
+    return [
+        line(title, "bold"),
+        *_grids("i", labels, [str(j) for j in range(count)], beside.coupling, page),
+        line(read, "dim"),
+    ]
 
 
 def _label(number: int, text: str) -> str:

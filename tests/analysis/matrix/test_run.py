@@ -101,7 +101,7 @@ def test_every_check_holds_and_both_files_give_the_contribution(
     with pytest.raises(InputError, match=r"--dense: the longest side of W', .*, is over"):
         matrices(model)
     unchecked = [name for name, holds in verdicts(factors.report).items() if holds is None]
-    assert unchecked == ["product", "coupling", "orientation"]
+    assert unchecked == ["product", "coupling", "convolution", "orientation"]
     for small, large in zip(dense.report.matrices, factors.report.matrices, strict=True):
         assert small.shape == large.shape
         assert small.density == pytest.approx(large.density)
@@ -248,3 +248,39 @@ def test_vectors_that_are_not_the_prompts_tokens_get_no_texts() -> None:
     report = matrices(loaded("cpmant")).report
     assert (report.tokens, report.prompt.tokens, report.token_texts) == (TOKENS + 4, TOKENS, [])
     assert "FAILS" not in render_matrix(report, Page())
+
+
+@pytest.mark.parametrize(("model_type", "tokens"), [("llama", 7), ("bert", 5), ("gpt2", 1)])
+def test_a_convolution_stands_beside_attention(model_type: str, tokens: int) -> None:
+    model = loaded(model_type)
+    report = matrices(model, tokens=tokens, dense=False).report
+    forms = {form.name: form for form in report.matrices}
+    M = report.hidden_size
+    read = [sum(abs(i - j) <= 1 for j in range(tokens)) for i in range(tokens)]
+    assert forms["W'_conv"].shape == forms["W'_HVO"].shape == [tokens * M, tokens * M]
+    assert forms["W'_conv"].built
+    assert forms["W'_conv"].density == pytest.approx(sum(read) / tokens**2)
+    assert forms["W'_conv"].expected_density == pytest.approx(sum(read) / tokens**2)
+    assert report.convolution.tokens_read == pytest.approx(sum(read) / tokens)
+    seen = range(1, tokens + 1) if model_type != "bert" else [tokens] * tokens
+    assert report.convolution.attention_tokens_read == pytest.approx(sum(seen) / tokens)
+    assert verdicts(report)["convolution"] is True
+
+
+def test_the_convolutions_coupling_is_that_of_its_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Tensor] = []
+    own = paper.conv1d_matrix
+
+    def keeping(*args: Any, **kwargs: Any) -> Tensor:
+        kept.append(own(*args, **kwargs))
+        return kept[-1]
+
+    monkeypatch.setattr(paper, "conv1d_matrix", keeping)
+    report = matrices(loaded("llama")).report
+    blocks = kept[0].reshape(TOKENS, report.hidden_size, TOKENS, report.hidden_size).double()
+    norms = torch.linalg.vector_norm(blocks, dim=(1, 3))
+    assert relative_error(torch.tensor(report.convolution.coupling, dtype=torch.float64), norms) < 1e-6
+    monkeypatch.setattr(matrix_case, "DENSE_SIDE", 8)
+    small = {form.name: form for form in matrices(loaded("llama"), dense=False).report.matrices}
+    assert not small["W'_conv"].built
+    assert small["W'_conv"].density == pytest.approx(paper.density(kept[0]))
