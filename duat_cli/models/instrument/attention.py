@@ -134,6 +134,15 @@ class Watch:
     inside_interface: bool = False  # the softmax of the model's own eager function is not to be intercepted
     asked: Callable[[Tensor, Tensor], None] | None = None  # shown queries and keys at the interface, before the probe
 
+    @contextlib.contextmanager
+    def asking(self, asked: Callable[[Tensor, Tensor], None]) -> Iterator[None]:
+        """While active, `asked(query, key)` is called first."""
+        self.asked = asked
+        try:
+            yield
+        finally:
+            self.asked = None
+
 
 _watches: weakref.WeakKeyDictionary[nn.Module, Watch] = weakref.WeakKeyDictionary()
 _plain: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # modules whose output was seen to be H V

@@ -109,8 +109,8 @@ class BlockRun:
         self.output = output  # (1, N, M)
 
     def asking(self, asked: Callable[[Tensor, Tensor], None]) -> contextlib.AbstractContextManager[None]:
-        """As of the rig."""
-        return self._rig.asking(asked)
+        """While active, replays make queries and keys as well, and show them: (items, heads, N, d), by kv head."""
+        return self._rig.watch.asking(asked)
 
     @functools.cached_property
     def bounds(self) -> tuple[Tensor, Tensor]:
@@ -194,7 +194,7 @@ class Rig:
         whole: hold norms with what they round, as `freeze_whole` does."""
         self._whole = whole
         self._model, self._interface = model, interface
-        self._watch = Watch(self) if row_budget is None else Watch(self, row_budget)
+        self.watch = Watch(self) if row_budget is None else Watch(self, row_budget)
         self._by_module: dict[nn.Module, BlockParts] = {}
         self._by_attention: dict[nn.Module, BlockParts] = {}
         self._coming = list(coming)
@@ -218,7 +218,7 @@ class Rig:
         with contextlib.ExitStack() as stack:
             if self._interface:
                 stack.enter_context(interface_installed(self._model))
-            stack.enter_context(watched(self._by_attention, self._watch))
+            stack.enter_context(watched(self._by_attention, self.watch))
             stack.enter_context(torch.no_grad())
             stack.callback(self._originals.clear)
             for module in self._coming:
@@ -256,15 +256,6 @@ class Rig:
         mixed = apply_rows(call.rows, value) if plan.attention is None else plan.attention.clone()
         plan.result.mixed.append(mixed)
         return mixed
-
-    @contextlib.contextmanager
-    def asking(self, asked: Callable[[Tensor, Tensor], None]) -> Iterator[None]:
-        """While active, replays make queries and keys as well, and show them: (items, heads, N, d), by kv head."""
-        self._watch.asked = asked
-        try:
-            yield
-        finally:
-            self._watch.asked = None
 
     # -- instrumentation -----------------------------------------------------------------------------------
 
@@ -351,7 +342,7 @@ class Rig:
         def forward(*args: Any, **kwargs: Any) -> Any:
             plan, run = self._plan, self._run
             x = first_tensor(args, kwargs)
-            direct = self._watch.asked is None and run is not None and run.parts.direct  # has no queries and keys
+            direct = self.watch.asked is None and run is not None and run.parts.direct  # has no queries and keys
             if plan is not None and run is not None and x is not None and direct:
                 rest = run.recording.attention_rests[module]
                 tensor = self._direct_attention(module, run.parts, x)
@@ -373,11 +364,11 @@ class Rig:
         with contextlib.ExitStack() as stack:
             if self._plan is not None and self._run is not None:
                 if self._run.parts.gated:
-                    stack.enter_context(GateFreezer(self._watch, self._run.recording.gates[module], held=True))
+                    stack.enter_context(GateFreezer(self.watch, self._run.recording.gates[module], held=True))
             elif self._recording is not None and parts.gated:
-                stack.enter_context(GateFreezer(self._watch, self._recording.gates[module], held=False))
+                stack.enter_context(GateFreezer(self.watch, self._recording.gates[module], held=False))
             if module in parts.intercepted:
-                stack.enter_context(SoftmaxInterception(self._watch, lambda: module))
+                stack.enter_context(SoftmaxInterception(self.watch, lambda: module))
             yield
 
     def _direct_attention(self, module: nn.Module, parts: BlockParts, x: Tensor) -> Tensor:
