@@ -106,12 +106,13 @@ def _softmax(given: ScoreInputs, rows: slice) -> Tensor:
     return scores.softmax(dim=-1)
 
 
-def scores_of(given: ScoreInputs, rows: slice = slice(None)) -> Tensor:
+def scores_of(given: ScoreInputs, rows: slice = slice(None), heads: slice = slice(None)) -> Tensor:
     """scale q_i k_j, without softcap and mask: (heads, rows, N), float64."""
-    query, key = given.query[0, :, rows].double(), given.key[0].double()
+    groups = given.query.shape[1] // given.key.shape[1]
+    query = given.query[0, heads, rows].double()
+    key = given.key[0].repeat_interleave(groups, 0)[heads].double()
     scaling = given.options.get("scaling")
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return scaling * (query @ key.repeat_interleave(query.shape[0] // key.shape[0], 0).transpose(1, 2))
+    return (query.shape[-1] ** -0.5 if scaling is None else scaling) * (query @ key.transpose(1, 2))
 
 
 # -- W_QK ----------------------------------------------------------------------------------------------------
@@ -167,18 +168,20 @@ def _absent(numbers: BilinearNumbers) -> dict[str, str]:
 def _shares(call: AttentionCall, given: ScoreInputs, layers: tuple[ScoreLayer, ScoreLayer]) -> _Shares:
     """R² of the scores on x_i·x_j, plain and centred, and on x_i W_QK x_j; x is what the layer of queries reads."""
     query, key = layers
-    scores = scores_of(given)
-    tokens = scores.shape[-1]
+    x, y = query.read.double(), key.read.double()
+    tokens, groups = len(x), query.weight.shape[0] // key.weight.shape[0]
     pairs = call.allowed
     if pairs is None:
-        pairs = torch.ones(tokens, tokens, dtype=torch.bool, device=scores.device)
-    x, y = query.read.double(), key.read.double()
-    groups = query.weight.shape[0] // key.weight.shape[0]
-    form = (x @ query.at(0).double()) @ (y @ key.at(0).double()).repeat_interleave(groups, 0).transpose(1, 2)
+        pairs = torch.ones(tokens, tokens, dtype=torch.bool, device=x.device)
     centred = x - x.mean(dim=0)
-    return _Shares(
-        explained(scores, x @ x.T, pairs), explained(scores, centred @ centred.T, pairs), explained(scores, form, pairs)
-    )
+    plain, covariance = x @ x.T, centred @ centred.T
+    first, second = x @ query.at(0).double(), y @ key.at(0).double()
+    found: list[tuple[Tensor, ...]] = []
+    for head in range(len(first)):  # one by one: N x N numbers each
+        scores = scores_of(given, heads=slice(head, head + 1))
+        form = first[head] @ second[head // groups].T
+        found.append(tuple(explained(scores, by, pairs)[0] for by in (plain, covariance, form)))
+    return _Shares(*(torch.stack(shares) for shares in zip(*found, strict=True)))
 
 
 def _distances(query: ScoreLayer, key: ScoreLayer) -> list[RoutingAtDistance]:
