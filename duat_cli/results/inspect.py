@@ -142,7 +142,7 @@ class PromptBlock(Result):
             over_prompts="largest",
         ),
     ] = Field(description="relative error of the block's rebuilt output against the model's own")
-    routing: Annotated[Routing | None, Meaning(needs="routing")] = Field(
+    routing: Annotated[Routing | None, Meaning(needs="routing", by_name=True)] = Field(
         default=None, description="where H comes from; with --routing"
     )
 
@@ -160,7 +160,7 @@ class Block(Result):
     terms: Annotated[Terms, Meaning(drift="group", rule="drift.terms")]
     certificate_error: Annotated[Finite, _ERROR] = Field(description="largest over prompts of |x_i - rebuilt| / |x_i|")
     range: Range
-    routing: Annotated[Routing | None, Meaning(needs="routing")] = Field(
+    routing: Annotated[Routing | None, Meaning(needs="routing", by_name=True)] = Field(
         default=None, description="where H comes from; with --routing"
     )
     spreads: Annotated[dict[str, Spread] | None, Meaning(needs="per_prompt", keyed_by=PromptBlock)] = Field(

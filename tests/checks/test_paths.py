@@ -75,3 +75,8 @@ def test_hostile_patterns_end_soon() -> None:
     policy = read_policy("default")
     with pytest.raises(InputError, match="no rule is named so"):
         settings_of(policy, ["*a" * 90])
+
+
+def test_wildcards_do_not_reach_where_h_comes_from() -> None:
+    assert asks_for("blocks.*.*.stable_rank") == {"spectrum"}
+    assert asks_for("blocks.*.routing.stable_rank") == {"routing"}
