@@ -65,11 +65,11 @@ def plans(baseline: Path | None, update: bool = False) -> CheckPlan:
 
 def look(settled: CheckPlan, model: Path, adapter: Path | None) -> tuple[CheckReport, str | None]:
     request = run.CheckRequest(
-        ModelRequest(str(model), None, None, None, False, "float32", "cpu", None, in_parts=True),
+        ModelRequest(str(model), None, None, None, False, "float32", "cpu", None),
         PromptRequest(None, None, None),
         None if adapter is None else str(adapter),
     )
-    return run.check(settled, request, lambda *step: None, lambda: RUN)
+    return run.check(settled, request, lambda *step: None, lambda planned: RUN)
 
 
 @pytest.fixture(scope="module")
