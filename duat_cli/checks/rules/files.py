@@ -60,8 +60,8 @@ def _quantised(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
 RULES = [
     Rule(
         "integrity.files",
-        "what the index, the headers and the names in them have wrong without being unreadable; an error where the index "
-        "seeks a tensor in the wrong shard",
+        "what the index, the headers and the names in them have wrong without being unreadable; an error where the "
+        "index seeks a tensor in the wrong shard",
         "Save the checkpoint again with save_pretrained, which writes index and headers that agree.",
         (),
         _notes,

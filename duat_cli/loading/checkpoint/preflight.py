@@ -76,7 +76,9 @@ def _inspect(path: Path) -> CheckpointFiles:
     _check_model_type(path / CONFIG, config)
     warnings = [*weights.warnings, *merged.warnings, *_odd_names(tensors)]
     total = sum(t.bytes for t in tensors.values())
-    return CheckpointFiles(path, config, weights.shards, tensors, tuple(warnings), total, merged.seals, merged.misplaced)
+    return CheckpointFiles(
+        path, config, weights.shards, tensors, tuple(warnings), total, merged.seals, merged.misplaced
+    )
 
 
 def _require_folder(path: Path) -> None:
