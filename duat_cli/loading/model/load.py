@@ -257,7 +257,7 @@ def _read_config(files: CheckpointFiles, trust_remote_code: bool) -> PreTrainedC
             found = str(files.path)
             config = AutoConfig.from_pretrained(found, local_files_only=True, trust_remote_code=trust_remote_code)
     except CheckpointError as fault:
-        raise CheckpointError(f"{fault}{blamed(files.config, str(fault), _is_config)}") from fault.__cause__
+        raise CheckpointError(f"{fault}{blamed(files.config, str(fault.__cause__), _is_config)}") from fault.__cause__
     return without_fusion(config)
 
 

@@ -124,7 +124,7 @@ def check_fit(cls: type[PreTrainedModel], config: PreTrainedConfig, files: Check
         with foreign_errors(cannot(cls, files, CONFIG)):  # there are no values yet
             model, info = _rehearsed(cls, config, files, dtype)
     except CheckpointError as fault:
-        why = blamed(files.config, str(fault), lambda content: _quietly(rehearsed, content) is not None)
+        why = blamed(files.config, str(fault.__cause__), lambda content: _quietly(rehearsed, content) is not None)
         raise CheckpointError(f"{fault}{why}") from fault.__cause__
     if info["mismatched_keys"]:
         _refuse_mismatched(files, info["mismatched_keys"], _contradictions(cls, config, files, dtype, info))
