@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from duat_cli.analysis.progress import expect
-from duat_cli.errors import DuatError, InputError
+from duat_cli.errors import CheckpointError, DuatError, InputError
 from duat_cli.loading.importing import uncollected
 
 if TYPE_CHECKING:
@@ -89,7 +89,14 @@ class ModelRequest:
             device = parse_device(self.device)
             memory = self._beside(device) if device.type == "cuda" else self.memory
         made = plan(found.files, self.task, self.dtype, memory)
-        way = way_of(made)
+        try:
+            way = way_of(made)
+        except CheckpointError:
+            if self.task.runs:  # a size that the weights contradict is the cause of a plan that is too large
+                from duat_cli.loading.model.load import require_fit
+
+                require_fit(found.files, self.dtype, self.trust_remote_code)
+            raise
         if device is not None and made.may_be_long(way):
             progress(0, 0, "measuring how fast this machine is")
             expect(progress, made.seconds(way, made.pace(str(device))))

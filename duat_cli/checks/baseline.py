@@ -22,7 +22,7 @@ from duat_cli.checks.paths import block_index, place_of
 from duat_cli.checks.places import block_of, hidden_size, text_config
 from duat_cli.checks.sketch import SIZE
 from duat_cli.checks.weights import WeightFacts
-from duat_cli.errors import InputError
+from duat_cli.errors import CheckpointError, InputError
 from duat_cli.loading.checkpoint.files import read_json
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.declared.facts import Declared
@@ -228,6 +228,8 @@ def read_baseline(name: str) -> BaselineFile | None:
         if not (path.exists() or path.is_symlink()):
             return None
         content: dict[str, Any] = read_json(path)
+    except CheckpointError as error:  # of a file that is no part of the checkpoint
+        raise InputError(f"--baseline {error}") from error
     except (OSError, ValueError) as error:
         raise InputError(f"{where}: cannot be read: {clean(str(error))}") from error
     schema = content.get("schema_version")

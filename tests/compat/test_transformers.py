@@ -174,3 +174,12 @@ def test_tokens_by_role(tmp_path: Path) -> None:
 def test_defaults_of_generation() -> None:
     found = compat.generation_defaults()
     assert {"temperature": 1.0, "do_sample": False, "num_beams": 1}.items() <= found.items()
+
+
+def test_what_is_wrong_with_a_chat_template() -> None:
+    assert compat.template_fault("{% for m in messages %}{{ m.content }}{% endfor %}") is None
+    added = "{% generation %}{{ messages }}{% endgeneration %}{% for m in messages %}{% break %}{% endfor %}"
+    assert compat.template_fault(added) is None  # statements that Jinja alone does not have
+    found = compat.template_fault("{{ messages }}\n{% for m in messages %}{{ m.content }")
+    assert found is not None
+    assert found.startswith("line 2: ")

@@ -132,6 +132,7 @@ def _with_model(
     if report is None:  # the rules on weights say what is zero, or not finite
         why = str(undefined or "weights that are not finite leave nothing to compute")
         evidence.absent.update({"report": why, "slack": why, "behaviour": why})
+        evidence = replace(evidence, silent=isinstance(undefined, NoSignalError))
         warnings = (*loaded.warnings, *loaded.value_notes())
         subject = Subject(loaded.name, loaded.revision, None, warnings)
         return evidence, subject, undefined, None, loaded.planned_memory

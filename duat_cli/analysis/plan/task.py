@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from duat_cli.kinds import KINDS, Kind, MetricName
-from duat_cli.results.plan import Planned
+
+if TYPE_CHECKING:
+    from duat_cli.results.plan import Planned
 
 if TYPE_CHECKING:
     from duat_cli.loading.checkpoint.preflight import CheckpointFiles

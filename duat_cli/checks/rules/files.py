@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from duat_cli.checks.places import block_of, depth
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
+from duat_cli.loading.checkpoint.index import INDEX
 from duat_cli.loading.wording import counted, listed, shown
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -14,7 +15,12 @@ _WHOLE = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")
 
 
 def _notes(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
-    return [Measurement(1, text) for text in evidence.files.warnings]
+    """What reads tensors by the index would miss those that it misplaces: that is an error."""
+    misplaced = f"{INDEX}: weight_map "
+    return [
+        Measurement(1, text, grave=bool(evidence.files.misplaced) and text.startswith(misplaced))
+        for text in evidence.files.warnings
+    ]
 
 
 def _layers(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
@@ -54,7 +60,8 @@ def _quantised(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
 RULES = [
     Rule(
         "integrity.files",
-        "what the index, the headers and the names in them have wrong without being unreadable",
+        "what the index, the headers and the names in them have wrong without being unreadable; an error where the "
+        "index seeks a tensor in the wrong shard",
         "Save the checkpoint again with save_pretrained, which writes index and headers that agree.",
         (),
         _notes,

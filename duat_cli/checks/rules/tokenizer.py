@@ -9,6 +9,7 @@ from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
 from duat_cli.loading.declared.facts import Declared
 from duat_cli.loading.declared.tokenizer import TokenizerFacts
 from duat_cli.loading.wording import counted, listed, shown
+from duat_cli.text import clean
 
 # Fields of config.json and generation_config.json that name special tokens, without '_id'
 _ROLES = (
@@ -25,6 +26,9 @@ def _tokenizer(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     yield from _beyond(said, said.tokenizer)
     for role in ("bos_token", "eos_token"):
         yield from _disagreement(said, said.tokenizer, role)
+    if said.tokenizer.template_fault:
+        text = f"chat template: a syntax error, {clean(said.tokenizer.template_fault)}"
+        yield Measurement(1, text, where="chat_template")
     if said.tokenizer.lost:
         lost = said.tokenizer.lost
         many = counted(len(lost), "text")
@@ -125,7 +129,7 @@ RULES = [
     Rule(
         "integrity.tokenizer",
         "ids that the embedding lacks, of the tokenizer, config.json and generation_config.json; bos and eos on which "
-        "these disagree; texts that a tokenizer of bytes does not give back",
+        "these disagree; texts that a tokenizer of bytes does not give back; a chat template with a syntax error",
         "Restore the tokenizer and the two configs from one checkpoint; after adding tokens, resize the embedding.",
         ("tokenizer",),
         _tokenizer,

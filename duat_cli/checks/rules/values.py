@@ -28,8 +28,9 @@ def _nonfinite(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
 
 
 def _zero_matrices(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    """An error where the hidden states are zero as well, such as behind a zero embedding."""
     for name in evidence.weights.zero_matrices:
-        yield Measurement(1, f"{shown(name)} is all zero", _block(name), name)
+        yield Measurement(1, f"{shown(name)} is all zero", _block(name), name, grave=evidence.silent)
 
 
 def _zero_blocks(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:

@@ -25,6 +25,7 @@ _STORAGE = ("integrity.files", "integrity.dtype", "integrity.mixed_dtypes", "int
 """Rules about how tensors are stored: no output follows from them."""
 _LAST = math.inf
 _NAMED = 2  # findings that a sentence gives in full
+_FIELDS = 3  # changed fields of config.json, or parts of the tokenizer, that one names
 
 
 def grouped(
@@ -77,6 +78,14 @@ class _Draft:
     effects: list[int] = field(default_factory=list)
 
 
+def _listed(messages: list[str]) -> str:
+    """'config.json: head_dim 32 → 64; num_attention_heads 6 → 3': what stands before the colon, once."""
+    first, colon, _ = messages[0].partition(": ")
+    named = [messages[0], *(m.removeprefix(first + colon) for m in messages[1:_FIELDS])]
+    more = f", and {len(messages) - _FIELDS} more" if len(messages) > _FIELDS else ""
+    return "; ".join(named) + more
+
+
 class _Grouping:
     def __init__(
         self, outcomes: Sequence[Outcome], relative: dict[str, float], tensors: list[str], depths: Depths
@@ -89,6 +98,8 @@ class _Grouping:
         by_origin = {o: [at for at in self.found if origin_of(self.outcomes[at]) == o] for o in _ORDER}
         for origin in ("files", "config", "tokenizer", "adapter", "policy"):
             self._by_rule(origin, by_origin[origin])
+        for draft in self.drafts:  # a sentence that names one of them names one that failed
+            draft.findings.sort(key=lambda at: self.outcomes[at].status == "warned")
         self._weights(by_origin["weights"])
         self._effects(by_origin["forward"])
         self.drafts.sort(key=lambda d: (self._worst(d) == "warned", _ORDER.index(d.origin), d.id != "forward"))
@@ -222,6 +233,8 @@ class _Grouping:
             numbers = [*draft.findings, *draft.effects]
             where = f", first at block {own[0].block}" if own[0].block is not None else ""
             return f"{counted(len(numbers), 'number')} of the forward pass moved{where}{self._most(numbers)}"
+        if draft.id in ("drift.config", "drift.tokenizer"):
+            return _listed([o.message for o in own])
         more = f", and {len(own) - 1} more" if len(own) > 1 else ""
         return own[0].message + more
 

@@ -5,6 +5,8 @@ Whatever ends the command, every place that was named gets something in its form
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +17,7 @@ from duat_cli.cli.shared.presentation import Presentation
 from duat_cli.cli.terminal.faults import code_of, kind_of, line_of
 from duat_cli.cli.terminal.output import Target
 from duat_cli.cli.terminal.talk import Talk
+from duat_cli.compat.typer import usage_error
 from duat_cli.errors import DuatError, InputError
 from duat_cli.text import one_line
 
@@ -103,6 +106,28 @@ class Outlets:
                 outlet.target.write(render_undecided(report, outlet.form))
             except DuatError:
                 continue  # the error that goes on may be this one
+
+
+def say_usage(arguments: Sequence[str], error: BaseException) -> None:
+    """An error of the command line of `duat check`: no option is settled yet, so those that name outlets are sought."""
+    if "check" not in arguments[:1] or usage_error(error) is None:
+        return
+    given = list(_pairs(arguments))
+    model = arguments[1] if len(arguments) > 1 and not arguments[1].startswith("-") else None
+    forms = [value for name, value in given if name == "--format" and value in get_args(CheckForm)]
+    form = cast(CheckForm, forms[-1]) if forms else None
+    output = next((value for name, value in reversed(given) if name in ("--output", "-o")), None)
+    reports = [value for name, value in given if name == "--report" and value]
+    with contextlib.suppress(DuatError), Outlets(model) as outlets:
+        outlets.open(form, "--json" in arguments and form is None, output or None, reports, True)
+        raise InputError(line_of(error)) from error
+
+
+def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Options with what follows them, '--format=github' and '--format github' alike."""
+    for text, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, equals, value = text.partition("=")
+        yield (name, value) if equals else (text, following)
 
 
 def _holds_something(path: Path) -> bool:

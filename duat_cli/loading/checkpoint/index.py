@@ -83,6 +83,8 @@ class Merged:
     """By shard."""
     warnings: list[str]
     """Where the index disagrees with the headers, which decide."""
+    misplaced: tuple[str, ...]
+    """Tensors that the index seeks in another shard than the one that holds them, or in none."""
 
 
 def merge(path: Path, weights: WeightFiles) -> Merged:
@@ -99,13 +101,14 @@ def merge(path: Path, weights: WeightFiles) -> Merged:
         require_equal(path, name, entries)
     mapped = weights.weight_map
     if mapped is None:
-        return Merged({name: entries[0] for name, entries in holders.items()}, seals, [])
+        return Merged({name: entries[0] for name, entries in holders.items()}, seals, [], ())
     absent = [name for name in mapped if name not in holders]
     if absent:
         many = counted(len(absent), "tensor")
         fail(path / INDEX, f"weight_map: {many} missing from every shard: {listed(absent)}")
     tensors = {name: _chosen(entries, mapped.get(name)) for name, entries in holders.items()}
-    return Merged(tensors, seals, _index_warnings(weights, holders, tensors))
+    misplaced = tuple(name for name, entry in tensors.items() if mapped.get(name) != entry.shard)
+    return Merged(tensors, seals, _index_warnings(weights, holders, misplaced), misplaced)
 
 
 def _chosen(entries: list[TensorEntry], mapped: str | None) -> TensorEntry:
@@ -114,13 +117,11 @@ def _chosen(entries: list[TensorEntry], mapped: str | None) -> TensorEntry:
 
 
 def _index_warnings(
-    weights: WeightFiles, holders: dict[str, list[TensorEntry]], tensors: dict[str, TensorEntry]
+    weights: WeightFiles, holders: dict[str, list[TensorEntry]], misplaced: tuple[str, ...]
 ) -> list[str]:
     warnings = []
-    mapped = weights.weight_map or {}
-    wrong = [name for name, entry in tensors.items() if mapped.get(name) != entry.shard]
-    if wrong:
-        warnings.append(f"{INDEX}: weight_map disagrees with the shards on {listed(wrong)}; they decide")
+    if misplaced:
+        warnings.append(f"{INDEX}: weight_map disagrees with the shards on {listed(list(misplaced))}; they decide")
     twice = [name for name, entries in holders.items() if len(entries) > 1]
     if twice:
         many = counted(len(twice), "tensor")

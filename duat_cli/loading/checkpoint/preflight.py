@@ -52,6 +52,8 @@ class CheckpointFiles:
     """Of all tensors, without the headers."""
     seals: dict[str, Seal]
     """Shard -> what it was when its header was read: a file that changes afterwards is refused."""
+    misplaced: tuple[str, ...] = ()
+    """Tensors that the index seeks in another shard than the one that holds them, or in none."""
 
 
 def inspect_folder(path: Path) -> CheckpointFiles:
@@ -74,7 +76,9 @@ def _inspect(path: Path) -> CheckpointFiles:
     _check_model_type(path / CONFIG, config)
     warnings = [*weights.warnings, *merged.warnings, *_odd_names(tensors)]
     total = sum(t.bytes for t in tensors.values())
-    return CheckpointFiles(path, config, weights.shards, tensors, tuple(warnings), total, merged.seals)
+    return CheckpointFiles(
+        path, config, weights.shards, tensors, tuple(warnings), total, merged.seals, merged.misplaced
+    )
 
 
 def _require_folder(path: Path) -> None:

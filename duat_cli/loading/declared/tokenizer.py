@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from duat_cli.compat.tokenizers import byte_alphabet
-from duat_cli.compat.transformers import named_tokens
+from duat_cli.compat.transformers import named_tokens, template_fault
 from duat_cli.loading.quiet import calling_tokenizer
 from duat_cli.text import clean
 
@@ -44,6 +44,8 @@ class TokenizerFacts:
     """Of these, ids that stand for images, sound and video, which no text becomes."""
     template: str
     """The chat template; empty for none."""
+    template_fault: str | None
+    """Why that cannot be compiled; None where it can, or there is none."""
     starts_with_bos: bool
     """Whether it puts its bos token in front of a text."""
     lost: tuple[str, ...]
@@ -95,6 +97,7 @@ def _facts(tokenizer: Any, folder: Path, texts: Sequence[str]) -> TokenizerFacts
         special=frozenset(int(i) for i in tokenizer.all_special_ids),
         placeholders=frozenset(_placeholders(tokenizer)),
         template=template,
+        template_fault=_template_fault(getattr(tokenizer, "chat_template", None)),
         starts_with_bos=bos is not None and list(tokenizer("a", verbose=False)["input_ids"])[:1] == [bos],
         lost=tuple(text for text in texts if not _comes_back(tokenizer, text)) if reversible else (),
         reversible=reversible,
@@ -145,6 +148,13 @@ def _canonical(template: object) -> str:
     if template is None:
         return ""
     return template if isinstance(template, str) else json.dumps(template, sort_keys=True)
+
+
+def _template_fault(template: object) -> str | None:
+    """Of the first template, of several by name, that has one."""
+    texts = template.values() if isinstance(template, dict) else [template]
+    faults = (template_fault(text) for text in texts if isinstance(text, str) and text)
+    return next((fault for fault in faults if fault), None)
 
 
 def _digest(text: str) -> str:

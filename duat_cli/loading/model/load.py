@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
 from duat_cli.compat.transformers import load_part, targets_of, without_fusion
 from duat_cli.errors import CheckpointError, InputError
@@ -24,6 +24,7 @@ from duat_cli.loading.checkpoint.files import open_file, read_json
 from duat_cli.loading.checkpoint.preflight import CONFIG, CheckpointFiles, inspect_folder
 from duat_cli.loading.checkpoint.source import TOKENIZER_FILES, Source, resolve
 from duat_cli.loading.checkpoint.stored import STORED, readers
+from duat_cli.loading.model.blame import blamed
 from duat_cli.loading.model.fingerprint import combined, digest, saved
 from duat_cli.loading.model.memory import require_memory
 from duat_cli.loading.model.model_class import Fit, cannot, check_fit, check_model_type, model_class
@@ -184,6 +185,15 @@ def load_files(
     )
 
 
+def require_fit(files: CheckpointFiles, dtype: str, trust_remote_code: bool) -> None:
+    """CheckpointError where config.json and the headers contradict each other; no value is read."""
+    check_model_type(files, trust_remote_code)
+    with hushed():
+        config = _read_config(files, trust_remote_code)
+        cls, _ = model_class(config, files, trust_remote_code)
+        check_fit(cls, config, files, parse_dtype(dtype) or DTYPES[auto_dtype(files)])
+
+
 def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a checkpoint folder. Apart from `load`: a command about weights needs none."""
     if not any(any(path.glob(pattern)) for pattern in TOKENIZER_FILES):
@@ -242,9 +252,21 @@ def parse_device(name: str) -> torch.device:
 
 def _read_config(files: CheckpointFiles, trust_remote_code: bool) -> PreTrainedConfig:
     where = clean(str(files.path / CONFIG))
-    with foreign_errors(f"{where}: refused by transformers {transformers.__version__}"):
-        config = AutoConfig.from_pretrained(str(files.path), local_files_only=True, trust_remote_code=trust_remote_code)
+    try:
+        with foreign_errors(f"{where}: refused by transformers {transformers.__version__}"):
+            found = str(files.path)
+            config = AutoConfig.from_pretrained(found, local_files_only=True, trust_remote_code=trust_remote_code)
+    except CheckpointError as fault:
+        raise CheckpointError(f"{fault}{blamed(files.config, str(fault.__cause__), _is_config)}") from fault.__cause__
     return without_fusion(config)
+
+
+def _is_config(content: dict[str, Any]) -> bool:
+    try:
+        CONFIG_MAPPING[content["model_type"]].from_dict(content)
+    except Exception:  # each refusal has an error of its own
+        return False
+    return True
 
 
 def _fill(

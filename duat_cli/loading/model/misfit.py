@@ -8,6 +8,7 @@ from typing import Any
 
 Shape = tuple[int, ...]
 _MOST = 24  # rehearsals; each builds the modules once more
+_NO_SIZES = ("_id", "_ids", "layer", "layers")  # a number of blocks is in no shape, and takes long to try
 _LARGEST = 64  # times the side or the value; a larger number would build a model that nobody has
 
 
@@ -57,7 +58,7 @@ def _candidates(numbers: dict[str, int], shapes: Mapping[str, tuple[Shape, Shape
 
 def _numbers(config: dict[str, Any], above: str) -> Iterator[tuple[str, int]]:
     for name, value in config.items():
-        if type(value) is int and value >= 0 and not name.endswith(("_id", "_ids")):
+        if type(value) is int and value >= 0 and not name.endswith(_NO_SIZES):
             yield above + name, value
         elif isinstance(value, dict) and name.endswith("_config"):
             yield from _numbers(value, f"{above}{name}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -14,6 +15,7 @@ from duat_cli.errors import CheckpointError
 from duat_cli.loading.checkpoint.files import fail
 from duat_cli.loading.checkpoint.preflight import CONFIG, CheckpointFiles
 from duat_cli.loading.checkpoint.stored import STORED
+from duat_cli.loading.model.blame import blamed
 from duat_cli.loading.model.misfit import fitting_fields
 from duat_cli.loading.quiet import foreign_errors
 from duat_cli.loading.wording import counted, listed, shown
@@ -114,13 +116,27 @@ def check_fit(cls: type[PreTrainedModel], config: PreTrainedConfig, files: Check
     weights and buffers that are computed are no part of what it calls missing. A missing tensor is an error,
     but for the pooler, which encoders are often saved without and which stands behind the last block.
     """
-    with foreign_errors(cannot(cls, files, CONFIG)):  # there are no values yet
-        model, info = _rehearsed(cls, config, files, dtype)
+
+    def rehearsed(content: dict[str, Any]) -> Any:
+        return _rehearsed(cls, type(config).from_dict(content), files, dtype)[1]
+
+    try:
+        with foreign_errors(cannot(cls, files, CONFIG)):  # there are no values yet
+            model, info = _rehearsed(cls, config, files, dtype)
+    except CheckpointError as fault:
+        why = blamed(files.config, str(fault.__cause__), lambda content: _quietly(rehearsed, content) is not None)
+        raise CheckpointError(f"{fault}{why}") from fault.__cause__
     if info["mismatched_keys"]:
         _refuse_mismatched(files, info["mismatched_keys"], _contradictions(cls, config, files, dtype, info))
     missing = set(info["missing_keys"])
     spare = {n for n in missing if ".pooler." in f".{n}"}
-    _refuse_missing(cls, files, sorted(missing - spare))
+    if missing - spare:
+
+        def complete(content: dict[str, Any]) -> bool:
+            told = _quietly(rehearsed, content)
+            return told is not None and not told["mismatched_keys"] and not set(told["missing_keys"]) - spare
+
+        _refuse_missing(cls, files, sorted(missing - spare), complete)
     return Fit(tuple(sorted(info["unexpected_keys"])), tuple(sorted(spare)), model)
 
 
@@ -147,17 +163,22 @@ def _rehearsed(
     return model, info
 
 
+def _quietly(build: Callable[[dict[str, Any]], Any], content: dict[str, Any]) -> Any:
+    """What it returns of a config; None where transformers refuses it, for each refusal has an error of its own."""
+    try:
+        return build(content)
+    except Exception:
+        return None
+
+
 def _contradictions(
     cls: type[PreTrainedModel], config: PreTrainedConfig, files: CheckpointFiles, dtype: torch.dtype, info: Any
 ) -> str:
     """The fields of config.json that alone explain the wrong shapes, and what they would have to be."""
 
     def fits(content: dict[str, Any]) -> bool:
-        try:
-            told = _rehearsed(cls, type(config).from_dict(content), files, dtype)[1]
-        except Exception:  # transformers refuses many combinations, each with an error of its own
-            return False
-        return not told["mismatched_keys"] and not told["missing_keys"] - set(info["missing_keys"])
+        told = _quietly(lambda other: _rehearsed(cls, type(config).from_dict(other), files, dtype)[1], content)
+        return told is not None and not told["mismatched_keys"] and not told["missing_keys"] - set(info["missing_keys"])
 
     shapes = {name: (tuple(stored), tuple(wanted)) for name, stored, wanted in info["mismatched_keys"]}
     found = fitting_fields(files.config, config.to_dict(), shapes, fits)
@@ -181,13 +202,14 @@ def _refuse_mismatched(files: CheckpointFiles, mismatched: set[tuple[str, Any, A
     )
 
 
-def _refuse_missing(cls: type[PreTrainedModel], files: CheckpointFiles, missing: list[str]) -> None:
-    if not missing:
-        return
+def _refuse_missing(
+    cls: type[PreTrainedModel], files: CheckpointFiles, missing: list[str], complete: Callable[[dict[str, Any]], bool]
+) -> NoReturn:
     where = clean(str(files.path / files.shards[0] if len(files.shards) == 1 else files.path))
     layers = files.config.get("num_hidden_layers")
     told = f" with num_hidden_layers {layers}" if isinstance(layers, int) else ""
     raise CheckpointError(
         f"{where}: {counted(len(missing), 'tensor')} of {cls.__name__}{told} missing: {listed(missing)}; "
         "transformers would fill in random values: fetch the checkpoint again, or correct config.json"
+        f"{blamed(files.config, '', complete, kind=bool)}"
     )

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rich.console import RenderableType
 from rich.text import Text
 
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.page import item, line
 from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts
-from duat_cli.results.inspect import InspectReport, VerifyReport
-from duat_cli.results.prune.report import PruneReport
 from duat_cli.text import indices
+
+if TYPE_CHECKING:
+    from duat_cli.results.inspect import InspectReport, VerifyReport
+    from duat_cli.results.prune.report import PruneReport
 
 
 def loaded(model: ModelFacts, prompts: list[PromptFacts], environment: Environment) -> list[RenderableType]:

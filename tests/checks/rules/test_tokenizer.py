@@ -130,6 +130,7 @@ def facts(tokens: dict[int, str], special: set[int], template: str = "", front: 
         special=frozenset(special),
         placeholders=frozenset(n for n, token in tokens.items() if token == "<image>"),
         template=template,
+        template_fault=None,
         starts_with_bos=front,
         lost=(),
         reversible=True,
