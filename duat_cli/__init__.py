@@ -5,7 +5,7 @@
     report = duat.inspect("path/to/checkpoint", prompts=["The cat sat."])
     report.blocks[3].operator.effective_heads
 
-The functions are those of duat_cli/api/commands.py, loaded when they are first named.
+The functions are those of duat_cli/api, loaded when they are first named.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from duat_cli.errors import CheckpointError, DuatError, InputError, UnsupportedModelError
 
 if TYPE_CHECKING:
-    from duat_cli.api.commands import check, inspect, lora_diff, matrix, plan, prune_bound, support, verify
+    from duat_cli.api.files import check, lora_diff, plan
+    from duat_cli.api.models import attribute, compare, compare_fixed, inspect, matrix, prune_bound, support, verify
 
 __version__ = "0.2.0"
 __all__ = [
@@ -24,7 +25,10 @@ __all__ = [
     "InputError",
     "UnsupportedModelError",
     "__version__",
+    "attribute",
     "check",
+    "compare",
+    "compare_fixed",
     "inspect",
     "lora_diff",
     "matrix",
@@ -39,9 +43,9 @@ def __getattr__(name: str) -> Any:
     """PEP 562: a command's function; torch is imported when it is called."""
     if name not in __all__:
         raise AttributeError(f"module 'duat_cli' has no attribute '{name}'")
-    from duat_cli.api import commands
+    from duat_cli.api import files, models
 
-    return getattr(commands, name)
+    return getattr(models if hasattr(models, name) else files, name)
 
 
 def __dir__() -> list[str]:

@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from duat_cli.analysis.progress import Progress
     from duat_cli.loading.model.load import LoadedModel
     from duat_cli.loading.prompts import Prompt
+    from duat_cli.loading.texts import PromptText
 
 Model = Any  # a folder or hub id (str or path), None for the bundled demo, or a transformers or PEFT model in memory
 Texts = str | Sequence[str]
+File = str | os.PathLike[str]
 
 
 class Loading(TypedDict, total=False):
@@ -52,10 +54,14 @@ class Opened:
 
     def text(self, token: int) -> str:
         """What a token says; it may be part of a character."""
+        return self.texts([token])
+
+    def texts(self, tokens: list[int]) -> str:
+        """What tokens that follow each other say."""
         from duat_cli.loading.quiet import calling_tokenizer
 
         with calling_tokenizer("the tokenizer fails", InputError):
-            return str(self.tokenizer.decode([token]))
+            return str(self.tokenizer.decode(tokens))
 
 
 @dataclass(frozen=True)
@@ -123,15 +129,15 @@ class Asked:
             task=task,
         )
 
-    def open(self, task: Task, progress: Progress) -> Opened:
-        """The model and its prompts."""
+    def open(self, task: Task, progress: Progress, given: list[PromptText] | None = None) -> Opened:
+        """The model and its prompts. given: texts that are read already."""
         texts = self.texts
         if self.in_memory:
+            read = given or texts.read(progress)
             loaded, tokenizer = self._given(progress), self._own_tokenizer()
-            read = texts.read(progress)
         else:
             request = self.request(task)
-            read = texts.read(progress)
+            read = given or texts.read(progress)
             loaded, tokenizer = load_found(request, request.find(progress), texts, read, progress)
         return Opened(*tokens_of(loaded, tokenizer, texts, read), tokenizer)
 

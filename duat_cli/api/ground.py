@@ -22,6 +22,12 @@ def heard(progress: Progress | None) -> Progress:
     return progress or silent
 
 
+def load_libraries() -> None:
+    """torch and transformers, before anything runs: where they are imported already, the garbage collector is left
+    alone, which a command stops for their import."""
+    import duat_cli.loading.model.load  # noqa: F401
+
+
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
     """Other libraries' warnings and logs stay away, and gradients can be taken, whatever mode the caller is in.

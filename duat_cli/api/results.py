@@ -11,6 +11,8 @@ from duat_cli.errors import InputError
 from duat_cli.report.check.table import render_check
 from duat_cli.report.json import to_json
 from duat_cli.report.notebook import to_html
+from duat_cli.report.tables.attribute import render_attribute
+from duat_cli.report.tables.compare import render_compare
 from duat_cli.report.tables.inspect import render_inspect
 from duat_cli.report.tables.lora import render_lora
 from duat_cli.report.tables.matrix import render_matrix
@@ -19,8 +21,10 @@ from duat_cli.report.tables.plan import render_plan
 from duat_cli.report.tables.prune.report import render_prune
 from duat_cli.report.tables.support import render_support
 from duat_cli.report.tables.verify import render_verify
+from duat_cli.results.attribute import AttributeReport
 from duat_cli.results.base import Result
 from duat_cli.results.check import CheckReport
+from duat_cli.results.compare import CompareReport
 from duat_cli.results.inspect import InspectReport, VerifyReport
 from duat_cli.results.lora import LoraReport
 from duat_cli.results.matrix import MatrixReport
@@ -117,6 +121,20 @@ class MatrixResult(Shown, MatrixReport):
 
     def render(self, page: Page) -> str:
         return render_matrix(self, page)
+
+
+class CompareResult(Shown, CompareReport):
+    """The report of `compare`."""
+
+    def render(self, page: Page) -> str:
+        return render_compare(self, page)
+
+
+class AttributeResult(Shown, AttributeReport):
+    """The report of `attribute`."""
+
+    def render(self, page: Page) -> str:
+        return render_attribute(self, page)
 
 
 class PruneResult(Shown, PruneReport):

@@ -44,3 +44,31 @@ def blocks_of(layers: Iterable[int] | None) -> frozenset[int] | None:
     if not found:
         raise InputError("layers: no block given; None is every block")
     return found
+
+
+def refuse_cut(max_tokens: int | None, shared: str | None) -> None:
+    """Of `compare`."""
+    if max_tokens is not None and shared is not None:
+        raise InputError("--max-tokens: would cut the --shared text, which stands last; shorten the texts themselves")
+
+
+def one_question(
+    target: str | None,
+    against: str | None,
+    position: object,
+    steps: int,
+    continuation: str | None,
+    target_field: str | None = None,
+) -> None:
+    """Of `attribute`: what is attributed is said once."""
+    if target is not None and not target:
+        raise InputError("--target: an empty text is no token")
+    asks = {
+        "--target": any(given is not None for given in (target, target_field, position, against)),
+        "--steps": steps > 0,
+        "--continuation": continuation is not None,
+    }
+    both = [name for name, given in asks.items() if given]
+    if len(both) > 1:
+        said = " and ".join(both)
+        raise InputError(f"{said}: each says what is attributed (so do --against and --position); give one of them")

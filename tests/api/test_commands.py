@@ -46,6 +46,23 @@ CASES: dict[str, tuple[list[str], Callable[[], Any]]] = {
     ),
     "verify": (["verify", *PROMPTS, "--max-tokens", "4"], lambda: duat.verify(prompts=TEXTS, max_tokens=4)),
     "matrix": (["matrix", DEMO, "--layer", "2"], lambda: duat.matrix(Path(DEMO), layer=2)),
+    "compare": (["compare", "--layers", "1"], lambda: duat.compare(layers=[1])),
+    "compare --shared": (
+        ["compare", DEMO, "--shared", "def f(x):", "--prefix", "class A:", "--answer", "return x"],
+        lambda: duat.compare(DEMO, shared="def f(x):", prefixes=["class A:"], answer="return x"),
+    ),
+    "compare --fixed": (
+        ["compare", DEMO, "--fixed", *PROMPTS, "--max-tokens", "4"],
+        lambda: duat.compare_fixed(DEMO, prompts=TEXTS, max_tokens=4),
+    ),
+    "attribute": (
+        ["attribute", DEMO, "--prompt", TEXTS[0], "--position", "-2", "--top", "3"],
+        lambda: duat.attribute(DEMO, prompts=TEXTS[0], position=-2, top=3),
+    ),
+    "inspect --end-to-end": (
+        ["inspect", "--prompt", "def f(x):", "--end-to-end", "--null", "uniform"],
+        lambda: duat.inspect(prompts="def f(x):", end_to_end=True, null="uniform"),
+    ),
     "prune-bound": (
         ["prune-bound", DEMO, *PROMPTS, "--granularity", "head,block", "--measure", "2", "--probes", "4"],
         lambda: duat.prune_bound(DEMO, prompts=TEXTS, granularity=["head", "block"], measure=2, probes=4),
@@ -93,9 +110,11 @@ def in_memory(report: Any) -> Any:
         lambda *model: duat.inspect(*model, prompts=TEXTS, null="uniform"),
         lambda *model: duat.verify(*model, prompts=TEXTS[0], max_tokens=4),
         lambda *model: duat.matrix(*model, layer=1),
+        lambda *model: duat.compare(*model, prompts=["The cat sat.", "The cat ran."]),
+        lambda *model: duat.attribute(*model, prompts=TEXTS[0], max_tokens=5, measure=2),
         lambda *model: duat.prune_bound(*model, prompts=TEXTS, granularity="head", measure=2, probes=4),
     ],
-    ids=["inspect", "verify", "matrix", "prune_bound"],
+    ids=["inspect", "verify", "matrix", "compare", "attribute", "prune_bound"],
 )
 def test_a_model_in_memory_gives_what_its_folder_gives(
     call: Callable[..., Any], demo: Any, tokenizer: Any, capfd: pytest.CaptureFixture[str]
@@ -138,6 +157,12 @@ def test_a_peft_model_is_its_merged_model(demo: Any, tokenizer: Any, tmp_path: P
         ),
         (["prune-bound", "--budget", "0"], lambda: duat.prune_bound(budget=0), duat.InputError),
         (["prune-bound", "--exceed", "2"], lambda: duat.prune_bound(exceed=2), duat.InputError),
+        (["compare", "--prompt", "x"], lambda: duat.compare(prompts=["x"]), duat.InputError),
+        (
+            ["attribute", "--steps", "1", "--target", "x"],
+            lambda: duat.attribute(steps=1, target="x"),
+            duat.InputError,
+        ),
         (["lora-diff", DEMO], lambda: duat.lora_diff(DEMO), duat.InputError),
         (["lora-diff", "--max-tokens", "3"], lambda: duat.lora_diff(max_tokens=3), duat.InputError),
         (["check", DEMO, "--policy", "nope"], lambda: duat.check(DEMO, policy="nope"), duat.InputError),
