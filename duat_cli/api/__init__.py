@@ -1,4 +1,4 @@
-"""The commands as functions: `import duat_cli as duat; duat.inspect("path")` (configs/docs/python.md).
+"""The commands as functions: `import duat_cli as duat; duat.inspect("path")` (configs/docs/from-python.md).
 
 Each gives the report that the command writes, computes what it computes by default, and
 raises what it says: `DuatError` with the same one line.
