@@ -236,6 +236,7 @@ def prune_bound(
     ablate: Literal["zero", "mean"] = "zero",
     confidence: float = 0.95,
     exceed: float = 0.1,
+    uniform: bool = False,
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> PruneResult:
@@ -252,7 +253,7 @@ def prune_bound(
         at_least("probes", probes, 2)
         at_least("measure", measure, 0)
         kinds = kinds_of(granularity)
-        options = PruneOptions(kinds, metric, probes, measure, budget, confidence, exceed, ablate == "mean")
+        options = PruneOptions(kinds, metric, probes, measure, budget, confidence, exceed, ablate == "mean", uniform)
         asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading)
         task, held = Task("prune-bound", pruning=options), None if holdout is None else str(holdout)
         outcome = compute(*asked.open_apart(task, held, heard(progress)), options, heard(progress))

@@ -156,6 +156,11 @@ def test_a_peft_model_is_its_merged_model(demo: Any, tokenizer: Any, tmp_path: P
             duat.InputError,
         ),
         (["prune-bound", "--budget", "0"], lambda: duat.prune_bound(budget=0), duat.InputError),
+        (
+            ["prune-bound", "--uniform", "--granularity", "head"],
+            lambda: duat.prune_bound(uniform=True, granularity="head"),
+            duat.InputError,
+        ),
         (["prune-bound", "--exceed", "2"], lambda: duat.prune_bound(exceed=2), duat.InputError),
         (["compare", "--prompt", "x"], lambda: duat.compare(prompts=["x"]), duat.InputError),
         (
