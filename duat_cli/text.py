@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import unicodedata
 
+PAPER_PROMPT = "Nui zi created Nui zi dynamics"  # the paper's own example, where a matrix is asked for without a text
+
 # controls (C0, DEL, C1), formats (bidi, zero width), surrogates, line and paragraph separators
 _ESCAPED = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 

@@ -186,6 +186,32 @@ def test_every_command_of_a_page_works(page: Path, call: Callable[[list[str]], t
     assert faults(page.read_text(encoding="utf-8"), call) == []
 
 
+def run_python(page: str) -> dict[str, object]:
+    """Every block of Python of a page, one after the other; what they left."""
+    names: dict[str, object] = {}
+    for language, content in fences(page):
+        if language == "python":
+            exec(compile(content, "page", "exec"), names)
+    return names
+
+
+def test_the_python_of_the_pages_runs_as_it_is_printed(call: Callable[[list[str]], tuple[int, str]]) -> None:
+    pytest.importorskip("pandas")
+    blocks = {
+        page.name: [c for lang, c in fences(page.read_text(encoding="utf-8")) if lang == "python"] for page in PAGES
+    }
+    assert [name for name, found in blocks.items() if found] == ["from-python.md"]
+    left = run_python((ROOT / "configs" / "docs" / "from-python.md").read_text(encoding="utf-8"))
+    assert len(left["frame"]) == 6  # type: ignore[arg-type]
+    assert "nothing: no such folder" in str(left["said"])
+    assert left["steps"]
+
+
+def test_python_that_fails_is_found() -> None:
+    with pytest.raises(AttributeError):
+        run_python("```python\nimport duat_cli\n```\n```python\nduat_cli.inspekt()\n```")
+
+
 BROKEN = {
     "a command that is not there": "```bash\nduat inspekt\n```",
     "an option that is not there": "```bash\nduat inspect base/ --nope\n```",

@@ -1,5 +1,5 @@
-"""Imports go one way: errors, kinds, text, results ← operators, statistics ← cache ← models ← zoo ← analysis ← cli;
-loading beside models, checks on loading and below analysis; report reads results, explain what
+"""Imports go one way: errors, kinds, text, results ← operators, statistics ← cache ← models ← zoo ← analysis ← api ←
+cli; loading beside models, checks on loading and below analysis; report reads results, explain what
 report and checks declare. Folders inside these go one way as well. Found by ast,
 so that imports inside functions and under TYPE_CHECKING count too."""
 
@@ -29,7 +29,8 @@ MAY = {
     "analysis": {"analysis", "checks", "zoo", "models", "loading", "operators", "statistics", "cache", "compat", *BASE},
     "checks": {"checks", "loading", "compat", *BASE},
     "report": {"report", *BASE},
-    "cli": {"cli", "explain", "report", "analysis", "models", "loading", "checks", "compat", *BASE},
+    "api": {"api", "report", "analysis", "models", "loading", "checks", *BASE},
+    "cli": {"cli", "api", "explain", "report", "analysis", "models", "loading", "checks", "compat", *BASE},
     "compat": {"compat"},
     "explain": {"explain", "report", "checks", "loading", *BASE},
     "errors": set(),

@@ -77,6 +77,8 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "shards read again: loading/checkpoint/test_seal.py": "loading/checkpoint/stored loading/checkpoint/stream",
     "every case of a load: loading/model/test_load.py": "loading/model/notes",
     "every plan is made of them: analysis/plan/test_memory.py": "analysis/plan/task analysis/plan/terms",
+    "every call against its command: api/test_commands.py": "api/asking api/files api/models api/planning api/settings",
+    "the table and nothing else: api/test_results.py": "report/notebook",
     "a few probes at a time: analysis/prune/terms/test_responses.py": "models/sweep/budgets",
 }
 

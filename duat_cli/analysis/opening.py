@@ -122,9 +122,7 @@ class ModelRequest:
         progress(0, 0, f"loading {self.model or 'the demo model'}")
         with uncollected():
             from duat_cli.loading.model.load import load_files
-            from duat_cli.loading.model.memory import return_freed_memory
 
-        return_freed_memory()
         loaded = load_files(
             found.place,
             found.files,

@@ -6,6 +6,9 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import transformers
+
+from duat_cli import __version__
 from duat_cli.analysis.decomposition import Decomposition
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import require_signal
@@ -15,7 +18,8 @@ from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.discovery.structure import ModelStructure, discover, probe_ids, run_stack
 from duat_cli.models.instrument.foreign import model_code
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.results.support import SupportEntry
+from duat_cli.results.base import Run
+from duat_cli.results.support import SupportEntry, SupportReport
 from duat_cli.zoo import tiny
 
 CHECKED_TOKENS = 17
@@ -24,6 +28,11 @@ CHECKED_TOKENS = 17
 def support_of(loaded: LoadedModel) -> SupportEntry:
     """The entry of one loaded checkpoint."""
     return examine(loaded.model)
+
+
+def support_report(entries: list[SupportEntry], run: Run) -> SupportReport:
+    """The report of these entries."""
+    return SupportReport(duat_version=__version__, transformers=transformers.__version__, entries=entries, run=run)
 
 
 def support_all(progress: Progress) -> list[SupportEntry]:

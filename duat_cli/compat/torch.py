@@ -32,6 +32,11 @@ def unsaved_buffers(module: nn.Module) -> set[str]:
     return module._non_persistent_buffers_set
 
 
+def uncompiled(model: Any) -> Any:
+    """The module that `torch.compile` stands around; another one as it is. Without it, a compiled model is refused."""
+    return getattr(model, "_orig_mod", model)
+
+
 def is_convolution(module: nn.Module) -> bool:
     """Of any number of dimensions, transposed or not. Without it, tiny convolutions are drawn too wide."""
     from torch import nn

@@ -141,6 +141,9 @@ FAKES = {
         module(
             "duat_cli.analysis.support",
             support_of=support_of,
+            support_report=lambda entries, run: sample_reports.support_report().model_copy(
+                update={"entries": entries, "run": run}
+            ),
             support_all=lambda progress: sample_reports.support_report().entries,
         ),
     )

@@ -50,6 +50,23 @@ class LoraRequest:
     """Also the directions that take long."""
     cache: bool
 
+    def __post_init__(self) -> None:
+        if self.base.model is not None and self.tuned is None:
+            raise InputError("TUNED missing: give an adapter or a tuned checkpoint behind BASE")
+        if self.texts is not None and (self.lint or self.no_base or self.other is not None):
+            raise InputError("prompts run one adapter or checkpoint against its base: no --lint, --no-base or OTHER")
+
+
+def texts_to_run(texts: PromptRequest, *, default_prompts: bool) -> PromptRequest | None:
+    """What both models run: these texts, the bundled ones where they are asked for, or none."""
+    if default_prompts and texts.own:
+        raise InputError("--default-prompts: give either it or prompts of your own")
+    if texts.own or default_prompts:
+        return texts
+    if texts.max_tokens is not None:
+        raise InputError("--max-tokens: there are no prompts; give --prompt, --prompts or --default-prompts")
+    return None
+
 
 def lora_diff(request: LoraRequest, progress: Progress, run: RunFacts) -> LoraReport:
     """The report on an adapter, on two, or on a tuned checkpoint; InputError where a checkpoint is given for one.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from duat_cli.errors import InputError
 from duat_cli.kinds import KINDS, Kind, MetricName
 
 if TYPE_CHECKING:
@@ -28,6 +30,15 @@ class PruneOptions:
     ablate_mean: bool = False
     uniform: bool = False
     """Whether every FFN is to lose as many neurons."""
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.budget) or self.budget <= 0:
+            raise InputError(f"--budget {self.budget:g}: expected a number above 0, in the metric's unit")
+        for name, value in (("--confidence", self.confidence), ("--exceed", self.exceed)):
+            if not 0 < value < 1:
+                raise InputError(f"{name} {value:g}: expected a number between 0 and 1, such as 0.95")
+        if self.uniform and "neuron" not in self.kinds:
+            raise InputError("--uniform: is about neurons; add neuron to --granularity")
 
 
 @dataclass(frozen=True)

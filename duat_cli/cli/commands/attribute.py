@@ -137,25 +137,17 @@ def attribute(
     """
     from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_session
     from duat_cli.analysis.plan.task import Task
+    from duat_cli.api.settings import one_question
     from duat_cli.cli.shared.announce import announce
     from duat_cli.cli.shared.presentation import Presentation, talk_of
     from duat_cli.cli.terminal.progress import Progress
 
     limit, place = options.parse_memory(memory), _position(position)
-    if target is not None and not target:
-        raise InputError("--target: an empty text is no token")
+    one_question(target, against, position, steps, continuation, target_field)
     # The plan of `verify`, which runs the same passes forwards, says whether weights are read block by block.
     wanted = ModelRequest(
         model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task=Task("verify")
     )
-    asks = [
-        ("--target", target is not None or target_field is not None or position is not None or against is not None),
-        ("--steps", steps > 0),
-        ("--continuation", continuation is not None),
-    ]
-    if sum(given for _, given in asks) > 1:
-        both = " and ".join(name for name, given in asks if given)
-        raise InputError(f"{both}: each says what is attributed (so do --against and --position); give one of them")
     if target is not None and target_field is not None:
         raise InputError("--target and --target-field: each says the target; give one of them")
     if target_field is not None and (prompt or prompts is None):

@@ -128,6 +128,7 @@ def compare(
     from duat_cli.analysis.compare.request import texts_of
     from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_found
     from duat_cli.analysis.plan.task import Task
+    from duat_cli.api.settings import refuse_cut
     from duat_cli.cli.shared.announce import announce
     from duat_cli.cli.shared.presentation import Presentation, talk_of
     from duat_cli.cli.terminal.progress import Progress
@@ -137,8 +138,7 @@ def compare(
     talk = talk_of(quiet, verbose, no_color)
     chosen = options.parse_layers(layers)
     presentation = Presentation.of(output, form, json, no_color, wide=wide)
-    if max_tokens is not None and shared is not None:
-        raise InputError("--max-tokens: would cut the --shared text, which stands last; shorten the texts themselves")
+    refuse_cut(max_tokens, shared)
     if fixed:
         if shared is not None or prefix or answer is not None or chosen is not None or per_prompt:
             raise InputError("--fixed: takes --prompt or --prompts, and no option of a comparison")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -166,6 +165,7 @@ def inspect(
     """
     from duat_cli.analysis.opening import ModelRequest, PromptRequest
     from duat_cli.analysis.plan.task import Task
+    from duat_cli.api.settings import at_least
     from duat_cli.cli.shared.announce import announce
     from duat_cli.cli.shared.presentation import Presentation, talk_of
 
@@ -175,7 +175,7 @@ def inspect(
     texts = PromptRequest(prompt, prompts, max_tokens)
     talk = talk_of(quiet, verbose, no_color)
     chosen = options.parse_layers(layers)
-    _check_threshold(threshold)
+    at_least("--threshold", threshold, 0)
     presentation = Presentation.of(output, form, json, no_color, wide=wide)
     matrix_file = _matrix_file(matrices, presentation)
 
@@ -261,11 +261,6 @@ def _shared(
         if ranks.first:
             raise
         raise type(error)(f"{ranks}: {error}") from error
-
-
-def _check_threshold(threshold: float) -> None:
-    if not math.isfinite(threshold) or threshold < 0:
-        raise InputError(f"--threshold {threshold}: expected a number of at least 0")
 
 
 def _matrix_file(name: str | None, presentation: Presentation) -> Target | None:

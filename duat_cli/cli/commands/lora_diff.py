@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from duat_cli.cli.shared import options
-from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
+from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND
 
 if TYPE_CHECKING:
     from duat_cli.results.lora import LoraReport
@@ -122,7 +122,7 @@ def lora_diff(
     Exit code: 0 done, 1 not exact, or with --lint the adapter has an error, 2 could not tell.
     """
     from duat_cli.analysis.clock import Clock
-    from duat_cli.analysis.lora.run import LoraRequest
+    from duat_cli.analysis.lora.run import LoraRequest, texts_to_run
     from duat_cli.analysis.lora.run import lora_diff as compute
     from duat_cli.analysis.opening import ModelRequest, PromptRequest
     from duat_cli.cli.shared.announce import announce
@@ -132,24 +132,14 @@ def lora_diff(
     clock = Clock()
     talk = talk_of(quiet, verbose, no_color)
     presentation = Presentation.of(output, form, json, no_color, wide=wide)
-    if base is not None and tuned is None:
-        raise InputError("TUNED missing: give an adapter or a tuned checkpoint behind BASE")
-    texts = None
-    if prompt or prompts is not None or default_prompts:
-        if default_prompts and (prompt or prompts is not None):
-            raise InputError("--default-prompts: give either it or prompts of your own")
-        if lint or no_base or other is not None:
-            raise InputError("prompts run one adapter or checkpoint against its base: no --lint, --no-base or OTHER")
-        texts = PromptRequest(prompt, prompts, max_tokens)
-    elif max_tokens is not None:
-        raise InputError("--max-tokens: there are no prompts; give --prompt, --prompts or --default-prompts")
+    texts = texts_to_run(PromptRequest(prompt, prompts, max_tokens), default_prompts=default_prompts)
     limit = options.parse_memory(memory)
     wanted = ModelRequest(base, revision, token, cache_dir, False, dtype, device, limit)
+    request = LoraRequest(wanted, tuned, other, texts, lint, no_base, directions, not no_cache)
     if base is None and texts is None:
         talk.note("no BASE given: using the bundled demo model and its adapter")
     else:
         announce(base, talk)
-    request = LoraRequest(wanted, tuned, other, texts, lint, no_base, directions, not no_cache)
     with Progress(talk) as progress:
         report = compute(request, progress, clock.run)
 

@@ -8,11 +8,10 @@ import typer
 
 from duat_cli.cli.shared import options
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
+from duat_cli.text import PAPER_PROMPT
 
 if TYPE_CHECKING:
     from duat_cli.results.matrix import MatrixReport
-
-PAPER_PROMPT = "Nui zi created Nui zi dynamics"
 
 Layer = Annotated[
     int,

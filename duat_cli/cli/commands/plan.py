@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
-from duat_cli import __version__
 from duat_cli.cli.commands.lora_diff import DefaultPrompts
 from duat_cli.cli.commands.prune_bound import Granularity, Holdout, Measure, MetricOption, Probes, parse_kinds
 from duat_cli.cli.shared import options
 from duat_cli.errors import EXIT_SOUND, EXIT_UNDECIDED, InputError
 
-if TYPE_CHECKING:
-    from duat_cli.analysis.clock import Clock
-    from duat_cli.analysis.opening import Found
-    from duat_cli.analysis.plan.run import Plan
-    from duat_cli.analysis.plan.task import Task
-    from duat_cli.results.plan import PlanReport
-
-Planned = Literal["inspect", "verify", "matrix", "prune-bound", "lora-diff", "check"]
 TOKENS_LIMIT = 1_000_000  # prompts; more would only fill the memory
 
 For = Annotated[
-    Planned,
+    Literal["inspect", "verify", "matrix", "prune-bound", "lora-diff", "check"],
     typer.Option(
         "--for",
         metavar="COMMAND",
@@ -116,48 +106,38 @@ def plan(
     """
     from duat_cli.analysis.clock import Clock
     from duat_cli.analysis.opening import ModelRequest, PromptRequest
-    from duat_cli.analysis.plan.run import plan as plan_of
-    from duat_cli.analysis.plan.task import PruneOptions, Task
+    from duat_cli.analysis.plan.task import PruneOptions
+    from duat_cli.api.planning import PlanRequest, check_task, plan_report
     from duat_cli.cli.shared.announce import announce
     from duat_cli.cli.shared.presentation import Presentation, talk_of
     from duat_cli.cli.terminal.progress import Progress
 
     limit = options.parse_memory(memory)
-    wanted = ModelRequest(model, revision, token, cache_dir, False, dtype, "cpu", limit)
-    texts = PromptRequest(prompt, prompts, max_tokens)
-    if tokens is not None and (texts.own or default_prompts or holdout is not None):
-        raise InputError("--tokens stands in place of texts: give it without --prompt, --prompts and --holdout")
-    given = _parse_tokens(tokens)
-    runs = command != "lora-diff" or texts.own or default_prompts or given is not None
-    pruning = PruneOptions(parse_kinds(granularity), metric, probes, measure) if command == "prune-bound" else None
-    checked = _checked(policy, select, dtype) if command == "check" else None
+    request = PlanRequest(
+        command=command,
+        model=ModelRequest(model, revision, token, cache_dir, False, dtype, "cpu", limit),
+        texts=PromptRequest(prompt, prompts, max_tokens),
+        tokens=_parse_tokens(tokens),
+        reinitialised=null == "all",
+        tuned=tuned,
+        default_prompts=default_prompts,
+        holdout=holdout,
+        pruning=PruneOptions(parse_kinds(granularity), metric, probes, measure) if command == "prune-bound" else None,
+        checked=check_task(policy, select or [], dtype) if command == "check" else None,
+        time=time,
+    )
     talk = talk_of(quiet, verbose, no_color)
     presentation = Presentation.of(output, form, json, no_color)
     clock = Clock()
 
     announce(model, talk)
     with Progress(talk) as progress:
-        read, apart, _ = texts.read_apart(holdout, progress) if given is None and runs else ([], [], False)
-        found = wanted.find(progress)
-        task = checked or Task(command, reinitialised=command == "inspect" and null == "all", pruning=pruning)
-        if command == "lora-diff":
-            from duat_cli.analysis.lora.run import task_of
-
-            task = task_of(found, tuned, runs=runs)
-        if given is None:
-            counts = texts.counts(found, read, trust_remote_code=False) if runs and task.runs else []
-            held_out = texts.counts(found, apart, trust_remote_code=False) if pruning is not None else []
-        else:
-            counts, held_out = [min(count, max_tokens or count) for count in given], []
-        made = plan_of(found.files, replace(task, tokens=tuple(counts), held_out=tuple(held_out)), dtype, limit)
-        if time:
-            progress.doing("measuring how fast this machine is")
-            made = made.timed()
+        report = plan_report(request, clock, progress)
 
     from duat_cli.report.tables.plan import render_plan
 
-    presentation.emit(_report(made, found, clock), render_plan, talk)
-    return EXIT_UNDECIDED if made.chosen is None else EXIT_SOUND
+    presentation.emit(report, render_plan, talk)
+    return EXIT_UNDECIDED if report.chosen is None else EXIT_SOUND
 
 
 def _parse_tokens(text: str | None) -> list[int] | None:
@@ -176,34 +156,3 @@ def _parse_tokens(text: str | None) -> list[int] | None:
     if not counts:
         raise InputError(f"--tokens '{text}': no prompt")
     return counts
-
-
-def _checked(policy: str | None, select: list[str] | None, dtype: str) -> Task:
-    """Of the rules that are on."""
-    from duat_cli.analysis.check.run import task_of
-    from duat_cli.checks.policy import read_policy
-    from duat_cli.checks.settings import settings_of
-    from duat_cli.checks.verdict.conclude import plan
-
-    found = read_policy(policy)
-    return task_of(plan(found, settings_of(found, select or []), None, False, False, dtype))
-
-
-def _report(made: Plan, found: Found, clock: Clock) -> PlanReport:
-    from duat_cli.results.plan import PlanReport
-
-    return PlanReport(
-        duat_version=__version__,
-        planned_command=made.task.command,
-        name=found.place.name,
-        dtype=made.shape.dtype,
-        prompt_tokens=list(made.task.tokens),
-        weights=made.weights(),
-        operations=made.operations,
-        limit_bytes=made.limit,
-        ways=list(made.ways),
-        chosen=None if made.chosen is None else made.chosen.weights,
-        reason=made.reason,
-        warnings=list(found.files.warnings),
-        run=clock.run(),
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,9 +205,6 @@ def prune_bound(
     texts = PromptRequest(prompt, prompts, max_tokens)
     talk = talk_of(quiet, verbose, no_color)
     kinds = parse_kinds(granularity)
-    _check(budget, confidence, exceed)
-    if uniform and "neuron" not in kinds:
-        raise InputError("--uniform: is about neurons; add neuron to --granularity")
     settings = PruneOptions(kinds, metric, probes, measure, budget, confidence, exceed, ablate == "mean", uniform)
     task = Task("prune-bound", pruning=settings)
     wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task)
@@ -341,11 +337,3 @@ def parse_kinds(text: str | None) -> tuple[Kind, ...]:
             raise InputError(f"--granularity '{text}': '{part.strip()}' is none of {', '.join(KINDS)}")
         found.append(name)
     return tuple(dict.fromkeys(found))
-
-
-def _check(budget: float, confidence: float, exceed: float) -> None:
-    if not math.isfinite(budget) or budget <= 0:
-        raise InputError(f"--budget {budget:g}: expected a number above 0, in the metric's unit")
-    for name, value in (("--confidence", confidence), ("--exceed", exceed)):
-        if not 0 < value < 1:
-            raise InputError(f"{name} {value:g}: expected a number between 0 and 1, such as 0.95")

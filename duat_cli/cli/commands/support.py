@@ -6,16 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from duat_cli import __version__
 from duat_cli.cli.shared import options
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, EXIT_UNDECIDED, InputError
 
 if TYPE_CHECKING:
-    from duat_cli.analysis.clock import Clock
     from duat_cli.analysis.opening import ModelRequest
     from duat_cli.cli.terminal.progress import Progress
     from duat_cli.cli.terminal.talk import Talk
-    from duat_cli.results.support import SupportEntry, SupportReport
+    from duat_cli.results.support import SupportEntry
 
 All = Annotated[
     bool,
@@ -64,9 +62,10 @@ def support(
     with Progress(talk) as progress:
         entries = _all_types(talk, progress) if all_types else [_one_model(wanted, talk, progress)]
 
+    from duat_cli.analysis.support import support_report
     from duat_cli.report.tables.support import render_support
 
-    presentation.emit(_report(entries, clock), render_support, talk)
+    presentation.emit(support_report(entries, clock.run()), render_support, talk)
     return EXIT_SOUND if all_types else _EXIT_CODES[entries[0].status]
 
 
@@ -92,13 +91,3 @@ def _one_model(wanted: ModelRequest, talk: Talk, progress: Progress) -> SupportE
     from duat_cli.analysis.support import support_of
 
     return support_of(loaded)
-
-
-def _report(entries: list[SupportEntry], clock: Clock) -> SupportReport:
-    from importlib.metadata import version
-
-    from duat_cli.results.support import SupportReport
-
-    return SupportReport(
-        duat_version=__version__, transformers=version("transformers"), entries=entries, run=clock.run()
-    )

@@ -16,6 +16,9 @@ def announce(model: str | None, talk: Talk) -> None:
     elif model.startswith((".", "/", "~")) and not _exists(model):
         raise CheckpointError(f"{model}: no such folder")
     libraries.calm(talk)
+    from duat_cli.loading.model.memory import return_freed_memory
+
+    return_freed_memory()  # a setting of the process, which is a command's own
 
 
 def _exists(name: str) -> bool:

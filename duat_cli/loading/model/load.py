@@ -298,6 +298,11 @@ def _fill(
 def _settle(model: PreTrainedModel, files: CheckpointFiles, device: torch.device) -> None:
     """Ready to run: no gradients, no dropout, experts in a way that this dtype knows."""
     model.config.name_or_path = str(files.path)
+    settle(model, device)
+
+
+def settle(model: PreTrainedModel, device: torch.device) -> None:
+    """The same whatever it was made of."""
     if not _grouped_kernel_knows(model.dtype, device) and hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")  # the model's own loop; nothing changes where it has no experts
     model.requires_grad_(False)

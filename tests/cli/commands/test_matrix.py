@@ -12,11 +12,11 @@ from safetensors import safe_open
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from duat_cli.cli.commands.matrix import PAPER_PROMPT
 from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries
 from duat_cli.models.arrays import relative_error
 from duat_cli.results.matrix import MatrixReport
+from duat_cli.text import PAPER_PROMPT
 from duat_cli.zoo import tiny
 
 WORDS = ("<unk>", *dict.fromkeys(PAPER_PROMPT.split()), "\x1b[31m")

@@ -1,0 +1,186 @@
+"""Which model and which prompts a call is about, and both ready to run."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from duat_cli.analysis.opening import ModelRequest, PromptRequest, load_found, open_with_holdout, tokens_of
+from duat_cli.errors import InputError
+
+if TYPE_CHECKING:
+    from duat_cli.analysis.plan.task import Task
+    from duat_cli.analysis.progress import Progress
+    from duat_cli.loading.model.load import LoadedModel
+    from duat_cli.loading.prompts import Prompt
+    from duat_cli.loading.texts import PromptText
+
+Model = Any  # a folder or hub id (str or path), None for the bundled demo, or a transformers or PEFT model in memory
+Texts = str | Sequence[str]
+File = str | os.PathLike[str]
+
+
+class Loading(TypedDict, total=False):
+    """How a checkpoint is loaded; a model in memory takes none of it."""
+
+    dtype: str
+    """float32 (default), float64, bfloat16, float16, or auto: as stored."""
+    device: str
+    """cpu, cuda, cuda:1, mps, or auto (default): an accelerator if there is one."""
+    memory: int | None
+    """Bytes that the process may take; weights that do not fit are read block by block."""
+    revision: str | None
+    """Branch, tag or commit of a hub checkpoint."""
+    token: str | None
+    """Hub access token."""
+    cache_dir: str | None
+    """Where hub files are kept."""
+    trust_remote_code: bool
+    """Run Python code that comes with the checkpoint."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model and its prompts, ready to run."""
+
+    loaded: LoadedModel
+    prompts: list[Prompt]
+    tokenizer: Any
+
+    def text(self, token: int) -> str:
+        """What a token says; it may be part of a character."""
+        return self.texts([token])
+
+    def texts(self, tokens: list[int]) -> str:
+        """What tokens that follow each other say."""
+        from duat_cli.loading.quiet import calling_tokenizer
+
+        with calling_tokenizer("the tokenizer fails", InputError):
+            return str(self.tokenizer.decode(tokens))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The arguments that every call takes."""
+
+    model: Model
+    tokenizer: Any = None
+    prompts: Texts | None = None
+    file: str | os.PathLike[str] | None = None
+    max_tokens: int | None = None
+    loading: Loading = field(default_factory=Loading)
+
+    def __post_init__(self) -> None:
+        if self.in_memory:
+            if self.loading:
+                names = ", ".join(sorted(self.loading))
+                raise InputError(f"{names}: the model is in memory already; give it for a folder or a hub id alone")
+        elif self.tokenizer is not None:
+            raise InputError("tokenizer: only beside a model in memory; a checkpoint's own is read from its folder")
+        if unknown := sorted(set(self.loading) - set(Loading.__annotations__)):
+            raise TypeError(f"unexpected keyword argument '{unknown[0]}'")
+
+    @property
+    def in_memory(self) -> bool:
+        return self.model is not None and not isinstance(self.model, (str, os.PathLike))
+
+    @functools.cached_property
+    def texts(self) -> PromptRequest:
+        """The prompts; InputError for those that no text can be."""
+        given = [self.prompts] if isinstance(self.prompts, str) else self.prompts
+        if given is not None and not len(given):
+            raise InputError("prompts: an empty list; give a text, or None for the bundled set")
+        for number, text in enumerate(given or ()):
+            if not isinstance(text, str):
+                raise InputError(f"prompts[{number}]: expected a text, got {type(text).__name__}")
+            if text == "-":
+                raise InputError(f"prompts[{number}] '-': expected a text; standard input is the command line's")
+        file = None if self.file is None else os.fspath(self.file)
+        if file == "-":
+            raise InputError("prompts_file '-': expected a file; standard input is the command line's")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise InputError(f"max_tokens {self.max_tokens}: expected at least 1")
+        return PromptRequest(None if given is None else list(given), file, self.max_tokens)
+
+    def request(self, task: Task | None = None, *, own_code: bool = True) -> ModelRequest:
+        """The checkpoint; InputError for a model in memory, of which there are no files.
+
+        own_code: whether the command can run code that comes with a checkpoint.
+        """
+        if self.in_memory:
+            raise InputError(f"a {type(self.model).__name__} was given: files are read, give a folder or a hub id")
+        given = self.loading
+        if given.get("trust_remote_code") and not own_code:
+            raise InputError("trust_remote_code: this command runs no code that comes with a checkpoint")
+        return ModelRequest(
+            model=None if self.model is None else os.fspath(self.model),
+            revision=given.get("revision"),
+            token=given.get("token"),
+            cache_dir=given.get("cache_dir"),
+            trust_remote_code=given.get("trust_remote_code", False),
+            dtype=given.get("dtype", "float32"),
+            device=given.get("device", "auto"),
+            memory=given.get("memory"),
+            task=task,
+        )
+
+    def open(self, task: Task, progress: Progress, given: list[PromptText] | None = None) -> Opened:
+        """The model and its prompts. given: texts that are read already."""
+        texts = self.texts
+        if self.in_memory:
+            read = given or texts.read(progress)
+            loaded, tokenizer = self._given(progress), self._own_tokenizer()
+        else:
+            request = self.request(task)
+            read = given or texts.read(progress)
+            loaded, tokenizer = load_found(request, request.find(progress), texts, read, progress)
+        return Opened(*tokens_of(loaded, tokenizer, texts, read), tokenizer)
+
+    def open_apart(
+        self, task: Task, holdout: str | None, progress: Progress
+    ) -> tuple[LoadedModel, list[Prompt], list[Prompt]]:
+        """The same with prompts held out."""
+        if not self.in_memory:
+            return open_with_holdout(self.request(task), self.texts, holdout, progress)
+        read, apart, bundled = self.texts.read_apart(holdout, progress)
+        loaded, tokenizer = self._given(progress), self._own_tokenizer()
+        loaded, prompts = tokens_of(loaded, tokenizer, self.texts, read)
+        others = replace(self.texts, file=self.texts.file if bundled else holdout)
+        loaded, held_out = tokens_of(loaded, tokenizer, others, apart)
+        return loaded, prompts, held_out
+
+    def load(self, progress: Progress) -> LoadedModel:
+        """The model alone."""
+        if self.in_memory:
+            return self._given(progress)
+        request = self.request()
+        return request.load(request.find(progress), progress)
+
+    def _given(self, progress: Progress) -> LoadedModel:
+        progress(0, 0, "looking at the model in memory")
+        from duat_cli.loading.model.given import given
+        from duat_cli.models.discovery.modality import require_token_ids
+
+        loaded = given(self.model)
+        require_token_ids(loaded.model)
+        return loaded
+
+    def _own_tokenizer(self) -> Any:
+        """The caller's; where it has to cut, a copy that keeps the beginning of a text."""
+        if self.tokenizer is None:
+            raise InputError("tokenizer missing: give the tokenizer of the model in memory behind it")
+        if self.max_tokens is None:
+            return self.tokenizer
+        own = copy.deepcopy(self.tokenizer)
+        own.truncation_side = "right"
+        return own
+
+
+def folder(name: str | os.PathLike[str] | None) -> str | None:
+    """A path as text."""
+    return None if name is None else str(Path(name))

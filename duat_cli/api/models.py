@@ -1,0 +1,288 @@
+"""What runs a model: of a folder, of a hub id, or in memory."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, Unpack
+
+from duat_cli.analysis.plan.task import PruneOptions, Task
+from duat_cli.api.asking import Asked, File, Loading, Model, Texts
+from duat_cli.api.ground import heard, load_libraries, undisturbed
+from duat_cli.api.results import (
+    AttributeResult,
+    CompareResult,
+    InspectResult,
+    MatrixResult,
+    PruneResult,
+    SupportResult,
+    VerifyResult,
+)
+from duat_cli.api.settings import at_least, blocks_of, kinds_of, one_of, one_question, refuse_cut
+from duat_cli.errors import InputError
+from duat_cli.text import PAPER_PROMPT
+
+if TYPE_CHECKING:
+    from duat_cli.analysis.progress import Progress
+    from duat_cli.api.operator import Operator
+    from duat_cli.kinds import MetricName
+
+
+def inspect(
+    model: Model = None,
+    tokenizer: Any = None,
+    *,
+    prompts: Texts | None = None,
+    prompts_file: File | None = None,
+    max_tokens: int | None = None,
+    layers: Iterable[int] | None = None,
+    threshold: float = 0.01,
+    conv_width: int = 3,
+    spectrum: bool = False,
+    terms: bool = False,
+    end_to_end: bool = False,
+    per_prompt: bool = False,
+    null: Literal["all", "uniform"] = "all",
+    cache: bool = True,
+    progress: Progress | None = None,
+    **loading: Unpack[Loading],
+) -> InspectResult:
+    """`duat inspect`: what each block's attention operator does, exactly. Also of a model in memory.
+
+    layers: numbers of the blocks to report; null: 'all' compares with the re-initialised architecture as well, which
+    takes a second model; cache: whether Gram matrices and nulls are kept. The others are as `duat inspect --help` says.
+    """
+    load_libraries()
+    with undisturbed():
+        from duat_cli.analysis.inspect.run import InspectOptions
+        from duat_cli.analysis.inspect.run import inspect as compute
+
+        one_of("null", null, ("all", "uniform"))
+        at_least("--threshold", threshold, 0)
+        at_least("conv_width", conv_width, 1)
+        blocks = blocks_of(layers)
+        options = InspectOptions(
+            layers=blocks,
+            threshold=threshold,
+            conv_width=conv_width,
+            spectrum=spectrum,
+            terms=terms,
+            end_to_end=end_to_end,
+            per_prompt=per_prompt,
+            null=null,
+            cache=cache,
+        )
+        asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading)
+        opened = asked.open(Task("inspect", reinitialised=null == "all"), heard(progress))
+        report = compute(opened.loaded, opened.prompts, options, heard(progress))
+    return InspectResult.of(report).with_operators(functools.partial(_operator, asked, report.model.fingerprint))
+
+
+def verify(
+    model: Model = None,
+    tokenizer: Any = None,
+    *,
+    prompts: Texts | None = None,
+    prompts_file: File | None = None,
+    max_tokens: int | None = None,
+    progress: Progress | None = None,
+    **loading: Unpack[Loading],
+) -> VerifyResult:
+    """`duat verify`: only the certificate, block by block. Also of a model in memory."""
+    load_libraries()
+    with undisturbed():
+        from duat_cli.analysis.inspect.run import verify as compute
+
+        asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading)
+        opened = asked.open(Task("verify"), heard(progress))
+        report = compute(opened.loaded, opened.prompts, heard(progress))
+    return VerifyResult.of(report).with_operators(functools.partial(_operator, asked, report.model.fingerprint))
+
+
+def matrix(
+    model: Model = None,
+    tokenizer: Any = None,
+    *,
+    prompt: str = PAPER_PROMPT,
+    layer: int = 0,
+    max_tokens: int | None = None,
+    progress: Progress | None = None,
+    **loading: Unpack[Loading],
+) -> MatrixResult:
+    """`duat matrix`: the paper's explicit matrices of one block and one prompt. Also of a model in memory."""
+    load_libraries()
+    with undisturbed():
+        from duat_cli.analysis.matrix.run import matrix as compute
+
+        opened = Asked(model, tokenizer, [prompt], None, max_tokens, loading).open(Task("matrix"), heard(progress))
+        report = compute(opened.loaded, opened.prompts[0], layer, opened.text, heard(progress))
+    return MatrixResult.of(report)
+
+
+def compare(
+    model: Model = None,
+    tokenizer: Any = None,
+    *,
+    prompts: Sequence[str] | None = None,
+    prompts_file: File | None = None,
+    shared: str | None = None,
+    prefixes: Sequence[str] | None = None,
+    answer: str | None = None,
+    max_tokens: int | None = None,
+    layers: Iterable[int] | None = None,
+    per_prompt: bool = False,
+    cache: bool = True,
+    progress: Progress | None = None,
+    **loading: Unpack[Loading],
+) -> CompareResult:
+    """`duat compare`: which parameters follow the input. Also of a model in memory.
+
+    prompts: two or more, the first compared with each other one; or a `shared` text behind each of `prefixes`, and an
+    `answer` to it. What `duat compare --fixed` asks is `compare_fixed`.
+    """
+    load_libraries()
+    with undisturbed():
+        from duat_cli.analysis.compare.request import texts_of
+        from duat_cli.analysis.compare.run import CompareOptions, Vocabulary
+        from duat_cli.analysis.compare.run import compare as compute
+
+        given = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading)
+        refuse_cut(max_tokens, shared)
+        blocks, own = blocks_of(layers), given.texts
+        texts = texts_of(own.prompts, own.file, shared, prefixes, answer)
+        asked = replace(given, prompts=[text.text for text in texts.texts], file=None)
+        opened = asked.open(Task("inspect"), heard(progress), texts.texts)
+        words = Vocabulary(opened.texts, frozenset(opened.tokenizer.all_special_ids))
+        options = CompareOptions(blocks, per_prompt, cache)
+        report = compute(opened.loaded, texts, opened.prompts, options, words, heard(progress))
+    return CompareResult.of(report)
+
+
+def compare_fixed(
+    model: Model = None,
+    tokenizer: Any = None,
+    *,
+    prompts: Sequence[str] | None = None,
+    prompts_file: File | None = None,
+    max_tokens: int | None = None,
+    progress: Progress | None = None,
+    **loading: Unpack[Loading],
+) -> CompareResult:
+    """`duat compare --fixed`: the loss with attention and norm scales held at other values. Also of a model in
+    memory."""
+    load_libraries()
+    with undisturbed():
+        from duat_cli.analysis.compare.fixed import fixed
+
+        asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading)
+        opened = asked.open(Task("inspect"), heard(progress))
+        report = fixed(opened.loaded, opened.prompts, asked.texts.own, heard(progress))
+    return CompareResult.of(report)
+
+
+def attribute(
+    model: Model = None,
+    tokenizer: Any = None,
+    *,
+    prompts: Texts | None = None,
+    prompts_file: File | None = None,
+    max_tokens: int | None = None,
+    target: str | None = None,
+    against: str | None = None,
+    position: int | Literal["all"] | None = None,
+    first_token: bool = False,
+    top: int = 10,
+    steps: int = 0,
+    continuation: str | None = None,
+    measure: int = 0,
+    progress: Progress | None = None,
+    **loading: Unpack[Loading],
+) -> AttributeResult:
+    """`duat attribute`: what a prediction is made of, in exact parts that add up. Also of a model in memory."""
+    load_libraries()
+    with undisturbed():
+        from duat_cli.analysis.attribute.run import AttributeOptions
+        from duat_cli.analysis.attribute.run import attribute as compute
+        from duat_cli.analysis.attribute.targets import Asked as Target
+        from duat_cli.analysis.attribute.targets import Words
+
+        one_question(target, against, position, steps, continuation)
+        at_least("top", top, 1)
+        at_least("steps", steps, 0)
+        at_least("measure", measure, 0)
+        wished = Target(target, against, position, first_token)
+        options = AttributeOptions(wished, top, steps, continuation, measure=measure)
+        asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading)
+        opened = asked.open(Task("verify"), heard(progress))
+        loaded = replace(opened.loaded, planned_memory=None)  # of gradients nothing is planned
+        report = compute(loaded, opened.prompts, Words(opened.tokenizer), options, heard(progress))
+    return AttributeResult.of(report)
+
+
+def prune_bound(
+    model: Model = None,
+    tokenizer: Any = None,
+    *,
+    prompts: Texts | None = None,
+    prompts_file: File | None = None,
+    holdout: File | float | None = None,
+    max_tokens: int | None = None,
+    granularity: str | Iterable[str] | None = None,
+    metric: MetricName | None = None,
+    probes: int = 32,
+    measure: int = 24,
+    budget: float = 0.1,
+    ablate: Literal["zero", "mean"] = "zero",
+    confidence: float = 0.95,
+    exceed: float = 0.1,
+    uniform: bool = False,
+    progress: Progress | None = None,
+    **loading: Unpack[Loading],
+) -> PruneResult:
+    """`duat prune-bound`: what can be removed, and how far the output moves. Also of a model in memory.
+
+    holdout: a file of prompts that test the chosen sets, or a share of the prompts. Sets are written by the command.
+    """
+    load_libraries()
+    with undisturbed():
+        from duat_cli.analysis.prune.run import prune_bound as compute
+
+        one_of("metric", metric, (None, "hidden", "kl", "nll"))
+        one_of("ablate", ablate, ("zero", "mean"))
+        at_least("probes", probes, 2)
+        at_least("measure", measure, 0)
+        kinds = kinds_of(granularity)
+        options = PruneOptions(kinds, metric, probes, measure, budget, confidence, exceed, ablate == "mean", uniform)
+        asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading)
+        task, held = Task("prune-bound", pruning=options), None if holdout is None else str(holdout)
+        outcome = compute(*asked.open_apart(task, held, heard(progress)), options, heard(progress))
+    return PruneResult.of(outcome.report)
+
+
+def support(
+    model: Model = None,
+    *,
+    all_types: bool = False,
+    progress: Progress | None = None,
+    **loading: Unpack[Loading],
+) -> SupportResult:
+    """`duat support`: how far duat understands a model, in memory too; all_types: every type of text model."""
+    load_libraries()
+    with undisturbed():
+        from duat_cli.analysis.clock import Clock
+        from duat_cli.analysis.support import support_all, support_of, support_report
+
+        clock, asked = Clock(), Asked(model, loading=loading)
+        if all_types and model is not None:
+            raise InputError("all_types: stands in place of a model; give one of them")
+        entries = support_all(heard(progress)) if all_types else [support_of(asked.load(heard(progress)))]
+        report = support_report(entries, clock.run())
+    return SupportResult.of(report)
+
+
+def _operator(asked: Asked, fingerprint: str, prompt: int, block: int) -> Operator:
+    with undisturbed():
+        from duat_cli.api.operator import operator_of
+
+        return operator_of(asked, fingerprint, prompt, block, heard(None))

@@ -1,0 +1,87 @@
+"""W' of one block under one prompt, as tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from duat_cli.analysis.matrix.case import capture
+from duat_cli.analysis.plan.task import Task
+from duat_cli.analysis.session import Session
+from duat_cli.errors import CheckpointError, InputError
+
+if TYPE_CHECKING:
+    from duat_cli.analysis.matrix.case import Case
+    from duat_cli.analysis.progress import Progress
+    from duat_cli.api.asking import Asked
+    from duat_cli.models.value_path.factors import AttentionOperator
+
+
+@dataclass(frozen=True)
+class Operator:
+    """The factors of W' (Eq. 5-10), which maps a block's input to what its attention adds, constants left out:
+
+        W' = Σ_h (t[:, None] H[h] s[h]) ⊗ (V[h // (heads // kv_heads)] O[h])ᵀ,    contribution = W' vec(x)
+
+    N tokens, M hidden size, d head width; vec is row-major, one token a row. float32, or float64 where the run is.
+    """
+
+    H: Tensor
+    """(heads, N, N): attention weights; row i is what token i reads."""
+    V: Tensor
+    """(kv_heads, M, d): value maps, the gain of the norm in front included."""
+    O: Tensor  # noqa: E741
+    """(heads, d, M): output maps, the gain of a norm behind included."""
+    s: Tensor
+    """(heads, N): scale of the norm in front, by source token."""
+    t: Tensor
+    """(N,): scale of a norm behind, by target token; ones where there is none."""
+    x: Tensor
+    """(N, M): the block's input."""
+    contribution: Tensor
+    """(N, M): what the model's own attention adds, without its constants."""
+    input_ids: Tensor
+    """(tokens,) int64."""
+    tokens: list[str]
+    """What each token says."""
+    certificate_error: float
+    """Relative; the largest of the blocks up to this one."""
+
+
+def operator_of(asked: Asked, fingerprint: str, prompt: int, block: int, progress: Progress) -> Operator:
+    """Of the model that a report with this fingerprint is of."""
+    opened = asked.open(Task("matrix"), progress)
+    if not 0 <= prompt < len(opened.prompts):
+        raise InputError(f"prompt {prompt}: no such prompt; there are prompts 0 to {len(opened.prompts) - 1}")
+    chosen = opened.prompts[prompt]
+    session = Session(opened.loaded, progress, cache=False)
+    depth = len(session.structure.calls)
+    if not 0 <= block < depth:
+        raise InputError(f"block {block}: no such block; the model has blocks 0 to {depth - 1}")
+    if session.fingerprint != fingerprint:
+        raise CheckpointError(f"{opened.loaded.name}: its weights changed since the report was made; make it anew")
+    taken: list[Tensor] = []
+
+    def take(operator: AttentionOperator, case: Case) -> None:
+        rows = torch.cat([weights for _, weights in operator.rows.chunks()], dim=1)
+        scale = operator.token_scale.expand(case.tokens)
+        taken.extend(tensor.to(case.X.dtype).clone() for tensor in (rows, operator.source_scale, scale))
+
+    case = capture(session, chosen, block, progress, take)
+    H, s, t = taken
+    ids = chosen.input_ids[0]
+    return Operator(
+        H=H,
+        V=case.operator.factors.value.clone(),  # it may be the model's own memory
+        O=case.operator.factors.output.clone(),
+        s=s,
+        t=t,
+        x=case.X,
+        contribution=case.contribution,
+        input_ids=ids,
+        tokens=[opened.text(token) for token in ids.tolist()],
+        certificate_error=case.error,
+    )

@@ -1,0 +1,116 @@
+"""A plan of a command: which prompts and options it would have, and what that takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from duat_cli import __version__
+from duat_cli.errors import InputError
+
+if TYPE_CHECKING:
+    from duat_cli.analysis.clock import Clock
+    from duat_cli.analysis.opening import Found, ModelRequest, PromptRequest
+    from duat_cli.analysis.plan.run import Plan
+    from duat_cli.analysis.plan.task import PruneOptions, Task
+    from duat_cli.analysis.progress import Progress
+    from duat_cli.results.plan import Planned, PlanReport
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What is planned."""
+
+    command: Planned
+    model: ModelRequest
+    texts: PromptRequest
+    tokens: list[int] | None
+    """Numbers of tokens in place of texts."""
+    reinitialised: bool
+    """Of inspect: whether the nulls of the re-initialised model are wanted."""
+    tuned: str | None
+    """Of lora-diff."""
+    default_prompts: bool
+    """Of lora-diff: whether the bundled texts run."""
+    holdout: str | None
+    """Of prune-bound."""
+    pruning: PruneOptions | None
+    """Of prune-bound."""
+    checked: Task | None
+    """Of check: of the rules that are on."""
+    time: bool
+    """Whether this machine is measured as well."""
+
+    def __post_init__(self) -> None:
+        if self.tokens is not None and (self.texts.own or self.default_prompts or self.holdout is not None):
+            raise InputError("--tokens stands in place of texts: give it without --prompt, --prompts and --holdout")
+
+    @property
+    def runs(self) -> bool:
+        """Whether the command runs the model on prompts."""
+        return self.command != "lora-diff" or self.texts.own or self.default_prompts or self.tokens is not None
+
+
+def plan_report(request: PlanRequest, clock: Clock, progress: Progress) -> PlanReport:
+    """The plan of a command, from config.json and the headers of the weight files."""
+    from duat_cli.analysis.plan.run import plan
+
+    wanted, texts, given = request.model, request.texts, request.tokens
+    read, apart, _ = texts.read_apart(request.holdout, progress) if given is None and request.runs else ([], [], False)
+    found = wanted.find(progress)
+    task = _task(request, found)
+    if given is None:
+        counts = texts.counts(found, read, trust_remote_code=False) if request.runs and task.runs else []
+        held_out = texts.counts(found, apart, trust_remote_code=False) if request.pruning is not None else []
+    else:
+        counts, held_out = [min(count, texts.max_tokens or count) for count in given], []
+    task = replace(task, tokens=tuple(counts), held_out=tuple(held_out))
+    made = plan(found.files, task, wanted.dtype, wanted.memory)
+    if request.time:
+        progress(0, 0, "measuring how fast this machine is")
+        made = made.timed()
+    return _report(made, found, clock)
+
+
+def check_task(policy: str | None, select: list[str], dtype: str) -> Task:
+    """What is planned of `check`: of the rules that are on."""
+    from duat_cli.analysis.check.run import task_of
+    from duat_cli.checks.policy import read_policy
+    from duat_cli.checks.settings import settings_of
+    from duat_cli.checks.verdict.conclude import plan
+
+    found = read_policy(policy)
+    return task_of(plan(found, settings_of(found, select), None, False, False, dtype))
+
+
+def _task(request: PlanRequest, found: Found) -> Task:
+    from duat_cli.analysis.plan.task import Task
+
+    if request.checked is not None:
+        return request.checked
+    if request.command == "lora-diff":
+        from duat_cli.analysis.lora.run import task_of
+
+        return task_of(found, request.tuned, runs=request.runs)
+    reinitialised = request.command == "inspect" and request.reinitialised
+    return Task(request.command, reinitialised=reinitialised, pruning=request.pruning)
+
+
+def _report(made: Plan, found: Found, clock: Clock) -> PlanReport:
+    from duat_cli.results.plan import PlanReport
+
+    return PlanReport(
+        duat_version=__version__,
+        planned_command=made.task.command,
+        name=found.place.name,
+        dtype=made.shape.dtype,
+        prompt_tokens=list(made.task.tokens),
+        weights=made.weights(),
+        operations=made.operations,
+        limit_bytes=made.limit,
+        ways=list(made.ways),
+        chosen=None if made.chosen is None else made.chosen.weights,
+        reason=made.reason,
+        warnings=list(found.files.warnings),
+        run=clock.run(),
+    )

@@ -1,0 +1,176 @@
+"""The reports as Python has them: the models of results/, which can also be shown and made tables of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import PrivateAttr
+
+from duat_cli.errors import InputError
+from duat_cli.report.check.table import render_check
+from duat_cli.report.json import to_json
+from duat_cli.report.notebook import to_html
+from duat_cli.report.tables.attribute import render_attribute
+from duat_cli.report.tables.compare import render_compare
+from duat_cli.report.tables.inspect import render_inspect
+from duat_cli.report.tables.lora import render_lora
+from duat_cli.report.tables.matrix import render_matrix
+from duat_cli.report.tables.page import Page
+from duat_cli.report.tables.plan import render_plan
+from duat_cli.report.tables.prune.report import render_prune
+from duat_cli.report.tables.support import render_support
+from duat_cli.report.tables.verify import render_verify
+from duat_cli.results.attribute import AttributeReport
+from duat_cli.results.base import Result
+from duat_cli.results.check import CheckReport
+from duat_cli.results.compare import CompareReport
+from duat_cli.results.inspect import InspectReport, VerifyReport
+from duat_cli.results.lora import LoraReport
+from duat_cli.results.matrix import MatrixReport
+from duat_cli.results.plan import PlanReport
+from duat_cli.results.prune.report import PruneReport
+from duat_cli.results.support import SupportReport
+
+if TYPE_CHECKING:
+    from duat_cli.api.operator import Operator
+
+    Pick = Callable[[int, int], Operator]
+
+
+class Shown(Result):
+    """A report that can be shown. Fields are those of the command's JSON; `duat explain NAME` explains each."""
+
+    @classmethod
+    def of(cls, report: Any) -> Self:
+        """The same report; nothing is copied or checked again."""
+        return cls.model_construct(**{name: getattr(report, name) for name in type(report).model_fields})
+
+    def render(self, page: Page) -> str:
+        """The command's table on this page."""
+        raise NotImplementedError
+
+    def to_text(self, width: int = 100) -> str:
+        """The table that the command prints, `width` characters wide."""
+        return self.render(Page(width=width))
+
+    def to_json(self) -> str:
+        """The JSON that the command writes with --json."""
+        return to_json(self)
+
+    @property
+    def tables(self) -> list[str]:
+        """Names of what `to_pandas` makes a table of: the fields that are lists of objects."""
+        return [name for name in type(self).model_fields if _is_table(getattr(self, name))]
+
+    def to_pandas(self, table: str) -> Any:
+        """A DataFrame of one of `tables`: one row an entry, columns by path, such as 'operator.effective_heads'.
+
+        InputError for another name, or where pandas (the extra `pandas`) is missing.
+        """
+        if table not in self.tables:
+            raise InputError(f"'{table}': no table of this report; it has {', '.join(self.tables)}")
+        try:
+            import pandas
+        except ImportError as error:
+            raise InputError("to_pandas: pandas is missing: pip install 'duat-cli[pandas]'") from error
+        return pandas.json_normalize([row.model_dump(mode="json") for row in getattr(self, table)])
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return to_html(self.render)
+
+
+class _WithOperators(Shown):
+    """A report of blocks under prompts, which can be asked for their operators."""
+
+    _pick: Pick | None = PrivateAttr(default=None)
+
+    def with_operators(self, pick: Pick) -> Self:
+        """The same, able to give operators."""
+        self._pick = pick
+        return self
+
+    def operator(self, prompt: int = 0, block: int = 0) -> Operator:
+        """W' of one block under one prompt, by its factors as tensors; both are counted from 0.
+
+        The prompt runs once more. A model in memory is used again, and a checkpoint is loaded again; CheckpointError
+        where its weights are no longer those of this report.
+        """
+        if self._pick is None:
+            raise InputError("operator: this report was not made by a call of the API, so its model is not known")
+        return self._pick(prompt, block)
+
+
+class InspectResult(_WithOperators, InspectReport):
+    """The report of `inspect`."""
+
+    def render(self, page: Page) -> str:
+        return render_inspect(self, page)
+
+
+class VerifyResult(_WithOperators, VerifyReport):
+    """The report of `verify`."""
+
+    def render(self, page: Page) -> str:
+        return render_verify(self, page)
+
+
+class MatrixResult(Shown, MatrixReport):
+    """The report of `matrix`."""
+
+    def render(self, page: Page) -> str:
+        return render_matrix(self, page)
+
+
+class CompareResult(Shown, CompareReport):
+    """The report of `compare`."""
+
+    def render(self, page: Page) -> str:
+        return render_compare(self, page)
+
+
+class AttributeResult(Shown, AttributeReport):
+    """The report of `attribute`."""
+
+    def render(self, page: Page) -> str:
+        return render_attribute(self, page)
+
+
+class PruneResult(Shown, PruneReport):
+    """The report of `prune_bound`."""
+
+    def render(self, page: Page) -> str:
+        return render_prune(self, page)
+
+
+class LoraResult(Shown, LoraReport):
+    """The report of `lora_diff`."""
+
+    def render(self, page: Page) -> str:
+        return render_lora(self, page)
+
+
+class CheckResult(Shown, CheckReport):
+    """The report of `check`."""
+
+    def render(self, page: Page) -> str:
+        return render_check(self, page)
+
+
+class SupportResult(Shown, SupportReport):
+    """The report of `support`."""
+
+    def render(self, page: Page) -> str:
+        return render_support(self, page)
+
+
+class PlanResult(Shown, PlanReport):
+    """The report of `plan`."""
+
+    def render(self, page: Page) -> str:
+        return render_plan(self, page)
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(row, Result) for row in value)

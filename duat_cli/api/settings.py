@@ -1,0 +1,74 @@
+"""Values that the command line refuses by their type, for callers who have no such help."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+from duat_cli.errors import InputError
+from duat_cli.kinds import KINDS, Kind
+
+
+def one_of(name: str, value: object, choices: Sequence[object]) -> None:
+    """InputError names the choices."""
+    if value not in choices:
+        raise InputError(f"{name} {value!r}: expected {', '.join(map(str, choices))}")
+
+
+def at_least(name: str, value: float, low: float) -> None:
+    if not math.isfinite(value) or value < low:
+        raise InputError(f"{name} {value}: expected a number of at least {low:g}")
+
+
+def kinds_of(names: str | Iterable[str] | None) -> tuple[Kind, ...]:
+    """What may go: one kind or several; None is every kind."""
+    if names is None:
+        return KINDS
+    found = [names] if isinstance(names, str) else list(names)
+    for name in found:
+        one_of("granularity", name, KINDS)
+    if not found:
+        raise InputError(f"granularity: none given; expected some of {', '.join(KINDS)}")
+    return cast("tuple[Kind, ...]", tuple(dict.fromkeys(found)))
+
+
+def blocks_of(layers: Iterable[int] | None) -> frozenset[int] | None:
+    """Numbers of blocks; None is every block."""
+    if layers is None:
+        return None
+    found = frozenset(layers)
+    for number in found:
+        if type(number) is not int or number < 0:
+            raise InputError(f"layers: {number!r} is no number of a block; expected such as [0, 3]")
+    if not found:
+        raise InputError("layers: no block given; None is every block")
+    return found
+
+
+def refuse_cut(max_tokens: int | None, shared: str | None) -> None:
+    """Of `compare`."""
+    if max_tokens is not None and shared is not None:
+        raise InputError("--max-tokens: would cut the --shared text, which stands last; shorten the texts themselves")
+
+
+def one_question(
+    target: str | None,
+    against: str | None,
+    position: object,
+    steps: int,
+    continuation: str | None,
+    target_field: str | None = None,
+) -> None:
+    """Of `attribute`: what is attributed is said once."""
+    if target is not None and not target:
+        raise InputError("--target: an empty text is no token")
+    asks = {
+        "--target": any(given is not None for given in (target, target_field, position, against)),
+        "--steps": steps > 0,
+        "--continuation": continuation is not None,
+    }
+    both = [name for name, given in asks.items() if given]
+    if len(both) > 1:
+        said = " and ".join(both)
+        raise InputError(f"{said}: each says what is attributed (so do --against and --position); give one of them")

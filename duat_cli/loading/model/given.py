@@ -1,0 +1,125 @@
+"""A model that is in memory already, made ready to run without touching it.
+
+What runs is a copy of its modules over the same weights: parameters share their memory with the model's own, and
+everything else (config, hooks, modes, buffers) is copied. The model itself is left as it was.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from duat_cli.compat.torch import uncompiled
+from duat_cli.errors import InputError, UnsupportedModelError
+from duat_cli.loading.checkpoint.headers import TensorEntry
+from duat_cli.loading.checkpoint.preflight import CheckpointFiles
+from duat_cli.loading.checkpoint.stored import STORED
+from duat_cli.loading.model.load import DTYPES, LoadedModel, settle
+from duat_cli.loading.model.notes import weight_notes
+from duat_cli.loading.model.weights_check import Scan
+from duat_cli.loading.quiet import foreign_errors, hushed
+from duat_cli.loading.wording import listed
+from duat_cli.text import clean
+
+_NAMES = {dtype: name for name, dtype in STORED.items()}
+
+
+def given(model: Any) -> LoadedModel:
+    """A transformers model, or a PEFT model of one, as `load` gives a checkpoint's.
+
+    Of a PEFT model the active adapters are merged, as PEFT merges them, into copies of the weights that they change.
+    InputError or UnsupportedModelError, one line, says what cannot be taken.
+    """
+    model = uncompiled(model)
+    wrapped = _is_peft(model)
+    own = model.get_base_model() if wrapped else model
+    if not isinstance(own, PreTrainedModel):
+        raise InputError(f"a {type(model).__name__} was given: expected a transformers model, or a PEFT model of one")
+    device = _device(own)
+    with hushed(), torch.no_grad():
+        with foreign_errors(f"{type(own).__name__}: its modules cannot be copied", UnsupportedModelError):
+            shell = copy.deepcopy(model, _memo(model))
+        notes: list[str] = []
+        if wrapped:
+            shell, notes = _merged(shell)
+        with foreign_errors(f"{type(own).__name__}: cannot be run with eager attention", UnsupportedModelError):
+            shell.set_attn_implementation("eager")
+        settle(shell, device)
+    scan = Scan()
+    for name, parameter in shell.named_parameters():
+        scan.see(name, parameter)
+    name = clean(str(shell.config.name_or_path or type(shell).__name__))
+    return LoadedModel(
+        model=shell,
+        name=name,
+        revision=None,
+        files=_described(shell, name),
+        dtype=str(shell.dtype).removeprefix("torch."),
+        device=str(device),
+        warnings=(*notes, *weight_notes(scan.nonfinite, scan.zero, sum(p.ndim > 1 for p in shell.parameters()))),
+        nonfinite_weights=scan.nonfinite,
+    )
+
+
+def _is_peft(model: Any) -> bool:
+    return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
+
+
+def _device(model: PreTrainedModel) -> torch.device:
+    """Where all of it is; refuses what is spread, quantised or not there."""
+    name = type(model).__name__
+    devices = sorted({str(p.device) for p in model.parameters()})
+    if "meta" in devices:
+        raise UnsupportedModelError(f"{name}: some of its weights are not in memory; give the checkpoint's folder")
+    if len(devices) != 1:
+        raise UnsupportedModelError(f"{name}: its weights are on {listed(devices)}; move it to one device")
+    for parameter, value in model.named_parameters():
+        kind = type(value.data)
+        if value.dtype not in DTYPES.values() or kind is not Tensor:
+            raise UnsupportedModelError(
+                f"{name}: {clean(parameter)} is a {kind.__name__} of {value.dtype}; duat runs plain tensors "
+                "of float32, float64, bfloat16 and float16"
+            )
+    return next(model.parameters()).device
+
+
+def _memo(model: nn.Module) -> dict[int, Any]:
+    """What stands in the copy for each parameter and buffer: the same memory, but where adapters will be merged."""
+    tuned = [layer for m in model.modules() if isinstance(layer := getattr(m, "base_layer", None), nn.Module)]
+    changed = {id(p) for layer in tuned for p in layer.parameters()}
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        value = parameter.detach()
+        memo[id(parameter)] = nn.Parameter(value.clone() if id(parameter) in changed else value, requires_grad=False)
+    for buffer in model.buffers():
+        memo[id(buffer)] = buffer.detach().clone()
+    return memo
+
+
+def _merged(shell: Any) -> tuple[PreTrainedModel, list[str]]:
+    """The base of a PEFT model with what its adapters do now, and a note of it."""
+    if shell.active_peft_config.is_prompt_learning:
+        kind = clean(str(shell.active_peft_config.peft_type.value))
+        raise UnsupportedModelError(f"{kind}: puts vectors in front of the tokens and changes no weights; not read yet")
+    # of a layer of PEFT's it is a flag, of transformers' models a method
+    disabled = any(getattr(module, "disable_adapters", None) is True for module in shell.modules())
+    names = listed([clean(name) for name in shell.active_adapters])
+    with foreign_errors(f"adapter {names}: PEFT cannot merge it", UnsupportedModelError):
+        if disabled:
+            shell.unmerge_adapter()
+            return shell.unload(), [f"the adapter {names} is disabled: these are the numbers of its base"]
+        return shell.merge_and_unload(progressbar=False), [f"the adapter {names} is merged into its base"]
+
+
+def _described(model: nn.Module, name: str) -> CheckpointFiles:
+    """As headers would say it: the weights' dtypes and shapes."""
+    tensors = {
+        n: TensorEntry(tuple(p.shape), _NAMES[p.dtype], "", p.numel() * p.element_size(), 0)
+        for n, p in model.named_parameters()
+    }
+    return CheckpointFiles(Path(name), {}, (), tensors, (), sum(t.bytes for t in tensors.values()), {})

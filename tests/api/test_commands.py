@@ -1,0 +1,291 @@
+"""The API against the command line, and against itself with the model in memory."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from children import PATIENCE
+
+import duat_cli as duat
+from duat_cli.cli.main import run
+from duat_cli.loading.checkpoint.source import demo_adapter_path, demo_path
+
+TEXTS = ["The cat sat on the mat.", "def main(argv):"]
+PROMPTS = [word for text in TEXTS for word in ("--prompt", text)]
+DEMO, ADAPTER = str(demo_path()), str(demo_adapter_path())
+
+
+def without_run(document: Any) -> Any:
+    """What does not differ between two runs."""
+    return {key: value for key, value in document.items() if key != "run"}
+
+
+def of_command(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> Any:
+    capsys.readouterr()
+    assert run([*arguments, "--json", "-q"]) in (0, 1)
+    return json.loads(capsys.readouterr().out)
+
+
+CASES: dict[str, tuple[list[str], Callable[[], Any]]] = {
+    "inspect": (
+        ["inspect", DEMO, *PROMPTS, "--null", "uniform", "--layers", "1,3", "--terms", "--per-prompt"],
+        lambda: duat.inspect(DEMO, prompts=TEXTS, null="uniform", layers=[1, 3], terms=True, per_prompt=True),
+    ),
+    "verify": (["verify", *PROMPTS, "--max-tokens", "4"], lambda: duat.verify(prompts=TEXTS, max_tokens=4)),
+    "matrix": (["matrix", DEMO, "--layer", "2"], lambda: duat.matrix(Path(DEMO), layer=2)),
+    "compare": (["compare", "--layers", "1"], lambda: duat.compare(layers=[1])),
+    "compare --shared": (
+        ["compare", DEMO, "--shared", "def f(x):", "--prefix", "class A:", "--answer", "return x"],
+        lambda: duat.compare(DEMO, shared="def f(x):", prefixes=["class A:"], answer="return x"),
+    ),
+    "compare --fixed": (
+        ["compare", DEMO, "--fixed", *PROMPTS, "--max-tokens", "4"],
+        lambda: duat.compare_fixed(DEMO, prompts=TEXTS, max_tokens=4),
+    ),
+    "attribute": (
+        ["attribute", DEMO, "--prompt", TEXTS[0], "--position", "-2", "--top", "3"],
+        lambda: duat.attribute(DEMO, prompts=TEXTS[0], position=-2, top=3),
+    ),
+    "inspect --end-to-end": (
+        ["inspect", "--prompt", "def f(x):", "--end-to-end", "--null", "uniform"],
+        lambda: duat.inspect(prompts="def f(x):", end_to_end=True, null="uniform"),
+    ),
+    "prune-bound": (
+        ["prune-bound", DEMO, *PROMPTS, "--granularity", "head,block", "--measure", "2", "--probes", "4"],
+        lambda: duat.prune_bound(DEMO, prompts=TEXTS, granularity=["head", "block"], measure=2, probes=4),
+    ),
+    "lora-diff": (["lora-diff", DEMO, ADAPTER], lambda: duat.lora_diff(DEMO, Path(ADAPTER))),
+    "lora-diff on prompts": (
+        ["lora-diff", DEMO, ADAPTER, *PROMPTS],
+        lambda: duat.lora_diff(DEMO, ADAPTER, prompts=TEXTS),
+    ),
+    "check": (
+        ["check", DEMO, "--policy", "strict", *PROMPTS],
+        lambda: duat.check(DEMO, policy="strict", prompts=TEXTS),
+    ),
+    "check --weights-only": (["check", DEMO, "--weights-only"], lambda: duat.check(DEMO, weights_only=True)),
+    "support": (["support", DEMO], lambda: duat.support(DEMO)),
+    "plan": (
+        ["plan", DEMO, "--for", "check", "--tokens", "2x32", "--memory", "4GiB"],
+        lambda: duat.plan(DEMO, command="check", tokens=[32, 32], memory=4 << 30),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_call_and_its_command_give_equal_json(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments, call = CASES[name]
+    report = call()
+    assert capsys.readouterr() == ("", "")
+    expected = of_command(arguments, capsys)
+    assert without_run(json.loads(report.to_json())) == without_run(expected)
+    assert report.command == expected["command"]
+
+
+def in_memory(report: Any) -> Any:
+    """Without what says where the model comes from, and in which dtype it was stored there."""
+    found = without_run(json.loads(report.to_json()))
+    for block in found.get("blocks", []):
+        block.get("range", {}).pop("stored_dtype", None)
+    found["model"] = {key: value for key, value in found["model"].items() if key != "name"}
+    return found
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda *model: duat.inspect(*model, prompts=TEXTS, null="uniform"),
+        lambda *model: duat.verify(*model, prompts=TEXTS[0], max_tokens=4),
+        lambda *model: duat.matrix(*model, layer=1),
+        lambda *model: duat.compare(*model, prompts=["The cat sat.", "The cat ran."]),
+        lambda *model: duat.attribute(*model, prompts=TEXTS[0], max_tokens=5, measure=2),
+        lambda *model: duat.prune_bound(*model, prompts=TEXTS, granularity="head", measure=2, probes=4),
+    ],
+    ids=["inspect", "verify", "matrix", "compare", "attribute", "prune_bound"],
+)
+def test_a_model_in_memory_gives_what_its_folder_gives(
+    call: Callable[..., Any], demo: Any, tokenizer: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    demo.train()
+    capfd.readouterr()
+    report = call(demo, tokenizer)
+    assert capfd.readouterr() == ("", "")
+    assert in_memory(report) == in_memory(call(DEMO))
+    assert report.model.name == str(demo_path())
+    assert demo.training
+
+
+def test_support_takes_a_model_in_memory(demo: Any) -> None:
+    assert duat.support(demo).entries == duat.support(DEMO).entries
+
+
+def test_a_peft_model_is_its_merged_model(demo: Any, tokenizer: Any, tmp_path: Path) -> None:
+    model = peft.PeftModel.from_pretrained(demo, ADAPTER)
+    report = duat.verify(model, tokenizer, prompts=TEXTS)
+    peft.PeftModel.from_pretrained(demo, ADAPTER).merge_and_unload().save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    merged = duat.verify(tmp_path, prompts=TEXTS)
+    assert report.certificate == merged.certificate
+    assert report.model.fingerprint == merged.model.fingerprint != duat.verify(DEMO, prompts=TEXTS).model.fingerprint
+
+
+# -- errors -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "call", "kind"),
+    [
+        (["inspect", "nowhere/there"], lambda: duat.inspect("./nowhere/there"), duat.DuatError),
+        (["matrix", DEMO, "--layer", "9"], lambda: duat.matrix(DEMO, layer=9), duat.InputError),
+        (
+            ["inspect", DEMO, "--threshold", "-1"],
+            lambda: duat.inspect(DEMO, threshold=-1.0),
+            duat.InputError,
+        ),
+        (["prune-bound", "--budget", "0"], lambda: duat.prune_bound(budget=0), duat.InputError),
+        (
+            ["prune-bound", "--uniform", "--granularity", "head"],
+            lambda: duat.prune_bound(uniform=True, granularity="head"),
+            duat.InputError,
+        ),
+        (["prune-bound", "--exceed", "2"], lambda: duat.prune_bound(exceed=2), duat.InputError),
+        (["compare", "--prompt", "x"], lambda: duat.compare(prompts=["x"]), duat.InputError),
+        (
+            ["attribute", "--steps", "1", "--target", "x"],
+            lambda: duat.attribute(steps=1, target="x"),
+            duat.InputError,
+        ),
+        (["lora-diff", DEMO], lambda: duat.lora_diff(DEMO), duat.InputError),
+        (["lora-diff", "--max-tokens", "3"], lambda: duat.lora_diff(max_tokens=3), duat.InputError),
+        (["check", DEMO, "--policy", "nope"], lambda: duat.check(DEMO, policy="nope"), duat.InputError),
+        (["plan", "--tokens", "3", "--prompt", "x"], lambda: duat.plan(tokens=[3], prompts="x"), duat.InputError),
+        (["verify", "--prompt", " "], lambda: duat.verify(prompts=[" "]), duat.InputError),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_an_error_is_the_line_of_the_command(
+    arguments: list[str], call: Callable[[], Any], kind: type[Exception], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(kind) as caught:
+        call()
+    assert capsys.readouterr() == ("", "")
+    if arguments[0] == "inspect" and arguments[1] != DEMO:
+        assert "no such folder" in str(caught.value)
+        return
+    assert run(arguments) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.partition(": ")[2].lstrip() in (str(caught.value), f"error: {caught.value}")
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda model: duat.inspect(model, prompts=["x"]), "tokenizer missing"),
+        (lambda model: duat.inspect(model, "t", prompts=["x"], dtype="bfloat16"), "dtype: the model is in memory"),
+        (lambda model: duat.inspect(DEMO, "t", prompts=["x"]), "tokenizer: only beside a model in memory"),
+        (lambda model: duat.inspect(DEMO, prompts=[]), "prompts: an empty list"),
+        (lambda model: duat.inspect(DEMO, prompts=["-"]), "standard input is the command line's"),
+        (lambda model: duat.inspect(DEMO, prompts=[3]), r"prompts\[0\]: expected a text, got int"),
+        (lambda model: duat.inspect(DEMO, prompts_file="-"), "prompts_file '-'"),
+        (lambda model: duat.inspect(DEMO, max_tokens=0), "max_tokens 0"),
+        (lambda model: duat.inspect(DEMO, null="none"), "null 'none': expected all, uniform"),
+        (lambda model: duat.inspect(DEMO, layers=[-1]), "layers: -1 is no number of a block"),
+        (lambda model: duat.inspect(DEMO, layers=[]), "layers: no block given"),
+        (lambda model: duat.prune_bound(DEMO, granularity="layer"), "granularity 'layer': expected"),
+        (lambda model: duat.prune_bound(DEMO, granularity=[]), "granularity: none given"),
+        (lambda model: duat.prune_bound(DEMO, probes=1), "probes 1: expected a number of at least 2"),
+        (duat.check, "a LlamaForCausalLM was given: files are read"),
+        (lambda model: duat.check(DEMO, select="integrity.*"), "select 'integrity.*': expected a list"),
+        (lambda model: duat.lora_diff(DEMO, ADAPTER, trust_remote_code=True), "trust_remote_code: this command"),
+        (lambda model: duat.plan(DEMO, command="explain"), "command 'explain': expected inspect"),
+        (lambda model: duat.support(DEMO, all_types=True), "all_types: stands in place of a model"),
+    ],
+)
+def test_what_only_python_can_say_wrong(call: Callable[[Any], Any], said: str, demo: Any) -> None:
+    with pytest.raises(duat.InputError, match=said):
+        call(demo)
+
+
+def test_an_unknown_argument_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="devise"):
+        duat.verify(DEMO, devise="cpu")  # type: ignore[call-arg]
+
+
+# -- the process --------------------------------------------------------------------------------------------------
+
+
+def process() -> dict[str, Any]:
+    """What belongs to the caller's process."""
+    return {
+        "threads": torch.get_num_threads(),
+        "alive": {thread.name for thread in threading.enumerate()},
+        "grad": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "dtype": torch.get_default_dtype(),
+        "random": torch.get_rng_state().tolist(),
+        "filters": list(warnings.filters),
+        "levels": {name: logging.getLogger(name).level for name in ("", "transformers", "huggingface_hub")},
+        "handlers": {name: list(logging.getLogger(name).handlers) for name in ("", "transformers", "huggingface_hub")},
+        "signals": {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE)},
+        "streams": (id(sys.stdout), id(sys.stderr)),
+        "frozen": gc.get_freeze_count(),
+        "collecting": gc.isenabled(),
+        "modes": len(torch.overrides._get_current_function_mode_stack()),
+    }
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_nothing_of_the_process_changes(mode: Callable[[], Any], demo: Any, tokenizer: Any) -> None:
+    with mode():
+        before = process()
+        reports = [
+            duat.inspect(demo, tokenizer, prompts=TEXTS),
+            duat.prune_bound(prompts=TEXTS, granularity="head", measure=2, probes=4),
+            duat.lora_diff(prompts=TEXTS),
+            duat.check(prompts=TEXTS),
+        ]
+        after = process()
+        assert after.pop("alive") <= before.pop("alive")
+        assert after == before
+    assert reports[0].certificate.exact
+
+
+def test_progress_is_heard() -> None:
+    heard: list[tuple[int, int, str]] = []
+    duat.verify(prompts=TEXTS, progress=lambda *step: heard.append(step))
+    assert [step for step in heard if step[1] == 12][-1] == (12, 12, "prompt 2 of 2")
+
+
+HEAVY = ("torch", "transformers", "pydantic", "rich", "typer", "pandas", "duat_cli.api")
+
+
+def loaded_by(code: str) -> set[str]:
+    script = f"{code}\nimport sys; print(*[name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE, check=True)
+    return set(done.stdout.split())
+
+
+def test_the_import_is_light() -> None:
+    assert loaded_by("import duat_cli; dir(duat_cli); duat_cli.DuatError") == set()
+    assert "torch" not in loaded_by("import duat_cli; duat_cli.inspect")
+    assert "torch" not in loaded_by("import duat_cli; duat_cli.check(weights_only=True)")
+    assert "duat_cli.api" not in loaded_by("import duat_cli.cli.main")
+
+
+def test_every_name_is_there() -> None:
+    assert {getattr(duat, name).__name__ for name in duat.__all__ if not name.startswith("__")} <= set(dir(duat))
+    with pytest.raises(AttributeError, match="nope"):
+        _ = duat.nope

@@ -1,0 +1,73 @@
+"""What a report can do beside being one: text, HTML, tables."""
+
+from __future__ import annotations
+
+import html
+import re
+import sys
+from typing import Any
+
+import pytest
+
+import duat_cli as duat
+from duat_cli.api.results import InspectResult
+from duat_cli.report.json import to_json
+
+
+@pytest.fixture(scope="module")
+def report() -> InspectResult:
+    return duat.inspect(prompts=["The cat <b>sat</b> & slept."], null="uniform")
+
+
+def test_a_row_an_entry_and_a_column_a_number(report: InspectResult) -> None:
+    pytest.importorskip("pandas")
+    frame = report.to_pandas("blocks")
+    assert list(frame["index"]) == [block.index for block in report.blocks] == list(range(6))
+    assert list(frame["operator.effective_heads"]) == [block.operator.effective_heads for block in report.blocks]
+    assert list(frame["null.uniform.density.numerical"]) == [
+        block.null.uniform.density.numerical for block in report.blocks if block.null.uniform
+    ]
+
+
+def test_every_table_of_every_report_is_one(report: InspectResult) -> None:
+    pytest.importorskip("pandas")
+    reports: list[Any] = [report, duat.matrix(), duat.lora_diff(), duat.check(weights_only=True), duat.plan()]
+    for each in reports:
+        assert each.tables
+        for name in each.tables:
+            assert len(each.to_pandas(name)) == len(getattr(each, name)) > 0
+        for text in (each.to_text(80), each._repr_html_()):
+            assert "\x1b" not in text
+
+
+def test_another_name_is_refused(report: InspectResult) -> None:
+    with pytest.raises(duat.InputError, match="'layers': no table of this report; it has prompts, blocks"):
+        report.to_pandas("layers")
+
+
+def test_without_pandas_it_says_what_to_install(report: InspectResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(duat.InputError, match=re.escape("pip install 'duat-cli[pandas]'")):
+        report.to_pandas("blocks")
+
+
+def test_the_html_is_the_table_with_its_characters_escaped(report: InspectResult) -> None:
+    shown = report._repr_html_()
+    assert shown.startswith("<pre ")
+    assert set(re.findall(r"</?(\w+)", shown)) == {"pre", "span"}
+    text = html.unescape(re.sub(r"<[^>]+>", "", shown))
+    assert [line.rstrip() for line in text.strip().splitlines()] == report.to_text(120).strip().splitlines()
+
+
+def test_foreign_text_is_no_element() -> None:
+    entry = duat.support().entries[0].model_copy(update={"status": "refused", "reason": "<script>alert(1)</script>"})
+    report = duat.support().model_copy(update={"entries": [entry]})
+    assert "&lt;script&gt;" in report._repr_html_()
+    assert "<script" not in report._repr_html_()
+
+
+def test_the_json_is_the_reports(report: InspectResult) -> None:
+    again = type(report).model_validate_json(report.to_json())
+    assert again.to_json() == report.to_json() == to_json(report)
+    with pytest.raises(duat.InputError, match="not made by a call"):
+        again.operator()

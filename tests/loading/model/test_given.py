@@ -1,0 +1,160 @@
+"""A model in memory: what runs is that model, and the model stays as it was."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import peft
+import pytest
+import torch
+from torch import Tensor, nn
+
+from duat_cli.errors import InputError, UnsupportedModelError
+from duat_cli.loading.model.given import given
+from duat_cli.zoo import tiny
+
+IDS = torch.tensor([[11, 12, 13, 14, 15, 12]])
+
+
+def adapted(model_type: str = "llama", **options: Any) -> Any:
+    """A tiny model with LoRA whose B is not zero, as after training."""
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"], **options)
+    model = peft.get_peft_model(tiny.tiny_model(model_type), config)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(0, 0.3, generator=generator)
+    return model.eval()
+
+
+@torch.no_grad()
+def logits(model: Any) -> Tensor:
+    return model(input_ids=IDS, use_cache=False).logits
+
+
+def state(model: Any) -> dict[str, Any]:
+    """Everything that a caller could see change."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    return {
+        "values": {name: value.detach().clone() for name, value in model.state_dict().items()},
+        "memory": {name: value.data_ptr() for name, value in tensors},
+        "objects": {name: id(value) for name, value in tensors},
+        "requires_grad": {name: value.requires_grad for name, value in tensors},
+        "grad": {name: None if value.grad is None else value.grad.clone() for name, value in tensors},
+        "training": {name: module.training for name, module in model.named_modules()},
+        "modules": {name: (id(module), type(module)) for name, module in model.named_modules()},
+        "own": {name: sorted(vars(module)) for name, module in model.named_modules()},
+        "hooks": {name: [*module._forward_hooks, *module._forward_pre_hooks] for name, module in model.named_modules()},
+        "config": copy.deepcopy(model.config.to_dict()),
+        "attention": model.config._attn_implementation,
+    }
+
+
+def same(left: Any, right: Any) -> bool:
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    return torch.equal(left, right) if isinstance(left, Tensor) else bool(left == right)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "qwen2_moe"])
+def test_it_runs_as_the_model_does_and_shares_its_weights(model_type: str) -> None:
+    model = tiny.tiny_model(model_type)
+    loaded = given(model)
+    assert torch.allclose(logits(loaded.model), logits(model), atol=1e-5)
+    own = {parameter.data_ptr() for parameter in model.parameters()}
+    assert {parameter.data_ptr() for parameter in loaded.model.parameters()} == own
+    assert not any(parameter.requires_grad for parameter in loaded.model.parameters())
+    assert loaded.model.config._attn_implementation == "eager"
+    assert loaded.files.total_bytes == sum(p.numel() * p.element_size() for p in model.parameters())
+
+
+@pytest.mark.parametrize("make", [lambda: tiny.tiny_model("llama"), adapted], ids=["plain", "peft"])
+def test_the_model_stays_as_it_was(make: Callable[[], Any]) -> None:
+    model = make().train()
+    model.register_forward_hook(lambda *args: None)
+    model.set_attn_implementation("sdpa") if hasattr(model, "set_attn_implementation") else None
+    model(input_ids=IDS, labels=IDS).loss.backward()
+    before = state(model)
+    loaded = given(model)
+    logits(loaded.model)
+    assert same(state(model), before)
+    assert not loaded.model.training
+
+
+def test_the_comparison_can_fail() -> None:
+    model = tiny.tiny_model("llama")
+    before = state(model)
+    model.model.layers[0].mlp.down_proj.weight.data[0, 0] += 1
+    assert not same(state(model), before)
+
+
+@pytest.mark.parametrize("options", [{}, {"use_dora": True}, {"modules_to_save": ["lm_head"]}], ids=str)
+def test_of_a_peft_model_the_adapters_are_merged(options: dict[str, Any]) -> None:
+    model = adapted(**options)
+    before, loaded = state(model), given(model)
+    assert torch.allclose(logits(loaded.model), logits(model), atol=1e-4)
+    with model.disable_adapter():
+        assert not torch.allclose(logits(loaded.model), logits(model), atol=1e-3)
+    assert same(state(model), before)
+    assert any("merged" in note for note in loaded.warnings)
+    assert not any("lora" in name for name, _ in loaded.model.named_parameters())
+
+
+def test_a_disabled_adapter_is_left_out() -> None:
+    model = adapted()
+    with model.disable_adapter():
+        loaded = given(model)
+        assert torch.allclose(logits(loaded.model), logits(model), atol=1e-5)
+    assert any("disabled" in note for note in loaded.warnings)
+    assert not torch.allclose(logits(loaded.model), logits(model), atol=1e-3)
+
+
+def test_a_merged_adapter_is_not_merged_twice() -> None:
+    model = adapted()
+    expected = logits(model)
+    model.merge_adapter()
+    assert torch.allclose(logits(given(model).model), expected, atol=1e-4)
+
+
+def test_a_compiled_model_is_taken_as_what_it_compiles() -> None:
+    model = tiny.tiny_model("llama")
+    assert torch.allclose(logits(given(torch.compile(model)).model), logits(model), atol=1e-5)
+
+
+def test_weights_that_are_no_numbers_are_counted() -> None:
+    model = tiny.tiny_model("llama")
+    model.model.layers[1].mlp.up_proj.weight.data[0, :3] = torch.nan
+    assert given(model).nonfinite_weights == {"model.layers.1.mlp.up_proj.weight": 3}
+
+
+def prompt_tuned() -> Any:
+    return peft.get_peft_model(
+        tiny.tiny_model("llama"), peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    )
+
+
+def in_float8() -> Any:
+    model = tiny.tiny_model("llama")
+    weight = model.model.layers[0].mlp.up_proj.weight
+    model.model.layers[0].mlp.up_proj.weight = nn.Parameter(weight.to(torch.float8_e4m3fn), requires_grad=False)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "said"),
+    [
+        (lambda: nn.Linear(2, 2), InputError, "a Linear was given: expected a transformers model"),
+        (lambda: 3, InputError, "a int was given"),
+        (lambda: tiny.tiny_model("llama").to("meta"), UnsupportedModelError, "not in memory"),
+        (in_float8, UnsupportedModelError, "up_proj.weight is a Tensor of torch.float8_e4m3fn"),
+        (prompt_tuned, UnsupportedModelError, "PROMPT_TUNING: puts vectors in front of the tokens"),
+    ],
+    ids=["a layer", "a number", "on meta", "float8", "prompt tuning"],
+)
+def test_what_cannot_be_taken_is_one_line(make: Callable[[], Any], kind: type[Exception], said: str) -> None:
+    with pytest.raises(kind, match=said) as caught:
+        given(make())
+    assert "\n" not in str(caught.value)
