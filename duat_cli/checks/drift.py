@@ -170,6 +170,6 @@ def refuse_other_model(
     alike = any(angle < _RELATED for angle in angles)
     if angles and not alike and math.hypot(*angles) > _FOREIGN * math.sqrt(len(angles)):
         raise InputError(
-            f"{where}: belongs to another model: its tensors and this checkpoint's have nothing in common; give its "
-            "own baseline, or delete the file and run with --update-baseline"
+            f"{where}: belongs to another model, or this one's weights are lost: its tensors and this checkpoint's "
+            "have nothing in common; give the model's own baseline, or fetch the checkpoint again"
         )
