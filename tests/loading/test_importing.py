@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import gc
+import sys
 from contextlib import suppress
 
 import pytest
 
-from duat_cli.loading.importing import uncollected
+from duat_cli.loading.importing import LAST, uncollected
 
 
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a process that has imported nothing yet."""
+    monkeypatch.delitem(sys.modules, LAST, raising=False)
+
+
+@pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize("fault", [None, ImportError])
 def test_garbage_is_collected_again_but_not_looked_for_in_what_was_imported(fault: type[Exception] | None) -> None:
     try:
@@ -25,6 +33,7 @@ def test_garbage_is_collected_again_but_not_looked_for_in_what_was_imported(faul
     assert any(found is imported for found in gc.get_objects())  # or the line above could not fail
 
 
+@pytest.mark.usefixtures("fresh")
 def test_what_was_off_stays_off() -> None:
     gc.disable()
     try:
@@ -34,3 +43,12 @@ def test_what_was_off_stays_off() -> None:
     finally:
         gc.enable()
         gc.unfreeze()
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_process_that_has_imported_them_freezes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, LAST, sys)
+    before = gc.get_freeze_count()
+    with uncollected():
+        assert gc.isenabled()
+    assert gc.get_freeze_count() == before

@@ -20,26 +20,26 @@ def blamed(config: dict[str, Any], error: str, builds: Callable[[dict[str, Any]]
     config: as written. error: what was said. builds: whether a config does without that error. Fields whose value the
     error has come first; a yes or no is turned round, as the default may be the same. kind: of the values to try.
     """
-    stated = [found for found in _paths(config, "") if isinstance(found[1], kind)]
-    paths = sorted(stated, key=lambda found: (_text(found[1]) not in error, found[0].count(".")))
+    stated = [found for found in _paths(config, ()) if isinstance(found[1], kind)]
+    paths = sorted(stated, key=lambda found: (_text(found[1]) not in error, len(found[0])))
     for path, value in paths[:_MOST]:
         if builds(_without(config, path, value)):
-            named = f"{clean(path)} {shown(value) if isinstance(value, str) else clean(_text(value))}"
-            return "" if path.rpartition(".")[2] in error else f"; {named} is why: without it this error is gone"
+            named = f"{clean('.'.join(path))} {shown(value) if isinstance(value, str) else clean(_text(value))}"
+            return "" if path[-1] in error else f"; {named} is why: without it this error is gone"
     return ""
 
 
-def _paths(config: dict[str, Any], above: str) -> Iterator[tuple[str, Any]]:
+def _paths(config: dict[str, Any], above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
     for name, value in config.items():
         if isinstance(value, dict):
-            yield from _paths(value, f"{above}{name}.")
+            yield from _paths(value, (*above, name))
         elif name not in _KEPT and value is not None:
-            yield above + name, value
+            yield (*above, name), value
 
 
-def _without(config: dict[str, Any], path: str, value: object) -> dict[str, Any]:
+def _without(config: dict[str, Any], path: tuple[str, ...], value: object) -> dict[str, Any]:
     changed = copy.deepcopy(config)
-    *above, name = path.split(".")
+    *above, name = path
     inner = changed
     for part in above:
         inner = inner[part]

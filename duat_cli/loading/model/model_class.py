@@ -208,8 +208,9 @@ def _refuse_missing(
     where = clean(str(files.path / files.shards[0] if len(files.shards) == 1 else files.path))
     layers = files.config.get("num_hidden_layers")
     told = f" with num_hidden_layers {layers}" if isinstance(layers, int) else ""
+    # Where more is missing than is there, no single yes or no is why, and each trial would build all of it.
+    why = blamed(files.config, "", complete, kind=bool) if len(missing) <= len(files.tensors) else ""
     raise CheckpointError(
         f"{where}: {counted(len(missing), 'tensor')} of {cls.__name__}{told} missing: {listed(missing)}; "
-        "transformers would fill in random values: fetch the checkpoint again, or correct config.json"
-        f"{blamed(files.config, '', complete, kind=bool)}"
+        f"transformers would fill in random values: fetch the checkpoint again, or correct config.json{why}"
     )

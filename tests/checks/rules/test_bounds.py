@@ -52,7 +52,17 @@ def test_every_field_of_a_report_can_be_bounded(duat: Duat) -> None:
     from duat_cli.checks.paths import flatten
     from duat_cli.results.inspect import InspectReport
 
-    args = ("--spectrum", "--terms", "--end-to-end", "--per-prompt", "--prompt", "def f(x):", "--layers", "1")
+    args = (
+        "--spectrum",
+        "--terms",
+        "--end-to-end",
+        "--routing",
+        "--per-prompt",
+        "--prompt",
+        "def f(x):",
+        "--layers",
+        "1",
+    )
     report = InspectReport.model_validate(duat("inspect", *args, "--json", "-q").json)
     values, reasons = flatten(report)
     assert len(values) > 150
