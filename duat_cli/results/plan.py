@@ -60,7 +60,7 @@ class Way(Result):
         Meaning(
             "s",
             "estimate",
-            how="within a factor of two on an idle machine",
+            how="0.3 to 2.3 times what it took, on an idle machine",
             formula="operations / rate of a matrix product + bytes read / rate of a read",
             checked=False,
         ),

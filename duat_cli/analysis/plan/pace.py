@@ -1,5 +1,5 @@
 """How long a run takes: its operations and bytes at the rates of this machine, measured by one matrix product and one
-read. An estimate: within a factor of two on an idle machine, longer where others compute beside it."""
+read. An estimate: 0.3 to 2.3 times what commands took on an idle machine, less where others compute beside it."""
 
 from __future__ import annotations
 
