@@ -114,7 +114,7 @@ def _in_rounds(terms: TermList, order: Tensor) -> tuple[Tensor, int, int]:
         by_block[terms.ids[place].block].append(place)
     rounds = list(zip(*(by_block[block] for block in sorted(by_block)), strict=False))
     first = [place for one in rounds for place in one]
-    rest = [place for place in order.tolist() if place not in set(first)] if len(first) < len(order) else []
+    rest = [place for places in by_block.values() for place in places[len(rounds) :]]
     return torch.tensor(first + rest, dtype=torch.long), len(by_block), len(rounds)
 
 

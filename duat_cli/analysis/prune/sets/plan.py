@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
+import torch
+
 from duat_cli.analysis.prune.sets.nested import Nested
 from duat_cli.analysis.prune.sets.trial import Trial
 from duat_cli.models.terms.sites import TermId
@@ -64,22 +66,13 @@ def _held_out(trial: Trial, total: int) -> list[HeldOut]:
             share=size / total,
             prompts=len(damages),
             mean=statistics.fmean(damages),
-            percentile_90=_percentile(damages, 0.9),
+            percentile_90=float(torch.tensor(damages, dtype=torch.float64).quantile(0.9)),
             exceeded=trial.exceeded(number),
             share_exceeded=trial.exceeded(number) / len(damages),
         )
         for number, (size, damages) in enumerate(zip(trial.sizes, trial.damages, strict=True))
         if damages
     ]
-
-
-def _percentile(values: Sequence[float], share: float) -> float:
-    """Between the two values around that place of the sorted ones."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
 def _guarantee(nested: Nested, budget: float, trial: Trial, holdout: str, size_of: SizeOf) -> Guarantee:
