@@ -17,6 +17,7 @@ from duat_cli.errors import CheckpointError, DuatError, InputError, UnsupportedM
 if TYPE_CHECKING:
     from duat_cli.api.files import check, lora_diff, plan
     from duat_cli.api.models import attribute, compare, compare_fixed, inspect, matrix, prune_bound, support, verify
+    from duat_cli.api.words import explanation, merge, schema
 
 __version__ = "0.2.0"
 __all__ = [
@@ -29,11 +30,14 @@ __all__ = [
     "check",
     "compare",
     "compare_fixed",
+    "explanation",
     "inspect",
     "lora_diff",
     "matrix",
+    "merge",
     "plan",
     "prune_bound",
+    "schema",
     "support",
     "verify",
 ]
@@ -43,9 +47,9 @@ def __getattr__(name: str) -> Any:
     """PEP 562: a command's function; torch is imported when it is called."""
     if name not in __all__:
         raise AttributeError(f"module 'duat_cli' has no attribute '{name}'")
-    from duat_cli.api import files, models
+    from duat_cli.api import files, models, words
 
-    return getattr(models if hasattr(models, name) else files, name)
+    return getattr(next(module for module in (models, files, words) if hasattr(module, name)), name)
 
 
 def __dir__() -> list[str]:

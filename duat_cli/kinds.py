@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 MetricName = Literal["hidden", "kl", "nll"]
 Kind = Literal["neuron", "head", "expert", "ffn", "attention", "block"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+Effort = Literal["quick", "default", "thorough"]
+_INSIDE: dict[Kind, set[Kind]] = {  # of a kind: the kinds whose terms it is a part of
+    "neuron": {"ffn", "block"},
+    "head": {"attention", "block"},
+    "expert": {"ffn", "block"},
+    "ffn": {"block"},
+    "attention": {"block"},
+}
+
+
+def apart(kinds: Sequence[Kind]) -> bool:
+    """Whether there are several, none of which has terms that are parts of another's, so that one set may have all."""
+    return len(kinds) > 1 and not any(_INSIDE.get(kind, set()) & set(kinds) for kind in kinds)

@@ -7,8 +7,9 @@
 speed    `inspect` on a 135M-parameter llama shape, 128 tokens, against one plain eager forward pass that returns
          attentions and hidden states
 attribute `attribute` on the same shape, against one forward and one backward pass
+compare  `compare` of two prompts on the same shape, against `inspect` of one
 dense    the statistics of W' in closed form against W' written out, at MiniLM's size (N = 32)
-memory   peak memory of `inspect` against the number of blocks, and at 2048 tokens
+memory   peak memory of `inspect` and `attribute` against the number of blocks, and of `inspect` at 2048 tokens
 streamed `inspect` with weights read block by block against weights in memory, time, memory and numbers; checkpoints of
          135M and 1.1B parameters are made in the temporary folder (2.5 GB)
 planned  memory and time as planned against what processes use, on the demo and a 135M shape, resident and streamed
@@ -20,6 +21,7 @@ lora     `duat lora-diff --no-base` on an adapter of a 7B shape as a process, an
          the dense product
 large    `inspect` of a 7B shape, streamed; only with --large (13.5 GB in the temporary folder, ten minutes)
 peer     `duat inspect` as a process against InterpKit's `decompose`; only with --peer
+direct   direct parts of `attribute` against TransformerLens on tiny gpt2 and llama; only with --peer
 """
 
 from __future__ import annotations
@@ -30,10 +32,12 @@ from collections.abc import Callable
 from benchmarks.attribute import attribute
 from benchmarks.check import check
 from benchmarks.common import Row
+from benchmarks.compare import compare
 from benchmarks.dense import dense
+from benchmarks.direct_peer import direct_peer
 from benchmarks.lora import lora
 from benchmarks.many import many
-from benchmarks.memory import child, memory
+from benchmarks.memory import attribute_child, child, memory
 from benchmarks.peer import peer
 from benchmarks.planned import planned
 from benchmarks.process import process
@@ -44,6 +48,7 @@ from benchmarks.streamed import large, streamed, streamed_child
 PARTS: dict[str, Callable[[int], list[Row]]] = {
     "speed": speed,
     "attribute": attribute,
+    "compare": compare,
     "dense": dense,
     "memory": memory,
     "streamed": streamed,
@@ -68,6 +73,8 @@ def main() -> None:
         what, *rest = arguments.child
         if what == "streamed":
             streamed_child(*rest)
+        elif what == "attribute":
+            attribute_child(*map(int, rest))
         else:
             prune_child() if what == "prune" else child(*map(int, arguments.child))
         return
@@ -78,7 +85,8 @@ def main() -> None:
     from rich.table import Table
 
     console = Console(soft_wrap=True)
-    parts = {name: PARTS[name] for name in arguments.parts or PARTS} | ({"peer": peer} if arguments.peer else {})
+    parts = {name: PARTS[name] for name in arguments.parts or PARTS}
+    parts |= {"peer": peer, "direct": direct_peer} if arguments.peer else {}
     parts |= {"large": large} if arguments.large else {}
     for name, part in parts.items():
         table = Table(title=name, title_justify="left")

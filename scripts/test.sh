@@ -8,5 +8,10 @@ bash scripts/setup.sh ".[dev]"
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
 .venv/bin/mypy
+# Pages are tested in a browser; where it cannot be installed those tests are skipped, unless DUAT_BROWSER=required.
+if ! command -v chromium > /dev/null && [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
+    { apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium; } > /dev/null || true
+fi
+command -v chromium > /dev/null || echo "no chromium: tests of pages in a browser are skipped" >&2
 # Two processes, each on one thread: most tests are too small to use two.
 exec .venv/bin/python -m pytest --numprocesses "${DUAT_TEST_PROCESSES:-2}" "$@"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,12 @@ from torch import Tensor
 from duat_cli.analysis.attribute.run import AttributeOptions, attribute
 from duat_cli.analysis.attribute.targets import Asked, Words
 from duat_cli.loading.model.load import LoadedModel
-from duat_cli.results.attribute import AttributeReport
+from duat_cli.models.discovery.structure import discover, run_stack
+from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.sweep.ending import Ending, find_ending
+from duat_cli.models.sweep.passes import record
+from duat_cli.results.attribute import AttributeReport, Attribution
+from duat_cli.zoo import tiny
 
 
 class Letters:
@@ -149,3 +155,51 @@ def gpt2(model: Any, ids: Tensor, *, cut: bool = False) -> Held:
         x = x + added(a @ block.mlp.c_proj.weight.double(), block.mlp.c_proj.bias)
     held.logits = norm(x, base.ln_f) @ model.lm_head.weight.double().T
     return held
+
+
+def double(model_type: str) -> Any:
+    return as_double(tiny.tiny_model(model_type))
+
+
+def as_double(model: Any) -> Any:
+    """The model itself, in float64."""
+    model = model.double()
+    if getattr(model, "_can_set_experts_implementation", lambda: False)():
+        model.set_experts_implementation("eager")  # grouped_mm has no float64
+    return model
+
+
+def without(model: Any, ids: Tensor, one: Attribution, change: Callable[[int, BlockRun, list[Tensor]], Tensor | None],
+            first: Callable[[Tensor], Tensor] = lambda x: x) -> float:  # fmt: skip
+    """The logit of the frozen network, block by block forwards, with something changed in it.
+
+    change(block, its run, what its units give) may change the latter in place, and give what heads give instead.
+    """
+    structure = discover(model)
+
+    def forward() -> Tensor:
+        return run_stack(model, ids).logits
+
+    recorded = record(structure, forward)
+    stream = [first(recorded.calls[0].before)]
+
+    def listen(run: BlockRun) -> None:
+        given = [unit.output[None].clone() for unit in run.units]
+        heads = change(run.index, run, given)
+        if heads is not None:  # what is missing of the heads, on its way from a stream of zeros
+            kept = run.replay(stream[0], given).mixed[0] - heads
+            stream[0] = run.replay(stream[0], given, attention=kept).output
+        else:
+            stream[0] = run.replay(stream[0], given).output
+
+    with structure.rig().active() as active:
+        active.run(lambda: run_stack(structure.stack, ids), listen)
+    ending = Ending(structure, forward, recorded, find_ending(model, structure, forward, recorded))
+    assert one.position is not None
+    assert one.target.token is not None
+    return float(ending(stream[0])[0, one.position, one.target.token.id])
+
+
+def lost(model: Any, ids: Tensor, one: Attribution, change: Callable[..., Tensor | None]) -> float:
+    """How much of the frozen network's logit is gone with a change, as of `without`."""
+    return without(model, ids, one, lambda *_: None) - without(model, ids, one, change)

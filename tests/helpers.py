@@ -134,9 +134,12 @@ class InDouble(TorchFunctionMode):
 
 
 class Detached(TorchFunctionMode):
-    """Constant to autograd: softmax weights and the scales of norms. What is left is linear in the input."""
+    """Constant to autograd: softmax weights, gates and the scales of norms. What is left is linear in the input."""
 
-    CONSTANT = (torch.softmax, nn.functional.softmax, torch.Tensor.softmax, torch.rsqrt, torch.Tensor.rsqrt)
+    CONSTANT = (
+        torch.softmax, nn.functional.softmax, torch.Tensor.softmax, torch.rsqrt, torch.Tensor.rsqrt,
+        torch.sigmoid, nn.functional.sigmoid, nn.functional.softplus,
+    )  # fmt: skip
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -211,6 +214,12 @@ WIRINGS = {
     "granite": Wiring(_LAYERS, "self_attn.o_proj", 0.6),
     "starcoder2": Wiring(_LAYERS, "self_attn.o_proj"),
     "phi3": Wiring(_LAYERS, "self_attn.o_proj"),  # fused
+}
+
+GATED = {  # a gate on the channels of what heads give
+    "afmoe": Wiring(_LAYERS, "post_attention_layernorm"),  # a norm behind the branch
+    "muse_glimmer_text": Wiring("layers", "post_attention_layernorm"),
+    "laguna": Wiring(_LAYERS, "self_attn.o_proj"),  # softplus
 }
 
 
@@ -292,7 +301,7 @@ def chunked(rows: Tensor, step: int) -> Iterator[tuple[int, Tensor]]:
 
 def as_loaded(model: Any) -> LoadedModel:
     return LoadedModel(
-        model=model, name="planted", revision=None, files=SimpleNamespace(tensors={}),  # type: ignore[arg-type]
+        model=model, name="planted", revision=None, files=SimpleNamespace(tensors={}, quantised=None, config={}),  # type: ignore[arg-type]
         dtype="float32", device="cpu", warnings=(), nonfinite_weights={},
     )  # fmt: skip
 

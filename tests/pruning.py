@@ -1,13 +1,19 @@
-"""An ablator whose damage is told, and prompts for it."""
+"""An ablator whose damage is told, prompts for it, and a tiny checkpoint whose words are known."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from duat_cli.analysis.prune.terms.damage import Hidden
 from duat_cli.loading.prompts import Prompt
+from duat_cli.zoo import tiny
+
+WORDS = [f"w{k}" for k in range(20)]
 
 
 class Fake:
@@ -32,3 +38,14 @@ class Fake:
 
 def prompts(count: int) -> list[Prompt]:
     return [Prompt("", str(k), torch.zeros(1, 1, dtype=torch.long), k) for k in range(count)]
+
+
+def save(model_type: str, folder: Path, bare: bool = False) -> str:
+    """A tiny checkpoint with a tokenizer of a few words; `bare`: without its LM head."""
+    model = tiny.tiny_model(model_type)
+    (model.base_model if bare else model).save_pretrained(folder)
+    ids = {word: number for number, word in enumerate(["<unk>", *WORDS], tiny.FIRST_ORDINARY_ID)}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(folder)
+    return str(folder)

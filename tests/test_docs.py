@@ -11,15 +11,21 @@ import os
 import re
 import shlex
 import shutil
+import wave
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 import yaml
+from image_models import build
+from PIL import Image
 from safetensors.torch import load_file, save_file
+from transformers import ViTImageProcessor, WhisperFeatureExtractor
 
+import duat_cli
 from duat_cli.analysis.lora.lint import LEVELS
 from duat_cli.cli.main import app, run
 from duat_cli.cli.terminal import libraries, talk
@@ -131,9 +137,23 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     weights = load_file(folder / "tuned" / "model.safetensors")
     name = "model.layers.1.mlp.down_proj.weight"
     save_file({**weights, name: weights[name] * 1.25}, folder / "tuned" / "model.safetensors", {"format": "pt"})
+    _models_of_images_and_sound(folder)
     other = load_file(folder / "other-adapter" / "adapter_model.safetensors")
     save_file({n: t * 0.5 for n, t in other.items()}, folder / "other-adapter" / "adapter_model.safetensors")
     return folder
+
+
+def _models_of_images_and_sound(folder: Path) -> None:
+    """vit and whisper, and an input of each kind."""
+    build("vit").save_pretrained(folder / "vit")
+    build("whisper").save_pretrained(folder / "whisper")
+    ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(folder / "vit")
+    WhisperFeatureExtractor(feature_size=8, chunk_length=1, hop_length=500).save_pretrained(folder / "whisper")
+    Image.new("RGB", (20, 20), (200, 80, 10)).save(folder / "picture.png")
+    with wave.open(str(folder / "speech.wav"), "wb") as file:
+        file.setparams((1, 2, 16_000, 0, "NONE", ""))
+        file.writeframes(bytes(range(256)) * 100)
+    save_file({"pixel_values": torch.ones(1, 3, 16, 16)}, folder / "prepared.safetensors")
 
 
 @pytest.fixture
@@ -142,7 +162,8 @@ def place(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     for name in ("path/to/checkpoint", "model", "models/my-model", "base"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).symlink_to(models / "base")
-    for name in ("tuned", "adapter", "other-adapter"):
+    media = ("vit", "whisper", "picture.png", "speech.wav", "prepared.safetensors")
+    for name in ("tuned", "adapter", "other-adapter", *media):
         (tmp_path / name).symlink_to(models / name)
     (tmp_path / "my.txt").write_text("def main(argv):\nReturn the number of items.\n", encoding="utf-8")
     (tmp_path / "pairs.jsonl").write_text('{"a": "The cat sat.", "b": "A cat sat."}\n', encoding="utf-8")
@@ -205,6 +226,7 @@ def test_the_python_of_the_pages_runs_as_it_is_printed(call: Callable[[list[str]
     assert len(left["frame"]) == 6  # type: ignore[arg-type]
     assert "nothing: no such folder" in str(left["said"])
     assert left["steps"]
+    assert left["looks"][0]["step"] == 2  # type: ignore[index]
 
 
 def test_python_that_fails_is_found() -> None:
@@ -258,6 +280,18 @@ def test_the_readme_is_short_and_names_every_page() -> None:
     for page in PAGES[2:]:
         assert f"duat explain {page.stem}`" in text
         assert f"(configs/docs/{page.name})" in text
+
+
+def test_the_readme_ends_with_a_citation_of_this_version() -> None:
+    """As a CITATION.cff of format 1.2.0 has it: its required keys, and the version from its one place."""
+    language, content = list(fences((ROOT / "README.md").read_text(encoding="utf-8")))[-1]
+    cited = yaml.safe_load(content)
+    assert language == "cff"
+    assert {"cff-version", "message", "title", "authors"} <= cited.keys()
+    assert (cited["cff-version"], cited["version"], cited["license"]) == ("1.2.0", duat_cli.__version__, "Apache-2.0")
+    for entry in cited["references"]:
+        assert {"type", "title", "authors"} <= entry.keys()
+        assert all({"family-names", "given-names"} == author.keys() for author in entry["authors"])
 
 
 def test_links_lead_somewhere() -> None:

@@ -16,11 +16,12 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "fields alone; results/test_meaning.py and report/test_json.py read every one": """
         results/attribute results/base results/behaviour results/check results/compare results/context
         results/explain results/inspect results/lora results/matrix results/operator results/plan
-        results/prune/chosen results/prune/report results/prune/sets results/prune/terms results/support
+        results/prune/chosen results/prune/repair results/prune/report results/prune/sets results/prune/terms
+        results/prune/written results/support
         results/weight_change""",
     "options alone; cli/test_main.py runs every exit code, cli/terminal/test_help.py every help page": """
         cli/commands/inspect cli/commands/schema cli/commands/support cli/commands/verify
-        cli/shared/options""",
+        cli/shared/options cli/shared/repairing cli/shared/sets""",
     "what every command says and writes: cli/test_main.py, cli/terminal/test_streams.py": """
         cli/shared/announce cli/shared/presentation cli/shared/tensor_target cli/terminal/libraries
         cli/terminal/faults cli/terminal/signals cli/terminal/talk errors""",
@@ -28,18 +29,21 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         cli/commands/check cli/shared/outlets checks/verdict/conclude checks/verdict/judge checks/rules/files""",
     "golden text at every width: report/test_table.py": """
         report/check/table report/tables/attribute report/tables/columns report/tables/compare report/tables/facts
-        report/tables/inspect report/tables/lora report/tables/nulls report/tables/page report/tables/plan
-        report/tables/prune/report report/tables/prune/sets
+        report/tables/inspect report/tables/lora report/tables/network report/tables/nulls
+        report/tables/page report/tables/plan report/tables/prune/repair
+        report/tables/prune/report report/tables/prune/sets report/tables/prune/written
         report/tables/support report/tables/verify""",
-    "golden text: report/check/test_forms.py": """
+    "golden text: report/forms/test_check.py": """
         report/check/github report/check/junit report/check/markdown report/check/sarif report/check/words""",
     "every explanation and every page: explain/test_find.py": """
         cli/commands/explain explain/fields explain/pages explain/rules report/explain
         report/headers report/markdown""",
     "every schema against a report: report/test_json.py": "report/schema",
     "all numbers of a report: analysis/inspect/test_run.py": "analysis/clock analysis/inspect/assemble",
-    "against the dense W': analysis/inspect/test_operator.py": "analysis/inspect/entries",
-    "against dense W_QK: analysis/inspect/test_routing.py": "models/instrument/scores operators/bilinear",
+    "against the dense W': analysis/inspect/test_operator.py": """
+        analysis/inspect/measured/entries analysis/inspect/measured/numbers""",
+    "against dense W_QK: analysis/inspect/test_routing.py": "models/instrument/functions/scores operators/bilinear",
+    "files read back: analysis/inspect/test_states.py": "analysis/dynamic analysis/inspect/saved",
     "against loops: analysis/inspect/test_uniform.py": "operators/uniform",
     "the re-initialised model: analysis/inspect/test_untrained.py": "cache/documents models/edits/reinitialised",
     "against the dense W' of two prompts: analysis/compare/test_run.py": """
@@ -55,30 +59,67 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "against the model's attention: analysis/matrix/test_run.py": """
         analysis/matrix/case analysis/matrix/checks analysis/matrix/convolution
         analysis/matrix/forms report/tables/matrix""",
+    "against the Jacobians of the model: analysis/network/test_run.py": """
+        analysis/network/evaluation analysis/network/file analysis/network/hidden
+        analysis/network/layer""",
+    "against the Jacobian of all blocks: analysis/inspect/test_end_to_end.py": "analysis/sources",
+    "kinds and samples: analysis/prune/test_run.py": "analysis/prune/wanted",
+    "orders and their curves: analysis/prune/sets/test_nested.py": """
+        analysis/prune/sets/order analysis/prune/sets/path""",
+    "read back by transformers: analysis/prune/sets/test_apply.py": "models/edits/heads",
     "streamed against resident: analysis/prune/test_work.py": "analysis/prune/terms/ground models/sweep/guest",
     "bounds against true damage: analysis/prune/terms/test_certified.py": """
         analysis/prune/terms/layers models/terms/inner""",
     "exact readings: analysis/prune/terms/test_readings.py": "models/block/norm_scale models/terms/branches",
     "which metric a model has: analysis/prune/terms/test_damage.py": "models/discovery/causality",
-    "by one process and several: analysis/shards/test_run.py": "cli/commands/merge",
+    "by one process and several: analysis/shards/test_run.py": """
+        analysis/shards/inspect cli/commands/merge cli/shared/many""",
+    "what is missing: analysis/shards/test_merge.py": "analysis/shards/state",
     "the whole report: analysis/prune/test_run.py": "analysis/prune/report analysis/prune/sets/plan",
     "what a written checkpoint lacks: analysis/prune/sets/test_apply.py": "analysis/prune/sets/cut",
+    "what is said of a written set: cli/commands/test_prune_bound.py": "cli/shared/written",
     "the file read back: analysis/test_operator_file.py": "analysis/tensor_file",
     "faults planted in the instruments: analysis/test_session.py": "models/arrays models/instrument/plain",
     "adding up, and each part taken out of the frozen network: analysis/attribute/test_run.py": """
-        analysis/attribute/leading analysis/attribute/parts analysis/attribute/report analysis/attribute/work""",
-    "what is held between the last block and the output: models/sweep/test_ending.py": "models/instrument/ratios",
+        analysis/attribute/leading analysis/attribute/parts analysis/attribute/report analysis/attribute/total
+        analysis/attribute/work""",
+    "held between the last block and the output: models/sweep/test_ending.py": "models/instrument/functions/ratios",
     "every type of model: models/discovery/test_structure.py": """
-        models/block/parts models/discovery/proof models/instrument/calls models/instrument/tracing
-        models/value_path/projections""",
-    "models of images and sound: cli/test_other_modalities.py": "models/discovery/modality",
+        models/block/mixer models/block/parts models/discovery/proof models/instrument/calls models/instrument/records
+        models/instrument/tracing models/value_path/operator models/value_path/projections""",
+    "H and W' by other ways: models/discovery/test_mixers.py": "models/instrument/mixer models/instrument/tape",
+    "models of images and sound: cli/test_other_modalities.py": "loading/inputs/request models/discovery/modality",
     "what moved, and how far: checks/test_drift.py": "checks/rules/drift checks/tolerances",
     "every faulty file: loading/checkpoint/test_preflight.py": "loading/checkpoint/files loading/wording",
+    "weights as their libraries read them: loading/quantised/test_find.py": """
+        loading/quantised/formula loading/quantised/found loading/quantised/grouped""",
     "shards read again: loading/checkpoint/test_seal.py": "loading/checkpoint/stored loading/checkpoint/stream",
     "every case of a load: loading/model/test_load.py": "loading/model/notes",
-    "every plan is made of them: analysis/plan/test_memory.py": "analysis/plan/task analysis/plan/terms",
-    "every call against its command: api/test_commands.py": "api/asking api/files api/models api/planning api/settings",
-    "the table and nothing else: api/test_results.py": "report/notebook",
+    "every plan is made of them: analysis/plan/test_memory.py": "analysis/plan/terms",
+    "every call against its command: api/test_commands.py": """
+        api/asking api/files api/models api/planning api/settings
+        api/tensors api/words""",
+    "the table and nothing else: api/test_results.py": "api/pages report/notebook",
+    "the same set, the same hash: report/forms/test_eval_results.py": "report/forms/prompts",
+    "whole files or none: cli/terminal/test_output.py": "api/target",
+    "every page in a browser: report/html/test_document.py": """
+        report/html/attribute/heads report/html/attribute/layers report/html/attribute/measured
+        report/html/attribute/page report/html/attribute/parts report/html/attribute/text
+        report/html/check/bounds report/html/check/drift report/html/check/findings report/html/check/page
+        report/html/compare/columns report/html/compare/losses report/html/compare/operator report/html/compare/page
+        report/html/compare/stream
+        report/html/drawing/facts report/html/drawing/figure report/html/drawing/layered report/html/drawing/marks
+        report/html/drawing/plot report/html/drawing/series report/html/drawing/table
+        report/html/glossary report/html/sheets
+        report/html/inspect/certificate report/html/inspect/columns report/html/inspect/coupling
+        report/html/inspect/nulls report/html/inspect/page report/html/inspect/routing report/html/inspect/shares
+        report/html/inspect/terms
+        report/html/lora/blocks report/html/lora/columns report/html/lora/modules report/html/lora/page
+        report/html/matrix/checks report/html/matrix/maps report/html/matrix/network report/html/matrix/page
+        report/html/plan/page
+        report/html/prune/blocks report/html/prune/page report/html/prune/repair
+        report/html/prune/scatter report/html/prune/sets""",
+    "files that are no reports, and too large ones: cli/commands/test_report.py": "cli/shared/pages",
     "a few probes at a time: analysis/prune/terms/test_responses.py": "models/sweep/budgets",
 }
 

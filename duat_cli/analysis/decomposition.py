@@ -18,13 +18,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from duat_cli.analysis.sources import advance_sources
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_error, wide
 from duat_cli.models.discovery.proof import ProvedBlock
-from duat_cli.models.instrument.rig import BlockRun, Replay
-from duat_cli.models.value_path.factors import AttentionOperator, operator_of
-
-SOURCE_ELEMENTS = 1 << 22  # of the source tokens' pieces that are replayed at once
+from duat_cli.models.instrument.records import Replay
+from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.value_path.factors import operator_of
+from duat_cli.models.value_path.operator import AttentionOperator
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Carried:
     dynamic: Tensor
     terms: list[Tensor] = field(default_factory=list)  # the UAT terms one by one, if asked for
     sources: Tensor | None = None  # `linear` by source token, if asked for: item j is T_i…T_1 (e_j ⊗ x_0[j]), (N, N, M)
+    uniform: Tensor | None = None  # the same where every H is uniform over the tokens that its rows may see
 
     @property
     def total(self) -> Tensor:
@@ -105,7 +107,8 @@ class Decomposition:
 
     def __init__(self, *, one_by_one: bool = False, own: bool = False, by_source: bool = False) -> None:
         """one_by_one: carry every UAT term apart; own: measure each block's own in its output; by_source: carry the
-        linear piece of every token of x_0 apart, N times the work."""
+        linear piece of every token of x_0 apart, and once more under
+        uniform attention, 2 N times the work."""
         self._one_by_one, self._own, self._by_source = one_by_one, own, by_source
         self.carried: Carried | None = None
 
@@ -124,7 +127,7 @@ class Decomposition:
         if self._one_by_one:
             after.terms = _advance_terms(run, before, after.static, given)
         if self._by_source:
-            after.sources = _advance_sources(run, before, after.static, given)
+            after.sources, after.uniform = advance_sources(run, before.linear, before.sources, before.uniform)
         self.carried = after
         inputs = [_pieces(images, bare) for images in replay.unit_inputs]
         errors = [_missed(p, u.input) for u, p in zip(run.units, inputs, strict=True)]
@@ -191,21 +194,6 @@ def _advance_terms(run: BlockRun, before: Carried, static: Tensor | None, given:
     replay = run.replay(items, [torch.cat([b, g[-1:]]) for b, g in zip(biases, given, strict=True)])
     assert replay.output is not None
     return list(replay.output if static is None else replay.output - static)
-
-
-def _advance_sources(run: BlockRun, before: Carried, static: Tensor | None, given: list[Tensor]) -> Tensor:
-    """The linear piece of every source token through this block, some at once."""
-    tokens, width = before.linear.shape
-    sources = before.sources
-    if sources is None:  # x_0 itself: token j alone in item j
-        sources = torch.eye(tokens, dtype=before.linear.dtype, device=before.linear.device)[..., None] * before.linear
-    images = []
-    for some in sources.split(max(1, SOURCE_ELEMENTS // (tokens * width))):
-        items = some if before.static is None else some + before.static
-        output = run.replay(items, [g[:1].expand(len(some), *g.shape[1:]) for g in given]).output
-        assert output is not None
-        images.append(output if static is None else output - static)
-    return torch.cat(images)
 
 
 def shares(parts: list[Tensor], whole: Tensor) -> list[PartNumbers]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from duat_cli.cache.tensors import TensorCache
 from duat_cli.models.arrays import relative_error, rounding
 from duat_cli.models.value_path.factors import BlockFactors
+from duat_cli.operators.gated.sums import ChannelGram
 from duat_cli.operators.kronecker import HeadFactors, gram, gram_root, gram_row
 from duat_cli.operators.pattern import EntryPattern
 from duat_cli.operators.sampling import sample_entries
 
 ENTRY_SAMPLES = 2048
+KEPT_CHANNELS = 2048
 RECOMPUTED = 16  # of them, whenever they come from the cache
 SEED = 11
 
@@ -26,6 +28,17 @@ class Geometry:
     root: Tensor  # R with R R = G
     entries: Tensor  # (ENTRY_SAMPLES, heads)
     pattern: EntryPattern  # which entries of V O can be nonzero
+    factors: HeadFactors
+    _channels: list[ChannelGram] = field(default_factory=list)
+
+    def channels(self) -> ChannelGram:
+        """The Gram matrix of single channels, for gated attention; kept where it is small."""
+        if self._channels:
+            return self._channels[0]
+        found = ChannelGram(self.factors)
+        if self.factors.heads * self.factors.output.shape[1] <= KEPT_CHANNELS:
+            self._channels.append(found)
+        return found
 
 
 def geometry(factors: BlockFactors, name: str, cache: TensorCache) -> Geometry:
@@ -40,7 +53,7 @@ def geometry(factors: BlockFactors, name: str, cache: TensorCache) -> Geometry:
             cache.put(name + ".entries", entries)
     device = factors.heads.value.device
     stored = stored.to(device)
-    return Geometry(stored, gram_root(stored), entries.to(device), EntryPattern(factors.heads))
+    return Geometry(stored, gram_root(stored), entries.to(device), EntryPattern(factors.heads), factors.heads)
 
 
 def _belongs(stored: Tensor, entries: Tensor, heads: HeadFactors) -> bool:

@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     import torch
 
     from duat_cli.analysis.plan.task import Task
+    from duat_cli.analysis.prepared import Prepared
     from duat_cli.analysis.progress import Progress
     from duat_cli.loading.checkpoint.preflight import CheckpointFiles
     from duat_cli.loading.checkpoint.source import Source
+    from duat_cli.loading.inputs.request import InputFiles, StackName
     from duat_cli.loading.model.load import LoadedModel
     from duat_cli.loading.prompt_set import PromptSet
     from duat_cli.loading.prompts import Prompt
@@ -102,11 +104,15 @@ class ModelRequest:
             expect(progress, made.seconds(way, made.pace(str(device))))
         return way
 
-    def counted(self, tokens: Sequence[int], held_out: Sequence[int] = ()) -> ModelRequest:
+    def counted(
+        self, tokens: Sequence[int], held_out: Sequence[int] = (), calibration: Sequence[int] = ()
+    ) -> ModelRequest:
         """The same with prompts of so many tokens."""
         if self.task is None:
             return self
-        return replace(self, task=replace(self.task, tokens=tuple(tokens), held_out=tuple(held_out)))
+        counts = tuple(count + self.task.steps for count in tokens)
+        counted = replace(self.task, tokens=counts, held_out=tuple(held_out), calibration=tuple(calibration))
+        return replace(self, task=counted)
 
     def _beside(self, device: torch.device) -> int:
         """Bytes that are left on a GPU, beside the libraries, which are in the machine's memory."""
@@ -143,6 +149,10 @@ class PromptRequest:
     prompts: list[str] | None
     file: str | None
     max_tokens: int | None
+    files: InputFiles | None = None
+    """Of a model that reads no text; None where the command knows no such models."""
+    made_up: bool = False
+    """Whether the prompts are the command's, not the user's."""
 
     @property
     def own(self) -> bool:
@@ -165,7 +175,7 @@ class PromptRequest:
         if share is not None:
             return *set_apart(read, share), not self.own
         if holdout is not None:
-            return read, read_prompts([], holdout, sys.stdin), False
+            return read, read_prompts([], holdout, sys.stdin, "--holdout"), False
         return read, [] if self.own else holdout_prompts(), not self.own
 
     def counts(self, found: Found, read: Sequence[PromptText], *, trust_remote_code: bool) -> list[int]:
@@ -179,8 +189,67 @@ class PromptRequest:
 
 def open_session(model: ModelRequest, texts: PromptRequest, progress: Progress) -> tuple[LoadedModel, list[Prompt]]:
     """The model, and the prompts as its token ids. Texts, names and headers come first: their errors cost no load."""
-    read = texts.read(progress)
-    return open_found(model, model.find(progress), texts, read, progress)
+    read, found = texts.read(progress), model.find(progress)
+    if texts.files is not None:
+        prepared = _prepared(model, found, texts, texts.files, progress)
+        if prepared:
+            return _open_prepared(model, found, texts.files, prepared, progress)
+        if texts.files.stack is not None:
+            loaded, tokenizer = load_found(model, found, texts, read, progress)
+            return tokens_of(_part_of(loaded, texts.files.stack), tokenizer, texts, read)
+    return open_found(model, found, texts, read, progress)
+
+
+def _prepared(
+    model: ModelRequest, found: Found, texts: PromptRequest, files: InputFiles, progress: Progress
+) -> list[Prepared]:
+    """What a model of images or sound reads; nothing for a model that reads token ids."""
+    progress(0, 0, "loading torch and transformers")
+    with uncollected():
+        from duat_cli.loading.model.load import class_of, skeleton
+        from duat_cli.models.discovery.modality import class_reads_ids
+    cls = class_of(found.files, model.trust_remote_code)
+    if files.stack == "text" or (files.stack is None and class_reads_ids(cls)):
+        if files.option is not None:
+            from duat_cli.analysis.prepared import parts_of
+
+            parts = parts_of(skeleton(found.files, model.trust_remote_code))
+            way = f", or --stack {' or '.join(parts)}" if parts else ""
+            raise InputError(f"{files.option}: {cls.__name__} reads token ids here; give --prompt{way}")
+        return []
+    if texts.own and not texts.made_up:
+        raise InputError(
+            f"--prompt and --prompts: {cls.__name__} reads no token ids here; give --image, --audio or --inputs"
+        )
+    progress(0, 0, "reading the inputs")
+    from duat_cli.analysis.prepared import chosen_stack, prepared_inputs
+
+    shell = chosen_stack(skeleton(found.files, model.trust_remote_code), files.stack)
+    return prepared_inputs(shell, found.place.path, files, trust_remote_code=model.trust_remote_code)
+
+
+def _open_prepared(
+    model: ModelRequest, found: Found, files: InputFiles, prepared: list[Prepared], progress: Progress
+) -> tuple[LoadedModel, list[Prompt]]:
+    """The model, or the part of it that --stack names, and what it reads."""
+    from duat_cli.analysis.prepared import as_prompts
+
+    counts = [one.positions for one in prepared if one.positions is not None]
+    loaded = model.load(found, progress, model.counted(counts).way(found, progress))
+    loaded = replace(_part_of(loaded, files.stack), like=prepared[0].tensors)
+    notes = [] if files.option else [f"no file was given: read was a {prepared[0].where}"]
+    return _noted(loaded, notes), as_prompts(loaded, prepared)
+
+
+def _part_of(loaded: LoadedModel, stack: StackName | None) -> LoadedModel:
+    """The model, or the part of it that --stack names, with a note."""
+    from duat_cli.analysis.prepared import chosen_stack
+
+    part = chosen_stack(loaded.model, stack)
+    if part is loaded.model:
+        return loaded
+    note = f"--stack {stack}: the {type(part).__name__} of the {type(loaded.model).__name__} alone"
+    return _noted(replace(loaded, model=part), [note])
 
 
 def open_set(model: ModelRequest, texts: PromptRequest, progress: Progress, gpu: int) -> tuple[LoadedModel, PromptSet]:
@@ -247,13 +316,24 @@ def open_with_holdout(
     model: ModelRequest, texts: PromptRequest, holdout: str | None, progress: Progress
 ) -> tuple[LoadedModel, list[Prompt], list[Prompt]]:
     """As `open_session`, with the prompts held out: of a file, a share of the prompts, or the bundled set (None)."""
+    return open_with_calibration(model, texts, holdout, None, progress)[:3]
+
+
+def open_with_calibration(
+    model: ModelRequest, texts: PromptRequest, holdout: str | None, calibration: str | None, progress: Progress
+) -> tuple[LoadedModel, list[Prompt], list[Prompt], list[Prompt]]:
+    """As `open_with_holdout`, with the prompts of a file that a repair is fitted to; none without a file."""
+    from duat_cli.loading.prompts import read_prompts
+
     read, apart, bundled = texts.read_apart(holdout, progress)
+    fitted = [] if calibration is None else read_prompts([], calibration, sys.stdin, "--calibration")
     found = model.find(progress)
-    counts = [_counts(model, found, texts, some) for some in (read, apart)]
+    counts = [_counts(model, found, texts, some) for some in (read, apart, fitted)]
     loaded, tokenizer = _load(model, found, progress, model.counted(*counts).way(found, progress))
     prompts, notes = _encoded(tokenizer, loaded, read, texts.max_tokens, bundled=not texts.own)
     held_out, more = _encoded(tokenizer, loaded, apart, texts.max_tokens, bundled=bundled)
-    return _noted(loaded, [*notes, *more]), prompts, held_out
+    fitting, _ = _encoded(tokenizer, loaded, fitted, texts.max_tokens, bundled=False)
+    return _noted(loaded, [*notes, *more]), prompts, held_out, fitting
 
 
 def _choose_gpu(number: int) -> None:

@@ -25,18 +25,19 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from duat_cli import __version__
+from duat_cli.analysis.dynamic import row_pieces
 from duat_cli.analysis.session import Session
 from duat_cli.analysis.tensor_file import TensorFile
-from duat_cli.errors import InputError
+from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.value_path.factors import AttentionOperator
+from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.text import clean, one_line
 
 FORMAT = "duat operators 1"
@@ -73,14 +74,24 @@ class OperatorFile:
             self._file.add(f"prompt.{number}.input_ids", prompt.input_ids[0])
 
     def block(self, prompt: int, block: int, operator: AttentionOperator, x: Tensor, C: Tensor) -> None:
-        """One block under one prompt: x (N, M) its input, C (N, N) its coupling."""
+        """One block under one prompt: x (N, M) its input, C (N, N) its coupling.
+
+        Gated attention is written as one head a channel, whose H holds the gate.
+        """
+        try:
+            if operator.own:
+                raise UnsupportedModelError("its token mixer reads its own values, which are no vectors of the stream")
+            operator = operator.by_channel()
+        except UnsupportedModelError as fault:
+            self.missing(block, str(fault))
+            return
         if block not in self._written:
             self._written.add(block)
             self._file.add(f"block.{block}.V", operator.factors.value.to(self._dtype))
             self._file.add(f"block.{block}.O", operator.factors.output.to(self._dtype))
         heads, tokens = operator.source_scale.shape
         here = f"prompt.{prompt}.block.{block}."
-        self._file.add_pieces(here + "H", (heads, tokens, tokens), self._dtype, _rows(operator))
+        self._file.add_pieces(here + "H", (heads, tokens, tokens), self._dtype, row_pieces(operator.rows))
         self.add(prompt, block, s=operator.source_scale, t=operator.token_scale.expand(tokens), C=C, x=x)
 
     def add(self, prompt: int, block: int, **tensors: Tensor) -> None:
@@ -125,14 +136,6 @@ def _elements(session: Session, block: int, lengths: Sequence[int]) -> int:
     heads, width = known.heads.heads, known.heads.hidden_size
     own = known.heads.value.numel() + known.heads.output.numel()
     return own + sum((heads + 1) * n * n + (heads + 1) * n + width * n for n in lengths)
-
-
-def _rows(operator: AttentionOperator) -> Iterator[tuple[int, Tensor]]:
-    """H in the pieces that the run holds, head by head."""
-    tokens = operator.rows.tokens
-    for rows, weights in operator.rows.chunks():
-        for head, piece in enumerate(weights):
-            yield (head * tokens + rows.start) * tokens, piece
 
 
 def _facts(session: Session) -> dict[str, str]:

@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor
 
 from duat_cli.errors import ForwardError, is_out_of_memory
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.quiet import described
-from duat_cli.models.discovery.modality import stack_of
-from duat_cli.models.discovery.structure import probe_ids, run_stack
+from duat_cli.models.discovery.modality import Given, placed, stack_of
+from duat_cli.models.discovery.structure import probe_inputs, run_stack
 from duat_cli.models.sweep.forwards import forwards
 
 _TOKENS = 8
 
 
-def own_fault(loaded: LoadedModel, prompts: Iterable[Tensor] = ()) -> ForwardError | None:
-    """The error of a plain pass over these token ids (1, N), or over random ones; None where they run."""
+def own_fault(loaded: LoadedModel, prompts: Iterable[Given] = ()) -> ForwardError | None:
+    """The error of a plain pass over these inputs, or over random ones; None where they run."""
     stack = stack_of(loaded.model)
     pager = None if loaded.paged is None else loaded.paged.pager
-    for ids in prompts or [probe_ids(stack, _TOKENS, loaded.device)]:
+    for given in prompts or [probe_inputs(stack, loaded.like, _TOKENS, loaded.device)]:
+        held = placed(given, loaded.device, loaded.model.dtype)
         try:
             with torch.no_grad():
-                forwards(pager, [lambda ids=ids: run_stack(stack, ids.to(loaded.device))])  # type: ignore[misc]
+                forwards(pager, [lambda held=held: run_stack(stack, held)])  # type: ignore[misc]
         except Exception as fault:
             if is_out_of_memory(fault):
                 raise

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import nn
 
 from duat_cli.analysis.clock import Clock
 from duat_cli.analysis.decomposition import Step
@@ -27,7 +27,7 @@ from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.discovery.growing import Growing, Known, OpenedError, PathError, blocks_expected
-from duat_cli.models.discovery.modality import stack_of
+from duat_cli.models.discovery.modality import Given, placed, stack_of
 from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
 from duat_cli.models.instrument.attention import ForeignAttentionError
 from duat_cli.models.instrument.plain import InstrumentedPass, PlainPass, deviation
@@ -35,7 +35,8 @@ from duat_cli.models.instrument.rig import BlockRun, Rig
 from duat_cli.models.sweep.forwards import forwards
 from duat_cli.models.sweep.guest import Guest
 from duat_cli.models.sweep.lockstep import Pass, Weights, one_by_one, side_by_side, together
-from duat_cli.models.value_path.factors import AttentionOperator, checked
+from duat_cli.models.value_path.factors import checked
+from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts, Run, Skipped
 
 
@@ -79,15 +80,15 @@ class Session:
     ) -> None:
         self.loaded = loaded
         self._every_plain, self._swept = every_plain, False  # whether a prompt has run to its end
-        self._clock = Clock()
         self._dtype = loaded.model.dtype
         self._structure: ModelStructure | None = None
         self._growing: Growing | None = None
-        self._known = Known()
+        self._known, self._clock = Known(), Clock()
         self._checks = False  # whether the prompt under way is one that the model's own output is compared on
         self.plain_error = 0.0  # the largest so far
+        self.whole = False  # whether norms are held as of `Rig`, in sweeps over weights that are in memory
         self._geometries: dict[int, Geometry] = {}
-        self.heads = self.kv_heads = 0
+        self.heads, self.kv_heads, self._of_mixer = 0, 0, False
         if loaded.paged is not None:  # blocks are discovered, and weights hashed, as they pass
             self._cache = TensorCache("", enabled=False)
             return
@@ -95,7 +96,7 @@ class Session:
         self.fingerprint = fingerprint(loaded.model)
         progress(0, 1, "discovery of the model's structure")
         try:
-            self._structure = discover(loaded.model)
+            self._structure = discover(loaded.model, loaded.like)
         except UnsupportedModelError as fault:
             raise own_fault(loaded) or self._blamed(fault) from fault
         except (RuntimeError, ValueError, TypeError, LookupError) as fault:
@@ -153,7 +154,8 @@ class Session:
             return
         structure = self.structure
         for number, prompt in enumerate(prompts):
-            sweep = self._prepared(prompt.input_ids, listener_of(number), structure.rig(), structure.calls)
+            rig = structure.rig(whole=self.whole)
+            sweep = self._prepared(prompt.given, listener_of(number), rig, structure.calls)
             one_by_one(sweep.passes)
             ended(number, sweep.seen.returned)
             self.plain_error = max(self.plain_error, sweep.plain_error())
@@ -181,7 +183,7 @@ class Session:
         """As `sweep_all`, over blocks that are discovered, with other passes behind those of the prompts."""
         structure, sweeps = self.structure, list[_Sweep]()
         for number, prompt in enumerate(prompts):
-            sweeps.append(self._prepared(prompt.input_ids, listener_of(number), structure.rig(), structure.calls))
+            sweeps.append(self._prepared(prompt.given, listener_of(number), structure.rig(), structure.calls))
             self._swept = True
         self.together([*(each for sweep in sweeps for each in sweep.passes), *others])
         self.plain_error = max(self.plain_error, *(sweep.plain_error() for sweep in sweeps))
@@ -201,7 +203,7 @@ class Session:
     ) -> None:
         """Some prompts, by their number, side by side: one read of the weights."""
         while True:
-            found = Growing(self.loaded.model, device=self.loaded.device, known=self._known)
+            found = Growing(self.loaded.model, device=self.loaded.device, known=self._known, like=self.loaded.like)
             self._growing, sweeps = found, list[_Sweep]()
             guest = None if guest_of is None else guest_of(found)
             if guest is not None:
@@ -215,9 +217,9 @@ class Session:
                 self._swept = bool(self._structure)  # the pass of an attempt that failed does not count
                 proof, blocks = found.proof(), found.elements()
                 probe = _ignore if guest is None else guest.probe
-                sweeps.append(self._prepared(found.ids, probe, found.rig(), blocks, check=True))
+                sweeps.append(self._prepared(found.probe, probe, found.rig(), blocks, check=True))
                 for number, prompt in prompts.items():
-                    sweeps.append(self._prepared(prompt.input_ids, listener_of(number), found.rig(), blocks))
+                    sweeps.append(self._prepared(prompt.given, listener_of(number), found.rig(), blocks))
                     self._swept = True
                 more = () if guest is None else guest.passes()
                 return [proof, *(each for sweep in sweeps for each in sweep.passes), *more]
@@ -258,36 +260,32 @@ class Session:
 
     def _refused_by_the_rest(self, weights: Weights) -> None:
         """Whether blocks behind those that a failed attempt reached tell why it had to fail: UnsupportedModelError."""
-        alone = Growing(self.loaded.model, device=self.loaded.device, known=self._known)
+        alone = Growing(self.loaded.model, device=self.loaded.device, known=self._known, like=self.loaded.like)
         with contextlib.suppress(RuntimeError):  # it may fail as the others did
             with alone.attached():
                 side_by_side(weights, alone, lambda: None, lambda _page: None)
             alone.chained()
 
     def _prepared(
-        self, ids: Tensor, listener: Listener, rig: Rig, blocks: Iterable[nn.Module], *, check: bool | None = None
+        self, given: Given, listener: Listener, rig: Rig, blocks: Iterable[nn.Module], *, check: bool | None = None
     ) -> _Sweep:
         """The passes of one prompt, ready to run."""
-        ids = ids.to(self.loaded.device)
+        given = placed(given, self.loaded.device, self._dtype)
         stack = stack_of(self.loaded.model)
         checks = (self._every_plain or not self._swept) if check is None else check
 
         def listen(run: BlockRun) -> None:
             if not all(math.isfinite(bound) for bound in run.bounds):
-                raise self._blamed(
-                    UnsupportedModelError(
-                        f"block {run.index} puts out values that are not finite in {self.loaded.dtype}"
-                    )
-                )
+                why = f"block {run.index} puts out values that are not finite in {self.loaded.dtype}"
+                raise self._blamed(UnsupportedModelError(why))
             require_signal(run)
-            if run.attention and not self.heads:
+            if run.attention and (not self.heads or (self._of_mixer and run.parts.mixer is None)):
+                self._of_mixer = run.parts.mixer is not None  # heads of softmax attention go before those of mixers
                 self.heads, self.kv_heads = run.attention[0].rows.heads, run.attention[0].value.shape[1]
             self._checks = checks
             listener(run)
 
-        def forward() -> Any:
-            return run_stack(stack, ids)
-
+        forward = functools.partial(run_stack, stack, given)
         seen = InstrumentedPass(rig, forward, _ignore if listener is _ignore else listen)
         return _Sweep(seen, PlainPass(blocks, forward) if checks else None)
 
@@ -351,6 +349,7 @@ class Session:
             revision=self.loaded.revision,
             model_type=model.config.model_type,
             architecture=type(model).__name__,
+            quantised=self.loaded.files.quantised,
             parameters=sum(p.numel() for p in model.parameters()),
             blocks=len(self.structure.calls),
             hidden_size=self.structure.hidden_size,

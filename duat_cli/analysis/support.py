@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import transformers
+from torch import Tensor
 
 from duat_cli import __version__
 from duat_cli.analysis.decomposition import Decomposition
+from duat_cli.analysis.prepared import prepared_inputs
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import require_signal
-from duat_cli.errors import DuatError, UnsupportedModelError
+from duat_cli.errors import DuatError, InputError, UnsupportedModelError
+from duat_cli.loading.inputs.request import InputFiles
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.models.arrays import tolerance_for
-from duat_cli.models.discovery.structure import ModelStructure, discover, probe_ids, run_stack
+from duat_cli.models.discovery.modality import input_name
+from duat_cli.models.discovery.structure import SEED, ModelStructure, discover, probe_inputs, run_stack
 from duat_cli.models.instrument.foreign import model_code
 from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.value_path.factors import NO_MIXING
 from duat_cli.results.base import Run
 from duat_cli.results.support import SupportEntry, SupportReport
 from duat_cli.zoo import tiny
@@ -26,8 +31,15 @@ CHECKED_TOKENS = 17
 
 
 def support_of(loaded: LoadedModel) -> SupportEntry:
-    """The entry of one loaded checkpoint."""
-    return examine(loaded.model)
+    """The entry of one loaded checkpoint; one that reads images or sound is run on drawn input."""
+    model = loaded.model
+    if input_name(model) == "input_ids":
+        return examine(model)
+    try:
+        [made] = prepared_inputs(model, loaded.files.path, InputFiles(), trust_remote_code=False)
+    except InputError as fault:
+        return _refused(model.config.model_type, str(fault))
+    return examine(model, like=made.tensors)
 
 
 def support_report(entries: list[SupportEntry], run: Run) -> SupportReport:
@@ -51,13 +63,14 @@ def _entries(types: list[str], progress: Progress) -> Iterable[SupportEntry]:
             yield examine(built.model, model_type)
 
 
-def examine(model: Any, model_type: str | None = None) -> SupportEntry:
-    """Discover the structure, then rebuild a random input other than the one discovery used."""
+def examine(model: Any, model_type: str | None = None, like: Mapping[str, Tensor] | None = None) -> SupportEntry:
+    """Discover the structure, then rebuild a random input other than the one discovery used. like: prepared inputs of a
+    model that reads no token ids."""
     model_type = model_type or model.config.model_type
     try:
-        structure = discover(model)
+        structure = discover(model, like)
         with model_code(type(model).__name__):
-            error, faults = _errors(structure)
+            error, faults = _errors(structure, like)
     except DuatError as fault:
         return _refused(model_type, str(fault))
     if not structure.plain_error <= tolerance_for(model.dtype):
@@ -76,7 +89,7 @@ def examine(model: Any, model_type: str | None = None) -> SupportEntry:
     )
 
 
-def _errors(structure: ModelStructure) -> tuple[float, list[str]]:
+def _errors(structure: ModelStructure, like: Mapping[str, Tensor] | None) -> tuple[float, list[str]]:
     """The certificate's error, and the operators that have no proved factors (each reason once)."""
     decomposition = Decomposition()
     errors: list[float] = []
@@ -89,11 +102,13 @@ def _errors(structure: ModelStructure) -> tuple[float, list[str]]:
         try:
             step.operator(run, structure.block(run.index))
         except UnsupportedModelError as fault:
+            if not run.attention and str(fault) == NO_MIXING:
+                return  # there is nothing to read
             faults.setdefault(str(fault), []).append(run.index)
 
-    ids = probe_ids(structure.stack, CHECKED_TOKENS)
+    given = probe_inputs(structure.stack, like, CHECKED_TOKENS, seed=SEED + 1)
     with structure.rig().active() as rig:
-        rig.run(lambda: run_stack(structure.stack, ids), listen)
+        rig.run(lambda: run_stack(structure.stack, given), listen)
     if len(errors) != len(structure.calls):
         raise UnsupportedModelError("the number of block calls depends on the input")
     worst = max(errors, key=lambda e: (math.isnan(e), e))

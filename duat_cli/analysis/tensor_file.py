@@ -8,10 +8,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 _NAMES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64"}
+_LITTLE = {"F32": "<f4", "F64": "<f8", "I64": "<i8"}
 _LARGEST = {"dtype": "F64", "shape": [1 << 40] * 3, "data_offsets": [1 << 60] * 2}  # an entry of more digits than any
 
 
@@ -45,6 +47,14 @@ class TensorFile:
             self._file.write(values.astype(values.dtype.newbyteorder("<"), copy=False).data)
         offsets = [start - self._data, self._end - self._data]
         self._entries[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": offsets}
+
+    def read(self, name: str) -> Tensor:
+        """What was added under this name."""
+        entry = self._entries[name]
+        start, end = entry["data_offsets"]
+        self._file.seek(self._data + start)
+        values = np.frombuffer(bytearray(self._file.read(end - start)), dtype=_LITTLE[entry["dtype"]])
+        return torch.from_numpy(values.astype(values.dtype.newbyteorder("="), copy=False)).reshape(entry["shape"])
 
     def finish(self, metadata: dict[str, str]) -> None:
         """Write the header; without it the file is none."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from duat_cli.analysis.plan.task import PruneOptions
-from duat_cli.api.asking import Asked, File, Loading, Texts, folder
+from duat_cli.analysis.plan.task import PruneOptions, Task
+from duat_cli.api.asking import Asked, File, Loading, Model, Texts, folder
 from duat_cli.api.ground import heard, load_libraries, undisturbed
 from duat_cli.api.results import CheckResult, LoraResult, PlanResult
 from duat_cli.api.settings import one_of
+from duat_cli.api.target import FileTarget
 from duat_cli.errors import InputError
 
 if TYPE_CHECKING:
@@ -33,9 +34,10 @@ def lora_diff(
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> LoraResult:
-    """`duat lora-diff`: what an adapter, or a full fine-tune, really changed. Of folders.
+    """`duat lora-diff`: what an adapter, or a full fine-tune, really changed. Of folders and hub ids.
 
-    Without prompts, and unless `default_prompts`, the weights alone are compared.
+    `tuned` and `other` may name a revision of theirs, as in 'org/name@v2'. Without prompts, and unless
+    `default_prompts`, the weights alone are compared.
     """
     load_libraries()
     with undisturbed():
@@ -52,10 +54,12 @@ def lora_diff(
 
 
 def check(
-    model: File | None = None,
+    model: Model = None,
+    tokenizer: Any = None,
     *,
     policy: File | None = None,
     baseline: File | None = None,
+    update_baseline: bool = False,
     adapter: File | None = None,
     select: Sequence[str] = (),
     weights_only: bool = False,
@@ -65,15 +69,15 @@ def check(
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> CheckResult:
-    """`duat check`: is the checkpoint sound, within a policy's bounds, and as its baseline? Of a folder or hub id.
+    """`duat check`: is the checkpoint sound, within a policy's bounds, and as its baseline? Also of a model in memory,
+    by the rules that need no file; it has no baseline, and its adapter is PEFT's.
 
-    A check that fails is no exception: `verdict` is 'failed'. A baseline is written by the command.
+    A check that fails is no exception: `verdict` is 'failed'. update_baseline: `baseline` is written anew, where no
+    check fails.
     """
     if not weights_only:
         load_libraries()
     with undisturbed():
-        from duat_cli.analysis.check.run import CheckRequest
-        from duat_cli.analysis.check.run import check as compute
         from duat_cli.analysis.clock import Clock
         from duat_cli.checks.policy import read_policy
         from duat_cli.checks.settings import settings_of
@@ -81,14 +85,37 @@ def check(
 
         if isinstance(select, str):
             raise InputError(f"select '{select}': expected a list of rules, such as ['integrity.*']")
-        asked, clock = Asked(model, None, prompts, prompts_file, max_tokens, loading), Clock()
-        wanted = asked.request()
+        asked, clock = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading), Clock()
+        if asked.in_memory:
+            _refuse_files(baseline=baseline, adapter=adapter, update_baseline=update_baseline or None)
         found = read_policy(folder(policy))
         settings = settings_of(found, list(select))
-        settled = planned(found, settings, folder(baseline), False, weights_only, wanted.dtype)
-        request = CheckRequest(wanted, asked.texts, folder(adapter))
-        report, _ = compute(settled, request, heard(progress), clock.run)
+        dtype = loading.get("dtype", "float32")
+        target = FileTarget.of("baseline", folder(baseline)) if update_baseline and baseline is not None else None
+        settled = planned(found, settings, folder(baseline), update_baseline, weights_only, dtype)
+        if asked.in_memory:
+            from duat_cli.analysis.check.given import check_given
+
+            opened = asked.open(Task("check"), heard(progress))
+            report, _ = check_given(
+                settled, opened.loaded, opened.prompts, opened.tokenizer, heard(progress), clock.run
+            )
+            return CheckResult.of(report)
+        from duat_cli.analysis.check.run import CheckRequest
+        from duat_cli.analysis.check.run import check as compute
+
+        request = CheckRequest(asked.request(), asked.texts, folder(adapter))
+        report, text = compute(settled, request, heard(progress), clock.run)
+        if target is not None and text is not None:
+            target.write(text)
     return CheckResult.of(report)
+
+
+def _refuse_files(**given: object) -> None:
+    """What only stands beside files."""
+    for name, value in given.items():
+        if value is not None:
+            raise InputError(f"{name}: only of a checkpoint's files; give a folder or a hub id")
 
 
 def plan(
@@ -106,13 +133,17 @@ def plan(
     pruning: PruneOptions | None = None,
     policy: File | None = None,
     select: Sequence[str] = (),
+    position: Literal["all"] | None = None,
+    steps: int = 0,
+    fixed: bool = False,
     time: bool = False,
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> PlanResult:
     """`duat plan`: what a command takes on the CPU, from config.json and headers alone. Of a folder or hub id.
 
-    tokens: numbers of tokens in place of texts; pruning: options of `prune_bound`.
+    tokens: numbers of tokens in place of texts; pruning: options of `prune_bound`; position, steps: of `attribute`;
+    fixed: of `compare`.
     """
     with undisturbed():
         from typing import get_args
@@ -123,6 +154,7 @@ def plan(
 
         one_of("command", command, get_args(Planned))
         one_of("null", null, ("all", "uniform"))
+        one_of("position", position, (None, "all"))
         asked, clock = Asked(model, None, prompts, prompts_file, max_tokens, loading), Clock()
         wanted = asked.request(own_code=False)
         request = PlanRequest(
@@ -136,6 +168,9 @@ def plan(
             holdout=None if holdout is None else str(holdout),
             pruning=(pruning or PruneOptions()) if command == "prune-bound" else None,
             checked=check_task(folder(policy), list(select), wanted.dtype) if command == "check" else None,
+            every_position=position == "all",
+            steps=steps,
+            fixed=fixed,
             time=time,
         )
         report = plan_report(request, clock, heard(progress))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from duat_cli.analysis.plan.task import PruneOptions, Task
+from duat_cli.analysis.inspect.saved import saved_of
+from duat_cli.analysis.plan.task import PruneOptions, Task, effort_of
 from duat_cli.api.asking import Asked, File, Loading, Model, Texts
 from duat_cli.api.ground import heard, load_libraries, undisturbed
 from duat_cli.api.results import (
@@ -20,7 +23,10 @@ from duat_cli.api.results import (
     VerifyResult,
 )
 from duat_cli.api.settings import at_least, blocks_of, kinds_of, one_of, one_question, refuse_cut
+from duat_cli.api.target import FileTarget, path_of
+from duat_cli.api.tensors import operator_file, tensor_target
 from duat_cli.errors import InputError
+from duat_cli.kinds import apart
 from duat_cli.text import PAPER_PROMPT
 
 if TYPE_CHECKING:
@@ -42,26 +48,36 @@ def inspect(
     spectrum: bool = False,
     terms: bool = False,
     end_to_end: bool = False,
+    routing: bool = False,
     per_prompt: bool = False,
+    maps: int = 0,
+    save: str | Iterable[str] | None = None,
+    save_to: File | None = None,
     null: Literal["all", "uniform"] = "all",
     cache: bool = True,
+    matrices: File | None = None,
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> InspectResult:
     """`duat inspect`: what each block's attention operator does, exactly. Also of a model in memory.
 
     layers: numbers of the blocks to report; null: 'all' compares with the re-initialised architecture as well, which
-    takes a second model; cache: whether Gram matrices and nulls are kept. The others are as `duat inspect --help` says.
+    takes a second model; maps: of how many prompts C is kept token by token; cache: whether Gram matrices and nulls are
+    kept; save: some of H, S, bias, for the folder `save_to`; matrices: a .safetensors file that every block's W' is
+    written to by its factors. Results are kept in a folder (--out) by the command alone. The others are as
+    `duat inspect --help` says.
     """
     load_libraries()
     with undisturbed():
+        from duat_cli.analysis.inspect.maps import Maps
         from duat_cli.analysis.inspect.run import InspectOptions
         from duat_cli.analysis.inspect.run import inspect as compute
+        from duat_cli.analysis.inspect.states import saving
 
         one_of("null", null, ("all", "uniform"))
         at_least("--threshold", threshold, 0)
         at_least("conv_width", conv_width, 1)
-        blocks = blocks_of(layers)
+        blocks, saved = blocks_of(layers), saved_of(save, save_to)
         options = InspectOptions(
             layers=blocks,
             threshold=threshold,
@@ -69,13 +85,20 @@ def inspect(
             spectrum=spectrum,
             terms=terms,
             end_to_end=end_to_end,
+            routing=routing,
             per_prompt=per_prompt,
             null=null,
             cache=cache,
         )
+        target = tensor_target(FileTarget, "matrices", path_of(matrices))
         asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading)
         opened = asked.open(Task("inspect", reinitialised=null == "all"), heard(progress))
-        report = compute(opened.loaded, opened.prompts, options, heard(progress))
+        mapped = Maps(opened.prompts[:maps], opened.text) if maps > 0 else None
+        with (
+            operator_file(target, opened.text) as file,
+            contextlib.nullcontext() if saved is None else saving(saved[1], saved[0], opened.text) as states,
+        ):
+            report = compute(opened.loaded, opened.prompts, options, heard(progress), file, maps=mapped, states=states)
     return InspectResult.of(report).with_operators(functools.partial(_operator, asked, report.model.fingerprint))
 
 
@@ -107,16 +130,25 @@ def matrix(
     prompt: str = PAPER_PROMPT,
     layer: int = 0,
     max_tokens: int | None = None,
+    output: File | None = None,
+    dense: bool = False,
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> MatrixResult:
-    """`duat matrix`: the paper's explicit matrices of one block and one prompt. Also of a model in memory."""
+    """`duat matrix`: the paper's explicit matrices of one block and one prompt. Also of a model in memory.
+
+    output: a .safetensors file that the block's W' is written to by its factors; dense: W' itself, too.
+    """
     load_libraries()
     with undisturbed():
         from duat_cli.analysis.matrix.run import matrix as compute
 
+        target = tensor_target(FileTarget, "output", path_of(output))
+        if dense and target is None:
+            raise InputError("dense: writes W' to a file; give output as well")
         opened = Asked(model, tokenizer, [prompt], None, max_tokens, loading).open(Task("matrix"), heard(progress))
-        report = compute(opened.loaded, opened.prompts[0], layer, opened.text, heard(progress))
+        with operator_file(target, opened.text) as file:
+            report = compute(opened.loaded, opened.prompts[0], layer, opened.text, heard(progress), file, dense=dense)
     return MatrixResult.of(report)
 
 
@@ -152,7 +184,7 @@ def compare(
         blocks, own = blocks_of(layers), given.texts
         texts = texts_of(own.prompts, own.file, shared, prefixes, answer)
         asked = replace(given, prompts=[text.text for text in texts.texts], file=None)
-        opened = asked.open(Task("inspect"), heard(progress), texts.texts)
+        opened = asked.open(Task("compare"), heard(progress), texts.texts)
         words = Vocabulary(opened.texts, frozenset(opened.tokenizer.all_special_ids))
         options = CompareOptions(blocks, per_prompt, cache)
         report = compute(opened.loaded, texts, opened.prompts, options, words, heard(progress))
@@ -176,7 +208,7 @@ def compare_fixed(
         from duat_cli.analysis.compare.fixed import fixed
 
         asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading)
-        opened = asked.open(Task("inspect"), heard(progress))
+        opened = asked.open(Task("compare", fixed=True), heard(progress))
         report = fixed(opened.loaded, opened.prompts, asked.texts.own, heard(progress))
     return CompareResult.of(report)
 
@@ -189,6 +221,7 @@ def attribute(
     prompts_file: File | None = None,
     max_tokens: int | None = None,
     target: str | None = None,
+    target_field: str | None = None,
     against: str | None = None,
     position: int | Literal["all"] | None = None,
     first_token: bool = False,
@@ -199,24 +232,33 @@ def attribute(
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> AttributeResult:
-    """`duat attribute`: what a prediction is made of, in exact parts that add up. Also of a model in memory."""
+    """`duat attribute`: what a prediction is made of, in exact parts that add up. Also of a model in memory.
+
+    target_field: the name under which every object of `prompts_file`, JSON lines, has its own target.
+    """
     load_libraries()
     with undisturbed():
         from duat_cli.analysis.attribute.run import AttributeOptions
         from duat_cli.analysis.attribute.run import attribute as compute
         from duat_cli.analysis.attribute.targets import Asked as Target
-        from duat_cli.analysis.attribute.targets import Words
+        from duat_cli.analysis.attribute.targets import FieldTargets, Words
+        from duat_cli.loading.texts import field_of
 
-        one_question(target, against, position, steps, continuation)
+        one_question(target, against, position, steps, continuation, target_field)
+        if target_field is not None and (prompts is not None or prompts_file is None or target is not None):
+            raise InputError("target_field: is of a file of JSON lines: give prompts_file, no prompts and no target")
         at_least("top", top, 1)
         at_least("steps", steps, 0)
         at_least("measure", measure, 0)
         wished = Target(target, against, position, first_token)
-        options = AttributeOptions(wished, top, steps, continuation, measure=measure)
         asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading)
-        opened = asked.open(Task("verify"), heard(progress))
-        loaded = replace(opened.loaded, planned_memory=None)  # of gradients nothing is planned
-        report = compute(loaded, opened.prompts, Words(opened.tokenizer), options, heard(progress))
+        task = Task("attribute", every_position=position == "all", steps=steps)
+        opened = asked.open(task, heard(progress))
+        each = None
+        if target_field is not None and prompts_file is not None:
+            each = FieldTargets(target_field, field_of(os.fspath(prompts_file), target_field))
+        options = AttributeOptions(wished, top, steps, continuation, each, measure)
+        report = compute(opened.loaded, opened.prompts, Words(opened.tokenizer), options, heard(progress))
     return AttributeResult.of(report)
 
 
@@ -230,19 +272,24 @@ def prune_bound(
     max_tokens: int | None = None,
     granularity: str | Iterable[str] | None = None,
     metric: MetricName | None = None,
-    probes: int = 32,
-    measure: int = 24,
+    effort: Literal["quick", "default", "thorough"] = "default",
+    probes: int | None = None,
+    measure: int | None = None,
     budget: float = 0.1,
     ablate: Literal["zero", "mean"] = "zero",
     confidence: float = 0.95,
     exceed: float = 0.1,
     uniform: bool = False,
+    remove: float | None = None,
+    remove_of: Literal["blocks", "all"] = "blocks",
+    rounds: int = 1,
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> PruneResult:
     """`duat prune-bound`: what can be removed, and how far the output moves. Also of a model in memory.
 
-    holdout: a file of prompts that test the chosen sets, or a share of the prompts. Sets are written by the command.
+    holdout: a file of prompts that test the chosen sets, or a share of the prompts. remove: the share of parameters, of
+    the blocks or of all, that a set is to hold. Sets are written by the command.
     """
     load_libraries()
     with undisturbed():
@@ -250,10 +297,17 @@ def prune_bound(
 
         one_of("metric", metric, (None, "hidden", "kl", "nll"))
         one_of("ablate", ablate, ("zero", "mean"))
+        one_of("effort", effort, ("quick", "default", "thorough"))
+        probes, measure = effort_of(effort, probes, measure)
         at_least("probes", probes, 2)
         at_least("measure", measure, 0)
         kinds = kinds_of(granularity)
-        options = PruneOptions(kinds, metric, probes, measure, budget, confidence, exceed, ablate == "mean", uniform)
+        one_of("remove_of", remove_of, ("blocks", "all"))
+        at_least("rounds", rounds, 1)
+        options = PruneOptions(
+            kinds, metric, probes, measure, budget, confidence, exceed, ablate == "mean", uniform, joint=apart(kinds),
+            remove=remove, of_all=remove_of == "all", rounds=rounds, effort=effort,
+        )  # fmt: skip
         asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading)
         task, held = Task("prune-bound", pruning=options), None if holdout is None else str(holdout)
         outcome = compute(*asked.open_apart(task, held, heard(progress)), options, heard(progress))

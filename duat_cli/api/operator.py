@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from duat_cli.analysis.matrix.case import Case
     from duat_cli.analysis.progress import Progress
     from duat_cli.api.asking import Asked
-    from duat_cli.models.value_path.factors import AttentionOperator
+    from duat_cli.models.value_path.operator import AttentionOperator
 
 
 @dataclass(frozen=True)

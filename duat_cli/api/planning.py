@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from duat_cli import __version__
-from duat_cli.errors import InputError
+from duat_cli.errors import CheckpointError, InputError
+from duat_cli.text import clean
 
 if TYPE_CHECKING:
     from duat_cli.analysis.clock import Clock
@@ -40,6 +41,12 @@ class PlanRequest:
     """Of check: of the rules that are on."""
     time: bool
     """Whether this machine is measured as well."""
+    every_position: bool = False
+    """Of attribute."""
+    steps: int = 0
+    """Of attribute."""
+    fixed: bool = False
+    """Of compare."""
 
     def __post_init__(self) -> None:
         if self.tokens is not None and (self.texts.own or self.default_prompts or self.holdout is not None):
@@ -58,18 +65,33 @@ def plan_report(request: PlanRequest, clock: Clock, progress: Progress) -> PlanR
     wanted, texts, given = request.model, request.texts, request.tokens
     read, apart, _ = texts.read_apart(request.holdout, progress) if given is None and request.runs else ([], [], False)
     found = wanted.find(progress)
-    task = _task(request, found)
+    task = _task(request, found, progress)
     if given is None:
+        if read and task.runs:
+            _require_tokenizer(found)
         counts = texts.counts(found, read, trust_remote_code=False) if request.runs and task.runs else []
         held_out = texts.counts(found, apart, trust_remote_code=False) if request.pruning is not None else []
     else:
         counts, held_out = [min(count, texts.max_tokens or count) for count in given], []
+    counts = [count + task.steps for count in counts]
     task = replace(task, tokens=tuple(counts), held_out=tuple(held_out))
     made = plan(found.files, task, wanted.dtype, wanted.memory)
     if request.time:
         progress(0, 0, "measuring how fast this machine is")
         made = made.timed()
     return _report(made, found, clock)
+
+
+def _require_tokenizer(found: Found) -> None:
+    """Texts are counted by it; a model of images or sound has none."""
+    from duat_cli.loading.checkpoint.source import TOKENIZER_FILES
+
+    path = found.place.path
+    if not any(any(path.glob(pattern)) for pattern in TOKENIZER_FILES):
+        raise CheckpointError(
+            f"{clean(str(path))}: no tokenizer to count the tokens of texts with; give --tokens N, for a model of "
+            "images or sound its number of patches or frames"
+        )
 
 
 def check_task(policy: str | None, select: list[str], dtype: str) -> Task:
@@ -83,17 +105,24 @@ def check_task(policy: str | None, select: list[str], dtype: str) -> Task:
     return task_of(plan(found, settings_of(found, select), None, False, False, dtype))
 
 
-def _task(request: PlanRequest, found: Found) -> Task:
+def _task(request: PlanRequest, found: Found, progress: Progress) -> Task:
     from duat_cli.analysis.plan.task import Task
 
     if request.checked is not None:
         return request.checked
     if request.command == "lora-diff":
-        from duat_cli.analysis.lora.run import task_of
+        from duat_cli.analysis.lora.run import place_of, task_of
 
-        return task_of(found, request.tuned, runs=request.runs)
+        return task_of(found, place_of(request.tuned, request.model, progress), runs=request.runs)
     reinitialised = request.command == "inspect" and request.reinitialised
-    return Task(request.command, reinitialised=reinitialised, pruning=request.pruning)
+    return Task(
+        request.command,
+        reinitialised=reinitialised,
+        pruning=request.pruning,
+        every_position=request.every_position and request.command == "attribute",
+        steps=request.steps if request.command == "attribute" else 0,
+        fixed=request.fixed and request.command == "compare",
+    )
 
 
 def _report(made: Plan, found: Found, clock: Clock) -> PlanReport:

@@ -9,6 +9,9 @@ from pydantic import PrivateAttr
 
 from duat_cli.errors import InputError
 from duat_cli.report.check.table import render_check
+from duat_cli.report.explain import render_explain
+from duat_cli.report.forms.eval_results import render_eval_results
+from duat_cli.report.forms.model_card import model_card
 from duat_cli.report.json import to_json
 from duat_cli.report.notebook import to_html
 from duat_cli.report.tables.attribute import render_attribute
@@ -25,6 +28,7 @@ from duat_cli.results.attribute import AttributeReport
 from duat_cli.results.base import Result
 from duat_cli.results.check import CheckReport
 from duat_cli.results.compare import CompareReport
+from duat_cli.results.explain import ExplainReport
 from duat_cli.results.inspect import InspectReport, VerifyReport
 from duat_cli.results.lora import LoraReport
 from duat_cli.results.matrix import MatrixReport
@@ -57,6 +61,19 @@ class Shown(Result):
     def to_json(self) -> str:
         """The JSON that the command writes with --json."""
         return to_json(self)
+
+    def to_html(self) -> str:
+        """The page with pictures that the command writes with --format html: one file that loads nothing.
+
+        InputError for a report that has none, such as that of `support`.
+        """
+        from duat_cli.api.pages import page_of
+        from duat_cli.report.html.sheets import SHEETS, command_of
+
+        command = command_of(self)
+        if command not in SHEETS:
+            raise InputError(f"to_html: a report of {command} has no page; pages: {', '.join(sorted(SHEETS))}")
+        return page_of([(None, self)])
 
     @property
     def tables(self) -> list[str]:
@@ -108,6 +125,10 @@ class InspectResult(_WithOperators, InspectReport):
     def render(self, page: Page) -> str:
         return render_inspect(self, page)
 
+    def to_model_card(self) -> str:
+        """The section for a model's README that the command writes with --format model-card."""
+        return model_card(self)
+
 
 class VerifyResult(_WithOperators, VerifyReport):
     """The report of `verify`."""
@@ -157,12 +178,27 @@ class CheckResult(Shown, CheckReport):
     def render(self, page: Page) -> str:
         return render_check(self, page)
 
+    def to_model_card(self) -> str:
+        """The section for a model's README that the command writes with --format model-card."""
+        return model_card(self)
+
+    def to_eval_results(self) -> str:
+        """The YAML for a model card's metadata that the command writes with --format eval-results."""
+        return render_eval_results(self)
+
 
 class SupportResult(Shown, SupportReport):
     """The report of `support`."""
 
     def render(self, page: Page) -> str:
         return render_support(self, page)
+
+
+class ExplainResult(Shown, ExplainReport):
+    """What `explain` gives."""
+
+    def render(self, page: Page) -> str:
+        return render_explain(self, page)
 
 
 class PlanResult(Shown, PlanReport):

@@ -12,6 +12,7 @@ from duat_cli.checks.policy import Level, Policy
 from duat_cli.checks.weights import WeightFacts
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.declared.facts import Declared
+from duat_cli.loading.declared.per_layer import Override
 
 if TYPE_CHECKING:  # models that take a tenth of --weights-only to build, which has none of them
     from duat_cli.results.behaviour import Behaviour
@@ -35,6 +36,8 @@ class Evidence:
     """Tensors that the class does not use; needs the load."""
     spare: tuple[str, ...] | None = None
     """Missing tensors that do not matter, taken as zero; needs the load."""
+    overrides: tuple[Override, ...] | None = None
+    """What is declared of single layers and ignored, or could not be tried; needs the load."""
     report: InspectReport | None = None
     silent: bool = False
     """Whether there is none because the hidden states are zero."""

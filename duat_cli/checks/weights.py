@@ -7,13 +7,14 @@ tells how far the tensor moved, without the old weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from duat_cli.checks.places import BlockPlace, block_of
+from duat_cli.checks.scales import ScaleFacts, scale_facts
 from duat_cli.checks.sketch import FirstSketch, Sketch
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
@@ -61,9 +62,11 @@ class TensorFacts:
 
 @dataclass(frozen=True)
 class WeightFacts:
-    """Every tensor that is not empty, in the order of the files."""
+    """Every tensor that is not empty, in the order of the files; quantised weights by their values."""
 
     tensors: dict[str, TensorFacts]
+    scales: dict[str, ScaleFacts] = field(default_factory=dict)
+    """Of quantised weights."""
 
     @property
     def nonfinite(self) -> dict[str, int]:
@@ -91,10 +94,18 @@ def weight_facts(
     files: CheckpointFiles, progress: Callable[[int, int, str], None], *, first_sketch: bool = False
 ) -> WeightFacts:
     """One pass over all weight files. first_sketch: whether to sketch as schema version 1 of a baseline does, too."""
-    found = {}
     total = sum(entry.elements > 0 for entry in files.tensors.values())
+    found = facts_of(stream(files), total, progress, first_sketch=first_sketch)
+    return replace(found, scales=scale_facts(files))
+
+
+def facts_of(
+    tensors: Iterable[Streamed], total: int, progress: Callable[[int, int, str], None], *, first_sketch: bool = False
+) -> WeightFacts:
+    """The same of `total` tensors, wherever they come from."""
+    found = {}
     with np.errstate(all="ignore"):  # what overflows is looked at again
-        for number, streamed in enumerate(stream(files), 1):
+        for number, streamed in enumerate(tensors, 1):
             progress(number, total, "reading the weights")
             found[streamed.name] = _facts(streamed, FirstSketch() if first_sketch else None)
     return WeightFacts(found)

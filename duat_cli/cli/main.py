@@ -13,7 +13,6 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from duat_cli import __version__
 from duat_cli.cli.commands.attribute import attribute
 from duat_cli.cli.commands.check import check
 from duat_cli.cli.commands.compare import compare
@@ -24,6 +23,7 @@ from duat_cli.cli.commands.matrix import matrix
 from duat_cli.cli.commands.merge import merge
 from duat_cli.cli.commands.plan import plan
 from duat_cli.cli.commands.prune_bound import prune_bound
+from duat_cli.cli.commands.report import report
 from duat_cli.cli.commands.schema import schema
 from duat_cli.cli.commands.support import support
 from duat_cli.cli.commands.verify import verify
@@ -32,6 +32,7 @@ from duat_cli.cli.shared.outlets import say_usage
 from duat_cli.cli.terminal import signals, streams, talk
 from duat_cli.cli.terminal.faults import kind_of, line_of
 from duat_cli.cli.terminal.help import Command, Group
+from duat_cli.cli.terminal.versions import versions
 from duat_cli.errors import EXIT_SOUND, EXIT_UNDECIDED, DuatError
 
 PANEL_READ = "Read a checkpoint"
@@ -44,7 +45,7 @@ app = typer.Typer(
     cls=Group,
     context_settings=CONTEXT,
     rich_markup_mode=None,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     epilog="Exit codes: 0 sound, 1 findings (a check failed, the certificate is not exact), 2 could not tell. "
     "Every command explains its options: duat inspect --help.",
@@ -61,9 +62,13 @@ app.command("support", cls=Command, rich_help_panel=PANEL_TRUST)(support)
 app.command("plan", cls=Command, rich_help_panel=PANEL_TRUST)(plan)
 app.command("explain", cls=Command, rich_help_panel=PANEL_WORDS)(explain)
 app.command("merge", cls=Command, rich_help_panel=PANEL_DATA)(merge)
+app.command("report", cls=Command, rich_help_panel=PANEL_DATA)(report)
 app.command("schema", cls=Command, rich_help_panel=PANEL_DATA)(schema)
 
-Version = Annotated[bool, typer.Option("--version", metavar="", is_eager=True, help="Print duat's version.")]
+Version = Annotated[
+    bool,
+    typer.Option("--version", metavar="", is_eager=True, help="Print the versions of duat and of what it runs on."),
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -74,7 +79,7 @@ def duat(context: typer.Context, version: Version = False) -> None:
     Start with duat inspect: it reads a bundled demo model.
     """
     if version:
-        streams.write_result(f"duat {__version__}\n")
+        streams.write_result(versions())
         raise typer.Exit()
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

@@ -103,9 +103,13 @@ def template_fault(template: str) -> str | None:
 IMPLEMENTATION_FIELD = re.compile(r"_?(attn|experts)_implementation(_internal)?")
 
 
-def without_fusion(config: Any) -> Any:
-    """The same config; a fusion_config would patch the model's code at load, and with it the numbers."""
+def as_weights_are(config: Any) -> Any:
+    """The same config without what would change a model's code at load, and with it the numbers: a fusion_config, and a
+    quantization_config, by which transformers would look for scales where duat hands over weights."""
     config.fusion_config = None
+    for inner in (config, *(v for v in vars(config).values() if hasattr(v, "to_diff_dict"))):
+        for field in ("quantization_config", "compression_config"):
+            vars(inner).pop(field, None)
     return config
 
 

@@ -9,7 +9,7 @@ import hashlib
 import importlib.resources
 import io
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -42,6 +42,13 @@ class Prompt:
     spans: Spans | None = None
     """Of each token the characters of the text that it stands for, from and to (0 and 0 for a special token); None
     where the tokenizer does not say."""
+    prepared: Mapping[str, Tensor] | None = None
+    """What a model that reads no token ids is run on; `input_ids` then counts its positions, from 0."""
+
+    @property
+    def given(self) -> Tensor | Mapping[str, Tensor]:
+        """What the model is run on."""
+        return self.input_ids if self.prepared is None else self.prepared
 
 
 @dataclass(frozen=True)
@@ -57,16 +64,18 @@ class Limits:
 # --- reading ----------------------------------------------------------------------------------------
 
 
-def read_prompts(prompt: Sequence[str], prompts_file: str | None, stdin: IO[Any] | None) -> list[PromptText]:
+def read_prompts(
+    prompt: Sequence[str], prompts_file: str | None, stdin: IO[Any] | None, option: str = "--prompts"
+) -> list[PromptText]:
     """The texts of --prompt and of --prompts, in this order; without either the bundled set.
 
     A file whose name ends in .jsonl holds JSON lines, in .parquet a table; every other file holds one text a line,
     whatever the line begins with. With .gz behind it, lines are compressed. '-' is standard input: one text for
-    --prompt, one text a line for --prompts. InputError names file and line.
+    --prompt, one text a line for --prompts. InputError names file and line. option: what named the file.
     """
     texts = _options(prompt, prompts_file, stdin)
     if prompts_file is not None:
-        texts += _held(prompts_file, stdin)
+        texts += _held(prompts_file, stdin, option)
     return texts or default_prompts()
 
 
@@ -128,10 +137,10 @@ class _Stream:
         yield from texts_of(self.file, None)
 
 
-def _held(file: str, stdin: IO[Any] | None) -> Iterator[PromptText]:
+def _held(file: str, stdin: IO[Any] | None, option: str) -> Iterator[PromptText]:
     """The texts of a file, of a size that a list of them may have."""
     size = 0
-    for text in texts_of(file, stdin):
+    for text in texts_of(file, stdin, option):
         size += len(text.text.encode())
         if size > MAX_BYTES:
             shown = "standard input" if file == "-" else clean(file)

@@ -38,18 +38,21 @@ class PromptText:
     """In its file, from 1, or row; the number of the option for --prompt."""
 
 
-def texts_of(name: str, stdin: IO[Any] | None) -> Iterator[PromptText]:
-    """The texts of a file, its name's ending says how it holds them; '-' is standard input, one text a line."""
+def texts_of(name: str, stdin: IO[Any] | None, option: str = "--prompts") -> Iterator[PromptText]:
+    """The texts of a file, its name's ending says how it holds them; '-' is standard input, one text a line.
+
+    option: what named the file, for messages.
+    """
     shown = "standard input" if name == "-" else clean(name)
     kind = name.lower().removesuffix(GZIP)
     if kind.endswith((".json", ".ndjson")):  # its lines would run as texts, braces and all
         raise InputError(f"{shown}: JSON lines are read from a name that ends in {JSON_LINES}; rename it")
     if name.lower().endswith(PARQUET):
-        yield from _rows(name, shown)
+        yield from _rows(name, shown, option)
     elif name == "-":
         yield from lines(io.BytesIO(read_stdin(stdin)), shown, json_lines=False)
     else:
-        with _opened(name, shown) as file:
+        with _opened(name, shown, option) as file:
             yield from lines(file, shown, json_lines=kind.endswith(JSON_LINES))
 
 
@@ -106,24 +109,24 @@ def _line(file: gzip.GzipFile | IO[bytes], where: str) -> bytes:
         raise InputError(f"{where}: cannot be read: {clean(error.strerror or str(error))}") from error
 
 
-def _path(name: str, shown: str) -> Path:
+def _path(name: str, shown: str, option: str) -> Path:
     path = Path(name).expanduser()
     # opening a named pipe waits for a writer; a shell's <(command) is one that has it
     if path.is_fifo() and not name.startswith(("/dev/fd/", "/proc/self/fd/", "/dev/stdin")):
-        raise InputError(f"--prompts {shown}: is a named pipe, no regular file; use --prompts - and pipe into duat")
+        raise InputError(f"{option} {shown}: is a named pipe, no regular file; use {option} - and pipe into duat")
     return path
 
 
-def _opened(name: str, shown: str) -> gzip.GzipFile | IO[bytes]:
+def _opened(name: str, shown: str, option: str = "--prompts") -> gzip.GzipFile | IO[bytes]:
     try:
-        path = _path(name, shown)
+        path = _path(name, shown, option)
         return gzip.open(path) if name.lower().endswith(GZIP) else path.open("rb")
     except (OSError, ValueError) as error:
         reason = clean(getattr(error, "strerror", None) or str(error))
-        raise InputError(f"--prompts {shown}: cannot be read: {reason}") from error
+        raise InputError(f"{option} {shown}: cannot be read: {reason}") from error
 
 
-def _rows(name: str, shown: str) -> Iterator[PromptText]:
+def _rows(name: str, shown: str, option: str) -> Iterator[PromptText]:
     """The strings of the column "text", or else "prompt"."""
     try:
         import pyarrow
@@ -132,7 +135,7 @@ def _rows(name: str, shown: str) -> Iterator[PromptText]:
         raise InputError(f"{shown}: needs pyarrow to be read: pip install 'duat-cli[{PARQUET[1:]}]'") from error
     number = 0
     try:
-        with parquet.ParquetFile(_path(name, shown)) as file:
+        with parquet.ParquetFile(_path(name, shown, option)) as file:
             columns = file.schema_arrow.names
             column = next((c for c in COLUMNS if c in columns), None)
             if column is None:
@@ -146,7 +149,7 @@ def _rows(name: str, shown: str) -> Iterator[PromptText]:
                     yield checked(value, where, number)
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         reason = clean(getattr(error, "strerror", None) or str(error))
-        raise InputError(f"--prompts {shown}: cannot be read beyond row {number}: {reason}") from error
+        raise InputError(f"{option} {shown}: cannot be read beyond row {number}: {reason}") from error
     if not number:
         raise InputError(f"{shown}: empty, no prompts; expected one a row")
 

@@ -28,7 +28,7 @@ class Routed:
 
     attention: Tensor  # H, (heads, N, N)
     source: Tensor  # s, (heads, N)
-    token: Tensor  # t, (N,) or (1,)
+    token: Tensor  # t, (N,) or (1,); with a gate, where every head is a channel, (heads, N)
 
     @property
     def tokens(self) -> int:
@@ -42,8 +42,8 @@ class Routed:
     def piece(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
         """(H, S) of some rows and columns, each (heads, rows, columns), float64."""
         H = self.attention[:, rows[:, None], columns].double()
-        token = self.token.expand(self.tokens)[rows].double()
-        return H, token[:, None] * self.source[:, None, columns].double()
+        token = self.token.expand(*self.token.shape[:-1], self.tokens)[..., rows].double()
+        return H, token[..., None] * self.source[:, None, columns].double()
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ With Ĥ_h (N x N), V_h (M x d) and O_h (d x M), Eq. 5-10 of Wang & Li read
 
     W' = Σ_h Ĥ_h ⊗ (V_h O_h)ᵀ,      block from token j to token i:  B_ij = (Σ_h Ĥ_h[i, j] V_h O_h)ᵀ
 
-Every number below is a closed form in Ĥ and the Gram matrix G[h, k] = ⟨V_h O_h, V_k O_k⟩.
+Every number below is a closed form in Ĥ and the Gram matrix G[h, k] = ⟨V_h O_h, V_k O_k⟩. Where a gate g_ih scales the
+channels of what token i gets, B_ij = (Σ_h Ĥ_h[i, j] V_h diag(g_ih) O_h)ᵀ (gated/sums.py).
 """
 
 from __future__ import annotations
@@ -50,6 +51,11 @@ class HeadFactors:
     def hidden_size(self) -> int:
         return self.output.shape[2]
 
+    @property
+    def width(self) -> int:
+        """Of the vectors that V reads: M where they are the stream's."""
+        return self.value.shape[1]
+
     def without_values(self) -> HeadFactors:
         """The shapes alone, on `meta`."""
         biases = (None if bias is None else bias.to("meta") for bias in (self.value_bias, self.output_bias))
@@ -60,36 +66,49 @@ class HeadFactors:
         return self.value.repeat_interleave(self.groups, 0) @ self.output
 
 
+def channels(factors: HeadFactors) -> HeadFactors:
+    """Every channel as a head of width 1: value (heads d, width, 1), output (heads d, 1, M)."""
+    value = factors.value.repeat_interleave(factors.groups, 0).transpose(1, 2)
+    return HeadFactors(value.flatten(0, 1)[..., None], factors.output.flatten(0, 1)[:, None])
+
+
 @dataclass(frozen=True)
 class KroneckerSum:
-    """W' = Σ_h left_h ⊗ (V_h O_h)ᵀ."""
+    """W' = Σ_h left_h ⊗ (V_h O_h)ᵀ; with a gate, what heads give is multiplied by it in front of O.
+
+    It is square where V reads the stream, (N M, N M); (N M, N width) where it reads other vectors.
+    """
 
     left: Tensor  # (heads, N, N)
     factors: HeadFactors
-
-    def __post_init__(self) -> None:
-        width = self.factors.value.shape[1]
-        if width != self.factors.hidden_size:
-            raise InputError(f"W' is square: V reads vectors of width {width}, O gives {self.factors.hidden_size}")
+    gate: Tensor | None = None  # (heads, N, d)
 
     def apply(self, X: Tensor) -> Tensor:
         """W' vec(X) as a matrix: Σ_h left_h (X V_h) O_h, (N, M)."""
-        values = self._by_head(X @ self.factors.value)  # (heads, N, d)
-        return torch.einsum("hnd,hdm->nm", self.left @ values, self.factors.output)
+        mixed = self.left @ self._by_head(X @ self.factors.value)  # (heads, N, d)
+        mixed = mixed if self.gate is None else mixed * self.gate
+        return torch.einsum("hnd,hdm->nm", mixed, self.factors.output)
 
     def apply_transposed(self, Y: Tensor) -> Tensor:
-        """W'ᵀ vec(Y) as a matrix: Σ_h left_hᵀ (Y O_hᵀ) V_hᵀ, (N, M)."""
-        back = self.left.mT @ (Y @ self.factors.output.mT)  # (heads, N, d)
+        """W'ᵀ vec(Y) as a matrix: Σ_h left_hᵀ (Y O_hᵀ) V_hᵀ, (N, width)."""
+        back = Y @ self.factors.output.mT  # (heads, N, d)
+        back = self.left.mT @ (back if self.gate is None else back * self.gate)
         values = self.factors.value.repeat_interleave(self.factors.groups, 0)
         return torch.einsum("hnd,hmd->nm", back, values)
 
     def dense(self, limit: int = 4096) -> Tensor:
-        """W' written out, (N M, N M): for tests and small cases."""
-        side = self.left.shape[-1] * self.factors.hidden_size
-        if side > limit:
-            raise InputError(f"W' would be {side} x {side}, over the limit of {limit}; it is never built at that size")
-        maps = self.factors.maps()
-        return torch.einsum("hij,hab->ibja", self.left, maps).reshape(side, side)
+        """W' written out, (N M, N width): for tests and small cases."""
+        tokens = self.left.shape[-1]
+        rows, columns = tokens * self.factors.hidden_size, tokens * self.factors.width
+        if max(rows, columns) > limit:
+            raise InputError(
+                f"W' would be {rows} x {columns}, over the limit of {limit}; it is never built at that size"
+            )
+        if self.gate is None:
+            return torch.einsum("hij,hab->ibja", self.left, self.factors.maps()).reshape(rows, columns)
+        values = self.factors.value.repeat_interleave(self.factors.groups, 0)
+        gated = self.gate[:, :, :, None] * self.factors.output[:, None]  # (heads, N, d, M)
+        return torch.einsum("hij,had,hidb->ibja", self.left, values, gated).reshape(rows, columns)
 
     def _by_head(self, values: Tensor) -> Tensor:
         return values.repeat_interleave(self.factors.groups, 0)
@@ -101,7 +120,7 @@ def gram(factors: HeadFactors) -> Tensor:
     heads, groups = factors.heads, factors.groups
     columns = factors.value.permute(0, 2, 1).reshape(kv_heads * rank, width)
     inner = (columns @ columns.T).reshape(kv_heads, rank, kv_heads, rank)
-    rows = factors.output.reshape(heads * rank, width)
+    rows = factors.output.reshape(heads * rank, -1)
     outer = (rows @ rows.T).reshape(kv_heads, groups, rank, kv_heads, groups, rank)
     product = outer * inner[:, None, :, :, None, :]
     return product.sum(dim=(2, 5), dtype=torch.float64).reshape(heads, heads)

@@ -60,24 +60,26 @@ def spectral_norm(
     apply_transposed: Callable[[Tensor], Tensor],
     start: Tensor,
     *,
+    image: tuple[int, ...] | None = None,
     tolerance: float = 1e-3,
     max_steps: int = 400,
 ) -> float:
     """‖A‖₂, the first of `leading`, its Ritz residual at most `tolerance` / 10 of it.
 
-    start: a random tensor of the shape and dtype that both products take and give: an operator that maps it to zero is
-    zero. Vectors are kept in float64. Raises InputError where it does not converge in `max_steps`.
+    start: a random tensor of the shape and dtype that `apply` takes: an operator that maps it to zero is zero. image:
+    the shape that it gives; None: the same. Vectors are kept in float64. Raises InputError where it does not converge
+    in `max_steps`.
     """
 
-    def flat(product: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        return lambda v: product(v.reshape(start.shape).to(start.dtype)).reshape(-1).double()
+    def flat(product: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
+        return lambda v: product(v.reshape(shape).to(start.dtype)).reshape(-1).double()
 
     if not bool(apply(start).any()):
         return 0.0
     like = start.reshape(-1).double()
     found = leading(
-        flat(apply),
-        flat(apply_transposed),
+        flat(apply, tuple(start.shape)),
+        flat(apply_transposed, image or tuple(start.shape)),
         like,
         len(like),
         1,

@@ -69,8 +69,8 @@ def _share(factors: HeadFactors, heads: Tensor) -> float:
         return 0.0
     # Two sets of channels that together are more than there are have one in common: then every entry is reached.
     if int(rows.sum(dim=1).min() + columns.sum(dim=1).min()) > int(live.sum()):
-        return len(rows) * len(columns) / factors.hidden_size**2
-    return _reached(rows, columns) / factors.hidden_size**2
+        return len(rows) * len(columns) / (factors.width * factors.hidden_size)
+    return _reached(rows, columns) / (factors.width * factors.hidden_size)
 
 
 def _reached(rows: Tensor, columns: Tensor) -> float:

@@ -31,21 +31,24 @@ def sample_entries(factors: HeadFactors, count: int, seed: int, first: int | Non
     first: compute only so many of these draws.
     """
     generator = torch.Generator().manual_seed(seed)
-    width, device = factors.hidden_size, factors.value.device
-    a, b = (torch.randint(width, (count,), generator=generator).to(device)[:first] for _ in range(2))
+    sizes, device = (factors.width, factors.hidden_size), factors.value.device
+    a, b = (torch.randint(size, (count,), generator=generator).to(device)[:first] for size in sizes)
     values = factors.value.transpose(0, 1)[a]  # (count, kv_heads, d); whole rows, as they lie in memory
     outputs = factors.output.permute(2, 0, 1)[b].unflatten(1, (len(factors.value), factors.groups))
     return (values[:, :, None] * outputs).sum(dim=-1).flatten(1)
 
 
 def exact_share(left: Tensor, factors: HeadFactors, cutoff: float) -> ShareEstimate:
-    """The share of entries of W' with |w| > cutoff, counted over all of them, one token row at a time."""
-    heads, tokens, _ = left.shape
-    maps = factors.maps().reshape(heads, -1)  # (heads, M M)
+    """The share of entries of W' with |w| > cutoff, counted over all of them, one token row at a time.
+
+    left: all rows of Ĥ, or some, (heads, rows, N).
+    """
+    heads, rows, tokens = left.shape
+    maps = factors.maps().reshape(heads, -1)  # (heads, width M)
     count = 0
-    for row in range(tokens):
+    for row in range(rows):
         count += int(((left[:, row].T @ maps).abs() > cutoff).sum())
-    share = count / (tokens * tokens * maps.shape[1])
+    share = count / (rows * tokens * maps.shape[1])
     return ShareEstimate(share, share, share)
 
 

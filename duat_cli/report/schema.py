@@ -14,7 +14,7 @@ from duat_cli.results.compare import CompareReport
 from duat_cli.results.explain import ExplainReport
 from duat_cli.results.inspect import InspectReport, VerifyReport
 from duat_cli.results.lora import LoraReport
-from duat_cli.results.matrix import MatrixReport
+from duat_cli.results.matrix import MatrixReport, NetworkReport
 from duat_cli.results.plan import PlanReport
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.support import SupportReport
@@ -26,6 +26,7 @@ REPORTS: dict[str, type[Result]] = {
     "inspect": InspectReport,
     "lora-diff": LoraReport,
     "matrix": MatrixReport,
+    "matrix --network": NetworkReport,
     "plan": PlanReport,
     "prune-bound": PruneReport,
     "verify": VerifyReport,

@@ -73,8 +73,10 @@ class InnerPart(Result):
 
     block: int = Field(description="number of the block, from 0")
     unit: int = Field(description="number of the unit's call among the block's")
-    index: int = Field(description="of the neuron or expert in its unit")
+    expert: int | None = Field(description="of a neuron inside an expert: the expert's number; else null")
+    index: int = Field(description="of the neuron or expert in its unit, or of the neuron in its expert")
     value: Annotated[Finite, _TOTAL] = Field(description="what it adds, through all later blocks")
+    direct: Annotated[Finite, _DIRECT] = Field(description="what it writes straight to the logit")
 
 
 class Parts(Result):
@@ -86,7 +88,10 @@ class Parts(Result):
     head_bias: Annotated[Finite, _TOTAL] = Field(
         description="what the way from the last block to the output gives for zeros: biases of its norm and layers"
     )
-    neurons: list[InnerPart] = Field(description="the leading neurons of all units, by absolute value")
+    neurons: list[InnerPart] = Field(
+        description="the leading neurons of all units, by absolute value; those of an expert add up to its part, but "
+        "for its output bias"
+    )
     experts: list[InnerPart] = Field(description="the leading experts of all units, by absolute value")
 
 
@@ -119,6 +124,8 @@ class Direct(Result):
     heads: list[HeadPart]
     units: list[DirectUnit]
     head_bias: Annotated[Finite, _DIRECT] = Field(description="as of the parts")
+    neurons: list[InnerPart] = Field(description="those that lead by what they write straight to the logit")
+    experts: list[InnerPart] = Field(description="those that lead by what they write straight to the logit")
     residual: Annotated[Finite, _RESIDUAL] = Field(description="how far the sum is from the model's own logit")
 
 
@@ -260,7 +267,8 @@ class Spread(Result):
 
     block: int = Field(description="number of the block, from 0")
     unit: int | None = Field(description="of a neuron: number of the unit's call among the block's; null for a head")
-    index: int = Field(description="number of the head in its block, or of the neuron in its unit")
+    expert: int | None = Field(description="of a neuron inside an expert: the expert's number; else null")
+    index: int = Field(description="number of the head in its block, or of the neuron in its unit or expert")
     mean: Annotated[Finite, _TOTAL] = Field(description="mean part")
     mean_absolute: Annotated[Finite, Meaning("logits", "exact", formula="mean of |part|")] = Field(
         description="mean absolute part"

@@ -54,6 +54,11 @@ class ModelFacts(Result):
     revision: str | None = Field(description="commit of a hub checkpoint; null for a local folder")
     model_type: str = Field(description="transformers' name of the architecture, from config.json")
     architecture: str = Field(description="the class that was loaded")
+    quantised: str | None = Field(
+        default=None,
+        description="how the files hold the quantised weights, which are read as the numbers that the format's formula "
+        "gives; activations are not quantised. Null where the files hold the weights as they are",
+    )
     parameters: int = Field(description="number of parameters")
     blocks: int = Field(description="how many blocks the model has")
     hidden_size: int = Field(description="width M of the model")
@@ -102,7 +107,7 @@ class Certificate(Result):
         Meaning("relative", "given", formula="1e-6 in float64, 1e-4 in float32, 1e-2 in float16, 5e-2 in bfloat16"),
     ] = Field(description="by the dtype of the arithmetic")
     exact: bool = Field(description="relative_error and plain_error are both at most the tolerance")
-    capture: Literal["attention interface", "softmax interception"] = Field(
+    capture: Literal["attention interface", "softmax interception", "frozen kernel"] = Field(
         description="how attention was seen: through transformers' attention interface, or by intercepting its softmax"
     )
 

@@ -40,6 +40,9 @@ class CheckedModel(WithReasons):
     files: list[CheckedFile] = Field(description="the weight files, with their sizes")
     tensors: int = Field(description="how many tensors the files hold")
     stored: list[str] = Field(description="dtypes of the stored tensors, by safetensors' names")
+    quantised: str | None = Field(
+        default=None, description="how the files hold quantised weights; null where they hold the weights as they are"
+    )
     header_sha256: str = Field(description="of names, shapes and dtypes of all tensors")
     fingerprint: str | None = Field(description="content hash of the loaded weights; not cryptographic")
 

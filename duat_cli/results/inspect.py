@@ -50,7 +50,10 @@ class Range(WithReasons):
         "over tokens and prompts; not of what is inside them, such as attention scores"
     )
     place: Literal["norm", "attention", "ffn", "block"] = Field(description="whose output it is")
-    stored_dtype: str | None = Field(description="dtype of most stored bytes; null where that is not known")
+    stored_dtype: str | None = Field(
+        description="dtype of most stored bytes, of quantised weights the one that config.json states; null where that "
+        "is not known"
+    )
     share: Annotated[
         Finite | None,
         Meaning(
@@ -204,6 +207,17 @@ class Summary(WithReasons):
     notable: list[str] = Field(description="at most three sentences that the numbers support")
 
 
+class EndToEndNulls(WithReasons):
+    """The end-to-end coupling where nothing was learned to attend to."""
+
+    uniform: Coupling | None = Field(
+        description="every block's H uniform over the tokens that each row may see; weights and norm scales the same"
+    )
+    reinitialised: Annotated[Coupling | None, Meaning(checked=False)] = Field(
+        description="the same architecture re-initialised: none yet, for the reason beside it"
+    )
+
+
 class EndToEnd(Result):
     """How the tokens of x_0 reach those of the last block's output through all blocks, the residual path included."""
 
@@ -211,6 +225,7 @@ class EndToEnd(Result):
         description="by c_ij = |(T_L...T_1)(e_j (x) x_0[j])_i| in place of C_ij: the linear path alone, dynamic "
         "parameters frozen; the other terms of the sum start in the blocks and are no part of it"
     )
+    null: EndToEndNulls = Field(description="the same numbers where nothing was learned")
     certificate_error: Annotated[
         Finite,
         Meaning(
@@ -222,6 +237,25 @@ class EndToEnd(Result):
             better="lower",
         ),
     ] = Field(description="how far the source tokens' parts together are from the linear part of the output")
+
+
+class BlockMap(Result):
+    """C of one block under one prompt."""
+
+    index: int = Field(description="number of the block, from 0")
+    coupling: Annotated[
+        list[list[Finite]],
+        Meaning("norm of W'", "exact", how="four digits are kept", formula="C_ij = |B_ij|_F", source="Eq. 10"),
+    ] = Field(description="C, a row a token i, in it from token j to token i, j from 0, less the zeros at its end")
+
+
+class CouplingMap(Result):
+    """How the first tokens of one prompt reach each other through W', block by block."""
+
+    prompt: int = Field(description="number of the prompt, from 0")
+    total_tokens: int = Field(description="how many tokens the prompt has")
+    tokens: list[str] = Field(description="the tokens mapped, what each says alone: the prompt's first")
+    blocks: list[BlockMap] = Field(description="blocks whose W' has factors")
 
 
 class InspectReport(Result):
@@ -238,6 +272,9 @@ class InspectReport(Result):
     terms: Annotated[list[UatTerm] | None, Meaning(needs="terms")] = Field(default=None, description="with --terms")
     end_to_end: Annotated[EndToEnd | None, Meaning(needs="end_to_end")] = Field(
         default=None, description="mean over the prompts; with --end-to-end"
+    )
+    maps: Annotated[list[CouplingMap] | None, Meaning(needs="maps", checked=False)] = Field(
+        default=None, description="the coupling C token by token, of the first prompts; with --maps"
     )
     summary: Annotated[Summary, Meaning(drift="group", rule="drift.summary")]
     skipped: list[Skipped]

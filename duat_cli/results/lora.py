@@ -203,6 +203,13 @@ class LoraReport(Result):
     level: Literal["lint", "weights", "prompts"] = Field(description="how much was computed")
     base: str = Field(description="the base checkpoint, as it was named")
     tuned: str = Field(description="the adapter or the tuned checkpoint")
+    base_quantised: str | None = Field(
+        default=None, description="how the base's files hold quantised weights; null where they hold them as they are"
+    )
+    tuned_quantised: str | None = Field(
+        default=None,
+        description="the same of a tuned checkpoint, whose change is then that of the quantisation as well",
+    )
     method: str = Field(description="PEFT's peft_type, or 'full'")
     dtype: str = Field(description="of the stored base weights")
     modules: list[ModuleChange]

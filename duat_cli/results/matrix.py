@@ -1,4 +1,4 @@
-"""The report of `duat matrix`."""
+"""The reports of `duat matrix` and `duat matrix --network`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from duat_cli.results.base import (
     Run,
     SchemaVersion,
     Share,
+    Skipped,
     Warnings,
     WithReasons,
 )
@@ -103,5 +104,56 @@ class MatrixReport(Result):
     )
     convolution: Convolution
     checks: list[MatrixCheck]
+    warnings: Warnings
+    run: Run
+
+
+def _error(formula: str, source: str) -> Meaning:
+    return Meaning("relative", "measured", formula=formula, source=source, better="lower")
+
+
+class NetworkLayer(WithReasons):
+    """One layer: the equation of all layers up to here, with sigma live, against the model's own values."""
+
+    layer: int = Field(description="j, from 1 as in the paper: block j - 1")
+    name: str = Field(description="the block's module name")
+    equation: Literal["21", "23", "33"] = Field(description="which equation of the paper: of 1, 2 or more layers")
+    activation: str | None = Field(description="sigma; found by its values")
+    gated: bool | None = Field(description="whether sigma takes two pre-activations a neuron: sigma(gate) o up")
+    neurons: int | None = Field(description="neurons of one token; of routed experts those of its own experts")
+    experts: int | None = Field(description="k, routed experts of one token")
+    pre_activation_error: Annotated[Finite | None, _error("|W'_{j,2} x'_0 + b'_{j,2} - a_j| / |a_j|", "Eq. 34")] = (
+        Field(description="what sigma reads, against what the model's own layers gave to it")
+    )
+    unit_error: Annotated[Finite | None, _error("|FFN_j(sigma(a_j)) - its own output| / |the latter|", "Eq. 29")] = (
+        Field(description="what the FFN gives, through sigma of this sum, against what the model's own FFN gave")
+    )
+    output_error: Annotated[Finite, _error("|x_j by the equation - x_j| / |x_j|", "Eq. 21, 23, 33")] = Field(
+        description="the layer's output by the equation, against the model's own"
+    )
+
+
+class NetworkReport(Result):
+    """`duat matrix --network`: the whole network of one prompt as explicit matrices (appendix B, Fig. 2)."""
+
+    schema_version: SchemaVersion = "2"
+    command: Annotated[Literal["matrix --network"], COMMAND] = "matrix --network"
+    duat_version: DuatVersion
+    environment: Environment
+    model: ModelFacts
+    prompt: PromptFacts
+    certificate: Certificate = Field(description="its relative_error is the largest of all errors of this report")
+    tokens: int = Field(description="N")
+    hidden_size: int = Field(description="M")
+    side: int = Field(description="N M: the side of W'_{j,1}; at most 4096")
+    layers: list[NetworkLayer]
+    whole_error: Annotated[
+        Finite,
+        _error("|W'_{L,1} x'_0 + b'_{L,3} + sum_j W'_{j,3} sigma(W'_{j,2} x'_0 + b'_{j,2}) - x_L| / |x_L|", "Eq. 33"),
+    ] = Field(
+        description="Eq. 33 of all layers from the matrices alone, every W'_{j,3} made, against the model's own x_L"
+    )
+    deviations: list[str] = Field(description="where the model is not what the paper's equations are written for")
+    skipped: list[Skipped]
     warnings: Warnings
     run: Run

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 Exactness = Literal["exact", "estimate", "bound", "measured", "given"]
-Option = Literal["spectrum", "terms", "end_to_end", "routing", "per_prompt", "null", "prompts", "baseline"]
+Option = Literal["spectrum", "terms", "end_to_end", "routing", "per_prompt", "maps", "null", "prompts", "baseline"]
 OverPrompts = Literal["mean", "largest", "same", "reasons"]
 
 

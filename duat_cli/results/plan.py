@@ -9,7 +9,7 @@ from pydantic import Field
 from duat_cli.results.base import COMMAND, DuatVersion, Finite, Result, Run, SchemaVersion, Warnings
 from duat_cli.results.meaning import Meaning
 
-Planned = Literal["inspect", "verify", "matrix", "prune-bound", "lora-diff", "check"]
+Planned = Literal["inspect", "verify", "matrix", "prune-bound", "lora-diff", "check", "attribute", "compare"]
 Residence = Literal["resident", "streamed"]
 Bytes = Annotated[int, Meaning("bytes", "exact", checked=False)]
 Estimate = Annotated[int, Meaning("bytes", "estimate", checked=False)]

@@ -15,7 +15,9 @@ class SupportEntry(Result):
 
     model_type: str = Field(description="transformers' name of the architecture")
     status: Literal["exact", "partly", "refused"] = Field(description="how much of it is covered")
-    path: Literal["attention interface", "softmax interception"] | None = Field(description="how attention was seen")
+    path: Literal["attention interface", "softmax interception", "frozen kernel"] | None = Field(
+        description="how attention was seen"
+    )
     parts: list[str] = Field(description="for 'partly': what is not covered")
     reason: str | None = Field(description="why it was refused")
     relative_error: Annotated[

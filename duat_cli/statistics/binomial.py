@@ -60,8 +60,16 @@ def allowed(n: int, share: float, confidence: float) -> int | None:
     return low
 
 
-def prompts_needed(share: float, confidence: float) -> int:
-    """The fewest prompts that can show a share of at most `share`: (1 - share)^n ≤ 1 - confidence."""
+def prompts_needed(share: float, confidence: float, exceeding: int = 0) -> int:
+    """The fewest prompts that can show a share of at most `share` where so many of them exceed.
+
+    With none: (1 - share)^n ≤ 1 - confidence.
+    """
+    if exceeding:
+        n = prompts_needed(share, confidence, exceeding - 1) + 1
+        while (allowed(n, share, confidence) or 0) < exceeding:
+            n += 1
+        return n
     _check(share, "share of prompts")
     _check(confidence, "confidence")
     n = max(1, math.ceil(math.log1p(-confidence) / math.log1p(-share)))

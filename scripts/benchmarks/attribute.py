@@ -7,7 +7,7 @@ from benchmarks.common import Row, interleaved, llama_shape, loaded_model, rando
 MORE = 3  # prompts beside the first: what is done once a model drops out of the difference
 
 
-class _Numbers:
+class Numbers:
     """A tokenizer that is not asked for much."""
 
     unk_token_id = None
@@ -23,7 +23,7 @@ def attribute(runs: int) -> list[Row]:
 
     model, prompt = llama_shape(), random_prompt(49152, 128)
     session = Session(loaded_model(model), lambda *_: None, cache=False)
-    chooser = Chooser(Asked(), Words(_Numbers()), {})
+    chooser = Chooser(Asked(), Words(Numbers()), {})
 
     def both(parameters: bool) -> None:
         model.requires_grad_(parameters)
@@ -34,7 +34,8 @@ def attribute(runs: int) -> list[Row]:
         model.requires_grad_(False)
 
     def work(count: int) -> None:
-        found = Work(session, [prompt] * count, chooser, lambda *_: None, 10, 10).run()
+        work = Work(session, chooser, lambda *_: None, 10, 10, count)
+        found = work.run(dict.fromkeys(range(count), prompt))
         assert max(float(one.parts.residuals()[0].max()) for one in found) < 1e-5
 
     functions = [lambda: both(False), lambda: both(True), lambda: work(1), lambda: work(1 + MORE)]

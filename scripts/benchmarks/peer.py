@@ -19,7 +19,7 @@ PEER = "interpkit==0.7.0"
 
 def peer(runs: int) -> list[Row]:
     """Both as processes, in turn, each run once before. On a shared machine CPU time says more than the clock."""
-    theirs = [str(_python()), "-m", "interpkit.cli.main", "decompose", str(DEMO), PROMPT]
+    theirs = [str(environment_of(PEER)), "-m", "interpkit.cli.main", "decompose", str(DEMO), PROMPT]
     ours = [sys.executable, "-m", "duat_cli", "inspect", "--prompt", PROMPT, "-q"]
     with tempfile.TemporaryDirectory() as cache:
         environment = process_environment(cache)
@@ -44,9 +44,9 @@ def _spent(command: list[str], environment: dict[str, str]) -> tuple[float, floa
     return time.perf_counter() - start, cpu
 
 
-def _python() -> Path:
-    """The interpreter of the peer's own environment, made on first use and kept in the folder of temporary files."""
-    wanted = [PEER, *(f"{name}=={version(name).partition('+')[0]}" for name in ("torch", "transformers"))]
+def environment_of(peer: str) -> Path:
+    """The interpreter of a peer's own environment, made on first use and kept in the folder of temporary files."""
+    wanted = [peer, *(f"{name}=={version(name).partition('+')[0]}" for name in ("torch", "transformers"))]
     folder = Path(tempfile.gettempdir()) / "-".join(["duat-bench", *(w.replace("==", "-") for w in wanted)])
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     ready = folder / "ready"

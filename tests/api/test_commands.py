@@ -77,6 +77,7 @@ CASES: dict[str, tuple[list[str], Callable[[], Any]]] = {
         lambda: duat.check(DEMO, policy="strict", prompts=TEXTS),
     ),
     "check --weights-only": (["check", DEMO, "--weights-only"], lambda: duat.check(DEMO, weights_only=True)),
+    "explain": (["explain", "effective_heads"], lambda: duat.explanation("effective_heads")),
     "support": (["support", DEMO], lambda: duat.support(DEMO)),
     "plan": (
         ["plan", DEMO, "--for", "check", "--tokens", "2x32", "--memory", "4GiB"],
@@ -93,6 +94,58 @@ def test_a_call_and_its_command_give_equal_json(name: str, capsys: pytest.Captur
     expected = of_command(arguments, capsys)
     assert without_run(json.loads(report.to_json())) == without_run(expected)
     assert report.command == expected["command"]
+
+
+def test_a_schema_is_the_command_s(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["schema", "lora-diff"]) == 0
+    assert duat.schema("lora-diff") == json.loads(capsys.readouterr().out)
+    with pytest.raises(duat.InputError, match="report 'nope': expected attribute, "):
+        duat.schema("nope")
+
+
+def test_merge_gives_what_inspect_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = of_command(["inspect", DEMO, *PROMPTS, "--null", "uniform", "--out", str(tmp_path / "kept")], capsys)
+    merged = duat.merge(tmp_path / "kept")
+    assert without_run(json.loads(merged.to_json())) == without_run(expected)
+    with pytest.raises(duat.InputError, match="its model is not known"):
+        merged.operator()
+
+
+def test_files_beside_a_report_are_the_command_s(tmp_path: Path) -> None:
+    """Byte for byte, of a folder and of the model in memory."""
+    ours, theirs, words = tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors", PROMPTS[:2]
+    duat.inspect(DEMO, prompts=TEXTS[0], null="uniform", matrices=ours)
+    assert run(["inspect", DEMO, *words, "--null", "uniform", "--matrices", str(theirs), "-q", "-o", "/dev/null"]) == 0
+    assert ours.read_bytes() == theirs.read_bytes()
+    duat.matrix(DEMO, prompt="The cat", layer=1, output=ours, dense=True)
+    assert run(["matrix", DEMO, "--prompt", "The cat", "--layer", "1", "-o", str(theirs), "--dense", "-q"]) == 0
+    assert ours.read_bytes() == theirs.read_bytes()
+    for name, call in {
+        "dense: writes W' to a file": lambda: duat.matrix(DEMO, dense=True),
+        "expected a file name that ends in .safetensors": lambda: duat.inspect(DEMO, matrices="w.bin"),
+    }.items():
+        with pytest.raises(duat.InputError, match=name):
+            call()
+
+
+def test_a_baseline_is_the_command_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    report = duat.check(DEMO, baseline="a.json", update_baseline=True, weights_only=True)
+    assert report.baseline is not None
+    assert report.baseline.status == "created"
+    assert run(["check", DEMO, "--baseline", "b.json", "--update-baseline", "--weights-only", "-q"]) == 0
+    assert Path("a.json").read_bytes() == Path("b.json").read_bytes()
+    assert duat.check(DEMO, baseline="a.json", weights_only=True).verdict == "passed"
+
+
+def test_a_target_for_every_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "t.jsonl"
+    file.write_text("".join(json.dumps({"text": t, "next": " a"}) + "\n" for t in TEXTS))
+    ours = duat.attribute(DEMO, prompts_file=file, target_field="next", top=2)
+    theirs = of_command(["attribute", DEMO, "--prompts", str(file), "--target-field", "next", "--top", "2"], capsys)
+    assert without_run(json.loads(ours.to_json())) == without_run(theirs)
+    with pytest.raises(duat.InputError, match="give prompts_file"):
+        duat.attribute(DEMO, prompts=TEXTS, target_field="next")
 
 
 def in_memory(report: Any) -> Any:
@@ -157,8 +210,8 @@ def test_a_peft_model_is_its_merged_model(demo: Any, tokenizer: Any, tmp_path: P
         ),
         (["prune-bound", "--budget", "0"], lambda: duat.prune_bound(budget=0), duat.InputError),
         (
-            ["prune-bound", "--uniform", "--granularity", "head"],
-            lambda: duat.prune_bound(uniform=True, granularity="head"),
+            ["prune-bound", "--uniform", "--granularity", "block"],
+            lambda: duat.prune_bound(uniform=True, granularity="block"),
             duat.InputError,
         ),
         (["prune-bound", "--exceed", "2"], lambda: duat.prune_bound(exceed=2), duat.InputError),
@@ -207,7 +260,8 @@ def test_an_error_is_the_line_of_the_command(
         (lambda model: duat.prune_bound(DEMO, granularity="layer"), "granularity 'layer': expected"),
         (lambda model: duat.prune_bound(DEMO, granularity=[]), "granularity: none given"),
         (lambda model: duat.prune_bound(DEMO, probes=1), "probes 1: expected a number of at least 2"),
-        (duat.check, "a LlamaForCausalLM was given: files are read"),
+        (duat.check, "tokenizer missing"),
+        (duat.plan, "a LlamaForCausalLM was given: files are read"),
         (lambda model: duat.check(DEMO, select="integrity.*"), "select 'integrity.*': expected a list"),
         (lambda model: duat.lora_diff(DEMO, ADAPTER, trust_remote_code=True), "trust_remote_code: this command"),
         (lambda model: duat.plan(DEMO, command="explain"), "command 'explain': expected inspect"),
@@ -269,7 +323,7 @@ def test_progress_is_heard() -> None:
     assert [step for step in heard if step[1] == 12][-1] == (12, 12, "prompt 2 of 2")
 
 
-HEAVY = ("torch", "transformers", "pydantic", "rich", "typer", "pandas", "duat_cli.api")
+HEAVY = ("torch", "transformers", "pydantic", "rich", "typer", "pandas", "duat_cli.api.results")
 
 
 def loaded_by(code: str) -> set[str]:
@@ -282,7 +336,7 @@ def test_the_import_is_light() -> None:
     assert loaded_by("import duat_cli; dir(duat_cli); duat_cli.DuatError") == set()
     assert "torch" not in loaded_by("import duat_cli; duat_cli.inspect")
     assert "torch" not in loaded_by("import duat_cli; duat_cli.check(weights_only=True)")
-    assert "duat_cli.api" not in loaded_by("import duat_cli.cli.main")
+    assert "duat_cli.api.results" not in loaded_by("import duat_cli.cli.main")
 
 
 def test_every_name_is_there() -> None:

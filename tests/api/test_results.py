@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 import sys
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 
 import duat_cli as duat
+from duat_cli.api.pages import page_of
 from duat_cli.api.results import InspectResult
 from duat_cli.report.json import to_json
+from duat_cli.results.inspect import InspectReport
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +60,21 @@ def test_the_html_is_the_table_with_its_characters_escaped(report: InspectResult
     assert set(re.findall(r"</?(\w+)", shown)) == {"pre", "span"}
     text = html.unescape(re.sub(r"<[^>]+>", "", shown))
     assert [line.rstrip() for line in text.strip().splitlines()] == report.to_text(120).strip().splitlines()
+
+
+def test_the_page_is_that_of_the_command(report: InspectResult) -> None:
+    shown = report.to_html()
+    assert shown == page_of([(None, InspectReport.model_validate_json(report.to_json()))])
+    embedded = json.loads(shown.partition('id="reports">')[2].partition("</script>")[0])
+    assert embedded[0]["report"]["blocks"] == json.loads(report.to_json())["blocks"]
+    assert "<b>sat" not in shown.partition('<script type="application/json"')[0]
+
+
+def test_every_report_with_pictures_has_a_page() -> None:
+    pages: list[Any] = [duat.matrix(), duat.compare(), duat.plan(), duat.check(weights_only=True)]
+    assert all(each.to_html().startswith("<!doctype html>") for each in pages)
+    with pytest.raises(duat.InputError, match="a report of support has no page; pages: attribute, check"):
+        duat.support().to_html()
 
 
 def test_foreign_text_is_no_element() -> None:

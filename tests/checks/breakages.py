@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from quantising import quantise
 from safetensors.torch import load_file, save_file
 
 from duat_cli.checks.registry import all_rules
@@ -246,6 +247,35 @@ def trainer_files(folder: Path) -> None:
     (folder / "optimizer.pt").write_bytes(b"\0" * 64)
 
 
+def quantised(change: Callable[[State], object]) -> Change:
+    """The blocks' matrices in FP8 with a scale for each 16 x 16, and what goes wrong with that."""
+
+    def on(folder: Path) -> None:
+        quantise(folder, "fp8")
+        weights(change)(folder)
+
+    return on
+
+
+def scale(value: Callable[[torch.Tensor], object]) -> Change:
+    """One scale of the second block's up_proj."""
+
+    def change(state: State) -> None:
+        scales = state[block(1, "mlp.up_proj") + "_scale_inv"]
+        scales[2, 3] = value(scales[2, 3])
+
+    return quantised(change)
+
+
+def without_scales(state: State) -> None:
+    del state[block(1, "mlp.up_proj") + "_scale_inv"]
+
+
+def fewer_scales(state: State) -> None:
+    name = block(1, "mlp.up_proj") + "_scale_inv"
+    state[name] = state[name][1:]
+
+
 def truncated(folder: Path) -> None:
     raw = (folder / FILE).read_bytes()
     (folder / FILE).write_bytes(raw[:-1000])
@@ -395,6 +425,7 @@ IDS = since("integrity.tokenizer", "integrity.tokenizer", "passes")
 TOKENS = since("drift.tokenizer", "drift.tokenizer", "refused made with another prompt set")
 VOCABULARY_MOVED = since("drift.tokenizer", "drift.tokenizer", "drift.operator")
 STORED = since("drift.config", "passes", "refused another dtype")
+PER_LAYER = since("integrity.per_layer_config", "integrity.per_layer_config", "passes")
 MAGNITUDE = since("adapter.magnitude", "adapter.magnitude", "passes")
 HEAD = since("adapter.behaviour", "adapter.behaviour", "passes")
 MAKE = "weights in the wrong place"
@@ -404,6 +435,8 @@ FIELDS = "config.json"
 TEXTS = "tokenizer and generation"
 FILES = "files"
 ADAPTERS = "adapters"
+QUANTISED = "quantised"
+SCALES = "integrity.scales"
 SOUND = "no breakage"
 
 
@@ -554,6 +587,15 @@ BREAKAGES: dict[str, Breakage] = {
         "passes",
         "refused belongs to another model",
     ),
+    "an FFN declared as skipped": Breakage(
+        FIELDS, fields(per_layer_config={"3": {"skip": ["mlp"]}}), PER_LAYER, PER_LAYER
+    ),
+    "an FFN declared narrower than it is": Breakage(
+        FIELDS,
+        fields(per_layer_config={"3": {"intermediate_size": 256}}, allow_global_per_layer_attribute_access=True),
+        PER_LAYER,
+        PER_LAYER,
+    ),
     "a field that the class does not know": Breakage(FIELDS, fields(scaling=2), "passes", config("passes")),
     "a token with id 2100": Breakage(TEXTS, tokenizer(added_token(2100)), IDS, IDS),
     "generation_config: bos_token_id 99999": Breakage(
@@ -637,6 +679,26 @@ BREAKAGES: dict[str, Breakage] = {
     "two shards and an index": Breakage(SOUND, sharded, "passes", "passes"),
     "fields that change no result": Breakage(
         SOUND, fields(use_cache=False, attention_dropout=0.5, initializer_range=1.0), "passes", "passes"
+    ),
+    "FP8 with a scale for each 16 x 16, as it should be": Breakage(
+        QUANTISED, quantised(lambda s: None), "passes", MOVED
+    ),
+    "one scale zero": Breakage(QUANTISED, scale(lambda s: 0), SCALES, SCALES),
+    "one scale NaN": Breakage(QUANTISED, scale(lambda s: float("nan")), SCALES, SCALES),
+    "one scale infinite": Breakage(QUANTISED, scale(lambda s: float("inf")), SCALES, SCALES),
+    "one scale 1e37": Breakage(QUANTISED, scale(lambda s: 1e37), SCALES, SCALES),
+    "one scale 16 times as large": Breakage(QUANTISED, scale(lambda s: 16 * s), "passes", MOVED),
+    "the scales of one matrix missing": Breakage(
+        QUANTISED, quantised(without_scales), "refused is missing", "refused is missing"
+    ),
+    "the scales of one matrix of another shape": Breakage(
+        QUANTISED, quantised(fewer_scales), "refused does not fit the quantised", "refused does not fit the quantised"
+    ),
+    "quant_method of a format that is not read": Breakage(
+        QUANTISED,
+        both(quantised(lambda s: None), fields(quantization_config={"quant_method": "hqq"})),
+        "refused quant_method 'hqq'",
+        "refused quant_method 'hqq'",
     ),
     "defaults left out": Breakage(
         SOUND, fields(rope_parameters=None, mlp_bias=None, pretraining_tp=None), "passes", "passes"

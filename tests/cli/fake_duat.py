@@ -38,7 +38,7 @@ def resolve(source: str | None, **options: Any) -> SimpleNamespace:
 def load_files(place: Any, files: Any, **options: Any) -> SimpleNamespace:
     if "refuse" in modes():
         raise UnsupportedModelError("mamba: no attention\x1b[31m\nwas found")
-    return SimpleNamespace(name=place.name, files=files, model=None)
+    return SimpleNamespace(name=place.name, files=files, model=None, like=None)
 
 
 def act() -> None:
@@ -64,7 +64,7 @@ def _wait_for(file: Path) -> None:
         time.sleep(0.02)
 
 
-def inspect(loaded: Any, prompts: Any, options: Any, progress: Any, matrices: Any = None) -> Any:
+def inspect(loaded: Any, prompts: Any, options: Any, progress: Any, matrices: Any = None, **_: Any) -> Any:
     progress(3, 30, "block \x1b[31mthree")
     act()
     if matrices is not None:
@@ -111,7 +111,11 @@ FAKES = {
         module(
             "duat_cli.loading.checkpoint.preflight", inspect_folder=lambda path: SimpleNamespace(path=path, config={})
         ),
-        module("duat_cli.models.discovery.modality", require_token_ids=lambda model: None),
+        module(
+            "duat_cli.models.discovery.modality",
+            class_reads_ids=lambda cls: True,
+            require_token_ids=lambda model: None,
+        ),
         module(
             "duat_cli.loading.model.memory",
             fits=lambda *_: True,
@@ -126,12 +130,15 @@ FAKES = {
         ),
         module(
             "duat_cli.loading.model.load",
+            class_of=lambda *a: object,
             load_files=load_files,
             load_tokenizer=lambda *a, **k: None,
+            skeleton=lambda *a: object(),
             parse_device=lambda name: SimpleNamespace(type="cpu"),
         ),
         module(
             "duat_cli.loading.prompts",
+            Prompt=object,
             read_prompts=lambda *a, **k: ["x"],
             encode=lambda *a, **k: [[1]],
             limits=lambda model: SimpleNamespace(max_positions=None, vocab_size=1),

@@ -55,6 +55,7 @@ def test_verdict_is_the_exit_code(duat: Duat, arguments: tuple[str, ...], fake: 
         (("inspect", "m", "--layers", "0-999999999"), ("--layers",)),
         (("inspect", "m", "--layers", ""), ("--layers ''",)),
         (("inspect", "m", "--json", "--format", "table"), ("--json", "--format table")),
+        (("verify", "m", "-o", "v.html"), ("--output v.html", "writes no page")),
         (("inspect", "m", "-q", "-v"), ("--quiet", "--verbose")),
         (("inspect", "m", "--matrices", "-"), ("--matrices",)),
         (("inspect", "a", "b"), ("unexpected extra argument",)),

@@ -1,13 +1,27 @@
-"""Models of images and sound: every command says in one line what they are and what is read today."""
+"""Models of images and sound: what inspect, verify and matrix read of them, and what other commands say."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import bad_checkpoints
+import numpy as np
 import pytest
-from transformers import ViTConfig, ViTForImageClassification, WhisperConfig, WhisperForConditionalGeneration
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from transformers import (
+    CLIPConfig,
+    CLIPModel,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessor,
+    WhisperConfig,
+    WhisperFeatureExtractor,
+    WhisperForConditionalGeneration,
+)
 
 from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries
@@ -26,7 +40,7 @@ SAID = {
     "vit": "ViTForImageClassification (vit) takes `pixel_values` (images), no token ids",
     "whisper": "WhisperForConditionalGeneration (whisper) takes `input_features` (sound), no token ids",
 }
-READ = "read today are models that take `input_ids`"
+READ = "duat inspect, verify and matrix read such models"
 
 
 @pytest.fixture(autouse=True)
@@ -42,10 +56,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     ViTForImageClassification(ViTConfig(**SMALL_VIT)).save_pretrained(root / "vit")
     WhisperForConditionalGeneration(WhisperConfig(**SMALL_WHISPER)).save_pretrained(root / "whisper")
     bad_checkpoints.tokenizer(root / "whisper")
+    ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(root / "vit")
+    WhisperFeatureExtractor(feature_size=8, chunk_length=1, hop_length=500).save_pretrained(root / "whisper")
     return {name: str(root / name) for name in SAID}
 
 
-@pytest.mark.parametrize("command", ["inspect", "verify", "prune-bound", "check", "matrix"])
+@pytest.mark.parametrize("command", ["prune-bound", "check", "attribute"])
 @pytest.mark.parametrize("name", SAID)
 def test_what_it_takes_and_what_is_read(
     name: str, command: str, folders: dict[str, str], capsys: pytest.CaptureFixture[str]
@@ -57,14 +73,80 @@ def test_what_it_takes_and_what_is_read(
     assert err.startswith(f"duat: error: {SAID[name]}; {READ}")
 
 
-@pytest.mark.parametrize("name", SAID)
-def test_support_refuses_it_with_the_same_words(
-    name: str, folders: dict[str, str], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("name", "code", "status"), [("vit", 0, "exact"), ("whisper", 1, "partly")])
+def test_support_runs_it_on_drawn_input(
+    name: str, code: int, status: str, folders: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
-    assert run(["support", folders[name], "-q", "--json"]) == 2
+    assert run(["support", folders[name], "-q", "--json"]) == code
     [entry] = json.loads(capsys.readouterr().out)["entries"]
-    assert (entry["status"], entry["reason"]) == ("refused", f"{SAID[name]}; {READ}")
+    assert entry["status"] == status
+    assert entry["relative_error"] < 1e-5
+
+
+@pytest.mark.parametrize(("name", "made"), [("vit", "drawn picture"), ("whisper", "computed tone")])
+@pytest.mark.parametrize("command", ["inspect", "verify", "matrix"])
+def test_without_a_file_something_is_drawn(
+    command: str, name: str, made: str, folders: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert run([command, folders[name], "-q", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["certificate"]["relative_error"] < 1e-5
+    assert f"no file was given: read was a {made}" in report["warnings"]
+
+
+def test_files_are_prompts_one_by_one(
+    folders: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pixels = np.random.default_rng(1).integers(0, 256, (20, 20, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    save_file({"pixel_values": torch.randn(1, 3, 16, 16)}, tmp_path / "b.safetensors")
+    names = ["--image", str(tmp_path / "a.png"), "--inputs", str(tmp_path / "b.safetensors")]
+    capsys.readouterr()
+    assert run(["inspect", folders["vit"], *names, "-q", "--json", "--per-prompt", "--null", "uniform"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [prompt["tokens"] for prompt in report["prompts"]] == [17, 17]
+    assert len({prompt["sha256"] for prompt in report["prompts"]}) == 2
+    assert report["certificate"]["exact"]
+    assert not any("no file" in note for note in report["warnings"])
+
+
+def test_a_part_of_a_model_of_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = {**{k: v for k, v in SMALL_VIT.items() if "size" in k and "image" not in k and "patch" not in k}}
+    text |= {"num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 264, "max_position_embeddings": 20}
+    CLIPModel(CLIPConfig(text_config=text, vision_config=SMALL_VIT, projection_dim=8)).save_pretrained(tmp_path)
+    bad_checkpoints.tokenizer(tmp_path)
+    capsys.readouterr()
+    assert run(["verify", str(tmp_path), "--stack", "vision", "-q", "--json"]) == 0
+    seen = json.loads(capsys.readouterr().out)
+    assert run(["verify", str(tmp_path), "--stack", "text", "--prompt", "ab", "-q", "--json"]) == 0
+    read = json.loads(capsys.readouterr().out)
+    assert (len(seen["blocks"]), len(read["blocks"])) == (2, 1)
+    assert any(note.startswith("--stack vision: the CLIPVision") for note in seen["warnings"])
+    assert any(note.startswith("--stack text: the CLIPText") for note in read["warnings"])
+    assert run(["verify", str(tmp_path), "--image", "a.png", "-q"]) == 2
+    assert "CLIPModel reads token ids here; give --prompt, or --stack vision\n" in capsys.readouterr().err
+
+
+WRONG = {
+    "a text for a model of images": ("vit", ["--prompt", "hello"], "ViTForImageClassification reads no token ids here"),
+    "a sound for a model of images": ("vit", ["--audio", "a.wav"], "ViTForImageClassification reads images, no sound"),
+    "a picture for a model of sound": ("whisper", ["--image", "a.png"], "reads sound, no images"),
+    "a picture for a model of text": (None, ["--image", "a.png"], "ForCausalLM reads token ids here; give --prompt\n"),
+    "no such part": ("vit", ["--stack", "audio"], "--stack audio: ViTForImageClassification has no part"),
+    "no such file": ("vit", ["--inputs", "none.safetensors"], "--inputs none.safetensors: no such file"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_input_is_one_line(case: str, folders: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    name, words, said = WRONG[case]
+    capsys.readouterr()
+    assert run(["verify", *([] if name is None else [folders[name]]), *words, "-q"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert said in err
 
 
 @pytest.mark.parametrize("name", SAID)

@@ -98,7 +98,7 @@ def test_every_field_that_chooses_an_implementation_is_known() -> None:
 
 def test_fusion_is_still_asked_of_the_config(llama: Any) -> None:
     assert "fusion_config" in inspect.getsource(modeling_utils.PreTrainedModel.from_pretrained)
-    assert compat.without_fusion(type(llama.config)(fusion_config={"x": True})).fusion_config is None
+    assert compat.as_weights_are(type(llama.config)(fusion_config={"x": True})).fusion_config is None
 
 
 def test_a_model_from_a_config_alone() -> None:

@@ -16,6 +16,7 @@ import torch
 import transformers
 from helpers import single_model
 from paging import ids_of, in_parts, outputs, saved, whole
+from quantising import gpt_oss, mxfp4, quantise
 
 from duat_cli.analysis.support import examine
 from duat_cli.cli.main import run
@@ -132,3 +133,20 @@ def test_a_checkpoint_is_loaded_as_it_was_saved(model_type: str, tmp_path: Path)
     ids = torch.arange(40, 47)[None]
     with torch.no_grad():
         torch.testing.assert_close(again(ids).logits, model(ids).logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mixtral", "gpt_oss"])
+def test_a_quantised_checkpoint_is_the_model_of_its_numbers(model_type: str, tmp_path: Path) -> None:
+    """Whole and block by block; also where quantised experts are fused at load."""
+    folder, plain = tmp_path / "quantised", tmp_path / "plain"
+    if model_type == "gpt_oss":
+        mxfp4(gpt_oss(folder), plain)
+    else:
+        quantise(saved(model_type, folder), "fp8", plain)
+    one, two = whole(folder), whole(plain)
+    assert one.files.quantised is not None
+    assert fingerprint(one.model) == fingerprint(two.model)
+    ids = ids_of(one)
+    assert torch.equal(outputs(one.model, ids), outputs(two.model, ids))
+    with in_parts(folder) as loaded:
+        assert torch.equal(outputs(loaded.model, ids), outputs(one.model, ids))

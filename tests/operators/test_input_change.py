@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -106,3 +108,22 @@ def test_uniform_attention_keeps_scales_and_mask() -> None:
     expected = torch.tensor([[1, 0, 0], [0.5, 0.5, 0], [1 / 3] * 3]).double()
     assert torch.allclose(even.attention, expected.expand(HEADS, 3, 3), atol=1e-7)
     assert even.source is one.source
+
+
+def test_scales_by_head_and_token_are_part_of_the_dense_matrices(factors: HeadFactors) -> None:
+    """As of a gate, where every head is a channel."""
+    token = torch.randn(2, HEADS, 7, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
+    one, two = (replace(drawn(7, 2 + k), token=token[k]) for k in range(2))
+    places = torch.tensor([0, 2, 3, 6])
+    found = change(one, two, (places, places), gram(factors)).whole
+
+    def cut_out(of: Routed) -> tuple[torch.Tensor, torch.Tensor]:
+        scale = of.token[:, places, None] * of.source[:, None, places]
+        return of.attention[:, places[:, None], places], scale
+
+    (H, S), (H_b, S_b) = cut_out(one), cut_out(two)
+    lefts = {"relative": H_b * S_b - H * S, "routing": (H_b - H) * S, "scale": H * (S_b - S)}
+    base = KroneckerSum(H * S, factors).dense().norm()
+    assert found is not None
+    for name, left in lefts.items():
+        assert found[name] == pytest.approx(float(KroneckerSum(left, factors).dense().norm() / base), rel=1e-10)

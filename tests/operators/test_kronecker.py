@@ -257,11 +257,16 @@ def test_factors_that_do_not_fit_are_refused(value: tuple[int, ...], output: tup
         HeadFactors(torch.zeros(value), torch.zeros(output))
 
 
-def test_values_read_from_a_latent_make_no_operator() -> None:
-    factors = HeadFactors(torch.ones(2, 5, 2), torch.ones(4, 2, 6))
-    assert factors.maps().shape == (4, 5, 6)
-    with pytest.raises(InputError, match="width 5, O gives 6"):
-        KroneckerSum(torch.ones(4, 3, 3), factors)
+def test_values_that_read_vectors_of_another_width_make_a_matrix_that_is_not_square() -> None:
+    generator = torch.Generator().manual_seed(3)
+    value, output, left, X = (
+        torch.randn(shape, generator=generator, dtype=torch.float64)
+        for shape in ((2, 5, 2), (4, 2, 6), (4, 3, 3), (3, 5))
+    )
+    operator = KroneckerSum(left, HeadFactors(value, output))
+    W = operator.dense()
+    assert W.shape == (18, 15)
+    assert torch.allclose((W @ X.flatten()).reshape(3, 6), operator.apply(X))
 
 
 SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 5), st.integers(1, 6), st.integers(1, 4))

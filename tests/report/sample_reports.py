@@ -65,6 +65,7 @@ from duat_cli.results.inspect import (
     Block,
     BlockCertificate,
     EndToEnd,
+    EndToEndNulls,
     InspectReport,
     Part,
     Parts,
@@ -87,7 +88,14 @@ from duat_cli.results.lora import (
     TermsChange,
     TokenChange,
 )
-from duat_cli.results.matrix import Convolution, MatrixCheck, MatrixForm, MatrixReport
+from duat_cli.results.matrix import (
+    Convolution,
+    MatrixCheck,
+    MatrixForm,
+    MatrixReport,
+    NetworkLayer,
+    NetworkReport,
+)
 from duat_cli.results.operator import (
     Coupling,
     Density,
@@ -101,8 +109,9 @@ from duat_cli.results.operator import (
     RoutingAtDistance,
 )
 from duat_cli.results.plan import MemoryTerm, PlannedPart, PlannedWeights, PlanReport, Way
+from duat_cli.results.prune.repair import RepairedSet, SetRepair
 from duat_cli.results.prune.report import PruneReport
-from duat_cli.results.prune.sets import CurvePoint, Guarantee, HeldOut, MeanGuarantee, Plan, SetSize
+from duat_cli.results.prune.sets import CurvePoint, Guarantee, HeldOut, MeanGuarantee, Plan, SetSize, SketchRound
 from duat_cli.results.prune.terms import (
     Estimated,
     HeadSummary,
@@ -113,6 +122,7 @@ from duat_cli.results.prune.terms import (
     PruneBlock,
     PruneTerm,
 )
+from duat_cli.results.prune.written import Written
 from duat_cli.results.support import SupportEntry, SupportReport
 from duat_cli.results.weight_change import Alignment, Comparison, Intruders, ModuleChange, ModuleComparison, Rounding
 
@@ -327,7 +337,13 @@ def inspect_report(
             for index in range(4)
         ],
         terms=uat_terms() if with_terms else None,
-        end_to_end=EndToEnd(coupling=coupling(1), certificate_error=2.5e-07) if with_terms else None,
+        end_to_end=EndToEnd(
+            coupling=coupling(1),
+            null=EndToEndNulls(uniform=coupling(2), reinitialised=None, reasons={"reinitialised": "one by one"}),
+            certificate_error=2.5e-07,
+        )
+        if with_terms
+        else None,
         summary=Summary(
             linear_share=0.0102,
             static_share=0.0002,
@@ -397,8 +413,8 @@ def attribute_report() -> AttributeReport:
                         ),
                     ],
                     head_bias=0.25,
-                    neurons=[InnerPart(block=0, unit=0, index=3, value=2.0)],
-                    experts=[InnerPart(block=0, unit=0, index=1, value=-0.75)],
+                    neurons=[InnerPart(block=0, unit=0, expert=1, index=3, value=2.0, direct=1.5)],
+                    experts=[InnerPart(block=0, unit=0, expert=None, index=1, value=-0.75, direct=-0.5)],
                 ),
                 direct=Direct(
                     tokens=0.25,
@@ -406,6 +422,8 @@ def attribute_report() -> AttributeReport:
                     heads=[HeadPart(block=0, head=0, value=1.0, moved=-0.5)],
                     units=[DirectUnit(block=0, unit=0, value=2.0), DirectUnit(block=0, unit=1, value=0.0)],
                     head_bias=0.25,
+                    neurons=[InnerPart(block=0, unit=0, expert=1, index=2, value=0.5, direct=1.75)],
+                    experts=[InnerPart(block=0, unit=0, expert=None, index=1, value=-0.75, direct=-0.5)],
                     residual=1e-7,
                 ),
                 flows=[
@@ -459,8 +477,10 @@ def attribute_report() -> AttributeReport:
             static=0.5,
             units=[2.5],
             head_bias=0.25,
-            heads=[PartSpread(block=0, unit=None, index=0, mean=-0.25, mean_absolute=0.25, deviation=0.125)],
-            neurons=[PartSpread(block=0, unit=0, index=3, mean=1.0, mean_absolute=1.5, deviation=0.5)],
+            heads=[
+                PartSpread(block=0, unit=None, expert=None, index=0, mean=-0.25, mean_absolute=0.25, deviation=0.125)
+            ],
+            neurons=[PartSpread(block=0, unit=0, expert=1, index=3, mean=1.0, mean_absolute=1.5, deviation=0.5)],
         ),
         skipped=[Skipped(what="model", why="Mixer mixes tokens without softmax attention")],
         warnings=[],
@@ -525,6 +545,42 @@ def matrix_report() -> MatrixReport:
         warnings=[],
         run=run(),
     )
+
+
+def network_report() -> NetworkReport:
+    """A layer of each equation; one of experts, one without an FFN."""
+    none = dict.fromkeys(("activation", "gated", "neurons", "experts", "unit_error", "pre_activation_error"), "no FFN")
+    return NetworkReport(
+        duat_version="0.1.0",
+        environment=environment(),
+        model=model(),
+        prompt=prompts()[0],
+        certificate=certificate(),
+        tokens=7,
+        hidden_size=576,
+        side=4032,
+        layers=[
+            NetworkLayer(
+                layer=1, name="model.layers.0", equation="21", activation="silu", gated=True, neurons=1536,
+                experts=None, pre_activation_error=2.1e-7, unit_error=3.1e-7, output_error=2.5e-7,
+                reasons={"experts": "none"},
+            ),
+            NetworkLayer(
+                layer=2, name="model.layers.1", equation="23", activation="silu", gated=True, neurons=3072, experts=2,
+                pre_activation_error=None, unit_error=4.1e-7, output_error=3.5e-7,
+                reasons={"pre_activation_error": "experts hold their weights fused"},
+            ),
+            NetworkLayer(
+                layer=3, name="model.layers.2", equation="33", activation=None, gated=None, neurons=None, experts=None,
+                pre_activation_error=None, unit_error=None, output_error=3.6e-7, reasons=none,
+            ),
+        ],
+        whole_error=4.2e-7,
+        deviations=["gated FFNs have two pre-activations a neuron"],
+        skipped=[Skipped(what="model", why="decoder stack (cross-attention); only the encoder is analysed")],
+        warnings=[],
+        run=run(),
+    )  # fmt: skip
 
 
 def verify_report(exact: bool = True) -> VerifyReport:
@@ -823,8 +879,11 @@ def compare_report(*, several: bool = False) -> CompareReport:
     )
 
 
-def prune_report(*, hidden: bool = False, nothing: bool = False) -> PruneReport:
-    """`duat prune-bound`. hidden: the other metric, with mean ablation; nothing: no set within the budget."""
+def prune_report(
+    *, hidden: bool = False, nothing: bool = False, repaired: bool = False, joint: bool = False
+) -> PruneReport:
+    """`duat prune-bound`. hidden: the other metric, with mean ablation; nothing: no set within the budget; joint: one
+    set of several kinds."""
     unit = "relative" if hidden else "nats/token"
     return PruneReport(
         duat_version="0.1.0",
@@ -847,16 +906,33 @@ def prune_report(*, hidden: bool = False, nothing: bool = False) -> PruneReport:
         ),
         blocks=[prune_block(k) for k in range(3)],
         prediction=[prediction("neuron", 24, 46080), prediction("head", 24, 270), prediction("ffn", 2, 30)],
-        plans=[
-            plan("neuron", 46080, 0 if nothing else 12040),
+        plans=[joint_plan(46350, 12010)]
+        if joint
+        else [
+            plan("neuron", 46080, 0 if nothing else 12040, repaired=repaired),
             plan("head", 270, 0 if nothing else 17, passed=False),
             plan("ffn", 30, 0),
         ],
         terms=[prune_term(k) for k in range(3)],
+        written=written(bare=hidden) if repaired or hidden else None,
         skipped=[Skipped(what="heads of block 2", why="the block has no softmax attention")],
         warnings=["3 of 31 held-out prompts are left out: the same tokens chose the sets, or came before"],
         run=run(),
     )
+
+
+def written(*, bare: bool) -> Written:
+    """bare: of a model without perplexity."""
+    return Written(
+        granularity="neuron", terms=6020, repaired=not bare, removed_blocks=[], removed_neurons=198,
+        removed_groups=0, zeroed=80,
+        notes=["198 neurons a block are removed; those beyond, up to 4 a block, are zeroed"], dtype="bfloat16",
+        error=2.1e-7, parameters_before=134515008, parameters_after=124148160, bytes_before=269030016,
+        bytes_after=248296320, measured_on="chose the set" if bare else "held out", prompts=83, tokens=1963,
+        perplexity_before=None if bare else 31.42, perplexity_after=None if bare else 33.07, seconds_before=0.00231,
+        seconds_after=0.00217, timed_runs=7, timed_tokens=498,
+        reasons=dict.fromkeys(("perplexity_before", "perplexity_after"), "BertModel has no LM head") if bare else {},
+    )  # fmt: skip
 
 
 def prune_block(index: int) -> PruneBlock:
@@ -949,15 +1025,34 @@ def prediction(kind: Kind, n: int, of: int) -> Prediction:
     )
 
 
-def plan(kind: Kind, of: int, removed: int, *, passed: bool = True) -> Plan:
+def repaired_set(removed: int, of: int, prompts: int) -> RepairedSet:
+    size = removed / of
+    return RepairedSet(
+        removed=removed, share=size, prompts=prompts, mean_before=0.71 * size, mean_after=0.34 * size,
+        percentile_90_before=1.3 * size, percentile_90_after=0.6 * size, share_exceeded_before=2.1 * size,
+        share_exceeded_after=0.4 * size, dropped=False,
+    )  # fmt: skip
+
+
+def set_repair(removed: int, of: int) -> SetRepair:
+    return SetRepair(
+        calibration_prompts=15, calibration_tokens=1734, calibration_sha256="cd" * 32, refitted=58, unchanged=2,
+        short=0, ridge_low=0.01, ridge_high=10.0, chosen_on=[repaired_set(removed, of, 15)],
+        held_out=[repaired_set(removed // 2, of, 83), repaired_set(removed, of, 83)],
+    )  # fmt: skip
+
+
+def plan(kind: Kind, of: int, removed: int, *, passed: bool = True, repaired: bool = False) -> Plan:
     curve = [CurvePoint(removed=max(1, of * k // 40), share=max(1, of * k // 40) / of, predicted=0.0049 * k**2,
                         measured=0.005 * k**2) for k in range(7)]  # fmt: skip
     if not removed:
         return Plan(
             granularity=kind, budget=0.1, removed=0, of=of, share=0.0, predicted=None, measured=None, curve=curve,
-            uniform=False,
-            guarantee=None, mean_guarantee=None, saves=None, held_out=[], set=[],
-            reasons=dict.fromkeys(("predicted", "measured", "saves", "guarantee", "mean_guarantee"), NOTHING_FITS),
+            uniform=False, remove=None, rounds=[], parameters=0, parameters_share=0.0, parameters_of="blocks",
+            guarantee=None, mean_guarantee=None, saves=None, held_out=[], repair=None, set=[],
+            reasons=dict.fromkeys(
+                ("predicted", "measured", "saves", "guarantee", "mean_guarantee", "repair"), NOTHING_FITS
+            ),
         )  # fmt: skip
     given = removed // 2 if passed else 0
     tested = [max(1, round(removed * k / 4)) for k in range(1, 5)]
@@ -994,6 +1089,7 @@ def plan(kind: Kind, of: int, removed: int, *, passed: bool = True) -> Plan:
                 percentile_90=0.2 * n / removed,
                 exceeded=n * 20 // removed,
                 share_exceeded=0.25 * n / removed,
+                limit=0.231 * n / removed if n in (tested[-1], given) else None,
             )
             for n in tested
         ],
@@ -1013,9 +1109,28 @@ def plan(kind: Kind, of: int, removed: int, *, passed: bool = True) -> Plan:
         ),
         saves=size(removed, counted=passed),
         uniform=False,
+        remove=None,
+        rounds=[],
+        parameters=1729 * removed,
+        parameters_share=0.5 * removed / of,
+        parameters_of="blocks",
+        repair=set_repair(removed, of) if repaired else None,
         set=[f"block.0.{kind}.{k}" for k in range(removed)],
-        reasons={},
+        reasons={} if repaired else {"repair": "--repair was not given"},
     )
+
+
+def joint_plan(of: int, removed: int) -> Plan:
+    """One set of neurons and heads that holds a share of all parameters, of three rounds."""
+    rounds = [
+        SketchRound(
+            removed=removed * k // 3, measured=0.011 * k**2, single_removed=removed * k // 3 + k - 1,
+            single_measured=0.0111 * k**2,
+        )
+        for k in range(1, 4)
+    ]  # fmt: skip
+    changes = {"granularity": "neuron,head", "remove": 0.2, "rounds": rounds, "parameters_of": "all", "uniform": True}
+    return plan("neuron", of, removed).model_copy(update=changes)
 
 
 def size(terms: int, *, counted: bool = True) -> SetSize:

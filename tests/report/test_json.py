@@ -21,6 +21,7 @@ SAMPLES: dict[str, Result] = {
     "inspect": sample.inspect_report(spectrum=True, with_terms=True, per_prompt=True),
     "lora-diff": sample.lora_report(prompts_too=True, two=True),
     "matrix": sample.matrix_report(),
+    "matrix --network": sample.network_report(),
     "plan": sample.plan_report(limit=None),
     "prune-bound": sample.prune_report(),
     "verify": sample.verify_report(),

@@ -17,6 +17,7 @@ from duat_cli.report.tables.attribute import render_attribute
 from duat_cli.report.tables.compare import render_compare
 from duat_cli.report.tables.inspect import render_inspect
 from duat_cli.report.tables.lora import render_lora
+from duat_cli.report.tables.network import render_network
 from duat_cli.report.tables.page import Page
 from duat_cli.report.tables.plan import render_plan
 from duat_cli.report.tables.prune.report import render_prune
@@ -38,10 +39,13 @@ CASES: dict[str, Callable[[Page], str]] = {
     "inspect_full": lambda page: render_inspect(
         sample.inspect_report(exact=False, spectrum=True, with_terms=True, per_prompt=True), page
     ),
+    "network": lambda page: render_network(sample.network_report(), page),
     "verify": lambda page: render_verify(sample.verify_report(), page),
     "plan": lambda page: render_plan(sample.plan_report(), page),
     "plan_none": lambda page: render_plan(sample.plan_report(limit=1 << 30), page),
     "prune": lambda page: render_prune(sample.prune_report(), page),
+    "prune_repaired": lambda page: render_prune(sample.prune_report(repaired=True), page),
+    "prune_joint": lambda page: render_prune(sample.prune_report(joint=True), page),
     "prune_none": lambda page: render_prune(sample.prune_report(hidden=True, nothing=True), page),
     "support": lambda page: render_support(sample.support_report(), page),
     "lora_diff": lambda page: render_lora(sample.lora_report(prompts_too=True), page),

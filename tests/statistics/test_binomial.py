@@ -133,3 +133,11 @@ def test_the_simulation_can_fail() -> None:
     damage = (torch.rand(12, 2000, generator=generator) < 0.11).double() * 2
     assert false_statements(damage, largest_that_passes) > 0.3
     assert false_statements(damage, in_order) <= 1 - CONFIDENCE + 0.015
+
+
+@pytest.mark.parametrize(("share", "confidence"), [(0.1, 0.95), (0.2, 0.9), (0.05, 0.99)])
+@pytest.mark.parametrize("exceeding", [0, 1, 3])
+def test_the_fewest_prompts_that_let_some_exceed(share: float, confidence: float, exceeding: int) -> None:
+    n = prompts_needed(share, confidence, exceeding)
+    tail = [sum(math.comb(m, k) * share**k * (1 - share) ** (m - k) for k in range(exceeding + 1)) for m in (n - 1, n)]
+    assert tail[1] <= 1 - confidence < tail[0]

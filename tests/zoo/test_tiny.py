@@ -16,7 +16,7 @@ RUNNABLE = 281  # of 289 listed, transformers 5.23.0
 SHARE = 0.95  # of the listed types, with any other version
 
 REASONS = {  # what the types below lack, in transformers 5.23.0
-    "gemma3n": "PIL",  # runs where pillow is installed
+    "gemma3n": "TimmWrapperModel",  # behind Pillow
     "gemma4_assistant": "hidden_size_per_layer_input",
     "gemma4_unified_assistant": "layer types",
     "nemo_speechlm": "audio_hidden_size",

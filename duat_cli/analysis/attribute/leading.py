@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch import Tensor
 
-from duat_cli.analysis.attribute.parts import BlockParts
+from duat_cli.analysis.attribute.parts import BlockParts, Inner
 from duat_cli.models.instrument.attention import AttentionCall
 from duat_cli.models.sweep.adjoint import BlockAdjoint
 
@@ -23,6 +24,16 @@ class Moved:
     value: float
     attention: float
     carried: float  # what the source's value would add at attention 1
+
+
+class Place(NamedTuple):
+    """A neuron or expert, and both readings of it."""
+
+    block: int
+    unit: int
+    number: int  # of a neuron inside an expert: behind those of the experts in front
+    total: float
+    direct: float
 
 
 @dataclass(frozen=True)
@@ -41,15 +52,20 @@ class Leading:
 
     count: int  # neurons and experts
     heads: int
-    neurons: list[tuple[int, int, int, float]] = field(default_factory=list)  # block, unit, index, value
-    experts: list[tuple[int, int, int, float]] = field(default_factory=list)
+    neurons: list[Place] = field(default_factory=list)  # by the total reading
+    experts: list[Place] = field(default_factory=list)
+    neurons_direct: list[Place] = field(default_factory=list)  # by the direct one
+    experts_direct: list[Place] = field(default_factory=list)
     flows: list[HeadFlow] = field(default_factory=list)
 
     def add(self, target: int, block: BlockAdjoint, parts: BlockParts) -> None:
         """What one block has of the target of that number."""
         for k, unit in enumerate(parts.units):
-            self.neurons = self._merged(self.neurons, parts.number, k, unit.neurons, target)
-            self.experts = self._merged(self.experts, parts.number, k, unit.experts, target)
+            for kind, inner in (("neurons", unit.neurons), ("experts", unit.experts)):
+                if inner is not None:
+                    for name, reading in ((kind, "total"), (f"{kind}_direct", "direct")):
+                        known = getattr(self, name)
+                        setattr(self, name, self._merged(known, parts.number, k, inner, target, reading))
         values = parts.heads[target]
         least = min((abs(flow.moved) for flow in self.flows), default=0.0) if len(self.flows) >= self.heads else -1.0
         for head in values.abs().argsort(descending=True)[: self.heads].tolist():
@@ -59,14 +75,13 @@ class Leading:
         self.flows = heapq.nlargest(self.heads, self.flows, key=lambda flow: abs(flow.moved))
 
     def _merged(
-        self, known: list[tuple[int, int, int, float]], block: int, unit: int, values: Tensor | None, target: int
-    ) -> list[tuple[int, int, int, float]]:
-        if values is None:
-            return known
-        row = values[target]
+        self, known: list[Place], block: int, unit: int, inner: Inner, target: int, reading: str
+    ) -> list[Place]:
+        row: Tensor = getattr(inner, reading)[target]
         places = row.abs().topk(min(self.count, len(row))).indices.tolist()
-        found = [*known, *((block, unit, place, float(row[place])) for place in places)]
-        return heapq.nlargest(self.count, found, key=lambda entry: abs(entry[3]))
+        both = zip(places, inner.total[target, places].tolist(), inner.direct[target, places].tolist(), strict=True)
+        found = [*known, *(Place(block, unit, place, total, direct) for place, total, direct in both)]
+        return heapq.nlargest(self.count, found, key=lambda place: abs(getattr(place, reading)))
 
 
 def head_moves(block: BlockAdjoint, target: int, head: int) -> list[Moved]:

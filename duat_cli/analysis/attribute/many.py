@@ -1,8 +1,11 @@
-"""Means over predictions, and the heads and neurons whose parts are large in the mean."""
+"""Means over predictions, and the heads and neurons whose parts are large in the mean.
+
+Prompts are added one by one, each as it is kept in a file: in the dtype of the model, at least float32. So the means
+are the same to the last bit, whoever computed which prompt.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -10,40 +13,74 @@ import torch
 from torch import Tensor
 
 from duat_cli.analysis.attribute.parts import BlockParts
+from duat_cli.models.arrays import wide
 from duat_cli.results.attribute import Attribution, Spread, Summary
 
 Place = tuple[int, int | None]  # block, unit (None: the block's heads)
 
 
-@dataclass
-class _Sums:
-    count: int = 0
-    sum: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.float64))
-    absolute: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.float64))
-    square: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.float64))
+@dataclass(frozen=True)
+class Moments:
+    """Parts at one place, over the predictions of one prompt."""
 
-    def add(self, values: Tensor) -> None:
+    count: int
+    sums: tuple[Tensor, ...]  # (parts,) each: of the parts; of several predictions also of |parts| and of their squares
+    in_expert: int | None  # neurons of each expert, where they stand one expert behind the other
+
+    def three(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The sums of parts, absolute parts and squares, float64."""
+        first, *rest = (one.double() for one in self.sums)
+        return (first, first.abs(), first.square()) if not rest else (first, rest[0], rest[1])
+
+
+@dataclass
+class PromptSums:
+    """One prompt's."""
+
+    dtype: torch.dtype  # of the model
+    places: dict[Place, Moments] = field(default_factory=dict)
+
+    def add(self, parts: BlockParts) -> None:
+        """One block of some of its predictions, of which each comes once."""
+        if parts.heads.shape[1]:
+            self._add((parts.number, None), parts.heads, None)
+        for k, unit in enumerate(parts.units):
+            if unit.neurons is not None:
+                self._add((parts.number, k), unit.neurons.total, unit.in_expert)
+
+    def _add(self, place: Place, values: Tensor, in_expert: int | None) -> None:
         """values: (predictions, parts) float64."""
-        self.count += len(values)
         values = values.cpu()
-        self.sum = self.sum + values.sum(dim=0)
-        self.absolute = self.absolute + values.abs().sum(dim=0)
-        self.square = self.square + values.square().sum(dim=0)
+        known = self.places.get(place)
+        if known is None and len(values) == 1:
+            sums: tuple[Tensor, ...] = (values[0],)
+        else:
+            sums = (values.sum(dim=0), values.abs().sum(dim=0), values.square().sum(dim=0))
+            if known is not None:
+                sums = tuple(a + b for a, b in zip(known.three(), sums, strict=True))
+        kept = wide(torch.empty(0, dtype=self.dtype)).dtype
+        count = len(values) + (0 if known is None else known.count)
+        self.places[place] = Moments(count, tuple(one.to(kept) for one in sums), in_expert)
 
 
 class Many:
     """Sums over the parts of all predictions."""
 
     def __init__(self) -> None:
-        self._sums: defaultdict[Place, _Sums] = defaultdict(_Sums)
+        self._sums: dict[Place, tuple[int, Tensor, Tensor, Tensor]] = {}
+        self._in_expert: dict[Place, int | None] = {}
 
-    def add(self, parts: BlockParts) -> None:
-        """One block of some predictions."""
-        if parts.heads.shape[1]:
-            self._sums[parts.number, None].add(parts.heads)
-        for k, unit in enumerate(parts.units):
-            if unit.neurons is not None:
-                self._sums[parts.number, k].add(unit.neurons)
+    def add(self, prompt: PromptSums) -> None:
+        """The next prompt."""
+        for place, moments in prompt.places.items():
+            three = moments.three()
+            if place in self._sums:
+                count, *known = self._sums[place]
+                a, b, c = (x + y for x, y in zip(known, three, strict=True))
+                self._sums[place] = (count + moments.count, a, b, c)
+            else:
+                self._sums[place] = (moments.count, *three)
+                self._in_expert[place] = moments.in_expert
 
     def summary(self, found: Sequence[Attribution], top: int) -> Summary | None:
         """None of a single prediction."""
@@ -68,21 +105,22 @@ class Many:
 
     def _leading(self, top: int, *, heads: bool) -> list[Spread]:
         found: list[Spread] = []
-        for (block, unit), sums in self._sums.items():
+        for (block, unit), (count, *sums) in self._sums.items():
             if (unit is None) is not heads:
                 continue
-            mean, square = sums.sum / sums.count, sums.square / sums.count
+            mean, absolute, square = (one / count for one in sums)
             deviation = (square - mean.square()).clamp_min(0).sqrt()
-            absolute = sums.absolute / sums.count
+            inside = self._in_expert[block, unit]
             for place in absolute.topk(min(top, len(absolute))).indices.tolist():
                 found.append(
                     Spread(
                         block=block,
                         unit=unit,
-                        index=place,
+                        expert=None if inside is None else place // inside,
+                        index=place if inside is None else place % inside,
                         mean=float(mean[place]),
                         mean_absolute=float(absolute[place]),
                         deviation=float(deviation[place]),
                     )
                 )
-        return sorted(found, key=lambda one: -one.mean_absolute)[:top]
+        return sorted(found, key=lambda one: (-one.mean_absolute, one.block, one.unit or 0))[:top]

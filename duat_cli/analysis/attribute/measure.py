@@ -89,7 +89,7 @@ class Measurer:
             key=lambda place: -abs(float(parts.blocks[place[0]].heads[0, place[1]])),
         )[:count]
         heads = [(block, head) for block, head in heads if self._known(TermId("head", block, head))]
-        neurons = [(b, u, i, value) for b, u, i, value in leading.neurons if parts.blocks[b].units[u].site is not None]
+        neurons = [(b, u, i, value) for b, u, i, value, _ in leading.neurons if parts.blocks[b].units[u].removable]
         terms = [TermId("head", block, head) for block, head in heads]
         for block, unit, index, _ in neurons[:count]:
             site = parts.blocks[block].units[unit].site

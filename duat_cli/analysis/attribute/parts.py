@@ -14,11 +14,21 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from duat_cli.models.arrays import relative_error, tolerance_for
-from duat_cli.models.instrument.rig import BlockRun, UnitCall
+from duat_cli.analysis.attribute.experts import KnownExperts, expert_parts
+from duat_cli.models.arrays import tolerance_for
+from duat_cli.models.instrument.records import UnitCall
+from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.adjoint import BlockAdjoint, Gradients, Held, biases, products
 from duat_cli.models.sweep.gradients import pulled
-from duat_cli.models.terms.sites import Site, watching
+from duat_cli.models.terms.sites import Site
+
+
+@dataclass(frozen=True)
+class Inner:
+    """Parts of a unit, targets in front, float64."""
+
+    total: Tensor  # (targets, parts)
+    direct: Tensor  # (targets, parts)
 
 
 @dataclass(frozen=True)
@@ -31,8 +41,14 @@ class UnitParts:
     direct: Tensor  # (targets,)
     tokens: Tensor | None  # total, (targets, N); None where its output has no rows a token
     site: Site | None  # of its neurons
-    neurons: Tensor | None  # total, (targets, neurons)
-    experts: Tensor | None  # total, (targets, experts)
+    neurons: Inner | None
+    experts: Inner | None
+    in_expert: int | None = None  # neurons of each expert, whose neurons stand one expert behind the other
+
+    @property
+    def removable(self) -> bool:
+        """Whether its neurons can be taken out: those inside experts have no layer of their own."""
+        return self.site is not None and self.in_expert is None
 
 
 @dataclass(frozen=True)
@@ -77,14 +93,14 @@ def _residual(addends: Tensor, output: Tensor) -> Tensor:
     return torch.where(difference == 0, difference, difference / largest)
 
 
-def block_parts(block: BlockAdjoint) -> BlockParts:
+def block_parts(block: BlockAdjoint, known: KnownExperts) -> BlockParts:
     """Everything that one block adds."""
     run = block.run
     calls: dict[nn.Module, int] = {}
     units = []
     for k, unit in enumerate(run.units):
         call = calls[unit.module] = calls.get(unit.module, -1) + 1
-        units.append(_unit_parts(block, k, unit, call))
+        units.append(_unit_parts(block, k, unit, call, known))
     if not all(_add_up(units, reading, whole) for reading, whole in (("total", block.total), ("direct", block.direct))):
         units = [_joined(units, block)]
     return BlockParts(
@@ -133,11 +149,17 @@ def _heads(run: BlockRun, gradients: Gradients) -> Tensor:
     return torch.cat(found, dim=1) if found else gradients.constant.new_empty(len(gradients.constant), 0)
 
 
-def _unit_parts(block: BlockAdjoint, place: int, unit: UnitCall, call: int) -> UnitParts:
+def _unit_parts(block: BlockAdjoint, place: int, unit: UnitCall, call: int, known: KnownExperts) -> UnitParts:
     run, total, direct = block.run, block.total.units[place], block.direct.units[place]
     term = unit.output - biases(run)[place]
     product = total.double() * term.double()
-    held = _of_call(block.held, unit, call, "neuron")
+    held, routed = _of_call(block.held, unit, call, "neuron"), _of_call(block.held, unit, call, "expert")
+    both = torch.cat([total, direct])  # of both readings, in one go
+    neurons = None if held is None else _neurons(held, unit, both)
+    experts, inside = (None, None) if routed is None else expert_parts(routed, unit, both, known)
+    in_expert = None
+    if neurons is None and inside is not None:
+        neurons, in_expert = inside.flatten(1), inside.shape[2]
     return UnitParts(
         name=type(unit.module).__name__,
         mixes=unit.module in run.parts.mixing,
@@ -145,8 +167,9 @@ def _unit_parts(block: BlockAdjoint, place: int, unit: UnitCall, call: int) -> U
         direct=products(direct, term),
         tokens=_by_token(product, run.input.shape[1]),
         site=None if held is None else held.site,
-        neurons=_neurons(block.held, unit, call, total),
-        experts=_experts(block.held, unit, call, total),
+        neurons=None if neurons is None else Inner(*neurons.chunk(2)),
+        experts=None if experts is None else Inner(*experts.chunk(2)),
+        in_expert=in_expert,
     )
 
 
@@ -159,11 +182,8 @@ def _by_token(product: Tensor, tokens: int) -> Tensor | None:
     return product.movedim(axis, 1).flatten(2).sum(dim=2)
 
 
-def _neurons(held: list[Held], unit: UnitCall, call: int, gradient: Tensor) -> Tensor | None:
+def _neurons(found: Held, unit: UnitCall, gradient: Tensor) -> Tensor | None:
     """Σ_t ⟨gradient, a_n w_n⟩ of every neuron, (targets, neurons): the unit is linear in them but for its bias."""
-    found = _of_call(held, unit, call, "neuron")
-    if found is None:
-        return None
     if found.site.module not in set(unit.module.modules()):  # the layer stands behind: the unit gives the neurons
         if unit.output.shape[-1] != found.site.count:
             return None
@@ -173,34 +193,6 @@ def _neurons(held: list[Held], unit: UnitCall, call: int, gradient: Tensor) -> T
         output = found.site.module(value)
     (back,) = pulled(output, [value], gradient.reshape(len(gradient), *output.shape))
     return (back.double() * found.value.double()).flatten(1, -2).sum(dim=1)
-
-
-def _experts(held: list[Held], unit: UnitCall, call: int, gradient: Tensor) -> Tensor | None:
-    """⟨gradient, Σ_t r_te f_e(x_t)⟩ of every expert, (targets, experts), by the unit's slope along its routing weights.
-
-    None unless the unit is linear in them.
-    """
-    found = _of_call(held, unit, call, "expert")
-    if found is None:
-        return None
-    leaves: list[Tensor] = []
-
-    def routed(scale: float) -> Tensor:
-        def put(_: Site, value: Tensor, __: Tensor | None) -> Tensor:
-            leaves.append((scale * value.detach()).requires_grad_())
-            return leaves[-1]
-
-        with watching([found.site], put):
-            output = unit.module(unit.input)
-        return output if isinstance(output, Tensor) else output[0]
-
-    with torch.enable_grad():
-        whole = routed(1.0)
-    half, none = (routed(scale).detach() for scale in (0.5, 0.0))
-    if not relative_error(2 * (half - none), whole.detach() - none) <= tolerance_for(whole.dtype):
-        return None
-    (back,) = pulled(whole, [leaves[0]], gradient.reshape(len(gradient), *whole.shape))
-    return found.site.collect(back.double() * found.value.double(), found.index)
 
 
 def _of_call(held: list[Held], unit: UnitCall, call: int, kind: str) -> Held | None:

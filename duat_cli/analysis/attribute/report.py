@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from duat_cli.analysis.attribute.leading import HeadFlow
+from duat_cli.analysis.attribute.leading import HeadFlow, Place
 from duat_cli.analysis.attribute.measure import Change, Measured, Removed
 from duat_cli.analysis.attribute.parts import PromptParts
 from duat_cli.analysis.attribute.targets import Chooser, Target, Words
@@ -40,10 +40,10 @@ FEWEST = 4  # pairs that a rank correlation is given for
 
 
 def attributions(
-    found: Found, prompts: Sequence[Prompt], chooser: Chooser, words: Words, top: int, measured: Measured | None = None
+    found: Found, prompt: Prompt, chooser: Chooser, words: Words, top: int, measured: Measured | None = None
 ) -> list[Attribution]:
     """Those of some targets of one prompt. top: how many neurons and experts are shown. measured: of its one target."""
-    ids = prompts[found.prompt].input_ids[0].tolist()
+    ids = prompt.input_ids[0].tolist()
     texts = [words.text(token) for token in ids]
     if found.parts.tokens.shape[1] != len(texts):  # the blocks read other vectors than the prompt's tokens
         texts = [f"vector {place}" for place in range(found.parts.tokens.shape[1])]
@@ -62,7 +62,7 @@ def attributions(
             capped=found.capped[k],
             rank=found.ranks[k],
             parts=_parts(found, k, texts, top),
-            direct=_direct(found.parts, k, float(direct[k])),
+            direct=_direct(found, k, float(direct[k]), top),
             flows=[_flow(flow) for flow in found.leading[k].flows],
             measured=None if measured is None else _measured(measured, texts),
             residual=float(total[k]),
@@ -124,12 +124,28 @@ def _parts(found: Found, k: int, texts: Sequence[str], top: int) -> Parts:
         static=StaticPart(value=sum(static), blocks=static),
         units=units,
         head_bias=float(parts.head[k]),
-        neurons=[InnerPart(block=b, unit=u, index=i, value=v) for b, u, i, v in leading.neurons[:top]],
-        experts=[InnerPart(block=b, unit=u, index=i, value=v) for b, u, i, v in leading.experts[:top]],
+        neurons=_inner(leading.neurons[:top], parts, neurons=True),
+        experts=_inner(leading.experts[:top], parts, neurons=False),
     )
 
 
-def _direct(parts: PromptParts, k: int, residual: float) -> Direct:
+def _inner(places: Sequence[Place], parts: PromptParts, *, neurons: bool) -> list[InnerPart]:
+    found = []
+    for place in places:
+        expert, index = None, place.number
+        inside = parts.blocks[place.block].units[place.unit].in_expert
+        if neurons and inside is not None:
+            expert, index = divmod(index, inside)
+        found.append(
+            InnerPart(
+                block=place.block, unit=place.unit, expert=expert, index=index, value=place.total, direct=place.direct
+            )
+        )
+    return found
+
+
+def _direct(found: Found, k: int, residual: float, top: int) -> Direct:
+    parts, leading = found.parts, found.leading[k]
     return Direct(
         tokens=float(parts.tokens_direct[k].sum()),
         static=sum(float(block.static_direct[k]) for block in parts.blocks),
@@ -146,6 +162,8 @@ def _direct(parts: PromptParts, k: int, residual: float) -> Direct:
             for place, unit in enumerate(block.units)
         ],
         head_bias=float(parts.head[k]),
+        neurons=_inner(leading.neurons_direct[:top], parts, neurons=True),
+        experts=_inner(leading.experts_direct[:top], parts, neurons=False),
         residual=residual,
     )
 

@@ -7,20 +7,21 @@ from dataclasses import dataclass, field
 
 import torch
 
-from duat_cli import __version__
 from duat_cli.analysis.attribute.continued import continued, given_tokens, summed
-from duat_cli.analysis.attribute.measure import Measurer
+from duat_cli.analysis.attribute.measure import Measured, Measurer
 from duat_cli.analysis.attribute.report import attributions
-from duat_cli.analysis.attribute.targets import Asked, Chooser, Words
-from duat_cli.analysis.attribute.work import Work
+from duat_cli.analysis.attribute.targets import Asked, Chooser, FieldTargets, Words
+from duat_cli.analysis.attribute.total import Attributed, AttributeHead, AttributeTotal
+from duat_cli.analysis.attribute.work import Found, Work
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session, prompt_facts
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
+from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.instrument.foreign import model_code
 from duat_cli.models.sweep.ending import EndingForm
-from duat_cli.results.attribute import AttributeReport, Attribution, AttributionCertificate
+from duat_cli.results.attribute import AttributeReport, Attribution, Continuation
 from duat_cli.results.base import Skipped
 
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -38,80 +39,108 @@ class AttributeOptions:
     """How many greedy tokens behind each prompt are attributed."""
     continuation: str | None = None
     """Given tokens behind each prompt, by their log-probability."""
-    each: Sequence[str] | None = None
-    """A target for every prompt."""
+    each: FieldTargets | None = None
+    """The target of every prompt."""
     measure: int = 0
     """How many leading heads, neurons and tokens are taken out for real."""
+
+
+class Attributor:
+    """Prompts of one model to what they are made of; what is found once a model is found with the first of them."""
+
+    def __init__(
+        self, session: Session, words: Words, options: AttributeOptions, progress: Progress, count: int
+    ) -> None:
+        """count: of all prompts that it will be asked about."""
+        loaded = session.loaded
+        if getattr(loaded.model.config, "is_encoder_decoder", False):
+            raise UnsupportedModelError(
+                f"{type(loaded.model).__name__}: its decoder's cross-attention is outside the form, so its logits have "
+                "no exact parts"
+            )
+        self._session, self._words, self._options, self._progress = session, words, options, progress
+        labels = {int(k): str(v) for k, v in (getattr(loaded.model.config, "id2label", None) or {}).items()}
+        self._given = [] if options.continuation is None else given_tokens(words, options.continuation)
+        self._runs_on = bool(options.steps or self._given)
+        if options.measure and (options.asked.position == "all" or self._runs_on):
+            raise InputError("--measure: one position at a time; expected --position with a number")
+        self._chooser = Chooser(options.asked, words, labels, likelihood=bool(self._given))
+        self._work = Work(session, self._chooser, progress, max(options.top, options.measure), options.top, count)
+        self._tolerance = 0.0
+
+    def __call__(self, prompts: Sequence[tuple[int, Prompt]]) -> list[Attributed]:
+        """Of prompts with their numbers, in their order."""
+        options, work, session = self._options, self._work, self._session
+        read = [prompt for _, prompt in prompts]
+        texts = continued(session, read, options.steps, self._given, self._progress) if self._runs_on else read
+        for (number, prompt), text in zip(prompts, texts, strict=True):
+            more = text.input_ids.shape[1] - prompt.input_ids.shape[1]
+            each = None if options.each is None else options.each(prompt)
+            self._chooser.expect(number, target=each, continued=more)
+        numbered = {number: text for (number, _), text in zip(prompts, texts, strict=True)}
+        with model_code(type(session.loaded.model).__name__):
+            ran = work.run(numbered)
+        found: dict[int, list[Attribution]] = {number: [] for number in numbered}
+        for some in ran:
+            measured = self._measured(some, numbered[some.prompt]) if options.measure else None
+            self._tolerance = max(self._tolerance, *(TOLERANCES[d] for d in (session.loaded.model.dtype, some.dtype)))
+            text = numbered[some.prompt]
+            found[some.prompt] += attributions(some, text, self._chooser, self._words, options.top, measured)
+        return [
+            Attributed(
+                attribution=found[number],
+                continuation=self._continuation(number, found[number], text),
+                sums=work.sums.pop(number),
+            )
+            for number, text in numbered.items()
+        ]
+
+    def _measured(self, some: Found, text: Prompt) -> Measured:
+        work, session = self._work, self._session
+        assert work.form is not None
+        assert work.chain is not None
+        work.chain.require()
+        self._progress(some.prompt, work.count, f"removing what leads in prompt {some.prompt + 1} of {work.count}")
+        ids = text.input_ids.to(session.loaded.device)
+        return Measurer(session, work.sites, work.form, ids, some.targets[0]).of(some, self._options.measure)
+
+    def _continuation(self, number: int, found: list[Attribution], text: Prompt) -> Continuation | None:
+        if not self._runs_on:
+            return None
+        likelihood = self._work.likelihoods.pop(number, [])
+        return summed(number, found, text.input_ids[0].tolist(), self._words, likelihood)
+
+    def head(self) -> AttributeHead:
+        """What no prompt changes; known once one has run."""
+        session, work = self._session, self._work
+        assert work.form is not None
+        assert work.chain is not None
+        broken = work.chain.broken()
+        if any(block.parts.mixer is not None for block in session.structure.blocks):  # their kernels round to float32
+            self._tolerance = max(self._tolerance, tolerance_for(torch.float64))
+        return AttributeHead(
+            environment=session.environment(),
+            model=session.model_facts(),
+            held=held(work.form),
+            tolerance=self._tolerance,
+            skipped=[
+                *(Skipped(what="model", why=note) for note in session.structure.uncovered),
+                *([] if broken is None else [Skipped(what=f"what {broken} reads beside hidden states", why=SHARED)]),
+            ],
+            warnings=session.warnings(),
+        )
 
 
 def attribute(
     loaded: LoadedModel, prompts: Sequence[Prompt], words: Words, options: AttributeOptions, progress: Progress
 ) -> AttributeReport:
     """The parts of every asked prediction of `prompts`."""
-    if getattr(loaded.model.config, "is_encoder_decoder", False):
-        raise UnsupportedModelError(
-            f"{type(loaded.model).__name__}: its decoder's cross-attention is outside the form, so its logits have no "
-            "exact parts"
-        )
     session = Session(loaded, progress, cache=False)
-    labels = {int(k): str(v) for k, v in (getattr(loaded.model.config, "id2label", None) or {}).items()}
-    given = [] if options.continuation is None else given_tokens(words, options.continuation)
-    ran_on = bool(options.steps or given)
-    if options.measure and (options.asked.position == "all" or ran_on):
-        raise InputError("--measure: one position at a time; expected --position with a number")
-    read = prompts
-    if ran_on:
-        prompts = continued(session, prompts, options.steps, given, progress)
-    more = [prompt.input_ids.shape[1] - p.input_ids.shape[1] for prompt, p in zip(prompts, read, strict=True)]
-    chooser = Chooser(
-        options.asked, words, labels, each=options.each, continued=more if ran_on else (), likelihood=bool(given)
-    )
-    work = Work(session, prompts, chooser, progress, max(options.top, options.measure), options.top)
-    found: list[Attribution] = []
-    with model_code(type(loaded.model).__name__):
-        ran = work.run()
-    assert work.form is not None
-    assert work.chain is not None
-    if options.measure:
-        work.chain.require()
-    broken = work.chain.broken()
-    for some in ran:
-        measured = None
-        if options.measure:
-            progress(some.prompt, len(prompts), f"removing what leads in prompt {some.prompt + 1} of {len(prompts)}")
-            ids, target = prompts[some.prompt].input_ids.to(loaded.device), some.targets[0]
-            measured = Measurer(session, work.sites, work.form, ids, target).of(some, options.measure)
-        found += attributions(some, prompts, chooser, words, options.top, measured)
-    residual = max(max(one.residual, one.direct.residual) for one in found)
-    summary = work.many.summary(found, options.top)
-    tolerance = max(TOLERANCES[dtype] for dtype in (loaded.model.dtype, *(some.dtype for some in ran)))
-    return AttributeReport(
-        duat_version=__version__,
-        environment=session.environment(),
-        model=session.model_facts(),
-        prompts=prompt_facts(read),
-        certificate=AttributionCertificate(residual=residual, tolerance=tolerance, exact=residual <= tolerance),
-        held=held(work.form),
-        attribution=found,
-        continuations=[
-            summed(
-                k,
-                [one for one in found if one.prompt == k],
-                prompt.input_ids[0].tolist(),
-                words,
-                work.likelihoods.get(k, []),
-            )
-            for k, prompt in enumerate(prompts if ran_on else ())
-        ],
-        summary=summary,
-        reasons={} if summary is not None else {"summary": "there is one prediction"},
-        skipped=[
-            *(Skipped(what="model", why=note) for note in session.structure.uncovered),
-            *([] if broken is None else [Skipped(what=f"what {broken} reads beside hidden states", why=SHARED)]),
-        ],
-        warnings=session.warnings(),
-        run=session.run_facts(),
-    )
+    each = Attributor(session, words, options, progress, len(prompts))
+    total = AttributeTotal(options.top)
+    for facts, found in zip(prompt_facts(prompts), each(list(enumerate(prompts))), strict=True):
+        total.add(facts, found)
+    return total.report(each.head(), session.run_facts())
 
 
 def held(form: EndingForm) -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from duat_cli.errors import InputError, UnsupportedModelError
+from duat_cli.loading.prompts import Prompt
 from duat_cli.loading.quiet import calling_tokenizer
 from duat_cli.text import clean
 
@@ -52,6 +54,21 @@ class Target:
             return None
         row = self.row(output)
         return 1 + int((row > row[self.token]).sum())
+
+
+@dataclass(frozen=True)
+class FieldTargets:
+    """Targets of a file of JSON lines."""
+
+    field: str
+    by_line: Mapping[int, str]
+
+    def __call__(self, prompt: Prompt) -> str:
+        return self.by_line[prompt.line]
+
+    def __str__(self) -> str:
+        """The field, and a hash of its values."""
+        return f"{self.field} ({hashlib.sha256(repr(sorted(self.by_line.items())).encode()).hexdigest()[:16]})"
 
 
 class Words:
@@ -112,24 +129,30 @@ class Chooser:
         words: Words,
         labels: dict[int, str],
         *,
-        each: Sequence[str] | None = None,
-        continued: Sequence[int] = (),
         likelihood: bool = False,
     ) -> None:
-        """labels: of a classifier, its classes. each: a target for every prompt. continued: how many of every prompt's
-        last tokens are the targets, and likelihood: whether by their log-probability."""
-        self._asked, self._words, self._labels = asked, words, labels
-        self._each, self.continued, self.likelihood = each, continued, likelihood
+        """labels: of a classifier, its classes. likelihood: whether the tokens of continuations are targets by their
+        log-probability."""
+        self._asked, self._words, self._labels, self.likelihood = asked, words, labels, likelihood
+        self._each: dict[int, str] = {}
+        self.continued: dict[int, int] = {}
+
+    def expect(self, number: int, *, target: str | None = None, continued: int = 0) -> None:
+        """What the prompt of that number has for itself: a target, or how many of its last tokens are the targets."""
+        if target is not None:
+            self._each[number] = target
+        if continued:
+            self.continued[number] = continued
 
     def of(self, number: int, ids: Sequence[int], output: Tensor, where: str, *, headless: bool) -> list[Target]:
         """Those of the prompt of that number with these token ids and this output of the model.
 
         where: the prompt, for errors. headless: whether the output is a mean of hidden states.
         """
-        if self.continued:
+        if number in self.continued:
             first = len(ids) - self.continued[number]
             return [self._following(place, output, ids[place + 1]) for place in range(first - 1, len(ids) - 1)]
-        if self._each is not None:
+        if number in self._each:
             self._asked = replace(self._asked, target=self._each[number])
         if output.ndim == 2:
             self._require_none("--position", self._asked.position is not None)

@@ -7,17 +7,19 @@ behind the last block is looked at in between.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from duat_cli.analysis.attribute.experts import KnownExperts
 from duat_cli.analysis.attribute.leading import Leading
-from duat_cli.analysis.attribute.many import Many
+from duat_cli.analysis.attribute.many import PromptSums
 from duat_cli.analysis.attribute.parts import BlockParts, PromptParts, block_parts, token_parts
 from duat_cli.analysis.attribute.targets import Chooser, Target, likelihoods
+from duat_cli.analysis.plan.waves import recorded_waves
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session
 from duat_cli.errors import InputError, UnsupportedModelError
@@ -29,12 +31,11 @@ from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, probe_ids, run
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.tracing import Trace
 from duat_cli.models.sweep.adjoint import Adjoint
+from duat_cli.models.sweep.budgets import TARGET_BYTES, target_bytes
 from duat_cli.models.sweep.ending import Ending, EndingForm, find_ending
 from duat_cli.models.sweep.lockstep import Pass
 from duat_cli.models.sweep.passes import BlockCall, BlockPass, Chain, Recorded, recording
 from duat_cli.models.terms.sites import BlockSites, block_sites, find_sites
-
-TARGET_BYTES = 256 << 20  # of one block's gradients of several targets at once
 
 
 @dataclass
@@ -69,41 +70,44 @@ class Work:
     """All prompts of one model."""
 
     def __init__(
-        self, session: Session, prompts: Sequence[Prompt], chooser: Chooser, progress: Progress, count: int, heads: int
+        self, session: Session, chooser: Chooser, progress: Progress, leading: int, heads: int, count: int
     ) -> None:
-        """count, heads: how many neurons and experts lead, and how many heads' flows are kept."""
+        """leading, heads: how many neurons and experts lead, and how many heads' flows are kept. count: of all prompts,
+        however many of them are asked about at a time."""
         self._session, self._chooser, self._progress = session, chooser, progress
-        self._count, self._heads = count, heads
-        self._texts = prompts
-        model, device = session.loaded.model, session.loaded.device
-        self._model = model
-        probe = probe_ids(stack_of(model), DISCOVERY_TOKENS, device)
-        self._probe = _Prompt(-1, probe, Prediction(model, probe))
-        self._prompts = [
-            _Prompt(k, ids, Prediction(model, ids)) for k, ids in enumerate(p.input_ids.to(device) for p in prompts)
-        ]
+        self._leading, self._heads, self.count = leading, heads, count
+        self._model = session.loaded.model
+        probe = probe_ids(stack_of(self._model), DISCOVERY_TOKENS, session.loaded.device)
+        self._probe = _Prompt(-1, probe, Prediction(self._model, probe))
+        self._known = KnownExperts()
         self.sites: dict[nn.Module, BlockSites] = {}
         self.form: EndingForm | None = None
         self.chain: Chain | None = None
-        self.many = Many()
         self.likelihoods: dict[int, list[tuple[float, float]]] = {}  # by prompt, of given continuations
+        self.sums: dict[int, PromptSums] = {}  # by prompt; of a single prediction nothing is summed
         self._done = 0
 
-    def run(self) -> list[Found]:
-        """Everything, prompt by prompt."""
-        if self._session.weights is None:
-            self.sites = find_sites(self._session.structure)
-            waves = [[prompt] for prompt in self._prompts]
+    def run(self, prompts: Mapping[int, Prompt]) -> list[Found]:
+        """Those of these numbers, in their order."""
+        session, model = self._session, self._model
+        if session.weights is None:
+            self.sites = self.sites or find_sites(session.structure)
+            waves = [[number] for number in prompts]
         else:
-            waves = [[self._prompts[k] for k in wave] for wave in self._session.waves(self._texts)]
+            waves = self._waves(prompts)
         found = []
-        for k, wave in enumerate(waves):
-            self._record(wave, first=k == 0)
+        for numbers in waves:
+            every = [(k, prompts[k].input_ids.to(session.loaded.device)) for k in numbers]
+            wave = [_Prompt(k, ids, Prediction(model, ids)) for k, ids in every]
+            self._record(wave, first=self.form is None)
             found += self._back(wave)
-            for prompt in wave:
-                prompt.calls.clear()
-                prompt.record = None
         return sorted(found, key=lambda one: one.prompt)
+
+    def _waves(self, prompts: Mapping[int, Prompt]) -> list[list[int]]:
+        """Prompts whose recorded passes fit beside each other."""
+        width, size = self._model.config.get_text_config().hidden_size, self._session.loaded.model.dtype.itemsize
+        numbers, tokens = list(prompts), [prompt.input_ids.shape[1] for prompt in prompts.values()]
+        return [[numbers[k] for k in wave] for wave in recorded_waves(tokens, self._session.depth, width, size)]
 
     def _record(self, wave: list[_Prompt], *, first: bool) -> None:
         """Run prompts, and with the first of them the probe prompt."""
@@ -134,16 +138,21 @@ class Work:
         under_way = [one for prompt in wave for one in self._begun(prompt)]
         structure, weights = self._session.structure, self._session.weights
         blocks = len(structure.calls)
-        total = blocks * max(len(self._prompts), 1)
+        total = blocks * self.count
+        predictions = self.count - len(wave) + sum(len(one.targets) for one in under_way)
+        for prompt in wave:
+            self.sums[prompt.number] = PromptSums(self._model.dtype)
         for number in reversed(range(blocks)):
             if weights is not None:
                 weights.bring(structure.calls[number])
+                self._known.forget()
             for one in under_way:
-                run, parts = one.through(number)
+                run, parts = one.through(number, self._known)
                 if run.attention and not self._session.heads:
                     call = run.attention[0]
                     self._session.heads, self._session.kv_heads = call.rows.heads, call.value.shape[1]
-                self.many.add(parts)
+                if predictions > 1:
+                    self.sums[one.prompt].add(parts)
             self._done += len(wave)
             self._progress(self._done, total, f"gradients back through block {number}")
         return [one.finished() for one in under_way]
@@ -161,7 +170,7 @@ class Work:
                 )
             count = self._chooser.continued[prompt.number]
             self.likelihoods[prompt.number] = likelihoods(recorded.output, ids, count)
-        where = f"prompt {prompt.number + 1}" if len(self._prompts) > 1 else "the prompt"
+        where = f"prompt {prompt.number + 1}" if self.count > 1 else "the prompt"
         headless = prompt.forward.headless
         targets = self._chooser.of(prompt.number, ids, recorded.output, where, headless=headless)
         ending = Ending(structure, prompt.forward, recorded, self.form, self._session.weights)
@@ -183,7 +192,7 @@ class Work:
                 prompt=prompt.number,
                 targets=here,
                 parts=parts,
-                leading=[Leading(self._count, self._heads) for _ in here],
+                leading=[Leading(self._leading, self._heads) for _ in here],
                 capped=[None if own is recorded.output else float(t.of(recorded.output.detach())) for t in here],
                 dtype=own.dtype,
                 ranks=[target.rank(recorded.output) for target in here],
@@ -198,11 +207,12 @@ class _UnderWay:
     def __init__(self, found: Found, adjoint: Adjoint, first: Tensor) -> None:
         """first: the hidden states in front of the first block, (1, N, M)."""
         self._found, self._adjoint, self._first = found, adjoint, first
+        self.prompt, self.targets = found.prompt, found.targets
 
-    def through(self, number: int) -> tuple[BlockRun, BlockParts]:
+    def through(self, number: int, known: KnownExperts) -> tuple[BlockRun, BlockParts]:
         """One block further down, with all its neurons."""
         block = self._adjoint.through(number)
-        parts = block_parts(block)
+        parts = block_parts(block, known)
         for target, leading in enumerate(self._found.leading):
             leading.add(target, block, parts)
         units = [replace(unit, neurons=None, experts=None) for unit in parts.units]
@@ -281,4 +291,4 @@ def _bytes(recorded: Recorded, sites: dict[nn.Module, BlockSites]) -> int:
     call = recorded.calls[0].before
     tokens = call.shape[1]
     neurons = max((site.count for found in sites.values() for site in found.sites if site.kind == "neuron"), default=0)
-    return 8 * (8 * call.numel() + 3 * tokens * neurons)
+    return target_bytes(tokens, call.shape[2], neurons)

@@ -5,9 +5,8 @@ torch is imported for a forward pass or an adapter alone: weights are checked wi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from duat_cli.analysis.opening import Found, ModelRequest, PromptRequest, load_found, tokens_of
@@ -27,6 +26,7 @@ from duat_cli.errors import (
 )
 from duat_cli.loading.declared import fields
 from duat_cli.loading.declared.facts import Declared
+from duat_cli.loading.declared.per_layer import Override, overrides
 from duat_cli.loading.declared.tokenizer import texts_hash, tokenizer_facts, tokens_hash
 from duat_cli.loading.model.notes import weight_notes
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from duat_cli.analysis.check.behaviour import Asking
     from duat_cli.analysis.inspect.run import InspectOptions
     from duat_cli.analysis.progress import Progress
+    from duat_cli.loading.adapter.folder import AdapterFiles
     from duat_cli.loading.model.load import LoadedModel
     from duat_cli.loading.prompts import Prompt
     from duat_cli.loading.texts import PromptText
@@ -53,11 +54,11 @@ class CheckRequest:
     model: ModelRequest
     texts: PromptRequest
     adapter: str | None
-    """Folder of an adapter of this model, checked as well."""
+    """Folder or hub id of an adapter of this model, checked as well."""
 
 
 @dataclass(frozen=True)
-class _Ran:
+class Ran:
     """A model that ran, and what it answered."""
 
     loaded: LoadedModel
@@ -76,6 +77,7 @@ def check(
     """
     read = request.texts.read(progress) if plan.forward else []
     found = request.model.find(progress)
+    adapter = _adapter(request, progress)
     undefined: DuatError | None = None
     planned: int | None = None
     if plan.forward:
@@ -83,11 +85,11 @@ def check(
     else:
         ran = None
         evidence, subject = _without_model(plan, found, progress)
-    if request.adapter is None:
+    if adapter is None:
         evidence.absent["adapter"] = NO_ADAPTER
     else:
-        evidence = replace(evidence, adapter=_lint(request.adapter, found, progress))
-    evidence = _with_answers(evidence, request, found, ran, progress)
+        evidence = replace(evidence, adapter=_lint(adapter, found, progress))
+    evidence = with_answers(evidence, ran, adapter, found, progress)
     report, text = conclude(plan, evidence, subject, run(planned))
     if undefined is not None and (plan.update or report.verdict == "passed"):
         raise undefined
@@ -105,7 +107,7 @@ def _without_model(plan: CheckPlan, found: Found, progress: Progress) -> tuple[E
 
 def _with_model(
     plan: CheckPlan, request: CheckRequest, found: Found, read: list[PromptText], progress: Progress
-) -> tuple[Evidence, Subject, DuatError | None, _Ran | None, int | None]:
+) -> tuple[Evidence, Subject, DuatError | None, Ran | None, int | None]:
     """The model loaded and, where its weights are numbers, run; why the run says nothing, if it does not; and the
     memory that was planned."""
     model = replace(request.model, task=task_of(plan))
@@ -123,28 +125,48 @@ def _with_model(
         undefined = fault
     weights = weight_facts(found.files, progress, first_sketch=plan.first_sketch)
     evidence = Evidence(found.files, weights, unexpected=loaded.unexpected, spare=loaded.spare)
+    evidence = replace(evidence, overrides=_overrides(loaded))
     asking: Asking | None = None
     if undefined is None:
         declared = replace(declared, tokens=tokens_hash(p.input_ids[0].tolist() for p in inputs))
-        asking = _asking(inputs, tokenizer) if plan.asks else None
-        report, undefined = _report(plan, loaded, inputs, asking, progress)
+        asking = asking_of(inputs, tokenizer) if plan.asks else None
+        report, undefined = report_of(plan, settings(plan), loaded, inputs, asking, progress)
     evidence = replace(evidence, declared=declared)
+    evidence, subject, ran = seen(plan, evidence, loaded, inputs, (report, undefined), asking, progress)
+    return evidence, subject, None if report is not None else undefined, ran, loaded.planned_memory
+
+
+def seen(
+    plan: CheckPlan,
+    evidence: Evidence,
+    loaded: LoadedModel,
+    inputs: list[Prompt],
+    found: tuple[InspectReport | None, DuatError | None],
+    asking: Asking | None,
+    progress: Progress,
+) -> tuple[Evidence, Subject, Ran | None]:
+    """The evidence with what the run showed, or with why it showed nothing. found: as `report_of` gives it."""
+    report, undefined = found
     if report is None:  # the rules on weights say what is zero, or not finite
         why = str(undefined or "weights that are not finite leave nothing to compute")
         evidence.absent.update({"report": why, "slack": why, "behaviour": why})
         evidence = replace(evidence, silent=isinstance(undefined, NoSignalError))
         warnings = (*loaded.warnings, *loaded.value_notes())
-        subject = Subject(loaded.name, loaded.revision, None, warnings)
-        return evidence, subject, undefined, None, loaded.planned_memory
+        return evidence, Subject(loaded.name, loaded.revision, None, warnings), None
     subject = Subject(loaded.name, loaded.revision, report.model.fingerprint, tuple(report.warnings))
     if asking is None:
         evidence.absent["behaviour"] = "no rule that is on needs it"
     evidence = replace(evidence, report=report, slack=_slack(plan, loaded, inputs, progress))
-    return evidence, subject, None, None if asking is None else _Ran(loaded, asking), loaded.planned_memory
+    return evidence, subject, None if asking is None else Ran(loaded, asking)
 
 
-def _report(
-    plan: CheckPlan, loaded: LoadedModel, inputs: list[Prompt], asking: Asking | None, progress: Progress
+def report_of(
+    plan: CheckPlan,
+    options: InspectOptions,
+    loaded: LoadedModel,
+    inputs: list[Prompt],
+    asking: Asking | None,
+    progress: Progress,
 ) -> tuple[InspectReport | None, DuatError | None]:
     """The model run on the prompts; none where its weights are not finite, or where the error says why.
 
@@ -156,7 +178,7 @@ def _report(
     fault: UnsupportedModelError | CheckpointError | None = None
     if not loaded.nonfinite_weights:
         try:
-            found = inspect(loaded, inputs, _settings(plan), progress, beside=asking)
+            found = inspect(loaded, inputs, options, progress, beside=asking)
         except (UnsupportedModelError, CheckpointError) as raised:
             fault = raised
         except (RuntimeError, ValueError, TypeError, LookupError) as raised:
@@ -175,24 +197,37 @@ def _report(
     raise fault
 
 
-def _asking(inputs: list[Prompt], tokenizer: Any) -> Asking:
+def _overrides(loaded: LoadedModel) -> tuple[Override, ...]:
+    """What is declared of single layers and not obeyed."""
+    from duat_cli.analysis.check.obeyed import judged
+
+    return judged(loaded, overrides(loaded.files.config))
+
+
+def asking_of(inputs: list[Prompt], tokenizer: Any) -> Asking:
     from duat_cli.analysis.check.behaviour import Asking
 
     return Asking(inputs, lambda: tokenizer)
 
 
-def _with_answers(
-    evidence: Evidence, request: CheckRequest, found: Found, ran: _Ran | None, progress: Progress
+def with_answers(
+    evidence: Evidence,
+    ran: Ran | None,
+    adapter: AdapterFiles | None = None,
+    found: Found | None = None,
+    progress: Progress | None = None,
 ) -> Evidence:
-    """With what the model answers, and what it does with the adapter applied."""
+    """With what the model answers, and what it does with the adapter applied. found, progress: beside an adapter."""
     if ran is None:
         return evidence
     tuned = None
-    if request.adapter is not None:
+    if adapter is not None:
         from duat_cli.analysis.check.tuned import tuned_behaviour
 
-        progress(0, 0, f"the model with the adapter {request.adapter}")
-        tuned = tuned_behaviour(request.adapter, found, ran.loaded, ran.asking)
+        assert found is not None
+        assert progress is not None
+        progress(0, 0, f"the model with the adapter {adapter.name}")
+        tuned = tuned_behaviour(adapter, found, ran.loaded, ran.asking)
     behaviour, answers = ran.asking.found(tuned)
     if not behaviour.predictions:
         evidence.absent["predictions"] = behaviour.reasons["loss_per_token"]
@@ -233,11 +268,11 @@ def _with_hint(fault: UnsupportedModelError) -> UnsupportedModelError:
     return UnsupportedModelError(f"{fault}; --weights-only checks what needs no forward pass")
 
 
-def _settings(plan: CheckPlan) -> InspectOptions:
-    """What the bounds that are on ask for beyond the default."""
+def settings(plan: CheckPlan, also: Iterable[str] = (), *, cache: bool = True) -> InspectOptions:
+    """What the bounds that are on ask for beyond the default. also: further options of `inspect`."""
     from duat_cli.analysis.inspect.run import InspectOptions
 
-    asked = _asked(plan)
+    asked = _asked(plan).union(also)
     return InspectOptions(
         spectrum="spectrum" in asked,
         terms="terms" in asked,
@@ -245,6 +280,7 @@ def _settings(plan: CheckPlan) -> InspectOptions:
         routing="routing" in asked,
         per_prompt="per_prompt" in asked,
         null="all" if "null" in asked else "uniform",
+        cache=cache,
     )
 
 
@@ -278,12 +314,22 @@ def _slack(plan: CheckPlan, loaded: LoadedModel, inputs: list[Prompt], progress:
     return prune_bound(loaded, inputs, [], options, progress).report
 
 
-def _lint(name: str, found: Found, progress: Progress) -> tuple[LintFinding, ...]:
-    progress(0, 0, f"checking the adapter {name}")
+def _adapter(request: CheckRequest, progress: Progress) -> AdapterFiles | None:
+    """Its files, read before the model is: what is wrong there is said at once."""
+    if request.adapter is None:
+        return None
+    from duat_cli.loading.adapter.folder import open_adapter
+    from duat_cli.loading.adapter.source import find_adapter
+
+    progress(0, 0, f"looking for {request.adapter}")
+    place = find_adapter(request.adapter, token=request.model.token, cache_dir=request.model.cache_dir)
+    return open_adapter(place.path, place.name)
+
+
+def _lint(adapter: AdapterFiles, found: Found, progress: Progress) -> tuple[LintFinding, ...]:
+    progress(0, 0, f"checking the adapter {adapter.name}")
     from duat_cli.analysis.lora.lint import lint_adapter
     from duat_cli.loading.adapter.base_weights import BaseWeights
-    from duat_cli.loading.adapter.folder import open_adapter
 
-    opened = open_adapter(Path(name).expanduser(), name)
     with BaseWeights(found.place, found.files) as base:
-        return tuple(lint_adapter(opened, base))
+        return tuple(lint_adapter(adapter, base))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from duat_cli.analysis.lora.applied import adapted
 from duat_cli.analysis.opening import Found
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.adapter.base_weights import BaseWeights
-from duat_cli.loading.adapter.folder import open_adapter
+from duat_cli.loading.adapter.folder import AdapterFiles
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.models.discovery.structure import run_stack
 from duat_cli.models.sweep.forwards import forwards
@@ -23,14 +22,13 @@ from duat_cli.results.behaviour import TunedBehaviour
 from duat_cli.statistics.divergence import by_tokens
 
 
-def tuned_behaviour(adapter: str, found: Found, loaded: LoadedModel, asking: Asking) -> TunedBehaviour:
-    """Of the base `loaded`, which `asking` went through, with the adapter of that folder."""
+def tuned_behaviour(adapter: AdapterFiles, found: Found, loaded: LoadedModel, asking: Asking) -> TunedBehaviour:
+    """Of the base `loaded`, which `asking` went through, with that adapter."""
     asked = [question for question in asking.questions if question.targets]
     if not asked:
         return _none("the model predicts no tokens")
-    opened = open_adapter(Path(adapter).expanduser(), adapter)
     try:
-        with adapted(loaded, opened, BaseWeights(found.place, found.files)) as tuned:
+        with adapted(loaded, adapter, BaseWeights(found.place, found.files)) as tuned:
             calls = [functools.partial(_losses, tuned.model, question, tuned.device) for question in asked]
             parts = forwards(None if tuned.paged is None else tuned.paged.pager, calls)
     except UnsupportedModelError as fault:

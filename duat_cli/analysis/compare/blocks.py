@@ -91,6 +91,8 @@ def _operator(before: BlockState, after: BlockState, aligned: Aligned) -> tuple[
         null=_null(before, after, aligned),
         reasons={key: NO_ROWS for key, value in {**whole, "unaligned": mean}.items() if value is None},
     )
+    if a.token.ndim > 1:  # by channel, of which there are too many to list
+        return operator, []
     return operator, [
         _head(head, numbers, _mean([share[1][head] for share in shares])) for head, numbers in enumerate(moved.heads)
     ]

@@ -15,7 +15,9 @@ from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import wide
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.routers import Routed as RouterCall
+from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.operators.input_change import Routed
+from duat_cli.operators.kronecker import gram as gram_of
 
 KEPT_BYTES = 4 << 30  # of one prompt
 VECTORS = 16  # (N, M) a block, about: input, output, biases, the FFN's hidden layer
@@ -31,7 +33,7 @@ class BlockState:
     routed: Routed | None  # Ĥ
     seen: Tensor | None  # positions that a row may see, (N, N) bool
     why_no_operator: str
-    gram: Tensor | None  # G, (heads, heads)
+    gram: Tensor | None  # G, (heads, heads); of channels where attention is gated
     terms: dict[str, Tensor]  # f of every FFN by its module, (N, width)
     bias: Tensor | None  # b'_{j,2}, (N, width)
     why_no_bias: str
@@ -57,11 +59,10 @@ def state_of(
     routed, seen, gram, why = None, None, None, ""
     try:
         operator = session.operator(run, step)
-        H = [weights for _, weights in operator.rows.chunks()]
-        attention = H[0] if len(H) == 1 else torch.cat(H, dim=1)
-        routed = Routed(attention, operator.source_scale, operator.token_scale)
-        seen = _seen(attention, operator.allowed)
-        gram = session.geometry(run.index).gram
+        routed = _routed(operator)
+        seen = _seen(routed.attention, operator.allowed)
+        channels = None if operator.gate is None else operator.by_channel().factors
+        gram = session.geometry(run.index).gram if channels is None else gram_of(channels)
     except UnsupportedModelError as fault:
         why = str(fault)
     bias = step.bias()
@@ -82,6 +83,18 @@ def state_of(
         error=step.terms.error,
         routers=_routers(experts, tokens),
     )
+
+
+def _routed(operator: AttentionOperator) -> Routed:
+    """Ĥ by its factors; a gate is a scale of every channel by token, and channels take the place of heads."""
+    H = [weights for _, weights in operator.rows.chunks()]
+    attention = H[0] if len(H) == 1 else torch.cat(H, dim=1)
+    if operator.gate is None:
+        return Routed(attention, operator.source_scale, operator.token_scale)
+    source = operator.by_channel().source_scale  # refuses what is too large
+    width = operator.gate.shape[-1]
+    token = operator.gate.transpose(1, 2).flatten(0, 1) * operator.token_scale  # (heads d, N)
+    return Routed(attention.repeat_interleave(width, 0), source, token)
 
 
 def _seen(attention: Tensor, allowed: Tensor | None) -> Tensor:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from duat_cli.analysis.decomposition import BlockTerms, PartNumbers, ThreeParts
-from duat_cli.analysis.inspect.operator import OperatorNumbers
-from duat_cli.analysis.inspect.uniform import NullNumbers
+from duat_cli.analysis.inspect.measured.numbers import NullNumbers, OperatorNumbers
 from duat_cli.operators.coupling import CouplingNumbers
 from duat_cli.operators.sampling import ShareEstimate
 from duat_cli.results.inspect import Part, Parts, Terms
@@ -40,7 +39,7 @@ def operator_stats(
         reasons |= {"spectral_norm": why, "stable_rank": why}
     for name in ("effective_heads", "block_correlation"):
         if getattr(numbers, name) is None:
-            reasons[name] = ZERO_OPERATOR
+            reasons[name] = numbers.reasons.get(name, ZERO_OPERATOR)
     side = tokens * width
     return OperatorStats(
         rows=side,
@@ -128,7 +127,7 @@ def no_coupling(reason: str) -> Coupling:
 
 def null_stats(numbers: OperatorNumbers | NullNumbers, tokens: int) -> NullStats:
     values = {name: getattr(numbers, name) for name in ("effective_heads", "block_correlation")}
-    reasons = {name: ZERO_OPERATOR for name, value in values.items() if value is None}
+    reasons = {name: numbers.reasons.get(name, ZERO_OPERATOR) for name, value in values.items() if value is None}
     return NullStats(
         operator=NullOperator(**values, reasons=reasons),
         density=NullDensity(structural=numbers.structural, **_interval(numbers.numerical)),

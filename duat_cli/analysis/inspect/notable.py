@@ -84,7 +84,9 @@ def _heads(blocks: Sequence[Block], heads: int) -> str | None:
     if gap is None or abs(gap.value - gap.null) < FEWEST_HEADS:
         return None
     name = f"block {gap.block.index}'s attention"
-    return f"{name} acts like {gap.value:.1f} of its {heads} heads, its null like {gap.null:.1f}"
+    # a mixer without softmax, or a gate on channels, makes more Kronecker products than the model names heads
+    of = f" of its {heads}" if max(gap.value, gap.null) <= heads else ""
+    return f"{name} acts like {gap.value:.1f}{of} heads, its null like {gap.null:.1f}"
 
 
 def _first_token(blocks: Sequence[Block]) -> str | None:

@@ -12,8 +12,8 @@ from torch import Tensor
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_error, wide
 from duat_cli.models.instrument.attention import AttentionCall, ScoreInputs
+from duat_cli.models.instrument.functions.scores import ScoreLayer, score_layers
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.models.instrument.scores import ScoreLayer, score_layers
 from duat_cli.operators.bilinear import BilinearNumbers, bilinear_numbers, explained
 from duat_cli.results.operator import HeadRouting, Routing, RoutingAtDistance
 

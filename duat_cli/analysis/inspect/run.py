@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -24,8 +24,10 @@ from duat_cli.analysis.inspect.assemble import (
     operator_stats,
 )
 from duat_cli.analysis.inspect.end_to_end import end_to_end
+from duat_cli.analysis.inspect.maps import Maps
 from duat_cli.analysis.inspect.operator import measure
 from duat_cli.analysis.inspect.routing import routing
+from duat_cli.analysis.inspect.states import StateFiles
 from duat_cli.analysis.inspect.total import InspectHead, InspectTotal, PromptSweep
 from duat_cli.analysis.inspect.uniform import UniformNulls
 from duat_cli.analysis.inspect.untrained import untrained, with_untrained
@@ -40,7 +42,7 @@ from duat_cli.models.discovery.growing import Growing
 from duat_cli.models.instrument.activations import largest_activation
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.guest import Guest
-from duat_cli.models.value_path.factors import AttentionOperator
+from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.results.inspect import BlockCertificate, InspectReport, PromptBlock, UatTerm, VerifyReport
 
 NOT_ASKED = "computed with --null all"
@@ -85,13 +87,18 @@ def inspect(
     progress: Progress,
     matrices: OperatorFile | None = None,
     beside: Beside | None = None,
+    maps: Maps | None = None,
+    states: StateFiles | None = None,
 ) -> InspectReport:
-    """The report on `loaded` over `prompts`. matrices: filled with every block's factors and C if given."""
+    """The report on `loaded` over `prompts`. matrices: filled with every block's factors and C if given; maps: with the
+    C of its prompts; states: with what the input sets."""
     session = Session(loaded, progress, cache=options.cache)
     chosen(options.layers, session.depth)
     if matrices is not None:
         matrices.open(session, prompts, chosen(options.layers, len(session.structure.calls)))
-    sweeps = sweep_prompts(session, prompts, options, matrices, progress, beside)
+    if states is not None:
+        states.open(session, prompts, chosen(options.layers, len(session.structure.calls)))
+    sweeps = sweep_prompts(session, prompts, options, matrices, progress, beside, maps, states)
     layers = chosen(options.layers, len(session.structure.calls))
     if matrices is not None:
         matrices.finish()
@@ -108,13 +115,21 @@ def inspect(
             progress=progress,
             memory=loaded.memory,
             in_parts=None if loaded.paged is None else loaded,
+            like=_prepared_by_count(prompts),
         )
         sweeps = [with_untrained(s, tokens, known) for s, tokens in zip(sweeps, counts, strict=True)]
     total = InspectTotal(layers, options.terms, options.per_prompt)
     for facts, sweep in zip(prompt_facts(prompts), sweeps, strict=True):
         total.add(facts, sweep)
     certificate = session.certificate(max(e for s in sweeps for e in s.errors))
-    return total.report(report_head(session), certificate, session.run_facts())
+    report = total.report(report_head(session), certificate, session.run_facts())
+    return report if maps is None else report.model_copy(update={"maps": maps.maps()})
+
+
+def _prepared_by_count(prompts: Sequence[Prompt]) -> dict[int, Mapping[str, Tensor]] | None:
+    """What a model that reads no token ids is run on, by the count of its positions; None for token ids."""
+    found = {p.input_ids.shape[1]: p.prepared for p in prompts if p.prepared is not None}
+    return found or None
 
 
 def report_head(session: Session) -> InspectHead:
@@ -189,6 +204,8 @@ def sweep_prompts(
     matrices: OperatorFile | None,
     progress: Progress,
     beside: Beside | None = None,
+    maps: Maps | None = None,
+    states: StateFiles | None = None,
 ) -> list[PromptSweep]:
     """Everything that the blocks of each prompt add."""
     found: dict[int, PromptSweep] = {}
@@ -197,6 +214,8 @@ def sweep_prompts(
 
     def listener(number: int) -> Listener:
         sweep = found[number] = PromptSweep({}, [], [], {}, {})
+        if states is not None:
+            states.begin(number, prompts[number])
         held = under_way[number] = _UnderWay(
             Decomposition(one_by_one=options.terms, own=True, by_source=options.end_to_end),
             UniformNulls(options.threshold, together=session.loaded.paged is None),
@@ -208,8 +227,10 @@ def sweep_prompts(
             sweep.errors.append(step.terms.error)
             if options.layers is None or run.index in options.layers:
                 sweep.largest[run.index] = largest_activation(run)
+                if states is not None:
+                    states.block(number, run, step, held.decomposition)
                 sweep.blocks[run.index] = _prompt_block(
-                    session, run, step, number, options, matrices, sweep.faults, held.uniform
+                    session, run, step, number, options, matrices, maps, sweep.faults, held.uniform
                 )
             tick(number)
 
@@ -217,6 +238,8 @@ def sweep_prompts(
 
     def ended(number: int, output: Any) -> None:
         held = under_way.pop(number)
+        if states is not None:
+            states.end(number)
         if beside is not None:
             beside.ended(session, number, output)
         if options.terms:
@@ -275,6 +298,7 @@ def _prompt_block(
     number: int,
     options: InspectOptions,
     matrices: OperatorFile | None,
+    maps: Maps | None,
     faults: dict[int, str],
     uniform: UniformNulls,
 ) -> PromptBlock:
@@ -300,15 +324,18 @@ def _prompt_block(
             routing=heads,
         )
     geometry = session.geometry(run.index)
+    mapped = maps if maps is not None and maps.wants(number) else None
     numbers = measure(
         operator,
         geometry,
         threshold=options.threshold,
         spectrum=options.spectrum,
-        matrix=matrices is not None,
+        matrix=matrices is not None or mapped is not None,
     )
     if matrices is not None and numbers.matrix is not None:
         matrices.block(number, run.index, operator, run.input[0], numbers.matrix)
+    if mapped is not None and numbers.matrix is not None:
+        mapped.add(number, run.index, numbers.matrix)
     uniform.add(run.index, operator, geometry, numbers)
     return PromptBlock(
         prompt=number,

@@ -8,27 +8,15 @@ import torch
 from torch import Tensor
 
 from duat_cli.analysis.geometry import Geometry
-from duat_cli.analysis.inspect.entries import are_counted, cutoff_of, draws, estimated
-from duat_cli.analysis.inspect.operator import OperatorNumbers
-from duat_cli.models.value_path.factors import AttentionOperator
-from duat_cli.operators.coupling import CouplingNumbers
+from duat_cli.analysis.inspect.measured.entries import are_counted, cutoff_of, draws, estimated
+from duat_cli.analysis.inspect.measured.gated import uniform_gated
+from duat_cli.analysis.inspect.measured.numbers import NullNumbers, OperatorNumbers
+from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.operators.kronecker import HeadFactors, effective_heads, frobenius_norm, kronecker_spectrum
 from duat_cli.operators.sampling import ShareEstimate, exact_share
 from duat_cli.operators.uniform import UniformOperators
 
 PATTERN_BYTES = 1 << 26  # of patterns kept until their blocks are worked on
-
-
-@dataclass(frozen=True)
-class NullNumbers:
-    """What `OperatorNumbers` says of W', of a null."""
-
-    effective_heads: float | None
-    block_correlation: float | None
-    structural: float
-    numerical: ShareEstimate | None
-    coupling: CouplingNumbers
-    weighted: CouplingNumbers
 
 
 @dataclass(frozen=True)
@@ -65,6 +53,9 @@ class UniformNulls:
 
     def add(self, index: int, operator: AttentionOperator, geometry: Geometry, numbers: OperatorNumbers) -> None:
         """The block of that index, whose W' was measured."""
+        if numbers.arriving is None:
+            self._found[index] = uniform_gated(operator, geometry, numbers.seen, self._threshold)
+            return
         tokens = len(numbers.seen)
         scale = operator.token_scale.double().expand(tokens)
         sources = operator.source_scale.T.double()
@@ -124,9 +115,9 @@ def _numerical(
 ) -> ShareEstimate | None:
     """The share of entries above threshold times their root mean square, by the same token pairs as of W' itself."""
     scale, alive, tokens = all_of.row_scale[k], all_of.alive[k], len(seen)
-    side = tokens * block.factors.hidden_size
-    cutoff = cutoff_of(side, norm, threshold)
-    if are_counted(side):
+    inner, outer = tokens * block.factors.width, tokens * block.factors.hidden_size
+    cutoff = cutoff_of(inner, outer, norm, threshold)
+    if are_counted(inner * outer):
         left = seen * scale[:, None] * block.sources.T[:, None]  # (heads, N, N)
         return exact_share(left.to(block.factors.value.dtype), block.factors, cutoff)
     i, j = (drawn.to(seen.device) for drawn in draws(tokens))

@@ -7,12 +7,14 @@ block by block, those of the other one are drawn block by block, with the same v
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pydantic
 import torch
 import transformers
+from torch import Tensor
 
 from duat_cli.analysis.decomposition import Decomposition, Step
 from duat_cli.analysis.geometry import Geometry, geometry
@@ -32,14 +34,16 @@ from duat_cli.loading.paged.drawn import untrained_model
 from duat_cli.loading.prompts import Prompt
 from duat_cli.loading.quiet import foreign_errors, hushed
 from duat_cli.models.arrays import tolerance_for
+from duat_cli.models.discovery.modality import noise_like, placed
 from duat_cli.models.discovery.proof import ProvedBlock
 from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
-from duat_cli.models.edits.reinitialised import bytes_of, random_ids, reinitialised, seeded
+from duat_cli.models.edits.reinitialised import SEED, bytes_of, random_ids, reinitialised, seeded
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.results.operator import NullStats
 
 FORMAT = 1  # raise it when how the numbers are computed changes; a document with other fields is not read
 _GIB = 1 << 30
+Like = Mapping[int, Mapping[str, Tensor]]  # prepared inputs by their count of positions
 
 
 class BlockNull(pydantic.BaseModel):
@@ -74,11 +78,15 @@ def untrained(
     progress: Progress,
     memory: int | None = None,
     in_parts: LoadedModel | None = None,
+    like: Like | None = None,
 ) -> Untrained:
     """model: the trained one; blocks: how many it has; counts: of tokens in the report; threshold: of the density;
-    memory: bytes that the process may take; in_parts: the same model, where its weights are read block by block."""
+    memory: bytes that the process may take; in_parts: the same model, where its weights are read block by block; like:
+    prepared inputs by their count of positions, where the model reads no token ids."""
     chosen = sorted(set(counts))
-    source = NullSource(model, blocks, threshold, cache=cache, memory=memory, in_parts=in_parts, expected=chosen)
+    source = NullSource(
+        model, blocks, threshold, cache=cache, memory=memory, in_parts=in_parts, expected=chosen, like=like
+    )
     found: dict[int, list[BlockNull]] = {}
     try:
         for done, count in enumerate(chosen):
@@ -118,15 +126,17 @@ class NullSource:
         memory: int | None = None,
         in_parts: LoadedModel | None = None,
         expected: Sequence[int] = (),
+        like: Like | None = None,
     ) -> None:
         """memory: bytes that the process may take; None is what the system leaves. in_parts: the same model, where its
-        weights are read block by block; the counts that are expected then go through a block together."""
+        weights are read block by block; the counts that are expected then go through a block together. like: as of
+        `untrained`; shapes of the same count differ in nothing that a random model shows."""
         named = type(model).__module__.startswith("transformers.")  # no version names code that comes with a checkpoint
         self._store = DocumentCache("null", enabled=cache and named)
         device = model.device if in_parts is None else torch.device(in_parts.device)
         self._same = {**identity(model), "device": device.type, "format": FORMAT, "threshold": threshold}
         self._model, self._blocks, self._threshold, self._memory = model, blocks, threshold, memory
-        self._in_parts, self._expected = in_parts, expected
+        self._in_parts, self._expected, self._like = in_parts, expected, like
         self._runs: _Runs | _RunsInParts | None = None
 
     def numbers(self, tokens: int) -> list[BlockNull]:
@@ -146,9 +156,9 @@ class NullSource:
 
     def _built(self, tokens: int) -> _Runs | _RunsInParts:
         if self._in_parts is None:
-            return _Runs(self._model, self._blocks, self._threshold, self._memory)
+            return _Runs(self._model, self._blocks, self._threshold, self._memory, self._like)
         missing = [count for count in sorted({*self._expected, tokens}) if self._kept(count) is None]
-        return _RunsInParts(self._in_parts, self._blocks, self._threshold, missing)
+        return _RunsInParts(self._in_parts, self._blocks, self._threshold, missing, self._like)
 
 
 def _read(document: object, blocks: int) -> list[BlockNull] | None:
@@ -163,19 +173,27 @@ def _read(document: object, blocks: int) -> list[BlockNull] | None:
 class _Runs:
     """The re-initialised model, discovered and run as any other."""
 
-    def __init__(self, model: transformers.PreTrainedModel, blocks: int, threshold: float, memory: int | None) -> None:
+    def __init__(
+        self,
+        model: transformers.PreTrainedModel,
+        blocks: int,
+        threshold: float,
+        memory: int | None,
+        like: Like | None,
+    ) -> None:
         _require_memory(model, memory)
         with hushed(), foreign_errors(f"{type(model).__name__} cannot be built from its config", UnsupportedModelError):
             self._model = reinitialised(model)
-        self._structure: ModelStructure = discover(self._model)
+        self._structure: ModelStructure = discover(self._model, None if like is None else next(iter(like.values())))
         if len(self._structure.calls) != blocks:
             raise UnsupportedModelError(f"it has {len(self._structure.calls)} blocks, the trained model {blocks}")
-        self._threshold = threshold
+        self._threshold, self._like = threshold, like
         self._geometries: dict[str, Geometry] = {}
 
     def numbers(self, tokens: int) -> list[BlockNull]:
         """By block, on that many random tokens."""
-        ids = random_ids(self._model.config, tokens).to(self._model.device)
+        prompt = _random_prompt(self._model.config, tokens, self._like)
+        given = placed(prompt.given, self._model.device, self._model.dtype)
         decomposition, found = Decomposition(), []
 
         def listen(run: BlockRun) -> None:
@@ -185,7 +203,7 @@ class _Runs:
 
         where = f"{type(self._model).__name__} cannot be run as its config builds it"
         with foreign_errors(where, UnsupportedModelError), self._structure.rig().active() as rig:
-            rig.run(lambda: run_stack(self._structure.stack, ids), listen)
+            rig.run(lambda: run_stack(self._structure.stack, given), listen)
         return found
 
     def _block(self, run: BlockRun, decomposition: Decomposition) -> BlockNull:
@@ -203,7 +221,9 @@ class _Runs:
 class _RunsInParts:
     """The same of a model whose weights are drawn block by block: one sweep for all counts that are expected."""
 
-    def __init__(self, trained: LoadedModel, blocks: int, threshold: float, counts: Sequence[int]) -> None:
+    def __init__(
+        self, trained: LoadedModel, blocks: int, threshold: float, counts: Sequence[int], like: Like | None
+    ) -> None:
         assert trained.paged is not None
         trained.paged.pager.release()
         cls, config = type(trained.model), copy.deepcopy(trained.model.config)
@@ -211,7 +231,7 @@ class _RunsInParts:
         with hushed(), foreign_errors(built, UnsupportedModelError), seeded():
             model, pager = untrained_model(cls, config, trained.model.dtype, trained.device)
         loaded = replace(trained, model=model, paged=PagedWeights(pager, Scan(), {}, 0), nonfinite_weights={})
-        self._session, self._threshold = Session(loaded, _unseen, cache=False), threshold
+        self._session, self._threshold, self._like = Session(loaded, _unseen, cache=False), threshold, like
         self._found: dict[int, list[BlockNull]] = {}
         self._run(counts)
         if (ran := len(self._session.structure.calls)) != blocks:
@@ -225,7 +245,7 @@ class _RunsInParts:
 
     def _run(self, counts: Sequence[int]) -> None:
         model = self._session.loaded.model
-        prompts = [Prompt("", "", random_ids(model.config, count), number) for number, count in enumerate(counts)]
+        prompts = [_random_prompt(model.config, count, self._like) for count in counts]
         with foreign_errors(f"{type(model).__name__} cannot be run as its config builds it", UnsupportedModelError):
             self._session.sweep_all(prompts, lambda number: self._listener(counts[number]))
 
@@ -238,6 +258,13 @@ class _RunsInParts:
             found.append(_block_null(run, step, block, lambda: session.geometry(run.index), self._threshold))
 
         return listen
+
+
+def _random_prompt(config: Any, tokens: int, like: Like | None) -> Prompt:
+    """Input that means nothing, of so many tokens or positions."""
+    if like is None:
+        return Prompt("", "", random_ids(config, tokens), 0)
+    return Prompt("", "", torch.arange(tokens)[None], 0, prepared=noise_like(like[tokens], SEED))
 
 
 def _unseen(done: int, total: int, doing: str) -> None:

@@ -147,6 +147,7 @@ def adapter_report(
         level="lint" if options.lint_only else "weights",
         base=base.source.name,
         tuned=adapters[0].name,
+        base_quantised=base.files.quantised,
         method=adapters[0].method,
         dtype=base.dtype(),
         modules=first.modules,

@@ -42,6 +42,8 @@ def checkpoint_report(
         level="weights",
         base=base.source.name,
         tuned=tuned.source.name,
+        base_quantised=base.files.quantised,
+        tuned_quantised=tuned.files.quantised,
         method="full",
         dtype=base.dtype(),
         modules=collected.modules,

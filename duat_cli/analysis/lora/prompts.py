@@ -200,7 +200,7 @@ def _keep(session: Session, branches: Branches, run: BlockRun, step: Step) -> Ke
     ffn, ffn_reason = None, ZERO
     block = session.structure.block(run.index)
     try:
-        operator = session.operator(run, step)
+        operator = session.operator(run, step).by_channel()
         assert block.factors is not None
         left, factors, origin = operator.matrix().left, operator.factors, block.factors.origin
     except UnsupportedModelError as fault:

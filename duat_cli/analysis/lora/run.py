@@ -9,12 +9,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from duat_cli.analysis.opening import Found, ModelRequest, PromptRequest, open_found
 from duat_cli.analysis.plan.task import Task
-from duat_cli.errors import CheckpointError, InputError
+from duat_cli.errors import InputError
 from duat_cli.loading.adapter.folder import AdapterFiles, is_adapter, open_adapter
 from duat_cli.loading.adapter.keys import read_keys
 from duat_cli.loading.importing import uncollected
@@ -37,9 +36,9 @@ class LoraRequest:
 
     base: ModelRequest
     tuned: str | None
-    """Folder of an adapter or of a checkpoint; None is the bundled adapter."""
+    """Folder or hub id of an adapter or of a checkpoint; None is the bundled adapter."""
     other: str | None
-    """Folder of a second adapter."""
+    """Folder or hub id of a second adapter."""
     texts: PromptRequest | None
     """What both models run; None: the weights alone are compared."""
     lint: bool
@@ -74,9 +73,9 @@ def lora_diff(request: LoraRequest, progress: Progress, run: RunFacts) -> LoraRe
     run: what the report says of the run, of the memory that is planned for it.
     """
     found = request.base.find(progress)
-    tuned = _folder(request.tuned)
-    if is_adapter(tuned) or not (tuned / "config.json").exists():
-        return _adapters(request, found, progress, run)
+    tuned = place_of(request.tuned, request.base, progress)
+    if _as_adapter(tuned):
+        return _adapters(request, found, tuned, progress, run)
     if request.other is not None:
         raise InputError(
             f"OTHER '{request.other}': two adapters can be compared, but '{request.tuned}' is a checkpoint"
@@ -84,13 +83,12 @@ def lora_diff(request: LoraRequest, progress: Progress, run: RunFacts) -> LoraRe
     if request.lint or request.no_base:
         option = "--lint" if request.lint else "--no-base"
         raise InputError(f"{option}: is about adapters, but '{request.tuned}' is a checkpoint")
-    from duat_cli.loading.checkpoint.source import Source
-
-    return _checkpoint(request, found, Source(tuned, request.tuned or str(tuned), None), progress, run)
+    return _checkpoint(request, found, tuned, progress, run)
 
 
-def _adapters(request: LoraRequest, found: Found, progress: Progress, run: RunFacts) -> LoraReport:
-    adapters = [_adapter(name) for name in (request.tuned, *([request.other] if request.other else []))]
+def _adapters(request: LoraRequest, found: Found, tuned: Source, progress: Progress, run: RunFacts) -> LoraReport:
+    places = [tuned, *([place_of(request.other, request.base, progress)] if request.other else [])]
+    adapters = [_adapter(place) for place in places]
     progress(0, 0, "loading torch")
     with uncollected():
         from duat_cli.analysis.lora.adapter_diff import LoraOptions, adapter_report
@@ -131,14 +129,13 @@ def _checkpoint(request: LoraRequest, found: Found, place: Source, progress: Pro
     return checkpoint_on_prompts(report, asked, other, progress, facts)
 
 
-def task_of(found: Found, tuned: str | None, *, runs: bool) -> Task:
-    """What is planned. tuned: a folder, as `LoraRequest` has it; runs: whether there are prompts."""
-    folder = _folder(tuned)
-    if is_adapter(folder) or not (folder / "config.json").exists():
-        return adapter_task(runs, _adapter(tuned), found)
+def task_of(found: Found, place: Source, *, runs: bool) -> Task:
+    """What is planned. place: of an adapter or a tuned checkpoint; runs: whether there are prompts."""
+    if _as_adapter(place):
+        return adapter_task(runs, _adapter(place), found)
     from duat_cli.loading.checkpoint.preflight import inspect_folder
 
-    return Task("lora-diff", runs=runs, tuned=inspect_folder(folder))
+    return Task("lora-diff", runs=runs, tuned=inspect_folder(place.path))
 
 
 def adapter_task(runs: bool, adapter: AdapterFiles, found: Found) -> Task:
@@ -175,14 +172,17 @@ def _weights(found: Found) -> BaseWeights:
     return BaseWeights(found.place, found.files)
 
 
-def _folder(name: str | None) -> Path:
-    from duat_cli.loading.checkpoint.source import demo_adapter_path
+def place_of(name: str | None, base: ModelRequest, progress: Progress) -> Source:
+    """Where an adapter or a tuned checkpoint is; a hub id is fetched with the token and into the cache of the base."""
+    from duat_cli.loading.adapter.source import find_tuned
 
-    return demo_adapter_path() if name is None else Path(name).expanduser()
+    progress(0, 0, f"looking for {name or 'the demo adapter'}")
+    return find_tuned(name, token=base.token, cache_dir=base.cache_dir)
 
 
-def _adapter(name: str | None) -> AdapterFiles:
-    path = _folder(name)
-    if name is not None and not path.exists():
-        raise CheckpointError(f"{name}: no such folder; adapters and tuned checkpoints are read from local folders")
-    return open_adapter(path, name or "demo adapter")
+def _as_adapter(place: Source) -> bool:
+    return is_adapter(place.path) or not (place.path / "config.json").exists()
+
+
+def _adapter(place: Source) -> AdapterFiles:
+    return open_adapter(place.path, place.name)

@@ -20,7 +20,8 @@ from duat_cli.cache.tensors import TensorCache
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.models.value_path.factors import AttentionOperator, own_contribution
+from duat_cli.models.value_path.factors import own_contribution
+from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.operators import paper
 from duat_cli.operators.kronecker import HeadFactors, KroneckerSum
 from duat_cli.operators.pattern import EntryPattern
@@ -41,6 +42,7 @@ class Case:
     contribution: Tensor  # what the model's own attention adds, without its constant: (N, M)
     error: float  # certificate of the blocks up to this one
     dtype: torch.dtype  # of the model's arithmetic
+    by_channel: bool = False  # whether every channel of gated attention is a head here
 
     @property
     def left(self) -> Tensor:
@@ -119,16 +121,23 @@ def capture(
 
 
 def _case(session: Session, run: BlockRun, step: Step, error: float) -> tuple[AttentionOperator, Case]:
-    """W' of this block, and everything of it that the matrices need, copied out of the run."""
+    """W' of this block, gates as part of the H of single channels, and what of it the matrices need, copied out."""
     block = session.structure.block(run.index)
     try:
+        if block.factors is not None and block.factors.own:
+            raise UnsupportedModelError(
+                "its token mixer reads its own values, a UAT term, not the stream; inspect has the numbers of its W'"
+            )
         operator = step.operator(run, block)  # its image of x is one of the checks of the report
+        gate, operator = operator.gate, operator.by_channel()
     except UnsupportedModelError as fault:
         reason = f"block {run.index} ({run.parts.name}) has no explicit matrices: {fault}"
         raise UnsupportedModelError(reason) from fault
     known = block.factors
     assert known is not None
     mixed, contribution = own_contribution(run, known.tap)
+    if gate is not None:  # every channel is a head of its own
+        mixed = (mixed * gate.transpose(0, 1)).flatten(1)[..., None]
     work = torch.promote_types(run.input.dtype, torch.float32)
     factors = HeadFactors(operator.factors.value.to(work), operator.factors.output.to(work))
     sharp = geometry(replace(known, heads=factors), run.parts.name, TensorCache("", enabled=False))
@@ -142,6 +151,7 @@ def _case(session: Session, run: BlockRun, step: Step, error: float) -> tuple[At
         contribution=contribution.to(work),
         error=error,
         dtype=run.input.dtype,
+        by_channel=gate is not None,
     )
 
 

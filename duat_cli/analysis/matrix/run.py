@@ -18,7 +18,7 @@ from duat_cli.analysis.session import Session, prompt_facts
 from duat_cli.errors import InputError
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.value_path.factors import AttentionOperator
+from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.results.matrix import MatrixReport
 from duat_cli.text import clean
 
@@ -57,6 +57,9 @@ def matrix(
     return _report(session, prompt, layer, texts, case, built)
 
 
+BY_CHANNEL = "a gate inside attention scales its channels, so every channel is one head here, with the gate in its H"
+
+
 def _written_out(case: Case, built: Dense | None) -> dict[str, Tensor]:
     """The matrices of --dense, by their names in the file."""
     if built is None:
@@ -92,6 +95,6 @@ def _report(
         coupling=coupling(case, SHOWN_TOKENS).tolist(),
         convolution=convolution(case, SHOWN_TOKENS),
         checks=checks(case, dense),
-        warnings=session.warnings(),
+        warnings=[*session.warnings(), *([BY_CHANNEL] if case.by_channel else [])],
         run=session.run_facts(),
     )

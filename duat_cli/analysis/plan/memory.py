@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from duat_cli.analysis.plan.pair import look_at_weights, two_models
+from duat_cli.analysis.plan.attribution import attribution
+from duat_cli.analysis.plan.pair import kept_prompts, look_at_weights, two_models
 from duat_cli.analysis.plan.pruning import pruning
 from duat_cli.analysis.plan.shape import Shape
 from duat_cli.analysis.plan.task import Task
@@ -35,10 +36,16 @@ def peak(shape: Shape, task: Task, weights: Residence, tuned: Shape | None = Non
     moments = look_at_weights(shape, task, weights, tuned)
     if task.runs and task.command == "lora-diff":
         moments += two_models(shape, task, weights, tuned)
+    elif task.runs and task.command == "attribute":
+        moments += _resident(shape, task, False) if weights == "resident" else _streamed(shape, task, False)
+        moments += attribution(shape, task, weights)
     elif task.runs:
-        statistics = task.command in ("inspect", "check")
+        statistics = task.command in ("inspect", "check", "compare")
         moments += _resident(shape, task, statistics) if weights == "resident" else _streamed(shape, task, statistics)
         moments += pruning(shape, task, weights) if task.pruning is not None else []
+        if task.command == "compare":
+            beside = kept_prompts(shape, task, weights)
+            moments = [[*moment, beside] for moment in moments]
     return max(moments, key=size_of)
 
 
@@ -69,10 +76,10 @@ def _streamed(shape: Shape, task: Task, statistics: bool) -> list[Moment]:
             *_working(shape, task.tokens, statistics),
         ]
     ]
-    stored = max((block.stored for block in shape.parts.blocks), default=0)
+    stored = max((block.read for block in shape.parts.blocks), default=0)
     for layer in shape.parts.layers:
         size = layer.elements * shape.element
-        beside = stored if size == layer.stored else max(layer.stored, stored)
+        beside = stored if size == layer.read else max(layer.read, stored)
         found.append(
             [
                 *every,

@@ -1,4 +1,4 @@
-"""Memory of weights that are looked at tensor by tensor, and of two models side by side."""
+"""Memory of weights that are looked at tensor by tensor, of two models side by side, and of two prompts."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from duat_cli.analysis.plan.shape import Shape
 from duat_cli.analysis.plan.task import Task
 from duat_cli.analysis.plan.terms import TORCH, Moment, held, layer_of, page_of, structure_bytes, term, through_block
 from duat_cli.analysis.plan.waves import prompt_waves, state_bytes
-from duat_cli.results.plan import Residence
+from duat_cli.results.plan import MemoryTerm, Residence
 
 PLAIN = 60 << 20  # Python and duat, without torch
 PIECE = 64 << 20  # of a tensor that is looked at piece by piece
 ADAPTED, COMPARED = 4, 6.5  # a matrix in float64: its change, and what spectrum and rounding of it take
+STATES = 8  # (N, M) of a block under one prompt, kept until another comes there: in and out, biases, the hidden layer
 KEPT = 4  # (N, M) of a block that the other model's is compared with
 
 
@@ -69,6 +70,17 @@ def two_models(shape: Shape, task: Task, weights: Residence, tuned: Shape | None
         ],
         [*both, *layer_of(shape), *layer_of(other)[:1], term("prompts of both models", waiting)],
     ]
+
+
+def kept_prompts(shape: Shape, task: Task, weights: Residence) -> MemoryTerm:
+    """Of `compare`: what blocks did under the first prompt, until the others have gone through them; with --fixed the
+    attention matrices of all prompts, and their mean."""
+    blocks, longest = len(shape.parts.blocks), max(task.tokens, default=0)
+    scores = shape.heads * longest**2 * shape.wide
+    if task.fixed:
+        return term("attention of all prompts", (len(task.tokens) + 1) * blocks * scores)
+    state = scores + STATES * shape.width * longest * shape.wide
+    return term("the first prompt in the blocks", (blocks if weights == "resident" else 1) * state)
 
 
 def _kept(shape: Shape, tokens: int) -> int:

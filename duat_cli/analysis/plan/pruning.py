@@ -6,9 +6,11 @@ in memory one prompt goes after the other, else all of them side by side.
 
 from __future__ import annotations
 
+from duat_cli.analysis.plan.repair import repairing
 from duat_cli.analysis.plan.shape import Shape
-from duat_cli.analysis.plan.task import PruneOptions, Task
+from duat_cli.analysis.plan.task import PruneOptions, Task, ablated
 from duat_cli.analysis.plan.terms import Moment, held, layer_of, page_of, term, through_block
+from duat_cli.analysis.plan.waves import recorded_bytes
 from duat_cli.kinds import Kind
 from duat_cli.models.sweep.budgets import (
     ABLATION_BYTES,
@@ -22,14 +24,14 @@ from duat_cli.models.sweep.budgets import (
 from duat_cli.results.plan import Residence
 
 BATCHED = 12 << 20
-CALLS = 3  # (N, M) of a recorded block call: before, behind, and its output
+FREED = 96 << 20  # by earlier prompts, and not given back: it costs less to use it again
 PROBES = 3.1  # (K, N, V): the noise, its part along the probabilities, and the difference
 STREAM_GRADIENTS = 4  # (N, M) of a probe in a block
 INNER_GRADIENTS = 3  # (N, F), or (H, N, N), of a probe in a block
 REPLAYED = 8  # (N, M) of a term that is carried through a block
 NEURONS = 5  # (N, F) in float64: activations, and what the norm on their branch makes of them
 DOUBLE_FFN, DOUBLE_ATTENTION = 4, 6  # (F, M) and (H d, M) in float64, for the certified bounds of one block
-SETS = 12  # of each kind that are measured under every prompt
+SETS = 2  # of each kind that are measured under every prompt, beside the points of its curve
 TERM_BYTES = 2500  # of a term in the report
 READING_BYTES = 220  # of a term under one prompt
 RESPONSE_BYTES = 20  # of a probe, a term and a prompt: as found, side by side, squared, and in float64
@@ -38,20 +40,21 @@ RESPONSE_BYTES = 20  # of a probe, a term and a prompt: as found, side by side, 
 def pruning(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
     """The moments: probes at the output, gradients in a block, readings and certified bounds, and the report."""
     assert task.pruning is not None
-    options, longest = task.pruning, max(task.tokens, default=0)
+    options, longest = task.pruning, max(task.chosen_on, default=0)
     streamed, width, wide = weights == "streamed", shape.width, shape.wide
-    among = task.tokens if streamed else (longest,)
+    among = task.chosen_on if streamed else (longest,)
     every, page, head = held(shape, weights), page_of(shape), layer_of(shape)
     if not streamed:
         every = [*every, term("values of all blocks, V", len(shape.parts.blocks) * shape.values)]
+        every = [*every, term("freed memory that is used again", FREED)]
         page = head = []
     counts, ending = terms_of(shape, options), _ending(shape, options)
-    found = term("responses of all terms", len(task.tokens) * options.probes * sum(counts.values()) * 4)
+    found = term("responses of all terms", len(task.chosen_on) * options.probes * sum(counts.values()) * 4)
     recorded = term("the prompts' own passes", sum(_recorded(shape, ending, n) for n in among))
     carried = term("probes on their way back", 2 * (options.probes + 1) * width * sum(among) * wide)
     followed = followed_terms(counts, options)
     moving = term("terms on their way to the last block", 2 * followed * width * sum(among) * wide)
-    readings = term("readings of all terms", len(task.tokens) * sum(counts.values()) * READING_BYTES)
+    readings = term("readings of all terms", len(task.chosen_on) * sum(counts.values()) * READING_BYTES)
     every = [*every, term("batched gradients of torch, loaded", BATCHED), recorded, found, readings]
     waiting = min(ABLATION_BYTES, max(ablation_bytes(task, counts, options, width))) if streamed else 0
     sweep = [*every, *page, moving, term("passes without a term", waiting)]
@@ -63,8 +66,13 @@ def pruning(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
             through_block(shape, longest),
             term("a block's terms", _readings(shape, followed, longest)),
         ],
-        [*sweep, term("certified bounds of a block", _certified(shape))],
-        [*held(shape, weights), term("the report's terms", _report(task, counts, options))],
+        *([[*sweep, term("certified bounds of a block", _certified(shape))]] if options.spent.certified else []),
+        [
+            *held(shape, weights),
+            term("freed memory that is used again", FREED),
+            term("the report's terms", _report(task, counts, options)),
+        ],
+        *([[*every, *repairing(shape, task)]] if options.repair and not streamed else []),
     ]
 
 
@@ -78,7 +86,7 @@ def terms_of(shape: Shape, options: PruneOptions) -> dict[Kind, int]:
 
 def singles(counts: dict[Kind, int], options: PruneOptions) -> int:
     """Terms that are ablated under every prompt."""
-    return sum(min(options.measure, count) for count in counts.values())
+    return sum(ablated(kind, count, options.measure) for kind, count in counts.items())
 
 
 def _ending(shape: Shape, options: PruneOptions) -> int:
@@ -93,7 +101,7 @@ def ends_in_logits(shape: Shape, options: PruneOptions) -> bool:
 
 def _recorded(shape: Shape, ending: int, tokens: int) -> int:
     """Of one prompt, bytes: every block call, the mask and the output."""
-    return tokens * (CALLS * len(shape.parts.blocks) * shape.width + ending + tokens) * shape.element
+    return recorded_bytes(tokens, len(shape.parts.blocks), shape.width, shape.element) + tokens * ending * shape.element
 
 
 def _probes(options: PruneOptions, tokens: int, ending: int, wide: int) -> float:
@@ -121,9 +129,9 @@ def followed_terms(counts: dict[Kind, int], options: PruneOptions) -> int:
 
 def ablation_bytes(task: Task, counts: dict[Kind, int], options: PruneOptions, width: int) -> tuple[int, int]:
     """Of all ablations under the prompts, and under the held-out ones, if all of them waited at the same time."""
-    one = [waiting_bytes(n, width) for n in task.tokens]
-    together = sum(one) * (singles(counts, options) + SETS * len(counts))
-    apart = sum(waiting_bytes(n, width) for n in task.held_out) * SETS * len(counts)
+    one = [waiting_bytes(n, width) for n in task.chosen_on]
+    together = sum(one) * (singles(counts, options) + (SETS + options.spent.points) * len(counts))
+    apart = sum(waiting_bytes(n, width) for n in task.tested_on) * (SETS + options.spent.points) * len(counts)
     return together, apart
 
 
@@ -139,5 +147,5 @@ def _certified(shape: Shape) -> int:
 
 
 def _report(task: Task, counts: dict[Kind, int], options: PruneOptions) -> int:
-    every, prompts = sum(counts.values()), len(task.tokens)
+    every, prompts = sum(counts.values()), len(task.chosen_on)
     return every * (TERM_BYTES + prompts * (READING_BYTES + RESPONSE_BYTES * options.probes))

@@ -30,7 +30,7 @@ class Shape:
     """Bytes of a number of that dtype."""
     parts: Parts
     largest_tensor: int
-    """Bytes of one tensor, in the files."""
+    """Bytes of one tensor as it is read: a quantised one beside what the files hold of it."""
     largest_elements: int
     """Of one tensor."""
     width: int
@@ -84,7 +84,7 @@ def shape_of(files: CheckpointFiles, dtype: str) -> Shape:
         dtype=named,
         element=element,
         parts=parts,
-        largest_tensor=max((tensor.bytes for tensor in files.tensors.values()), default=0),
+        largest_tensor=max((_while_read(tensor) for tensor in files.tensors.values()), default=0),
         largest_elements=max((tensor.elements for tensor in files.tensors.values()), default=0),
         width=width,
         heads=heads,
@@ -95,6 +95,10 @@ def shape_of(files: CheckpointFiles, dtype: str) -> Shape:
         inner=max((side for tensor in inside for side in tensor.shape[-2:]), default=width),
         products=_products(parts.blocks, config),
     )
+
+
+def _while_read(tensor: TensorEntry) -> int:
+    return tensor.read_bytes + (tensor.bytes if tensor.made else 0)
 
 
 def _number(config: Mapping[str, Any], names: Iterable[str]) -> int | None:

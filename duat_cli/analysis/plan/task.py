@@ -7,13 +7,39 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from duat_cli.errors import InputError
-from duat_cli.kinds import KINDS, Kind, MetricName
+from duat_cli.kinds import KINDS, Effort, Kind, MetricName, apart
+from duat_cli.statistics.binomial import prompts_needed
 
 if TYPE_CHECKING:
     from duat_cli.results.plan import Planned
 
 if TYPE_CHECKING:
     from duat_cli.loading.checkpoint.preflight import CheckpointFiles
+
+
+@dataclass(frozen=True)
+class Spent:
+    """How much `duat prune-bound` computes where nothing else is said."""
+
+    probes: int = 32
+    measure: int = 24
+    points: int = 10
+    """Sets of each order that are measured on the prompts, about."""
+    tested: int = 8
+    """Sets of each order that are tested on held-out prompts."""
+    certified: bool = True
+    """Whether certified bounds are computed."""
+    tokens: int | None = None
+    """Of each prompt that chooses sets, at most; held-out prompts are whole."""
+    few_held_out: bool = False
+    """Whether no more prompts are held out than it takes to let one of them exceed the budget."""
+
+
+EFFORTS: dict[Effort, Spent] = {
+    "quick": Spent(probes=8, measure=4, points=3, tested=3, certified=False, tokens=64, few_held_out=True),
+    "default": Spent(),
+    "thorough": Spent(probes=128, measure=200, points=20, tested=16),
+}
 
 
 @dataclass(frozen=True)
@@ -29,7 +55,24 @@ class PruneOptions:
     exceed: float = 0.1
     ablate_mean: bool = False
     uniform: bool = False
-    """Whether every FFN is to lose as many neurons."""
+    """Whether every FFN is to lose as many neurons, and every attention as many key and value heads with theirs."""
+    repair: bool = False
+    """Whether what is left of the model is refitted."""
+    joint: bool = False
+    """Whether terms of all kinds go into one set."""
+    remove: float | None = None
+    """Share of the parameters that a set is to hold, in place of the budget that it is to keep to."""
+    of_all: bool = False
+    """Whether that is of all parameters, not of the blocks' alone."""
+    rounds: int = 1
+    """How often the model is sketched, each time without what the rounds before took."""
+    effort: Effort = "default"
+    """What probes and measure were taken from where they were not given; and the rest of what is spent."""
+
+    @property
+    def spent(self) -> Spent:
+        """What the effort says."""
+        return EFFORTS[self.effort]
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.budget) or self.budget <= 0:
@@ -37,8 +80,30 @@ class PruneOptions:
         for name, value in (("--confidence", self.confidence), ("--exceed", self.exceed)):
             if not 0 < value < 1:
                 raise InputError(f"{name} {value:g}: expected a number between 0 and 1, such as 0.95")
-        if self.uniform and "neuron" not in self.kinds:
-            raise InputError("--uniform: is about neurons; add neuron to --granularity")
+        if self.repair and self.ablate_mean:
+            raise InputError("--repair: fits what is left once terms are zero, not at their mean; use --ablate zero")
+        if self.uniform and not {"neuron", "head"} & set(self.kinds):
+            raise InputError("--uniform: is about neurons and heads; add one of them to --granularity")
+        if self.uniform and self.joint and not set(self.kinds) <= {"neuron", "head"}:
+            raise InputError("--uniform: one set of neurons and heads; leave other kinds out of --granularity")
+        if self.remove is not None and not 0 < self.remove < 1:
+            raise InputError(f"--remove {100 * self.remove:g}%: expected more than 0 and less than 100 %")
+        if self.joint and not apart(self.kinds):
+            raise InputError("one set of several kinds: none of them may be a part of another")
+
+
+def ablated(kind: Kind, count: int, measure: int) -> int:
+    """How many of so many terms of a kind are ablated for real.
+
+    Of whole parts, which are few and which the linear prediction says least of, all up to four times as many.
+    """
+    return min(count, 4 * measure if kind in ("ffn", "attention", "block") else measure)
+
+
+def effort_of(effort: Effort, probes: int | None, measure: int | None) -> tuple[int, int]:
+    """Probes and terms to measure: those given, else those of the effort."""
+    spent = EFFORTS[effort]
+    return spent.probes if probes is None else probes, spent.measure if measure is None else measure
 
 
 @dataclass(frozen=True)
@@ -50,6 +115,8 @@ class Task:
     """Of every prompt."""
     held_out: tuple[int, ...] = ()
     """The same of the prompts that test sets of terms."""
+    calibration: tuple[int, ...] = ()
+    """The same of the prompts that a pruned model is refitted to, where they are others."""
     runs: bool = True
     """Whether the model runs: `lora-diff` without prompts and `check --weights-only` only look at weights."""
     reinitialised: bool = False
@@ -60,3 +127,26 @@ class Task:
     """Of `lora-diff`: a tuned checkpoint, or None for an adapter."""
     changed: int = 0
     """Of `lora-diff`: elements of the parameters that an adapter changes."""
+    every_position: bool = False
+    """Of `attribute`: whether each token of a prompt has a target."""
+    steps: int = 0
+    """Of `attribute`: greedy tokens behind each prompt, which are counted in `tokens`."""
+    fixed: bool = False
+    """Of `compare`: whether the attention matrices of all prompts are kept."""
+
+    def targets_of(self, tokens: int) -> int:
+        """How many a prompt of so many tokens has."""
+        return tokens if self.every_position else max(1, self.steps)
+
+    @property
+    def chosen_on(self) -> tuple[int, ...]:
+        """Tokens of every prompt as `prune-bound` runs it to choose sets."""
+        most = None if self.pruning is None else self.pruning.spent.tokens
+        return self.tokens if most is None else tuple(min(n, most) for n in self.tokens)
+
+    @property
+    def tested_on(self) -> tuple[int, ...]:
+        """The same of the prompts that test sets; where only some are drawn, of as many."""
+        if self.pruning is None or not self.pruning.spent.few_held_out:
+            return self.held_out
+        return self.held_out[: prompts_needed(self.pruning.exceed, self.pruning.confidence, exceeding=1)]

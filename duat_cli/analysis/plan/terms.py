@@ -48,7 +48,7 @@ def page_of(shape: Shape) -> Moment:
     """The largest block and, as stored, the next one."""
     blocks = shape.parts.blocks
     made = max((block.elements * shape.element for block in blocks), default=0)
-    stored = max((block.stored for block in blocks), default=0)
+    stored = max((block.read for block in blocks), default=0)
     return [term("one block", made), term("the next block, as stored", stored if len(blocks) > 1 else 0)]
 
 
@@ -57,7 +57,7 @@ def layer_of(shape: Shape) -> Moment:
     layer = max(shape.parts.layers, key=lambda one: one.elements, default=None)
     if layer is None:
         return []
-    return [term(layer.name, layer.elements * shape.element), term("stored bytes beside it", layer.stored)]
+    return [term(layer.name, layer.elements * shape.element), term("stored bytes beside it", layer.read)]
 
 
 def through_block(shape: Shape, tokens: int) -> MemoryTerm:

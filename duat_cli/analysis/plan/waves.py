@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 WAVE_BYTES = 256 << 20  # of the states of prompts that stand between two blocks
+RECORDED_BYTES = 512 << 20  # of the block calls of prompts whose gradients go back together
 SIDE_BY_SIDE = 32  # prompts of `--out` that go together; a run that dies loses so many
+CALLS = 3  # (N, M) of a recorded block call: before, behind, and its output
 STATES = 8  # (N, M) of such a prompt: the stream, its parts, what the model's own forward holds
 
 
@@ -15,6 +17,16 @@ def state_bytes(tokens: int, width: int, element: int) -> int:
     tokens: N; width: M; element: bytes of a number.
     """
     return element * tokens * (STATES * width + tokens)
+
+
+def recorded_bytes(tokens: int, blocks: int, width: int, element: int) -> int:
+    """Of every block call of a prompt, and its mask."""
+    return element * tokens * (CALLS * blocks * width + tokens)
+
+
+def recorded_waves(tokens: Sequence[int], blocks: int, width: int, element: int) -> list[range]:
+    """Numbers of prompts that are recorded side by side, to go back through the blocks together."""
+    return waves([recorded_bytes(count, blocks, width, element) for count in tokens], RECORDED_BYTES)
 
 
 def prompt_waves(tokens: Sequence[int], width: int, element: int) -> list[range]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from duat_cli.analysis.plan.attribution import attribution_reads, backward_operations
 from duat_cli.analysis.plan.pruning import SETS, ablation_bytes, ends_in_logits, followed_terms, singles, terms_of
+from duat_cli.analysis.plan.repair import REPAIRED, RUNS, solving
 from duat_cli.analysis.plan.shape import Shape
 from duat_cli.analysis.plan.task import PruneOptions, Task
 from duat_cli.analysis.plan.terms import CHECKED
@@ -13,7 +15,6 @@ from duat_cli.models.sweep.budgets import ABLATION_BYTES
 from duat_cli.results.plan import Residence
 
 STATISTICS = 3  # passes that the replays of a block and the statistics of W' are worth
-TRIED = 8  # sets of each kind that held-out prompts test
 CERTIFIED = 20  # F M² of a block: largest singular values in float64
 PAIR_READS = 6  # of each of two models that are read block by block: sweeps, logits, norms and Eq. 18
 
@@ -28,12 +29,14 @@ def operations(shape: Shape, task: Task) -> float:
         return 0.0
     plain = task.tokens if task.command == "verify" else task.tokens[:1]
     swept = _passes(shape, (*task.tokens, *plain, CHECKED, CHECKED))
+    if task.command == "attribute":
+        return swept + backward_operations(shape, task, _passes(shape, task.tokens))
     return swept * (2 if task.command == "lora-diff" else 1) + pruning_operations(shape, task)
 
 
 def statistics_operations(shape: Shape, task: Task) -> float:
     """What is computed behind the blocks, in operations of the passes."""
-    if not task.runs or task.command in ("verify", "matrix"):
+    if not task.runs or task.command in ("verify", "matrix", "attribute"):
         return 0.0
     return STATISTICS * _passes(shape, task.tokens) * (2 if task.command == "lora-diff" else 1)
 
@@ -48,17 +51,26 @@ def pruning_operations(shape: Shape, task: Task) -> float:
     if options is None:
         return 0.0
     counts = terms_of(shape, options)
-    taken, kinds = singles(counts, options), len(counts)
+    taken, kinds = singles(counts, options), sum(count > 0 for count in counts.values())
     head = 2 * shape.width * shape.vocabulary if ends_in_logits(shape, options) else 0
-    tokens, held_out = sum(task.tokens), sum(task.held_out)
-    once, apart = _passes(shape, task.tokens), _passes(shape, task.held_out)
+    tokens, held_out = sum(task.chosen_on), sum(task.tested_on)
+    once, apart = _passes(shape, task.chosen_on), _passes(shape, task.tested_on)
+    sets = (SETS + options.spent.points) * kinds
     gradients = (options.probes + 2) * (once + head * tokens)
-    removed = (taken / 2 + SETS * kinds) * once + (taken + SETS * kinds) * head * tokens
-    tried = TRIED * kinds * (apart + head * held_out)
+    removed = (taken / 2 + sets) * once + (taken + sets) * head * tokens
+    tried = options.spent.tested * kinds * (apart + head * held_out)
     values = 2 * shape.width * (shape.heads + shape.kv_heads) * shape.head_width * len(shape.parts.blocks)
     carried = followed_terms(counts, options) / 2 * values * tokens
-    certified = CERTIFIED * shape.inner * shape.width**2 * len(shape.parts.blocks)
-    return gradients + removed + tried + carried + certified
+    certified = options.spent.certified * CERTIFIED * shape.inner * shape.width**2 * len(shape.parts.blocks)
+    repaired = _repaired(shape, task, options, once, apart) * kinds if options.repair else 0.0
+    return gradients + removed + tried + carried + certified + repaired
+
+
+def _repaired(shape: Shape, task: Task, options: PruneOptions, once: float, apart: float) -> float:
+    """Of the sets of one kind: fitted, and run without the repair and with it beside the dense model."""
+    tokens = task.calibration or task.tokens
+    fitted = RUNS * _passes(shape, tokens) + solving(shape, sum(tokens))
+    return REPAIRED * (fitted + 2 * once) + 2 * options.spent.tested * apart
 
 
 def weight_reads(shape: Shape, task: Task, weights: Residence) -> float:
@@ -78,6 +90,9 @@ def weight_reads(shape: Shape, task: Task, weights: Residence) -> float:
         return looked_at + (2 if task.tuned is not None else 1)
     if task.command == "lora-diff":
         return looked_at + 2 * PAIR_READS
+    if task.command == "attribute":
+        head = max(layers, default=0) if shape.vocabulary else 0
+        return (once + head + attribution_reads(shape, task) * blocks) / total
     found = 0.0
     if task.command != "prune-bound":
         waves = len(prompt_waves(task.tokens, shape.width, shape.element))

@@ -6,26 +6,32 @@ import functools
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from duat_cli import __version__
 from duat_cli.analysis.plan.task import PruneOptions
 from duat_cli.analysis.progress import Progress
+from duat_cli.analysis.prune.repair.choice import repair_sets
+from duat_cli.analysis.prune.repair.repairer import Repairer
 from duat_cli.analysis.prune.report import blocks_of, predictions_of, terms_of
-from duat_cli.analysis.prune.sets.apply import Applied, apply_terms
+from duat_cli.analysis.prune.sets.apply import apply_terms
 from duat_cli.analysis.prune.sets.export import chosen_set, mergekit_slices
 from duat_cli.analysis.prune.sets.nested import Nested
-from duat_cli.analysis.prune.sets.plan import plan_of
+from duat_cli.analysis.prune.sets.plan import Setting, plan_of
 from duat_cli.analysis.prune.sets.size import set_size
+from duat_cli.analysis.prune.sets.trial import Claim
+from duat_cli.analysis.prune.sets.worth import worth
 from duat_cli.analysis.prune.terms.certified import Bound
+from duat_cli.analysis.prune.terms.damage import metric_for
 from duat_cli.analysis.prune.terms.responses import SEED
 from duat_cli.analysis.prune.work import Work
 from duat_cli.analysis.session import Session, prompt_facts
 from duat_cli.errors import InputError
-from duat_cli.kinds import Kind
 from duat_cli.loading.checkpoint.stored import most_stored
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
@@ -33,7 +39,14 @@ from duat_cli.models.terms.sites import BlockSites, TermId
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.prune.sets import Plan
 from duat_cli.results.prune.terms import Protocol
+from duat_cli.results.prune.written import Written
 from duat_cli.statistics.binomial import prompts_needed
+
+STREAMED = (
+    "--repair: the refitted layers of a set stand beside weights that are all in memory, and these are read block by "
+    "block; run it where the model fits"
+)
+NOT_BOUNDED = "certified bounds are left out by --effort quick"
 
 
 @dataclass(frozen=True)
@@ -43,22 +56,26 @@ class PruneOutcome:
     report: PruneReport
     session: Session
     sites: Mapping[nn.Module, BlockSites]
-    nested: dict[Kind, Nested]
+    nested: dict[str, Nested]
+    prompts: Sequence[Prompt]
+    held_out: Sequence[Prompt]
+    repairer: Repairer | None
 
     def chosen(self, plan: Plan, which: str | None = None) -> list[TermId]:
         """The set of a plan: 'guaranteed' on held-out prompts, 'largest' in the budget, or the first of that number.
 
-        None: what is guaranteed, or, without held-out prompts, the largest. InputError where that is none.
+        None: what is guaranteed, or the largest, without held-out prompts or where a share of the parameters was asked
+        for. InputError where that is none.
         """
         order = self.nested[plan.granularity].order
         most = len(order) - (plan.granularity == "block")
         if which is not None and which.isdecimal():
             if not 1 <= int(which) <= most:
-                raise InputError(f"--set {which}: expected 1 to {most}, of {plan.of} {plan.granularity}s")
+                raise InputError(f"--set {which}: expected 1 to {most}, of {plan.of} {_terms(plan)}")
             return order[: int(which)]
         if which == "guaranteed" and plan.guarantee is None:
             raise InputError(f"--set guaranteed: {plan.reasons['guarantee']}")
-        by_test = plan.guarantee is not None and which != "largest"
+        by_test = plan.guarantee is not None and which != "largest" and (plan.remove is None or which is not None)
         removed = plan.guarantee.removed if plan.guarantee is not None and by_test else plan.removed
         if not removed:
             raise InputError(_nothing(plan, by_test))
@@ -84,10 +101,30 @@ class PruneOutcome:
         )
         return chosen.model_dump_json(indent=2) + "\n"
 
-    def applied(self, terms: Sequence[TermId], directory: Path) -> Applied:
-        """A checkpoint without the set, read back and compared."""
-        loaded = self.session.loaded
-        return apply_terms(loaded.model, self.session.structure, self.sites, terms, directory, loaded.files)
+    def applied(self, terms: Sequence[TermId], directory: Path) -> Written:
+        """A checkpoint without the set, read back, compared, and measured beside the model."""
+        loaded, repaired = self.session.loaded, None if self.repairer is None else self.repairer.repaired(terms)
+        with repaired.in_place() if repaired else nullcontext():
+            done = apply_terms(loaded.model, self.session.structure, self.sites, terms, directory, loaded.files)
+        return worth(
+            loaded,
+            done,
+            directory,
+            self.held_out,
+            self.prompts,
+            kind=self.report.plans[0].granularity,
+            terms=len(terms),
+            repaired=repaired is not None and not repaired.dropped,
+            no_loss=self._no_loss(),
+        )
+
+    def _no_loss(self) -> str | None:
+        """Why the model gives no perplexity of a text; None where it does."""
+        try:
+            metric_for("nll", self.session.loaded.model, self.session.structure)
+        except InputError as fault:
+            return str(fault).removeprefix("--metric nll: ").partition("; use")[0]
+        return None
 
 
 def prune_bound(
@@ -96,20 +133,41 @@ def prune_bound(
     held_out: Sequence[Prompt],
     options: PruneOptions,
     progress: Progress,
+    calibration: Sequence[Prompt] = (),
 ) -> PruneOutcome:
-    """The report on `loaded` over `prompts`; sets are tested on `held_out`, if there are any."""
+    """The report on `loaded` over `prompts`; sets are tested on `held_out`, if there are any.
+
+    calibration: what a repair is fitted to; empty: to `prompts`.
+    """
     _require_finite(loaded)
-    held_out, notes = fresh(prompts, held_out)
+    if options.repair and loaded.paged is not None:
+        raise InputError(STREAMED)
+    held_out, notes = fresh([*prompts, *calibration], held_out)
     check_holdout(len(held_out), options)
+    prompts, cut = shortened(prompts, options)
+    held_out, fewer = few(held_out, options)
+    notes += [*cut, *fewer]
     session = Session(loaded, progress, cache=False)
     work = Work(session, prompts, options, progress)
     _require_finite(loaded)  # weights that are read block by block have been seen by now
     work.run()
-    nested = work.nested
-    trials = work.tested(held_out)
-    size_of = functools.partial(set_size, loaded, session.structure, work.sites, work.certified.bounds)
+    nested, repairer, repairs = work.nested, None, None
+    if options.repair:
+        repairer = _repairer(work, calibration)
+        claim = Claim(options.budget, options.exceed, options.confidence)
+        repairs = repair_sets(
+            repairer, nested, held_out, claim, tested=options.spent.tested, asked=options.remove is not None
+        )
+        nested = repairs.nested
+    trials = work.tested(held_out) if repairs is None else repairs.trials
+    size_of = functools.partial(set_size, loaded, session.structure, work.sites, work.parameters)
     digest = _fingerprint(held_out)
-    plans = [plan_of(nested[kind], options.budget, trials.get(kind), digest, size_of) for kind in work.kinds]
+    held = dict(zip(work.terms.ids, work.sizes.parameters.tolist(), strict=True))
+    setting = Setting(options.budget, work.sizes, held, options.remove, options.of_all)
+    reports = {name: one.report for name, one in repairs.sets.items()} if repairs else {}
+    plans = [
+        plan_of(one, setting, trials.get(name), digest, size_of, reports.get(name)) for name, one in nested.items()
+    ]
     damage, scores, bounds = work.damage, work.scores(), certified(work)
     terms = terms_of(
         session.structure, work.sites, work.terms, damage, work.readings, bounds, work.measured(), work.branches
@@ -127,11 +185,24 @@ def prune_bound(
         ),
         plans=plans,
         terms=terms,
-        skipped=[*session.skipped(), *work.skipped],
-        warnings=[*session.warnings(), *notes],
+        written=None,
+        skipped=[*session.skipped(), *work.skipped, *(repairs.skipped if repairs else [])],
+        warnings=[*session.warnings(), *notes, *(repairs.warnings if repairs else [])],
         run=session.run_facts(),
     )
-    return PruneOutcome(report, session, work.sites, nested)
+    return PruneOutcome(report, session, work.sites, nested, prompts, held_out, repairer)
+
+
+def _repairer(work: Work, calibration: Sequence[Prompt]) -> Repairer:
+    loaded = work.session.loaded
+    return Repairer(
+        loaded.model,
+        work.ablator,
+        work.prompts,
+        calibration or work.prompts,
+        most_stored(loaded.files) or loaded.model.dtype,
+        lambda what, done, total: work.progress(done, total, what),
+    )
 
 
 def _protocol(work: Work) -> Protocol:
@@ -152,15 +223,20 @@ def _protocol(work: Work) -> Protocol:
     )
 
 
+def _terms(plan: Plan) -> str:
+    """What the set is made of, such as neurons and heads."""
+    return " and ".join("FFNs" if kind == "ffn" else f"{kind}s" for kind in plan.granularity.split(","))
+
+
 def _nothing(plan: Plan, by_test: bool) -> str:
     """Why there is no set to write."""
     if plan.granularity == "block" and plan.of == 1:
         return "--export, --apply: the model has one block, and one has to stay"
     budget = f"the budget of {plan.budget:g}"
     if plan.removed and by_test:
-        why = f"no set of {plan.granularity}s is guaranteed to stay within {budget} on the held-out prompts"
+        why = f"no set of {_terms(plan)} is guaranteed to stay within {budget} on the held-out prompts"
     else:
-        why = f"no set of {plan.granularity}s stays within {budget}"
+        why = f"no set of {_terms(plan)} stays within {budget}"
     return f"--export, --apply: {why}; raise --budget, or name a number of terms with --set"
 
 
@@ -191,6 +267,27 @@ def fresh(prompts: Sequence[Prompt], held_out: Sequence[Prompt]) -> tuple[list[P
     return kept, [what]
 
 
+def shortened(prompts: Sequence[Prompt], options: PruneOptions) -> tuple[list[Prompt], list[str]]:
+    """The prompts as sets are chosen on them, and a note where that is less than what was given."""
+    most = options.spent.tokens
+    long = 0 if most is None else sum(p.input_ids.shape[1] > most for p in prompts)
+    if most is None or not long:
+        return list(prompts), []
+    cut = [replace(p, input_ids=p.input_ids[:, :most], spans=p.spans and p.spans[:most]) for p in prompts]
+    note = f"--effort {options.effort}: {long} of {len(prompts)} prompts are cut to {most} tokens where sets are chosen"
+    return cut, [f"{note}; held-out prompts are whole"]
+
+
+def few(held_out: list[Prompt], options: PruneOptions) -> tuple[list[Prompt], list[str]]:
+    """As many held-out prompts as let one exceed the budget, drawn at random, where the effort wants no more."""
+    enough = prompts_needed(options.exceed, options.confidence, exceeding=1)
+    if not options.spent.few_held_out or len(held_out) <= enough:
+        return held_out, []
+    drawn = torch.randperm(len(held_out), generator=torch.Generator().manual_seed(SEED))[:enough].sort().values
+    note = f"--effort {options.effort}: {enough} of {len(held_out)} held-out prompts, drawn at random, test the sets"
+    return [held_out[k] for k in drawn.tolist()], [note]
+
+
 def check_holdout(prompts: int, options: PruneOptions) -> None:
     """Too few held-out prompts are said before anything is computed."""
     needed = prompts_needed(options.exceed, options.confidence)
@@ -203,6 +300,8 @@ def check_holdout(prompts: int, options: PruneOptions) -> None:
 
 def certified(work: Work) -> dict[TermId, Bound]:
     """The certified bound of every term."""
+    if not work.options.spent.certified:
+        return dict.fromkeys(work.terms.ids, Bound(None, vacuous=False, reason=NOT_BOUNDED))
     found: dict[TermId, Bound] = {}
     for number, bounds in enumerate(work.certified.bounds):
         sites = work.sites[work.structure.calls[number]]

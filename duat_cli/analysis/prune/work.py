@@ -21,7 +21,9 @@ from duat_cli.analysis.decomposition import Decomposition
 from duat_cli.analysis.plan.task import PruneOptions
 from duat_cli.analysis.plan.waves import waves
 from duat_cli.analysis.progress import Progress
-from duat_cli.analysis.prune.sets.nested import Candidates, Nested, candidates, nested_sets
+from duat_cli.analysis.prune.sets.choosing import Chooser, sizes_of
+from duat_cli.analysis.prune.sets.nested import Candidates, Nested, nested_sets
+from duat_cli.analysis.prune.sets.path import Sketch
 from duat_cli.analysis.prune.sets.trial import Claim, Trial, try_alone, try_together
 from duat_cli.analysis.prune.terms.ablation import Ablation, Ablator, Tick, mean_values
 from duat_cli.analysis.prune.terms.certified import Certified
@@ -29,7 +31,8 @@ from duat_cli.analysis.prune.terms.criteria import Activations, Scores, WeightSc
 from duat_cli.analysis.prune.terms.damage import Interval, Loss, Metric, metric_for
 from duat_cli.analysis.prune.terms.ground import ground_beside, ground_of
 from duat_cli.analysis.prune.terms.readings import Reader, Readings
-from duat_cli.analysis.prune.terms.responses import SEED, Responses, TermList
+from duat_cli.analysis.prune.terms.responses import Responses, TermList, Without
+from duat_cli.analysis.prune.wanted import NAMES, kinds_of, names_of, sample_of
 from duat_cli.analysis.session import Listener, Session
 from duat_cli.errors import InputError
 from duat_cli.kinds import Kind
@@ -41,15 +44,6 @@ from duat_cli.models.sweep.lockstep import Pass, Visit
 from duat_cli.models.sweep.passes import Means, Recorded, record
 from duat_cli.models.terms.sites import TermId
 from duat_cli.results.base import Skipped
-
-NAMES: dict[Kind, str] = {
-    "neuron": "neurons",
-    "head": "heads",
-    "expert": "experts",
-    "ffn": "FFNs",
-    "attention": "attentions",
-    "block": "blocks",
-}
 
 
 class Work:
@@ -67,13 +61,24 @@ class Work:
         self.structure, self.sites, self.branches = session.structure, self._ground.sites, self._ground.branches
         self.metric: Metric = self._ground.metric
         self.skipped: list[Skipped] = []
-        self.kinds = self._kinds()
+        self.kinds = kinds_of(self.structure, self.sites, options, self.skipped)
         self.terms = TermList.of(self.structure, self.sites, self.kinds)
-        self.sample = {kind: self._sample(kind) for kind in self.kinds}
+        self.sample = {kind: sample_of(self.terms, kind, options.measure) for kind in self.kinds}
         self.responses: list[Tensor] = []  # a prompt: (probes, terms)
         self.readings: list[Readings] = []
         self.errors: list[float] = []
-        self.nested: dict[Kind, Nested] = {}
+        self.nested: dict[str, Nested] = {}
+        joint = options.joint and len(self.kinds) > 1
+        self.groups: list[tuple[Kind, ...]] = [self.kinds] if joint else [(kind,) for kind in self.kinds]
+        self.parameters = self._ground.parameters
+        self.sizes = sizes_of(
+            session.loaded.model, self.structure, self.parameters, self.terms, uniform=options.uniform
+        )
+        if options.rounds > 1 and self.weights is not None:
+            raise InputError(
+                "--rounds: sketches the model again while weights that are read block by block would be read for every "
+                "round; leave it out, or run it where the model fits"
+            )
         self._damage = {kind: torch.zeros(len(places), dtype=torch.float64) for kind, places in self.sample.items()}
         self._loss = self._loss_metric()
         self._taylor = torch.zeros(len(self.terms.ids), dtype=torch.float64)
@@ -91,35 +96,6 @@ class Work:
         except InputError:
             return None
         return found if isinstance(found, Loss) else None
-
-    def _kinds(self) -> tuple[Kind, ...]:
-        kept: list[Kind] = []
-        for kind in self.options.kinds:
-            if any(self.sites[module].count(kind) for module in self.structure.calls):
-                kept.append(kind)
-            reasons = {
-                self.sites[m].reasons[kind]: k
-                for k, m in enumerate(self.structure.calls)
-                if kind in self.sites[m].reasons
-            }
-            if kind != "expert" or kind in kept:  # a dense model has no experts; that needs no mention
-                found = sorted(reasons.items(), key=lambda item: item[1])
-                self.skipped += [Skipped(what=f"{NAMES[kind]} of block {k}", why=why) for why, k in found]
-        if not kept:
-            raise InputError(f"--granularity {','.join(self.options.kinds)}: the model has no such terms")
-        if self.options.ablate_mean and "expert" in kept:
-            raise InputError("--ablate mean: an expert has no mean that could stand in for it; leave out expert")
-        return tuple(kept)
-
-    def _sample(self, kind: Kind) -> list[int]:
-        """Places of the terms of a kind that are ablated for real: all, or a uniform sample."""
-        here = self.terms.places(kind)
-        count = here.stop - here.start
-        if count <= self.options.measure:
-            return list(range(here.start, here.stop))
-        generator = torch.Generator().manual_seed(SEED)
-        picked = torch.randperm(count, generator=generator)[: self.options.measure]
-        return sorted((picked + here.start).tolist())
 
     def _means(self) -> Means | None:
         if not self.options.ablate_mean:
@@ -142,40 +118,62 @@ class Work:
             recorded = record(self.structure, self.metric.forward(ids), self.sites, self._seen.see)
             self._respond([number], [recorded])
             self._measure([number], self._ablations([number], [recorded]), [])
-        for kind in self.kinds:
-            tick = self._named(f"sets of {NAMES[kind]}")
-            self.nested[kind] = nested_sets(
-                self.ablator, self.terms, kind, self.damage[0], self.responses, self.prompts, budget, tick,
-                uniform=self.options.uniform,
-            )  # fmt: skip
-        self.progress(0, 1, "certified bounds")
-        with self.certified.attached():
+        chooser = self._chooser()
+        for kinds in self.groups:
+            tick = self._named(f"sets of {names_of(kinds)}")
+            found, rounds = chooser.in_rounds(kinds, self._again, self.prompts, tick)
+            self._keep(nested_sets(self.ablator, found, self.prompts, budget, tick, rounds))
+        self.progress(0, 1, "certified bounds" if self.options.spent.certified else "magnitudes of the weights")
+        with self._attached():
             self.session.together(finals)
 
     def _together(self, recorded: Sequence[Recorded], finals: Sequence[Pass]) -> None:
         """The same for prompts side by side, each of them recorded already."""
         numbers, budget = range(len(self.prompts)), self.options.budget
         self._respond(numbers, recorded)
-        wanted = [
-            candidates(
-                self.metric, self.terms, kind, self.damage[0], self.responses, budget, uniform=self.options.uniform
-            )
-            for kind in self.kinds
-        ]
+        chooser = self._chooser()
+        wanted = [chooser.candidates(kinds) for kinds in self.groups]
         singles = self._ablations(numbers, recorded)
         sets = [self._set_ablations(one, recorded) for one in wanted]
         self._measure(numbers, singles, [each for one in sets for row in one for each in row], finals)
         for one, rows in zip(wanted, sets, strict=True):
             damages = torch.tensor([[each.damage for each in row] for row in rows], dtype=torch.float64)
-            self.nested[one.kind] = one.nested(damages.mean(dim=1).tolist() if rows else [], budget)
+            self._keep(one.nested(damages.mean(dim=1).tolist() if rows else [], budget))
 
-    def tested(self, held_out: Sequence[Prompt]) -> dict[Kind, Trial]:
-        """What the chosen sets do to held-out prompts; of kinds with a set."""
+    def _keep(self, nested: Nested) -> None:
+        self.nested[nested.name] = nested
+
+    def _chooser(self) -> Chooser:
+        sketch = Sketch(self.metric, self.responses)
+        return Chooser(self.ablator, self.terms, sketch, self.sizes, self.options)
+
+    def _again(self, gone: Sequence[TermId]) -> Sketch:
+        """A sketch of the model without these terms."""
+        removals, rows, starts = self.ablator.removals(gone), list[Tensor](), list[float]()
+        for number, ids in enumerate(self._ids):
+            self.progress(number, len(self._ids), f"responses without {len(gone)} terms")
+            output = self.ablator.record(ids).output
+            recorded = record(self.structure, self.metric.forward(ids), gone=removals)
+            starts.append(self.metric.measured(output, recorded.output, ids))
+            one = self._responses(
+                self.metric,
+                number,
+                recorded,
+                self.options.probes,
+                number,
+                self.ablator.means,
+                Without(removals, output),
+            )
+            rows.append(one.alone())
+        return Sketch(self.metric, rows, starts)
+
+    def tested(self, held_out: Sequence[Prompt]) -> dict[str, Trial]:
+        """What the chosen sets do to held-out prompts; by the names of those that there are."""
         options = self.options
         shown = Claim(options.budget, options.exceed, options.confidence)
         trials = {
-            kind: Trial(nested, len(held_out), shown)
-            for kind, nested in self.nested.items()
+            name: Trial(nested, len(held_out), shown, options.spent.tested)
+            for name, nested in self.nested.items()
             if nested.chosen is not None and held_out
         }
         on = f"on {len(held_out)} held-out prompts"
@@ -183,8 +181,9 @@ class Work:
             self.progress(0, 1, f"sets {on}")
             try_together(self.ablator, list(trials.values()), held_out, self.session.together)
         else:
-            for kind, trial in trials.items():
-                try_alone(self.ablator, trial, held_out, self._named(f"sets of {NAMES[kind]} {on}"))
+            for name, trial in trials.items():
+                what = names_of(self.nested[name].kinds)
+                try_alone(self.ablator, trial, held_out, self._named(f"sets of {what} {on}"))
         return trials
 
     @property
@@ -227,11 +226,18 @@ class Work:
                     self.losses.append((self._loss.loss(logits, self._ids[number]), logits.shape[-1]))
 
     def _responses(
-        self, metric: Metric, number: int, recorded: Recorded, count: int, seed: int, means: Means | None = None
+        self,
+        metric: Metric,
+        number: int,
+        recorded: Recorded,
+        count: int,
+        seed: int,
+        means: Means | None = None,
+        without: Without | None = None,
     ) -> Responses:
         return Responses(
             self.structure, self.sites, metric, self._ids[number], recorded, self.terms, count, seed, means,
-            self.weights,
+            self.weights, without,
         )  # fmt: skip
 
     def _slope(self, number: int, recorded: Recorded) -> Responses | None:
@@ -319,7 +325,7 @@ class Work:
             return listen
 
         first, *more = [singles] if self.weights is None else _waves([*singles, *sets])
-        with self.certified.attached() if finals else contextlib.nullcontext():
+        with self._attached() if finals else contextlib.nullcontext():
             self.session.sweep_beside([self.prompts[k] for k in numbers], listener, [*first, *finals])
         for wave in more:
             self.session.together(wave)
@@ -330,7 +336,12 @@ class Work:
 
     def _finals(self) -> list[Pass]:
         """What is found from the weights alone, but for the activations of all prompts."""
-        return [*self.certified.passes, Visit(self.structure.calls, self._scores.look, self.weights)]
+        bounds = self.certified.passes if self.options.spent.certified else []
+        return [*bounds, Visit(self.structure.calls, self._scores.look, self.weights)]
+
+    def _attached(self) -> contextlib.AbstractContextManager[None]:
+        """Around those."""
+        return self.certified.attached() if self.options.spent.certified else contextlib.nullcontext()
 
     def _followed(self) -> set[TermId]:
         """The terms carried to the last block: all but neurons where they are few, and everything that is ablated."""

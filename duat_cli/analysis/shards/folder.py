@@ -1,4 +1,4 @@
-"""A folder of results: a manifest, the keys of the prompts, one shard a process, and the nulls by count of tokens.
+"""A folder of results: a manifest, the keys of the prompts, one shard a process, and files of a command's own.
 
 Prompts are told apart by the hash of their text and by their position in the set, since a text may stand there twice.
 """
@@ -15,14 +15,14 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import pydantic
 
 from duat_cli import __version__
-from duat_cli.analysis.inspect.untrained import BlockNull
 from duat_cli.analysis.shards import records
 from duat_cli.analysis.shards.ranks import Ranks
-from duat_cli.analysis.shards.records import Manifest, NullRecord
+from duat_cli.analysis.shards.records import Aside, Manifest
 from duat_cli.analysis.shards.shard import Shard, is_held, shard
 from duat_cli.cache.tensors import replacing
 from duat_cli.errors import InputError
@@ -33,6 +33,7 @@ from duat_cli.text import clean, one_line
 MANIFEST, KEYS = "manifest.json", "prompts.keys"
 _NAME = re.compile(r"shard-(\d+)-of-(\d+)\.jsonl")
 _NOWHERE = -1
+A = TypeVar("A", bound=Aside)
 
 
 @dataclass
@@ -72,7 +73,7 @@ class Folder:
             path.mkdir(parents=True, exist_ok=True)
             _create(path / MANIFEST, manifest)
             theirs = _manifest(path)
-            for (what, there), here in zip(theirs.same().items(), manifest.same().values(), strict=True):
+            for (what, there), here in zip(theirs.same().items(), manifest.same().values(), strict=False):
                 if there != here:
                     raise InputError(
                         f"--out {clean(str(path))}: holds results of another {what}, {one_line(str(there), 40)} there, "
@@ -140,23 +141,19 @@ class Folder:
         found = [(p.stat().st_mtime, int(m[2])) for p in self.path.iterdir() if (m := _NAME.fullmatch(p.name))]
         return max(found, default=(0.0, 1))[1]
 
-    # -- nulls -------------------------------------------------------------------------------------------
+    # -- beside the prompts ------------------------------------------------------------------------------
 
-    def null(self, tokens: int) -> NullRecord | None:
-        """None where there is none yet."""
+    def aside(self, name: str, kind: type[A]) -> A | None:
+        """A file of the command's own; None where there is none of this manifest yet."""
         with contextlib.suppress(OSError, ValueError):
-            found = NullRecord.model_validate_json(self._null(tokens).read_bytes())
+            found = kind.model_validate_json((self.path / name).read_bytes())
             return found if found.seal == self.seal.hex() else None
         return None
 
-    def put_null(self, tokens: int, blocks: list[BlockNull], reason: str = "") -> None:
+    def put_aside(self, name: str, found: Aside) -> None:
         """Whole or not at all."""
-        found = NullRecord(seal=self.seal.hex(), blocks=blocks, reason=reason)
         with _faults(self.path):
-            _put(self._null(tokens), found.model_dump_json().encode())
-
-    def _null(self, tokens: int) -> Path:
-        return self.path / f"null-{tokens}.json"
+            _put(self.path / name, found.model_dump_json().encode())
 
 
 def _put(path: Path, raw: bytes) -> None:
@@ -179,7 +176,12 @@ def _create(path: Path, manifest: Manifest) -> None:
 
 
 def _manifest(path: Path) -> Manifest:
-    raw = (path / MANIFEST).read_bytes()
+    try:
+        raw = (path / MANIFEST).read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        what = f"has no {MANIFEST}" if path.is_dir() else "is no folder" if path.exists() else "no such folder"
+        expected = "expected a folder that --out of duat inspect or attribute wrote"
+        raise InputError(f"{clean(str(path))}: {what}; {expected}") from error
     try:
         version = json.loads(raw)["duat_version"]
         if version != __version__:

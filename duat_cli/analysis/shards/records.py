@@ -5,16 +5,11 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
-from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, JsonValue
 
-from duat_cli.analysis.inspect.total import InspectHead, PromptSweep
-from duat_cli.analysis.inspect.untrained import BlockNull
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.instrument.activations import Place
-from duat_cli.results.base import Certificate
-from duat_cli.results.inspect import EndToEnd, PromptBlock, UatTerm
+from duat_cli.results.base import Environment
 
 
 class Stored(BaseModel):
@@ -23,24 +18,11 @@ class Stored(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
 
 
-class Settings(Stored):
-    """The options that numbers or the report follow from."""
-
-    layers: list[int]
-    threshold: float
-    conv_width: int
-    spectrum: bool
-    terms: bool
-    end_to_end: bool
-    routing: bool
-    per_prompt: bool
-    null: Literal["all", "uniform"]
-    max_tokens: int | None
-
-
 class Manifest(Stored):
     """What all results of a folder have in common."""
 
+    command: str
+    """Of duat."""
     duat_version: str
     in_parts: bool
     """Whether weights were read block by block."""
@@ -51,20 +33,19 @@ class Manifest(Stored):
     prompts: int
     prompt_set: str
     """Hash of the texts and their order."""
-    settings: Settings
-    head: InspectHead
-    certificate: Certificate
-    """Of the process that began: its tolerance, and how attention is seen, are everybody's."""
-
-    @property
-    def has_nulls(self) -> bool:
-        """Whether there is a re-initialised model beside this one."""
-        return self.settings.null == "all"
+    environment: Environment
+    fingerprint: str
+    """Of the weights."""
+    settings: dict[str, JsonValue]
+    """The options that numbers or the report follow from, by their names."""
+    facts: dict[str, JsonValue]
+    """What the command's report says that no prompt changes; of the process that began."""
 
     def same(self) -> dict[str, object]:
         """What has to agree before results are put together, by its name."""
-        env = self.head.environment
+        env = self.environment
         return {
+            "command": self.command,
             "version of duat": self.duat_version,
             "version of torch": env.torch,
             "version of transformers": env.transformers,
@@ -73,11 +54,11 @@ class Manifest(Stored):
             "dtype": env.dtype,
             "device": env.device,
             "way to read weights": "block by block" if self.in_parts else "in memory",
-            "model": self.head.model.fingerprint,
+            "model": self.fingerprint,
             "config": self.arithmetic,
             "tokenizer": self.tokenizer,
             "prompt set": self.prompt_set,
-            **{f"--{name.replace('_', '-')}": value for name, value in self.settings.model_dump().items()},
+            **{f"--{name.replace('_', '-')}": value for name, value in self.settings.items()},
         }
 
     def seal(self) -> bytes:
@@ -85,64 +66,20 @@ class Manifest(Stored):
         return hashlib.sha256(repr(self.same()).encode()).digest()
 
 
-class BlockRecord(Stored):
-    index: int
-    row: PromptBlock
-    largest: float
-    place: Place
-
-
 class PromptRecord(Stored):
-    """What one prompt gave."""
+    """What one prompt gave; each command adds its own numbers."""
 
     line: int
     """In its file, or the number of its option."""
     text: str
     tokens: list[int]
-    error: float
-    """Largest over the blocks of the certificate."""
-    plain_error: float
-    """Of the process: its model against the one without instruments."""
-    blocks: list[BlockRecord]
-    terms: list[UatTerm]
-    end_to_end: EndToEnd | None
-    faults: dict[int, str]
-
-    @classmethod
-    def of(cls, prompt: Prompt, sweep: PromptSweep, plain_error: float) -> PromptRecord:
-        blocks = [
-            BlockRecord(index=i, row=row, largest=sweep.largest[i][0], place=sweep.largest[i][1])
-            for i, row in sweep.blocks.items()
-        ]
-        return cls(
-            line=prompt.line,
-            text=prompt.text,
-            tokens=prompt.input_ids[0].tolist(),
-            error=max(sweep.errors),
-            plain_error=plain_error,
-            blocks=blocks,
-            terms=sweep.terms,
-            end_to_end=sweep.end_to_end,
-            faults=sweep.faults,
-        )
-
-    def sweep(self) -> PromptSweep:
-        return PromptSweep(
-            blocks={b.index: b.row for b in self.blocks},
-            errors=[self.error],
-            terms=self.terms,
-            end_to_end=self.end_to_end,
-            faults=self.faults,
-            largest={b.index: (b.largest, b.place) for b in self.blocks},
-        )
 
 
-class NullRecord(Stored):
-    """The re-initialised architecture under one count of tokens, or why it has no numbers."""
+class Aside(Stored):
+    """Results that belong to no prompt, in a file of their own."""
 
     seal: str
-    blocks: list[BlockNull]
-    reason: str
+    """Of the manifest, in hexadecimal."""
 
 
 # --- lines ------------------------------------------------------------------------------------------
@@ -159,7 +96,7 @@ class Line:
     sha256: str
     tokens: int
     record: bytes
-    """A PromptRecord as JSON."""
+    """The command's PromptRecord as JSON."""
 
 
 def written(seal: bytes, position: int, prompt: Prompt, record: PromptRecord) -> bytes:

@@ -96,7 +96,7 @@ RULES = [
     ),
     Rule(
         "integrity.quantised",
-        "matrices of integers, whose scales duat does not know",
+        "matrices of integers, whose scales duat does not know: config.json names no format that is read",
         "Give the checkpoint in full precision, or dequantise it.",
         (),
         _quantised,

@@ -55,6 +55,16 @@ def _missing(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
         yield Measurement(len(names), f"{counted(len(names), 'tensor')} missing and taken as zero: {listed(names)}")
 
 
+def _per_layer(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    for one in evidence.overrides or ():
+        text = f"config.json declares {one.field} {shown(str(one.value))} of layer {one.layer}"
+        where = f"per_layer_config.{one.layer}.{one.field}"
+        if one.ignored is None:
+            yield Measurement(0.0, f"{text}; not tried: {one.why}", one.layer, where, undefined="skip")
+        elif one.ignored:
+            yield Measurement(1, f"{text}, and the model ignores it: {one.why}", one.layer, where)
+
+
 def _certificate(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     """Against the tolerance of the dtype, where the policy has no limit."""
     assert evidence.report is not None
@@ -108,6 +118,14 @@ RULES = [
         _missing,
         level="warn",
         unit="tensors",
+    ),
+    Rule(
+        "integrity.per_layer_config",
+        "sizes, modules and skips that config.json declares of single layers and the model's code does not obey",
+        "Remove per_layer_config, or load with code that obeys it: the model that runs is not the declared one.",
+        ("load",),
+        _per_layer,
+        unit="overrides",
     ),
     Rule(
         "exactness.certificate",

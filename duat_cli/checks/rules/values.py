@@ -122,7 +122,28 @@ def _tied(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
                 yield Measurement(far if math.isfinite(far) else 1.0, text, where=head)
 
 
+def _scales(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
+    for name, scales in evidence.weights.scales.items():
+        faults = {
+            "NaN or infinite": scales.nonfinite,
+            "zero": scales.zero,
+            f"so large that {shown(name)} is beyond {scales.dtype}": scales.beyond,
+        }
+        for fault, count in faults.items():
+            if count:
+                text = f"{count} of {counted(scales.count, 'scale')} in {shown(scales.name)}: {fault}"
+                yield Measurement(count, text, _block(name), scales.name)
+
+
 RULES = [
+    Rule(
+        "integrity.scales",
+        "scales of quantised weights that are NaN, infinite, zero, or too large for the dtype that the weights had",
+        "Quantise the checkpoint again, or fetch it again: one scale stands in front of a whole block of weights.",
+        (),
+        _scales,
+        unit="scales",
+    ),
     Rule(
         "integrity.nonfinite",
         "NaN and infinite values",

@@ -21,8 +21,10 @@ from duat_cli.text import indices
 
 Origin = Literal["files", "config", "tokenizer", "weights", "adapter", "forward", "policy"]
 _ORDER: tuple[Origin, ...] = ("files", "config", "tokenizer", "weights", "adapter", "forward", "policy")
-_STORAGE = ("integrity.files", "integrity.dtype", "integrity.mixed_dtypes", "integrity.quantised")
-"""Rules about how tensors are stored: no output follows from them."""
+_STORAGE = (
+    "integrity.files", "integrity.dtype", "integrity.mixed_dtypes", "integrity.quantised", "integrity.per_layer_config",
+)  # fmt: skip
+"""Rules about how tensors are stored, or about what is ignored: no output follows from them."""
 _LAST = math.inf
 _NAMED = 2  # findings that a sentence gives in full
 _FIELDS = 3  # changed fields of config.json, or parts of the tokenizer, that one names

@@ -330,8 +330,9 @@ def _model(evidence: Evidence, subject: Subject) -> CheckedModel:
         revision=subject.revision,
         model_type=model_type if isinstance(model_type, str) else None,
         files=[CheckedFile(name=s, bytes=(files.path / s).stat().st_size) for s in files.shards],
-        tensors=len(files.tensors),
-        stored=sorted({t.dtype for t in files.tensors.values()}),
+        tensors=len(files.stored),
+        stored=sorted({t.dtype for t in files.stored.values()}),
+        quantised=files.quantised,
         header_sha256=_header_hash(evidence),
         fingerprint=subject.fingerprint,
         reasons=reasons,
@@ -340,7 +341,7 @@ def _model(evidence: Evidence, subject: Subject) -> CheckedModel:
 
 def _header_hash(evidence: Evidence) -> str:
     total = hashlib.sha256()
-    for name, entry in sorted(evidence.files.tensors.items()):
+    for name, entry in sorted(evidence.files.stored.items()):
         total.update(f"{name}\0{entry.shape}\0{entry.dtype}\0".encode("utf-8", "surrogatepass"))
     return total.hexdigest()
 

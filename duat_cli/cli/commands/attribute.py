@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from duat_cli.cli.shared import options
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
 from duat_cli.text import clean
+
+if TYPE_CHECKING:
+    from duat_cli.analysis.attribute.run import AttributeOptions
+    from duat_cli.analysis.attribute.targets import Words
+    from duat_cli.analysis.progress import Progress as Heard
+    from duat_cli.analysis.shards.ranks import Ranks
+    from duat_cli.loading.model.load import LoadedModel
+    from duat_cli.loading.prompt_set import PromptSet
+    from duat_cli.results.attribute import AttributeReport
 
 Target = Annotated[
     str | None,
@@ -117,6 +126,7 @@ def attribute(
     steps: Steps = 0,
     continuation: Continuation = None,
     measure: Measure = 0,
+    out: options.Out = None,
     device: options.Device = "auto",
     dtype: options.DtypeOption = "float32",
     memory: options.Memory = None,
@@ -124,7 +134,7 @@ def attribute(
     token: options.Token = None,
     cache_dir: options.CacheDir = None,
     trust_remote_code: options.TrustRemoteCode = False,
-    form: options.FormatOption = None,
+    form: options.PageFormatOption = None,
     json: options.Json = False,
     output: options.Output = None,
     quiet: options.Quiet = False,
@@ -139,44 +149,54 @@ def attribute(
     from duat_cli.analysis.plan.task import Task
     from duat_cli.api.settings import one_question
     from duat_cli.cli.shared.announce import announce
+    from duat_cli.cli.shared.many import into_folder
     from duat_cli.cli.shared.presentation import Presentation, talk_of
     from duat_cli.cli.terminal.progress import Progress
 
     limit, place = options.parse_memory(memory), _position(position)
     one_question(target, against, position, steps, continuation, target_field)
-    # The plan of `verify`, which runs the same passes forwards, says whether weights are read block by block.
-    wanted = ModelRequest(
-        model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task=Task("verify")
-    )
+    task = Task("attribute", every_position=place == "all", steps=steps)
+    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task)
     if target is not None and target_field is not None:
         raise InputError("--target and --target-field: each says the target; give one of them")
     if target_field is not None and (prompt or prompts is None):
         raise InputError("--target-field: the targets stand in a file; give --prompts FILE alone")
     texts = PromptRequest(prompt, prompts, max_tokens)
     talk = talk_of(quiet, verbose, no_color)
-    presentation = Presentation.of(output, form, json, no_color)
-    if not texts.own:
-        talk.note("no --prompt given: using the bundled prompts")
+    presentation = Presentation.of_page(output, form, json, no_color)
 
-    announce(model, talk)
-    with Progress(talk) as progress:
-        loaded, read = open_session(wanted, texts, progress)
-        loaded = replace(loaded, planned_memory=None)  # of gradients and stored hidden states nothing is planned
+    def settings(loaded: LoadedModel) -> tuple[Words, AttributeOptions]:
         from duat_cli.analysis.attribute.run import AttributeOptions
-        from duat_cli.analysis.attribute.run import attribute as compute
-        from duat_cli.analysis.attribute.targets import Asked, Words
+        from duat_cli.analysis.attribute.targets import Asked, FieldTargets, Words
         from duat_cli.loading.model.load import load_tokenizer
+        from duat_cli.loading.texts import field_of
 
-        words = Words(load_tokenizer(loaded.files.path, trust_remote_code=trust_remote_code))
-        asked = Asked(target, against, place, first_token)
         each = None
         if target_field is not None and prompts is not None:
-            from duat_cli.loading.texts import field_of
+            each = FieldTargets(target_field, field_of(prompts, target_field))
+        asked = Asked(target, against, place, first_token)
+        words = Words(load_tokenizer(loaded.files.path, trust_remote_code=trust_remote_code))
+        return words, AttributeOptions(asked, top, steps, continuation, each, measure)
 
-            targets = field_of(prompts, target_field)
-            each = [targets[one.line] for one in read]
-        wished = AttributeOptions(asked, top, steps, continuation, each, measure)
-        report = compute(loaded, read, words, wished, progress)
+    def into(loaded: LoadedModel, read: PromptSet, ranks: Ranks, progress: Heard) -> AttributeReport | None:
+        from duat_cli.analysis.shards.attribute import attribute_into
+
+        return attribute_into(Path(out or ""), loaded, read, *settings(loaded), max_tokens, ranks, progress)
+
+    if not texts.own:
+        talk.note("no --prompt given: using the bundled prompts")
+    if out is not None:
+        found = into_folder(wanted, texts, into, talk)
+        if found is None:
+            return EXIT_SOUND  # the first rank has the report
+        report = found
+    else:
+        announce(model, talk)
+        with Progress(talk) as progress:
+            loaded, read = open_session(wanted, texts, progress)
+            from duat_cli.analysis.attribute.run import attribute as compute
+
+            report = compute(loaded, read, *settings(loaded), progress)
 
     from duat_cli.report.tables.attribute import render_attribute
 

@@ -51,9 +51,9 @@ AdapterOption = Annotated[
     str | None,
     typer.Option(
         "--adapter",
-        metavar="DIR",
+        metavar="ADAPTER",
         rich_help_panel=PANEL_CHECK,
-        help="Also check a PEFT adapter of this model: the rules adapter.*.",
+        help="Also check a PEFT adapter of this model, a folder or a hub id (org/name@revision): the rules adapter.*.",
     ),
 ]
 SelectOption = Annotated[
@@ -81,8 +81,9 @@ FormOption = Annotated[
         metavar="FORMAT",
         show_default=False,
         rich_help_panel=options.PANEL_OUTPUT,
-        help="table, json, junit, github (annotations), markdown or sarif. Default: by the suffix of the output file "
-        "(.json .xml .md .sarif), else table.",
+        help="table, json, junit, github (annotations), markdown, sarif, html (a page with pictures), or for the hub "
+        "eval-results (YAML for a model card's metadata) and model-card (a section for it). Default: by the suffix of "
+        "the output file (.json .xml .md .sarif .html), else table.",
     ),
 ]
 ReportOption = Annotated[

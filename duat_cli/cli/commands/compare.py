@@ -55,7 +55,7 @@ Prefixes = Annotated[
     ),
 ]
 AnswerText = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
         "--answer",
         metavar="TEXT",
@@ -113,7 +113,7 @@ def compare(
     token: options.Token = None,
     cache_dir: options.CacheDir = None,
     trust_remote_code: options.TrustRemoteCode = False,
-    form: options.FormatOption = None,
+    form: options.PageFormatOption = None,
     json: options.Json = False,
     output: options.Output = None,
     wide: options.Wide = False,
@@ -134,20 +134,23 @@ def compare(
     from duat_cli.cli.terminal.progress import Progress
 
     limit = options.parse_memory(memory)
-    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, Task("inspect"))
+    task = Task("compare", fixed=fixed)
+    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task)
     talk = talk_of(quiet, verbose, no_color)
     chosen = options.parse_layers(layers)
-    presentation = Presentation.of(output, form, json, no_color, wide=wide)
+    presentation = Presentation.of_page(output, form, json, no_color, wide=wide)
     refuse_cut(max_tokens, shared)
+    if answer and len(answer) > 1:
+        raise InputError(f"--answer: given {len(answer)} times; one answer's loss is taken, give one")
     if fixed:
-        if shared is not None or prefix or answer is not None or chosen is not None or per_prompt:
+        if shared is not None or prefix or answer or chosen is not None or per_prompt:
             raise InputError("--fixed: takes --prompt or --prompts, and no option of a comparison")
         announce(model, talk)
         report = _fixed(wanted, PromptRequest(prompt, prompts, max_tokens), talk)
         presentation.emit(report, _render, talk)
         sound = report.certificate.exact and report.fixed is not None and report.fixed.holds
         return EXIT_SOUND if sound else EXIT_FINDINGS
-    texts = texts_of(prompt, prompts, shared, prefix, answer)
+    texts = texts_of(prompt, prompts, shared, prefix, answer[0] if answer else None)
     if not prompt and prompts is None and shared is None:
         talk.note("no prompts given: using the paper's own two")
 

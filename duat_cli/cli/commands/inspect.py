@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from duat_cli.cli.shared import options
-from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, DuatError, InputError
+from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
 
 if TYPE_CHECKING:
     from duat_cli.analysis.inspect.run import InspectOptions
+    from duat_cli.analysis.inspect.saved import Saved
     from duat_cli.analysis.opening import ModelRequest, PromptRequest
+    from duat_cli.analysis.progress import Progress
+    from duat_cli.analysis.shards.ranks import Ranks
     from duat_cli.cli.shared.presentation import Presentation
     from duat_cli.cli.terminal.output import Target
     from duat_cli.cli.terminal.talk import Talk
+    from duat_cli.loading.model.load import LoadedModel
+    from duat_cli.loading.prompt_set import PromptSet
     from duat_cli.results.inspect import InspectReport
 
 Threshold = Annotated[
@@ -63,8 +69,8 @@ EndToEnd = Annotated[
         "--end-to-end",
         metavar="",
         rich_help_panel=options.PANEL_COMPUTE,
-        help="Also how tokens of the first block's input reach the last output through all blocks; as much work as "
-        "one more pass a token.",
+        help="Also how tokens of the first block's input reach the last output through all blocks; beside "
+        "uniform attention; as much work as two more passes a token.",
     ),
 ]
 RoutingOption = Annotated[
@@ -96,6 +102,36 @@ Matrices = Annotated[
         "duat explain operator-file.",
     ),
 ]
+MapsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--maps",
+        metavar="K",
+        min=0,
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Also C of the first K prompts, token by token, up to 64 tokens. Default: 0, with --format html 1.",
+    ),
+]
+Save = Annotated[
+    str | None,
+    typer.Option(
+        "--save",
+        metavar="WHAT",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Write what the input sets in every block, one .safetensors file a prompt, block by block: H (attention "
+        "weights), S (norm scales), bias (b'_{j,2} and b'_{j,3}), separated by commas; needs --save-to. More: "
+        "duat explain network.",
+    ),
+]
+SaveTo = Annotated[
+    str | None,
+    typer.Option(
+        "--save-to",
+        metavar="DIR",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="The folder of --save: a new one, or one without such files.",
+    ),
+]
 Null = Annotated[
     Literal["all", "uniform"],
     typer.Option(
@@ -115,16 +151,6 @@ NoCache = Annotated[
         help="Neither read nor write the cache of Gram matrices and nulls.",
     ),
 ]
-Out = Annotated[
-    str | None,
-    typer.Option(
-        "--out",
-        metavar="DIR",
-        rich_help_panel=options.PANEL_COMPUTE,
-        help="Keep the result of every prompt in a folder: a run that was interrupted goes on there, and processes "
-        "started by torchrun, accelerate launch or srun share the prompts. More: duat explain many-prompts.",
-    ),
-]
 
 
 def inspect(
@@ -132,6 +158,10 @@ def inspect(
     prompt: options.Prompts = None,
     prompts: options.PromptsFile = None,
     max_tokens: options.MaxTokens = None,
+    image: options.Images = None,
+    audio: options.Sounds = None,
+    tensors: options.InputTensors = None,
+    stack: options.Stack = None,
     layers: options.Layers = None,
     threshold: Threshold = 0.01,
     conv_width: ConvWidth = 3,
@@ -141,8 +171,11 @@ def inspect(
     routing: RoutingOption = False,
     per_prompt: PerPrompt = False,
     matrices: Matrices = None,
+    maps: MapsOption = None,
+    save: Save = None,
+    save_to: SaveTo = None,
     null: Null = "all",
-    out: Out = None,
+    out: options.Out = None,
     no_cache: NoCache = False,
     device: options.Device = "auto",
     dtype: options.DtypeOption = "float32",
@@ -151,7 +184,7 @@ def inspect(
     token: options.Token = None,
     cache_dir: options.CacheDir = None,
     trust_remote_code: options.TrustRemoteCode = False,
-    form: options.FormatOption = None,
+    form: options.CardFormatOption = None,
     json: options.Json = False,
     output: options.Output = None,
     wide: options.Wide = False,
@@ -163,21 +196,24 @@ def inspect(
 
     Exit code: 0 exact, 1 the certificate is not exact, 2 could not tell.
     """
+    from duat_cli.analysis.inspect.saved import saved_of
     from duat_cli.analysis.opening import ModelRequest, PromptRequest
     from duat_cli.analysis.plan.task import Task
     from duat_cli.api.settings import at_least
     from duat_cli.cli.shared.announce import announce
+    from duat_cli.cli.shared.many import into_folder
     from duat_cli.cli.shared.presentation import Presentation, talk_of
 
     limit = options.parse_memory(memory)
     task = Task("inspect", reinitialised=null == "all")
     wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task)
-    texts = PromptRequest(prompt, prompts, max_tokens)
+    texts = PromptRequest(prompt, prompts, max_tokens, options.input_files(image, audio, tensors, stack))
     talk = talk_of(quiet, verbose, no_color)
     chosen = options.parse_layers(layers)
     at_least("--threshold", threshold, 0)
-    presentation = Presentation.of(output, form, json, no_color, wide=wide)
+    presentation = Presentation.of_page(output, form, json, no_color, wide=wide)
     matrix_file = _matrix_file(matrices, presentation)
+    saved = saved_of(save, save_to)
 
     def settings() -> InspectOptions:
         from duat_cli.analysis.inspect.run import InspectOptions
@@ -198,12 +234,18 @@ def inspect(
     if out is not None:
         if matrix_file is not None:
             raise InputError("--out and --matrices contradict each other: matrices are written by one process")
-        report = _shared(out, wanted, texts, settings, talk)
-        if report is None:
+        if maps:
+            raise InputError("--out and --maps contradict each other: maps are drawn by one process")
+        if saved is not None:
+            raise InputError("--out and --save contradict each other: what --save writes is written by one process")
+        found = into_folder(wanted, texts, functools.partial(_into, Path(out), settings, max_tokens), talk)
+        if found is None:
             return EXIT_SOUND  # the first rank has the report
+        report = found
     else:
         announce(model, talk)
-        report = _alone(wanted, texts, settings, matrix_file, talk)
+        mapped = int(presentation.form == "html") if maps is None else maps
+        report = _alone(wanted, texts, settings, matrix_file, mapped, saved, talk)
 
     from duat_cli.report.tables.inspect import render_inspect
 
@@ -211,56 +253,55 @@ def inspect(
     return EXIT_SOUND if report.certificate.exact else EXIT_FINDINGS
 
 
+def _into(
+    out: Path,
+    settings: Callable[[], InspectOptions],
+    max_tokens: int | None,
+    loaded: LoadedModel,
+    prompts: PromptSet,
+    ranks: Ranks,
+    progress: Progress,
+) -> InspectReport | None:
+    from duat_cli.analysis.shards.inspect import inspect_into
+
+    return inspect_into(out, loaded, prompts, settings(), max_tokens, ranks, progress)
+
+
 def _alone(
     wanted: ModelRequest,
     texts: PromptRequest,
     settings: Callable[[], InspectOptions],
     matrix_file: Target | None,
+    mapped: int,
+    saved: Saved | None,
     talk: Talk,
 ) -> InspectReport:
     from duat_cli.analysis.opening import open_session
-    from duat_cli.cli.shared.tensor_target import operator_file
+    from duat_cli.cli.shared.tensor_target import operator_file, token_texts
     from duat_cli.cli.terminal.progress import Progress
 
-    with Progress(talk) as progress:
+    with Progress(talk) as progress, contextlib.ExitStack() as stack:
         loaded, inputs = open_session(wanted, texts, progress)
+        from duat_cli.analysis.inspect.maps import Maps
         from duat_cli.analysis.inspect.run import inspect as compute
 
-        with operator_file(matrix_file, loaded, wanted.trust_remote_code) as file:
-            report = compute(loaded, inputs, settings(), progress, file)
+        decode = token_texts(loaded, wanted.trust_remote_code) if mapped or saved else None
+        maps = Maps(inputs[:mapped], decode) if mapped and decode else None
+        file = stack.enter_context(operator_file(matrix_file, loaded, wanted.trust_remote_code))
+        states = None
+        if saved is not None and decode is not None:
+            from duat_cli.analysis.inspect.states import saving
+
+            kinds, folder = saved
+            states = stack.enter_context(saving(folder, kinds, decode))
+        report = compute(loaded, inputs, settings(), progress, file, maps=maps, states=states)
     if matrix_file is not None:
         talk.note(f"wrote {matrix_file.path}")
+    if saved is not None:
+        from duat_cli.loading.wording import counted
+
+        talk.note(f"wrote {counted(len(inputs), 'file')} to {saved[1]}")
     return report
-
-
-def _shared(
-    out: str,
-    wanted: ModelRequest,
-    texts: PromptRequest,
-    settings: Callable[[], InspectOptions],
-    talk: Talk,
-) -> InspectReport | None:
-    """Of all processes, in the first of them; None in the others."""
-    from duat_cli.analysis.opening import open_set
-    from duat_cli.analysis.shards.ranks import Ranks
-    from duat_cli.cli.shared.announce import announce
-    from duat_cli.cli.terminal.progress import Progress
-
-    ranks = Ranks.of()
-    if ranks.world > 1 and "-" in (texts.file, *(texts.prompts or ())):
-        raise InputError("standard input is read by one process; give --prompts a file that all can read")
-    talk = talk if ranks.first else replace(talk, quiet=True, verbose=False)
-    announce(wanted.model, talk)
-    try:
-        with Progress(talk) as progress:
-            loaded, inputs = open_set(wanted, texts, progress, gpu=ranks.local)
-            from duat_cli.analysis.shards.run import inspect_into
-
-            return inspect_into(Path(out), loaded, inputs, settings(), texts.max_tokens, ranks, progress)
-    except DuatError as error:
-        if ranks.first:
-            raise
-        raise type(error)(f"{ranks}: {error}") from error
 
 
 def _matrix_file(name: str | None, presentation: Presentation) -> Target | None:

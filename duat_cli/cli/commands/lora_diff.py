@@ -25,7 +25,7 @@ Tuned = Annotated[
     typer.Argument(
         metavar="TUNED",
         show_default=False,
-        help="Folder of a PEFT adapter, or of a fully tuned checkpoint.",
+        help="A PEFT adapter, or a fully tuned checkpoint: a folder, or a hub id (org/name@revision).",
     ),
 ]
 Other = Annotated[
@@ -109,7 +109,7 @@ def lora_diff(
     revision: options.Revision = None,
     token: options.Token = None,
     cache_dir: options.CacheDir = None,
-    form: options.FormatOption = None,
+    form: options.PageFormatOption = None,
     json: options.Json = False,
     output: options.Output = None,
     wide: options.Wide = False,
@@ -131,7 +131,7 @@ def lora_diff(
 
     clock = Clock()
     talk = talk_of(quiet, verbose, no_color)
-    presentation = Presentation.of(output, form, json, no_color, wide=wide)
+    presentation = Presentation.of_page(output, form, json, no_color, wide=wide)
     texts = texts_to_run(PromptRequest(prompt, prompts, max_tokens), default_prompts=default_prompts)
     limit = options.parse_memory(memory)
     wanted = ModelRequest(base, revision, token, cache_dir, False, dtype, device, limit)

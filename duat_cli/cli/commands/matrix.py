@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,11 +12,34 @@ from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
 from duat_cli.text import PAPER_PROMPT
 
 if TYPE_CHECKING:
+    from duat_cli.analysis.opening import ModelRequest, PromptRequest
+    from duat_cli.cli.shared.presentation import Presentation
+    from duat_cli.cli.terminal.output import Target
+    from duat_cli.cli.terminal.progress import Progress
+    from duat_cli.cli.terminal.talk import Talk
+    from duat_cli.loading.model.load import LoadedModel
+    from duat_cli.loading.prompts import Prompt
     from duat_cli.results.matrix import MatrixReport
 
 Layer = Annotated[
-    int,
-    typer.Option("--layer", metavar="I", min=0, rich_help_panel=options.PANEL_INPUT, help="The block, counted from 0."),
+    int | None,
+    typer.Option(
+        "--layer",
+        metavar="I",
+        min=0,
+        rich_help_panel=options.PANEL_INPUT,
+        help="The block, counted from 0. Without it: 0.",
+    ),
+]
+Network = Annotated[
+    bool,
+    typer.Option(
+        "--network",
+        metavar="",
+        rich_help_panel=options.PANEL_INPUT,
+        help="All blocks, in place of one: the paper's W'_{j,1}, W'_{j,2}, W'_{j,3}, b'_{j,2}, b'_{j,3}, and Eq. 21, "
+        "23 and 33 evaluated with them beside the model; tokens times width may be 4096.",
+    ),
 ]
 OnePrompt = Annotated[
     list[str] | None,
@@ -44,8 +68,10 @@ MatrixFile = Annotated[
         "-o",
         metavar="FILE",
         rich_help_panel=options.PANEL_OUTPUT,
-        help="Also write W' by its factors (H, V, O, scales), C, the input, what attention adds and the tokens to a "
-        ".safetensors file, as duat inspect --matrices does. To rebuild W': duat explain operator-file.",
+        help="FILE.html: the report as a page with pictures, in place of the table. FILE.safetensors: beside the "
+        "report, W' by its factors (H, V, O, scales), C, the input, what attention adds and the tokens, as "
+        "duat inspect --matrices does. To rebuild W': duat explain operator-file. With "
+        "--network all its matrices, H and scales: duat explain network.",
     ),
 ]
 DenseToo = Annotated[
@@ -54,26 +80,32 @@ DenseToo = Annotated[
         "--dense",
         metavar="",
         rich_help_panel=options.PANEL_OUTPUT,
-        help="With -o: also W'_HVO, W'_HV and W'_O written out, as far as their sides are at most 4096.",
+        help="With -o FILE.safetensors: also W'_HVO, W'_HV and W'_O written out, up to sides of 4096.",
     ),
 ]
-Form = Annotated[  # unlike other commands', whose FILE holds the report
-    options.Format | None,
+Form = Annotated[  # unlike other commands', whose FILE holds the report in every form
+    options.PageFormat | None,
     typer.Option(
         "--format",
         metavar="FORMAT",
         show_default=False,
         rich_help_panel=options.PANEL_OUTPUT,
-        help="table or json: the report, on standard output. Default: table.",
+        help="table or json: the report, on standard output; html: a page with pictures, with -o FILE.html. Default: "
+        "table, or html when FILE ends in .html.",
     ),
 ]
 
 
 def matrix(
     model: options.Model = None,
-    layer: Layer = 0,
+    layer: Layer = None,
+    network: Network = False,
     prompt: OnePrompt = None,
     max_tokens: MaxTokens = None,
+    image: options.Images = None,
+    audio: options.Sounds = None,
+    tensors: options.InputTensors = None,
+    stack: options.Stack = None,
     device: options.Device = "auto",
     dtype: options.DtypeOption = "float32",
     memory: options.Memory = None,
@@ -91,33 +123,54 @@ def matrix(
 ) -> int:
     """The paper's explicit matrices of one block and one prompt, each step checked against the model.
 
+    Of all blocks with --network.
+
     Exit code: 0 every check holds, 1 a check fails, 2 could not tell.
     """
-    from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_session
+    from duat_cli.analysis.opening import ModelRequest, PromptRequest
     from duat_cli.analysis.plan.task import Task
     from duat_cli.cli.shared.announce import announce
     from duat_cli.cli.shared.presentation import Presentation, talk_of
-    from duat_cli.cli.shared.tensor_target import operator_file, tensor_target, token_texts
-    from duat_cli.cli.terminal.progress import Progress
+    from duat_cli.cli.shared.tensor_target import tensor_target
 
     limit = options.parse_memory(memory)
     wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, Task("matrix"))
-    texts = PromptRequest([_only(prompt)], None, max_tokens)
+    files = options.input_files(image, audio, tensors, stack)
+    texts = PromptRequest([_only(prompt)], None, max_tokens, files, made_up=not prompt)
     talk = talk_of(quiet, verbose, no_color)
-    presentation = Presentation.of(None, form, json, no_color)
-    target = tensor_target("--output", output)
+    paged = not json and _is_page(output, form)
+    presentation = Presentation.of_page(output if paged else None, form, json, no_color)
+    target = tensor_target("--output", None if paged else output)
+    if network:
+        _refuse(("--layer", layer is not None), ("--dense", dense))
     if dense and target is None:
-        raise InputError("--dense: writes W' to a file; give -o FILE as well")
-    if not prompt:
-        talk.note(f"no --prompt given: using the paper's '{PAPER_PROMPT}'")
-
+        raise InputError("--dense: writes W' to a file; give -o FILE.safetensors as well")
     announce(model, talk)
+    if not prompt and files.option is None:
+        talk.note(f"no --prompt given: using the paper's '{PAPER_PROMPT}' where the model reads text")
+    if network:
+        return _all_blocks(wanted, texts, target, presentation, talk)
+    return _one_block(wanted, texts, layer or 0, target, dense, presentation, talk)
+
+
+def _one_block(
+    wanted: ModelRequest,
+    texts: PromptRequest,
+    layer: int,
+    target: Target | None,
+    dense: bool,
+    presentation: Presentation,
+    talk: Talk,
+) -> int:
+    from duat_cli.cli.shared.tensor_target import operator_file, token_texts
+    from duat_cli.cli.terminal.progress import Progress
+
     with Progress(talk) as progress:
-        loaded, [text] = open_session(wanted, texts, progress)
+        loaded, text = _opened(wanted, texts, progress)
         from duat_cli.analysis.matrix.run import matrix as compute
 
-        decode = token_texts(loaded, trust_remote_code)
-        with operator_file(target, loaded, trust_remote_code) as file:
+        decode = token_texts(loaded, wanted.trust_remote_code)
+        with operator_file(target, loaded, wanted.trust_remote_code) as file:
             report = compute(loaded, text, layer, decode, progress, file, dense=dense)
         if target is not None:
             talk.note(f"wrote {target.path}")
@@ -128,8 +181,56 @@ def matrix(
     return EXIT_SOUND if _is_sound(report) else EXIT_FINDINGS
 
 
+def _all_blocks(
+    wanted: ModelRequest, texts: PromptRequest, target: Target | None, presentation: Presentation, talk: Talk
+) -> int:
+    from duat_cli.cli.shared.tensor_target import token_texts
+    from duat_cli.cli.terminal.progress import Progress
+
+    with Progress(talk) as progress:
+        loaded, text = _opened(wanted, texts, progress)
+        from duat_cli.analysis.network.run import network as compute
+
+        decode = token_texts(loaded, wanted.trust_remote_code)
+        with contextlib.nullcontext() if target is None else target.replacing() as part:
+            report = compute(loaded, text, decode, progress, part)
+        if target is not None:
+            talk.note(f"wrote {target.path}")
+
+    from duat_cli.report.tables.network import render_network
+
+    presentation.emit(report, render_network, talk)
+    return EXIT_SOUND if report.certificate.exact else EXIT_FINDINGS
+
+
+def _opened(wanted: ModelRequest, texts: PromptRequest, progress: Progress) -> tuple[LoadedModel, Prompt]:
+    """The model and its one input."""
+    from duat_cli.analysis.opening import open_session
+
+    loaded, read = open_session(wanted, texts, progress)
+    if len(read) > 1:
+        assert texts.files is not None  # there is one text
+        raise InputError(f"{texts.files.option}: given {len(read)} times; a matrix belongs to one input")
+    return loaded, read[0]
+
+
+def _refuse(*given: tuple[str, bool]) -> None:
+    for option, is_given in given:
+        if is_given:
+            raise InputError(
+                f"{option} and --network contradict each other: all blocks are taken and all matrices written"
+            )
+
+
 def _is_sound(report: MatrixReport) -> bool:
     return report.certificate.exact and all(check.holds is not False for check in report.checks)
+
+
+def _is_page(output: str | None, form: options.PageFormat | None) -> bool:
+    """Whether the file is for the report; otherwise it is for the matrices."""
+    if output is None or form in ("table", "json"):
+        return False
+    return output.lower().endswith((".html", ".htm")) or (form == "html" and not output.endswith(".safetensors"))
 
 
 def _only(prompt: list[str] | None) -> str:

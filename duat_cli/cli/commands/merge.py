@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from duat_cli.cli.shared import options
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND
 
-Directory = Annotated[
-    str, typer.Argument(metavar="DIR", show_default=False, help="The folder that duat inspect --out wrote.")
-]
+if TYPE_CHECKING:
+    from duat_cli.report.tables.page import Page
+    from duat_cli.results.attribute import AttributeReport
+    from duat_cli.results.inspect import InspectReport
+
+Directory = Annotated[str, typer.Argument(metavar="DIR", show_default=False, help="The folder that --out wrote.")]
 
 
 def merge(
     directory: Directory,
-    form: options.FormatOption = None,
+    form: options.PageFormatOption = None,
     json: options.Json = False,
     output: options.Output = None,
     wide: options.Wide = False,
@@ -33,7 +36,7 @@ def merge(
     from duat_cli.cli.terminal.progress import Progress
 
     talk = talk_of(quiet, verbose, no_color)
-    presentation = Presentation.of(output, form, json, no_color, wide=wide)
+    presentation = Presentation.of_page(output, form, json, no_color, wide=wide)
     with Progress(talk) as progress:
         from duat_cli.analysis.clock import Clock
 
@@ -44,7 +47,15 @@ def merge(
 
         report = compute(Folder.read(Path(directory)), clock.run, progress)
 
+    presentation.emit(report, _render, talk)
+    return EXIT_SOUND if report.certificate.exact else EXIT_FINDINGS
+
+
+def _render(report: InspectReport | AttributeReport, page: Page) -> str:
+    if report.command == "attribute":
+        from duat_cli.report.tables.attribute import render_attribute
+
+        return render_attribute(report, page)
     from duat_cli.report.tables.inspect import render_inspect
 
-    presentation.emit(report, render_inspect, talk)
-    return EXIT_SOUND if report.certificate.exact else EXIT_FINDINGS
+    return render_inspect(report, page)

@@ -10,17 +10,18 @@ import typer
 from duat_cli.cli.commands.lora_diff import DefaultPrompts
 from duat_cli.cli.commands.prune_bound import Granularity, Holdout, Measure, MetricOption, Probes, parse_kinds
 from duat_cli.cli.shared import options
+from duat_cli.cli.shared.sets import EffortOption
 from duat_cli.errors import EXIT_SOUND, EXIT_UNDECIDED, InputError
 
 TOKENS_LIMIT = 1_000_000  # prompts; more would only fill the memory
 
 For = Annotated[
-    Literal["inspect", "verify", "matrix", "prune-bound", "lora-diff", "check"],
+    Literal["inspect", "verify", "matrix", "prune-bound", "lora-diff", "check", "attribute", "compare"],
     typer.Option(
         "--for",
         metavar="COMMAND",
         rich_help_panel=options.PANEL_COMPUTE,
-        help="inspect, verify, matrix, prune-bound, lora-diff or check.",
+        help="inspect, verify, matrix, prune-bound, lora-diff, check, attribute or compare.",
     ),
 ]
 Time = Annotated[
@@ -54,6 +55,29 @@ Select = Annotated[
         "--select", metavar="RULE", rich_help_panel=options.PANEL_COMPUTE, help="For check: as of duat check."
     ),
 ]
+Position = Annotated[
+    Literal["all"] | None,
+    typer.Option(
+        "--position",
+        metavar="all",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="For attribute: a target for each token.",
+    ),
+]
+Steps = Annotated[
+    int,
+    typer.Option(
+        "--steps",
+        metavar="N",
+        min=0,
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="For attribute: as of duat attribute.",
+    ),
+]
+Fixed = Annotated[
+    bool,
+    typer.Option("--fixed", metavar="", rich_help_panel=options.PANEL_COMPUTE, help="For compare: as of duat compare."),
+]
 Null = Annotated[
     Literal["all", "uniform"],
     typer.Option("--null", metavar="WHICH", rich_help_panel=options.PANEL_COMPUTE, help="As of duat inspect."),
@@ -82,17 +106,21 @@ def plan(
     holdout: Holdout = None,
     granularity: Granularity = None,
     metric: MetricOption = None,
-    probes: Probes = 32,
-    measure: Measure = 24,
+    effort: EffortOption = "default",
+    probes: Probes = None,
+    measure: Measure = None,
     policy: Policy = None,
     select: Select = None,
+    position: Position = None,
+    steps: Steps = 0,
+    fixed: Fixed = False,
     time: Time = False,
     dtype: options.DtypeOption = "float32",
     memory: options.Memory = None,
     revision: options.Revision = None,
     token: options.Token = None,
     cache_dir: options.CacheDir = None,
-    form: options.FormatOption = None,
+    form: options.PageFormatOption = None,
     json: options.Json = False,
     output: options.Output = None,
     quiet: options.Quiet = False,
@@ -106,7 +134,7 @@ def plan(
     """
     from duat_cli.analysis.clock import Clock
     from duat_cli.analysis.opening import ModelRequest, PromptRequest
-    from duat_cli.analysis.plan.task import PruneOptions
+    from duat_cli.analysis.plan.task import PruneOptions, effort_of
     from duat_cli.api.planning import PlanRequest, check_task, plan_report
     from duat_cli.cli.shared.announce import announce
     from duat_cli.cli.shared.presentation import Presentation, talk_of
@@ -122,12 +150,17 @@ def plan(
         tuned=tuned,
         default_prompts=default_prompts,
         holdout=holdout,
-        pruning=PruneOptions(parse_kinds(granularity), metric, probes, measure) if command == "prune-bound" else None,
+        pruning=PruneOptions(parse_kinds(granularity), metric, *effort_of(effort, probes, measure), effort=effort)
+        if command == "prune-bound"
+        else None,
         checked=check_task(policy, select or [], dtype) if command == "check" else None,
+        every_position=position is not None,
+        steps=steps,
+        fixed=fixed,
         time=time,
     )
     talk = talk_of(quiet, verbose, no_color)
-    presentation = Presentation.of(output, form, json, no_color)
+    presentation = Presentation.of_page(output, form, json, no_color)
     clock = Clock()
 
     announce(model, talk)

@@ -9,19 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from duat_cli.cli.shared import options
+from duat_cli.cli.shared import options, repairing, sets
+from duat_cli.cli.shared.written import set_line, written_line
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
-from duat_cli.kinds import KINDS, Kind
-from duat_cli.loading.wording import counted
+from duat_cli.kinds import KINDS, Kind, apart
 
 if TYPE_CHECKING:
     from duat_cli.analysis.prune.run import PruneOutcome
-    from duat_cli.analysis.prune.sets.apply import Applied
     from duat_cli.cli.shared.presentation import Presentation
     from duat_cli.cli.terminal.output import Target
     from duat_cli.cli.terminal.progress import Progress
-    from duat_cli.cli.terminal.talk import Talk
-    from duat_cli.results.prune.sets import Plan
+    from duat_cli.results.prune.written import Written
 
 EXPORT_SUFFIXES = (".json", ".yaml", ".yml")
 
@@ -32,8 +30,9 @@ Granularity = Annotated[
         metavar="LIST",
         show_default=False,
         rich_help_panel=options.PANEL_COMPUTE,
-        help="What may go: neuron, head, expert, ffn, attention, block; several with commas. "
-        "Default: whatever the model has.",
+        help="What may go: neuron, head, expert, ffn, attention, block. Several with commas, such as neuron,head, go "
+        "into one set, ordered by damage a parameter, if none is a part of another. Default: whatever the model has, a "
+        "set of each kind.",
     ),
 ]
 MetricOption = Annotated[
@@ -48,23 +47,26 @@ MetricOption = Annotated[
     ),
 ]
 Probes = Annotated[
-    int,
+    int | None,
     typer.Option(
         "--probes",
         metavar="K",
         min=2,
+        show_default=False,
         rich_help_panel=options.PANEL_COMPUTE,
-        help="Random directions of the output that are carried back, for every prompt.",
+        help="Random directions of the output that are carried back, for every prompt. Default: 32.",
     ),
 ]
 Measure = Annotated[
-    int,
+    int | None,
     typer.Option(
         "--measure",
         metavar="N",
         min=0,
+        show_default=False,
         rich_help_panel=options.PANEL_COMPUTE,
-        help="Terms of every kind to ablate for real: all if there are no more, else a random sample.",
+        help="Terms of every kind to ablate for real: all if there are no more, else a random sample; of whole parts "
+        "four times as many. Default: 24.",
     ),
 ]
 Budget = Annotated[
@@ -146,14 +148,6 @@ ChosenSet = Annotated[
         "are held out.",
     ),
 ]
-Uniform = Annotated[
-    bool,
-    typer.Option(
-        "--uniform",
-        rich_help_panel=options.PANEL_COMPUTE,
-        help="Sets of neurons take as many of every FFN: then all of them can leave the file.",
-    ),
-]
 
 
 def prune_bound(
@@ -164,11 +158,16 @@ def prune_bound(
     max_tokens: options.MaxTokens = None,
     granularity: Granularity = None,
     metric: MetricOption = None,
-    probes: Probes = 32,
-    measure: Measure = 24,
+    effort: sets.EffortOption = "default",
+    probes: Probes = None,
+    measure: Measure = None,
     budget: Budget = 0.1,
     ablate: Ablate = "zero",
-    uniform: Uniform = False,
+    remove: sets.Remove = None,
+    rounds: sets.Rounds = 1,
+    uniform: sets.Uniform = False,
+    repair: repairing.Repair = False,
+    calibration: repairing.Calibration = None,
     confidence: Confidence = 0.95,
     exceed: Exceed = 0.1,
     device: options.Device = "auto",
@@ -178,7 +177,7 @@ def prune_bound(
     token: options.Token = None,
     cache_dir: options.CacheDir = None,
     trust_remote_code: options.TrustRemoteCode = False,
-    form: options.FormatOption = None,
+    form: options.PageFormatOption = None,
     json: options.Json = False,
     output: options.Output = None,
     wide: options.Wide = False,
@@ -195,39 +194,55 @@ def prune_bound(
     output, ablates a sample of them for real, and says how good the prediction was. Exit code: 0 done, 1 the
     certificate is not exact, 2 could not tell.
     """
-    from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_with_holdout
-    from duat_cli.analysis.plan.task import PruneOptions, Task
+    from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_with_calibration
+    from duat_cli.analysis.plan.task import PruneOptions, Task, effort_of
     from duat_cli.cli.shared.announce import announce
     from duat_cli.cli.shared.presentation import Presentation, talk_of
     from duat_cli.cli.terminal.progress import Progress
+    from duat_cli.compat.libc import keep_freed_memory
 
     limit = options.parse_memory(memory)
     texts = PromptRequest(prompt, prompts, max_tokens)
     talk = talk_of(quiet, verbose, no_color)
     kinds = parse_kinds(granularity)
-    settings = PruneOptions(kinds, metric, probes, measure, budget, confidence, exceed, ablate == "mean", uniform)
+    if calibration is not None and not repair:
+        raise InputError("--calibration: says what --repair is fitted to; give --repair as well")
+    share, of_all = sets.parse_remove(remove)
+    settings = PruneOptions(
+        kinds, metric, *effort_of(effort, probes, measure), budget, confidence, exceed, ablate == "mean", uniform,
+        repair=repair, joint=apart(kinds), remove=share, of_all=of_all, rounds=rounds, effort=effort,
+    )  # fmt: skip
     task = Task("prune-bound", pruning=settings)
     wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task)
-    presentation = Presentation.of(output, form, json, no_color, wide=wide)
+    presentation = Presentation.of_page(output, form, json, no_color, wide=wide)
     chosen = _Chosen.of(export, apply, chosen_set, kinds, ablate, presentation)
 
     announce(model, talk)
     with Progress(talk) as progress:
-        loaded, inputs, held_out = open_with_holdout(wanted, texts, holdout, progress)
+        loaded, inputs, held_out, fitting = open_with_calibration(wanted, texts, holdout, calibration, progress)
         if apply is not None and loaded.paged is not None:
             raise InputError(
                 "--apply: a checkpoint is written from weights that are all in memory, and these are read block by "
                 "block; use --export FILE, or run it where the model fits"
             )
+        if loaded.paged is None:  # weights that are read block by block leave by being given back
+            keep_freed_memory()
         from duat_cli.analysis.prune.run import prune_bound as compute
 
-        outcome = compute(loaded, inputs, held_out, settings, progress)
+        outcome = compute(loaded, inputs, held_out, settings, progress, fitting)
 
     from duat_cli.report.tables.prune.report import render_prune
 
-    presentation.emit(outcome.report, render_prune, talk)
-    with Progress(talk) as progress:
-        chosen.write(outcome, talk, progress)
+    report = outcome.report
+    try:
+        with Progress(talk) as progress:
+            written, notes = chosen.write(outcome, progress)
+    except BaseException:  # what was computed is shown in any case
+        presentation.emit(report, render_prune, talk)
+        raise
+    presentation.emit(report.model_copy(update={"written": written}), render_prune, talk)
+    for note in notes:
+        talk.note(note)
     return EXIT_SOUND if outcome.report.certificate.exact else EXIT_FINDINGS
 
 
@@ -245,7 +260,7 @@ class _Chosen:
         export: str | None,
         apply: str | None,
         which: str | None,
-        kinds: Sequence[str],
+        kinds: Sequence[Kind],
         ablate: Ablate,
         presentation: Presentation,
     ) -> _Chosen:
@@ -256,7 +271,7 @@ class _Chosen:
             if export is None and apply is None:
                 raise InputError("--set: says which set is written; give --export FILE or --apply DIR")
         for name, value in (("--export", export), ("--apply", apply)):
-            if value is not None and len(kinds) != 1:
+            if value is not None and len(kinds) != 1 and not apart(kinds):
                 raise InputError(f"{name}: sets of different kinds overlap; choose one, such as --granularity head")
             if value is not None and ablate != "zero":
                 raise InputError(
@@ -280,51 +295,21 @@ class _Chosen:
             check_directory(Path(apply))
         return cls(target, None if apply is None else Path(apply), which)
 
-    def write(self, outcome: PruneOutcome, talk: Talk, progress: Progress) -> None:
-        """The set that was asked for."""
+    def write(self, outcome: PruneOutcome, progress: Progress) -> tuple[Written | None, list[str]]:
+        """The set that was asked for, and what is to be said of it."""
         if self.export is None and self.apply is None:
-            return
+            return None, []
         [plan] = outcome.report.plans
         terms = outcome.chosen(plan, self.which)
-        said = _set_line(plan, len(terms))
+        said, notes, written = set_line(plan, len(terms)), list[str](), None
         if self.export is not None:
             self.export.write(outcome.exported(terms, self.export.path.suffix if self.export.path else ".json"))
-            talk.note(f"wrote {self.export.path}: {said}")
+            notes.append(f"wrote {self.export.path}: {said}")
         if self.apply is not None:
             progress.doing(f"writing {self.apply}")
-            applied = outcome.applied(terms, self.apply)
-            for note in applied.notes:
-                talk.note(note)
-            talk.note(f"wrote {self.apply} without {said}")
-            talk.note(_applied_line(applied))
-
-
-def _set_line(plan: Plan, removed: int) -> str:
-    """Which set is written, and what is known of it."""
-    what = f"{removed} of {counted(plan.of, plan.granularity)}"
-    guaranteed = 0 if plan.guarantee is None else plan.guarantee.removed
-    if removed == guaranteed:
-        beside = "" if guaranteed == plan.removed else f" (the largest within the budget has {plan.removed})"
-        return f"the guaranteed set of {what}{beside}"
-    if removed == plan.removed:
-        return f"{what}, the largest set within the budget" + ("; it is not guaranteed" if plan.guarantee else "")
-    beyond = f"; the guaranteed set has {guaranteed}" if plan.guarantee and removed > guaranteed else ""
-    return f"{what}, as --set says{beyond}"
-
-
-def _applied_line(applied: Applied) -> str:
-    """What became of the set, of the size of the weights, and of the output."""
-    parts = [f"{counted(len(applied.removed_blocks), 'block')} removed"] if applied.removed_blocks else []
-    parts += [f"{counted(applied.removed_neurons, 'neuron')} a block removed"] if applied.removed_neurons else []
-    parts += [f"{counted(applied.zeroed, 'term')} zeroed (still stored: no byte saved)"] if applied.zeroed else []
-    return (
-        f"{', '.join(parts)}; weights {_size(applied.bytes_before)} -> {_size(applied.bytes_after)} in "
-        f"{applied.dtype}; read back: relative distance of its output from the ablated model's {applied.error:.1e}"
-    )
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} KB"
+            written = outcome.applied(terms, self.apply)
+            notes += [*written.notes, f"wrote {self.apply} without {said}", written_line(written)]
+        return written, notes
 
 
 def parse_kinds(text: str | None) -> tuple[Kind, ...]:

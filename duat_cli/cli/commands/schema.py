@@ -11,12 +11,22 @@ from duat_cli.errors import EXIT_SOUND
 
 Report = Annotated[
     Literal[
-        "attribute", "check", "explain", "inspect", "lora-diff", "matrix", "plan", "prune-bound", "support", "verify"
+        "attribute",
+        "check",
+        "explain",
+        "inspect",
+        "lora-diff",
+        "matrix",
+        "matrix --network",
+        "plan",
+        "prune-bound",
+        "support",
+        "verify",
     ],
     typer.Argument(
         metavar="REPORT",
-        help="The command it is of: attribute, check, explain, inspect, lora-diff, matrix, prune-bound, support or "
-        "verify.",
+        help="The command it is of: attribute, check, explain, inspect, lora-diff, matrix, 'matrix --network', "
+        "prune-bound, support or verify.",
     ),
 ]
 

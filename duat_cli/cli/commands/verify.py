@@ -11,6 +11,10 @@ def verify(
     prompt: options.Prompts = None,
     prompts: options.PromptsFile = None,
     max_tokens: options.MaxTokens = None,
+    image: options.Images = None,
+    audio: options.Sounds = None,
+    tensors: options.InputTensors = None,
+    stack: options.Stack = None,
     device: options.Device = "auto",
     dtype: options.DtypeOption = "float32",
     memory: options.Memory = None,
@@ -38,7 +42,7 @@ def verify(
 
     limit = options.parse_memory(memory)
     wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, Task("verify"))
-    texts = PromptRequest(prompt, prompts, max_tokens)
+    texts = PromptRequest(prompt, prompts, max_tokens, options.input_files(image, audio, tensors, stack))
     talk = talk_of(quiet, verbose, no_color)
     presentation = Presentation.of(output, form, json, no_color, wide=wide)
 

@@ -9,6 +9,7 @@ import typer
 
 from duat_cli.cli.terminal.talk import hide
 from duat_cli.errors import InputError
+from duat_cli.loading.inputs.request import InputFiles, StackName
 from duat_cli.text import clean
 
 PANEL_INPUT = "Input"
@@ -36,6 +37,8 @@ CONTEXT: dict[str, Any] = {
 }
 
 Format = Literal["table", "json"]
+PageFormat = Literal["table", "json", "html"]
+CardFormat = Literal["table", "json", "html", "model-card"]
 Dtype = Literal["float32", "float64", "bfloat16", "float16", "fp32", "fp64", "bf16", "fp16", "auto"]
 
 Model = Annotated[
@@ -74,6 +77,43 @@ MaxTokens = Annotated[
         min=1,
         rich_help_panel=PANEL_INPUT,
         help="Cut every prompt after N tokens.",
+    ),
+]
+Images = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--image",
+        metavar="FILE",
+        rich_help_panel=PANEL_INPUT,
+        help="A picture for a model that reads pictures; repeatable; needs Pillow, the extra vision.",
+    ),
+]
+Sounds = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--audio",
+        metavar="FILE",
+        rich_help_panel=PANEL_INPUT,
+        help="A PCM .wav file for a model that reads sound; repeatable.",
+    ),
+]
+InputTensors = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--inputs",
+        metavar="FILE",
+        rich_help_panel=PANEL_INPUT,
+        help="A .safetensors file of prepared tensors, named as the arguments of the model's forward pass; repeatable.",
+    ),
+]
+Stack = Annotated[
+    StackName | None,
+    typer.Option(
+        "--stack",
+        metavar="PART",
+        show_default=False,
+        rich_help_panel=PANEL_INPUT,
+        help="vision, audio or text: that part of a model of several alone.",
     ),
 ]
 Layers = Annotated[
@@ -161,6 +201,27 @@ FormatOption = Annotated[
         help="table or json. Default: table, or json when the output file ends in .json.",
     ),
 ]
+PageFormatOption = Annotated[
+    PageFormat | None,
+    typer.Option(
+        "--format",
+        metavar="FORMAT",
+        show_default=False,
+        rich_help_panel=PANEL_OUTPUT,
+        help="table, json, or html: a page with pictures. Default: table, or what the output file's name ends in.",
+    ),
+]
+CardFormatOption = Annotated[
+    CardFormat | None,
+    typer.Option(
+        "--format",
+        metavar="FORMAT",
+        show_default=False,
+        rich_help_panel=PANEL_OUTPUT,
+        help="table, json, html (a page with pictures) or model-card (a section for a model's README). Default: table, "
+        "or what the output file's name ends in.",
+    ),
+]
 Json = Annotated[
     bool, typer.Option("--json", metavar="", rich_help_panel=PANEL_OUTPUT, help="Short for --format json.")
 ]
@@ -201,6 +262,25 @@ NoColor = Annotated[
     bool,
     typer.Option("--no-color", metavar="", rich_help_panel=PANEL_OUTPUT, help="No colour; NO_COLOR does the same."),
 ]
+
+
+Out = Annotated[
+    str | None,
+    typer.Option(
+        "--out",
+        metavar="DIR",
+        rich_help_panel=PANEL_COMPUTE,
+        help="Keep the result of every prompt in a folder: a run that was interrupted goes on there, and processes "
+        "started by torchrun, accelerate launch or srun share the prompts. More: duat explain many-prompts.",
+    ),
+]
+
+
+def input_files(
+    images: list[str] | None, sounds: list[str] | None, tensors: list[str] | None, stack: StackName | None
+) -> InputFiles:
+    """What a model of images or sound is to read."""
+    return InputFiles(tuple(images or ()), tuple(sounds or ()), tuple(tensors or ()), stack)
 
 
 def parse_memory(text: str | None) -> int | None:

@@ -24,8 +24,14 @@ from duat_cli.text import one_line
 if TYPE_CHECKING:
     from duat_cli.results.check import CheckReport
 
-CheckForm = Literal["table", "json", "junit", "github", "markdown", "sarif"]
-_SUFFIXES: dict[str, CheckForm] = {".json": "json", ".xml": "junit", ".md": "markdown", ".sarif": "sarif"}
+CheckForm = Literal["table", "json", "junit", "github", "markdown", "sarif", "html", "eval-results", "model-card"]
+_SUFFIXES: dict[str, CheckForm] = {
+    ".json": "json",
+    ".xml": "junit",
+    ".md": "markdown",
+    ".sarif": "sarif",
+    ".html": "html",
+}
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ class Outlets:
     def open(self, form: CheckForm | None, json: bool, output: str | None, reports: list[str], no_color: bool) -> None:
         """The result's own place, then the others, each checked now; InputError says what cannot be written."""
         chosen = _form(form, json, output)
-        self._presentation = Presentation.of(output, "json" if chosen == "json" else "table", False, no_color)
+        self._presentation = Presentation.of(output, chosen if chosen in ("json", "html") else "table", False, no_color)
         self._open.append(_Outlet(chosen, self._presentation.target))
         faults = []
         for text in reports:
@@ -70,12 +76,13 @@ class Outlets:
 
     def write(self, report: CheckReport, every: bool, talk: Talk) -> None:
         """Files first: where one cannot be written, standard output has not said yet that all is well."""
-        from duat_cli.report.check.forms import render
+        from duat_cli.cli.shared.pages import page_of
+        from duat_cli.report.forms.check import render
 
         assert self._presentation is not None
         page = self._presentation.page()
         for outlet in sorted(self._open, key=lambda o: o.target.path is None):
-            text = render(report, outlet.form, page, every)
+            text = page_of([(None, report)]) if outlet.form == "html" else render(report, outlet.form, page, every)
             self._open.remove(outlet)  # what cannot be written keeps what it had
             outlet.target.write(text)
             if outlet.target.path is not None:
@@ -91,7 +98,8 @@ class Outlets:
             self._say(error)
 
     def _say(self, error: BaseException) -> None:
-        from duat_cli.report.check.forms import render_undecided
+        from duat_cli.cli.shared.pages import page_of
+        from duat_cli.report.forms.check import render_undecided
         from duat_cli.results.check import Problem, UndecidedReport
 
         problem = Problem(kind=kind_of(error), message=one_line(line_of(error)), exit_code=code_of(error))
@@ -103,7 +111,8 @@ class Outlets:
             if path is None and outlet.form == "table":
                 continue  # standard error says it
             try:
-                outlet.target.write(render_undecided(report, outlet.form))
+                html = outlet.form == "html"
+                outlet.target.write(page_of([(None, report)]) if html else render_undecided(report, outlet.form))
             except DuatError:
                 continue  # the error that goes on may be this one
 

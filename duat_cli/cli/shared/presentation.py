@@ -9,11 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from duat_cli.cli.shared.options import Format
+from duat_cli.cli.shared.options import CardFormat
 from duat_cli.cli.terminal import streams
 from duat_cli.cli.terminal.output import Target
 from duat_cli.cli.terminal.talk import Talk
 from duat_cli.errors import InputError
+from duat_cli.text import clean
 
 if TYPE_CHECKING:
     from duat_cli.report.tables.page import Page
@@ -28,20 +29,34 @@ class Presentation:
     """Where the result goes and in which form; made, and so checked, before anything is computed."""
 
     target: Target
-    form: Format
+    form: CardFormat
     color: bool
     wide: bool = False
 
     @classmethod
     def of(
-        cls, output: str | None, form: Format | None, json: bool, no_color: bool, *, wide: bool = False
+        cls, output: str | None, form: CardFormat | None, json: bool, no_color: bool, *, wide: bool = False
     ) -> Presentation:
-        if json and form == "table":
-            raise InputError("--json and --format table contradict each other; give one of them")
+        """InputError for options that contradict each other, and for a place that cannot be written."""
+        if json and form in ("table", "html", "model-card"):
+            raise InputError(f"--json and --format {form} contradict each other; give one of them")
+        if form is None and not json and _names_page(output):
+            raise InputError(f"--output {clean(output or '')}: this command writes no page; give another name")
         target = Target.of_text("--output", output)
-        implied: Format = "json" if json or (target.path and target.path.suffix == ".json") else "table"
+        implied: CardFormat = "json" if json or (target.path and target.path.suffix == ".json") else "table"
         terminal = target.path is None and sys.stdout.isatty()
+        if form == "html" and terminal:
+            raise InputError("--format html: a page is no text for a terminal; name a file, such as -o report.html")
         return cls(target, form or implied, _is_colorful(terminal, no_color), wide)
+
+    @classmethod
+    def of_page(
+        cls, output: str | None, form: CardFormat | None, json: bool, no_color: bool, *, wide: bool = False
+    ) -> Presentation:
+        """Of a command that has a page as well: a file name that ends in .html asks for it."""
+        if form is None and not json and _names_page(output):
+            form = "html"
+        return cls.of(output, form, json, no_color, wide=wide)
 
     def emit(self, report: Report, render: Callable[[Report, Page], str], talk: Talk) -> None:
         """Write the report."""
@@ -49,6 +64,14 @@ class Presentation:
             from duat_cli.report.json import to_json
 
             self.target.write(to_json(report))
+        elif self.form == "html":
+            from duat_cli.cli.shared.pages import page_of
+
+            self.target.write(page_of([(None, report)]))
+        elif self.form == "model-card":
+            from duat_cli.report.forms.model_card import model_card
+
+            self.target.write(model_card(report))
         else:
             self.target.write(render(report, self.page()))
         if self.target.path is not None:
@@ -73,3 +96,7 @@ def talk_of(quiet: bool, verbose: bool, no_color: bool) -> Talk:
 def _is_colorful(terminal: bool, no_color: bool) -> bool:
     plain = no_color or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
     return terminal and not plain
+
+
+def _names_page(output: str | None) -> bool:
+    return output is not None and output.lower().endswith((".html", ".htm"))

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from duat_cli.api import tensors
 from duat_cli.cli.terminal.output import Target
 from duat_cli.errors import InputError
 
@@ -13,16 +14,10 @@ if TYPE_CHECKING:
     from duat_cli.analysis.operator_file import OperatorFile
     from duat_cli.loading.model.load import LoadedModel
 
-SUFFIX = ".safetensors"
-
 
 def tensor_target(option: str, name: str | None) -> Target | None:
     """The file of an option's value, checked; None without one."""
-    if name is None:
-        return None
-    if not name.endswith(SUFFIX):
-        raise InputError(f"{option} '{name}': expected a file name that ends in {SUFFIX}; the report is on stdout")
-    return Target.of(option, name)
+    return tensors.tensor_target(Target, option, name)
 
 
 @contextlib.contextmanager
@@ -31,14 +26,8 @@ def operator_file(target: Target | None, loaded: LoadedModel, trust_remote_code:
     if target is None:
         yield None
         return
-    from duat_cli.analysis.operator_file import OperatorFile
-
-    with target.replacing() as part:
-        file = OperatorFile(part, token_texts(loaded, trust_remote_code), f"{target.option} '{target.path}'")
-        try:
-            yield file
-        finally:
-            file.close()
+    with tensors.operator_file(target, token_texts(loaded, trust_remote_code)) as file:
+        yield file
 
 
 def token_texts(loaded: LoadedModel, trust_remote_code: bool) -> Callable[[int], str]:
@@ -52,6 +41,8 @@ def texts_of_tokens(loaded: LoadedModel, trust_remote_code: bool) -> Callable[[l
     from duat_cli.loading.model.load import load_tokenizer
     from duat_cli.loading.quiet import calling_tokenizer
 
+    if loaded.like is not None:  # positions of a picture or a sound say nothing
+        return lambda positions: " ".join(f"#{position}" for position in positions)
     tokenizer = load_tokenizer(loaded.files.path, trust_remote_code=trust_remote_code)
 
     def text(tokens: list[int]) -> str:

@@ -51,6 +51,14 @@ class Group(TyperGroup):
             option.default = False  # None is no bool: `duat inspect --help` would load pydantic to convert it
         return option
 
+    def get_params(self, ctx: Any) -> Any:
+        """The same of the flags that write a shell's completion."""
+        found = super().get_params(ctx)
+        for parameter in found:
+            if getattr(parameter, "is_flag", False) and parameter.default is None:
+                parameter.default = False
+        return found
+
 
 def _of_commands(group: TyperGroup) -> Sections:
     sections: Sections = {}

@@ -71,7 +71,7 @@ class BaseWeights:
         tensor = self._in_files(parameter)
         if tensor is not None:
             entry = self.files.tensors[tensor]
-            dtype = str(STORED[entry.dtype]).removeprefix("torch.")
+            dtype = "float32" if entry.made else str(STORED[entry.dtype]).removeprefix("torch.")
             longer = tensor if tensor.endswith("." + parameter) else parameter
             return Place(longer, tensor, entry.shape, dtype, False)
         if not load:
@@ -83,11 +83,13 @@ class BaseWeights:
         return Place(parameter, name, shapes[name], self.dtype(), True)
 
     def read(self, place: Place) -> Tensor:
-        """The tensor as it is stored, in memory of its own or of the loaded model: not to be written to."""
+        """The tensor as it is stored, in memory of its own or of the loaded model: not to be written to. A quantised
+        weight in float32, as no rounding to a stored dtype stands behind it."""
         if place.loaded:
             return self._loaded()[place.tensor]
-        tensor: Tensor = self._opened[self.files.tensors[place.tensor].shard].get_tensor(place.tensor)
-        return tensor
+        entry = self.files.tensors[place.tensor]
+        tensor: Tensor = self._opened[entry.shard].get_tensor(place.tensor)
+        return tensor.float() if entry.made else tensor
 
     def _in_files(self, parameter: str) -> str | None:
         held = self.files.tensors

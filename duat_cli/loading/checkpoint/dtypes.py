@@ -23,15 +23,23 @@ _STORED = {
 
 def auto_dtype(files: CheckpointFiles) -> str:
     """What `--dtype auto` means: the dtype that config.json states, else the one of most stored bytes."""
+    return stated_dtype(files) or most_stored_name(files) or "float32"
+
+
+def stated_dtype(files: CheckpointFiles) -> str | None:
+    """The dtype that config.json states, if models run in it."""
     for config in (files.config, text_config(files.config)):
         stated = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
         if _STATED.get(stated, stated) in SIZES:
             return _STATED.get(stated, stated)
-    return most_stored_name(files) or "float32"
+    return None
 
 
 def most_stored_name(files: CheckpointFiles) -> str | None:
-    """The floating-point dtype of most of the checkpoint's bytes; None if it holds none."""
+    """The floating-point dtype of most of the checkpoint's bytes; None if it holds none. Of quantised weights the one
+    that they were before, as config.json states it."""
+    if files.quantised and (stated := stated_dtype(files)):
+        return stated
     sizes: Counter[str] = Counter()
     for entry in files.tensors.values():
         if entry.elements and entry.dtype in _STORED:

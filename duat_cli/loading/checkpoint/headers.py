@@ -6,14 +6,18 @@ import json
 import math
 import os
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from duat_cli.loading.checkpoint.files import fail, kind, open_file, refuse_pointer
 from duat_cli.loading.checkpoint.seal import Seal, seal_of
 from duat_cli.loading.wording import shown
 from duat_cli.text import clean
+
+if TYPE_CHECKING:
+    from duat_cli.loading.quantised.formula import Formula
 
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
@@ -38,10 +42,27 @@ class TensorEntry:
     bytes: int
     offset: int
     """Of its first byte, from the file's start."""
+    made: Made | None = None
+    """Of a quantised weight, what it is computed from: shape and dtype are those of the result, shard and offset those
+    of the first stored tensor, and bytes those of all."""
 
     @property
     def elements(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def read_bytes(self) -> int:
+        """In memory, as it is read: a quantised weight as its values."""
+        return self.bytes if self.made is None else self.elements * _BITS[self.dtype] // 8
+
+
+@dataclass(frozen=True)
+class Made:
+    """A weight that is computed from stored tensors."""
+
+    formula: Formula
+    parts: Mapping[str, TensorEntry]
+    """Role -> stored tensor."""
 
 
 @dataclass(frozen=True)

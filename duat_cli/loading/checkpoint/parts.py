@@ -29,6 +29,11 @@ class Part:
         return sum(tensor.bytes for tensor in self.tensors.values())
 
     @property
+    def read(self) -> int:
+        """Bytes in memory, as they are read: quantised weights as their values."""
+        return sum(tensor.read_bytes for tensor in self.tensors.values())
+
+    @property
     def elements(self) -> int:
         return sum(tensor.elements for tensor in self.tensors.values())
 

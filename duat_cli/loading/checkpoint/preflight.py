@@ -8,6 +8,7 @@ takes about a millisecond.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from duat_cli.compat.transformers import IMPLEMENTATION_FIELD
+from duat_cli.loading.checkpoint.dequantised import QUANTISATION, check_method, dequantised
 from duat_cli.loading.checkpoint.files import fail, read_json, refuse_foreign_link
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.index import merge, weight_files
@@ -47,11 +49,16 @@ class CheckpointFiles:
     shards: tuple[str, ...]
     """Weight files relative to the folder."""
     tensors: dict[str, TensorEntry]
+    """What a model is made of."""
     warnings: tuple[str, ...]
     total_bytes: int
     """Of all tensors, without the headers."""
     seals: dict[str, Seal]
     """Shard -> what it was when its header was read: a file that changes afterwards is refused."""
+    stored: dict[str, TensorEntry] = dataclasses.field(default_factory=dict)
+    """What the files hold; `tensors` has the weights in the place of what they are quantised to."""
+    quantised: str | None = None
+    """How weights are quantised, in words; None where they are stored as they are."""
     misplaced: tuple[str, ...] = ()
     """Tensors that the index seeks in another shard than the one that holds them, or in none."""
 
@@ -70,14 +77,23 @@ def _inspect(path: Path) -> CheckpointFiles:
     check_config(path / CONFIG, config)
     weights = weight_files(path)
     merged = merge(path, weights)
-    tensors = merged.tensors
+    tensors, quantised = dequantised(path, _quantisation(config), merged)
     _refuse_small_floats(path, tensors)
     _check_sizes(path / CONFIG, config, tensors)
     _check_model_type(path / CONFIG, config)
     warnings = [*weights.warnings, *merged.warnings, *_odd_names(tensors)]
-    total = sum(t.bytes for t in tensors.values())
+    total = sum(t.bytes for t in merged.tensors.values())
     return CheckpointFiles(
-        path, config, weights.shards, tensors, tuple(warnings), total, merged.seals, merged.misplaced
+        path=path,
+        config=config,
+        shards=weights.shards,
+        tensors=tensors,
+        warnings=tuple(warnings),
+        total_bytes=total,
+        seals=merged.seals,
+        stored=merged.tensors,
+        quantised=quantised,
+        misplaced=merged.misplaced,
     )
 
 
@@ -113,9 +129,15 @@ def check_config(where: Path, config: dict[str, Any]) -> None:
             _check_dtype(where, field, value)
         elif IMPLEMENTATION_FIELD.fullmatch(name):
             _check_implementation(where, field, value)
-        elif name in ("quantization_config", "compression_config") and value:
-            _refuse_quantised(where, field, value)
+    for field, value in _quantisation(config):
+        check_method(where, field, value)
     _check_architectures(where, config.get("architectures"))
+
+
+def _quantisation(config: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [
+        (field, value) for field, value in config_fields(config) if field.rpartition(".")[2] in QUANTISATION and value
+    ]
 
 
 def config_fields(config: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -148,12 +170,6 @@ def _check_implementation(where: Path, field: str, value: object) -> None:
         if name is not None and (not isinstance(name, str) or re.search(r"[/:\\]", name)):
             fail(where, f"{clean(field)}: {shown(name)} names a kernel repository, which duat does not run; "
                         "remove the field")  # fmt: skip
-
-
-def _refuse_quantised(where: Path, field: str, value: object) -> None:
-    method = value.get("quant_method") if isinstance(value, dict) else value
-    fail(where, f"{clean(field)}: quantised weights (quant_method {shown(method)}) are not supported; "
-                "give the checkpoint in full precision, or dequantise it")  # fmt: skip
 
 
 def _check_architectures(where: Path, value: object) -> None:

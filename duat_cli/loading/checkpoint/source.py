@@ -53,7 +53,7 @@ def resolve(
     if not source.strip() or "\0" in source:
         raise InputError(f"MODEL {shown(source)}: expected a folder or a hub id such as org/name")
     if not is_local(source):
-        return _download(source, revision, token, cache_dir, trust_remote_code)
+        return checkpoint(source, revision, token, cache_dir, trust_remote_code)
     if revision is not None:
         raise InputError(f"--revision {shown(revision)}: {shown(source)} is a local folder, which has none")
     return Source(Path(source).expanduser(), source, None)
@@ -74,13 +74,27 @@ def demo_adapter_path() -> Path:
     return demo_path().parent / "adapter"
 
 
-def _download(
-    repo: str, revision: str | None, token: str | None, cache_dir: str | None, trust_remote_code: bool
+def checkpoint(
+    repo: str, revision: str | None, token: str | None, cache_dir: str | None, trust_remote_code: bool = False
 ) -> Source:
-    """The hub's files in the local cache: config, tokenizer, safetensors; never pickle."""
+    """A checkpoint of the hub, in the local cache: config, tokenizer, safetensors; never pickle."""
+    patterns = [*_HUB_FILES, *(["*.py"] if trust_remote_code else [])]
+    path = snapshot(repo, revision, token, cache_dir, patterns)
+    if not any((path / name).exists() for name in (WEIGHTS, INDEX)):
+        raise CheckpointError(
+            f"{shown(repo)}: neither the hub nor the cache has its {WEIGHTS}; pickle is never read: "
+            "convert it to safetensors, or use a --revision that holds safetensors"
+        )
+    return Source(path, repo, path.name)
+
+
+def snapshot(repo: str, revision: str | None, token: str | None, cache_dir: str | None, patterns: list[str]) -> Path:
+    """The folder of a commit in the hub's cache, whose name is the commit, with the files of these patterns.
+
+    CheckpointError says why the hub or the cache does not have it; no token is in its text.
+    """
     import huggingface_hub
 
-    patterns = [*_HUB_FILES, *(["*.py"] if trust_remote_code else [])]
     try:
         folder = huggingface_hub.snapshot_download(
             repo, revision=revision, token=token, cache_dir=cache_dir, allow_patterns=patterns
@@ -89,13 +103,7 @@ def _download(
         text = _hub_reason(error, revision, cache_dir or cache_folder())
         text = text.replace(token, "***") if token else text
         raise CheckpointError(f"{shown(repo)}: {text}") from error
-    path = Path(folder)
-    if not any((path / name).exists() for name in (WEIGHTS, INDEX)):
-        raise CheckpointError(
-            f"{shown(repo)}: neither the hub nor the cache has its {WEIGHTS}; pickle is never read: "
-            "convert it to safetensors, or use a --revision that holds safetensors"
-        )
-    return Source(path, repo, path.name)
+    return Path(folder)
 
 
 def _hub_reason(error: Exception, revision: str | None, cache: str) -> str:

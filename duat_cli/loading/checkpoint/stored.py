@@ -1,9 +1,11 @@
-"""Tensors as they are stored: safetensors' dtypes as torch's, and the files open for reading."""
+"""Tensors as they are stored: safetensors' dtypes as torch's, and the files open for reading; quantised weights as they
+are computed from what is stored."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,10 @@ import torch
 from torch import Tensor
 
 from duat_cli.compat.safetensors import open_read
+from duat_cli.loading.checkpoint.dequantised import pieces
 from duat_cli.loading.checkpoint.dtypes import most_stored_name
 from duat_cli.loading.checkpoint.files import fail
+from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.checkpoint.seal import Seal, require_unchanged
 from duat_cli.loading.quiet import described, foreign_errors
@@ -24,7 +28,7 @@ STORED = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "U16": torch.uint16, "I16": torch.int16,
     "U32": torch.uint32, "I32": torch.int32, "U64": torch.uint64, "I64": torch.int64, "F16": torch.float16,
     "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64, "C64": torch.complex64,
-    # these only of empty tensors, which real checkpoints hold as markers
+    # these only of empty tensors, which real checkpoints hold as markers, and of what quantised weights are made of
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
     "F8_E5M2FNUZ": torch.float8_e5m2fnuz, "F8_E8M0": torch.float8_e8m0fnu,
 }  # fmt: skip
@@ -36,17 +40,40 @@ def most_stored(files: CheckpointFiles) -> torch.dtype | None:
     return None if name is None else getattr(torch, name)
 
 
+def dequantised_tensor(path: Path, seals: Mapping[str, Seal], name: str, entry: TensorEntry) -> Tensor:
+    """A quantised weight, computed from what the files hold."""
+    found = torch.empty(entry.shape, dtype=STORED[entry.dtype])
+    flat = found.reshape(-1, entry.shape[-1])
+    for start, values in pieces(path, seals, name, entry):
+        flat[start : start + len(values)] = torch.from_numpy(values)
+    return found
+
+
 class StoredTensors:
-    """One safetensors file, open, that refuses to be read once it is no longer the file that was checked."""
+    """One safetensors file, open, that refuses to be read once it is no longer the file that was checked.
+
+    Quantised weights whose values begin in it are read by their names as well.
+    """
 
     def __init__(self, path: Path, seal: Seal, opened: Any) -> None:
         self._path, self._seal, self._opened = path, seal, opened
+        self._made: dict[str, MadeSlice] = {}
+
+    def add_made(self, folder: Path, seals: Mapping[str, Seal], entries: Mapping[str, TensorEntry]) -> None:
+        """Have quantised weights read here. seals: of all files of the folder."""
+        for name, entry in entries.items():
+            make = functools.partial(dequantised_tensor, folder, seals, name, entry)
+            self._made[name] = MadeSlice(entry, make)
 
     def get_tensor(self, name: str) -> Tensor:
+        if name in self._made:
+            return self._made[name][...]
         with self.reading(name):
             return self._opened.get_tensor(name)
 
-    def get_slice(self, name: str) -> StoredSlice:
+    def get_slice(self, name: str) -> StoredSlice | MadeSlice:
+        if name in self._made:
+            return self._made[name]
         with self.reading(name):
             return StoredSlice(self, name, self._opened.get_slice(name))
 
@@ -81,17 +108,39 @@ class StoredSlice:
             return found
 
 
+class MadeSlice:
+    """A quantised weight in the place of safetensors' slice: computed as a whole where it is indexed."""
+
+    def __init__(self, entry: TensorEntry, make: Callable[[], Tensor]) -> None:
+        self._entry, self._make = entry, make
+
+    def get_shape(self) -> list[int]:
+        return list(self._entry.shape)
+
+    def get_dtype(self) -> str:
+        return self._entry.dtype
+
+    def __getitem__(self, at: Any) -> Tensor:
+        return self._make()[at]
+
+
 @contextlib.contextmanager
 def readers(files: CheckpointFiles) -> Iterator[dict[str, StoredTensors]]:
     """Shard -> open safetensors file."""
     first: dict[str, str] = {}
+    made: dict[str, dict[str, TensorEntry]] = {}
     for name, entry in files.tensors.items():
         first.setdefault(entry.shard, name)
+        if entry.made is not None:
+            made.setdefault(entry.shard, {})[name] = entry
     with contextlib.ExitStack() as stack:
-        yield {
+        found = {
             shard: stack.enter_context(open_tensors(files.path / shard, files.seals[shard], first.get(shard)))
             for shard in files.shards
         }
+        for shard, entries in made.items():
+            found[shard].add_made(files.path, files.seals, entries)
+        yield found
 
 
 @contextlib.contextmanager

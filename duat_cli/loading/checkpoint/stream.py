@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from duat_cli.loading.checkpoint.dequantised import pieces
 from duat_cli.loading.checkpoint.files import open_file, read_into
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
@@ -42,7 +43,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Streamed:
-    """A tensor whose pieces can be read once."""
+    """A tensor whose pieces can be read once; a quantised weight by its values."""
 
     name: str
     entry: TensorEntry
@@ -65,7 +66,13 @@ def stream(files: CheckpointFiles) -> Iterator[Streamed]:
         require_unchanged(path, seal, names[0] if names else None, header=True)
         for name in names:
             entry = files.tensors[name]
-            yield Streamed(name, entry, _pieces(path, seal, name, entry))
+            yield Streamed(name, entry, _computed(files, name) if entry.made else _pieces(path, seal, name, entry))
+
+
+def _computed(files: CheckpointFiles, name: str) -> Iterator[Piece]:
+    """Of a quantised weight, from what it is stored as."""
+    for row, values in pieces(files.path, files.seals, name, files.tensors[name]):
+        yield Piece(row, values, whole_rows=True)
 
 
 def _matrix(entry: TensorEntry) -> tuple[int, int]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from duat_cli.compat.accelerate import without_mixed_precision
 from duat_cli.compat.torch import uncompiled
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.checkpoint.headers import TensorEntry
@@ -44,6 +45,7 @@ def given(model: Any) -> LoadedModel:
     with hushed(), torch.no_grad():
         with foreign_errors(f"{type(own).__name__}: its modules cannot be copied", UnsupportedModelError):
             shell = copy.deepcopy(model, _memo(model))
+        without_mixed_precision(shell)
         notes: list[str] = []
         if wrapped:
             shell, notes = _merged(shell)
@@ -122,4 +124,4 @@ def _described(model: nn.Module, name: str) -> CheckpointFiles:
         n: TensorEntry(tuple(p.shape), _NAMES[p.dtype], "", p.numel() * p.element_size(), 0)
         for n, p in model.named_parameters()
     }
-    return CheckpointFiles(Path(name), {}, (), tensors, (), sum(t.bytes for t in tensors.values()), {})
+    return CheckpointFiles(Path(name), {}, (), tensors, (), sum(t.bytes for t in tensors.values()), {}, tensors)

@@ -17,7 +17,7 @@ import transformers
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
-from duat_cli.compat.transformers import load_part, targets_of, without_fusion
+from duat_cli.compat.transformers import as_weights_are, load_part, targets_of
 from duat_cli.errors import CheckpointError, InputError
 from duat_cli.loading.checkpoint.dtypes import auto_dtype
 from duat_cli.loading.checkpoint.files import open_file, read_json
@@ -69,6 +69,8 @@ class LoadedModel:
     """Bytes that the process may take; None is what the system leaves."""
     planned_memory: int | None = None
     """Bytes that the process was planned to take at most."""
+    like: Mapping[str, Tensor] | None = None
+    """Where the model reads no token ids: inputs of the shapes that it reads, for its discovery."""
 
     def bring(self, module: nn.Module) -> None:
         """Have the weights of this module in memory, where they are read block by block."""
@@ -209,14 +211,21 @@ def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> Any:
         return tokenizer
 
 
-def skeleton(files: CheckpointFiles) -> PreTrainedModel:
+def skeleton(files: CheckpointFiles, trust_remote_code: bool = False) -> PreTrainedModel:
     """The checkpoint's modules without memory: names, shapes and classes."""
-    check_model_type(files, False)
+    check_model_type(files, trust_remote_code)
     with hushed():
-        config = _read_config(files, False)
-        cls, _ = model_class(config, files, False)
+        config = _read_config(files, trust_remote_code)
+        cls, _ = model_class(config, files, trust_remote_code)
         with foreign_errors(cannot(cls, files)), torch.device("meta"):
             return cls(config)
+
+
+def class_of(files: CheckpointFiles, trust_remote_code: bool) -> type[PreTrainedModel]:
+    """The class that the checkpoint is loaded as."""
+    check_model_type(files, trust_remote_code)
+    with hushed():
+        return model_class(_read_config(files, trust_remote_code), files, trust_remote_code)[0]
 
 
 # --- options ----------------------------------------------------------------------------------------
@@ -258,7 +267,7 @@ def _read_config(files: CheckpointFiles, trust_remote_code: bool) -> PreTrainedC
             config = AutoConfig.from_pretrained(found, local_files_only=True, trust_remote_code=trust_remote_code)
     except CheckpointError as fault:
         raise CheckpointError(f"{fault}{blamed(files.config, str(fault.__cause__), _is_config)}") from fault.__cause__
-    return without_fusion(config)
+    return as_weights_are(config)
 
 
 def _is_config(content: dict[str, Any]) -> bool:
@@ -350,6 +359,7 @@ def _paged(
     with hushed(), foreign_errors(cannot(cls, files)):
         fill_buffers(model, cls, config, device)
         targets = targets_of(model, stored)
+        targets = {n: (to, new or files.tensors[n].made is not None) for n, (to, new) in targets.items()}
         if edit is not None:  # what is changed is no longer stored as it is used
             targets = {name: (target, new or edit.changes(target)) for name, (target, new) in targets.items()}
         pages = layout(model, targets)

@@ -9,6 +9,7 @@ import math
 import sys
 from pathlib import Path
 
+from duat_cli.loading.checkpoint.dtypes import SIZES, auto_dtype
 from duat_cli.loading.checkpoint.files import fail
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 
@@ -21,7 +22,9 @@ _LARGE = 1 << 20  # bytes
 def weight_bytes(files: CheckpointFiles, dtype: str) -> int:
     """Of all weights as `dtype` ('auto': as stored)."""
     elements = sum(t.elements for t in files.tensors.values())
-    return files.total_bytes if dtype == "auto" else elements * _SIZES.get(dtype, 2)
+    if dtype == "auto":
+        return elements * SIZES[auto_dtype(files)] if files.quantised else files.total_bytes
+    return elements * _SIZES.get(dtype, 2)
 
 
 def require_memory(files: CheckpointFiles, dtype: str) -> None:
@@ -29,7 +32,8 @@ def require_memory(files: CheckpointFiles, dtype: str) -> None:
     needed, left = weight_bytes(files, dtype), available_memory()
     if needed <= left:
         return
-    stored = f"--dtype auto takes {files.total_bytes / _GIB:.2f} GiB, " if files.total_bytes < needed else ""
+    auto = weight_bytes(files, "auto")
+    stored = f"--dtype auto takes {auto / _GIB:.2f} GiB, " if auto < needed else ""
     fail(
         files.path,
         f"needs {needed / _GIB:.2f} GiB for its weights as {dtype}, has {left / _GIB:.2f} GiB of memory: {stored}"

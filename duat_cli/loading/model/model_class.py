@@ -10,7 +10,13 @@ import torch
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from duat_cli.compat.transformers import auto_class_names, auto_models, class_of_checkpoint, modeling_file
+from duat_cli.compat.transformers import (
+    as_weights_are,
+    auto_class_names,
+    auto_models,
+    class_of_checkpoint,
+    modeling_file,
+)
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.checkpoint.files import fail
 from duat_cli.loading.checkpoint.preflight import CONFIG, CheckpointFiles
@@ -118,7 +124,7 @@ def check_fit(cls: type[PreTrainedModel], config: PreTrainedConfig, files: Check
     """
 
     def rehearsed(content: dict[str, Any]) -> Any:
-        return _rehearsed(cls, type(config).from_dict(content), files, dtype)[1]
+        return _rehearsed(cls, as_weights_are(type(config).from_dict(content)), files, dtype)[1]
 
     try:
         with foreign_errors(cannot(cls, files, CONFIG)):  # there are no values yet
@@ -177,7 +183,9 @@ def _contradictions(
     """The fields of config.json that alone explain the wrong shapes, and what they would have to be."""
 
     def fits(content: dict[str, Any]) -> bool:
-        told = _quietly(lambda other: _rehearsed(cls, type(config).from_dict(other), files, dtype)[1], content)
+        told = _quietly(
+            lambda other: _rehearsed(cls, as_weights_are(type(config).from_dict(other)), files, dtype)[1], content
+        )
         return told is not None and not told["mismatched_keys"] and not told["missing_keys"] - set(info["missing_keys"])
 
     shapes = {name: (tuple(stored), tuple(wanted)) for name, stored, wanted in info["mismatched_keys"]}

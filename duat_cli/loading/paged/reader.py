@@ -1,4 +1,7 @@
-"""Tensors of the files by plain reads, in their stored dtype, in the order of the files."""
+"""Tensors of the files by plain reads, in their stored dtype, in the order of the files.
+
+Quantised weights come as the numbers that their format's formula gives.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from duat_cli.loading.checkpoint.files import open_file, read_into
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.checkpoint.seal import require_unchanged
-from duat_cli.loading.checkpoint.stored import STORED
+from duat_cli.loading.checkpoint.stored import STORED, dequantised_tensor
 from duat_cli.loading.wording import shown
 
 
@@ -34,12 +37,16 @@ class Reader:
             path = self._sealed(shard, inside[0])
             with open_file(path) as file:
                 for name in inside:
-                    found[name] = self._tensor(path, file, name, entries[name])
+                    if entries[name].made is None:
+                        found[name] = self._tensor(path, file, name, entries[name])
+                    else:
+                        found[name] = dequantised_tensor(self._files.path, self._files.seals, name, entries[name])
+                        self.bytes_read += entries[name].bytes
             self._sealed(shard, inside[-1])
         return found
 
     def rows(self, name: str, rows: Sequence[int]) -> Tensor:
-        """Some rows of a matrix, (rows, columns)."""
+        """Some rows of a matrix that is stored as it is, (rows, columns)."""
         entry = self._files.tensors[name]
         height, width = entry.shape
         found = torch.empty(len(rows), width, dtype=STORED[entry.dtype])

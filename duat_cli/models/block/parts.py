@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from duat_cli.models.block.mixer import MixerForm
 from duat_cli.models.block.norms import NormForm
 
 
@@ -56,6 +57,7 @@ class BlockParts:
     first_linears: dict[nn.Module, nn.Module] = field(default_factory=dict)  # unit -> its first linear layer
     value_projection: Projection | None = None
     output_projection: Projection | None = None
+    mixer: MixerForm | None = None  # the one attention module, where it is a token mixer without softmax
     gated: bool = False  # whether squashing functions inside attention are dynamic parameters too
     homogeneous: bool = False  # no biases anywhere: the replayed block maps zero to zero, and c = 0
     direct: bool = False  # whether attention is O(H V(x)) of the two projections alone, so that replay may skip Q and K

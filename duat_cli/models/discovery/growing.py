@@ -8,11 +8,11 @@ once all are through.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.parts import BlockParts
@@ -66,8 +66,8 @@ def blocks_expected(model: Any) -> int:
 class Growing(Discovery):
     """The first pass; `proof` and `rig` are for those behind it."""
 
-    def __init__(self, model: Any, *, device: str, known: Known) -> None:
-        super().__init__(model, interface=known.interface, device=device)
+    def __init__(self, model: Any, *, device: str, known: Known, like: Mapping[str, Tensor] | None = None) -> None:
+        super().__init__(model, interface=known.interface, device=device, like=like)
         self._known = known
         self.on_proved: Callable[[BlockParts, Trace], None] = lambda _parts, _written: None  # called behind every proof
         self._proof: Proof | None = None
@@ -77,7 +77,7 @@ class Growing(Discovery):
     @property
     def ready(self) -> bool:
         """Whether it has been through a block with attention, so that it is known which list holds the blocks."""
-        return bool(self.tracer.attention)
+        return bool(self.tracer.attention or self.mixers)
 
     def attached(self) -> contextlib.AbstractContextManager[None]:
         """Around this pass and all others."""

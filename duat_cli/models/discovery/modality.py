@@ -1,29 +1,72 @@
-"""What a model reads: token ids, or images and sound, which have no form here yet."""
+"""What a model reads: token ids, or prepared images and sound."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from duat_cli.errors import UnsupportedModelError
 
-_KINDS = {"pixel_values": "images", "input_features": "sound", "input_values": "sound"}
+Given = Tensor | Mapping[str, Tensor]
+"""What a stack is run on: token ids (1, N), or prepared inputs by the names that its forward pass has for them."""
+
+KINDS = {"pixel_values": "images", "input_features": "sound", "input_values": "sound"}
 
 
 def stack_of(model: Any) -> Any:
     """The part that is run: the encoder of an encoder-decoder, else the model without its head."""
-    return model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model.base_model
+    if getattr(model.config, "is_encoder_decoder", False):
+        return model.get_encoder()
+    base, name = model.base_model, str(getattr(model, "main_input_name", "input_ids"))
+    taken = inspect.signature(base.forward).parameters
+    # `base_model` of some image models is an inner encoder, which takes embedded patches (dinov3_vit)
+    inner = name != "input_ids" and name not in taken and name in inspect.signature(model.forward).parameters
+    return model if inner else base
+
+
+def input_name(model: Any) -> str:
+    """What its forward pass calls what it reads."""
+    stack = stack_of(model)
+    name = str(getattr(stack, "main_input_name", "input_ids"))  # as the model's own class states it
+    taken = inspect.signature(stack.forward).parameters
+    # a forward pass of *args hides what it takes; running it will tell
+    return "input_ids" if "input_ids" in taken or name not in taken else name
+
+
+def class_reads_ids(cls: type[Any]) -> bool:
+    """Whether models of a class read token ids, as the class states it."""
+    return getattr(cls, "main_input_name", "input_ids") not in KINDS
 
 
 def require_token_ids(model: Any) -> None:
     """Refuses a model whose forward pass takes no `input_ids`, naming what it takes instead."""
-    stack = stack_of(model)
-    name = str(getattr(stack, "main_input_name", "input_ids"))  # as the model's own class states it
-    taken = inspect.signature(stack.forward).parameters
-    if "input_ids" in taken or name not in taken:  # a forward pass of *args hides what it takes; running it will tell
-        return
-    kind = f" ({_KINDS[name]})" if name in _KINDS else ""
-    raise UnsupportedModelError(
-        f"{type(model).__name__} ({model.config.model_type}) takes `{name}`{kind}, no token ids; read today are models "
-        "that take `input_ids`"
-    )
+    name = input_name(model)
+    if name != "input_ids":
+        kind = f" ({KINDS[name]})" if name in KINDS else ""
+        raise UnsupportedModelError(
+            f"{type(model).__name__} ({model.config.model_type}) takes `{name}`{kind}, no token ids; duat inspect, "
+            "verify and matrix read such models"
+        )
+
+
+def placed(given: Given, device: Any, dtype: torch.dtype) -> Given:
+    """The same on a device; numbers that are no integers in the model's dtype."""
+    return given.to(device) if isinstance(given, Tensor) else placed_tensors(given, device, dtype)
+
+
+def placed_tensors(given: Mapping[str, Tensor], device: Any, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The same of prepared inputs."""
+    return {n: t.to(device, dtype if t.is_floating_point() else t.dtype) for n, t in given.items()}
+
+
+def noise_like(given: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
+    """Random numbers of the same shapes in place of those that are no integers, the others as they are."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randn(value.shape, generator=generator) if value.is_floating_point() else value
+        for name, value in given.items()
+    }

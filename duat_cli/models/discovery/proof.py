@@ -20,7 +20,8 @@ from duat_cli.errors import DuatError, UnsupportedModelError
 from duat_cli.models.arrays import random_like, relative_error, rounding, tolerance_for
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.parts import nonlinear_units, with_linears
-from duat_cli.models.instrument.rig import BlockRun, Replay, Rig, zero_given
+from duat_cli.models.instrument.records import Replay
+from duat_cli.models.instrument.rig import BlockRun, Rig, zero_given
 from duat_cli.models.instrument.tracing import Trace
 from duat_cli.models.value_path.factors import BlockFactors, find_factors, projects_to_zero
 
@@ -205,7 +206,7 @@ def _is_zero(replay: Replay) -> bool:
 def _economies(run: BlockRun, homogeneous: bool) -> BlockParts:
     """The block's parts with what makes replay cheaper, each kept only if the output stays the same."""
     plain = replace(run.parts, homogeneous=homogeneous)
-    if plain.intercepted:
+    if plain.intercepted or plain.mixer is not None:
         return plain
     items = torch.cat([run.input, random_like(run.input)])
     expected = output_of(run, items, zero_given(run, 2))

@@ -8,7 +8,7 @@ more than one block's weights and tensors have to be there. What stays unproved 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.parts import BlockParts
-from duat_cli.models.discovery.modality import require_token_ids, stack_of
+from duat_cli.models.discovery.mixers import Known, with_mixer
+from duat_cli.models.discovery.modality import Given, noise_like, placed, require_token_ids, stack_of
 from duat_cli.models.discovery.parts import find_parts, hidden_slot
 from duat_cli.models.discovery.proof import Proof, ProvedBlock, Verdict, opened
 from duat_cli.models.discovery.unread import unread_attention
@@ -57,16 +58,20 @@ class ModelStructure:
         """What that block module consists of."""
         return next(b.parts for b in self.blocks if b.parts.module is module)
 
-    def rig(self, row_budget: int | None = None) -> Rig:
+    def rig(self, row_budget: int | None = None, *, whole: bool = False) -> Rig:
         """The instruments for a run of `stack`."""
-        interface = self.path == "attention interface"
-        return Rig(self.stack, [b.parts for b in self.blocks], interface=interface, row_budget=row_budget)
+        interface = self.path != "softmax interception"
+        parts = [b.parts for b in self.blocks]
+        return Rig(self.stack, parts, interface=interface, row_budget=row_budget, whole=whole)
 
 
-def run_stack(stack: Any, input_ids: Tensor, mask: Tensor | None = None) -> Any:
-    """One plain forward pass: unbatched, without a cache. mask: 0 for tokens that no token attends to, (1, N)."""
-    mask = torch.ones_like(input_ids) if mask is None else mask
-    return stack(input_ids=input_ids, attention_mask=mask, **_cache_off(stack))
+def run_stack(stack: Any, given: Given, mask: Tensor | None = None) -> Any:
+    """One plain forward pass: unbatched, without a cache. mask: 0 for tokens that no token attends to, (1, N); prepared
+    inputs bring their own."""
+    if not isinstance(given, Tensor):
+        return stack(**given, **_cache_off(stack))
+    mask = torch.ones_like(given) if mask is None else mask
+    return stack(input_ids=given, attention_mask=mask, **_cache_off(stack))
 
 
 def _cache_off(stack: Any) -> dict[str, Any]:
@@ -83,24 +88,36 @@ def probe_ids(stack: Any, tokens: int, device: str | None = None) -> Tensor:
     return ids.to(stack.device if device is None else device)
 
 
-def discover(model: Any) -> ModelStructure:
-    """Find and prove the structure of `model`; UnsupportedModelError names what could not be proved."""
+def probe_inputs(
+    stack: Any, like: Mapping[str, Tensor] | None, tokens: int, device: str | None = None, seed: int = SEED
+) -> Given:
+    """What a model is probed with: as of `probe_ids`, or noise of the shapes of prepared inputs."""
+    if like is None:
+        return probe_ids(stack, tokens, device)
+    return placed(noise_like(like, seed), stack.device if device is None else device, stack.dtype)
+
+
+def discover(model: Any, like: Mapping[str, Tensor] | None = None) -> ModelStructure:
+    """Find and prove the structure of `model`; UnsupportedModelError names what could not be proved.
+
+    like: prepared inputs of a model that reads no token ids; it is probed with noise of their shapes.
+    """
     with model_code(type(model).__name__):
-        found = Discovery(model)
+        found = Discovery(model, like=like)
         try:
             found.walk()
         except ForeignAttentionError:  # its own attention function stays, and its softmax is watched
-            found = Discovery(model, interface=False)
+            found = Discovery(model, interface=False, like=like)
             found.walk()
         structure = found.structure()
-        return replace(structure, plain_error=_instruments_error(structure, found.ids))
+        return replace(structure, plain_error=_instruments_error(structure, found.probe))
 
 
-def _instruments_error(structure: ModelStructure, ids: Tensor) -> float:
+def _instruments_error(structure: ModelStructure, probe: Given) -> float:
     """How far a pass under instruments is from the model as transformers runs it."""
 
     def forward() -> Any:
-        return run_stack(structure.stack, ids)
+        return run_stack(structure.stack, probe)
 
     passes = InstrumentedPass(structure.rig(), forward, lambda _run: None), PlainPass(structure.calls, forward)
     for each in passes:
@@ -113,13 +130,22 @@ class Discovery:
     """Finds blocks and their parts while the model runs once, and proves them while it runs once more.
 
     interface: whether attention is to be seen through transformers' interface; `walk` raises ForeignAttentionError
-    where the model does something else with it. device: as of `probe_ids`.
+    where the model does something else with it. device: as of `probe_ids`; like: as of `discover`.
     """
 
-    def __init__(self, model: Any, *, interface: bool = True, device: str | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        interface: bool = True,
+        device: str | None = None,
+        like: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        if like is None:
+            require_token_ids(model)
         self.model = model
         self.stack, self._uncovered = _stack_of(model)
-        self.ids = probe_ids(self.stack, DISCOVERY_TOKENS, device)
+        self.probe = probe_inputs(self.stack, like, DISCOVERY_TOKENS, device)
         self._names = {module: name for name, module in self.stack.named_modules()}
         self.lists = outermost_lists(self.stack)
         self.list_of = {module: name for name, found in self.lists.items() for module in found}
@@ -127,6 +153,8 @@ class Discovery:
         self._calls: dict[str, list[Event]] = {name: [] for name in self.lists}
         self.parts: dict[nn.Module, BlockParts | Exception] = {}
         self.written: dict[nn.Module, Trace] = {}
+        self.mixers: list[nn.Module] = []  # those without softmax
+        self._known_mixers = Known()
         self._unchained: dict[str, UnsupportedModelError] = {}
         self.proved: dict[nn.Module, ProvedBlock] = {}
 
@@ -165,16 +193,20 @@ class Discovery:
         blocks = tuple(self.proved[module] for module in dict.fromkeys(modules))
         uncovered = (*self._uncovered, *_mixing_notes([b.parts for b in blocks]), *_proof_notes(blocks), *unread)
         width = blocks[0].parts.hidden.get(calls[0].args, calls[0].kwargs).shape[-1]
-        return ModelStructure(self.stack, blocks, modules, self.path, width, uncovered, 0.0)
+        path = self.path if self.tracer.attention else "frozen kernel"
+        return ModelStructure(self.stack, blocks, modules, path, width, uncovered, 0.0)
 
     def forward(self) -> Any:
-        return run_stack(self.stack, self.ids)
+        return run_stack(self.stack, self.probe)
 
     def chained(self) -> list[Event]:
         """The block calls, in order, each of which takes what the one in front of it gives."""
         name = type(self.model).__name__
-        if not self.tracer.attention:
-            raise UnsupportedModelError(f"{name}: no softmax attention that duat can follow runs in its forward pass")
+        if not self.tracer.attention and not self.mixers:
+            raise UnsupportedModelError(
+                f"{name}: neither softmax attention nor a mixer that is linear in its values runs in its forward pass, "
+                "as far as duat can follow it"
+            )
         home = self.home()
         if not self._calls[home]:
             raise UnsupportedModelError(f"{name} never calls the blocks that hold its attention")
@@ -184,7 +216,8 @@ class Discovery:
 
     def home(self) -> str:
         """The outermost ModuleList around the attention modules."""
-        named = [self._names[module] for module in self.tracer.attention if module in self._names]
+        seen = self.tracer.attention or self.mixers
+        named = [self._names[module] for module in seen if module in self._names]
         homes = {next((own for own in self.lists if name.startswith(own + ".")), None) for name in named}
         if None in homes or not homes:
             raise UnsupportedModelError("attention runs outside any list of blocks")
@@ -211,13 +244,15 @@ class Discovery:
         if event.module not in self.parts:
             self.written[event.module] = written
             try:
-                self.parts[event.module] = find_parts(event, self._names[event.module], written)
+                parts = find_parts(event, self._names[event.module], written)
+                parts = with_mixer(parts, event, written, self._known_mixers)
+                self.mixers += parts.attention if parts.mixer is not None else ()
+                self.parts[event.module] = parts
             except Exception as fault:  # raised again where it is known that this is a block
                 self.parts[event.module] = fault
 
 
 def _stack_of(model: Any) -> tuple[Any, tuple[str, ...]]:
-    require_token_ids(model)
     if getattr(model.config, "is_encoder_decoder", False):
         if not hasattr(stack_of(model), "config"):
             name = type(stack_of(model)).__name__
@@ -246,7 +281,7 @@ def _require_chained(position: int, before: Event, after: Event) -> None:
 
 def _mixing_notes(blocks: Sequence[BlockParts]) -> list[str]:
     """FFN units act on each token alone; what else is nonlinear and mixes tokens is no FFN, and is said so."""
-    kinds = sorted({type(unit).__name__ for b in blocks for unit in b.mixing})
+    kinds = sorted({type(unit).__name__ for b in blocks for unit in b.mixing if unit not in b.attention})
     return [f"{kind} mixes tokens without softmax attention; its output counts among the UAT terms" for kind in kinds]
 
 

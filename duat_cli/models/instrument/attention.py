@@ -35,7 +35,7 @@ from duat_cli.models.arrays import relative_error, rounding
 
 INTERFACE_NAME = "duat_capture"
 
-CapturePath = Literal["attention interface", "softmax interception"]
+CapturePath = Literal["attention interface", "softmax interception", "frozen kernel"]
 
 
 class ForeignAttentionError(UnsupportedModelError):
@@ -87,6 +87,26 @@ class RecomputedRows:
         for start in range(0, self.tokens, self.step):
             rows = slice(start, min(start + self.step, self.tokens))
             yield rows, self.weights(rows)
+
+
+@dataclass(frozen=True)
+class ScaledRows:
+    """H with every row of every head multiplied by a factor."""
+
+    source: RowSource
+    factor: Tensor  # (heads, N)
+
+    @property
+    def heads(self) -> int:
+        return self.source.heads
+
+    @property
+    def tokens(self) -> int:
+        return self.source.tokens
+
+    def chunks(self) -> Iterator[tuple[slice, Tensor]]:
+        for rows, weights in self.source.chunks():
+            yield rows, weights.to(self.factor.dtype) * self.factor[:, rows, None]
 
 
 @dataclass(frozen=True)

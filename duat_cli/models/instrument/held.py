@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,8 +13,20 @@ from duat_cli.models.block.norms import FrozenNorm
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.instrument.attention import RowSource, apply_rows
 from duat_cli.models.instrument.calls import only_tensor
-from duat_cli.models.instrument.rig import Rig
+from duat_cli.models.instrument.mixer import with_rows
+from duat_cli.models.instrument.rig import BlockRun, Rig
 from duat_cli.models.instrument.routers import Routed, experts_modules, with_routing
+
+
+@contextlib.contextmanager
+def attending(run: BlockRun, rows: Sequence[RowSource]) -> Iterator[None]:
+    """While active, replays of the run mix values by these rows, one of each attention call, in place of its own H."""
+    own = run.recording.attention
+    run.recording.attention = [replace(call, rows=given) for call, given in zip(own, rows, strict=True)]
+    try:
+        yield
+    finally:
+        run.recording.attention = own
 
 
 @dataclass(frozen=True)
@@ -37,6 +50,20 @@ class HeldRig(Rig):
     def replacement(self, module: nn.Module, value: Tensor) -> Tensor | None:
         """H V with the H that is held, (batch, N, heads, d)."""
         return None if self._here is None else apply_rows(self._here.attention[self._next("attention")], value)
+
+    def _mixer_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            here, form = self._here, self.mixer_of(module)
+            if here is None or form is None:
+                return original(*args, **kwargs)
+            rows = here.attention[self._next("attention")]
+            self._here = None  # its code runs more than once
+            try:
+                return with_rows(form, original, args, kwargs, rows)
+            finally:
+                self._here = here
+
+        return forward
 
     def _next(self, what: object) -> int:
         number = self._used[what] = self._used.get(what, -1) + 1

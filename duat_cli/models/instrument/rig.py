@@ -10,85 +10,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from duat_cli.models.block.mixer import MixerForm
 from duat_cli.models.block.norms import FrozenNorm, NormForm, freeze, freeze_whole
 from duat_cli.models.block.parts import BlockParts
-from duat_cli.models.instrument.activations import Extremes
 from duat_cli.models.instrument.attention import AttentionCall, Watch, apply_rows, interface_installed, watched
 from duat_cli.models.instrument.calls import first_tensor, hidden_of, only_tensor, without_cache
 from duat_cli.models.instrument.hooks import patched
 from duat_cli.models.instrument.interception import GateFreezer, SoftmaxInterception
-
-
-class ReplayStop(Exception):  # noqa: N818 - a signal, not an error
-    """Ends a replay as soon as the attention function has seen the values."""
-
-
-@dataclass(frozen=True)
-class UnitCall:
-    """One call of an FFN unit: its input, its output and what else it returned (router logits, say)."""
-
-    module: nn.Module
-    input: Tensor
-    output: Tensor
-    rest: tuple[Any, ...] | None
-    behind_attention: bool  # whether attention had run before it
-
-    def returning(self, tensor: Tensor) -> Any:
-        return tensor if self.rest is None else (tensor, *self.rest)
-
-
-@dataclass
-class Recording:
-    """What one call of a block did, by module and call order."""
-
-    norms: dict[nn.Module, list[FrozenNorm]] = field(default_factory=lambda: defaultdict(list))
-    units: list[UnitCall] = field(default_factory=list)
-    linears: dict[nn.Module, Tensor] = field(default_factory=dict)  # first linear -> its output
-    attention: list[AttentionCall] = field(default_factory=list)
-    gates: dict[nn.Module, list[Tensor]] = field(default_factory=lambda: defaultdict(list))  # of gated attention
-    extremes: Extremes = field(default_factory=Extremes)  # of the outputs of norms and attention
-    attention_rests: dict[nn.Module, tuple[Any, ...] | None] = field(default_factory=dict)  # its other outputs
-
-
-@dataclass
-class Replay:
-    """The result of replaying a block on a batch of items; every tensor has the items in front."""
-
-    output: Tensor | None = None  # (items, N, M)
-    values: list[Tensor] = field(default_factory=list)  # a call: (items, kv_heads, N, d)
-    mixed: list[Tensor] = field(default_factory=list)  # H V, a call: (items, N, heads, d)
-    unit_inputs: list[Tensor] = field(default_factory=list)  # a unit call: (items, N, width)
-    points: list[tuple[nn.Module, Tensor]] = field(default_factory=list)  # norm, unit inputs, not before attention
-
-
-@dataclass
-class _Substitutes:
-    """What a replay in progress returns in place of what."""
-
-    items: int
-    given: Sequence[Tensor]  # per unit call, in call order: its output
-    attention: Tensor | None  # (items, N, heads, d), in place of H V
-    stop_at_values: bool
-    result: Replay
-    calls: dict[nn.Module, int] = field(default_factory=lambda: defaultdict(int))
-    unit_calls: int = 0
-    attention_calls: int = 0
-
-    def by_item(self, x: Tensor) -> Tensor:
-        """(items, N or N * heads, width), however the model folds batch and tokens."""
-        return x.reshape(self.items, -1, x.shape[-1])
-
-    def next_call(self, module: nn.Module) -> int:
-        self.calls[module] += 1
-        return self.calls[module] - 1
+from duat_cli.models.instrument.mixer import KernelRows, MixerCall
+from duat_cli.models.instrument.records import Recording, Replay, ReplayStop, Substitutes, UnitCall, stacked
 
 
 class BlockRun:
@@ -151,25 +87,14 @@ class BlockRun:
             )
             for k in range(items.shape[0])
         ]
-        return _stack(singles)
+        return stacked(singles)
 
     def _replay_once(self, items: Tensor, given: Sequence[Tensor], attention: Tensor | None, stop: bool) -> Replay:
-        plan = _Substitutes(items.shape[0], given, attention, stop, Replay())
+        plan = Substitutes(items.shape[0], given, attention, stop, Replay())
         args, kwargs = self.parts.hidden.put(*self._call, items)
         with self._rig.replaying(self, plan), contextlib.suppress(ReplayStop):
             plan.result.output = hidden_of(self._rig.call_block(self.parts.module, args, kwargs), items)
         return plan.result
-
-
-def _stack(singles: list[Replay]) -> Replay:
-    first = singles[0]
-
-    def cat(name: str) -> list[Tensor]:
-        return [torch.cat(parts) for parts in zip(*(getattr(s, name) for s in singles), strict=True)]
-
-    points = [(module, torch.cat([s.points[k][1] for s in singles])) for k, (module, _) in enumerate(first.points)]
-    output = None if first.output is None else torch.cat([s.output for s in singles if s.output is not None])
-    return Replay(output, cat("values"), cat("mixed"), cat("unit_inputs"), points)
 
 
 def zero_given(run: BlockRun, items: int) -> list[Tensor]:
@@ -204,7 +129,7 @@ class Rig:
         self._recording: Recording | None = None
         self._block: BlockParts | None = None
         self._run: BlockRun | None = None
-        self._plan: _Substitutes | None = None
+        self._plan: Substitutes | None = None
         self._on_block: Callable[[BlockRun], None] | None = None
         self._calls = 0
 
@@ -212,6 +137,10 @@ class Rig:
         """Instrument this block, too, from the next time on that the rig is active."""
         self._by_module[parts.module] = parts
         self._by_attention.update(dict.fromkeys(parts.attention, parts))
+
+    def mixer_of(self, attention: nn.Module) -> MixerForm | None:
+        """Its form, where it is a mixer without softmax."""
+        return self._by_attention[attention].mixer
 
     @contextlib.contextmanager
     def active(self) -> Iterator[Rig]:
@@ -260,7 +189,7 @@ class Rig:
     # -- instrumentation -----------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def replaying(self, run: BlockRun, plan: _Substitutes) -> Iterator[None]:
+    def replaying(self, run: BlockRun, plan: Substitutes) -> Iterator[None]:
         before = self._run, self._plan, self._recording
         self._run, self._plan, self._recording = run, plan, None
         try:
@@ -274,8 +203,9 @@ class Rig:
     def _patches(self, parts: BlockParts) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
         """What every instrumented module of a block runs in place of its own forward."""
         yield from ((module, self._norm_forward) for module in parts.norms)
-        yield from ((module, self._unit_forward) for module in parts.units)
-        yield from ((module, self._attention_forward) for module in parts.attention)
+        yield from ((module, self._unit_forward) for module in parts.units if module not in parts.attention)
+        attention = self._attention_forward if parts.mixer is None else self._mixer_forward
+        yield from ((module, attention) for module in parts.attention)
         yield from ((module, self._linear_forward) for module in parts.first_linears.values())
         yield parts.module, self._block_forward
 
@@ -356,6 +286,65 @@ class Rig:
             return output
 
         return forward
+
+    def _mixer_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A mixer without softmax: its kernel is the model's own, applied to other values."""
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            plan, run, recording = self._plan, self._run, self._recording
+            if plan is not None and run is not None:
+                return self._mixer_replay(run.recording.mixers[module], plan, run, args, kwargs)
+            if recording is None or self._block is None or self._block.mixer is None:
+                return original(*args, **kwargs)
+            with self._suspended():
+                call = MixerCall.capture(self._block.mixer, original, args, kwargs)
+            recording.mixers[module] = call
+            if not call.form.affine:
+                x = call.read
+                recording.units.append(UnitCall(module, x, call.value, None, behind_attention=False))
+            recording.attention.append(call.attention())
+            recording.extremes.see("attention", call.output)
+            return call.output
+
+        return forward
+
+    def _mixer_replay(
+        self, call: MixerCall, plan: Substitutes, run: BlockRun, args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        if call.form.affine:
+            with self._suspended():
+                value = call.values_at(args, kwargs)
+        else:
+            x = first_tensor(args, kwargs)
+            assert x is not None
+            plan.result.unit_inputs.append(plan.by_item(x))
+            value = plan.given[plan.unit_calls].flatten(0, 1)
+            plan.unit_calls += 1
+        rows = run.attention[plan.attention_calls].rows
+        plan.attention_calls += 1
+        values = call.by_head(value).transpose(1, 2)  # (items, heads, N, d)
+        plan.result.values.append(values)
+        if plan.stop_at_values:
+            raise ReplayStop
+        if plan.attention is not None:
+            mixed = plan.attention.clone()
+        elif isinstance(rows, KernelRows):
+            with self._suspended():
+                mixed = call.by_head(call.mix(value))
+        else:  # another H is held
+            mixed = apply_rows(rows, values)
+        plan.result.mixed.append(mixed)
+        return call.returning(mixed)
+
+    @contextlib.contextmanager
+    def _suspended(self) -> Iterator[None]:
+        """The model's own code, unwatched and not replayed."""
+        before = self._run, self._plan, self._recording, self._on_block
+        self._run = self._plan = self._recording = self._on_block = None
+        try:
+            yield
+        finally:
+            self._run, self._plan, self._recording, self._on_block = before
 
     @contextlib.contextmanager
     def _watched(self, module: nn.Module) -> Iterator[None]:

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_error, tolerance_for
 from duat_cli.models.discovery.structure import ModelStructure
-from duat_cli.models.instrument.rig import BlockRun, Replay, Rig
+from duat_cli.models.instrument.records import Replay
+from duat_cli.models.instrument.rig import BlockRun, Rig
 from duat_cli.models.sweep.gradients import pulled
 from duat_cli.models.sweep.passes import Recorded
 from duat_cli.models.terms.sites import BlockSites, Site, watching

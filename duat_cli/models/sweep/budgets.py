@@ -10,6 +10,8 @@ ABLATION_BYTES = 512 << 20
 """Of passes that wait for the next block at the same time."""
 HELD = 4
 """Tensors of the stream's size that such a pass holds, beside its mask."""
+TARGET_BYTES = 256 << 20
+"""Of one block's gradients of several targets of a prompt."""
 CARRIED = 256
 """Terms of a model that are all carried to the last block; of more, those that are ablated."""
 AT_ONCE = 32
@@ -27,6 +29,11 @@ def gradient_elements(width: int, tokens: int, heads: int, captured: int) -> int
     captured: elements of the sites' tensors.
     """
     return 8 * width * tokens + 4 * captured + 3 * heads * tokens**2
+
+
+def target_bytes(tokens: int, width: int, neurons: int) -> int:
+    """Of one target's gradients in one block, about."""
+    return 8 * tokens * (8 * width + 3 * neurons)
 
 
 def waiting_bytes(tokens: int, width: int) -> int:

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.instrument.calls import hidden_of
-from duat_cli.models.instrument.slopes import SlopesOnce
+from duat_cli.models.instrument.functions.slopes import SlopesOnce
 from duat_cli.models.sweep.budgets import GRADIENT_BYTES, gradient_elements
 from duat_cli.models.sweep.lockstep import Weights
-from duat_cli.models.sweep.passes import BlockCall, Forward, Recorded, behind_blocks
+from duat_cli.models.sweep.passes import BlockCall, Forward, Recorded, Removals, behind_blocks, without_terms
 from duat_cli.models.terms.sites import BlockSites, Site, watching
 
 
@@ -59,9 +59,12 @@ class Backward:
         recorded: Recorded,
         probes: Callable[[], Tensor],
         weights: Weights | None = None,
+        gone: Removals | None = None,
     ) -> None:
-        """probes: makes (probes, *output.shape) when they are needed. weights: as of `BlockPass`."""
+        """probes: makes (probes, *output.shape) when they are needed. weights: as of `BlockPass`. gone: what the pass
+        was recorded without."""
         self._structure, self._sites, self._recorded, self._probes = structure, sites, recorded, probes
+        self._gone = gone
         config = structure.stack.config.get_text_config()
         self._heads = getattr(config, "num_attention_heads", None) or 1  # their matrices have gradients in any case
         self._hidden = recorded.calls[-1].after.detach().clone().requires_grad_()
@@ -91,9 +94,13 @@ class Backward:
             captured.append((site, value, index))
             return value.clone()  # what the block does to it in place must not reach the captured tensor
 
-        with torch.enable_grad(), SlopesOnce(), watching(self._sites[parts.module].sites, capture):
-            args, kwargs = parts.hidden.put(call.args, call.kwargs, x.clone())  # blocks may write to it
-            after = hidden_of(parts.module(*args, **kwargs), x)
+        with torch.enable_grad(), without_terms(self._gone, number) as bridge:
+            if bridge is None:
+                with SlopesOnce(), watching(self._sites[parts.module].sites, capture):
+                    args, kwargs = parts.hidden.put(call.args, call.kwargs, x.clone())  # blocks may write to it
+                    after = hidden_of(parts.module(*args, **kwargs), x)
+            else:
+                after = bridge(x.clone())
         below: list[Tensor] = []
         for piece in self._at_output.split(_piece(captured, x, self._heads)):
             # nothing stands in front of the first block

@@ -183,8 +183,10 @@ def recording(
     calls: list[BlockCall],
     sites: Mapping[nn.Module, BlockSites] | None = None,
     see: Callable[[int, Site, Tensor], None] | None = None,
+    gone: Removals | None = None,
 ) -> BlockPass:
-    """A pass that puts every block call into `calls`; `see(block call, site, tensor)` is shown every site."""
+    """A pass that puts every block call into `calls`; `see(block call, site, tensor)` is shown every site. gone: what
+    the model is to be without."""
 
     def handle(number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         before = parts.hidden.get(args, kwargs).clone()
@@ -193,8 +195,13 @@ def recording(
             assert see is not None
             see(number, site, value)
 
-        with watching(sites[parts.module].sites if sites is not None and see is not None else (), show):
+        with (
+            without_terms(gone, number) as bridge,
+            watching(sites[parts.module].sites if sites is not None and see is not None else (), show),
+        ):
             output = original(*args, **kwargs)
+        if bridge is not None:
+            output = with_hidden(output, before, bridge(before))
         plain = without_cache(args), dict(zip(kwargs, without_cache(kwargs.values()), strict=True))
         calls.append(BlockCall(*plain, output, before, hidden_of(output, before).clone()))
         return output
@@ -207,10 +214,22 @@ def record(
     forward: Forward,
     sites: Mapping[nn.Module, BlockSites] | None = None,
     see: Callable[[int, Site, Tensor], None] | None = None,
+    gone: Removals | None = None,
 ) -> Recorded:
-    """Run `forward` and keep every block's input and output; `see` as of `recording`."""
+    """Run `forward` and keep every block's input and output; `see` and `gone` as of `recording`."""
     calls: list[BlockCall] = []
-    return Recorded(run_alone(recording(structure, forward, calls, sites, see)), calls)
+    return Recorded(run_alone(recording(structure, forward, calls, sites, see, gone)), calls)
+
+
+@contextlib.contextmanager
+def without_terms(gone: Removals | None, number: int) -> Iterator[Callable[[Tensor], Tensor] | None]:
+    """Around a call of a block: without what is gone of it; where all of it is, what makes its output of its input."""
+    removal = None if gone is None else gone.get(number)
+    if removal is None:
+        yield None
+        return
+    with watching(list(removal.masks), removal.edit):
+        yield removal.bridge if removal.whole else None
 
 
 class Leading:

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import random_like, relative_error, rounding, tolerance_for, wide
-from duat_cli.models.instrument.rig import BlockRun, Replay, zero_given
+from duat_cli.models.instrument.records import Replay
+from duat_cli.models.instrument.rig import BlockRun, zero_given
 from duat_cli.models.terms.sites import Site, watching
 
 SEED = 17

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -33,8 +33,8 @@ SIZES = (0.1, 1.0, 10.0)  # of the vectors that the router is asked about
 
 
 @dataclass(frozen=True)
-class Experts:
-    """All experts of one unit; weights at least float32, as views of the parameters."""
+class ExpertForm:
+    """All experts of one module; weights at least float32, as views of the parameters."""
 
     module: nn.Module
     source: Tensor  # z, as the trace holds it
@@ -45,6 +45,38 @@ class Experts:
     up_bias: Tensor | None
     columns: Tensor  # w, (E, n, M)
     bias: Tensor | None  # b, (E, M)
+
+    @property
+    def count(self) -> int:
+        return self.up.shape[0]
+
+    @property
+    def neurons(self) -> int:
+        """Of each expert."""
+        return self.up.shape[1]
+
+    def activations(self, expert: int, z: Tensor) -> Tensor:
+        """What multiplies the columns w_en, (T, M) to (T, n)."""
+
+        def pre(weights: Tensor, bias: Tensor | None) -> Tensor:
+            product = z @ weights[expert].T
+            return product if bias is None else product + bias[expert]
+
+        hidden = pre(self.up, self.up_bias)
+        return (
+            self.activation(hidden) if self.gate is None else self.activation(pre(self.gate, self.gate_bias)) * hidden
+        )
+
+    def evaluate(self, expert: int, z: Tensor) -> Tensor:
+        """f_e(z) from rows and columns, (T, M) to (T, M)."""
+        y = self.activations(expert, z) @ self.columns[expert]
+        return y if self.bias is None else y + self.bias[expert]
+
+
+@dataclass(frozen=True)
+class Experts(ExpertForm):
+    """The same with what stands around them in their unit."""
+
     routing: float
     """What the routing weights of every token, none of them negative, sum to."""
     factor: float
@@ -54,23 +86,17 @@ class Experts:
     complete: bool
     """Whether experts and shared FFN are all that the unit gives."""
 
-    @property
-    def count(self) -> int:
-        return self.up.shape[0]
 
-    def evaluate(self, expert: int, z: Tensor) -> Tensor:
-        """f_e(z) from rows and columns, (T, M) to (T, M)."""
-
-        def pre(weights: Tensor, bias: Tensor | None) -> Tensor:
-            product = z @ weights[expert].T
-            return product if bias is None else product + bias[expert]
-
-        hidden = pre(self.up, self.up_bias)
-        hidden = (
-            self.activation(hidden) if self.gate is None else self.activation(pre(self.gate, self.gate_bias)) * hidden
-        )
-        y = hidden @ self.columns[expert]
-        return y if self.bias is None else y + self.bias[expert]
+def expert_form(event: Event, site: Site) -> ExpertForm:
+    """The form of the experts at this site, from one call of their module; UnsupportedModelError if unproved."""
+    if any(p.dtype not in (torch.float32, torch.float64) for p in site.module.parameters()):
+        raise UnsupportedModelError("experts are taken apart from float32 weights; load the model in float32")
+    with torch.no_grad():
+        asked = _Asked(event, site)
+        form = next((f for f in _forms(asked, site) if _gives(f, asked)), None)
+    if form is None:
+        raise UnsupportedModelError(f"{type(site.module).__name__} is no known activation between two layers")
+    return ExpertForm(site.module, asked.hidden, *form)
 
 
 def find_experts(unit: nn.Module, site: Site, written: Trace, call: int) -> Experts:
@@ -78,20 +104,20 @@ def find_experts(unit: nn.Module, site: Site, written: Trace, call: int) -> Expe
     events = written.calls(site.module)
     if site.routing is None or len(events) <= call:
         raise UnsupportedModelError("its experts are not called apart from their routing")
-    event = events[call]
-    if any(p.dtype not in (torch.float32, torch.float64) for p in site.module.parameters()):
-        raise UnsupportedModelError("experts are bounded from float32 weights; load the model in float32")
+    form = expert_form(events[call], site)
     with torch.no_grad():
-        asked = _Asked(event, site)
-        form = next((f for f in _forms(asked, site) if _gives(f, asked)), None)
-        if form is None:
-            raise UnsupportedModelError(f"{type(site.module).__name__} is no known activation between two layers")
         unit_event = written.calls(unit)[call]
         routing = _routing_sum(unit_event, site)
         factor, rests = _way_out(unit_event, site)
         shared = _shared(unit_event, written, call, rests)
     complete = shared is not None or not any(bool(rest.any()) for _, rest in rests)
-    return Experts(site.module, asked.hidden, *form, routing=routing, factor=factor, shared=shared, complete=complete)
+    inner = {field.name: getattr(form, field.name) for field in fields(form)}
+    return Experts(**inner, routing=routing, factor=factor, shared=shared, complete=complete)
+
+
+def source_of(event: Event, site: Site) -> Tensor:
+    """What the experts of that call read, (…, T, M)."""
+    return _Asked(event, site).hidden
 
 
 Form = tuple[Activation, Tensor | None, Tensor, Tensor | None, Tensor | None, Tensor, Tensor | None]
@@ -184,7 +210,7 @@ def _at(bias: Tensor | None, where: slice) -> Tensor | None:
 
 def _gives(form: Form, asked: _Asked) -> bool:
     """Whether the form gives every expert's output: the first one far out first, as that is what tells forms apart."""
-    built = Experts(asked.module, asked.hidden, *form, routing=1.0, factor=1.0, shared=None, complete=True)
+    built = ExpertForm(asked.module, asked.hidden, *form)
     first = form[1] if form[1] is not None else form[2]
     z = gaussian((TOKENS, asked.hidden.shape[-1]), asked.hidden, SEED)
     z = z * (SPREAD / float((z @ first[0].T).abs().max().clamp_min(1e-30)))

@@ -53,20 +53,23 @@ def inner_of(structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], w
     attention = [c for c in written.attention if c.module in parts.attention]
     each = len(attention)
     heads: tuple[Tensor, HeadFactors] | str = f"it calls attention {each} times; heads are defined for one call"
-    if each == 1:
+    if parts.mixer is not None:
+        heads = "its token mixer is no softmax attention, so no head is an average of values"
+    elif each == 1:
         heads = or_reason(lambda: layer_factors(parts, written, attention[0]))
     routed = sites[parts.module].of("expert")
     units = []
     for event in (e for e in written.events if e.module in parts.units):
         occurrence = next(k for k, e in enumerate(written.calls(event.module)) if e is event)
-        units.append((event.module, _form(parts, routed, written, event.module, occurrence)))
+        units.append((event.module, form_of(parts, routed, written, event.module, occurrence)))
     one = attention[0] if each == 1 else None
     return Inner(written.calls(parts.module)[0], parts, one, heads, tuple(units))
 
 
-def _form(
+def form_of(
     parts: BlockParts, routed: Sequence[Site], written: Trace, unit: nn.Module, occurrence: int
 ) -> FeedForward | Experts | str:
+    """The form of one unit, in its call of that number, or why none is proved. routed: the block's sites of experts."""
     if unit in parts.mixing:
         return f"{type(unit).__name__} mixes tokens without softmax attention"
     site = next((s for s in routed if s.module in set(unit.modules())), None)

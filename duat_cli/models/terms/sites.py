@@ -11,6 +11,7 @@ Sites are found by following memory and proved on a short random input; what is 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -229,6 +230,14 @@ def _attention_sites(parts: BlockParts, written: Trace, found: list[Site], reaso
         return
     projection = parts.output_projection.linear
     found.append(Site("attention", projection, "output", 1))
+    if parts.mixer is not None:
+        if parts.mixer.width > 1:
+            found.append(
+                Site("head", projection, "input", math.prod(parts.mixer.result_layout.rest) // parts.mixer.width)
+            )
+        else:
+            reasons["head"] = "its token mixer treats every channel by itself: it has no heads"
+        return
     call = next((c for c in written.attention if c.module is parts.attention[0]), None)
     if call is None:
         reasons["head"] = "the module that runs its attention was not seen to"

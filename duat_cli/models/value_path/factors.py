@@ -7,7 +7,6 @@ block does, and the residual of that fit is the proof: reading or probing, a wro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,11 +16,16 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import gaussian, random_like, relative_error, tolerance_for, wide
 from duat_cli.models.block.linears import stored_matrix
 from duat_cli.models.block.norms import NormForm
-from duat_cli.models.instrument.attention import RowSource
-from duat_cli.models.instrument.rig import BlockRun, Replay, zero_given
-from duat_cli.operators.kronecker import HeadFactors, KroneckerSum
+from duat_cli.models.instrument.attention import ScaledRows
+from duat_cli.models.instrument.records import Replay
+from duat_cli.models.instrument.rig import BlockRun, zero_given
+from duat_cli.models.value_path.gates import gate_of
+from duat_cli.models.value_path.operator import AttentionOperator
+from duat_cli.operators.kronecker import HeadFactors
 
 SEED = 7
+NO_MIXING = "it has no token mixer, so no token reaches another"
+CHANNEL_HEADS = 1024  # most heads of one channel each
 
 
 @dataclass(frozen=True)
@@ -48,39 +52,8 @@ class BlockFactors:
     token_scale: Tensor | None  # t where it is the same for every input: (1,)
     error: float  # relative residual of the fit of O and t
     origin: str  # "read" or "probed"
-
-
-@dataclass(frozen=True)
-class AttentionOperator:
-    """W' of one block under one input."""
-
-    rows: RowSource
-    source_scale: Tensor  # s, (heads, N)
-    token_scale: Tensor  # t, (N,) or (1,)
-    values: Tensor  # the values without bias at the block's input, scale included: (heads, N, d)
-    factors: HeadFactors
-    error: float  # largest relative residual of the fits
-    allowed: Tensor | None = None  # positions that the attention mask leaves, (N, N) bool; None: no mask was seen
-
-    def chunks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield (rows, Ĥ[:, rows, :])."""
-        for rows, weights in self.rows.chunks():
-            yield rows, self._scaled(rows, weights) * self.source_scale[:, None, :]
-
-    def attention_chunks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield (rows, t H[:, rows, :]): for products with `values`, which hold s already."""
-        for rows, weights in self.rows.chunks():
-            yield rows, self._scaled(rows, weights)
-
-    def _scaled(self, rows: slice, weights: Tensor) -> Tensor:
-        if self.token_scale.numel() > 1:
-            return weights.to(self.token_scale.dtype) * self.token_scale[rows, None]
-        weights = weights.to(self.token_scale.dtype)
-        return weights if float(self.token_scale) == 1.0 else weights * self.token_scale
-
-    def matrix(self) -> KroneckerSum:
-        """All of Ĥ at once."""
-        return KroneckerSum(torch.cat([chunk for _, chunk in self.chunks()], dim=1), self.factors)
+    gated: bool = False  # whether the channels of what heads give are scaled, token by token, in front of O
+    own: bool = False  # whether V reads a mixer's own values, a UAT term, in place of the stream: a choice of channels
 
 
 def operator_of(
@@ -92,26 +65,34 @@ def operator_of(
     given: what that replay was given.
     """
     call = run.attention[0]
-    product = wide(run.input[0]) @ known.heads.value  # (kv_heads, N, d)
-    difference, target = product, wide(call.value[0])
-    if not run.parts.homogeneous:
-        difference = product - wide(base_items[0]) @ known.heads.value
-        target = target - wide(base.values[0][0])
-    scale = _fit(difference, target)  # (kv_heads, N, 1)
-    value_error = relative_error(scale * difference, target)
+    product, target = wide(call.value[0]), wide(call.value[0])  # (kv_heads, N, d)
+    scale, value_error = torch.ones_like(product[..., :1]), 0.0
+    if not known.own:
+        product = difference = wide(run.input[0]) @ known.heads.value
+        if not run.parts.homogeneous:
+            difference = product - wide(base_items[0]) @ known.heads.value
+            target = target - wide(base.values[0][0])
+        scale = _fit(difference, target)  # (kv_heads, N, 1)
+        value_error = relative_error(scale * difference, target)
+    gate, gate_error = gate_of(run, given) if known.gated else (None, 0.0)
     token_scale, output_error = known.token_scale, known.error
     if token_scale is None:
-        token_scale, output_error = _reach(run, known, base, base_items, given)
+        token_scale, output_error = _reach(run, known, gate, base, base_items, given)
     values = scale * product
     groups = known.heads.groups
+    rows = call.rows
+    if gate is not None and torch.equal(gate, gate[..., :1].expand_as(gate)):  # a head as a whole: part of its H
+        rows, gate = ScaledRows(rows, gate[..., 0]), None
     operator = AttentionOperator(
-        rows=call.rows,
+        rows=rows,
         source_scale=scale[..., 0].repeat_interleave(groups, 0),
         token_scale=token_scale,
         values=values.repeat_interleave(groups, 0),
         factors=known.heads,
-        error=max(value_error, output_error),
+        error=max(value_error, output_error, gate_error),
         allowed=call.allowed,
+        gate=gate,
+        own=known.own,
     )
     _accept(operator.error, run.input.dtype)
     return operator
@@ -139,9 +120,12 @@ def checked(operator: AttentionOperator, run: BlockRun, tap: Tap) -> AttentionOp
     of: what the dtype's rounding leaves of them there is no error of W'.
     """
     images = [weights @ operator.values for _, weights in operator.attention_chunks()]  # (heads, rows, d) each
-    image = torch.einsum("hnd,hdm->nm", torch.cat(images, dim=1), operator.factors.output)
+    mixed, whole = torch.cat(images, dim=1), wide(run.attention[0].output[0]).transpose(0, 1)
+    if operator.gate is not None:
+        mixed, whole = mixed * operator.gate, whole * operator.gate
+    image = torch.einsum("hnd,hdm->nm", mixed, operator.factors.output)
     own = wide(own_contribution(run, tap)[1])
-    whole = torch.einsum("nhd,hdm->nm", wide(run.attention[0].output[0]), operator.factors.output)
+    whole = torch.einsum("hnd,hdm->nm", whole, operator.factors.output)
     if operator.token_scale.numel() > 1:
         whole = whole * operator.token_scale[:, None]
     rounded = 4 * torch.finfo(run.input.dtype).eps * float(whole.norm())
@@ -165,14 +149,15 @@ def _fit(direction: Tensor, target: Tensor) -> Tensor:
 
 
 def _reach(
-    run: BlockRun, known: BlockFactors, base: Replay, base_items: Tensor, given: list[Tensor]
+    run: BlockRun, known: BlockFactors, gate: Tensor | None, base: Replay, base_items: Tensor, given: list[Tensor]
 ) -> tuple[Tensor, float]:
-    """t for this input: add a known vector R to H V and see what arrives: t_i (R O)."""
+    """t for this input: add a known vector R to H V and see what arrives: t_i (g_i ∘ R) O."""
     mixed = base.mixed[0][:1]  # (1, N, heads, d)
     added = random_like(mixed, SEED)
     moved = run.replay(base_items[:1], [g[:1] for g in given], attention=mixed + added)
     target = wide(known.tap.read(moved)[0]) - wide(known.tap.read(base)[0])
-    direction = torch.einsum("nhd,hdm->nm", wide(added[0]), known.heads.output)
+    reaching = wide(added[0]) if gate is None else wide(added[0]) * gate.transpose(0, 1)
+    direction = torch.einsum("nhd,hdm->nm", reaching, known.heads.output)
     scale = _fit(direction, target)
     return scale[:, 0], relative_error(scale * direction, target)
 
@@ -183,32 +168,58 @@ def _reach(
 def find_factors(run: BlockRun, base: Replay, base_items: Tensor, given: list[Tensor]) -> BlockFactors:
     """V, O and the tap of this block; UnsupportedModelError says why W' is no sum of Kronecker products."""
     if not run.attention:
-        raise UnsupportedModelError("it has no softmax attention")
+        raise UnsupportedModelError(
+            NO_MIXING if not run.parts.mixing else "its token mixer has no form that could be proved"
+        )
     if len(run.attention) != 1:
         raise UnsupportedModelError(f"it calls attention {len(run.attention)} times; W' is defined for one call")
     tokens = run.input.shape[1]
+    if run.parts.mixer is not None and not run.parts.mixer.affine:
+        return _own_values(run, base, base_items, given)
     if run.attention[0].rows.tokens != tokens or run.attention[0].value.shape[2] != tokens:
         raise UnsupportedModelError("its attention reaches other vectors than the block's own tokens")
     tap = _find_tap(run, given)
     faults: list[str] = []
-    for origin, value, output in (
-        ("read", _read_value, _read_output),
-        ("probed", _probe_value, _probe_output),
+    for origin, gated, value, output in (
+        ("read", False, _read_value, _read_output),
+        ("probed", False, _probe_value, _probe_output),
+        ("read", True, _read_value, _read_output),
+        ("probed", True, _probe_value, _read_output),
     ):
         if origin == "probed" and not tap.on_stream:
             # Probed there, O would include whatever stands behind it; what is read is O, and its fit proves it.
             continue
         try:
-            factors = BlockFactors(HeadFactors(value(run), output(run, tap)), tap, None, 0.0, origin)
-            scale, error = _reach(run, factors, base, base_items, given)
-            found = BlockFactors(factors.heads, tap, _constant(scale, tap), error, origin)
+            gate = gate_of(run, given)[0] if gated else None
+            factors = BlockFactors(HeadFactors(value(run), output(run, tap)), tap, None, 0.0, origin, gated=gated)
+            scale, error = _reach(run, factors, gate, base, base_items, given)
+            found = replace(factors, token_scale=_constant(scale, tap), error=error)
             _accept(error, run.input.dtype)
             operator_of(run, found, base, base_items, given)
         except UnsupportedModelError as fault:
             faults.append(str(fault))
             continue
         return found
-    raise UnsupportedModelError(faults[-1])
+    raise UnsupportedModelError(faults[min(1, len(faults) - 1)])
+
+
+def _own_values(run: BlockRun, base: Replay, base_items: Tensor, given: list[Tensor]) -> BlockFactors:
+    """Of a mixer whose values are no affine map of the stream: V picks the channels of a head."""
+    tap = _find_tap(run, given)
+    _, _, heads, width = run.attention[0].output.shape
+    side = heads * width
+    if width == 1 and heads > CHANNEL_HEADS:
+        raise UnsupportedModelError(
+            f"its kernel treats each of {heads} channels by itself: measured up to {CHANNEL_HEADS} heads of one channel"
+        )
+    like = wide(run.attention[0].output)
+    value = torch.eye(side, dtype=like.dtype, device=like.device).reshape(side, heads, width).transpose(0, 1)
+    gate, _ = gate_of(run, given)
+    factors = BlockFactors(HeadFactors(value, _read_output(run, tap)), tap, None, 0.0, "read", own=True, gated=True)
+    scale, error = _reach(run, factors, gate, base, base_items, given)
+    found = replace(factors, token_scale=_constant(scale, tap), error=error)
+    operator_of(run, found, base, base_items, given)
+    return found
 
 
 def _constant(scale: Tensor, tap: Tap) -> Tensor | None:

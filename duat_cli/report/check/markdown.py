@@ -15,28 +15,28 @@ _SHOWN = 50  # GitHub cuts a summary at 1 MB
 def render_markdown(report: CheckReport, every: bool = False) -> str:
     """A table of the causes, and the rest folded away. every: no list is cut."""
     model = report.model
-    policies = ", then ".join(map(_text, report.policy))
-    about = f"{_text(model.model_type or 'unknown type')}, {model.tensors} tensors; {policies}"
-    lines = [f"## duat check: {_text(model.name)}", "", f"**{_text(verdict(report))}**", "", about, ""]
+    policies = ", then ".join(map(escaped, report.policy))
+    about = f"{escaped(model.model_type or 'unknown type')}, {model.tensors} tensors; {policies}"
+    lines = [f"## duat check: {escaped(model.name)}", "", f"**{escaped(verdict(report))}**", "", about, ""]
     if report.causes:
         lines += ["| | rule | where | found | behind it | what to do |", "|---|---|---|---|---|---|"]
         lines += [_row(cause, report) for cause in report.causes[: None if every else _SHOWN]]
         more = 0 if every else len(report.causes) - _SHOWN
         lines += ["", *([f"And {more} more.", ""] if more > 0 else [])]
     if report.warnings:
-        lines += ["Warnings:", "", *(f"- {_text(warning)}" for warning in report.warnings), ""]
+        lines += ["Warnings:", "", *(f"- {escaped(warning)}" for warning in report.warnings), ""]
     for cause in report.causes:
         lines += _details(cause, report, every)
     rest = [o for o in report.outcomes if o.status in ("passed", "skipped")]
     lines += [f"<details><summary>{len(rest)} without findings</summary>", ""]
-    lines += [f"- {o.rule}: {o.status}, {_text(without_findings(o))}" for o in rest]
+    lines += [f"- {o.rule}: {o.status}, {escaped(without_findings(o))}" for o in rest]
     return "\n".join([*lines, "", "</details>"]) + "\n"
 
 
 def undecided_markdown(report: UndecidedReport) -> str:
     """A paragraph under the same heading."""
-    name, error = _text(report.model or "the bundled demo"), report.error
-    return f"## duat check: {name}\n\n**COULD NOT TELL** (exit code {error.exit_code})\n\n{_text(error.message)}\n"
+    name, error = escaped(report.model or "the bundled demo"), report.error
+    return f"## duat check: {name}\n\n**COULD NOT TELL** (exit code {error.exit_code})\n\n{escaped(error.message)}\n"
 
 
 def _row(cause: Cause, report: CheckReport) -> str:
@@ -45,10 +45,10 @@ def _row(cause: Cause, report: CheckReport) -> str:
     cells = (
         cause.status,
         ", ".join(cause.rules),
-        _text(where),
-        _text(summary(cause.model_copy(update={"folded": None}), found)),
-        _text((cause.folded or "").removeprefix("behind it: ")),
-        _text(" ".join(advice(found))),
+        escaped(where),
+        escaped(summary(cause.model_copy(update={"folded": None}), found)),
+        escaped((cause.folded or "").removeprefix("behind it: ")),
+        escaped(" ".join(advice(found))),
     )
     return f"| {' | '.join(cells)} |"
 
@@ -61,14 +61,14 @@ def _details(cause: Cause, report: CheckReport, every: bool) -> list[str]:
         return []
     shown = listed if every else listed[:_SHOWN]
     lines = [f"<details><summary>{', '.join(cause.rules)}: {len(listed)} findings in full</summary>", ""]
-    lines += [f"- {o.rule}{' (behind it)' if o.behind else ''}: {_text(f'{o.message} {limit(o)}')}" for o in shown]
+    lines += [f"- {o.rule}{' (behind it)' if o.behind else ''}: {escaped(f'{o.message} {limit(o)}')}" for o in shown]
     more = [f"- and {len(listed) - len(shown)} more"] if len(listed) > len(shown) else []
     return [*lines, *more, "", "</details>", ""]
 
 
-def _text(text: str) -> str:
+def escaped(text: str) -> str:
     """No foreign string makes a link, an image, HTML or a cell of its own."""
-    escaped = re.sub(r"([\\`*_{}\[\]()#+!|~])", r"\\\1", clean(text))
+    plain = re.sub(r"([\\`*_{}\[\]()#+!|~])", r"\\\1", clean(text))
     for raw, entity in _ENTITIES.items():
-        escaped = escaped.replace(raw, entity)
-    return escaped
+        plain = plain.replace(raw, entity)
+    return plain

@@ -58,7 +58,7 @@ def _model(report: CheckReport) -> list[RenderableType]:
     size = numbers.size(sum(file.bytes for file in model.files))
     shape = (
         f"{model.model_type or 'unknown type'}, {numbers.plural(model.tensors, 'tensor')}, {', '.join(model.stored)}, "
-        f"{size} in {numbers.plural(len(model.files), 'file')}"
+        f"{size} in {numbers.plural(len(model.files), 'file')}{facts.quantised(model.quantised)}"
     )
     ran = facts.arithmetic(report.environment) if report.environment else "weights only"
     if report.environment:

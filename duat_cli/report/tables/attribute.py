@@ -19,6 +19,7 @@ from duat_cli.results.attribute import (
     Flow,
     InnerPart,
     MeasuredParts,
+    Spread,
     Summary,
 )
 
@@ -213,8 +214,15 @@ def _inner(word: str, parts: Sequence[InnerPart], page: Page) -> list[Renderable
         return []
     plain = numbers.signed(numbers.plain)
     several = any(part.unit for part in parts)
-    rows = [(f"{p.block}.{p.unit}.{p.index}" if several else f"{p.block}.{p.index}", plain(p.value)) for p in parts]
-    return [_BLANK, line(f"Leading {word}", "bold"), _rows((word.removesuffix("s"), "total"), rows, page)]
+    rows = [(place_of(p, several=several), plain(p.value), plain(p.direct)) for p in parts]
+    return [_BLANK, line(f"Leading {word}", "bold"), _rows((word.removesuffix("s"), "total", "direct"), rows, page)]
+
+
+def place_of(part: InnerPart | Spread, *, several: bool = False) -> str:
+    """Block, unit if blocks have several, expert and number: 3.17, 3.e2.17."""
+    unit = f".{part.unit}" if several else ""
+    expert = "" if part.expert is None else f".e{part.expert}"
+    return f"{part.block}{unit}{expert}.{part.index}"
 
 
 def _flows(flows: Sequence[Flow], one: Attribution) -> list[RenderableType]:
@@ -300,8 +308,7 @@ def _summary(found: Summary, page: Page) -> list[RenderableType]:
     parts: list[RenderableType] = [line(f"Over all {found.predictions} predictions", "bold"), line(means)]
     for word, spreads in (("head", found.heads), ("neuron", found.neurons)):
         rows = [
-            (f"{s.block}.{s.index}", plain(s.mean), numbers.plain(s.mean_absolute), numbers.plain(s.deviation))
-            for s in spreads
+            (place_of(s), plain(s.mean), numbers.plain(s.mean_absolute), numbers.plain(s.deviation)) for s in spreads
         ]
         if rows:
             parts += [_BLANK, _rows((word, "mean", "mean |part|", "deviation"), rows, page)]

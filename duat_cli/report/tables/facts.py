@@ -23,10 +23,15 @@ def loaded(model: ModelFacts, prompts: list[PromptFacts], environment: Environme
     shape = (
         f"{model.model_type} ({model.architecture}), {numbers.count(model.parameters)} parameters, "
         f"{numbers.plural(model.blocks, 'block')}, width {model.hidden_size}, "
-        f"{numbers.plural(model.heads, 'head')}{kv}"
+        f"{numbers.plural(model.heads, 'head')}{kv}{quantised(model.quantised)}"
     )
     name = f"{model.name} at {model.revision}" if model.revision else model.name
     return [line(name, "bold"), line(shape), line(f"{tokens(prompts)}; {arithmetic(environment)}")]
+
+
+def quantised(how: str | None) -> str:
+    """How the files hold the weights."""
+    return "" if how is None else f"; quantised: {how}, read as numbers"
 
 
 def tokens(prompts: list[PromptFacts]) -> str:

@@ -11,8 +11,18 @@ from duat_cli.report.tables import columns, facts, nulls, numbers
 from duat_cli.report.tables.grid import Column, Labels, grids, missing, unshown
 from duat_cli.report.tables.nulls import null_tables
 from duat_cli.report.tables.page import Page, line
-from duat_cli.results.base import Result
-from duat_cli.results.inspect import Block, EndToEnd, InspectReport, UatTerm
+from duat_cli.results.base import Finite, Result, WithReasons
+from duat_cli.results.inspect import Block, InspectReport, UatTerm
+from duat_cli.results.operator import Coupling
+
+
+class _Through(WithReasons):
+    """One way through all blocks."""
+
+    label: str
+    coupling: Coupling | None
+    certificate_error: Finite | None
+
 
 _BLANK = Text("")
 _TERM = Labels(("term",), lambda row: f"{row.name} ({row.kind})" if isinstance(row, UatTerm) else "", False)
@@ -21,7 +31,7 @@ _TERM_COLUMNS = [
     Column(("norm", "/ |x|"), "norm", numbers.plain),
 ]
 
-_WHOLE = Labels(("blocks",), lambda row: "all" if isinstance(row, EndToEnd) else "")
+_WHOLE = Labels(("blocks",), lambda row: row.label if isinstance(row, _Through) else "", False)
 _END_COLUMNS = [
     Column(("off-diag.", "%"), "coupling.off_diagonal_share", numbers.percent),
     Column(("entropy", "bits"), "coupling.entropy_bits", numbers.plain),
@@ -147,13 +157,20 @@ def _end_to_end(report: InspectReport, page: Page) -> list[RenderableType]:
     found = report.end_to_end
     if found is None:
         return []
+    own = _Through(label="all", coupling=found.coupling, certificate_error=found.certificate_error)
+    null = _Through(label="null", coupling=found.null.uniform, certificate_error=None)
+    rows = [own, *([] if null.coupling is None else [null])]
     return [
         _BLANK,
         line("End to end: tokens of x_0 into the last block's output, by |(T_L...T_1)(e_j (x) x_0[j])_i|", "bold"),
-        *_tables([found], _WHOLE, _END_COLUMNS, page),
+        *_tables(rows, _WHOLE, _END_COLUMNS, page),
         _BLANK,
-        line("The linear path, residual path included; every block's own W' is in its row above.", "dim"),
-        *facts.absences(missing([found], _END_COLUMNS, [0]), "row"),
+        line(
+            "The linear path, residual path included; every block's own W' is in its row above. null: every H uniform "
+            "over the tokens that its rows may see, weights and norm scales the same.",
+            "dim",
+        ),
+        *facts.absences(missing([own], _END_COLUMNS, [0]), "row"),
     ]
 
 

@@ -105,7 +105,10 @@ def _head(report: LoraReport) -> list[RenderableType]:
     what = "fully tuned checkpoint" if report.mode == "checkpoint" else f"{report.method} adapter"
     size = "" if summary.frobenius_norm is None else f", norm {numbers.plain(summary.frobenius_norm)}"
     share = "" if summary.relative_frobenius is None else f", {numbers.percent(summary.relative_frobenius)} % of theirs"
-    text = f"{what} on {report.dtype} weights: {numbers.plural(summary.changed, 'parameter')} changed{size}{share}"
+    what += facts.quantised(report.tuned_quantised)
+    base = f"{report.dtype} weights{facts.quantised(report.base_quantised)}"
+    text = f"{what}, on {base}: " if report.tuned_quantised else f"{what} on {base}: "
+    text += f"{numbers.plural(summary.changed, 'parameter')} changed{size}{share}"
     parts.append(line(text))
     if report.prompts is not None and report.environment is not None:
         parts.append(line(f"{facts.tokens(report.prompts)}; {facts.arithmetic(report.environment)}"))

@@ -14,7 +14,7 @@ from duat_cli.results.support import SupportEntry, SupportReport
 
 _ROOM_FOR_REASONS = 72  # narrower, a column of reasons would be a letter wide
 _STYLES = {"exact": "green", "partly": "yellow", "refused": "red"}
-_PATHS = {"attention interface": "interface", "softmax interception": "softmax"}
+_PATHS = {"attention interface": "interface", "softmax interception": "softmax", "frozen kernel": "kernel"}
 
 
 def render_support(report: SupportReport, page: Page) -> str:

@@ -21,6 +21,7 @@ from duat_cli.results.base import (
 )
 from duat_cli.results.prune.sets import Plan
 from duat_cli.results.prune.terms import Prediction, Protocol, PruneBlock, PruneTerm
+from duat_cli.results.prune.written import Written
 
 
 class PruneReport(Result):
@@ -38,6 +39,7 @@ class PruneReport(Result):
     prediction: list[Prediction]
     plans: list[Plan]
     terms: list[PruneTerm]
+    written: Written | None = Field(description="the checkpoint that --apply wrote; null without it")
     skipped: list[Skipped]
     warnings: Warnings
     run: Run

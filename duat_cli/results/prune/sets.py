@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from duat_cli.kinds import Kind
 from duat_cli.results.base import (
     Finite,
     Result,
     WithReasons,
 )
 from duat_cli.results.meaning import Meaning
+from duat_cli.results.prune.repair import SetRepair
 
 _OF_SET = Meaning(
     "the metric's", "estimate", how="linearised, the set's responses added before they are squared", signed=True
@@ -54,6 +54,17 @@ class SetSize(WithReasons):
     )
 
 
+class SketchRound(Result):
+    """What sketching the model again brought: the set of the rounds so far beside one of a single round."""
+
+    removed: Annotated[int, _COUNT] = Field(description="how many terms are removed at the end of this round")
+    measured: Annotated[Finite, _ABLATED] = Field(description="damage of really removing them, mean over the prompts")
+    single_removed: Annotated[int, _COUNT] = Field(
+        description="terms of the set of a single round that holds as many parameters"
+    )
+    single_measured: Annotated[Finite, _ABLATED] = Field(description="damage of really removing that set")
+
+
 class HeldOut(Result):
     """What removing a set does to prompts that played no part in choosing it."""
 
@@ -69,6 +80,20 @@ class HeldOut(Result):
     exceeded: int = Field(description="how many of these prompts have a damage above the budget")
     share_exceeded: Annotated[Finite, Meaning("share of prompts", "measured")] = Field(
         description="share of these prompts that have a damage above the budget"
+    )
+    limit: Annotated[
+        Finite | None,
+        Meaning(
+            "the metric's",
+            "bound",
+            how="with the report's confidence, for prompts drawn as the held-out ones; of each set by itself",
+            formula="the largest damage but k, k the most with P(Bin(n, share) <= k) <= 1 - confidence",
+            signed=True,
+            source="Wilks (1941): tolerance limits by order statistics",
+        ),
+    ] = Field(
+        description="with this confidence at most --exceed of prompts have a larger damage; null if the set was not "
+        "run on all held-out prompts"
     )
 
 
@@ -131,23 +156,53 @@ class MeanGuarantee(WithReasons):
 class Plan(WithReasons):
     """The largest set of one kind within the budget."""
 
-    granularity: Kind = Field(description="the kind of terms: neuron, head, expert, ffn, attention or block")
+    granularity: str = Field(
+        description="the kind of terms: neuron, head, expert, ffn, attention or block; several with commas, such as "
+        "neuron,head, if they go into one set"
+    )
     budget: Annotated[Finite, _BUDGET] = Field(description="the largest damage allowed")
+    remove: Annotated[Finite | None, Meaning("share, 0 to 1", "given", formula="--remove")] = Field(
+        description="share of the parameters that the set was to hold, whatever the damage; null: as much as the "
+        "budget allows"
+    )
     removed: Annotated[int, _COUNT] = Field(description="how many terms are removed")
     of: Annotated[int, _COUNT] = Field(description="how many terms of this kind there are")
     share: Annotated[Finite, Meaning("share, 0 to 1", "exact", formula="removed / of")] = Field(
         description="share of the terms of this kind"
     )
+    parameters: Annotated[
+        int,
+        Meaning(
+            "parameters",
+            "exact",
+            how="a head counts with its share of the keys and values, which leave with all heads that use them",
+        ),
+    ] = Field(description="parameters that the removed terms hold")
+    parameters_share: Annotated[Finite, Meaning("share, 0 to 1", "exact")] = Field(
+        description="share that they are of the parameters in parameters_of"
+    )
+    parameters_of: Literal["blocks", "all"] = Field(
+        description="which parameters the share is of: those of the blocks, or all of the model"
+    )
     predicted: Annotated[Finite | None, _OF_SET] = Field(description="predicted damage of removing the set")
     measured: Annotated[Finite | None, _ABLATED] = Field(
-        description="mean over the prompts that chose the set; at most the budget, by that choice"
+        description="mean over the prompts that chose the set, with --repair of the repaired model; at most the "
+        "budget, by that choice, without --remove"
     )
-    uniform: bool = Field(description="whether every FFN loses as many neurons (--uniform)")
+    uniform: bool = Field(
+        description="whether every FFN loses as many neurons, and every attention as many key and value heads with "
+        "the heads that use them (--uniform)"
+    )
+    rounds: list[SketchRound] = Field(description="of --rounds: what each brought over a single one")
     saves: SetSize | None = Field(description="what a checkpoint without the set no longer holds")
     curve: list[CurvePoint]
     held_out: list[HeldOut] = Field(description="the sets that were run on held-out prompts, from the smallest")
     guarantee: Guarantee | None
     mean_guarantee: MeanGuarantee | None
+    repair: SetRepair | None = Field(
+        description="what --repair refits; held_out, guarantee and mean_guarantee are then of the repaired model, "
+        "predicted and curve of the set alone"
+    )
     set: list[str] = Field(
         description="kind, block and index of its terms as block.3.head.1 (block.3 for a block), in the order of "
         "removal: a smaller set of the curve is the beginning of this one"

@@ -12,20 +12,22 @@ from helpers import single_model, token_ids
 from duat_cli.analysis.attribute.run import AttributeOptions, attribute
 from duat_cli.analysis.attribute.targets import Asked
 
+TARGETS = {4: "t50", 6: "t60", 7: "t70"}  # by the prompt's length
+
 
 def test_means_and_spreads_are_those_of_the_predictions() -> None:
     model = single_model("gpt2").double()
-    prompts = [token_ids(model, tokens=n, seed=n) for n in (4, 6, 7)]
+    prompts = [token_ids(model, tokens=n, seed=n) for n in TARGETS]
     report = attribute(
         helpers.as_loaded(model),
         [helpers.prompt_of(ids) for ids in prompts],
         WORDS,
-        AttributeOptions(Asked(), 4, each=["t50", "t60", "t70"]),
+        AttributeOptions(Asked(), 4, each=lambda prompt: TARGETS[prompt.input_ids.shape[1]]),
         lambda *_: None,
     )
     alone = [
         report_of(model, ids, top=10_000, target=text).attribution[0]
-        for ids, text in zip(prompts, ("t50", "t60", "t70"), strict=True)
+        for ids, text in zip(prompts, TARGETS.values(), strict=True)
     ]
     summary = report.summary
     assert summary is not None

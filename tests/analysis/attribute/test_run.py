@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import helpers
 import pytest
 import torch
-from attributing import WORDS, report_of, report_on
+from attributing import WORDS, double, report_of, report_on, without
 from helpers import far, single_model, token_ids
 from paging import in_parts, saved, whole
 from torch import Tensor
@@ -22,8 +21,6 @@ from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.models.discovery.structure import discover, run_stack
 from duat_cli.models.instrument import rig
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.models.sweep.ending import Ending, find_ending
-from duat_cli.models.sweep.passes import record
 from duat_cli.models.terms.sites import Site, find_sites, watching
 from duat_cli.results.attribute import AttributeReport, Attribution
 from duat_cli.zoo import tiny
@@ -31,12 +28,7 @@ from duat_cli.zoo import tiny
 TYPES = ["llama", "gpt2", "gpt_neox", "opt", "bloom", "falcon", "phi", "gemma2", "qwen3", "mixtral", "gpt_oss",
          "deepseek_v3", "bert", "modernbert", "olmo2", "qwen3_next", "recurrent_gemma", "nystromformer"]  # fmt: skip
 
-
-def double(model_type: str) -> Any:
-    model = tiny.tiny_model(model_type).double()
-    if getattr(model, "_can_set_experts_implementation", lambda: False)():
-        model.set_experts_implementation("eager")  # grouped_mm has no float64
-    return model
+SINGLE = {"qwen3_next", "recurrent_gemma"}  # their mixers' kernels round to float32 whatever they are given
 
 
 def added(one: Attribution) -> tuple[float, float]:
@@ -49,7 +41,10 @@ def added(one: Attribution) -> tuple[float, float]:
 
 @pytest.mark.parametrize("model_type", TYPES)
 def test_the_parts_add_up_to_the_models_own_logit(model_type: str) -> None:
-    for model, bar in ((tiny.tiny_model(model_type), 1e-5), (double(model_type), 1e-10)):
+    for model, bar in (
+        (tiny.tiny_model(model_type), 1e-5),
+        (double(model_type), 1e-6 if model_type in SINGLE else 1e-10),
+    ):
         ids = token_ids(model, tokens=9)
         with torch.no_grad():
             logits = run_stack(model, ids).logits.double()
@@ -64,37 +59,6 @@ def test_the_parts_add_up_to_the_models_own_logit(model_type: str) -> None:
         assert report.certificate.exact
         for unit in one.parts.units:
             assert unit.tokens is None or math.fsum(unit.tokens) == pytest.approx(unit.value, abs=1e-4)
-
-
-def without(model: Any, ids: Tensor, one: Attribution, change: Callable[[int, BlockRun, list[Tensor]], Tensor | None],
-            first: Callable[[Tensor], Tensor] = lambda x: x) -> float:  # fmt: skip
-    """The logit of the frozen network, block by block forwards, with something changed in it.
-
-    change(block, its run, what its units give) may change the latter in place, and give what heads give instead.
-    """
-    structure = discover(model)
-
-    def forward() -> Tensor:
-        return run_stack(model, ids).logits
-
-    recorded = record(structure, forward)
-    stream = [first(recorded.calls[0].before)]
-
-    def listen(run: BlockRun) -> None:
-        given = [unit.output[None].clone() for unit in run.units]
-        heads = change(run.index, run, given)
-        if heads is not None:  # what is missing of the heads, on its way from a stream of zeros
-            kept = run.replay(stream[0], given).mixed[0] - heads
-            stream[0] = run.replay(stream[0], given, attention=kept).output
-        else:
-            stream[0] = run.replay(stream[0], given).output
-
-    with structure.rig().active() as active:
-        active.run(lambda: run_stack(structure.stack, ids), listen)
-    ending = Ending(structure, forward, recorded, find_ending(model, structure, forward, recorded))
-    assert one.position is not None
-    assert one.target.token is not None
-    return float(ending(stream[0])[0, one.position, one.target.token.id])
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "bert", "gemma2", "mixtral"])
@@ -285,7 +249,7 @@ def test_a_replay_that_is_wrong_is_not_exact(monkeypatch: pytest.MonkeyPatch) ->
     model = single_model("llama")
     structure = discover(model)
     plain = rig.apply_rows
-    monkeypatch.setattr("duat_cli.analysis.session.discover", lambda _: structure)
+    monkeypatch.setattr("duat_cli.analysis.session.discover", lambda *_: structure)
     monkeypatch.setattr(rig, "apply_rows", lambda rows, value: 1.001 * plain(rows, value))
     report = report_of(model, token_ids(model, tokens=7))
     assert not report.certificate.exact

@@ -14,6 +14,7 @@ from duat_cli.analysis.check.behaviour import Asking
 from duat_cli.analysis.check.tuned import tuned_behaviour
 from duat_cli.analysis.inspect.run import InspectOptions, inspect
 from duat_cli.analysis.opening import Found
+from duat_cli.loading.adapter.folder import open_adapter
 from duat_cli.loading.checkpoint.source import Source
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
@@ -39,7 +40,7 @@ def tuned(loaded: LoadedModel, adapter: Path) -> TunedBehaviour:
     asking = Asking(prompts(), lambda: None)
     inspect(loaded, prompts(), InspectOptions(cache=False), lambda *_: None, beside=asking)
     found = Found(Source(loaded.files.path, "base", None), loaded.files)
-    return tuned_behaviour(str(adapter), found, loaded, asking)
+    return tuned_behaviour(open_adapter(adapter, str(adapter)), found, loaded, asking)
 
 
 @pytest.mark.parametrize("method", CONFIGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from helpers import (
 )
 from torch import Tensor, nn
 
-from duat_cli.analysis import decomposition
+from duat_cli.analysis import sources as subject
 from duat_cli.analysis.inspect.run import InspectOptions, inspect
 from duat_cli.models.instrument.hooks import hooked
 from duat_cli.results.inspect import EndToEnd
@@ -35,7 +36,7 @@ def end_to_end_of(model: Any, *ids: Tensor) -> EndToEnd:
     return report.end_to_end
 
 
-def couplings(model_type: str, ids: Tensor) -> Tensor:
+def couplings(model_type: str, ids: Tensor, frozen: Callable[[], Detached] = Detached) -> Tensor:
     """c_ij with softmax weights, scales of norms and FFN outputs constant to autograd, (N, N)."""
     model = double_model(model_type)
     blocks = list(model.get_submodule(WIRINGS[model_type].blocks))
@@ -54,7 +55,7 @@ def couplings(model_type: str, ids: Tensor) -> Tensor:
 
     ffns = [block.get_submodule(FFN[model_type]) for block in blocks]
     with (
-        InDouble(), Detached(), torch.enable_grad(), hooked([blocks[0]], leaf), hooked(ffns, after=constant),
+        InDouble(), frozen(), torch.enable_grad(), hooked([blocks[0]], leaf), hooked(ffns, after=constant),
         hooked([blocks[-1]], after=last),
     ):  # fmt: skip
         model(input_ids=ids)
@@ -71,7 +72,7 @@ def couplings(model_type: str, ids: Tensor) -> Tensor:
 def test_the_coupling_is_that_of_the_whole_models_jacobian(
     model_type: str, elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decomposition, "SOURCE_ELEMENTS", elements)
+    monkeypatch.setattr(subject, "ELEMENTS", elements)
     model = double_model(model_type)
     ids = token_ids(model)
     with InDouble():
@@ -79,6 +80,60 @@ def test_the_coupling_is_that_of_the_whole_models_jacobian(
     for name, expected in naive_coupling_numbers(couplings(model_type, ids)).items():
         assert far(getattr(found.coupling, name), expected) <= 1e-9, name
     assert found.certificate_error < 1e-12
+
+
+class Uniform(Detached):
+    """As `Detached`, with every softmax uniform over the entries that are not zero, and scales of norms as recorded."""
+
+    def __init__(self, recorded: list[Tensor] | None = None) -> None:
+        """recorded: scales in the order of their calls; None: record them, with attention as it is."""
+        super().__init__()
+        self.given = None if recorded is None else list(recorded)
+        self.recorded: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_function__(func, types, args, kwargs)
+        if func in (torch.softmax, nn.functional.softmax, torch.Tensor.softmax):
+            seen = (out > 0).to(out)
+            return out if self.given is None or out.ndim < 4 else seen / seen.sum(-1, keepdim=True)
+        if func in (torch.rsqrt, torch.Tensor.rsqrt) or (func in POWERS and args[1] == -0.5):
+            self.recorded.append(out)
+            return out if self.given is None else self.given.pop(0)
+        return out
+
+
+POWERS = (torch.pow, torch.Tensor.pow, torch.Tensor.__pow__)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "mixtral"])
+def test_the_null_is_that_of_the_whole_model_with_uniform_attention(model_type: str) -> None:
+    model = double_model(model_type)
+    ids = token_ids(model)
+    with InDouble(), torch.no_grad(), Uniform() as first:
+        model(input_ids=ids)
+    assert len(first.recorded) > 2 * model.config.num_hidden_layers
+    expected = naive_coupling_numbers(couplings(model_type, ids, lambda: Uniform(first.recorded)))
+    with InDouble():
+        found = end_to_end_of(model, ids)
+    assert found.null.uniform is not None
+    for name, value in expected.items():
+        assert far(getattr(found.null.uniform, name), value) <= 1e-9, name
+    assert far(found.null.uniform.effective_context, found.coupling.effective_context) > 0.01
+    assert found.null.reinitialised is None
+    assert "one by one" in found.null.reasons["reinitialised"]
+
+
+def test_uniform_attention_is_its_own_null() -> None:
+    """Queries of zero: every H is uniform already. A block without attention has no other H."""
+    model = single_model("llama")
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.q_proj.weight.zero_()
+    found = end_to_end_of(model, token_ids(model))
+    assert found.null.uniform is not None
+    for name in ("effective_context", "entropy_bits", "off_diagonal_share"):
+        assert far(getattr(found.null.uniform, name), getattr(found.coupling, name)) < 1e-6
+    assert end_to_end_of(single_model("jamba"), token_ids(single_model("jamba"))).null.uniform is not None
 
 
 def test_it_is_a_mean_over_prompts_and_asked_for() -> None:

@@ -110,7 +110,7 @@ def test_a_wide_dtype_has_no_share(dtype: str, tmp_path: Path) -> None:
 
 def ranged(dtype: str, *sizes: float) -> Range:
     entry = type("Entry", (), {"dtype": dtype, "elements": 4, "bytes": 4})
-    stored = most_stored(type("Files", (), {"tensors": {"w": entry}}))  # type: ignore[arg-type]
+    stored = most_stored(type("Files", (), {"tensors": {"w": entry}, "quantised": None}))  # type: ignore[arg-type]
     return block_range(stored, "float32", max((size, "ffn") for size in sizes))
 
 

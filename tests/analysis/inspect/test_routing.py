@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,10 +13,11 @@ from torch import Tensor, nn
 
 from duat_cli.analysis.inspect.routing import routing
 from duat_cli.analysis.inspect.run import InspectOptions, inspect
+from duat_cli.models.instrument.functions.scores import score_layers
 from duat_cli.models.instrument.hooks import hooked
-from duat_cli.models.instrument.scores import score_layers
 from duat_cli.operators.bilinear import bilinear_numbers
 from duat_cli.results.operator import Routing
+from duat_cli.zoo import tiny
 
 OPTIONS = InspectOptions(cache=False, routing=True)
 ROTARY = ("llama", "gemma2", "mixtral")
@@ -135,6 +137,41 @@ def test_h_is_rebuilt_from_queries_and_keys(model_type: str, budget: int | None)
     assert found
     assert all(one.rebuilt_error is not None and one.rebuilt_error < 1e-5 for one in found)
     assert any(one.rebuilt_error for one in found)  # another way, so not to the last bit
+
+
+@pytest.mark.parametrize("model_type", sorted(set(WIRINGS) - {"gpt_oss", "qwen3", "opt"}))
+def test_every_type_has_h_rebuilt_or_a_reason(model_type: str) -> None:
+    """Of a type whose attention goes through the interface it is rebuilt, whatever its layers and positions are."""
+    model = single_model(model_type)
+    found: list[Routing] = []
+    structure = sweep(model, token_ids(model), lambda run, _step, _block: found.append(routing(run)))
+    assert found
+    for one in found:
+        if structure.path == "attention interface":
+            assert one.rebuilt_error is not None
+            assert one.rebuilt_error < 1e-5
+        else:
+            assert one.rebuilt_error is one.heads is None
+            assert "intercepted" in one.reasons["rebuilt_error"]
+
+
+def alibi_falcon() -> Any:
+    config = tiny.tiny_config("falcon")
+    config.alibi = True
+    model = tiny.model_class(config)(config).eval()  # type: ignore[arg-type]
+    tiny.randomise(model, 0)
+    return model
+
+
+@pytest.mark.parametrize("model", [lambda: single_model("mpt"), alibi_falcon], ids=["mpt", "falcon"])
+def test_scores_with_alibi_are_not_seen_and_the_reason_stands(model: Callable[[], Any]) -> None:
+    """ALiBi adds a slope times the distance to the scores; the types that have it (bloom too) pass by the interface."""
+    made = model()
+    for one in routing_of(made, token_ids(made)):
+        absent = [name for name in Routing.model_fields if name != "reasons"]
+        assert all(getattr(one, name) is None for name in absent)
+        assert set(one.reasons) == set(absent)
+        assert all("queries and keys are not seen" in why for why in one.reasons.values())
 
 
 def test_queries_and_keys_are_made_again_from_their_layers() -> None:

@@ -282,7 +282,7 @@ def test_a_class_that_cannot_be_built_is_a_reason(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_fresh_model_that_is_not_understood_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(model: Any) -> Any:
+    def refuse(*_: Any) -> Any:
         raise UnsupportedModelError("its blocks were not found")
 
     monkeypatch.setattr(untrained_module, "discover", refuse)

@@ -19,6 +19,7 @@ from duat_cli.analysis.lora.run import LoraRequest, lora_diff, task_of
 from duat_cli.analysis.opening import Found, ModelRequest, PromptRequest
 from duat_cli.analysis.plan.run import plan
 from duat_cli.errors import CheckpointError, InputError, UnsupportedModelError
+from duat_cli.loading.adapter.source import find_tuned
 from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import demo_adapter_path, demo_path, resolve
 from duat_cli.loading.model.load import load_files
@@ -165,7 +166,7 @@ def test_two_models_that_do_not_fit_together_are_read_block_by_block(
     monkeypatch.setattr("duat_cli.loading.model.load.load_files", see)
     found = Found(resolve(None), inspect_folder(demo_path()))
     counts = TEXTS.counts(found, TEXTS.read(lambda *_: None), trust_remote_code=False)
-    task = replace(task_of(found, DEMO, runs=True), tokens=tuple(counts))
+    task = replace(task_of(found, find_tuned(DEMO), runs=True), tokens=tuple(counts))
     both = plan(found.files, task, "float32", None).ways[0].peak_memory_bytes
     base = replace(BASE, memory=both - 1 if paged else both)
     answer(replace(BUNDLED, base=base, tuned=DEMO, texts=TEXTS))

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -21,7 +22,7 @@ from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import relative_error
-from duat_cli.models.value_path.factors import AttentionOperator
+from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.operators import paper
 from duat_cli.report.json import to_json
 from duat_cli.report.tables.matrix import render_matrix
@@ -36,7 +37,7 @@ TOKENS = 7
 def loaded(model_type: str, dtype: torch.dtype = torch.float32) -> LoadedModel:
     model = tiny.tiny_model(model_type).to(dtype)
     name = str(dtype).removeprefix("torch.")
-    return LoadedModel(model, model_type, None, cast(Any, None), name, "cpu", (), {})
+    return LoadedModel(model, model_type, None, cast(Any, SimpleNamespace(quantised=None)), name, "cpu", (), {})
 
 
 def prompt_of(model: LoadedModel, tokens: int = TOKENS) -> Prompt:
@@ -228,7 +229,7 @@ def test_no_such_block() -> None:
 
 def test_a_block_without_factors_is_refused_with_the_reason() -> None:
     model = loaded("jamba")
-    with pytest.raises(UnsupportedModelError, match=r"block 0 \(layers.0\) .*: it has no softmax attention"):
+    with pytest.raises(UnsupportedModelError, match=r"block 0 \(layers.0\) .*: its token mixer reads its own values"):
         matrices(model, layer=0)
     assert set(verdicts(matrices(model, layer=1).report).values()) == {True}
 

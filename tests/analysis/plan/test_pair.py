@@ -17,6 +17,7 @@ from duat_cli.loading.adapter.folder import open_adapter
 from duat_cli.loading.adapter.keys import read_keys
 from duat_cli.loading.adapter.parameter import ParameterPlan
 from duat_cli.loading.adapter.plan import plans
+from duat_cli.loading.adapter.source import find_tuned
 from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import demo_adapter_path, demo_path, resolve
 
@@ -34,7 +35,7 @@ def shape(found: Found) -> Shape:
 
 
 def test_an_adapter_stands_beside_the_base_with_what_it_changes(found: Found, shape: Shape) -> None:
-    task = task_of(found, None, runs=True)
+    task = task_of(found, find_tuned(None), runs=True)
     adapter = open_adapter(demo_adapter_path(), "demo")
     known = plans(adapter, read_keys(adapter), BaseWeights(found.place, found.files))
     places = [plan.place for plan in known if isinstance(plan, ParameterPlan)]
@@ -45,7 +46,7 @@ def test_an_adapter_stands_beside_the_base_with_what_it_changes(found: Found, sh
 
 
 def test_a_tuned_checkpoint_is_a_second_model(found: Found, shape: Shape) -> None:
-    task = replace(task_of(found, str(demo_path()), runs=True), tokens=(32,))
+    task = replace(task_of(found, find_tuned(str(demo_path())), runs=True), tokens=(32,))
     assert task.tuned is not None
     alone = size_of(peak(shape, Task("verify", (32,)), "resident"))
     both = size_of(peak(shape, task, "resident", shape))
@@ -55,7 +56,7 @@ def test_a_tuned_checkpoint_is_a_second_model(found: Found, shape: Shape) -> Non
 
 def test_without_prompts_no_model_is_there(found: Found, shape: Shape) -> None:
     for tuned in (None, str(demo_path())):
-        task = task_of(found, tuned, runs=False)
+        task = task_of(found, find_tuned(tuned), runs=False)
         terms = {term.what: term.bytes for term in peak(shape, task, "streamed", shape if tuned else None)}
         assert "weights" not in terms
         assert terms["a tensor, as stored"] == shape.largest_tensor * (2 if tuned else 1)

@@ -44,7 +44,7 @@ def test_terms_are_those_of_the_model(shape: Shape) -> None:
     assert sum(counts.values()) == len(known.ids) == 2358
     for kind in KINDS:
         assert counts[kind] == len([term for term in known.ids if term.kind == kind])
-    assert singles(counts, PruneOptions(measure=5)) == 5 * 5
+    assert singles(counts, PruneOptions(measure=5)) == 2 * 5 + 3 * 6  # whole parts: all six
     assert followed_terms(counts, PruneOptions(measure=5)) == 6 * 6 + 3 * 6
     assert followed_terms({"neuron": 9}, PruneOptions(kinds=("neuron",), measure=5)) == 5
 

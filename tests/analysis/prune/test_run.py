@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import as_loaded, single_model, token_ids
 
 from duat_cli.analysis.plan.task import PruneOptions
 from duat_cli.analysis.prune.run import check_holdout, fresh, prune_bound
@@ -148,3 +149,21 @@ def test_how_many_prompts_a_guarantee_takes(exceed: float, confidence: float, ne
     if needed > 1:
         with pytest.raises(InputError, match=f"at least {needed} are needed"):
             check_holdout(needed - 1, options)
+
+
+def test_a_quick_run_says_what_it_leaves_out() -> None:
+    """Prompts are cut for the picture, not for the guarantee, which fewer of them give; there are no bounds."""
+    model = single_model("llama")
+    given = [Prompt("", str(k), token_ids(model, 70 if k < 2 else 5, k), k) for k in range(2 + 60)]
+    options = PruneOptions(kinds=("head",), probes=4, measure=2, budget=0.3, effort="quick")
+    report = prune_bound(as_loaded(model), given[:2], given[2:], options, lambda *_: None).report
+    assert [p.tokens for p in report.prompts] == [64, 64]
+    assert any("2 of 2 prompts are cut to 64 tokens" in note for note in report.warnings)
+    assert any("46 of 60 held-out prompts" in note for note in report.warnings)
+    [plan] = report.plans
+    assert plan.guarantee is not None
+    assert plan.guarantee.holdout_prompts == 46
+    assert len(plan.guarantee.tested) <= 3
+    assert {term.certified for term in report.terms} == {None}
+    assert {term.reasons["certified"] for term in report.terms} == {"certified bounds are left out by --effort quick"}
+    assert all(term.frozen is not None for term in report.terms)

@@ -138,7 +138,7 @@ def test_a_set_that_failed_is_not_counted_beside_the_prompt_it_failed_on(tmp_pat
 
 
 def test_only_sets_that_are_alive_are_asked_for() -> None:
-    chosen = nested.Nested("head", [TermId("head", 0, k) for k in range(4)], [], nested.Point(4, 0.0, 0.0))
+    chosen = nested.Nested(("head",), [TermId("head", 0, k) for k in range(4)], [], nested.Point(4, 0.0, 0.0))
     trial, asked = Trial(chosen, 7, Claim(0.5, 0.5, 0.9)), list[int]()
 
     def damage(number: int) -> float:
@@ -150,3 +150,16 @@ def test_only_sets_that_are_alive_are_asked_for() -> None:
     assert trial.running == [0, 1, 3]
     assert asked.count(1) == asked.count(3) == 7
     assert asked.count(2) < 7
+
+
+def test_a_joint_set_is_the_same_from_weights_that_are_read(tmp_path: Path) -> None:
+    """Without a further read; sketching again would take more, and is refused."""
+    folder = saved("llama", tmp_path)
+    options = replace(OPTIONS, kinds=("neuron", "head"), joint=True, remove=0.3, uniform=True)
+    resident, _ = run(folder, options, paged=False, trial=True)
+    streamed, read = run(folder, options, paged=True, trial=True)
+    assert numbers(streamed) == numbers(resident)
+    assert [plan.granularity for plan in resident.report.plans] == ["neuron,head"]
+    assert read <= 4
+    with pytest.raises(InputError, match=r"--rounds: .* where the model fits"):
+        run(folder, replace(options, rounds=2), paged=True)

@@ -13,8 +13,8 @@ from paging import llama_with_tokenizer
 from duat_cli.analysis.inspect.run import InspectOptions
 from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_set
 from duat_cli.analysis.plan.task import Task
+from duat_cli.analysis.shards.inspect import inspect_into
 from duat_cli.analysis.shards.ranks import Ranks
-from duat_cli.analysis.shards.run import inspect_into
 from duat_cli.results.inspect import InspectReport
 
 Into = Callable[..., InspectReport | None]

@@ -52,7 +52,7 @@ def answer() -> None:
 if __name__ == "__main__":
     import torch
 
-    import duat_cli.analysis.shards.run
+    import duat_cli.analysis.shards.merge
     import duat_cli.loading.model.load  # noqa: F401
 
     torch.set_num_threads(1)

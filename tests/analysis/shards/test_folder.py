@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from duat_cli.analysis.shards.folder import KEYS, MANIFEST, Folder
+from duat_cli.analysis.shards.inspect import null_of, put_null
 from duat_cli.analysis.shards.ranks import Ranks
 from duat_cli.errors import InputError
 
@@ -124,12 +125,17 @@ def test_what_is_no_manifest_is_refused(folder: Path, raw: str) -> None:
 
 
 def test_a_folder_that_cannot_be_read(tmp_path: Path, folder: Path, into: Into, few: Path) -> None:
-    with pytest.raises(InputError, match=r"nowhere/manifest\.json: No such file"):
+    with pytest.raises(InputError, match=r"nowhere: no such folder; expected a folder that --out"):
         Folder.read(tmp_path / "nowhere")
+    (tmp_path / "other").mkdir()
+    with pytest.raises(InputError, match=r"other: has no manifest\.json; expected a folder that --out"):
+        Folder.read(tmp_path / "other")
     (folder / KEYS).write_bytes(os.urandom(32))
     with pytest.raises(InputError, match=r"prompts\.keys: is not that of the manifest"):
         Folder.read(folder)
     (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="file: is no folder; expected a folder that --out"):
+        Folder.read(tmp_path / "file")
     with pytest.raises(InputError, match=r"file: File exists|Not a directory"):
         into(tmp_path / "file", prompts=few)
 
@@ -145,13 +151,13 @@ def test_lines_of_another_manifest_do_not_count(folder: Path, into: Into, few: P
 
 def test_a_null_belongs_to_its_manifest(folder: Path) -> None:
     found = Folder.read(folder)
-    assert found.null(3) is None
-    found.put_null(3, [], "it cannot be built")
-    null = found.null(3)
+    assert null_of(found, 3) is None
+    put_null(found, 3, [], "it cannot be built")
+    null = null_of(found, 3)
     assert null is not None
     assert null.reason == "it cannot be built"
     found.seal = bytes(32)
-    assert found.null(3) is None
+    assert null_of(found, 3) is None
 
 
 def test_the_last_run_says_how_many_processes_there_were(folder: Path, into: Into, few: Path) -> None:

@@ -11,10 +11,12 @@ import pytest
 
 from duat_cli.analysis.clock import Clock
 from duat_cli.analysis.shards.folder import Folder
-from duat_cli.analysis.shards.merge import merge, missing
+from duat_cli.analysis.shards.inspect import InspectRecord, put_null
+from duat_cli.analysis.shards.merge import merge
 from duat_cli.analysis.shards.ranks import Ranks
-from duat_cli.analysis.shards.records import PromptRecord, written
+from duat_cli.analysis.shards.records import written
 from duat_cli.analysis.shards.shard import shard
+from duat_cli.analysis.shards.state import missing
 from duat_cli.errors import InputError
 from duat_cli.results.inspect import InspectReport
 
@@ -26,7 +28,9 @@ def quiet(done: int, total: int, doing: str) -> None:
 
 
 def merged(folder: Path) -> InspectReport:
-    return merge(Folder.read(folder), Clock().run, quiet)
+    found = merge(Folder.read(folder), Clock().run, quiet)
+    assert isinstance(found, InspectReport)
+    return found
 
 
 def test_every_null_has_to_be_there(into: Into, tmp_path: Path) -> None:
@@ -45,7 +49,7 @@ def test_where_one_null_has_failed_none_is_shown(into: Into, tmp_path: Path) -> 
     """As in a report of one process."""
     out = tmp_path / "out"
     into(out, null="all")
-    Folder.read(out).put_null(7, [], "the architecture was not re-initialised: because")
+    put_null(Folder.read(out), 7, [], "the architecture was not re-initialised: because")
     for block in merged(out).blocks:
         assert block.null.uniform is not None
         assert block.null.reasons == {"reinitialised": "the architecture was not re-initialised: because"}
@@ -58,7 +62,7 @@ def test_one_inexact_prompt_is_seen(into: Into, tmp_path: Path) -> None:
     folder = Folder.read(out)
     file = out / "shard-0-of-1.jsonl"
     lines = file.read_bytes().splitlines(keepends=True)
-    record = PromptRecord.model_validate(json.loads(lines[5])["record"])
+    record = InspectRecord.model_validate(json.loads(lines[5])["record"])
     [line] = [line for line in folder.lines(folder.index()) if line.position == 5]
     prompt = type("P", (), {"sha256": line.sha256})
     for fault in ({"error": 0.5}, {"plain_error": 0.25}):

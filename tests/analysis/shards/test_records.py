@@ -9,7 +9,8 @@ import pytest
 
 from duat_cli.analysis.inspect.run import InspectOptions, sweep_prompts
 from duat_cli.analysis.session import Session
-from duat_cli.analysis.shards.records import PromptRecord, read, written
+from duat_cli.analysis.shards.inspect import InspectRecord
+from duat_cli.analysis.shards.records import read, written
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 
@@ -21,14 +22,14 @@ def quiet(done: int, total: int, doing: str) -> None:
 
 
 @pytest.fixture
-def record(loaded: LoadedModel, prompts: Callable[..., list[Prompt]]) -> tuple[Prompt, PromptRecord]:
+def record(loaded: LoadedModel, prompts: Callable[..., list[Prompt]]) -> tuple[Prompt, InspectRecord]:
     [prompt] = prompts(loaded, 'two\nlines and a "quote" é\u2028')
     session = Session(loaded, quiet, cache=False)
     options = InspectOptions(layers=frozenset({0, 2}), terms=True, cache=False)
     [sweep] = sweep_prompts(session, [prompt], options, None, quiet)
     sweep.largest[2] = (float("inf"), "ffn")
     sweep.faults[0] = "refuted"
-    found = PromptRecord.of(prompt, sweep, 1e-7)
+    found = InspectRecord.of(prompt, sweep, 1e-7)
     assert found.sweep().largest == sweep.largest
     assert found.sweep().blocks == sweep.blocks
     assert found.sweep().terms == sweep.terms
@@ -37,19 +38,19 @@ def record(loaded: LoadedModel, prompts: Callable[..., list[Prompt]]) -> tuple[P
     return prompt, found
 
 
-def test_a_record_comes_back_to_the_bit(record: tuple[Prompt, PromptRecord]) -> None:
+def test_a_record_comes_back_to_the_bit(record: tuple[Prompt, InspectRecord]) -> None:
     prompt, found = record
     line = read(SEAL, written(SEAL, 7, prompt, found))
     assert line is not None
     assert (line.position, line.sha256, line.tokens) == (7, prompt.sha256, prompt.input_ids.shape[1])
-    again = PromptRecord.model_validate_json(line.record)
+    again = InspectRecord.model_validate_json(line.record)
     assert again == found
     assert repr(again) == repr(found)  # -0.0 == 0.0
     assert hashlib.sha256(again.text.encode()).hexdigest() == line.sha256
     assert again.tokens == prompt.input_ids[0].tolist()
 
 
-def test_a_line_that_is_not_whole_is_none(record: tuple[Prompt, PromptRecord]) -> None:
+def test_a_line_that_is_not_whole_is_none(record: tuple[Prompt, InspectRecord]) -> None:
     line = written(SEAL, 7, *record)
     assert line.count(b"\n") == 1
     assert read(SEAL, line) is not None

@@ -73,3 +73,23 @@ def test_blocks_that_the_config_announces_beside_the_model_warn(demo: Path, duat
     bad.jedit(demo / bad.CFG, num_hidden_layers=5, num_nextn_predict_layers=1)
     code, ((status, _),) = _unexpected(duat, demo)
     assert (code, status) == (0, "warned")
+
+
+# --- what is declared of single layers --------------------------------------------------------------------------
+
+
+def _per_layer(duat: Duat, folder: Path, *more: str) -> tuple[int, list[tuple[str, str, str]]]:
+    done = duat("check", folder, "--prompt", "hello", "-q", "--json", "--select", "integrity.per_layer_config", *more)
+    return done.code, [(o["status"], o["where"], o["message"]) for o in done.json["outcomes"]]
+
+
+def test_a_skip_that_the_class_ignores_fails(demo: Path, duat: Duat) -> None:
+    bad.jedit(demo / bad.CFG, per_layer_config={"2": {"skip": ["mlp"]}})
+    code, ((status, where, message),) = _per_layer(duat, demo)
+    assert (code, status, where) == (1, "failed", "per_layer_config.2.skip")
+    assert "declares skip" in message
+    assert "the model ignores it" in message
+
+
+def test_a_checkpoint_without_a_declaration_passes(small: Path, duat: Duat) -> None:
+    assert [status for status, _, _ in _per_layer(duat, small)[1]] == ["passed"]

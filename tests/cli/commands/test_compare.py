@@ -122,6 +122,8 @@ def test_memory_reads_block_by_block_with_the_same_numbers(
         (("--prefix", "P"), "--prefix: stands beside --shared"),
         (("--shared", "S"), "--shared: give a --prefix"),
         (("--shared", "S", "--prefix", "P", "--max-tokens", "3"), "--max-tokens: would cut the --shared text"),
+        (("--shared", "S", "--prefix", "P", "--answer", "x", "--answer", "y"), "--answer: given 2 times"),
+        (("--shared", "S", "--prefix", "P", "--answer", ""), "--answer: empty"),
         (("--prompts", "pairs.txt"), "JSON lines"),
         (("--fixed", "--prompt", "a boat", "--prompt", "no"), "must be of equal length: use --max-tokens"),
         (("--fixed", "--prompt", "a boat"), "--fixed: one prompt has no other"),

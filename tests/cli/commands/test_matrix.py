@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries
 from duat_cli.models.arrays import relative_error
-from duat_cli.results.matrix import MatrixReport
+from duat_cli.results.matrix import MatrixReport, NetworkReport
 from duat_cli.text import PAPER_PROMPT
 from duat_cli.zoo import tiny
 
@@ -100,6 +101,57 @@ def test_the_table(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, out.split("\n"))) <= 80
 
 
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_whole_network(
+    width: int, llama: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    file = tmp_path / "n.safetensors"
+    assert run(["matrix", llama, "--network", "--tokens", "3", "-o", str(file), "-q"]) == 0
+    page = capsys.readouterr().out
+    assert max(map(len, page.split("\n"))) <= width
+    for words in ("1 (Eq. 21)", "2 (Eq. 23)", "Eq. 33 from the matrices alone", "sigma(gate) o up", "exact: "):
+        assert words in " ".join(page.split())
+    tensors, metadata = read(file)
+    linear = tensors["W'_{1,1}"] @ tensors["x'_{0}"] + tensors["b'_{1,3}"]
+    assert linear.shape == tensors["x'_{1}"].shape
+    assert metadata["format"] == "duat network 1"
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+    assert run(["matrix", llama, "--network", "--tokens", "3", "--json", "-q"]) == 0
+    found = NetworkReport.model_validate(document(capsys))
+    assert found.certificate.relative_error >= found.whole_error
+    assert found.layers[-1].output_error < 1e-5
+
+
+def test_an_equation_that_does_not_hold_is_exit_1(
+    llama: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from duat_cli.analysis.network import run as network
+
+    def spoiled(*args: Any) -> Any:
+        layer = own(*args)
+        return dataclasses.replace(layer, W1=layer.W1 * 1.01)
+
+    own = network.layer_of
+    monkeypatch.setattr(network, "layer_of", spoiled)
+    assert run(["matrix", llama, "--network", "--tokens", "2", "-q"]) == 1
+    assert "NOT EXACT" in capsys.readouterr().out
+
+
+def test_an_interrupted_network_leaves_no_file(
+    llama: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from duat_cli.analysis.network import run as network
+
+    def stopped(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(network, "layer_of", stopped)
+    assert run(["matrix", llama, "--network", "--tokens", "2", "-q", "-o", str(tmp_path / "n.safetensors")]) != 0
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_default_prompt_is_the_papers_and_said(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["matrix", llama]) == 0
     out, err = capsys.readouterr()
@@ -121,7 +173,7 @@ def test_a_block_without_factors_is_exit_2(tmp_path: Path, capsys: pytest.Captur
     assert run(["matrix", model, "-q", "-o", str(file)]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert "it has no softmax attention" in err
+    assert "its token mixer reads its own values" in err
     assert not file.exists()
 
 
@@ -137,7 +189,9 @@ def test_a_block_without_factors_is_exit_2(tmp_path: Path, capsys: pytest.Captur
         (("-o", "m.json"), ".safetensors"),
         (("-o", "missing/m.safetensors"), "there is no folder"),
         (("-o", "folder.safetensors"), "is a folder"),
-        (("--dense",), "--dense: writes W' to a file; give -o FILE as well"),
+        (("--network", "--layer", "1"), "--layer and --network contradict each other"),
+        (("--network", "--dense"), "--dense and --network contradict each other"),
+        (("--dense",), "--dense: writes W' to a file; give -o FILE.safetensors as well"),
     ],
 )
 def test_bad_options_are_one_line(
@@ -162,5 +216,5 @@ def test_help_is_readable(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     assert run(["matrix", "--help"]) == 0
     page = capsys.readouterr().out
     assert max(map(len, page.split("\n"))) <= 80
-    for option in ("--layer", "--prompt", "--max-tokens", "--output", "--json"):
+    for option in ("--layer", "--network", "--prompt", "--max-tokens", "--output", "--json"):
         assert option in page

@@ -76,6 +76,8 @@ OPTIONS: dict[str, tuple[list[str], list[str]]] = {  # what the command is given
     "prune-bound": (PRUNE, PRUNE),
     "lora-diff": ([str(demo_adapter_path()), "--no-cache"], ["--tuned", str(demo_adapter_path())]),
     "check": (["--select", "exactness.*"], ["--select", "exactness.*"]),
+    "attribute": (["--position", "all"], ["--position", "all"]),
+    "compare": (["--prompt", "def g(y):", "--no-cache"], ["--prompt", "def g(y):"]),
 }
 
 
@@ -92,13 +94,16 @@ def test_the_command_runs_as_planned(command: str, capsys: pytest.CaptureFixture
         assert json.loads(capsys.readouterr().out)["run"]["planned_memory_bytes"] == ways[weights]
 
 
-@pytest.mark.parametrize("command", ["inspect", "verify", "matrix", "prune-bound", "check", "lora-diff"])
+@pytest.mark.parametrize(
+    "command", ["inspect", "verify", "matrix", "prune-bound", "check", "lora-diff", "attribute", "compare"]
+)
 def test_too_little_for_one_block_is_said_before_weights_are_read(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(load, "load_files", lambda *_, **__: pytest.fail("read"))
     tuned = [str(demo_adapter_path())] if command == "lora-diff" else []
-    assert run([command, MODEL, *tuned, "-q", "--prompt", "def f(x):", "--memory", "100MiB"]) == 2
+    more = ["--prompt", "def g(y):"] if command == "compare" else []
+    assert run([command, MODEL, *tuned, "-q", "--prompt", "def f(x):", *more, "--memory", "100MiB"]) == 2
     [line] = capsys.readouterr().err.splitlines()
     for word in ("streamed, it needs", "model.layers.0, takes", "has 100 MiB"):
         assert word in line
@@ -111,6 +116,8 @@ def test_a_model_without_a_tokenizer_is_still_refused_by_its_load(
         (tmp_path / name).write_bytes((demo_path() / name).read_bytes())
     assert run(["verify", str(tmp_path), "-q", "--prompt", "a"]) == 2
     assert "no tokenizer" in capsys.readouterr().err
+    assert run(["plan", str(tmp_path), "-q"]) == 2
+    assert "no tokenizer to count the tokens of texts with; give --tokens N" in capsys.readouterr().err
     assert run(["plan", str(tmp_path), "-q", "--tokens", "8"]) == 0
 
 

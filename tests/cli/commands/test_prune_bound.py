@@ -9,18 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+from pruning import WORDS, save
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM
 
 from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries
 from duat_cli.report.tables.page import Page
 from duat_cli.report.tables.prune.report import render_prune
 from duat_cli.results.prune.report import PruneReport
-from duat_cli.zoo import tiny
 
-WORDS = [f"w{k}" for k in range(20)]
 FAST = ("--probes", "8", "--measure", "4", "-q")
 
 
@@ -28,17 +26,6 @@ FAST = ("--probes", "8", "--measure", "4", "-q")
 def _loud(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave logs and warnings of this process as they are, for the tests that come after."""
     monkeypatch.setattr(libraries, "calm", lambda talk: None)
-
-
-def save(model_type: str, folder: Path, bare: bool = False) -> str:
-    """A tiny checkpoint with a tokenizer of a few words; `bare`: without its LM head."""
-    model = tiny.tiny_model(model_type)
-    (model.base_model if bare else model).save_pretrained(folder)
-    ids = {word: number for number, word in enumerate(["<unk>", *WORDS], tiny.FIRST_ORDINARY_ID)}
-    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(folder)
-    return str(folder)
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +176,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "export of many": (["--export", "set.json"], "choose one, such as --granularity head"),
     "export of a name": (["--export", "set.txt", "--granularity", "head"], "expected a name that ends in .json"),
     "slices of heads": (["--export", "set.yaml", "--granularity", "head"], "use --granularity block"),
-    "apply of many": (["--apply", "out", "--granularity", "head,ffn"], "choose one"),
+    "apply of many": (["--apply", "out", "--granularity", "head,attention"], "choose one"),
     "apply of means": (["--apply", "out", "--granularity", "head", "--ablate", "mean"], "use --ablate zero"),
     "export of means": (["--export", "a.json", "--granularity", "head", "--ablate", "mean"], "use --ablate zero"),
     "holdout share": (["--holdout", "1.5"], "--holdout 1.5: expected a share between 0 and 1"),
@@ -419,9 +406,31 @@ def test_a_uniform_set_leaves_the_file(
     assert lines[-1].startswith(f"{plan.removed // 3} neurons a block removed; weights ")
 
 
-def test_uniform_is_about_neurons(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["prune-bound", llama, "--granularity", "head", "--uniform"]) == 2
-    assert "--uniform: is about neurons" in capsys.readouterr().err
+def test_a_joint_set_of_a_wanted_size_is_written(
+    llama: str, texts: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "smaller"
+    found, lines = written(
+        [llama, "--prompts", texts["choose"], "--granularity", "neuron,head", "--remove", "40%", "--metric", "hidden",
+         "--uniform", "--probes", "4", "--measure", "0", "--apply", str(folder)],
+        capsys,
+    )  # fmt: skip
+    [plan] = found.plans
+    assert plan.saves is not None
+    assert stored(Path(llama)) - stored(folder) == plan.saves.bytes_removed > 0
+    assert plan.saves.parameters_removed == plan.parameters
+    assert "neurons and heads, which hold" in lines[0]
+
+
+@pytest.mark.parametrize("text", ["0", "100%", "20%/some", "x", "20%/", "1.5", "-3%"])
+def test_a_share_to_remove_is_a_share(text: str, llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["prune-bound", llama, f"--remove={text}"]) == 2
+    assert f"--remove '{text}': expected a share of the blocks' parameters such as 20%" in capsys.readouterr().err
+
+
+def test_uniform_is_about_neurons_and_heads(llama: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["prune-bound", llama, "--granularity", "block", "--uniform"]) == 2
+    assert "--uniform: is about neurons and heads" in capsys.readouterr().err
 
 
 def test_nothing_to_write_is_said_with_its_reason(

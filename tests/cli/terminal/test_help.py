@@ -13,7 +13,7 @@ from running import Duat, environment
 
 from duat_cli.cli.main import app
 
-COMMANDS = ("inspect", "attribute", "matrix", "merge", "verify", "support", "explain", "schema")
+COMMANDS = ("inspect", "attribute", "matrix", "merge", "report", "verify", "support", "explain", "schema")
 HEAVY = ("torch", "transformers", "pydantic", "rich.markdown", "typer.rich_utils")
 PAGES = [["--help"], [], *([name, "--help"] for name in COMMANDS)]
 WRONG_USAGE = [["inspekt"], ["--nope"], *([name, "--nope"] for name in COMMANDS), ["matrix", "--layer"]]
@@ -26,6 +26,7 @@ PANELS = {
     "support": ("Arguments", "What to compute", "Loading", "Output", "Other options"),
     "explain": ("Arguments", "Output", "Other options"),
     "merge": ("Arguments", "Output", "Other options"),
+    "report": ("Arguments", "Output", "Other options"),
     "schema": ("Arguments", "Output", "Other options"),
 }
 

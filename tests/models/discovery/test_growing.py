@@ -30,7 +30,7 @@ def grown(loaded: Any, listen: Callable[[Growing, BlockRun], None] = lambda _fou
     def others() -> list[Any] | None:
         if not found.ready:
             return None
-        forward = InstrumentedPass(found.rig(), lambda: run_stack(found.stack, found.ids), partial(listen, found))
+        forward = InstrumentedPass(found.rig(), lambda: run_stack(found.stack, found.probe), partial(listen, found))
         return [found.proof(), forward]
 
     with found.attached():

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.instrument.rig import zero_given
 from duat_cli.models.value_path import factors as factors_module
-from duat_cli.models.value_path.factors import AttentionOperator, find_factors, operator_of
+from duat_cli.models.value_path.factors import find_factors, operator_of
+from duat_cli.models.value_path.operator import AttentionOperator
 
 
 def operators(model: Any, ids: Tensor, row_budget: int | None = None) -> list[tuple[Tensor, AttentionOperator]]:
@@ -199,7 +200,7 @@ def test_find_factors_says_why_there_are_none() -> None:
 
     def without_attention(run: Any, step: Any, block: Any) -> None:
         run.recording.attention.clear()
-        with pytest.raises(UnsupportedModelError, match="no softmax attention"):
+        with pytest.raises(UnsupportedModelError, match="no token mixer"):
             find_factors(run, step.replay, step.items, zero_given(run, 1))
 
     model = single_model("llama")

@@ -30,6 +30,7 @@ from duat_cli.loading.model.load import load
 from duat_cli.loading.quiet import hushed
 from duat_cli.models.arrays import relative_error, tolerance_for
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
+from duat_cli.models.edits.heads import without_heads
 from duat_cli.models.edits.surgery import without_blocks, without_neurons, zeroed
 from duat_cli.models.sweep.passes import record, removals, run_without
 from duat_cli.models.terms.sites import BlockSites, TermId
@@ -54,6 +55,8 @@ class Applied:
     removed_blocks: tuple[int, ...]
     removed_neurons: int
     """How many every FFN lost."""
+    removed_groups: int
+    """Key and value heads that every attention lost, with the heads that use them."""
     zeroed: int
     """Terms that are still there, as zeros."""
     notes: tuple[str, ...]
@@ -118,6 +121,7 @@ def apply_terms(
         return Applied(
             removed_blocks=plan.blocks,
             removed_neurons=plan.width,
+            removed_groups=len(plan.heads[0][1]) if plan.heads else 0,
             zeroed=len(plan.zeroed),
             notes=(*notes, *faults),
             error=error,
@@ -131,6 +135,7 @@ def apply_terms(
 def _failed(plan: Cut, fault: DuatError) -> str:
     what = [f"{len(plan.blocks)} blocks"] if plan.blocks else []
     what += [f"{plan.width} neurons a block"] if plan.neurons else []
+    what += [f"{len(plan.heads[0][1])} key and value heads a block"] if plan.heads else []
     reason = one_line(str(fault), 300)
     return f"{' and '.join(what)} not removed but zeroed: {reason}" if what else f"zeroed: {reason}"
 
@@ -192,6 +197,8 @@ def _edited(model: Any, structure: ModelStructure, sites: Mapping[nn.Module, Blo
             stack.enter_context(without_blocks(model, structure, plan.blocks))
         if plan.neurons:
             stack.enter_context(without_neurons(model, plan.neurons))
+        if plan.heads:
+            stack.enter_context(without_heads(model, plan.heads))
         yield
 
 

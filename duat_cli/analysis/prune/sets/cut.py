@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
+from duat_cli.models.edits.heads import HeadLayers, head_layers
 from duat_cli.models.instrument.tracing import trace
 from duat_cli.models.terms.feedforward import FeedForward, find_feedforward
 from duat_cli.models.terms.sites import TermId
@@ -21,6 +22,8 @@ class Cut:
     blocks: tuple[int, ...] = ()
     neurons: tuple[tuple[FeedForward, tuple[int, ...]], ...] = ()
     zeroed: tuple[TermId, ...] = ()
+    heads: tuple[tuple[HeadLayers, tuple[int, ...]], ...] = ()
+    """Of every attention, as many key and value heads with the heads that use them."""
 
     @property
     def width(self) -> int:
@@ -32,11 +35,67 @@ def cuts_of(structure: ModelStructure, terms: Sequence[TermId], notes: list[str]
     everything = tuple(dict.fromkeys(terms))
     blocks = tuple(sorted(t.block for t in everything if t.kind == "block"))
     rest = tuple(t for t in everything if t.block not in blocks)
-    cuts, zero = _neuron_cuts(structure, blocks, rest, notes)
-    tried = [Cut(blocks, cuts, zero)]
+    heads, others = head_cuts(structure, blocks, rest, notes)
+    cuts, zero = _neuron_cuts(structure, blocks, others, notes)
+    tried = [Cut(blocks, cuts, zero, heads)]
+    if heads and (blocks or cuts):
+        tried.append(Cut(blocks, *_neuron_cuts(structure, blocks, rest, [])))
     if blocks and cuts:
         tried.append(Cut(blocks, (), rest))
-    return [*tried, *([Cut(zeroed=everything)] if blocks or cuts else [])]
+    return [*tried, *([Cut(zeroed=everything)] if blocks or cuts or heads else [])]
+
+
+def head_cuts(
+    structure: ModelStructure, blocks: Sequence[int], terms: tuple[TermId, ...], notes: list[str]
+) -> tuple[tuple[tuple[HeadLayers, tuple[int, ...]], ...], tuple[TermId, ...]]:
+    """As many key and value heads of every attention that stays as all of them lose, with the heads that use them; and
+    the terms that are left. blocks: those that go."""
+    if not any(term.kind == "head" for term in terms):
+        return (), terms
+    ids = probe_ids(structure.stack, DISCOVERY_TOKENS)
+    written = trace(structure.stack, lambda: run_stack(structure.stack, ids))
+    try:
+        if len(set(structure.calls)) != len(structure.calls):
+            raise UnsupportedModelError("blocks share their weights")
+        layers = {}
+        for k in range(len(structure.calls)):
+            parts = structure.block(k).parts
+            if parts.attention and k not in set(blocks):
+                layers[k] = head_layers(parts, [c for c in written.attention if c.module in parts.attention])
+    except UnsupportedModelError as fault:
+        notes.append(f"heads are zeroed: {one_line(str(fault), 300)}")
+        return (), terms
+    cut = shared_groups({k: (one.heads, one.groups) for k, one in layers.items()}, terms)
+    if not cut:
+        if any(shared_groups({k: (one.heads, one.groups)}, terms) for k, one in layers.items()):
+            notes.append("heads are zeroed: not every attention loses a key and value head with all heads that use it")
+        return (), terms
+    left = without_heads_of({k: (layers[k].heads // layers[k].groups, numbers) for k, numbers in cut.items()}, terms)
+    if any(term.kind == "head" for term in left):
+        common = len(next(iter(cut.values())))
+        notes.append(f"{common} key and value heads a block are removed with their heads; other heads are zeroed")
+    return tuple((layers[k], numbers) for k, numbers in cut.items()), left
+
+
+def shared_groups(heads: Mapping[int, tuple[int, int]], terms: Sequence[TermId]) -> dict[int, tuple[int, ...]]:
+    """Key and value heads of every block, as many of each as all of them lose whole, and never all.
+
+    heads: of every block, (heads, key and value heads).
+    """
+    whole: dict[int, list[int]] = {}
+    for block, (count, groups) in heads.items():
+        gone = {term.index for term in terms if term.kind == "head" and term.block == block}
+        size = count // groups
+        whole[block] = [g for g in range(groups) if gone >= set(range(g * size, (g + 1) * size))]
+    most = min((groups - 1 for _, groups in heads.values()), default=0)
+    common = min([most, *map(len, whole.values())])
+    return {block: tuple(found[:common]) for block, found in whole.items()} if common else {}
+
+
+def without_heads_of(cut: Mapping[int, tuple[int, Sequence[int]]], terms: Sequence[TermId]) -> tuple[TermId, ...]:
+    """The terms that are left once these groups of heads are cut; cut: of every block, the size and the groups."""
+    gone = {(k, g * size + i) for k, (size, groups) in cut.items() for g in groups for i in range(size)}
+    return tuple(term for term in terms if term.kind != "head" or (term.block, term.index) not in gone)
 
 
 def _neuron_cuts(

@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from duat_cli.analysis.prune.sets.nested import Nested
+from duat_cli.analysis.prune.sets.order import Sizes
 from duat_cli.analysis.prune.sets.trial import Trial
 from duat_cli.models.terms.sites import TermId
-from duat_cli.results.prune.sets import CurvePoint, Guarantee, HeldOut, MeanGuarantee, Plan, SetSize
+from duat_cli.results.prune.repair import SetRepair
+from duat_cli.results.prune.sets import CurvePoint, Guarantee, HeldOut, MeanGuarantee, Plan, SetSize, SketchRound
 
 NO_HOLDOUT = "no held-out prompts: give --holdout FILE, or a share such as --holdout 0.5"
 ONE_BLOCK = "the model has one block, and one has to stay"
+NO_REPAIR = "--repair was not given"
 NOTHING_FITS = "not even the least damaging one stays within the budget"
 METHOD = "Clopper-Pearson limit of nested sets tested in order, from the smallest, on held-out prompts"
 MEAN_METHOD = "betting (Waudby-Smith & Ramdas 2023) on nested sets in order, from the smallest, on held-out prompts"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every plan of a report is about."""
+
+    budget: float
+    sizes: Sizes
+    parameters: Mapping[TermId, float]
+    """Of every term."""
+    remove: float | None = None
+    of_all: bool = False
+
 
 SizeOf = Callable[[Sequence[TermId]], SetSize]
 
@@ -26,25 +43,51 @@ def name_of(term: TermId) -> str:
     return f"block.{term.block}" if term.index is None else f"block.{term.block}.{term.kind}.{term.index}"
 
 
-def plan_of(nested: Nested, budget: float, trial: Trial | None, holdout: str, size_of: SizeOf) -> Plan:
-    """The largest set of a kind within the budget, and what was shown of it."""
-    total, chosen = len(nested.order), nested.chosen
+def plan_of(
+    nested: Nested,
+    setting: Setting,
+    trial: Trial | None,
+    holdout: str,
+    size_of: SizeOf,
+    repair: SetRepair | None = None,
+) -> Plan:
+    """The largest set within the budget, or the one that was asked for, and what was shown of it.
+
+    repair: of which trial and chosen are.
+    """
+    total, chosen, budget = len(nested.order), nested.chosen, setting.budget
     reasons: dict[str, str] = {}
     if chosen is None:
-        why = ONE_BLOCK if nested.kind == "block" and total == 1 else NOTHING_FITS
+        why = ONE_BLOCK if nested.name == "block" and total == 1 else NOTHING_FITS
         reasons |= dict.fromkeys(("predicted", "measured", "guarantee", "mean_guarantee", "saves"), why)
     elif trial is None:
         reasons |= dict.fromkeys(("guarantee", "mean_guarantee"), NO_HOLDOUT)
+    if repair is None:
+        reasons["repair"] = NO_REPAIR if chosen else NOTHING_FITS
     gone = nested.order[: chosen.removed if chosen else 0]
+    held = sum(setting.parameters[term] for term in gone)
     return Plan(
-        granularity=nested.kind,
+        granularity=nested.name,
         budget=budget,
+        remove=setting.remove,
         removed=len(gone),
         of=total,
         share=len(gone) / total,
+        parameters=round(held),
+        parameters_share=held / setting.sizes.whole[setting.of_all],
+        parameters_of="all" if setting.of_all else "blocks",
         predicted=chosen.predicted if chosen else None,
         measured=chosen.measured if chosen else None,
-        uniform=nested.step > 1,
+        uniform=nested.uniform,
+        rounds=[
+            SketchRound(
+                removed=one.removed,
+                measured=one.measured,
+                single_removed=one.single_removed,
+                single_measured=one.single_measured,
+            )
+            for one in nested.rounds
+        ],
         saves=size_of(gone) if gone else None,
         curve=[
             CurvePoint(removed=p.removed, share=p.removed / total, predicted=p.predicted, measured=p.measured)
@@ -53,6 +96,7 @@ def plan_of(nested: Nested, budget: float, trial: Trial | None, holdout: str, si
         held_out=[] if trial is None else _held_out(trial, total),
         guarantee=None if trial is None else _guarantee(nested, budget, trial, holdout, size_of),
         mean_guarantee=None if trial is None else _mean_guarantee(nested, budget, trial, holdout),
+        repair=repair,
         set=[name_of(term) for term in gone],
         reasons=reasons,
     )
@@ -69,6 +113,7 @@ def _held_out(trial: Trial, total: int) -> list[HeldOut]:
             percentile_90=float(torch.tensor(damages, dtype=torch.float64).quantile(0.9)),
             exceeded=trial.exceeded(number),
             share_exceeded=trial.exceeded(number) / len(damages),
+            limit=trial.limit(number),
         )
         for number, (size, damages) in enumerate(zip(trial.sizes, trial.damages, strict=True))
         if damages

@@ -48,11 +48,11 @@ class Trial:
     prompt, for what it does to prompts that did not choose it.
     """
 
-    def __init__(self, nested: Nested, prompts: int, claim: Claim) -> None:
+    def __init__(self, nested: Nested, prompts: int, claim: Claim, tested: int = TESTED_SETS) -> None:
         assert nested.chosen is not None
         self._order, self.prompts, self.claim = nested.order, prompts, claim
-        rounds = nested.chosen.removed // nested.step
-        self.sizes = sorted({nested.step * max(1, round(rounds * k / TESTED_SETS)) for k in range(1, TESTED_SETS + 1)})
+        may = nested.sizes(nested.chosen.removed)
+        self.sizes = sorted({may[max(1, round(len(may) * k / tested)) - 1] for k in range(1, tested + 1)})
         self._most = allowed(prompts, claim.share, claim.confidence) or 0
         self.damages: list[list[float]] = [[] for _ in self.sizes]
         """Of each set, on the prompts that it was run on."""
@@ -75,6 +75,14 @@ class Trial:
     def exceeded(self, number: int) -> int:
         """How many prompts, of those that the set was run on, are above the budget."""
         return sum(value > self.claim.budget for value in self.damages[number])
+
+    def limit(self, number: int) -> float | None:
+        """What at most the claim's share of prompts exceed, by this set's own damages; None if some were not run.
+
+        As many of the prompts as the claim allows may lie above it.
+        """
+        damages = self.damages[number]
+        return sorted(damages)[-1 - self._most] if len(damages) == self.prompts else None
 
     def choice(self) -> NestedChoice:
         """Of the share of prompts, once all are counted."""

@@ -59,6 +59,13 @@ class Metric(Protocol):
     def of_set(self, responses: Tensor) -> Tensor:
         """The prediction for each prompt, (prompts, …): no interval."""
 
+    def slope(self, reference: Tensor, output: Tensor, ids: Tensor) -> Tensor:
+        """Gradient of the damage at `output`, of `reference`; for hidden half that of its square."""
+
+    def of_moved(self, responses: Tensor, start: float) -> Tensor:
+        """The damage of one prompt where a damage `start` is done already. responses: (1 + probes, …), of the slope
+        and of probes, both at the output as it then is."""
+
 
 @dataclass(frozen=True)
 class Hidden:
@@ -85,6 +92,15 @@ class Hidden:
 
     def of_set(self, responses: Tensor) -> Tensor:
         return responses.double().square().mean(dim=1).sqrt()
+
+    def slope(self, reference: Tensor, output: Tensor, ids: Tensor) -> Tensor:
+        change = output.double() - reference.double()
+        return (change / reference.double().square().sum()).to(output)
+
+    def of_moved(self, responses: Tensor, start: float) -> Tensor:
+        responses = responses.double()
+        square = start**2 - 2 * responses[0] + responses[1:].square().mean(dim=0)
+        return square.clamp_min(0).sqrt()
 
 
 @dataclass(frozen=True)
@@ -117,6 +133,13 @@ class Divergence:
     def of_set(self, responses: Tensor) -> Tensor:
         return responses.double().square().mean(dim=1)
 
+    def slope(self, reference: Tensor, output: Tensor, ids: Tensor) -> Tensor:
+        found = wide(output).softmax(dim=-1) - wide(reference).softmax(dim=-1)
+        return (found / output.shape[1]).to(output)
+
+    def of_moved(self, responses: Tensor, start: float) -> Tensor:
+        return _from_slope(responses, start)
+
 
 @dataclass(frozen=True)
 class Loss:
@@ -146,12 +169,9 @@ class Loss:
 
     def probes(self, reference: Tensor, ids: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:
         scored = reference.shape[1] - 1
-        slope = wide(reference).softmax(dim=-1)
-        slope[0, :-1].scatter_add_(1, ids[0, 1:, None], -torch.ones_like(ids[0, 1:, None], dtype=slope.dtype))
         fisher = _fisher_noise(reference, noise, count) / math.sqrt(2 * scored)
-        found = torch.cat([(slope[None] / scored).to(fisher), fisher])
-        found[:, :, -1] = 0  # the last token's next one is not known
-        return found
+        fisher[:, :, -1] = 0  # the last token's next one is not known
+        return torch.cat([self.slope(reference, reference, ids)[None], fisher])
 
     def predicted(self, responses: Tensor, confidence: float) -> Interval:
         first = -responses[:, 0].double().mean(dim=0)
@@ -160,6 +180,20 @@ class Loss:
 
     def of_set(self, responses: Tensor) -> Tensor:
         return -responses[:, 0].double() + responses[:, 1:].double().square().mean(dim=1)
+
+    def slope(self, reference: Tensor, output: Tensor, ids: Tensor) -> Tensor:
+        found = wide(output).softmax(dim=-1)
+        found[0, :-1].scatter_add_(1, ids[0, 1:, None], -torch.ones_like(ids[0, 1:, None], dtype=found.dtype))
+        found[:, -1] = 0
+        return (found / (output.shape[1] - 1)).to(output)
+
+    def of_moved(self, responses: Tensor, start: float) -> Tensor:
+        return _from_slope(responses, start)
+
+
+def _from_slope(responses: Tensor, start: float) -> Tensor:
+    """The Hessian of KL and of the loss in the logits is F at the output, which the probes have as covariance."""
+    return start - responses[0].double() + responses[1:].double().square().mean(dim=0)
 
 
 def metric_for(name: MetricName | None, model: Any, structure: ModelStructure, head: HeadTest | None = None) -> Metric:

@@ -21,6 +21,7 @@ from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.causality import HeadTest, LogitsPass, head_of
 from duat_cli.models.discovery.growing import Growing
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, probe_ids, run_stack
+from duat_cli.models.edits.parameters import BlockParameters, block_parameters, find_parameters
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.tracing import Trace
 from duat_cli.models.sweep.lockstep import Pass, one_by_one
@@ -35,6 +36,7 @@ class Ground:
 
     sites: Mapping[nn.Module, BlockSites]
     branches: Branches
+    parameters: Mapping[nn.Module, BlockParameters]
     head: HeadTest
     metric: Metric
     recorded: list[Recorded] = field(default_factory=list)  # the prompts' own passes, if they have run
@@ -52,7 +54,7 @@ def ground_of(session: Session, name: MetricName | None) -> Ground:
     chain.require()
     sites, head = find_sites(structure), head_of(model, stack)
     metric = metric_for(name, model, structure, head)
-    return Ground(sites, find_branches(structure, sites), head, metric)
+    return Ground(sites, find_branches(structure, sites), find_parameters(structure, sites), head, metric)
 
 
 def ground_beside(session: Session, name: MetricName | None, prompts: Sequence[Tensor], *, means: bool) -> Ground:
@@ -82,7 +84,7 @@ def ground_beside(session: Session, name: MetricName | None, prompts: Sequence[T
         guest.sums.add(kept)
     sums = guest.sums if means else None
     logits = None if guest.logits else [one.found for one in guest.heads]
-    return Ground(guest.sites, guest.branches, guest.head, metric, recorded, logits, guest.seen, sums)
+    return Ground(guest.sites, guest.branches, guest.parameters, guest.head, metric, recorded, logits, guest.seen, sums)
 
 
 class _Guest:
@@ -94,6 +96,7 @@ class _Guest:
         model = session.loaded.model
         self.sites: dict[nn.Module, BlockSites] = {}
         self.branches: dict[nn.Module, dict[Site, Branch | str]] = {}
+        self.parameters: dict[nn.Module, BlockParameters] = {}
         self.head = HeadTest(model, found.stack, session.loaded.device)
         self.logits = bool(self.head.passes) and not hidden
         self.chain = Chain(found, lambda: found.forward()[0])
@@ -109,6 +112,7 @@ class _Guest:
 
     def proved(self, parts: BlockParts, written: Trace) -> None:
         self.sites[parts.module] = block_sites(parts, written)
+        self.parameters[parts.module] = block_parameters(parts, self.sites[parts.module], written)
 
     def probe(self, run: BlockRun) -> None:
         if run.parts.module not in self.branches:

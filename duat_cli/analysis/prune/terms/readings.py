@@ -23,7 +23,8 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import gaussian, relative_error, rounding, tolerance_for, wide
 from duat_cli.models.block.linears import matrix_of
 from duat_cli.models.block.norm_scale import NormScale, norm_scale
-from duat_cli.models.instrument.rig import BlockRun, Replay, zero_given
+from duat_cli.models.instrument.records import Replay
+from duat_cli.models.instrument.rig import BlockRun, zero_given
 from duat_cli.models.sweep.budgets import AT_ONCE
 from duat_cli.models.sweep.passes import Removal
 from duat_cli.models.terms.branches import Branch, Branches, branch_at

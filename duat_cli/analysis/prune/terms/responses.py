@@ -21,7 +21,7 @@ from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.sweep.budgets import probes_at_once
 from duat_cli.models.sweep.gradients import Backward, BlockGradient
 from duat_cli.models.sweep.lockstep import Weights, one_by_one
-from duat_cli.models.sweep.passes import Means, Recorded
+from duat_cli.models.sweep.passes import Means, Recorded, Removals
 from duat_cli.models.terms.sites import BlockSites, TermId
 
 SEED = 29
@@ -52,6 +52,15 @@ class TermList:
         return slice(found[0], found[-1] + 1) if found else slice(0, 0)
 
 
+@dataclass(frozen=True)
+class Without:
+    """What is gone already where responses of the others are wanted."""
+
+    gone: Removals
+    output: Tensor
+    """Of the model as it is, from which the damage is counted."""
+
+
 class Responses:
     """The responses of all terms to `count` probes of one prompt, in pieces of some probes where all would not fit.
 
@@ -70,9 +79,12 @@ class Responses:
         seed: int,
         means: Means | None = None,
         weights: Weights | None = None,
+        without: Without | None = None,
     ) -> None:
-        """weights: as of `BlockPass`."""
-        self._metric, self._ids, self._output, self._terms, self._means = metric, ids, recorded.output, terms, means
+        """weights: as of `BlockPass`. without: what `recorded` was recorded without; the first response is then to
+        the slope of the damage there."""
+        self._metric, self._ids, self._terms, self._means = metric, ids, terms, means
+        self._output, self._without = recorded.output, without
         self._generator = torch.Generator().manual_seed(SEED + seed)
         kinds = {kind for kind, _ in terms.starts}
         watched = {
@@ -82,15 +94,26 @@ class Responses:
         self._blocks = len(recorded.calls)
         self._rows: list[Tensor] = []  # a piece: (probes, terms)
         self.pieces = [
-            Backward(structure, watched, metric.forward(ids), recorded, functools.partial(self._probes, size), weights)
+            Backward(
+                structure,
+                watched,
+                metric.forward(ids),
+                recorded,
+                functools.partial(self._probes, size),
+                weights,
+                None if without is None else without.gone,
+            )
             for size in _pieces(count, recorded.output.numel())
         ]
 
     def _probes(self, count: int) -> Tensor:
         """Those of the next piece; they are drawn in the order of the pieces."""
         probes = self._metric.probes(self._output, self._ids, self._noise, count)
-        if self._rows and len(probes) > count:  # a metric's own direction is needed once
+        if len(probes) > count and (self._rows or self._without is not None):  # a metric's own direction is needed once
             probes = probes[len(probes) - count :]
+        if not self._rows and self._without is not None:
+            slope = self._metric.slope(self._without.output, self._output, self._ids)
+            probes = torch.cat([slope[None].to(probes), probes])
         self._rows.append(torch.zeros(len(probes), len(self._terms.ids)))
         return probes
 

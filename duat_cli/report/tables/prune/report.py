@@ -10,7 +10,8 @@ from rich.text import Text
 from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.grid import Column, Labels, filled, fits, grids, missing, unshown
 from duat_cli.report.tables.page import Page, line
-from duat_cli.report.tables.prune import sets
+from duat_cli.report.tables.prune import repair, sets
+from duat_cli.report.tables.prune.written import written
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.prune.terms import Prediction, PruneBlock
 
@@ -27,6 +28,7 @@ def render_prune(report: PruneReport, page: Page) -> str:
         *_own_loss(report),
         *_blocks(report, page),
         *sets.sets(report, page),
+        *written(report.written),
         *_predictions(report, page),
         _BLANK,
         facts.verdict(report.certificate),
@@ -258,5 +260,6 @@ _PREDICTION_COLUMNS = [
 TABLES = {
     "blocks[].": [*_part_columns(""), *_certified_columns(), *_head_columns("")],
     **sets.TABLES,
+    **repair.TABLES,
     "prediction[].": _PREDICTION_COLUMNS,
 }

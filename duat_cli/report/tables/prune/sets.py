@@ -10,6 +10,7 @@ from rich.text import Text
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column, Labels, filled, grids
 from duat_cli.report.tables.page import Page, item, line
+from duat_cli.report.tables.prune.repair import repair
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.prune.sets import HeldOut, Plan
 
@@ -29,19 +30,26 @@ def _plans(report: PruneReport, page: Page) -> list[RenderableType]:
     unit = UNITS[report.protocol.metric]
     budget = numbers.plain(report.plans[0].budget) if report.plans else ""
     chosen = filled(report.plans, plan_columns(unit))
+    title = f"Largest sets tried within the budget of {budget} {report.protocol.unit}"
+    asked = next((plan for plan in report.plans if plan.remove is not None), None)
+    if asked is not None:
+        title = f"Sets that hold {numbers.percent(asked.remove)} % of {_WHOSE[asked.parameters_of]} parameters"
     return [
         _BLANK,
         line(
-            f"Largest sets tried within the budget of {budget} {report.protocol.unit}, by the mean over the prompts "
-            "that chose them",
+            f"{title}, by the mean over the prompts that chose them"
+            f"{', measured with repair' if any(plan.repair for plan in report.plans) else ''}",
             "bold",
         ),
         *(part for table in grids(report.plans, _KIND, chosen, page) for part in (_BLANK, table)),
         *_unsized(report.plans),
+        *_held(report.plans),
+        *_rounds(report, page, unit),
         *_held_out(report, page, unit),
+        *repair(report, page, unit),
         _BLANK,
         line("Guarantee", "bold"),
-        *(item(text) for plan in report.plans for text in (_guarantee(plan), *_mean_guarantee(plan))),
+        *(item(text) for plan in report.plans for text in (guarantee(plan), *mean_guarantee(plan), *_limit(plan))),
     ]
 
 
@@ -49,6 +57,46 @@ def _unsized(plans: list[Plan]) -> list[RenderableType]:
     """Why what a set saves is not counted."""
     reasons = dict.fromkeys(p.saves.reasons["parameters_zeroed"] for p in plans if p.saves and p.saves.reasons)
     return [line(f"Parameters zeroed: not counted; {why}", "dim") for why in reasons]
+
+
+_WHOSE = {"blocks": "the blocks'", "all": "the model's"}
+
+
+def _held(plans: list[Plan]) -> list[RenderableType]:
+    """What the terms of a set hold, where sets are of several kinds or of a wanted size."""
+    return [
+        line(
+            f"{plan.granularity}: the {plan.removed} terms hold {numbers.plain(plan.parameters / 1e6)} M parameters, "
+            f"{numbers.percent(plan.parameters_share)} % of {_WHOSE[plan.parameters_of]}"
+            + (", ordered by predicted damage a parameter." if "," in plan.granularity else "."),
+            "dim",
+        )
+        for plan in plans
+        if plan.removed and (plan.remove is not None or "," in plan.granularity)
+    ]
+
+
+def _rounds(report: PruneReport, page: Page, unit: str) -> list[RenderableType]:
+    """What each sketch brought over a single one."""
+    rows = [one for plan in report.plans for one in plan.rounds]
+    if not rows:
+        return []
+    names = {id(one): plan.granularity for plan in report.plans for one in plan.rounds}
+    labels = Labels(("what",), lambda row: names[id(row)], False)
+    return [
+        _BLANK,
+        line(f"Sketched again after each round, beside one round, {report.protocol.unit}", "bold"),
+        *(part for table in grids(rows, labels, round_columns(unit), page) for part in (_BLANK, table)),
+    ]
+
+
+def round_columns(unit: str) -> list[Column]:
+    return [
+        Column(("rounds,", "terms"), "removed", numbers.whole),
+        Column(("measured", unit), "measured", numbers.plain),
+        Column(("one round,", "terms"), "single_removed", numbers.whole),
+        Column(("measured", unit), "single_measured", numbers.plain),
+    ]
 
 
 def _held_out(report: PruneReport, page: Page, unit: str) -> list[RenderableType]:
@@ -103,7 +151,8 @@ def _millions(value: float | None) -> str:
     return numbers.ABSENT if value is None else numbers.plain(value / 1e6)
 
 
-def _mean_guarantee(plan: Plan) -> list[str]:
+def mean_guarantee(plan: Plan) -> list[str]:
+    """The statement about the mean damage, if there is one."""
     given = plan.mean_guarantee
     if given is None:
         return []
@@ -116,7 +165,20 @@ def _mean_guarantee(plan: Plan) -> list[str]:
     ]
 
 
-def _guarantee(plan: Plan) -> str:
+def _limit(plan: Plan) -> list[str]:
+    """Of a set of a wanted size: what few prompts exceed."""
+    last = plan.held_out[-1] if plan.held_out else None
+    if plan.remove is None or plan.guarantee is None or last is None or last.limit is None:
+        return []
+    given = plan.guarantee
+    return [
+        f"{plan.granularity}, all {last.removed}: with {numbers.exactly(given.confidence)}% confidence, at most "
+        f"{numbers.exactly(given.share_above_limit)}% of prompts have a damage above {numbers.plain(last.limit)}."
+    ]
+
+
+def guarantee(plan: Plan) -> str:
+    """The statement about single prompts, or why there is none."""
     given = plan.guarantee
     if given is None:
         return f"{plan.granularity}: none; {plan.reasons.get('guarantee', 'no reason was given')}"
@@ -155,8 +217,8 @@ def _pictures(report: PruneReport, page: Page) -> list[RenderableType]:
     return [
         _BLANK,
         line(
-            f"Damage, {report.protocol.unit}, against the share of {plan.granularity}s removed, least damaging first "
-            "(bars: measured)",
+            f"Damage, {report.protocol.unit}, against the share of {_terms(plan)} removed, least damaging first "
+            f"(bars: measured{', without repair' if plan.repair else ''})",
             "bold",
         ),
         Text(head),
@@ -164,9 +226,17 @@ def _pictures(report: PruneReport, page: Page) -> list[RenderableType]:
     ]
 
 
+def _terms(plan: Plan) -> str:
+    return " and ".join("FFNs" if kind == "ffn" else f"{kind}s" for kind in plan.granularity.split(","))
+
+
 def _bar(value: float, top: float, width: int, full: str, half: str) -> str:
     halves = round(2 * width * max(value, 0.0) / top) if top > 0 else 0
     return full * (halves // 2) + half * (halves % 2)
 
 
-TABLES = {"plans[].": plan_columns(""), "plans[].held_out[].": held_out_columns("")}
+TABLES = {
+    "plans[].": plan_columns(""),
+    "plans[].held_out[].": held_out_columns(""),
+    "plans[].rounds[].": round_columns(""),
+}

@@ -343,3 +343,46 @@ def test_a_checkpoint_that_differs_is_not_kept(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(DuatError, match="another output"):
         case.apply(TermId("head", 1, 1))
     assert os.listdir(tmp_path) == ["source"]
+
+
+# -- whole key and value heads -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "gemma2", "mixtral"])
+def test_key_and_value_heads_leave_the_file_with_the_heads_that_use_them(model_type: str, tmp_path: Path) -> None:
+    """A different one of every block; plain transformers reads it, with the output of the ablation by hooks."""
+    case = Case(tmp_path, model_type)
+    gone = [TermId("head", block, 2 * (block % 2) + k) for block in range(3) for k in range(2)]
+    ablated = apply_module._ablated(case.model, case.structure, case.sites, gone)
+    before = state_of(case.model)
+    done = case.apply(*gone, TermId("head", 0, 2))
+    assert (done.removed_groups, done.zeroed) == (1, 1)
+    assert all(torch.equal(value, before[name]) for name, value in case.model.state_dict().items())
+    assert done.error <= 1e-5
+    config = AutoConfig.from_pretrained(case.out)
+    assert (config.num_attention_heads, config.num_key_value_heads) == (2, 1)
+    written = {name: tuple(t.shape) for f in case.out.glob("*.safetensors") for name, t in load_file(f).items()}
+    assert written["model.layers.1.self_attn.k_proj.weight"][0] == case.model.config.head_dim
+    assert ablated.shape[-1] == case.own().shape[-1]
+    rows = torch.cat([before["model.layers.1.self_attn.q_proj.weight"][: 2 * config.head_dim]])
+    kept = load_file(next(case.out.glob("*.safetensors")))["model.layers.1.self_attn.q_proj.weight"]
+    assert torch.equal(kept, rows)
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "gpt_neox"])
+def test_heads_are_zeroed_where_no_config_states_their_number(model_type: str, tmp_path: Path) -> None:
+    """Their width follows from the number of heads, or their layers are one."""
+    case = Case(tmp_path, model_type)
+    done = case.apply(*(TermId("head", block, 1) for block in range(3)))
+    assert (done.removed_groups, done.zeroed) == (0, 3)
+    assert done.error <= 1e-5
+    assert any("zeroed" in note for note in done.notes)
+
+
+def test_blocks_neurons_and_key_and_value_heads_leave_together(tmp_path: Path) -> None:
+    case = Case(tmp_path, "llama")
+    heads = [TermId("head", block, k) for block in (0, 2) for k in (2, 3)]
+    done = case.apply(TermId("block", 1), *heads, TermId("neuron", 0, 4), TermId("neuron", 2, 7))
+    assert (done.removed_blocks, done.removed_groups, done.removed_neurons, done.zeroed) == ((1,), 1, 1, 0)
+    assert done.error <= 1e-5
+    assert AutoConfig.from_pretrained(case.out).num_attention_heads == 2

@@ -11,7 +11,9 @@ from helpers import single_model, token_ids
 from pruning import Fake, prompts
 from torch import Tensor
 
-from duat_cli.analysis.prune.sets.nested import BEYOND, Point, nested_sets, predicted_curve
+from duat_cli.analysis.prune.sets.nested import BEYOND, Candidates, Goal, Nested, Point, candidates, nested_sets
+from duat_cli.analysis.prune.sets.order import Sizes
+from duat_cli.analysis.prune.sets.path import Sketch, path_of
 from duat_cli.analysis.prune.sets.trial import Claim, Trial, try_alone
 from duat_cli.analysis.prune.terms.ablation import Ablator, measured
 from duat_cli.analysis.prune.terms.damage import Hidden, Loss
@@ -19,6 +21,31 @@ from duat_cli.analysis.prune.terms.responses import Responses, TermList
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.discovery.structure import discover
 from duat_cli.models.terms.sites import TermId, find_sites
+
+
+def found_of(
+    fake: Any,
+    terms: TermList,
+    kind: Any,
+    responses: list[Tensor],
+    given: list[Prompt],
+    budget: float,
+    *,
+    uniform: bool = False,
+    remove: float | None = None,
+) -> Nested:
+    """The nested sets of one kind or several, each term holding one parameter."""
+    kinds = (kind,) if isinstance(kind, str) else kind
+    count = len(terms.ids)
+    blocks = 1 + max(term.block for term in terms.ids)
+    sizes = Sizes(torch.ones(count, dtype=torch.float64), (count, count), (1,) * blocks, uniform)
+    path = path_of(Sketch(fake.metric, responses), terms, kinds, sizes)
+    wanted: Candidates = candidates(path, terms, kinds, sizes.parameters, Goal(budget, 10, remove))
+    return nested_sets(fake, wanted, given, budget, lambda *_: None)
+
+
+def curve_of(metric: Any, responses: list[Tensor], order: Tensor) -> Tensor:
+    return Sketch(metric, responses).curve(order)
 
 
 def terms_of(count: int) -> TermList:
@@ -31,19 +58,19 @@ def terms_of(count: int) -> TermList:
 def test_what_cancels_counts() -> None:
     """Two opposite terms do nothing together; the sum of their damages would say otherwise."""
     found = torch.tensor([[1.0, -1.0, 3.0], [2.0, -2.0, 0.0]])
-    curve = predicted_curve(Hidden(None), [found], torch.tensor([0, 1, 2]))  # type: ignore[arg-type]
+    curve = curve_of(Hidden(None), [found], torch.tensor([0, 1, 2]))  # type: ignore[arg-type]
     assert curve.tolist() == pytest.approx([2.5**0.5, 0.0, 4.5**0.5])
 
 
 def test_a_curve_is_the_mean_over_prompts() -> None:
     found = [torch.tensor([[1.0], [1.0]]), torch.tensor([[3.0], [3.0]])]
-    assert predicted_curve(Hidden(None), found, torch.tensor([0])).tolist() == [2.0]  # type: ignore[arg-type]
+    assert curve_of(Hidden(None), found, torch.tensor([0])).tolist() == [2.0]  # type: ignore[arg-type]
 
 
 def test_the_least_damaging_go_first_and_the_chosen_set_is_within_the_budget() -> None:
     damage = torch.tensor([0.4, 0.1, 0.3, 0.2], dtype=torch.float64)
     fake = Fake(lambda prompt, removed: [0.0, 0.1, 0.3, 0.6, 1.0][removed])
-    found = nested_sets(fake, terms_of(4), "head", damage, [damage[None].float()], prompts(2), 0.5, lambda *_: None)  # type: ignore[arg-type]
+    found = found_of(fake, terms_of(4), "head", [damage[None].float()], prompts(2), 0.5)
     assert [t.index for t in found.order] == [1, 3, 2, 0]
     assert found.chosen == Point(2, pytest.approx(0.3), pytest.approx(0.3))
     assert [p.removed for p in found.curve] == [1, 2, 3, 4]
@@ -53,7 +80,7 @@ def test_the_least_damaging_go_first_and_the_chosen_set_is_within_the_budget() -
 def test_a_set_is_chosen_only_if_every_smaller_one_fits() -> None:
     damage = torch.full((4,), 0.01, dtype=torch.float64)
     fake = Fake(lambda prompt, removed: [0.0, 0.1, 0.9, 0.1, 0.1][removed])
-    found = nested_sets(fake, terms_of(4), "head", damage, [damage[None].float()], prompts(1), 0.5, lambda *_: None)  # type: ignore[arg-type]
+    found = found_of(fake, terms_of(4), "head", [damage[None].float()], prompts(1), 0.5)
     assert found.chosen is not None
     assert found.chosen.removed == 1
 
@@ -61,9 +88,7 @@ def test_a_set_is_chosen_only_if_every_smaller_one_fits() -> None:
 @pytest.mark.parametrize("count", [1, 2, 7, 300])
 def test_everything_may_go_where_nothing_does_damage(count: int) -> None:
     zero = torch.zeros(count, dtype=torch.float64)
-    found = nested_sets(
-        Fake(lambda *_: 0.0), terms_of(count), "head", zero, [zero[None].float()], prompts(2), 0.1, lambda *_: None
-    )  # type: ignore[arg-type]
+    found = found_of(Fake(lambda *_: 0.0), terms_of(count), "head", [zero[None].float()], prompts(2), 0.1)
     assert found.chosen == Point(count, 0.0, 0.0)
 
 
@@ -73,7 +98,7 @@ def test_one_block_always_stays(count: int) -> None:
     damage = torch.arange(count, dtype=torch.float64) / 1000
     blocks = TermList([TermId("block", k) for k in range(count)], {("block", k): k for k in range(count)})
     fake = Fake(lambda *_: 0.0)
-    found = nested_sets(fake, blocks, "block", damage, [damage[None].float()], prompts(2), 0.5, lambda *_: None)  # type: ignore[arg-type]
+    found = found_of(fake, blocks, "block", [damage[None].float()], prompts(2), 0.5)
     assert [t.block for t in found.order] == list(range(count))
     assert [p.removed for p in found.curve] == list(range(1, count))
     if count == 1:
@@ -90,22 +115,16 @@ def test_one_block_always_stays(count: int) -> None:
 
 def test_nothing_may_go_where_everything_does_damage() -> None:
     ones = torch.ones(5, dtype=torch.float64)
-    found = nested_sets(
-        Fake(lambda *_: 1.0), terms_of(5), "head", ones, [ones[None].float()], prompts(2), 0.1, lambda *_: None
-    )  # type: ignore[arg-type]
+    found = found_of(Fake(lambda *_: 1.0), terms_of(5), "head", [ones[None].float()], prompts(2), 0.1)
     assert found.chosen is None
     assert found.curve
 
 
 def test_a_loss_may_fall() -> None:
     """nll: a negative damage is within every budget. The first response is the slope of the loss along the term."""
-    damage = torch.tensor([-0.2, 0.05, 0.4], dtype=torch.float64)
     fake = Fake(lambda prompt, removed: [0.0, -0.2, -0.1, 0.9][removed])
     fake.metric = Loss(None)  # type: ignore[assignment]
-    found = nested_sets(
-        fake, terms_of(3), "head", damage, [torch.tensor([[0.2, -0.05, -0.4], [0.0, 0.0, 0.0]])], prompts(1), 0.1,
-        lambda *_: None,
-    )  # type: ignore[arg-type]  # fmt: skip
+    found = found_of(fake, terms_of(3), "head", [torch.tensor([[0.2, -0.05, -0.4], [0.0, 0.0, 0.0]])], prompts(1), 0.1)
     assert [t.index for t in found.order] == [0, 1, 2]
     assert [p.predicted for p in found.curve] == pytest.approx([-0.2, -0.15, 0.25])
     assert found.chosen is not None
@@ -113,11 +132,8 @@ def test_a_loss_may_fall() -> None:
 
 
 def test_the_curve_ends_a_little_beyond_the_budget() -> None:
-    damage = torch.full((1000,), 0.01, dtype=torch.float64)
     one = torch.full((1, 1000), 0.01)
-    found = nested_sets(
-        Fake(lambda prompt, m: 0.01 * m), terms_of(1000), "head", damage, [one], prompts(1), 0.1, lambda *_: None
-    )  # type: ignore[arg-type]
+    found = found_of(Fake(lambda prompt, m: 0.01 * m), terms_of(1000), "head", [one], prompts(1), 0.1)
     assert found.curve[-1].predicted == pytest.approx(BEYOND * 0.1, rel=0.1)
     assert len(found.curve) <= 12
     assert found.chosen is not None
@@ -130,12 +146,9 @@ def test_uniform_sets_take_as_many_neurons_of_every_block_and_leave_one(widths: 
     terms = TermList(ids, {("neuron", 0): 0})
     generator = torch.Generator().manual_seed(2)
     damage = torch.rand(len(ids), generator=generator, dtype=torch.float64)
-    found = nested_sets(
-        Fake(lambda *_: 0.0), terms, "neuron", damage, [damage[None].float()], prompts(2), 9.0, lambda *_: None,
-        uniform=True,
-    )  # type: ignore[arg-type]  # fmt: skip
+    found = found_of(Fake(lambda *_: 0.0), terms, "neuron", [damage[None].float()], prompts(2), 9.0, uniform=True)
     assert sorted(found.order) == sorted(ids)
-    assert (found.step, found.chosen) == (3, found.curve[-1])
+    assert (found.uniform, found.chosen) == (True, found.curve[-1])
     assert found.curve[-1].removed == 3 * (min(widths) - 1)
     for point in found.curve:
         gone = found.order[: point.removed]
@@ -166,8 +179,7 @@ def test_on_a_model_a_point_of_the_curve_is_the_ablation_of_its_set() -> None:
         Responses(structure, sites, metric, p.input_ids, ablator.record(p.input_ids), terms, 32, k).alone()
         for k, p in enumerate(given)
     ]
-    damage = metric.predicted(torch.stack(found), 0.95)[0]
-    plan = nested_sets(ablator, terms, "neuron", damage, found, given, 0.3, lambda *_: None)
+    plan = found_of(ablator, terms, "neuron", found, given, 0.3)
     assert plan.chosen is not None
     assert 1 < plan.chosen.removed < len(terms.ids)
     sets = [plan.order[: p.removed] for p in plan.curve]
@@ -176,3 +188,42 @@ def test_on_a_model_a_point_of_the_curve_is_the_ablation_of_its_set() -> None:
     small = [p for p in plan.curve if p.measured < 0.1]
     assert small
     assert all(p.predicted == pytest.approx(p.measured, rel=0.35) for p in small)
+
+
+def test_one_set_of_several_kinds_is_ordered_by_damage_a_parameter() -> None:
+    """A head does three times what a neuron does and holds ten times as much: it goes first."""
+    terms = TermList(
+        [TermId("neuron", 0, 0), TermId("neuron", 0, 1), TermId("head", 0, 0), TermId("head", 0, 1)],
+        {("neuron", 0): 0, ("head", 0): 2},
+    )
+    damage = torch.tensor([1.0, 2.0, 3.0, 30.0])
+    held = torch.tensor([1.0, 1.0, 10.0, 10.0], dtype=torch.float64)
+    sizes = Sizes(held, (22.0, 44.0), (1,))
+    path = path_of(Sketch(Hidden(None), [damage[None]]), terms, ("neuron", "head"), sizes)  # type: ignore[arg-type]
+    assert [terms.ids[k].kind for k in path.order.places.tolist()] == ["head", "neuron", "neuron", "head"]
+    assert path.curve.tolist() == pytest.approx([3.0, 4.0, 6.0, 36.0])
+    for wanted, removed in ((10.0, 1), (10.5, 2), (12.1, 4), (99.0, 4)):
+        found = candidates(path, terms, ("neuron", "head"), held, Goal(1e-9, 10, wanted))
+        assert found.sizes[-1] == found.wanted == removed
+        assert found.nested([5.0] * len(found.sizes), 1e-9).chosen == Point(removed, found.predicted[-1], 5.0)
+
+
+def test_uniform_sets_take_whole_key_and_value_heads_of_every_block() -> None:
+    """Two blocks of six heads that share two key and value heads: one of them may go, the less damaging one."""
+    ids = [TermId("head", b, k) for b in range(2) for k in range(6)] + [
+        TermId("neuron", b, n) for b in range(2) for n in range(3)
+    ]
+    terms = TermList(ids, {("head", 0): 0, ("neuron", 0): 12})
+    damage = torch.tensor([9.0, 9, 9, 1, 1, 8, 2, 2, 2, 3, 3, 3, 1, 50, 2, 60, 3, 4])
+    held = torch.ones(18, dtype=torch.float64)
+    responses = torch.diag(damage)  # no interactions: a unit does the root of the sum of squares
+    sizes = Sizes(held, (18.0, 18.0), (3, 3), uniform=True)
+    path = path_of(Sketch(Hidden(None), [responses]), terms, ("head", "neuron"), sizes)  # type: ignore[arg-type]
+    order = [ids[k] for k in path.order.places.tolist()]
+    heads = {(t.block, t.index) for t in order[: path.order.ends[-1]] if t.kind == "head"}
+    assert heads == {(0, 3), (0, 4), (0, 5), (1, 0), (1, 1), (1, 2)}
+    steps = [b - a for a, b in zip([0, *path.order.ends], path.order.ends, strict=False)]
+    assert sorted(steps) == [2, 2, 6]
+    assert sorted(order) == sorted(ids)
+    neurons = [(t.block, t.index) for t in order[: path.order.ends[-1]] if t.kind == "neuron"]
+    assert neurons == [(0, 0), (1, 1), (0, 2), (1, 2)]

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 
 from duat_cli.analysis.prune.sets.apply import apply_terms
 from duat_cli.analysis.prune.sets.size import set_size
-from duat_cli.analysis.prune.terms.certified import certified_bounds
 from duat_cli.loading.model.load import load
 from duat_cli.models.discovery.structure import discover
+from duat_cli.models.edits.parameters import find_parameters
 from duat_cli.models.terms.sites import TermId, find_sites
 
 
@@ -35,6 +35,7 @@ def counts(folder: Path) -> tuple[int, int, int]:
         ("phi3", [("neuron", b, n) for b in range(3) for n in (1, 7)], 6),
         ("qwen2", [("block", 1, None), ("neuron", 0, 3), ("neuron", 2, 4), ("neuron", 0, 5)], 3),
         ("llama", [("neuron", 0, 3), ("ffn", 1, 0), ("attention", 2, 0)], 0),
+        ("llama", [("head", b, h) for b in range(3) for h in (0, 1)], 6),
         ("mixtral", [("expert", 1, 2), ("head", 0, 0)], 0),
     ],
 )
@@ -45,7 +46,7 @@ def test_it_is_what_the_written_file_shows(
     loaded = load(str(tmp_path / "source"))
     structure = discover(loaded.model)
     sites, gone = find_sites(structure), [TermId(kind, block, index) for kind, block, index in terms]  # type: ignore[arg-type]
-    said = set_size(loaded, structure, sites, certified_bounds(structure), gone)
+    said = set_size(loaded, structure, sites, find_parameters(structure, sites), gone)
     apply_terms(loaded.model, structure, sites, gone, tmp_path / "out", loaded.files)
     before, after = counts(tmp_path / "source"), counts(tmp_path / "out")
     assert said.terms_removed == removed
@@ -60,6 +61,7 @@ def test_weights_that_serve_other_places_are_not_counted(tmp_path: Path) -> None
     single_model("albert").save_pretrained(tmp_path / "source")
     loaded = load(str(tmp_path / "source"))
     structure = discover(loaded.model)
-    said = set_size(loaded, structure, find_sites(structure), certified_bounds(structure), [TermId("head", 0, 1)])
+    sites = find_sites(structure)
+    said = set_size(loaded, structure, sites, find_parameters(structure, sites), [TermId("head", 0, 1)])
     assert (said.parameters_removed, said.parameters_zeroed) == (0, None)
     assert "one module" in said.reasons["parameters_zeroed"]

@@ -28,7 +28,7 @@ def guaranteed(
 
 
 def nested(size: int) -> Nested:
-    return Nested("head", [TermId("head", 0, k) for k in range(size)], [], Point(size, 0.0, 0.0))
+    return Nested(("head",), [TermId("head", 0, k) for k in range(size)], [], Point(size, 0.0, 0.0))
 
 
 @pytest.mark.parametrize(("share", "confidence"), [(0.1, 0.95), (0.2, 0.8), (0.3, 0.9)])

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from duat_cli.analysis.prune.terms.ablation import mean_values
 from duat_cli.analysis.prune.terms.damage import Divergence, Hidden, Loss, Metric
-from duat_cli.analysis.prune.terms.responses import SEED, Responses, TermList
+from duat_cli.analysis.prune.terms.responses import SEED, Responses, TermList, Without
 from duat_cli.kinds import Kind
 from duat_cli.models.discovery.structure import ModelStructure, discover
+from duat_cli.models.edits.surgery import zeroed
 from duat_cli.models.sweep import budgets, gradients
 from duat_cli.models.sweep.lockstep import one_by_one
-from duat_cli.models.sweep.passes import Recorded, record
+from duat_cli.models.sweep.passes import Recorded, record, removals
 from duat_cli.models.terms.sites import TermId, find_sites
 
 KINDS: tuple[Kind, ...] = ("neuron", "head", "expert", "ffn", "attention", "block")
@@ -260,3 +261,68 @@ def test_bfloat16_responses_are_near_those_of_float32() -> None:
     assert terms.ids == wide_terms.ids
     narrow, broad = (metric.predicted(x[None], 0.95)[0] for x in (found, wide_found))
     assert float(((narrow / broad).log().abs()).quantile(0.9)) < 0.1
+
+
+# -- where something is gone already -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "mixtral"])
+@pytest.mark.parametrize("name", ["kl", "hidden", "nll"])
+def test_responses_without_terms_are_those_of_a_model_whose_weights_are_zero_there(model_type: str, name: str) -> None:
+    """By hooks against weights; and the first response is the slope of the real damage, by differences."""
+    model, structure, sites, ids = prepared(model_type)
+    metric: Metric = {"kl": Divergence(model), "hidden": Hidden(structure), "nll": Loss(model)}[name]
+    kinds: tuple[Kind, ...] = ("neuron", "head", "expert") if model_type == "mixtral" else ("neuron", "head", "ffn")
+    terms = TermList.of(structure, sites, kinds)
+    gone = [TermId("head", 0, 1), TermId("head", 1, 2), TermId("head", 2, 0)]
+    dense = record(structure, metric.forward(ids)).output
+    without = Without(removals(structure, sites, gone), dense)
+    hooked = record(structure, metric.forward(ids), gone=without.gone)
+    found = Responses(structure, sites, metric, ids, hooked, terms, PROBES, 0, without=without).alone()
+    with zeroed(model, structure, sites, gone):
+        plain = record(structure, metric.forward(ids))
+        again = Responses(structure, sites, metric, ids, plain, terms, PROBES, 0, without=Without({}, dense)).alone()
+        start = metric.measured(dense, plain.output, ids)
+        for term in [one for one in some_terms(terms) if one not in gone][:4]:
+            more, less = (
+                metric.measured(dense, scaled(structure, sites, metric.forward(ids), term, 1 + s), ids)
+                for s in (2e-2, -2e-2)
+            )
+            slope = (more**2 - less**2) / 2 if name == "hidden" else more - less
+            assert float(found[0, terms.ids.index(term)]) == pytest.approx(slope / 4e-2, rel=0.03, abs=2e-5)
+    assert torch.allclose(hooked.output, plain.output, atol=1e-5)
+    assert len(found) == 1 + PROBES
+    assert float((found - again).norm() / again.norm()) < 1e-4
+    places = [terms.ids.index(term) for term in gone]
+    assert not found[:, places].any()
+    nothing = metric.of_moved(torch.zeros(1 + PROBES, 1), start)
+    assert float(nothing) == pytest.approx(start, rel=1e-6)
+
+
+def test_a_block_that_is_gone_has_no_response_and_passes_the_others_on() -> None:
+    _, structure, sites, ids = prepared("llama")
+    metric = Hidden(structure)
+    terms = TermList.of(structure, sites, ("block", "head"))
+    dense = record(structure, metric.forward(ids)).output
+    without = Without(removals(structure, sites, [TermId("block", 1)]), dense)
+    recorded = record(structure, metric.forward(ids), gone=without.gone)
+    found = Responses(structure, sites, metric, ids, recorded, terms, PROBES, 0, without=without).alone()
+    here = [k for k, term in enumerate(terms.ids) if term.block == 1]
+    assert not found[:, here].any()
+    assert torch.equal(recorded.calls[2].before, recorded.calls[0].after)
+    term = TermId("head", 0, 1)
+    more, less = (
+        metric.measured(dense, run_scaled(structure, sites, metric.forward(ids), term, 1 + s), ids)
+        for s in (2e-2, -2e-2)
+    )
+    assert float(found[0, terms.ids.index(term)]) == pytest.approx((more**2 - less**2) / 8e-2, rel=0.03)
+
+
+def run_scaled(structure: ModelStructure, sites: Any, forward: Any, term: TermId, factor: float) -> Tensor:
+    """The output with block 1 skipped by hand and a term scaled."""
+    block = structure.calls[1]
+    own, block.forward = block.forward, lambda hidden, *args, **kwargs: hidden
+    try:
+        return scaled(structure, sites, forward, term, factor)
+    finally:
+        block.forward = own

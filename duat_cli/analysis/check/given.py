@@ -1,0 +1,54 @@
+"""`check` of a model in memory: every rule that needs no file, from one run of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from duat_cli.analysis.check.run import NO_ADAPTER, asking_of, report_of, seen, settings, with_answers
+from duat_cli.checks.rule import Evidence
+from duat_cli.checks.verdict.conclude import CheckPlan, conclude
+from duat_cli.checks.weights import facts_of
+from duat_cli.errors import DuatError
+from duat_cli.loading.model.values import streamed
+
+if TYPE_CHECKING:
+    from duat_cli.analysis.progress import Progress
+    from duat_cli.loading.model.load import LoadedModel
+    from duat_cli.loading.prompts import Prompt
+    from duat_cli.results.base import Run
+    from duat_cli.results.check import CheckReport
+    from duat_cli.results.inspect import InspectReport
+
+IN_MEMORY = "the model is in memory: there are no files to look at"
+
+
+def check_given(
+    plan: CheckPlan,
+    loaded: LoadedModel,
+    inputs: list[Prompt],
+    tokenizer: Any,
+    progress: Progress,
+    run: Callable[[int | None], Run],
+    also: Iterable[str] = (),
+) -> tuple[CheckReport, InspectReport | None]:
+    """The report, and what `inspect` says from the same passes; none where its weights are not finite.
+
+    also: options of `inspect` beyond those that the policy asks for. Nothing is cached: such weights change.
+    As of files, the DuatError of a model that cannot run is raised where no rule says so.
+    """
+    files = replace(loaded.files, config=loaded.model.config.to_dict())
+    weights = facts_of(streamed(loaded.model, files.tensors), len(files.tensors), progress)
+    evidence = Evidence(files, weights)
+    evidence.absent.update({"load": IN_MEMORY, "tokenizer": IN_MEMORY, "declared": IN_MEMORY, "adapter": NO_ADAPTER})
+    report: InspectReport | None = None
+    fault: DuatError | None = None
+    asking = asking_of(inputs, tokenizer) if plan.asks else None
+    if plan.forward:
+        report, fault = report_of(plan, settings(plan, also, cache=False), loaded, inputs, asking, progress)
+    evidence, subject, ran = seen(plan, evidence, loaded, inputs, (report, fault), asking, progress)
+    found, _ = conclude(plan, with_answers(evidence, ran), subject, run(None))
+    if fault is not None and found.verdict == "passed":
+        raise fault
+    return found, report

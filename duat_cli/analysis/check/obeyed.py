@@ -1,0 +1,148 @@
+"""Whether a model's code obeys what config.json declares of single layers.
+
+A class that knows nothing of `per_layer_config` loads without an error and runs the whole layer: nothing but a
+comparison of models shows it. The modules are built without memory with the declaration and without it. A declared size
+that changes no shape of its layer, though it does as the size of all layers, is ignored; so is what would make modules
+of another class. A skip may act in the forward pass alone: there the model with the declaration and one without it, of
+the same weights, run on a short input.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from duat_cli.checks.places import block_of
+from duat_cli.compat.torch import buffers_of
+from duat_cli.loading.declared.per_layer import PER_LAYER, SKIP, Override
+from duat_cli.loading.model.load import LoadedModel
+from duat_cli.loading.quiet import hushed
+from duat_cli.models.arrays import relative_error, tolerance_for
+from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, probe_ids, run_stack
+
+STREAMED = "its weights are read block by block, and a model without the skip would have to run beside it"
+Tree = dict[str, object]  # name of a tensor or module -> shape or class
+
+
+def judged(loaded: LoadedModel, declared: Sequence[Override]) -> tuple[Override, ...]:
+    """The declared overrides that the model ignores, and those of which it could not be told.
+
+    What is in no shape and no module, such as the window of attention, is not looked at: a short input may not show it.
+    """
+    if not declared:
+        return ()
+    with hushed():
+        return tuple(_judged(loaded, declared))
+
+
+def _judged(loaded: LoadedModel, declared: Sequence[Override]) -> Iterable[Override]:
+    model = loaded.model
+    whole, plain = _tree(model, declared), _tree(model, [])
+    if whole is None or plain is None:
+        yield from (replace(one, why="the modules could not be built without memory") for one in declared)
+        return
+    without = {name: _tree(model, _but(declared, name)) for name in {one.field for one in declared}}
+    for one in declared:
+        other = without[one.field]
+        if other is None or _part(whole, one.layer) != _part(other, one.layer):
+            continue  # obeyed: its layer is built otherwise
+        if one.field == SKIP:
+            yield _run(loaded, declared, one)
+        elif _builds_otherwise(model, one, plain):
+            yield replace(one, ignored=True, why=f"nothing in the layer is built otherwise ({_version()})")
+
+
+def _but(declared: Sequence[Override], field: str, layer: int | None = None) -> list[Override]:
+    """Without the field, of one layer or of all."""
+    return [one for one in declared if one.field != field or layer not in (None, one.layer)]
+
+
+def _config(model: Any, declared: Iterable[Override]) -> Any:
+    """The model's config with nothing but these declared."""
+    config = copy.deepcopy(model.config)
+    layers: dict[int, dict[str, Any]] = {}
+    for one in declared:
+        layers.setdefault(one.layer, {})[one.field] = one.value
+    setattr(config.get_text_config(), PER_LAYER, layers or None)
+    return config
+
+
+def _built(model: Any, config: Any) -> Any:
+    """The modules, without memory; None where the class refuses the config."""
+    try:
+        with torch.device("meta"):
+            return type(model)(config)
+    except Exception:  # whatever foreign code makes of a config that it was not written for
+        return None
+
+
+def _tree(model: Any, declared: Iterable[Override]) -> Tree | None:
+    try:
+        config = _config(model, declared)
+    except Exception:  # transformers checks what is set
+        return None
+    return _names(_built(model, config))
+
+
+def _names(built: Any) -> Tree | None:
+    if built is None:
+        return None
+    found: Tree = {name: tuple(value.shape) for name, value in built.state_dict().items()}
+    return found | {f"{name}.": type(module).__name__ for name, module in built.named_modules()}
+
+
+def _part(tree: Tree, layer: int) -> Tree:
+    """What stands in layers of that number."""
+    return {name: value for name, value in tree.items() if (place := block_of(name)) and place[0].index == layer}
+
+
+def _builds_otherwise(model: Any, one: Override, plain: Tree) -> bool:
+    """Whether the field, with that value for all layers, changes a shape or a module's class."""
+    config = _config(model, [])
+    try:
+        setattr(config.get_text_config(), one.field, one.value)
+    except Exception:
+        return False
+    found = _names(_built(model, config))
+    return found is not None and found != plain
+
+
+def _run(loaded: LoadedModel, declared: Sequence[Override], one: Override) -> Override:
+    """The skip, tried on the model's own weights."""
+    if loaded.paged is not None:
+        return replace(one, why=STREAMED)
+    if loaded.nonfinite_weights:
+        return replace(one, why="weights that are not finite leave nothing to compare")
+    try:
+        twin = _twin(loaded.model, _config(loaded.model, _but(declared, SKIP, one.layer)))
+        error = relative_error(_output(twin), _output(loaded.model))
+    except Exception as fault:
+        return replace(one, why=f"the model without it does not run: {type(fault).__name__}")
+    same = error <= tolerance_for(loaded.model.dtype)
+    return replace(one, ignored=same, why=f"the output is the same without it ({_version()})" if same else "")
+
+
+def _twin(model: Any, config: Any) -> Any:
+    """A model of that config which holds the same tensors."""
+    twin = _built(model, config)
+    twin.load_state_dict(model.state_dict(), assign=True)
+    for name, module in model.named_modules():
+        buffers_of(twin.get_submodule(name)).update(buffers_of(module))
+    return twin.eval()
+
+
+@torch.no_grad()
+def _output(model: Any) -> Tensor:
+    stack = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model
+    found: Tensor = run_stack(stack, probe_ids(stack, DISCOVERY_TOKENS))[0]
+    return found
+
+
+def _version() -> str:
+    return f"transformers {transformers.__version__}"

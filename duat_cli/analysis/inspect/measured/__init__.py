@@ -1,0 +1,1 @@
+"""What W' is described by, and how it is measured where channels are gated."""

@@ -1,0 +1,78 @@
+"""How many entries of one block's W' exceed a threshold: counted where W' is small, else sampled.
+
+The same token pairs are drawn for every operator of as many tokens, so that a value and its null share their sample.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from duat_cli.analysis.geometry import Geometry
+from duat_cli.operators.sampling import ShareEstimate, sampled_share
+
+EXACT_ENTRIES = 1 << 22  # entries of W' that are counted one by one; above it they are sampled
+PAIR_DRAWS = 2048
+SEED = 13
+
+
+class Pairs:
+    """Uniformly drawn token pairs (i, j), what rows hold there, and whether their block is zero."""
+
+    def __init__(self, tokens: int) -> None:
+        self._i, self._j = draws(tokens)
+        self._tokens = tokens
+        self._found: list[tuple[Tensor, Tensor]] = []  # (draw indices, what the rows hold)
+
+    def add(self, rows: Tensor, alive: Tensor, start: int) -> None:
+        """rows: (k, n, columns) from row `start` on, without columns at the end that are zero; alive: which of their
+        blocks are not zero, (n, columns)."""
+        count, width = rows.shape[1:]
+        here = _all_draws(rows.device)
+        if count < self._tokens:
+            inside = (self._i >= start) & (self._i < start + count) & (self._j < width)
+            here = inside.nonzero()[:, 0].to(rows.device)
+        places = ((self._i - start) * width + self._j).to(rows.device)[here]
+        reached = alive.flatten()[places]
+        self._found.append((here[reached], rows.flatten(1)[:, places[reached]].T))
+
+    def vectors(self, most: int) -> Tensor:
+        """What the rows hold at the first `most` draws that hit nonzero blocks, in order of drawing: (n, k)."""
+        if len(self._found) == 1:  # all rows at once: in order already
+            return self._found[0][1][:most]
+        places = torch.cat([p for p, _ in self._found])
+        vectors = torch.cat([v for _, v in self._found])
+        return vectors[places.argsort()][:most]
+
+
+@functools.lru_cache(maxsize=8)
+def draws(tokens: int) -> tuple[Tensor, Tensor]:
+    """(i, j) of PAIR_DRAWS token pairs."""
+    generator = torch.Generator().manual_seed(SEED)
+    i, j = torch.randint(tokens, (2, PAIR_DRAWS), generator=generator)
+    return i, j
+
+
+@functools.cache
+def _all_draws(device: torch.device) -> Tensor:
+    return torch.arange(PAIR_DRAWS, device=device)
+
+
+def are_counted(entries: int) -> bool:
+    """Whether a W' of so many entries is so small that all of them are looked at."""
+    return entries <= EXACT_ENTRIES
+
+
+def cutoff_of(inner: int, outer: int, norm: float, threshold: float) -> float:
+    """threshold times rms(W') = ‖W'‖_F / (outer inner)^½, W' of outer rows and inner columns."""
+    return threshold * norm / (inner * outer) ** 0.5
+
+
+def estimated(vectors: Tensor, geometry: Geometry, cutoff: float, nonzero: float) -> ShareEstimate | None:
+    """From ĥ_ij of drawn nonzero blocks, (n, heads), no more than there are sampled entries; None for no draw at all.
+
+    nonzero: the share of blocks that are not zero.
+    """
+    return sampled_share(vectors, geometry.entries[: len(vectors)], cutoff, nonzero) if len(vectors) else None

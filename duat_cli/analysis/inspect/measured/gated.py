@@ -1,0 +1,127 @@
+"""W' of a block whose attention scales channels by the receiving token: what operator.py measures of the others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from duat_cli.analysis.geometry import Geometry
+from duat_cli.analysis.inspect.measured.entries import PAIR_DRAWS, are_counted, cutoff_of, draws
+from duat_cli.analysis.inspect.measured.numbers import NullNumbers, OperatorNumbers, row_pieces, spectral
+from duat_cli.models.instrument.attention import StoredRows
+from duat_cli.models.value_path.operator import AttentionOperator
+from duat_cli.operators.coupling import CouplingSums
+from duat_cli.operators.gated.sums import SPECTRUM_SIDE, GatedSums, gated_squares
+from duat_cli.operators.kronecker import HeadFactors, effective_heads
+from duat_cli.operators.pattern import EntryPattern
+from duat_cli.operators.sampling import ShareEstimate, exact_share, sampled_share
+
+MANY = f"a gate inside attention: computed up to {SPECTRUM_SIDE:,} tokens times heads"
+
+
+def measure_gated(
+    operator: AttentionOperator, geometry: Geometry, *, threshold: float, spectrum: bool, matrix: bool
+) -> OperatorNumbers:
+    """All statistics of W' in one pass over the rows of H."""
+    gate = operator.gate
+    assert gate is not None
+    heads, tokens, _ = gate.shape
+    sums, coupling = GatedSums(geometry.channels(), gate), CouplingSums(kinds=2)
+    root = _narrow(operator.factors.output.flatten(0, 1))
+    squares: list[Tensor] = []
+    rows: list[Tensor] = []
+    for start, attention in row_pieces(operator, heads):
+        scaled = attention * operator.source_scale[:, None]
+        found, _ = sums.add(scaled, start)
+        here = gate[:, start : start + attention.shape[1]]
+        coupling.add(torch.stack([found, gated_squares(attention, operator.values, here, root)]), start)
+        squares.append(found)
+        rows.append(scaled.abs().amax(dim=0) > 0)
+    reached = torch.cat(rows)
+    if operator.allowed is not None and not bool((reached & ~operator.allowed).any()):
+        reached = operator.allowed
+    norm, nonzero = sums.energy**0.5, sums.nonzero_blocks / tokens**2
+    values = sums.spectrum() if norm > 0 else None
+    many = {} if heads * tokens <= SPECTRUM_SIDE else dict.fromkeys(("effective_heads", "block_correlation"), MANY)
+    return OperatorNumbers(
+        frobenius_norm=norm,
+        effective_heads=None if values is None else effective_heads(values),
+        block_correlation=sums.block_correlation(),
+        spectral_norm=spectral(operator) if spectrum and norm > 0 else None,
+        structural=_filled(operator, geometry.pattern, reached) / tokens**2,
+        numerical=_numerical(operator, norm, threshold, nonzero) if norm > 0 else None,
+        coupling=coupling.numbers(0),
+        weighted=coupling.numbers(1),
+        seen=reached,
+        arriving=None,
+        matrix=torch.cat(squares).sqrt() if matrix else None,
+        reasons=many,
+    )
+
+
+def uniform_gated(operator: AttentionOperator, geometry: Geometry, seen: Tensor, threshold: float) -> NullNumbers:
+    """The same with H uniform over the tokens that each row may see, (N, N) bool; the gate stays."""
+    level = seen.to(operator.values.dtype)
+    level = level / level.sum(dim=1, keepdim=True).clamp_min(1)
+    rows = StoredRows(level.expand(operator.factors.heads, *seen.shape))
+    null = replace(operator, rows=rows, allowed=seen)
+    numbers = measure_gated(null, geometry, threshold=threshold, spectrum=False, matrix=False)
+    return NullNumbers(
+        numbers.effective_heads,
+        numbers.block_correlation,
+        numbers.structural,
+        numbers.numerical,
+        numbers.coupling,
+        numbers.weighted,
+        numbers.reasons,
+    )
+
+
+def _narrow(output: Tensor) -> Tensor:
+    """R with R Rᵀ = O Oᵀ that has no more columns than rows; output: (channels, M)."""
+    return output if output.shape[1] <= output.shape[0] else torch.linalg.qr(output.mT).R.mT
+
+
+def _filled(operator: AttentionOperator, pattern: EntryPattern, reached: Tensor) -> float:
+    """Σ over blocks of the share of entries that can be nonzero; a gate of zero closes its channel."""
+    gate = operator.gate
+    assert gate is not None
+    sources = operator.source_scale.abs()  # (heads, N)
+    live = reached & (operator.token_scale != 0).reshape(-1, 1)
+    if bool((gate != 0).all()):
+        return pattern.filled(sources, live.sum(dim=0))
+    total = 0.0
+    for i in range(gate.shape[1]):
+        output = operator.factors.output * (gate[:, i] != 0)[..., None]
+        total += EntryPattern(HeadFactors(operator.factors.value, output)).filled(sources, live[i].double())
+    return total
+
+
+def _numerical(operator: AttentionOperator, norm: float, threshold: float, nonzero: float) -> ShareEstimate | None:
+    """The share of entries above the threshold: counted for a small W', else of drawn entries of drawn blocks."""
+    whole = operator.matrix()
+    gate, factors, tokens = operator.gate, operator.factors, whole.left.shape[-1]
+    assert gate is not None
+    inner, outer = tokens * factors.width, tokens * factors.hidden_size
+    cutoff = cutoff_of(inner, outer, norm, threshold)
+    values = factors.value.repeat_interleave(factors.groups, 0)
+    if are_counted(inner * outer):
+        shares = []
+        for i in range(tokens):
+            gated = HeadFactors(values, factors.output * gate[:, i, :, None])
+            shares.append(exact_share(whole.left[:, i : i + 1], gated, cutoff).share)
+        share = sum(shares) / tokens
+        return ShareEstimate(share, share, share)
+    targets, sources = (drawn.to(gate.device) for drawn in draws(tokens))
+    pairs = whole.left[:, targets, sources]  # (heads, draws)
+    hit = (pairs != 0).any(dim=0)
+    targets, pairs = targets[hit], pairs[:, hit]
+    if not len(targets):
+        return None
+    generator = torch.Generator().manual_seed(11)
+    a = torch.randint(factors.width, (PAIR_DRAWS,), generator=generator)[: len(targets)].to(gate.device)
+    b = torch.randint(factors.hidden_size, (PAIR_DRAWS,), generator=generator)[: len(targets)].to(gate.device)
+    entries = (values[:, a] * gate[:, targets] * factors.output[:, :, b].transpose(1, 2)).sum(dim=-1)  # (heads, draws)
+    return sampled_share(pairs.T, entries.T, cutoff, nonzero)

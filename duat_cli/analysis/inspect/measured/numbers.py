@@ -1,0 +1,65 @@
+"""What one block's W' under one input, or a null of it, is described by, and what all ways to measure it share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from duat_cli.models.value_path.operator import AttentionOperator
+from duat_cli.operators.coupling import CouplingNumbers
+from duat_cli.operators.leading import spectral_norm
+from duat_cli.operators.sampling import ShareEstimate
+
+ROW_ELEMENTS = 1 << 19  # elements of Ĥ worked on at once
+SEED = 13
+
+
+@dataclass(frozen=True)
+class OperatorNumbers:
+    """What W' says about one block and one input."""
+
+    frobenius_norm: float
+    effective_heads: float | None
+    block_correlation: float | None
+    spectral_norm: float | None
+    structural: float  # share of entries that are not identically zero
+    numerical: ShareEstimate | None  # None for W' = 0
+    coupling: CouplingNumbers
+    weighted: CouplingNumbers
+    seen: Tensor  # which tokens each row may attend to; without a mask, those that some head reaches: (N, N)
+    arriving: Tensor | None  # ‖Σ_h v_jh O_h‖² of each source token, (N,); None where it depends on the receiver
+    matrix: Tensor | None  # C, (N, N), if asked for
+    reasons: dict[str, str] = field(default_factory=dict)  # why a number is None, but for W' = 0
+
+
+@dataclass(frozen=True)
+class NullNumbers:
+    """What `OperatorNumbers` says of W', of a null."""
+
+    effective_heads: float | None
+    block_correlation: float | None
+    structural: float
+    numerical: ShareEstimate | None
+    coupling: CouplingNumbers
+    weighted: CouplingNumbers
+    reasons: dict[str, str] = field(default_factory=dict)  # as of `OperatorNumbers`
+
+
+def row_pieces(operator: AttentionOperator, heads: int) -> Iterator[tuple[int, Tensor]]:
+    """Yield (first row, t H of some rows, (heads, n, N))."""
+    for rows, attention in operator.attention_chunks():
+        step = max(1, ROW_ELEMENTS // (heads * attention.shape[-1]))
+        for first in range(0, attention.shape[1], step):
+            yield rows.start + first, attention[:, first : first + step]
+
+
+def spectral(operator: AttentionOperator) -> float:
+    """‖W'‖₂."""
+    whole = operator.matrix()
+    tokens, factors = operator.values.shape[1], operator.factors
+    generator = torch.Generator().manual_seed(SEED)
+    start = torch.randn(tokens, factors.width, generator=generator).to(operator.values)
+    return spectral_norm(whole.apply, whole.apply_transposed, start, image=(tokens, factors.hidden_size))

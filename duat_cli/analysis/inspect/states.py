@@ -1,0 +1,175 @@
+"""What the input sets in every block, in files: what `duat inspect --save` writes, one .safetensors file a prompt.
+
+Blocks b count from 0; N tokens, width M; floats are float32, or float64 where the run is.
+
+    input_ids               (tokens,)       int64; what each says: metadata `tokens`, a JSON list
+    block.b.H               (heads, N, N)   H: attention weights, and as of analysis/dynamic.py
+    block.b.S.NORM          (N,)            S: scale of every norm of the block
+    block.b.gain.NORM       (M,)            S: what it is times
+    block.b.b2              (N, width)      bias: b'_{j,2} of Eq. 12/34, all that the FFN's first layer gives beside the
+                                            linear path from x_0
+    block.b.b3              (N, M)          bias: b'_{j,3} of Eq. 33, the static part of the block's output
+
+Metadata `first`, a JSON object, names the first layer of every block's FFN; `missing` says why a block has no b2. One
+block's tensors are in memory at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from duat_cli import __version__
+from duat_cli.analysis.decomposition import Decomposition, Step
+from duat_cli.analysis.dynamic import attention_weights, dynamic_names, norm_scales, row_pieces
+from duat_cli.analysis.inspect.saved import KINDS, require_folder
+from duat_cli.analysis.session import Session
+from duat_cli.analysis.tensor_file import TensorFile
+from duat_cli.errors import InputError
+from duat_cli.loading.prompts import Prompt
+from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.text import clean, one_line
+
+FORMAT = "duat states 1"
+_REASON = 300  # characters of why a block has no b2
+_READ = "the nonlinearity reads the FFN's input itself"
+
+
+@contextlib.contextmanager
+def saving(folder: Path, kinds: frozenset[str], decode: Callable[[int], str]) -> Iterator[StateFiles]:
+    """Files to fill; all of them take their names when the block is left without an error, else none is left."""
+    require_folder(folder)
+    made, moved = not folder.exists(), list[Path]()
+    try:
+        folder.mkdir(exist_ok=True)
+        part = Path(tempfile.mkdtemp(dir=folder, prefix=".duat-", suffix=".part"))
+    except OSError as error:
+        raise InputError(f"--save-to '{clean(str(folder))}': cannot write: {error.strerror or error}") from error
+    files = StateFiles(part, kinds, decode)
+    try:
+        yield files
+        for file in sorted(part.iterdir()):
+            with file.open("rb+") as written:
+                os.fsync(written.fileno())
+            moved.append(folder / file.name)
+            os.replace(file, moved[-1])
+        moved.clear()
+    finally:
+        files.close()
+        for file in moved:
+            file.unlink(missing_ok=True)
+        shutil.rmtree(part, ignore_errors=True)
+        if made and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+class StateFiles:
+    """The files while a run fills them: one block under one prompt at a time, H in the rows that the run holds."""
+
+    def __init__(self, folder: Path, kinds: frozenset[str], decode: Callable[[int], str]) -> None:
+        """decode: what a token id says."""
+        self._folder, self._kinds, self._decode = folder, kinds, decode
+        self._files: dict[int, _StateFile] = {}
+
+    def open(self, session: Session, prompts: Sequence[Prompt], blocks: Sequence[int]) -> None:
+        """Refuses what the disk has no room for."""
+        self._dtype = torch.promote_types(session.loaded.model.dtype, torch.float32)
+        self._facts = {
+            "format": FORMAT,
+            "duat_version": __version__,
+            "model_type": session.loaded.model.config.model_type,
+            "dtype": session.loaded.dtype,
+            "kinds": ",".join(kind for kind in KINDS if kind in self._kinds),
+        }
+        self._names = [
+            f"block.{b}.{name}"
+            for b in blocks
+            for name in ("b2", "b3", *dynamic_names(session.structure.block(b).parts))
+        ]
+        self._depth = len(blocks)
+        self._require_room(session, [prompt.input_ids.shape[1] for prompt in prompts])
+
+    def begin(self, number: int, prompt: Prompt) -> None:
+        """The file of a prompt; anew where a sweep begins anew."""
+        if number in self._files:
+            self._files.pop(number).file.close()
+        texts = json.dumps([self._decode(token) for token in prompt.input_ids[0].tolist()])
+        facts = self._facts | {"sha256": prompt.sha256, "tokens": texts}
+        path = self._folder / f"prompt-{number}.safetensors"
+        path.unlink(missing_ok=True)
+        room = len(json.dumps(facts)) + 12 * (_REASON + 8) * (self._depth + 1)  # a character takes up to 12 bytes
+        file = TensorFile(path, ["input_ids", *self._names], room)
+        file.add("input_ids", prompt.input_ids[0])
+        self._files[number] = _StateFile(file, facts, self._dtype)
+
+    def block(self, number: int, run: BlockRun, step: Step, decomposition: Decomposition) -> None:
+        """One block under one prompt, whose step the decomposition has just made; while its weights are there."""
+        here = self._files[number]
+        if "H" in self._kinds:
+            for name, rows in attention_weights(run):
+                shape = rows.heads, rows.tokens, rows.tokens
+                here.file.add_pieces(f"block.{run.index}.{name}", shape, self._dtype, row_pieces(rows))
+        if "S" in self._kinds:
+            for name, tensor in norm_scales(run):
+                here.add(run.index, name, tensor)
+        if "bias" in self._kinds:
+            carried = decomposition.carried
+            assert carried is not None
+            static = torch.zeros_like(carried.linear) if carried.static is None else carried.static
+            here.add(run.index, "b3", static)
+            here.bias(run, step)
+
+    def end(self, number: int) -> None:
+        """The prompt is through."""
+        self._files.pop(number).finish()
+
+    def close(self) -> None:
+        """Give up what is unfinished."""
+        for one in self._files.values():
+            one.file.close()
+        self._files.clear()
+
+    def _require_room(self, session: Session, lengths: Sequence[int]) -> None:
+        config, width = session.loaded.model.config.get_text_config(), session.structure.hidden_size
+        heads = getattr(config, "num_attention_heads", 1) or 1
+        each = {"H": lambda n: heads * n * n, "S": lambda n: 2 * (n + width), "bias": lambda n: 2 * n * width}
+        need = self._dtype.itemsize * self._depth * sum(each[kind](n) for kind in self._kinds for n in lengths)
+        free = shutil.disk_usage(self._folder).free
+        if need > free:
+            raise InputError(
+                f"--save-to: the files take {need / 2**30:,.1f} GiB at least, the disk has {free / 2**30:,.1f} GiB "
+                "left; take fewer or shorter prompts (--max-tokens), or fewer blocks"
+            )
+
+
+class _StateFile:
+    """The file of one prompt."""
+
+    def __init__(self, file: TensorFile, facts: dict[str, str], dtype: torch.dtype) -> None:
+        self.file, self._facts, self._dtype = file, facts, dtype
+        self._first: dict[int, str] = {}
+        self._missing: dict[int, str] = {}
+
+    def add(self, block: int, name: str, tensor: Tensor) -> None:
+        self.file.add(f"block.{block}.{name}", tensor.to(self._dtype))
+
+    def bias(self, run: BlockRun, step: Step) -> None:
+        """b'_{j,2}, or why there is none."""
+        found = step.bias()
+        if found is None:
+            self._missing[run.index] = one_line(step.terms.pre_activation_reason or "no reason was given", _REASON)
+            return
+        self.add(run.index, "b2", found)
+        names = {module: name for name, module in run.parts.module.named_modules()}
+        self._first[run.index] = _READ if step.first is None else names[step.first]
+
+    def finish(self) -> None:
+        self.file.finish(self._facts | {"first": json.dumps(self._first), "missing": json.dumps(self._missing)})

@@ -1,0 +1,1 @@
+"""`duat matrix --network`."""

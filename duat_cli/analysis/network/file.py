@@ -1,0 +1,128 @@
+"""The whole network written out: what `duat matrix --network -o FILE` writes.
+
+A .safetensors file. Layers j count from 1 as in the paper, so layer j is block j - 1; N tokens, width M, side N M; x'
+is row-major vec, one token a row. n: neurons of a token, of routed experts the k n of its own k; a gated FFN has 2 n
+pre-activations a token, gates in front of ups. Floats are float32, or float64 where the run is.
+
+    input_ids             (tokens,)      int64; what each says: metadata `tokens`, a JSON list
+    x'_{0}, x'_{j}        (side,)        what the first layer reads; what the equations give behind layer j
+    H_{j}                 (heads, N, N)  attention weights of layer j; row i is what token i reads
+    S_{j}.NORM            (N,)           scale of the norm of that module name, and what it is times:
+    gain_{j}.NORM         (M,)           NORM(x) = S (P x) gain + offset, P the identity or the removal of the mean
+    W'_{j,1}              (side, side)   of the first j layers: what of x'_0 is in x'_j
+    b'_{j,3}              (side,)        of the first j layers: the constants in x'_j
+    W'_{j,2}              (N n, side)    (N 2n, side) where gated: what of x'_0 σ of layer j reads
+    b'_{j,2}              (N n,)         the rest of what σ reads: constants, the UAT of the layers in front (Eq. 34)
+    W'_{j,3}              (side, N n)    of all L layers: what a neuron of layer j is in x'_L
+    original.…            W'_{j,1}, W'_{j,2}, W'_{j,3}, b'_{j,2}, b'_{j,3} of layer j alone: the right sides in Fig. 2
+
+    x'_L = W'_{L,1} x'_0 + b'_{L,3} + Σ_j W'_{j,3} σ(W'_{j,2} x'_0 + b'_{j,2})                                (Eq. 33)
+
+Metadata `layers`, a JSON list, says of every layer: its module, σ, whether gated, neurons and experts a token. A layer
+without an FFN has no W'_{j,2}, b'_{j,2}, W'_{j,3}.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from duat_cli.analysis.dynamic import attention_weights, dynamic_names, norm_scales, row_pieces
+from duat_cli.analysis.network.hidden import Sigma
+from duat_cli.analysis.network.layer import Layer
+from duat_cli.analysis.tensor_file import TensorFile
+from duat_cli.errors import InputError
+from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.text import clean
+
+FORMAT = "duat network 1"
+_NAMES = {"W1": "W'_{%d,1}", "W2": "W'_{%d,2}", "W3": "W'_{%d,3}", "b2": "b'_{%d,2}", "b3": "b'_{%d,3}", "x": "x'_{%d}"}
+
+
+class NetworkFile:
+    """The file while layers are added; what was written can be read back."""
+
+    def __init__(self, path: Path, blocks: Sequence[BlockParts], metadata: dict[str, str], dtype: torch.dtype) -> None:
+        """blocks: of every layer; dtype: of the floats."""
+        self._dtype, self._metadata = dtype, metadata
+        self._layers: list[dict[str, Any]] = []
+        room = len(json.dumps(metadata)) + 600 * len(blocks) + 200
+        self._file = TensorFile(path, _all_names(blocks), room)
+
+    def start(self, input_ids: Tensor, x0: Tensor) -> None:
+        """The prompt."""
+        self._file.add("input_ids", input_ids)
+        self._file.add(_NAMES["x"] % 0, x0.reshape(-1).to(self._dtype))
+
+    def dynamic(self, number: int, run: BlockRun) -> None:
+        """H and scales of layer `number`."""
+        for name, rows in attention_weights(run):
+            place, shape = _at(name, number), (rows.heads, rows.tokens, rows.tokens)
+            self._file.add_pieces(place, shape, self._dtype, row_pieces(rows))
+        for name, tensor in norm_scales(run):
+            self._file.add(_at(name, number), tensor.to(self._dtype))
+
+    def originals(self, number: int, layer: Layer) -> None:
+        """The layer alone."""
+        given = {name: getattr(layer, name) for name in ("W1", "W2", "W3", "b2", "b3")}
+        self._add("original.", number, {name: tensor for name, tensor in given.items() if tensor is not None})
+
+    def add(self, number: int, **tensors: Tensor) -> None:
+        """Of the layers together, by the keys of `_NAMES`."""
+        self._add("", number, tensors)
+
+    def _add(self, front: str, number: int, tensors: dict[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            self._file.add(front + _NAMES[name] % number, tensor.to(self._dtype))
+
+    def original(self, number: int, name: str) -> Tensor:
+        """Read back what `originals` wrote."""
+        return self._file.read("original." + _NAMES[name] % number)
+
+    def said(self, module: str, sigma: Sigma | None) -> None:
+        """What metadata say of the next layer."""
+        entry: dict[str, Any] = {"module": module}
+        if sigma is not None:
+            entry |= {"sigma": sigma.activation.name, "gated": sigma.gated, "neurons": sigma.neurons}
+            entry |= {} if sigma.experts is None else {"experts": sigma.experts}
+        self._layers.append(entry)
+
+    def finish(self) -> None:
+        self._file.finish(self._metadata | {"layers": json.dumps(self._layers)})
+
+    def close(self) -> None:
+        """Give up an unfinished file."""
+        self._file.close()
+
+
+def require_room(folder: Path, side: int, hidden: Iterable[tuple[int, int]], size: int) -> None:
+    """Refuse what the disk has no room for. hidden: (pre-activations, neurons) of all tokens, by layer; size: bytes of
+    a number."""
+    need = size * sum(2 * side * (side + rows + neurons) for rows, neurons in hidden)
+    free = shutil.disk_usage(folder).free
+    if need > free:
+        raise InputError(
+            f"--network: the matrices take {need / 2**30:,.1f} GiB, {clean(str(folder))} has {free / 2**30:,.1f} GiB "
+            "left; fewer tokens (--max-tokens) make them smaller"
+        )
+
+
+def _at(name: str, number: int) -> str:
+    """H, H.k or S.norm at layer `number`: the layer stands behind the letter."""
+    letter, dot, rest = name.partition(".")
+    return f"{letter}_{{{number}}}{dot}{rest}"
+
+
+def _all_names(blocks: Sequence[BlockParts]) -> list[str]:
+    names = ["input_ids", _NAMES["x"] % 0]
+    for number, parts in enumerate(blocks, 1):
+        own = [name % number for name in _NAMES.values()]
+        names += [*own, *(f"original.{name}" for name in own), *(_at(name, number) for name in dynamic_names(parts))]
+    return names

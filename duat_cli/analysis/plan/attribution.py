@@ -1,0 +1,71 @@
+"""Memory and work of `attribute`: prompts are recorded, then gradients of their targets go back block by block.
+
+N: tokens; M, F, V: width, longest side of a block's matrices, vocabulary; T: targets of a prompt. Where all weights are
+in memory one prompt goes after the other, else as many side by side as their recorded passes have room for.
+"""
+
+from __future__ import annotations
+
+from duat_cli.analysis.plan.shape import Shape
+from duat_cli.analysis.plan.task import Task
+from duat_cli.analysis.plan.terms import Moment, held, layer_of, page_of, term, through_block
+from duat_cli.analysis.plan.waves import recorded_bytes, recorded_waves
+from duat_cli.models.sweep.budgets import TARGET_BYTES, target_bytes
+from duat_cli.results.plan import Residence
+
+LOGITS = 4  # (N, V) beside the recorded output: the map behind the last block, what it gives, and their gradients
+CARRIED = 2  # (T, N, M): at a block's output, of both readings
+ROWS = 16  # bytes of a number of every target's row of the output: smaller than what goes back to the system when freed
+
+
+def attribution(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
+    """The moments: the output with its gradients, and gradients in a block."""
+    ending = shape.vocabulary or shape.width
+    every, page, head = held(shape, weights), page_of(shape), layer_of(shape)[:1]
+    if weights == "resident":
+        every = [*every, term("values of all blocks, V", len(shape.parts.blocks) * shape.values)]
+        page = head = []
+        waves = [[tokens] for tokens in task.tokens] or [[0]]
+    else:
+        waves = [[task.tokens[k] for k in wave] for wave in _waves(shape, task)]
+    found: list[Moment] = []
+    for wave in waves:
+        longest = max(wave, default=0)
+        side = sum(_recorded(shape, n) + n * ending * shape.element for n in wave)
+        recorded = term("the prompts' own passes", side)
+        carried = term("gradients on their way back", sum(_carried(shape, task, n) for n in wave))
+        count, each = task.targets_of(longest), target_bytes(longest, shape.width, shape.inner)
+        together = min(count, max(1, TARGET_BYTES // max(1, each))) * each
+        output = term("the output and its gradients", LOGITS * longest * ending * shape.wide)
+        gradients = term("gradients in a block", together)
+        rows = term("the targets' rows of the output", ROWS * count * ending if count > 1 else 0)
+        found += [
+            [*every, *head, recorded, output],
+            [*every, *page, recorded, carried, rows, gradients, through_block(shape, longest)],
+        ]
+    return found
+
+
+def backward_operations(shape: Shape, task: Task, passes: float) -> float:
+    """Beyond one pass of every prompt, which takes `passes`: each block once more, then its replay and gradients of
+    every target in both readings; greedy tokens by as many passes more."""
+    targets = max((task.targets_of(n) for n in task.tokens), default=1)
+    head = 2 * shape.width * shape.vocabulary * sum(task.tokens)
+    return (1 + 2 * (1 + targets)) * passes + 3 * head + task.steps * (passes + head)
+
+
+def attribution_reads(shape: Shape, task: Task) -> float:
+    """How often streamed blocks are read: every wave forwards and backwards, and once for every greedy token."""
+    return 2 * len(_waves(shape, task)) + task.steps
+
+
+def _waves(shape: Shape, task: Task) -> list[range]:
+    return recorded_waves(task.tokens, len(shape.parts.blocks), shape.width, shape.element)
+
+
+def _recorded(shape: Shape, tokens: int) -> int:
+    return recorded_bytes(tokens, len(shape.parts.blocks), shape.width, shape.element)
+
+
+def _carried(shape: Shape, task: Task, tokens: int) -> int:
+    return CARRIED * task.targets_of(tokens) * tokens * shape.width * shape.wide

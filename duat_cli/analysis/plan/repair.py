@@ -1,0 +1,47 @@
+"""What `prune-bound --repair` takes: sums over tokens of one layer at a time, and the new weights of some sets.
+
+M: width; K: the most inputs of a layer that is refitted; T: calibration tokens.
+"""
+
+from __future__ import annotations
+
+from duat_cli.analysis.plan.shape import Shape
+from duat_cli.analysis.plan.task import Task
+from duat_cli.analysis.plan.terms import Moment, term
+
+SUMS = 5  # (K, K) and (K, M): of the tokens fitted and held back, two while they are solved, and one between
+SETS = 3  # whose new weights are there at once: the chosen one's, the one under way, the one before it
+STREAMS = 6  # (T, M): before and behind a block, of the dense and the pruned model, a layer's output, and one more
+ROWS = 4  # (N, K) of one prompt: as they are, in float64, those kept, with a column of ones
+REPAIRED = 12  # sets of each kind: four to halve the curve, eight to test
+RUNS = 4  # of every block a set: dense, before each of two layers, and behind them
+RIDGES = 8
+
+
+def repairing(shape: Shape, task: Task) -> Moment:
+    """Beside the model."""
+    tokens = task.calibration or task.tokens
+    inputs, layers = _inputs(shape)
+    every = len(shape.parts.blocks) * sum(layers)
+    return [
+        term("sums over tokens of a layer", SUMS * inputs * (inputs + shape.width) * 8),
+        term("new weights of sets", SETS * every * shape.width * shape.element),
+        term("calibration prompts in front of a block", STREAMS * sum(tokens) * shape.width * shape.element),
+        term("inputs of a layer under one prompt", ROWS * max(tokens, default=0) * inputs * 8),
+        term("masks of the calibration prompts", sum(n * n for n in tokens) * shape.element),
+    ]
+
+
+def solving(shape: Shape, tokens: int) -> float:
+    """Operations of the sums and solutions of one set. tokens: of all calibration prompts."""
+    found = 0.0
+    for inputs in _inputs(shape)[1]:
+        sums = 2 * tokens * inputs * (inputs + shape.width)
+        found += sums + RIDGES * (inputs**3 / 3 + 4 * inputs**2 * shape.width)
+    return found * len(shape.parts.blocks)
+
+
+def _inputs(shape: Shape) -> tuple[int, tuple[int, int]]:
+    """The most inputs of a layer, and those of each: the FFN's last one and attention's."""
+    layers = shape.inner, shape.heads * shape.head_width
+    return max(layers), layers

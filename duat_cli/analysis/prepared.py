@@ -1,0 +1,154 @@
+"""Prepared inputs as prompts: checked against the forward pass that is to read them, and counted in positions."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from duat_cli.errors import InputError
+from duat_cli.loading.inputs.drawn import default_inputs
+from duat_cli.loading.inputs.files import read_image, read_sound, read_tensors
+from duat_cli.loading.inputs.request import READS, InputFiles, StackName
+from duat_cli.loading.model.load import LoadedModel
+from duat_cli.loading.prompts import Prompt
+from duat_cli.loading.quiet import foreign_errors
+from duat_cli.models.discovery.modality import KINDS, input_name, placed_tensors, stack_of
+from duat_cli.models.sweep.forwards import forwards
+from duat_cli.text import clean
+
+
+def chosen_stack(model: Any, stack: StackName | None) -> Any:
+    """The part of a model that --stack names: the outermost of its models that
+    reads such input alone; the model without."""
+    if stack is None:
+        return model
+    for inner in model.modules():
+        if isinstance(inner, PreTrainedModel) and _reads(inner) == {stack}:
+            return inner
+    raise InputError(f"--stack {stack}: {type(model).__name__} has no part that reads {' or '.join(READS[stack])}")
+
+
+def parts_of(model: Any) -> list[StackName]:
+    """What --stack can name in a model, of what reads no token ids."""
+    found = [_reads(inner) for inner in model.modules() if isinstance(inner, PreTrainedModel)]
+    return [stack for stack in READS if stack != "text" and {stack} in found]
+
+
+def _reads(model: Any) -> set[StackName]:
+    """What kinds of input its forward pass has names for."""
+    taken = inspect.signature(model.forward).parameters
+    return {stack for stack, names in READS.items() if any(name in taken for name in names)}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What one file becomes."""
+
+    where: str
+    tensors: Mapping[str, Tensor]
+    positions: int | None
+    """How many hidden states the model makes of it; None where only a real pass tells."""
+
+
+def prepared_inputs(shell: Any, folder: Path, given: InputFiles, *, trust_remote_code: bool) -> list[Prepared]:
+    """One a file; without files, one of a drawn picture or a computed tone.
+
+    shell: the model without weights. InputError names the file, and what was expected of it.
+    """
+    name, kind = input_name(shell), type(shell).__name__
+    _require_kind(shell, name, given)
+    found = [(f"--image {file}", read_image(file, folder, trust_remote_code)) for file in given.images]
+    found += [(f"--audio {file}", read_sound(file, folder, trust_remote_code)) for file in given.sounds]
+    found += [(f"--inputs {file}", read_tensors(file)) for file in given.tensors]
+    if not found:
+        config = getattr(stack_of(shell), "config", shell.config)
+        made = default_inputs(name, config, folder, trust_remote_code)
+        found = [("drawn picture" if name == "pixel_values" else "computed tone", made)]
+    taken = set(inspect.signature(stack_of(shell).forward).parameters)
+    prepared = []
+    for where, tensors in found:
+        own = where.startswith("--inputs")
+        kept = tensors if own else {key: value for key, value in tensors.items() if key in taken}
+        _check(kept, name, taken, clean(where), kind)
+        prepared.append(Prepared(clean(where), kept, _expected_positions(shell, kept)))
+    return prepared
+
+
+def as_prompts(loaded: LoadedModel, prepared: Sequence[Prepared]) -> list[Prompt]:
+    """The same as prompts; where only a real pass tells how many positions there are, by one."""
+    found = []
+    for line, one in enumerate(prepared, 1):
+        positions = one.positions
+        if positions is None:
+            positions = _real_positions(loaded, one)
+        ids = torch.arange(positions)[None]
+        found.append(Prompt(one.where, _digest(one.tensors), ids, line, prepared=one.tensors))
+    return found
+
+
+def _require_kind(shell: Any, name: str, given: InputFiles) -> None:
+    """Refuses a picture for a model of sound, and the other way round."""
+    kind = KINDS.get(name, f"`{name}`")
+    for option, files, wanted in (("--image", given.images, "images"), ("--audio", given.sounds, "sound")):
+        if files and kind != wanted:
+            raise InputError(f"{option} {clean(files[0])}: {type(shell).__name__} reads {kind}, no {wanted}")
+
+
+def _check(tensors: Mapping[str, Tensor], name: str, taken: set[str], where: str, kind: str) -> None:
+    unknown = sorted(set(tensors) - taken)
+    if unknown:
+        raise InputError(f"{where}: {clean(unknown[0])}: {kind} takes no such argument")
+    if name not in tensors:
+        held = ", ".join(map(clean, sorted(tensors))) or "nothing"
+        raise InputError(f"{where}: it holds {held}; {kind} reads `{name}`")
+    for key, value in tensors.items():
+        if value.ndim == 0 or value.shape[0] != 1:
+            raise InputError(
+                f"{where}: {clean(key)} has shape {list(value.shape)}; expected 1 in front: one input a file"
+            )
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise InputError(f"{where}: {clean(key)} holds values that are not finite")
+
+
+def _expected_positions(shell: Any, tensors: Mapping[str, Tensor]) -> int | None:
+    """By a pass without memory, which some models cannot make: they look at values on their way."""
+    stack = stack_of(shell)
+    try:
+        with torch.no_grad():
+            return _positions_of(stack(**placed_tensors(tensors, "meta", stack.dtype)))
+    except Exception:  # a real pass tells, and whether the input is at fault
+        return None
+
+
+def _real_positions(loaded: LoadedModel, one: Prepared) -> int:
+    stack, pager = stack_of(loaded.model), None if loaded.paged is None else loaded.paged.pager
+    held = placed_tensors(one.tensors, loaded.device, stack.dtype)
+    with torch.no_grad(), foreign_errors(f"{one.where}: {type(loaded.model).__name__} cannot read it", InputError):
+        [output] = forwards(pager, [lambda: stack(**held)])
+    positions = _positions_of(output)
+    if positions is None:
+        raise InputError(f"{one.where}: {type(loaded.model).__name__} gives no hidden states of shape (1, N, M) for it")
+    return positions
+
+
+def _positions_of(output: Any) -> int | None:
+    states = output[0]
+    return int(states.shape[1]) if isinstance(states, Tensor) and states.ndim == 3 else None
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    """Of names, dtypes, shapes and values."""
+    hashed = hashlib.sha256()
+    for key in sorted(tensors):
+        value = tensors[key].contiguous()
+        hashed.update(f"{key} {value.dtype} {list(value.shape)}\n".encode())
+        hashed.update(value.view(torch.uint8).numpy().tobytes() if value.numel() else b"")
+    return hashed.hexdigest()

@@ -1,0 +1,175 @@
+"""How large a set may be once what is left of the model is repaired, and what that does to held-out prompts.
+
+The sets are those that are tried without repair. The largest whose damage with repair is within the budget, on the
+prompts that choose sets, is found by halving; the held-out test is the same as without repair, each of its sets with
+the repair of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from duat_cli.analysis.prune.repair.repairer import Damages, Repaired, Repairer
+from duat_cli.analysis.prune.sets.nested import Nested
+from duat_cli.analysis.prune.sets.trial import TESTED_SETS, Claim, Trial
+from duat_cli.loading.prompts import Prompt
+from duat_cli.results.base import Skipped
+from duat_cli.results.prune.repair import RepairedSet, SetRepair
+
+NOTHING_REPAIRED = "no layer was refitted"
+
+
+@dataclass(frozen=True)
+class RepairedSets:
+    """Nested sets with their repairs."""
+
+    nested: Nested
+    """Its chosen set is within the budget with repair, or was asked for; its measured damage is that with repair."""
+    trial: Trial | None
+    """None without a set, or without held-out prompts."""
+    report: SetRepair | None
+    """None where no set, even repaired, is within the budget."""
+
+
+@dataclass(frozen=True)
+class Repairs:
+    """Of all sets."""
+
+    sets: Mapping[str, RepairedSets]
+    """By the names of the sets' kinds."""
+    skipped: list[Skipped]
+    warnings: list[str]
+
+    @property
+    def nested(self) -> dict[str, Nested]:
+        return {name: one.nested for name, one in self.sets.items()}
+
+    @property
+    def trials(self) -> dict[str, Trial]:
+        return {name: one.trial for name, one in self.sets.items() if one.trial is not None}
+
+
+def repair_sets(
+    repairer: Repairer,
+    nested: Mapping[str, Nested],
+    held_out: Sequence[Prompt],
+    claim: Claim,
+    *,
+    tested: int = TESTED_SETS,
+    asked: bool = False,
+) -> Repairs:
+    """The sets, repaired one after the other. tested: how many of each are tried on the held-out prompts; asked:
+    whether the chosen ones were asked for by their size, whatever their damage."""
+    found = {name: _Sets(repairer, one, claim, tested, asked) for name, one in nested.items()}
+    sets = {name: one.run(held_out) for name, one in found.items()}
+    refits = [repaired.refit for one in found.values() for repaired in one.seen]
+    warnings = []
+    if any(refit.short for refit in refits):
+        warnings.append(
+            f"--repair: {repairer.tokens} calibration tokens are fewer than the inputs of some layers: what they do "
+            "not determine stays as it is; give more text with --calibration FILE"
+        )
+    return Repairs(sets, repairer.skipped(refits), warnings)
+
+
+class _Sets:
+    def __init__(self, repairer: Repairer, nested: Nested, claim: Claim, tested: int, asked: bool) -> None:
+        self._repairer, self._nested, self._claim = repairer, nested, claim
+        self._count, self._asked = tested, asked
+        self.seen: list[Repaired] = []
+        self._on_prompts: dict[int, RepairedSet] = {}
+
+    def run(self, held_out: Sequence[Prompt]) -> RepairedSets:
+        chosen = self._wanted() if self._asked else self._largest()
+        if chosen is None:
+            return RepairedSets(replace(self._nested, chosen=None), None, None)
+        place, repaired = chosen
+        point = replace(self._nested.curve[place], measured=repaired.after)
+        nested = replace(self._nested, chosen=point)
+        trial, tested = (Trial(nested, len(held_out), self._claim, self._count), []) if held_out else (None, [])
+        if trial is not None:
+            tested = self._tested(trial, held_out, point.removed, repaired)
+        return RepairedSets(nested, trial, self._report(repaired, tested))
+
+    def _wanted(self) -> tuple[int, Repaired] | None:
+        """The set that was asked for."""
+        if self._nested.chosen is None:
+            return None
+        size = self._nested.chosen.removed
+        repaired = self._repaired(size)
+        self._on_prompts[size] = self._set(size, repaired, repaired.damages)
+        return self._nested.curve.index(self._nested.chosen), repaired
+
+    def _largest(self) -> tuple[int, Repaired] | None:
+        """Place of the largest set of the curve within the budget, with its repair: the first try is the largest."""
+        low, high, best = 0, len(self._nested.curve) - 1, None
+        middle = high
+        while low <= high:
+            size = self._nested.curve[middle].removed
+            repaired = self._repaired(size)
+            self._on_prompts[size] = self._set(size, repaired, repaired.damages)
+            if repaired.after <= self._claim.budget:
+                best, low = (middle, repaired), middle + 1
+            else:
+                high = middle - 1
+            middle = (low + high) // 2
+        return best
+
+    def _repaired(self, size: int) -> Repaired:
+        found = self._repairer.repaired(self._nested.order[:size])
+        self.seen.append(replace(found, refit=replace(found.refit, values={})))  # what is told of it needs no weights
+        return found
+
+    def _tested(self, trial: Trial, held_out: Sequence[Prompt], chosen: int, repaired: Repaired) -> list[RepairedSet]:
+        """Fills the trial, one set after the other."""
+        found = []
+        for number, size in enumerate(trial.sizes):
+            if number not in trial.running:
+                continue
+            terms = self._nested.order[:size]
+            mine = repaired if size == chosen else self._repaired(size)
+            what = f"{size} terms ({self._nested.name}) on {len(held_out)} held-out prompts"
+            damages = self._repairer.damages(terms, mine, held_out, what)
+            trial.damages[number] += [after for _, after in damages]
+            found.append(self._set(size, mine, damages))
+        return found
+
+    def _set(self, size: int, repaired: Repaired, damages: Damages) -> RepairedSet:
+        without = [before for before, _ in damages]
+        sides = [without, without if repaired.dropped else [after for _, after in damages]]
+        mean = [statistics.fmean(side) for side in sides]
+        tenth = [float(torch.tensor(side, dtype=torch.float64).quantile(0.9)) for side in sides]
+        over = [sum(value > self._claim.budget for value in side) / len(side) for side in sides]
+        return RepairedSet(
+            removed=size,
+            share=size / len(self._nested.order),
+            prompts=len(damages),
+            mean_before=mean[0],
+            mean_after=mean[1],
+            percentile_90_before=tenth[0],
+            percentile_90_after=tenth[1],
+            share_exceeded_before=over[0],
+            share_exceeded_after=over[1],
+            dropped=repaired.dropped,
+        )
+
+    def _report(self, repaired: Repaired, tested: list[RepairedSet]) -> SetRepair:
+        refit, prompts = repaired.refit, self._repairer.calibration
+        return SetRepair(
+            calibration_prompts=len(prompts),
+            calibration_tokens=self._repairer.tokens,
+            calibration_sha256=hashlib.sha256("".join(p.sha256 + "\n" for p in prompts).encode()).hexdigest(),
+            refitted=len(refit.ridges),
+            unchanged=refit.unchanged,
+            short=refit.short,
+            ridge_low=min(refit.ridges, default=None),
+            ridge_high=max(refit.ridges, default=None),
+            chosen_on=[self._on_prompts[size] for size in sorted(self._on_prompts)],
+            held_out=tested,
+            reasons={} if refit.ridges else dict.fromkeys(("ridge_low", "ridge_high"), NOTHING_REPAIRED),
+        )

@@ -1,0 +1,111 @@
+"""In which order terms go: the least damaging first, or, of several kinds, the least damaging for what they hold.
+
+Sets are beginnings of the order, so they are nested. What goes together is a unit: one term; with --uniform one neuron
+of every FFN, or the heads of one key and value head in every attention, so that all of them can leave the file.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from duat_cli.analysis.prune.terms.responses import TermList
+from duat_cli.kinds import Kind
+
+Damages = Callable[[Sequence[Sequence[int]]], Tensor]  # units, as places of their terms -> the damage of each
+UNIFORM: tuple[Kind, ...] = ("neuron", "head")  # kinds that a config states one number of, for all blocks
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the terms hold, and which of them go together."""
+
+    parameters: Tensor
+    """Of every term, (terms,) float64."""
+    whole: tuple[float, float]
+    """Parameters of all blocks, and of the model."""
+    groups: tuple[int, ...] = ()
+    """Of every block call, the neighbouring heads that share a key and value head."""
+    uniform: bool = False
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order of the terms of some kinds."""
+
+    places: Tensor
+    """(terms,) of the term list."""
+    ends: list[int]
+    """How many terms a set may have, rising."""
+    uniform: bool = False
+
+
+def order_of(
+    terms: TermList,
+    kinds: Sequence[Kind],
+    damages: Damages,
+    sizes: Sizes,
+    gone: Iterable[int] = (),
+) -> Order:
+    """The order of the terms of these kinds that are not gone yet.
+
+    Never all blocks, and with `uniform` never all neurons of an FFN or heads of an attention, are a set.
+    """
+    left = set(gone)
+    members = [k for kind in kinds for k in range(*terms.places(kind).indices(len(terms.ids))) if k not in left]
+    if sizes.uniform and set(kinds) <= set(UNIFORM):
+        return _uniform(terms, kinds, members, damages, sizes)
+    damage = damages([[k] for k in members])
+    if len(kinds) > 1:
+        damage = damage / sizes.parameters[members].clamp_min(1.0)
+    places = torch.tensor(members, dtype=torch.long)[damage.argsort(stable=True)]
+    most = len(members) - (tuple(kinds) == ("block",) and not left)
+    return Order(places, list(range(1, most + 1)))
+
+
+def _uniform(terms: TermList, kinds: Sequence[Kind], members: Sequence[int], damages: Damages, sizes: Sizes) -> Order:
+    units: list[tuple[float, list[int]]] = []  # the damage for what a unit holds, and its terms
+    rest: list[int] = []
+    for kind in kinds:
+        mine = [k for k in members if terms.ids[k].kind == kind]
+        rounds, last = _rounds(terms, mine, damages, sizes.groups)
+        rest += last
+        held = [float(sizes.parameters[unit].sum().clamp_min(1.0)) for unit in rounds]
+        worth, highest = [], -torch.inf
+        for damage, size in zip(damages(rounds).tolist() if rounds else [], held, strict=True):
+            highest = max(highest, damage / size)  # a kind's own order stays
+            worth.append(highest)
+        units += zip(worth, rounds, strict=True)
+    units.sort(key=lambda unit: unit[0])
+    places, ends = [], list[int]()
+    for _, unit in units:
+        places += unit
+        ends.append(len(places))
+    return Order(torch.tensor(places + rest, dtype=torch.long), ends, uniform=True)
+
+
+def _rounds(
+    terms: TermList, members: Sequence[int], damages: Damages, groups: Sequence[int]
+) -> tuple[list[list[int]], list[int]]:
+    """The least damaging group of every block, the next of every block, and so on, while every block keeps one; and the
+    terms that are left."""
+    found: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for place in members:
+        term = terms.ids[place]
+        assert term.index is not None
+        size = groups[term.block] if term.kind == "head" else 1
+        found[term.block, term.index // size].append(place)
+    together = list(found.values())
+    order = damages(together).argsort(stable=True).tolist() if together else []
+    by_block: dict[int, list[list[int]]] = defaultdict(list)
+    for k in order:
+        by_block[terms.ids[together[k][0]].block].append(together[k])
+    count = min((len(units) for units in by_block.values()), default=1) - 1
+    blocks = sorted(by_block)
+    rounds = [[place for block in blocks for place in by_block[block][k]] for k in range(count)]
+    rest = [place for units in by_block.values() for unit in units[count:] for place in unit]
+    return rounds, sorted(rest)

@@ -1,0 +1,129 @@
+"""An order of terms with the predicted damage of each of its beginnings, from one sketch of the model or several.
+
+A sketch is the responses of all terms to a few random directions of the output. Taken of the model as it is, it knows
+the interactions of terms to first order alone: what a removal does to the directions of others is not in it. With
+several rounds the model is sketched again after each part of the terms is gone: responses are then those of the pruned
+model, to the slope of the damage there, which knows what is gone already exactly, and to random directions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from duat_cli.analysis.prune.sets.order import Order, Sizes, order_of
+from duat_cli.analysis.prune.terms.damage import Metric
+from duat_cli.analysis.prune.terms.responses import TermList
+from duat_cli.kinds import Kind
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """The responses of all terms, and of what is gone already."""
+
+    metric: Metric
+    responses: Sequence[Tensor]
+    """A prompt: (probes, terms)."""
+    starts: Sequence[float] | None = None
+    """A prompt: the measured damage of what is gone, whose slope the first response is to; None: nothing is."""
+
+    @property
+    def start(self) -> float:
+        """Measured damage of what is gone, mean over the prompts."""
+        return sum(self.starts) / len(self.starts) if self.starts else 0.0
+
+    def damages(self, units: Sequence[Sequence[int]]) -> Tensor:
+        """What the removal of each unit does, mean over the prompts, (units,) float64.
+
+        Where something is gone already: the square of what it does to the output, the slope of the damage left out. A
+        slope leads to terms that all undo the same change, and together overshoot it.
+        """
+        index = torch.tensor([place for unit in units for place in unit], dtype=torch.long)
+        owner = torch.repeat_interleave(torch.arange(len(units)), torch.tensor([len(unit) for unit in units]))
+        total = torch.zeros(len(units), dtype=torch.float64)
+        for one in self.responses:
+            sums = torch.zeros(len(one), len(units), dtype=torch.float64)
+            sums.index_add_(1, owner, one[:, index].double())
+            if self.starts is None:
+                total += self.metric.of_set(sums[None])[0]
+            else:
+                total += sums[1:].square().mean(dim=0)
+        return total / len(self.responses)
+
+    def curve(self, order: Tensor) -> Tensor:
+        """The predicted mean damage without the first m of `order` as well, for m = 1 … len(order)."""
+        total = torch.zeros(len(order), dtype=torch.float64)
+        for prompt, one in enumerate(self.responses):
+            total += self._raised(prompt, one[:, order].double().cumsum(dim=1))
+        return self.start + total / len(self.responses)
+
+    def _raised(self, prompt: int, sums: Tensor) -> Tensor:
+        """Of sums of responses, (probes, sets)."""
+        if self.starts is None:
+            return self.metric.of_set(sums[None])[0]
+        return self.metric.of_moved(sums, self.starts[prompt]) - self.starts[prompt]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The end of a round: how many terms are gone, and the damage that is measured of it."""
+
+    removed: int
+    measured: float
+
+
+@dataclass(frozen=True)
+class Path:
+    """An order, and the predicted damage of its beginnings."""
+
+    order: Order
+    curve: Tensor
+    """(largest set,): of the first 1, 2, … terms."""
+    stages: list[Stage] = field(default_factory=list)
+    """Of rounds before the last."""
+
+
+def path_of(sketch: Sketch, terms: TermList, kinds: Sequence[Kind], sizes: Sizes) -> Path:
+    """From one sketch."""
+    order = order_of(terms, kinds, sketch.damages, sizes)
+    most = order.ends[-1] if order.ends else 0
+    return Path(order, sketch.curve(order.places[:most]))
+
+
+def path_in_rounds(
+    first: Path,
+    again: Callable[[Tensor], Sketch],
+    target: int,
+    rounds: int,
+    terms: TermList,
+    kinds: Sequence[Kind],
+    sizes: Sizes,
+) -> Path:
+    """Of as many rounds, each of which takes an equal share of what the first `target` terms of `first` hold.
+
+    again: a sketch without these terms.
+    """
+    wanted = float(sizes.parameters[first.order.places[:target]].sum())
+    order, curve = first.order, first.curve
+    places, ends, predicted, stages = order.places[:0], list[int](), curve[:0], list[Stage]()
+    for number in range(1, rounds):
+        step = reaching(order, sizes.parameters, wanted * number / rounds, float(sizes.parameters[places].sum()))
+        ends += [len(places) + end for end in order.ends if end <= step]
+        predicted = torch.cat([predicted, curve[:step]])
+        places = torch.cat([places, order.places[:step]])
+        sketch = again(places)
+        stages.append(Stage(len(places), sketch.start))
+        order = order_of(terms, kinds, sketch.damages, sizes, places.tolist())
+        curve = sketch.curve(order.places[: order.ends[-1] if order.ends else 0])
+    ends += [len(places) + end for end in order.ends]
+    whole = Order(torch.cat([places, order.places]), ends, order.uniform)
+    return Path(whole, torch.cat([predicted, curve]), stages)
+
+
+def reaching(order: Order, parameters: Tensor, wanted: float, gone: float = 0.0) -> int:
+    """The smallest set that holds, with what is gone, as many parameters; the largest one if none does."""
+    held = parameters[order.places].cumsum(dim=0) + gone
+    return next((end for end in order.ends if float(held[end - 1]) >= wanted), order.ends[-1] if order.ends else 0)

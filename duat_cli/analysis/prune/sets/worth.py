@@ -1,0 +1,143 @@
+"""What a written checkpoint is worth beside the model that it was made of: parameters, bytes, perplexity and time."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from duat_cli.analysis.prune.sets.apply import Applied
+from duat_cli.analysis.prune.terms.damage import Loss
+from duat_cli.loading.model.load import LoadedModel, load
+from duat_cli.loading.prompts import Prompt
+from duat_cli.models.discovery.structure import run_stack
+from duat_cli.results.prune.written import Written
+
+NO_TOKENS = "no prompt has a next token to predict"
+RUNS = 7
+LARGEST_LOSS = 700.0  # nats a token, whose exponential float64 can hold
+_PERPLEXITIES = ("perplexity_before", "perplexity_after")
+TIMED_TOKENS = 512
+"""Of one run, about: prompts are taken as long as they fit."""
+
+
+def worth(
+    loaded: LoadedModel,
+    applied: Applied,
+    directory: Path,
+    held_out: Sequence[Prompt],
+    prompts: Sequence[Prompt],
+    *,
+    kind: str,
+    terms: int,
+    repaired: bool,
+    no_loss: str | None,
+) -> Written:
+    """Of the checkpoint in `directory`, read once more. no_loss: why the model has no perplexity, if it has none."""
+    again = load(str(directory), dtype=str(loaded.model.dtype).removeprefix("torch."), device=str(loaded.model.device))
+    on: Literal["held out", "chose the set"] = "held out" if held_out else "chose the set"
+    ids = [prompt.input_ids.to(loaded.model.device) for prompt in held_out or prompts]
+    scored = sum(x.shape[1] - 1 for x in ids)
+    why = no_loss or (None if scored else NO_TOKENS)
+    losses = [None if why else _loss(model, ids) for model in (loaded.model, again.model)]
+    reasons = {name: why or _large(loss) for name, loss in zip(_PERPLEXITIES, losses, strict=True)}
+    timed = _some(ids)
+    seconds = _timed([_runs(model, timed) for model in (loaded.model, again.model)], str(loaded.model.device))
+    tokens = sum(x.shape[1] for x in timed)
+    return Written(
+        granularity=kind,
+        terms=terms,
+        repaired=repaired,
+        removed_blocks=list(applied.removed_blocks),
+        removed_neurons=applied.removed_neurons,
+        removed_groups=applied.removed_groups,
+        zeroed=applied.zeroed,
+        notes=list(applied.notes),
+        dtype=applied.dtype,
+        error=applied.error,
+        parameters_before=_parameters(loaded.model),
+        parameters_after=_parameters(again.model),
+        bytes_before=applied.bytes_before,
+        bytes_after=applied.bytes_after,
+        measured_on=on,
+        prompts=len(ids),
+        tokens=scored,
+        perplexity_before=_exp(losses[0]),
+        perplexity_after=_exp(losses[1]),
+        seconds_before=seconds[0] / tokens,
+        seconds_after=seconds[1] / tokens,
+        timed_runs=RUNS,
+        timed_tokens=tokens,
+        reasons={name: reason for name, reason in reasons.items() if reason},
+    )
+
+
+def _parameters(model: Any) -> int:
+    """Tied ones once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@torch.no_grad()
+def _loss(model: Any, ids: Sequence[Tensor]) -> float:
+    """Nats a token, over all tokens that have a next one."""
+    loss, total, count = Loss(model), 0.0, 0
+    for one in ids:
+        if one.shape[1] > 1:
+            total += loss.loss(run_stack(model, one).logits, one) * (one.shape[1] - 1)
+            count += one.shape[1] - 1
+    return total / count
+
+
+def _exp(loss: float | None) -> float | None:
+    return math.exp(loss) if loss is not None and _large(loss) is None else None
+
+
+def _large(loss: float | None) -> str | None:
+    """Why a loss has no perplexity."""
+    if loss is None or loss <= LARGEST_LOSS:
+        return None
+    return "its loss is not finite" if not math.isfinite(loss) else f"e to the loss of {loss:.3g} nats is no number"
+
+
+def _some(ids: Sequence[Tensor]) -> list[Tensor]:
+    """The first prompts that fit, and one at least."""
+    found: list[Tensor] = []
+    for one in ids:
+        if found and sum(x.shape[1] for x in found) + one.shape[1] > TIMED_TOKENS:
+            break
+        found.append(one)
+    return found
+
+
+def _runs(model: Any, ids: Sequence[Tensor]) -> Callable[[], None]:
+    """Of an encoder-decoder its encoder, which is what was pruned."""
+    stack = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model
+
+    def run() -> None:
+        for one in ids:
+            run_stack(stack, one)
+
+    return run
+
+
+@torch.no_grad()
+def _timed(runs: Sequence[Callable[[], None]], device: str) -> list[float]:
+    """The median time of each: one goes first in every other round, and the first round does not count."""
+    found: list[list[float]] = [[] for _ in runs]
+    wait: Callable[[], Any] = torch.cuda.synchronize if device.startswith("cuda") else contextlib.nullcontext
+    for turn in range(RUNS + 1):
+        order = range(len(runs)) if turn % 2 else reversed(range(len(runs)))
+        for number in order:
+            wait()
+            start = time.perf_counter()
+            runs[number]()
+            wait()
+            found[number].append(time.perf_counter() - start)
+    return [statistics.median(times[1:]) for times in found]

@@ -1,0 +1,61 @@
+"""Which kinds of terms a model has, and which of their terms are ablated by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from duat_cli.analysis.plan.task import PruneOptions, ablated
+from duat_cli.analysis.prune.terms.responses import SEED, TermList
+from duat_cli.errors import InputError
+from duat_cli.kinds import Kind
+from duat_cli.models.discovery.structure import ModelStructure
+from duat_cli.models.terms.sites import BlockSites
+from duat_cli.results.base import Skipped
+
+NAMES: dict[Kind, str] = {
+    "neuron": "neurons",
+    "head": "heads",
+    "expert": "experts",
+    "ffn": "FFNs",
+    "attention": "attentions",
+    "block": "blocks",
+}
+
+
+def names_of(kinds: Sequence[Kind]) -> str:
+    """Such as neurons and heads."""
+    return " and ".join(NAMES[kind] for kind in kinds)
+
+
+def kinds_of(
+    structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], options: PruneOptions, skipped: list[Skipped]
+) -> tuple[Kind, ...]:
+    """Those that are asked for and that the model has; what is missing goes into `skipped`."""
+    kept: list[Kind] = []
+    for kind in options.kinds:
+        if any(sites[module].count(kind) for module in structure.calls):
+            kept.append(kind)
+        reasons = {sites[m].reasons[kind]: k for k, m in enumerate(structure.calls) if kind in sites[m].reasons}
+        if kind != "expert" or kind in kept:  # a dense model has no experts; that needs no mention
+            found = sorted(reasons.items(), key=lambda item: item[1])
+            skipped += [Skipped(what=f"{NAMES[kind]} of block {k}", why=why) for why, k in found]
+    if not kept:
+        raise InputError(f"--granularity {','.join(options.kinds)}: the model has no such terms")
+    if options.ablate_mean and "expert" in kept:
+        raise InputError("--ablate mean: an expert has no mean that could stand in for it; leave out expert")
+    return tuple(kept)
+
+
+def sample_of(terms: TermList, kind: Kind, measure: int) -> list[int]:
+    """Places of the terms of a kind that are ablated for real: all, or a uniform sample."""
+    here = terms.places(kind)
+    count = here.stop - here.start
+    wanted = ablated(kind, count, measure)
+    if count <= wanted:
+        return list(range(here.start, here.stop))
+    generator = torch.Generator().manual_seed(SEED)
+    picked = torch.randperm(count, generator=generator)[:wanted]
+    return sorted((picked + here.start).tolist())

@@ -1,0 +1,170 @@
+"""`duat attribute --out`: what it keeps of each prompt, and the report of all."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from duat_cli.analysis.attribute.many import Moments, PromptSums
+from duat_cli.analysis.attribute.run import AttributeOptions, Attributor
+from duat_cli.analysis.attribute.targets import Words
+from duat_cli.analysis.attribute.total import Attributed, AttributeHead, AttributeTotal
+from duat_cli.analysis.progress import Progress
+from duat_cli.analysis.session import Session
+from duat_cli.analysis.shards.folder import Folder
+from duat_cli.analysis.shards.ranks import Ranks
+from duat_cli.analysis.shards.records import PromptRecord, Stored
+from duat_cli.analysis.shards.run import anywhere, share
+from duat_cli.analysis.shards.state import complete
+from duat_cli.loading.model.load import LoadedModel
+from duat_cli.loading.prompt_set import PromptSet
+from duat_cli.loading.prompts import Prompt
+from duat_cli.results.attribute import AttributeReport, Attribution, Continuation
+from duat_cli.results.base import PromptFacts, Run
+
+
+class Settings(Stored):
+    """The options that numbers or the report follow from."""
+
+    target: str | None
+    against: str | None
+    position: int | Literal["all"] | None
+    first_token: bool
+    target_field: str | None
+    """Its name, and a hash of the targets."""
+    steps: int
+    continuation: str | None
+    measure: int
+    top: int
+    max_tokens: int | None
+
+
+class Facts(Stored):
+    """What no prompt changes."""
+
+    head: AttributeHead
+
+
+class SumsRecord(Stored):
+    """`Moments` of one place; each sum is the base64 text of little-endian numbers."""
+
+    block: int
+    unit: int | None
+    in_expert: int | None
+    count: int
+    dtype: Literal["<f4", "<f8"]
+    sums: list[str]
+
+    @classmethod
+    def of(cls, place: tuple[int, int | None], found: Moments) -> SumsRecord:
+        dtype: Literal["<f4", "<f8"] = "<f8" if found.sums[0].dtype == torch.float64 else "<f4"
+        raw = [base64.b64encode(one.numpy().astype(dtype).tobytes()).decode() for one in found.sums]
+        return cls(block=place[0], unit=place[1], in_expert=found.in_expert, count=found.count, dtype=dtype, sums=raw)
+
+    def moments(self) -> Moments:
+        return Moments(self.count, tuple(self._read(one) for one in self.sums), self.in_expert)
+
+    def _read(self, text: str) -> Tensor:
+        values = np.frombuffer(base64.b64decode(text), dtype=self.dtype)
+        return torch.from_numpy(values.astype(values.dtype.newbyteorder("=")))
+
+
+class AttributeRecord(PromptRecord):
+    """What one prompt gave."""
+
+    attribution: list[Attribution]
+    continuation: Continuation | None
+    sums: list[SumsRecord]
+    """Of all heads and neurons; empty where there is one prediction in all."""
+
+    @classmethod
+    def of(cls, prompt: Prompt, found: Attributed) -> AttributeRecord:
+        return cls(
+            line=prompt.line,
+            text=prompt.text,
+            tokens=prompt.input_ids[0].tolist(),
+            attribution=found.attribution,
+            continuation=found.continuation,
+            sums=[SumsRecord.of(place, one) for place, one in found.sums.places.items()],
+        )
+
+    def found(self) -> Attributed:
+        sums = PromptSums(torch.float32, {(one.block, one.unit): one.moments() for one in self.sums})
+        return Attributed(self.attribution, self.continuation, sums)
+
+
+def attribute_into(
+    path: Path,
+    loaded: LoadedModel,
+    prompts: PromptSet,
+    words: Words,
+    options: AttributeOptions,
+    max_tokens: int | None,
+    ranks: Ranks,
+    progress: Progress,
+) -> AttributeReport | None:
+    """This process's results into the folder. The first rank waits for the others and returns the report of all."""
+    session = Session(loaded, progress, cache=False)
+    each = Attributor(session, words, options, progress, len(prompts.keys))
+    return share(path, session, prompts, _Worker(session, each, options, max_tokens, progress), ranks, progress)
+
+
+class _Worker:
+    """As of `share`."""
+
+    command = "attribute"
+
+    def __init__(
+        self,
+        session: Session,
+        each: Attributor,
+        options: AttributeOptions,
+        max_tokens: int | None,
+        progress: Progress,
+    ) -> None:
+        self._session, self._each, self._progress = session, each, progress
+        asked = options.asked
+        self.settings = Settings(
+            target=asked.target,
+            against=asked.against,
+            position=asked.position,
+            first_token=asked.first_token,
+            target_field=None if options.each is None else str(options.each),
+            steps=options.steps,
+            continuation=options.continuation,
+            measure=options.measure,
+            top=options.top,
+            max_tokens=max_tokens,
+        )
+
+    def __call__(self, chunk: Sequence[tuple[int, Prompt]]) -> list[AttributeRecord]:
+        """Of prompts with their positions."""
+        found = zip(chunk, self._each(chunk), strict=True)
+        return [AttributeRecord.of(prompt, one) for (_, prompt), one in found]
+
+    def facts(self) -> Facts:
+        head = self._each.head()
+        return Facts(head=head.model_copy(update={"environment": anywhere(head.environment)}))
+
+    def beside(self, folder: Folder, counts: set[int], ranks: Ranks) -> None:
+        """Nothing."""
+
+    def merged(self, folder: Folder) -> AttributeReport:
+        return merged(folder, self._session.run_facts, self._progress)
+
+
+def merged(folder: Folder, run: Callable[[], Run], progress: Progress) -> AttributeReport:
+    """The report of all prompts. run: asked for at the end."""
+    index, head = complete(folder), Facts.model_validate(folder.manifest.facts).head
+    total = AttributeTotal(Settings.model_validate(folder.manifest.settings).top)
+    for done, line in enumerate(folder.lines(index), 1):
+        record = AttributeRecord.model_validate_json(line.record)
+        total.add(PromptFacts(sha256=line.sha256, tokens=line.tokens), record.found())
+        progress(done, index.found, "adding up the prompts")
+    return total.report(head, run())

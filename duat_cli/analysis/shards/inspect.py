@@ -1,0 +1,249 @@
+"""`duat inspect --out`: what it keeps of each prompt, its nulls by count of tokens, and the report of both."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from duat_cli.analysis.inspect.run import InspectOptions, chosen, report_head, sweep_prompts
+from duat_cli.analysis.inspect.total import InspectHead, InspectTotal, PromptSweep
+from duat_cli.analysis.inspect.untrained import BlockNull, NullSource, Untrained, not_run, with_untrained
+from duat_cli.analysis.progress import Progress
+from duat_cli.analysis.session import Session
+from duat_cli.analysis.shards.folder import Folder
+from duat_cli.analysis.shards.ranks import Ranks
+from duat_cli.analysis.shards.records import Aside, PromptRecord, Stored
+from duat_cli.analysis.shards.run import anywhere, share
+from duat_cli.analysis.shards.state import complete
+from duat_cli.errors import DuatError, InputError
+from duat_cli.loading.model.load import LoadedModel
+from duat_cli.loading.prompt_set import PromptSet
+from duat_cli.loading.prompts import Prompt
+from duat_cli.models.instrument.activations import Place
+from duat_cli.results.base import Certificate, PromptFacts, Run
+from duat_cli.results.inspect import EndToEnd, InspectReport, PromptBlock, UatTerm
+
+
+class Settings(Stored):
+    """The options that numbers or the report follow from."""
+
+    layers: list[int]
+    threshold: float
+    conv_width: int
+    spectrum: bool
+    terms: bool
+    end_to_end: bool
+    routing: bool
+    per_prompt: bool
+    null: Literal["all", "uniform"]
+    max_tokens: int | None
+
+
+class Facts(Stored):
+    """What no prompt changes."""
+
+    head: InspectHead
+    certificate: Certificate
+    """Its tolerance, and how attention is seen, are everybody's."""
+
+
+class BlockRecord(Stored):
+    index: int
+    row: PromptBlock
+    largest: float
+    place: Place
+
+
+class InspectRecord(PromptRecord):
+    """What one prompt gave."""
+
+    error: float
+    """Largest over the blocks of the certificate."""
+    plain_error: float
+    """Of the process: its model against the one without instruments."""
+    blocks: list[BlockRecord]
+    terms: list[UatTerm]
+    end_to_end: EndToEnd | None
+    faults: dict[int, str]
+
+    @classmethod
+    def of(cls, prompt: Prompt, sweep: PromptSweep, plain_error: float) -> InspectRecord:
+        blocks = [
+            BlockRecord(index=i, row=row, largest=sweep.largest[i][0], place=sweep.largest[i][1])
+            for i, row in sweep.blocks.items()
+        ]
+        return cls(
+            line=prompt.line,
+            text=prompt.text,
+            tokens=prompt.input_ids[0].tolist(),
+            error=max(sweep.errors),
+            plain_error=plain_error,
+            blocks=blocks,
+            terms=sweep.terms,
+            end_to_end=sweep.end_to_end,
+            faults=sweep.faults,
+        )
+
+    def sweep(self) -> PromptSweep:
+        return PromptSweep(
+            blocks={b.index: b.row for b in self.blocks},
+            errors=[self.error],
+            terms=self.terms,
+            end_to_end=self.end_to_end,
+            faults=self.faults,
+            largest={b.index: (b.largest, b.place) for b in self.blocks},
+        )
+
+
+class NullRecord(Aside):
+    """The re-initialised architecture under one count of tokens, or why it has no numbers."""
+
+    blocks: list[BlockNull]
+    reason: str
+
+
+def inspect_into(
+    path: Path,
+    loaded: LoadedModel,
+    prompts: PromptSet,
+    options: InspectOptions,
+    max_tokens: int | None,
+    ranks: Ranks,
+    progress: Progress,
+) -> InspectReport | None:
+    """This process's results into the folder. The first rank waits for the others and returns the report of all."""
+    session = Session(loaded, progress, cache=options.cache)
+    worker = _Worker(session, options, max_tokens, progress, len(prompts.keys))
+    return share(path, session, prompts, worker, ranks, progress)
+
+
+class _Worker:
+    """As of `share`."""
+
+    command = "inspect"
+
+    def __init__(
+        self, session: Session, options: InspectOptions, max_tokens: int | None, progress: Progress, total: int
+    ) -> None:
+        self._session, self._options, self._progress, self._total = session, options, progress, total
+        self.settings = Settings(
+            layers=chosen(options.layers, session.depth),
+            threshold=options.threshold,
+            conv_width=options.conv_width,
+            spectrum=options.spectrum,
+            terms=options.terms,
+            end_to_end=options.end_to_end,
+            routing=options.routing,
+            per_prompt=options.per_prompt,
+            null=options.null,
+            max_tokens=max_tokens,
+        )
+        self._first: list[PromptSweep] = []
+
+    def __call__(self, chunk: Sequence[tuple[int, Prompt]]) -> list[PromptRecord]:
+        """Of prompts with their positions, with the progress of all."""
+        begun, last, session = chunk[0][0], chunk[-1][0], self._session
+
+        def progress(done: int, of: int, what: str) -> None:
+            passed = begun + (last + 1 - begun) * done / of if of else begun
+            self._progress(int(passed), self._total, f"prompt {begun + 1} of {self._total}")
+
+        prompts = [prompt for _, prompt in chunk]
+        found = sweep_prompts(session, prompts, self._options, None, progress)
+        self._first = self._first or found
+        error = session.plain_error
+        return [InspectRecord.of(prompt, sweep, error) for prompt, sweep in zip(prompts, found, strict=True)]
+
+    def facts(self) -> Facts:
+        session = self._session
+        session.save_cache()
+        head = report_head(session)
+        return Facts(
+            head=head.model_copy(update={"environment": anywhere(head.environment)}),
+            certificate=session.certificate(max(self._first[0].errors)),
+        )
+
+    def beside(self, folder: Folder, counts: set[int], ranks: Ranks) -> None:
+        """The nulls."""
+        if self._options.null == "all":
+            _fill_nulls(folder, self._session, self._options, counts, ranks, self._progress)
+
+    def merged(self, folder: Folder) -> InspectReport:
+        return merged(folder, self._session.run_facts, self._progress)
+
+
+def merged(folder: Folder, run: Callable[[], Run], progress: Progress) -> InspectReport:
+    """The report of all prompts. run: asked for at the end."""
+    index = complete(folder)
+    settings = Settings.model_validate(folder.manifest.settings)
+    facts = Facts.model_validate(folder.manifest.facts)
+    known = _untrained(folder, index.counts()) if settings.null == "all" else None
+    total = InspectTotal(settings.layers, settings.terms, settings.per_prompt)
+    error = plain_error = 0.0
+    for done, line in enumerate(folder.lines(index), 1):
+        record = InspectRecord.model_validate_json(line.record)
+        sweep = record.sweep()
+        error, plain_error = max(error, record.error), max(plain_error, record.plain_error)
+        if known is not None:
+            sweep = with_untrained(sweep, line.tokens, known)
+        total.add(PromptFacts(sha256=line.sha256, tokens=line.tokens), sweep)
+        progress(done, index.found, "adding up the prompts")
+    exact = max(error, plain_error) <= facts.certificate.tolerance
+    seen = {"relative_error": error, "plain_error": plain_error, "exact": exact}
+    return total.report(facts.head, facts.certificate.model_copy(update=seen), run())
+
+
+# -- nulls ---------------------------------------------------------------------------------------------------
+
+
+def null_of(folder: Folder, tokens: int) -> NullRecord | None:
+    """None where there is none yet."""
+    return folder.aside(f"null-{tokens}.json", NullRecord)
+
+
+def put_null(folder: Folder, tokens: int, blocks: list[BlockNull], reason: str = "") -> None:
+    """Whole or not at all."""
+    folder.put_aside(f"null-{tokens}.json", NullRecord(seal=folder.seal.hex(), blocks=blocks, reason=reason))
+
+
+def _untrained(folder: Folder, counts: set[int]) -> Untrained:
+    """As in a report of one process: where one count has failed, none has a null."""
+    reason = next((null.reason for tokens in sorted(counts) if (null := _known_null(folder, tokens)).reason), None)
+    if reason is not None:
+        return Untrained(lambda tokens: None, reason)
+    return Untrained(functools.lru_cache(maxsize=32)(lambda tokens: _known_null(folder, tokens).blocks), "")
+
+
+def _known_null(folder: Folder, tokens: int) -> NullRecord:
+    found = null_of(folder, tokens)
+    if found is None:
+        raise InputError(f"{folder.path}: the null of {tokens} tokens is missing: run the same command again")
+    return found
+
+
+def _fill_nulls(
+    folder: Folder, session: Session, options: InspectOptions, counts: set[int], ranks: Ranks, progress: Progress
+) -> None:
+    """Those that are not there. Every rank has another order, so that they seldom compute the same one."""
+    loaded = session.loaded
+    source = NullSource(
+        loaded.model,
+        len(session.structure.calls),
+        options.threshold,
+        cache=options.cache,
+        memory=loaded.memory,
+        in_parts=None if loaded.paged is None else loaded,
+        expected=[tokens for tokens in counts if null_of(folder, tokens) is None] if ranks.world == 1 else (),
+    )
+    for done, tokens in enumerate(random.Random(ranks.rank).sample(sorted(counts), len(counts))):
+        if null_of(folder, tokens) is not None:
+            continue
+        progress(done, len(counts), f"null: the re-initialised architecture on {tokens} tokens")
+        try:
+            put_null(folder, tokens, source.numbers(tokens))
+        except DuatError as fault:
+            put_null(folder, tokens, [], not_run(fault))
+            return

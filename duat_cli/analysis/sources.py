@@ -1,0 +1,49 @@
+"""The tokens of x_0 through the frozen blocks one by one, under the captured attention weights and uniform ones."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from duat_cli.models.instrument.attention import AttentionCall, StoredRows
+from duat_cli.models.instrument.held import attending
+from duat_cli.models.instrument.rig import BlockRun, zero_given
+
+ELEMENTS = 1 << 22  # of the source tokens' pieces that are replayed at once
+
+
+def advance_sources(
+    run: BlockRun, linear: Tensor, sources: Tensor | None, uniform: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Both through this block, item j is what token j of x_0 has become: (N, N, M). linear: x_0, where none is yet.
+
+    uniform: as `sources`, but that every H of every block is uniform over the tokens that its rows may see. Weights and
+    scales of norms are the same.
+    """
+    if sources is None or uniform is None:
+        tokens = len(linear)
+        sources = uniform = torch.eye(tokens, dtype=linear.dtype, device=linear.device)[..., None] * linear
+    own = _through(run, sources)
+    with attending(run, [_uniform(call) for call in run.attention]):
+        return own, _through(run, uniform)
+
+
+def _through(run: BlockRun, items: Tensor) -> Tensor:
+    """T z of every item, some at once: the constants of the block are left out."""
+    base = run.replay(torch.zeros_like(run.input), zero_given(run, 1)).output
+    assert base is not None
+    images = []
+    for some in items.split(max(1, ELEMENTS // items[0].numel())):
+        output = run.replay(some, zero_given(run, len(some))).output
+        assert output is not None
+        images.append(output - base)
+    return torch.cat(images)
+
+
+def _uniform(call: AttentionCall) -> StoredRows:
+    """Every row 1 / n over the n tokens that the mask leaves it; without a mask, those that some head reaches."""
+    seen = call.allowed
+    if seen is None or call.rows.tokens != seen.shape[-1]:
+        seen = torch.cat([weights.abs().amax(dim=0) > 0 for _, weights in call.rows.chunks()])
+    rows = seen.to(call.value.dtype) / seen.sum(dim=-1, keepdim=True).clamp_min(1)
+    return StoredRows(rows.expand(call.rows.heads, -1, -1))

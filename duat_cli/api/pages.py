@@ -1,0 +1,23 @@
+"""The HTML page of reports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from duat_cli.results.base import Result
+
+
+def page_of(reports: Sequence[tuple[str | None, Result]]) -> str:
+    """The HTML of some reports, each with the name of the file that it comes from, if it does."""
+    from duat_cli.explain.find import everything
+    from duat_cli.report.html.document import Given, document
+
+    known = {}
+    for entry in everything():
+        if entry.kind == "field":
+            for place in entry.where:
+                command, _, path = place.partition(": ")
+                known[command, path] = entry
+    return document([Given(report, source) for source, report in reports], known)

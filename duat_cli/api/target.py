@@ -1,0 +1,120 @@
+"""A file that a result goes to: whole or untouched."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from duat_cli.errors import InputError
+from duat_cli.loading.checkpoint.files import plain_mode
+
+STANDARD_OUTPUT = "-"
+_NO_TEXT = frozenset({
+    ".safetensors", ".npz", ".npy", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".hdf5", ".pkl", ".pickle", ".onnx", ".gguf",
+    ".parquet", ".arrow", ".msgpack", ".zip", ".gz", ".tar", ".png", ".jpg", ".pdf",
+})  # fmt: skip
+
+
+def path_of(name: str | os.PathLike[str] | None) -> str | None:
+    """A path as text."""
+    return None if name is None else os.fspath(name)
+
+
+@dataclass(frozen=True)
+class FileTarget:
+    """The place named by an option, or an argument, that takes a file to write."""
+
+    option: str
+    path: Path | None  # None: standard output, of the command line alone
+
+    @classmethod
+    def of(cls, option: str, name: str | None) -> Self:
+        """The target of an option's value, checked now, not after minutes of computing."""
+        if name is None or name == STANDARD_OUTPUT:
+            return cls(option, None)
+        target = cls(option, Path(name))
+        target._check()
+        return target
+
+    @classmethod
+    def of_text(cls, option: str, name: str | None) -> Self:
+        """The target of a report; refuses a name by which others would take it for something else than text."""
+        suffix = Path(name).suffix.lower() if name else ""
+        if suffix in _NO_TEXT:
+            raise InputError(
+                f"{option} '{name}': a report is text, {suffix} is no text file's name; tensors are written by "
+                "'duat inspect --matrices FILE' and 'duat matrix -o FILE', to .safetensors"
+            )
+        return cls.of(option, name)
+
+    def write(self, text: str) -> None:
+        """Write a whole text."""
+        with self.replacing() as part:
+            part.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
+
+    @contextlib.contextmanager
+    def replacing(self) -> Iterator[Path]:
+        """A path to write; on success it takes the target's place at once, on any failure it goes away.
+
+        The part file lies in the target's own folder, because a rename is atomic only within a file system.
+        A device or a pipe cannot be replaced and is written directly.
+        """
+        assert self.path is not None, "standard output is no file"
+        try:
+            final = self.path.resolve()  # through a symbolic link, so that the link stays
+            if _is_special(final):
+                yield final
+                return
+            part = _part_file(final)
+            try:
+                yield part
+                _settle(part, final)
+            finally:
+                part.unlink(missing_ok=True)
+        except OSError as error:
+            raise self._error(f"cannot write: {error.strerror or error}") from error
+
+    def _check(self) -> None:
+        assert self.path is not None
+        try:
+            self._check_place(self.path.resolve())
+        except (OSError, RuntimeError, ValueError) as error:
+            raise self._error(f"cannot write: {getattr(error, 'strerror', None) or error}") from error
+
+    def _check_place(self, final: Path) -> None:
+        if final.is_dir():
+            raise self._error("is a folder, expected a file name")
+        if not final.parent.is_dir():
+            raise self._error(f"there is no folder '{final.parent}'; create it first")
+        if _is_special(final):
+            if not os.access(final, os.W_OK):  # opening a pipe to see would end its reader's input
+                raise self._error("no permission to write")
+            return
+        _part_file(final).unlink()
+
+    def _error(self, text: str) -> InputError:
+        return InputError(f"{self.option} '{self.path}': {text}")
+
+
+def _is_special(path: Path) -> bool:
+    return path.exists() and not path.is_file()
+
+
+def _part_file(final: Path) -> Path:
+    descriptor, name = tempfile.mkstemp(dir=final.parent, prefix=".duat-", suffix=".part")
+    os.close(descriptor)
+    return Path(name)
+
+
+def _settle(part: Path, final: Path) -> None:
+    """Bytes to the disk first, then the name to the bytes; permissions as a plain write gives them."""
+    part.chmod(stat.S_IMODE(final.stat().st_mode) if final.exists() else plain_mode())
+    with open(part, "rb+") as file:
+        os.fsync(file.fileno())
+    os.replace(part, final)

@@ -1,0 +1,44 @@
+"""What needs no model: explanations, schemas, and reports from a folder of results."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from duat_cli.api.asking import File
+from duat_cli.api.ground import heard, load_libraries, undisturbed
+from duat_cli.api.results import ExplainResult, InspectResult
+from duat_cli.api.settings import one_of
+
+if TYPE_CHECKING:
+    from duat_cli.analysis.progress import Progress
+
+
+def explanation(name: str | None = None) -> ExplainResult:
+    """`duat explain`: what a name in duat's output means, or all of them. InputError names the nearest known one."""
+    from duat_cli.explain.find import explain as look_up
+
+    return ExplainResult.of(look_up(name))
+
+
+def schema(report: str = "inspect") -> dict[str, Any]:
+    """`duat schema`: the JSON Schema of a command's report, such as 'lora-diff'."""
+    from duat_cli.report.schema import REPORTS, schema_of
+
+    one_of("report", report, sorted(REPORTS))
+    return schema_of(report)
+
+
+def merge(folder: File, *, progress: Progress | None = None) -> InspectResult:
+    """`duat merge`: the report of all prompts whose results `duat inspect --out` kept in a folder.
+
+    InputError says what is missing there. Its operators cannot be asked for: no model is at hand.
+    """
+    load_libraries()
+    with undisturbed():
+        from pathlib import Path
+
+        from duat_cli.analysis.clock import Clock
+        from duat_cli.analysis.shards.folder import Folder
+        from duat_cli.analysis.shards.merge import merge as compute
+
+        return InspectResult.of(compute(Folder.read(Path(folder)), Clock().run, heard(progress)))

@@ -1,0 +1,223 @@
+"""Numbers of `inspect` and `check` while a model is trained, for `transformers.Trainer`.
+
+trainer = Trainer(model, arguments, train_dataset=data, processing_class=tokenizer)
+trainer.add_callback(DuatCallback(trainer, every=500, stop=True))
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from accelerate.utils import broadcast_object_list
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from duat_cli.analysis.check.given import check_given
+from duat_cli.analysis.clock import Clock
+from duat_cli.analysis.plan.task import Task
+from duat_cli.api.asking import Asked, File, Texts
+from duat_cli.api.ground import heard, undisturbed
+from duat_cli.api.settings import at_least
+from duat_cli.checks.nearest import suggestion
+from duat_cli.checks.paths import asks_for, flatten, is_known, known_paths, matches
+from duat_cli.checks.policy import read_policy
+from duat_cli.checks.settings import settings_of
+from duat_cli.checks.verdict.conclude import plan
+from duat_cli.errors import DuatError, InputError
+from duat_cli.loading.wording import counted
+from duat_cli.results.behaviour import Behaviour
+from duat_cli.text import one_line
+
+if TYPE_CHECKING:
+    from duat_cli.loading.texts import PromptText
+    from duat_cli.results.check import CheckReport
+
+METRICS = ("certificate.relative_error", "behaviour.loss_per_token", "summary.*")
+PREFIX = "duat/"
+_BEHAVIOUR = "behaviour."
+
+_log = logging.getLogger(__name__)
+
+
+class DuatCallback(TrainerCallback):
+    """Puts chosen numbers of `duat inspect` and `duat check` into the Trainer's log, and can stop a training run.
+
+    What runs is a copy of the model's modules over the same weights, on the first process alone, in the dtype of the
+    weights. The model, its gradients, hooks, modes and the random states stay as they are: the run's weights are those
+    that it has without the callback. A PEFT model is its base with the active adapters merged. A model that duat cannot
+    run, such as one whose weights are spread over devices, is a warning a look ('duat/undecided' in the log), and
+    training goes on. With `stop` the other processes wait for the first one's verdict, else they go on.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        *,
+        every: int | None = None,
+        at_save: bool = True,
+        prompts: Texts | None = None,
+        prompts_file: File | None = None,
+        max_tokens: int | None = None,
+        metrics: Sequence[str] = METRICS,
+        policy: File | None = None,
+        select: Sequence[str] = (),
+        stop: bool = False,
+        share: float = 0.05,
+        tokenizer: Any = None,
+    ) -> None:
+        """InputError says which argument is wrong.
+
+        trainer: whose log the numbers go to, and which the callback is added to (`trainer.add_callback`).
+        every: look every so many optimizer steps; at_save: look wherever the Trainer saves.
+        prompts, prompts_file, max_tokens: as of `duat_cli.inspect`; read once.
+        metrics: paths of numbers of the inspect report, and `behaviour.` with a field of `duat check`'s, with
+        wildcards as in a policy's [bounds]. They are logged as 'duat/' + path, beside 'duat/failed' and 'duat/warned',
+        the counts of findings, and 'duat/seconds'. An undefined number is left out.
+        policy, select: as of `duat check`; stop: a check that fails ends the training after this step.
+        share: at most this share of the time since training began is spent: a look that would take more, by what the
+        last one took, is left out and 'duat/skipped' counts it. The first look shows what one takes.
+        tokenizer: default is the trainer's processing_class.
+        """
+        if every is not None:
+            at_least("every", every, 1)
+        if every is None and not at_save:
+            raise InputError("every missing: without at_save there is no step to look at")
+        at_least("share", share, 0)
+        if isinstance(metrics, str) or isinstance(select, str):
+            raise InputError("metrics and select: expected a list, such as ['summary.*']")
+        for pattern in metrics:
+            _refuse_unknown(pattern)
+        found = read_policy(None if policy is None else str(policy))
+        self._plan = plan(found, settings_of(found, list(select)), None, False, False, "float32")
+        self._trainer, self._every, self._at_save = trainer, every, at_save
+        self._tokenizer = tokenizer if tokenizer is not None else trainer.processing_class
+        if self._tokenizer is None:
+            raise InputError("tokenizer missing: the trainer has no processing_class; give one")
+        self._asked = Asked(trainer.model, self._tokenizer, prompts, prompts_file, max_tokens)
+        self._texts: list[PromptText] = self._asked.texts.read(heard(None))
+        self._metrics, self._stop, self._share = tuple(metrics), stop, share
+        self._began: float | None = None
+        self._last: int | None = None
+        self.spent = 0.0
+        """Seconds that all looks took so far."""
+        self.cost: float | None = None
+        """Seconds that the last one took; None before the first."""
+        self.skipped = 0
+        """Looks that were left out because of `share`."""
+        self.report: CheckReport | None = None
+        """Of the last look; of the first process alone."""
+
+    # -- the Trainer's events ------------------------------------------------------------------------------------
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        self._began, self._last, self.spent = time.monotonic(), None, 0.0
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
+        if self._every is not None and state.global_step % self._every == 0:
+            self._look(state, control)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
+        if self._at_save:
+            self._look(state, control)
+
+    # -- a look ----------------------------------------------------------------------------------------------------
+
+    def _look(self, state: TrainerState, control: TrainerControl) -> None:
+        """Once a step, whatever asks for it; every process comes here at the same steps."""
+        if self._last == state.global_step:
+            return
+        self._last = state.global_step
+        failed = False
+        if state.is_world_process_zero:
+            wanted = control.should_log, control.should_evaluate, control.should_save
+            failed = self._within_budget(state.global_step)
+            # logging takes back that the Trainer was about to log
+            control.should_log, control.should_evaluate, control.should_save = wanted
+        if self._stop:
+            [failed] = broadcast_object_list([failed])  # a process that went on alone would wait for ever
+            if failed:
+                control.should_training_stop = True
+
+    def _within_budget(self, step: int) -> bool:
+        """Whether a check failed; False where it is not known."""
+        now = time.monotonic()
+        if self._began is None:
+            self._began = now
+        if self.cost is not None and self.spent + self.cost > self._share * (now - self._began):
+            self.skipped += 1
+            _log.info(
+                "duat: step %d: no look: %.1f s are spent and one takes %.1f s, more than share=%g of %.1f s",
+                step, self.spent, self.cost, self._share, now - self._began,
+            )  # fmt: skip
+            self._tell({"skipped": float(self.skipped)})
+            return False
+        try:
+            with _random_states():
+                numbers, failed = self._numbers(step)
+        except Exception as fault:  # days of training do not end because a number cannot be had
+            reason = str(fault) if isinstance(fault, DuatError) else f"{type(fault).__name__}: {fault}"
+            _log.warning("duat: step %d: could not tell: %s", step, one_line(reason))
+            numbers, failed = {"undecided": 1.0}, False
+        self.cost = time.monotonic() - now
+        self.spent += self.cost
+        self._tell({**numbers, "seconds": round(self.cost, 3)})
+        return failed
+
+    def _numbers(self, step: int) -> tuple[dict[str, float], bool]:
+        """What is logged, and whether a check failed."""
+        clock = Clock()
+        also = {option for pattern in self._metrics for option in asks_for(pattern)}
+        with undisturbed():
+            asked = replace(self._asked, model=self._trainer.model)  # which a Trainer may make anew
+            opened = asked.open(Task("check"), heard(None), self._texts)
+            found, report = check_given(
+                self._plan, opened.loaded, opened.prompts, opened.tokenizer, heard(None), clock.run, also
+            )
+        self.report = found
+        values = dict(flatten(report)[0]) if report is not None else {}
+        if found.behaviour is not None:
+            values |= {f"{_BEHAVIOUR}{name}": value for name, value in flatten(found.behaviour)[0].items()}
+        numbers = {path: value for path, value in values.items() if any(matches(p, path) for p in self._metrics)}
+        failed = found.verdict == "failed"
+        if failed:
+            first = next(cause for cause in found.causes if cause.status == "failed")
+            more = "; training stops" if self._stop else ""
+            _log.warning(
+                "duat: step %d: %s failed, first %s: %s%s",
+                step, counted(found.counts.failed, "check"), first.rules[0], one_line(first.message), more,
+            )  # fmt: skip
+        return {**numbers, "failed": float(found.counts.failed), "warned": float(found.counts.warned)}, failed
+
+    def _tell(self, numbers: Mapping[str, float]) -> None:
+        """To the Trainer's log, from where TensorBoard and others have it."""
+        self._trainer.log({f"{PREFIX}{name}": value for name, value in numbers.items() if math.isfinite(value)})
+
+
+def _refuse_unknown(pattern: str) -> None:
+    fields = [f"{_BEHAVIOUR}{name}" for name in Behaviour.model_fields]
+    if not is_known(pattern) and not any(matches(pattern, field) for field in fields):
+        known = [path.replace("#", "*") for path in known_paths()]
+        raise InputError(f"metrics '{pattern}': no report has such a number{suggestion(pattern, [*known, *fields])}")
+
+
+@contextlib.contextmanager
+def _random_states() -> Iterator[None]:
+    """Afterwards those of Python, numpy and torch are as before, whatever the model's own code draws."""
+    python, own = random.getstate(), np.random.get_state()
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(own)

@@ -1,0 +1,46 @@
+"""Commands with `--out`: one process of several, which share the prompts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from duat_cli.errors import DuatError, InputError
+
+if TYPE_CHECKING:
+    from duat_cli.analysis.opening import ModelRequest, PromptRequest
+    from duat_cli.analysis.progress import Progress
+    from duat_cli.analysis.shards.ranks import Ranks
+    from duat_cli.cli.terminal.talk import Talk
+    from duat_cli.loading.model.load import LoadedModel
+    from duat_cli.loading.prompt_set import PromptSet
+
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Into(Protocol[R_co]):
+    """A command's results into its folder."""
+
+    def __call__(self, loaded: LoadedModel, prompts: PromptSet, ranks: Ranks, progress: Progress, /) -> R_co | None: ...
+
+
+def into_folder(wanted: ModelRequest, texts: PromptRequest, compute: Into[R_co], talk: Talk) -> R_co | None:
+    """The report, in the first of all processes; None in the others. Errors of those name their rank."""
+    from duat_cli.analysis.opening import open_set
+    from duat_cli.analysis.shards.ranks import Ranks
+    from duat_cli.cli.shared.announce import announce
+    from duat_cli.cli.terminal.progress import Progress
+
+    ranks = Ranks.of()
+    if ranks.world > 1 and "-" in (texts.file, *(texts.prompts or ())):
+        raise InputError("standard input is read by one process; give --prompts a file that all can read")
+    talk = talk if ranks.first else replace(talk, quiet=True, verbose=False)
+    announce(wanted.model, talk)
+    try:
+        with Progress(talk) as progress:
+            loaded, inputs = open_set(wanted, texts, progress, gpu=ranks.local)
+            return compute(loaded, inputs, ranks, progress)
+    except DuatError as error:
+        if ranks.first:
+            raise
+        raise type(error)(f"{ranks}: {error}") from error

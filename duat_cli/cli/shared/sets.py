@@ -1,0 +1,69 @@
+"""Options of `duat prune-bound` that say which sets are wanted."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+import typer
+
+from duat_cli.cli.shared import options
+from duat_cli.errors import InputError
+
+Uniform = Annotated[
+    bool,
+    typer.Option(
+        "--uniform",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Sets take as many neurons of every FFN, and as many key and value heads, with the heads that use them, "
+        "of every attention: then all of them can leave the file.",
+    ),
+]
+Remove = Annotated[
+    str | None,
+    typer.Option(
+        "--remove",
+        metavar="SHARE",
+        show_default=False,
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="The set that holds this share of the blocks' parameters, such as 20%, or of all of the model's: 20%/all. "
+        "In place of the largest within the budget.",
+    ),
+]
+Rounds = Annotated[
+    int,
+    typer.Option(
+        "--rounds",
+        metavar="K",
+        min=1,
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="Sketch the model again after each of K parts of the set is gone, and show what that brings over one.",
+    ),
+]
+
+EffortOption = Annotated[
+    Literal["quick", "default", "thorough"],
+    typer.Option(
+        "--effort",
+        metavar="HOW",
+        rich_help_panel=options.PANEL_COMPUTE,
+        help="quick: fewer probes, ablations and tested sets, prompts cut to 64 tokens where sets are chosen, no "
+        "certified bounds. thorough: more of each. --probes and --measure go before it.",
+    ),
+]
+
+
+def parse_remove(text: str | None) -> tuple[float | None, bool]:
+    """A share, and whether it is of all parameters."""
+    if text is None:
+        return None, False
+    share, _, whole = text.strip().partition("/")
+    try:
+        value = float(share.removesuffix("%")) / (100 if share.endswith("%") else 1)
+    except ValueError:
+        value = math.nan
+    if whole not in ("", "all") or text.strip().endswith("/") or not 0 < value < 1:
+        raise InputError(
+            f"--remove '{text}': expected a share of the blocks' parameters such as 20%, or of all: 20%/all"
+        )
+    return value, whole == "all"

@@ -1,0 +1,56 @@
+"""What `duat prune-bound` says of a set that it wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from duat_cli.loading.wording import counted
+
+if TYPE_CHECKING:
+    from duat_cli.results.prune.sets import Plan
+    from duat_cli.results.prune.written import Written
+
+
+def set_line(plan: Plan, removed: int) -> str:
+    """Which set is written, and what is known of it."""
+    kinds = plan.granularity.split(",")
+    what = f"{removed} of {counted(plan.of, kinds[0]) if len(kinds) == 1 else f'{plan.of} {_plural(kinds)}'}"
+    guaranteed = 0 if plan.guarantee is None else plan.guarantee.removed
+    if removed == guaranteed:
+        beside = "" if guaranteed == plan.removed else f" (the largest within the budget has {plan.removed})"
+        return f"the guaranteed set of {what}{beside}"
+    if removed == plan.removed and plan.remove is not None:
+        share = f"{100 * plan.parameters_share:.3g} % of the parameters of {_whose(plan)}"
+        return f"{what}, which hold {share}" + ("; it is not guaranteed" if plan.guarantee else "")
+    if removed == plan.removed:
+        return f"{what}, the largest set within the budget" + ("; it is not guaranteed" if plan.guarantee else "")
+    beyond = f"; the guaranteed set has {guaranteed}" if plan.guarantee and removed > guaranteed else ""
+    return f"{what}, as --set says{beyond}"
+
+
+def _plural(kinds: Sequence[str]) -> str:
+    return " and ".join("FFNs" if kind == "ffn" else f"{kind}s" for kind in kinds)
+
+
+def _whose(plan: Plan) -> str:
+    return "the model" if plan.parameters_of == "all" else "the blocks"
+
+
+def written_line(written: Written) -> str:
+    """What became of the set, of the size of the weights, and of the output."""
+    parts = [f"{counted(len(written.removed_blocks), 'block')} removed"] if written.removed_blocks else []
+    parts += [f"{counted(written.removed_neurons, 'neuron')} a block removed"] if written.removed_neurons else []
+    if written.removed_groups:
+        groups = counted(written.removed_groups, "key and value head")
+        whose = "it" if written.removed_groups == 1 else "them"
+        parts.append(f"{groups} a block removed with the heads that use {whose}")
+    parts += [f"{counted(written.zeroed, 'term')} zeroed (still stored: no byte saved)"] if written.zeroed else []
+    return (
+        f"{', '.join(parts)}; weights {_size(written.bytes_before)} -> {_size(written.bytes_after)} in "
+        f"{written.dtype}; read back: relative distance of its output from the ablated model's {written.error:.1e}"
+    )
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} KB"

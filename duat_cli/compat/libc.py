@@ -1,0 +1,28 @@
+"""The C library's allocator: known to work with glibc 2.36; elsewhere nothing is changed."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # of malloc.h
+LARGEST = 256 << 20
+"""Bytes of a block that is still kept: probes of a prompt's logits and gradients of many probes are smaller."""
+ENOUGH = 512 << 20
+"""Bytes of free memory at the heap's end that are not given back."""
+AHEAD = 128 << 20
+"""Bytes that the heap grows by at a time, and keeps where it gives back."""
+
+
+def keep_freed_memory() -> bool:
+    """Have freed memory kept by the process and used again; whether the C library does so.
+
+    glibc returns blocks above a threshold to the system as they are freed, and the next one of that size is handed out
+    page by page, each zeroed by the system. Where the same sizes come and go for every prompt and every ablation that
+    takes a third of the time of `prune-bound`.
+    """
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        wanted = {_M_MMAP_THRESHOLD: LARGEST, _M_TRIM_THRESHOLD: ENOUGH, _M_TOP_PAD: AHEAD}
+        return sum(mallopt(name, value) for name, value in wanted.items()) == len(wanted)
+    return False

@@ -1,0 +1,75 @@
+"""Where an adapter or a tuned checkpoint is: a local folder, the bundled adapter, or a hub id.
+
+A hub id may name its branch, tag or commit behind an @, as in org/name@v2: --revision is the base's.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from duat_cli.errors import CheckpointError, InputError
+from duat_cli.loading.adapter.folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, is_adapter
+from duat_cli.loading.checkpoint.source import Source, checkpoint, demo_adapter_path, is_local, snapshot
+from duat_cli.loading.wording import shown
+from duat_cli.text import clean
+
+
+def find_adapter(name: str, *, token: str | None = None, cache_dir: str | None = None) -> Source:
+    """The folder of an adapter. Of the hub only its config and its safetensors are fetched, never pickle.
+
+    A local folder is not looked into. CheckpointError, one line, says why it cannot be had.
+    """
+    local = _local(name)
+    if local is not None:
+        return local
+    repo, commit, path = _first_look(name, token, cache_dir)
+    if not is_adapter(path):
+        raise CheckpointError(
+            f"{shown(name)}: neither the hub nor the cache has its {ADAPTER_CONFIG}; expected an adapter as PEFT "
+            "pushes it"
+        )
+    return _whole(name, repo, commit, token, cache_dir)
+
+
+def find_tuned(name: str | None, *, token: str | None = None, cache_dir: str | None = None) -> Source:
+    """The folder of an adapter, or of a checkpoint where the hub's repository is no adapter; None: the bundled one."""
+    if name is None:
+        return Source(demo_adapter_path(), "demo adapter", None)
+    local = _local(name)
+    if local is not None:
+        return local
+    repo, commit, path = _first_look(name, token, cache_dir)
+    if is_adapter(path):
+        return _whole(name, repo, commit, token, cache_dir)
+    found = checkpoint(repo, commit, token, cache_dir)
+    return Source(found.path, name, found.revision)
+
+
+def _local(name: str) -> Source | None:
+    """What can only be a path; a revision behind the @ may have slashes."""
+    if not name.strip() or "\0" in name:
+        raise InputError(f"{shown(name)}: expected an adapter or a tuned checkpoint, a folder or a hub id")
+    path = Path(name).expanduser()
+    if os.path.lexists(path):
+        return Source(path, name, None)
+    if is_local(name.partition("@")[0]):
+        raise CheckpointError(f"{clean(name)}: no such folder")
+    return None
+
+
+def _first_look(name: str, token: str | None, cache_dir: str | None) -> tuple[str, str, Path]:
+    """(id, commit, folder) with the adapter's config, if there is one: what else to fetch depends on that."""
+    repo, _, revision = name.partition("@")
+    path = snapshot(repo, revision or None, token, cache_dir, [ADAPTER_CONFIG])
+    return repo, path.name, path
+
+
+def _whole(name: str, repo: str, commit: str, token: str | None, cache_dir: str | None) -> Source:
+    path = snapshot(repo, commit, token, cache_dir, [ADAPTER_CONFIG, ADAPTER_WEIGHTS])
+    if not (path / ADAPTER_WEIGHTS).exists():
+        raise CheckpointError(
+            f"{shown(name)}: neither the hub nor the cache has its {ADAPTER_WEIGHTS}; pickle is never read: "
+            "save the adapter as safetensors, or name a revision that holds it, as in org/name@main"
+        )
+    return Source(path, name, commit)

@@ -1,0 +1,42 @@
+"""What config.json declares of single layers: `per_layer_config` (transformers from 5.14 on)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from duat_cli.loading.checkpoint.dtypes import text_config
+
+PER_LAYER = "per_layer_config"
+SKIP = "skip"
+
+
+@dataclass(frozen=True)
+class Override:
+    """One field of one layer that is declared to differ from the config's own."""
+
+    layer: int
+    field: str
+    """`skip` names parts of the layer that are not to run."""
+    value: Any
+    ignored: bool | None = None
+    """Whether the model is the same without it; None where that could not be tried, `why` says so."""
+    why: str = ""
+
+
+def overrides(config: dict[str, Any]) -> list[Override]:
+    """What the config declares, without what repeats the config's own value and skips of nothing."""
+    text = text_config(config)
+    declared = text.get(PER_LAYER)
+    if not isinstance(declared, Mapping):
+        return []
+    found = []
+    for layer, fields in declared.items():
+        if not str(layer).isdecimal() or not isinstance(fields, Mapping):
+            continue
+        for name, value in fields.items():
+            if value == text.get(name) or (name == SKIP and not value):
+                continue
+            found.append(Override(int(layer), str(name), value))
+    return found

@@ -1,0 +1,57 @@
+"""A picture that is drawn and a tone that is computed: what models of images and sound read where nothing is given."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from duat_cli.errors import InputError
+from duat_cli.loading.inputs.files import PROCESSORS, sound_of
+
+RATE = 16_000  # samples a second, which speech models read
+TONES = (220.0, 330.0, 495.0)  # Hz, one after the other
+SECONDS = 1.5
+SIDE = 224  # pixels, where the config does not say
+
+
+def drawn_picture(config: Any) -> Tensor:
+    """A disc, a square and stripes on a gradient, (1, channels, height, width); channels have mean 0 and spread 1."""
+    side = getattr(config, "image_size", None) or SIDE
+    height, width = (side, side) if isinstance(side, int) else tuple(side)[:2]
+    channels = getattr(config, "num_channels", None) or 3
+    y, x = torch.meshgrid(torch.linspace(-1, 1, height), torch.linspace(-1, 1, width), indexing="ij")
+    disc = ((x + 0.3) ** 2 + (y + 0.2) ** 2 < 0.2).float()
+    square = ((x - 0.4).abs().maximum((y - 0.4).abs()) < 0.3).float()
+    stripes = torch.sin(9 * math.pi * (x + y)) * (y < -0.5)
+    weights = torch.linspace(0.2, 1.0, channels)[:, None, None]
+    picture = weights * x + (1 - weights) * y + (1.2 - weights) * disc - weights * square + 0.5 * stripes
+    flat = picture.flatten(1)
+    spread = flat.std(dim=1).clamp_min(1e-6)[:, None, None]
+    return ((picture - flat.mean(dim=1)[:, None, None]) / spread)[None]
+
+
+def tone(rate: int = RATE) -> Any:
+    """Three tones one after the other with soft edges, float32 (time,), between -1 and 1."""
+    count = int(rate * SECONDS / len(TONES))
+    time = np.arange(count) / rate
+    edge = np.minimum(1.0, np.minimum(time, time[::-1]) * 50)
+    return np.concatenate([0.5 * edge * np.sin(2 * np.pi * hertz * time) for hertz in TONES]).astype(np.float32)
+
+
+def default_inputs(name: str, config: Any, folder: Path, trust_remote_code: bool) -> dict[str, Tensor]:
+    """By what the forward pass calls what it reads; InputError where that cannot be made up."""
+    if name == "pixel_values":
+        return {name: drawn_picture(config)}
+    if any((folder / file).is_file() for file in PROCESSORS):
+        return sound_of(tone(), RATE, folder, trust_remote_code)
+    if name == "input_values" and getattr(config, "conv_stride", None) is not None:  # it reads samples
+        samples = torch.from_numpy(tone())
+        return {name: ((samples - samples.mean()) / samples.std())[None]}
+    raise InputError(
+        f"{folder}: it reads `{name}`, and has no {PROCESSORS[0]} that says how to make it; give --inputs FILE"
+    )

@@ -1,0 +1,120 @@
+"""Pictures, sounds and prepared tensors as what a forward pass takes. Errors are one line and name the file."""
+
+from __future__ import annotations
+
+import wave
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+from transformers import AutoFeatureExtractor, AutoImageProcessor
+
+from duat_cli.errors import InputError
+from duat_cli.loading.quiet import foreign_errors, hushed
+from duat_cli.text import clean
+
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+MAX_BYTES = 1 << 30  # of one file
+
+
+def read_image(name: str, folder: Path, trust_remote_code: bool) -> dict[str, Tensor]:
+    """A picture through the checkpoint's image processor."""
+    path = _regular("--image", name)
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as error:
+        raise InputError(
+            "--image needs Pillow: pip install 'duat-cli[vision]', or give prepared tensors with --inputs"
+        ) from error
+    try:
+        with Image.open(path) as picture:
+            pixels = picture.convert("RGB")
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise InputError(f"--image {clean(name)}: no picture that Pillow can read ({clean(str(error))})") from error
+    processor = _processor(AutoImageProcessor, "--image", folder, trust_remote_code)
+    return _processed("--image", name, lambda: processor(images=pixels, return_tensors="pt"))
+
+
+def read_sound(name: str, folder: Path, trust_remote_code: bool) -> dict[str, Tensor]:
+    """A .wav file through the checkpoint's feature extractor, which fixes the sampling rate."""
+    wanted, extractor = _extractor(folder, trust_remote_code, "--audio")
+    rate, samples = read_wav(name)
+    if rate != wanted:
+        raise InputError(
+            f"--audio {clean(name)}: sampled at {rate} Hz, the model reads {wanted} Hz; resample it first, as with "
+            f"ffmpeg -i IN -ar {wanted} OUT.wav"
+        )
+    return _processed("--audio", name, lambda: extractor(samples, sampling_rate=rate, return_tensors="pt"))
+
+
+def sound_of(samples: Any, rate: int, folder: Path, trust_remote_code: bool) -> dict[str, Tensor]:
+    """Samples (time,) through the checkpoint's feature extractor."""
+    wanted, extractor = _extractor(folder, trust_remote_code, "the tone")
+    return _processed("the tone", f"{rate} Hz", lambda: extractor(samples, sampling_rate=wanted, return_tensors="pt"))
+
+
+def read_wav(name: str) -> tuple[int, Any]:
+    """Samples a second, and the samples of a PCM .wav file between -1 and 1, float32 (time,); channels are averaged."""
+    path = _regular("--audio", name)
+    try:
+        with wave.open(str(path), "rb") as file:
+            rate, channels, width = file.getframerate(), file.getnchannels(), file.getsampwidth()
+            raw = file.readframes(file.getnframes())
+    except (wave.Error, EOFError, OSError, RuntimeError) as error:
+        raise InputError(f"--audio {clean(name)}: no PCM .wav file ({clean(str(error) or 'it ends early')})") from error
+    kinds: dict[int, np.dtype[Any]] = {1: np.dtype("u1"), 2: np.dtype("<i2"), 4: np.dtype("<i4")}
+    if width not in kinds:
+        raise InputError(f"--audio {clean(name)}: {8 * width} bits a sample; expected 8, 16 or 32")
+    whole = len(raw) // (width * channels) * width * channels
+    values = np.frombuffer(raw[:whole], dtype=kinds[width]).astype(np.float32).reshape(-1, channels)
+    if not len(values):
+        raise InputError(f"--audio {clean(name)}: it holds no samples")
+    centred = values - 128 if width == 1 else values
+    return rate, (centred / float(1 << (8 * width - 1))).mean(axis=1)
+
+
+def read_tensors(name: str) -> dict[str, Tensor]:
+    """The tensors of a .safetensors file, by the names of the forward pass's arguments."""
+    path = _regular("--inputs", name)
+    try:
+        return safetensors.torch.load_file(path)
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        raise InputError(f"--inputs {clean(name)}: no .safetensors file ({clean(str(error))})") from error
+
+
+def _regular(option: str, name: str) -> Path:
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise InputError(f"{option} {clean(name)}: {'not a file' if path.exists() else 'no such file'}")
+    if path.stat().st_size > MAX_BYTES:
+        raise InputError(f"{option} {clean(name)}: {path.stat().st_size} bytes; expected at most {MAX_BYTES}")
+    return path
+
+
+def _processor(kind: Any, option: str, folder: Path, trust_remote_code: bool) -> Any:
+    if not any((folder / file).is_file() for file in PROCESSORS):
+        raise InputError(
+            f"{option}: {clean(str(folder))} has no {PROCESSORS[0]}, which says how its input is made; give prepared "
+            "tensors with --inputs"
+        )
+    with hushed(), foreign_errors(f"{clean(str(folder))}: its {PROCESSORS[0]} cannot be loaded", InputError):
+        return kind.from_pretrained(str(folder), local_files_only=True, trust_remote_code=trust_remote_code)
+
+
+def _extractor(folder: Path, trust_remote_code: bool, option: str) -> tuple[int, Any]:
+    extractor = _processor(AutoFeatureExtractor, option, folder, trust_remote_code)
+    rate = getattr(extractor, "sampling_rate", None)
+    if not isinstance(rate, int):
+        raise InputError(
+            f"{option}: {clean(str(folder))}: its {PROCESSORS[0]} names no sampling_rate, so it is no sound's"
+        )
+    return rate, extractor
+
+
+def _processed(option: str, name: str, process: Any) -> dict[str, Tensor]:
+    with hushed(), foreign_errors(f"{option} {clean(name)}: the checkpoint's processor fails", InputError):
+        return {key: value for key, value in process().items() if isinstance(value, torch.Tensor)}

@@ -1,0 +1,134 @@
+"""compressed-tensors: eight-bit numbers with their scales, or whole numbers of few bits packed in words of 32.
+
+Source: the library's `dequantize` and `unpack_from_int32`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from duat_cli.loading.quantised.formula import WHOLE, Formula, Tensor, UnfitError, misshapen, require
+from duat_cli.loading.quantised.found import Found, UnknownFormatError, leaf_of
+from duat_cli.loading.quantised.grouped import Packed
+from duat_cli.loading.quantised.numbers import words_of
+from duat_cli.loading.quantised.scaled import scaled
+from duat_cli.loading.wording import shown
+
+Read = Callable[[str], bytes]
+"""The bytes of a small tensor."""
+
+_PLAIN = ("naive-quantized", "int-quantized", "float-quantized")
+_PACKED = "pack-quantized"
+_VALUES = ("I8", "F8_E4M3", "F8_E5M2")
+# of activations and caches, which are not quantised here
+_BESIDE = frozenset({
+    "input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point",
+    "k_scale", "v_scale", "q_scale", "k_zero_point", "v_zero_point", "q_zero_point",
+})  # fmt: skip
+
+
+def compressed(config: Mapping[str, Any], tensors: Mapping[str, Tensor], read: Read) -> Found:
+    """The weights of a checkpoint of quant_method compressed-tensors."""
+    groups = [g for g in (config.get("config_groups") or {}).values() if isinstance(g, Mapping)]
+    formats = sorted({str(g.get("format") or config.get("format")) for g in groups} or {str(config.get("format"))})
+    unknown = [name for name in formats if name not in (*_PLAIN, _PACKED)]
+    sparse = config.get("sparsity_config")
+    if isinstance(sparse, Mapping) and sparse.get("format") not in (None, "dense"):
+        unknown.append(str(sparse["format"]))
+    if config.get("transform_config"):
+        unknown.append("transform_config")
+    if unknown:
+        raise UnknownFormatError(
+            f"format {shown(unknown[0])} of compressed-tensors; read are {', '.join((*_PLAIN, _PACKED))}"
+        )
+    schemes = [g["weights"] for g in groups if isinstance(g.get("weights"), Mapping)]
+    weights = dict(_weights(tensors, read, schemes))
+    kinds = sorted({_scheme(scheme) for scheme in schemes})
+    beside = {name for name in tensors if leaf_of(name) in _BESIDE}
+    shapes = {name for name in tensors if name.endswith(".weight_shape") and f"{name[:-6]}_packed" in tensors}
+    return Found(f"compressed-tensors {', '.join(formats)} ({'; '.join(kinds)})", weights, frozenset(beside | shapes))
+
+
+def _scheme(weights: Mapping[str, Any]) -> str:
+    """int4, groups of 128."""
+    size, block = weights.get("group_size"), weights.get("block_structure")
+    each = weights.get("strategy") or "tensor"
+    over = f"groups of {size}" if each == "group" else f"a scale for each {each}"
+    if each == "block" and isinstance(block, list):
+        over = f"blocks of {' x '.join(map(str, block))}"
+    return f"{weights.get('type', 'int')}{weights.get('num_bits', 8)}, {over}"
+
+
+def _weights(
+    tensors: Mapping[str, Tensor], read: Read, schemes: list[Mapping[str, Any]]
+) -> Iterator[tuple[str, Formula]]:
+    blocks = [tuple(map(int, s["block_structure"])) for s in schemes if isinstance(s.get("block_structure"), list)]
+    for name, tensor in tensors.items():
+        if name.endswith(".weight_packed"):
+            yield f"{name.removesuffix('_packed')}", _packed(tensors, name, read, schemes)
+        elif name.endswith(".weight"):
+            scale, order = f"{name}_scale", f"{name}_g_idx"
+            if tensor.dtype not in _VALUES or 0 in tensor.shape:
+                if scale in tensors:
+                    raise UnfitError(name, f"stored as {tensor.dtype} beside its scales, not compressed: save it "
+                                           "compressed, or without quantization_config")  # fmt: skip
+                continue
+            if order in tensors:
+                raise UnfitError(order, "the order of groups of a weight that is not packed is not supported")
+            fitting = [(m, n) for m, n in blocks]
+            yield name, scaled(tensors, name, scale, zero=f"{name}_zero_point", blocks=fitting)
+
+
+def _packed(tensors: Mapping[str, Tensor], name: str, read: Read, schemes: list[Mapping[str, Any]]) -> Packed:
+    own = name.removesuffix("_packed")
+    scale, zero, order = (f"{own}_{leaf}" for leaf in ("scale", "zero_point", "g_idx"))
+    held = tensors[name]
+    outs, inputs = _shape(tensors, name, f"{own}_shape", read)
+    stated = {int(s.get("num_bits", 8)) for s in schemes}
+    bits = next((b for b in sorted(stated) if held.shape == (outs, words_of(inputs, b)) and 0 < b <= 8), None)
+    if held.dtype != "I32" or bits is None:
+        asked = " or ".join(map(str, sorted(stated))) or "no number of"
+        raise UnfitError(name, f"{held.dtype} of {list(held.shape)} does not hold [{outs}, {inputs}] in {asked} bits")
+    found = require(tensors, name, scale)
+    sides = (*found.shape, 1, 1)[:2]
+    groups = sides[1]
+    whole = found.shape in ((), (1,), (1, 1))
+    if not whole and (len(found.shape) > 2 or sides[0] != outs or not groups or inputs % groups):
+        raise misshapen(tensors, name, scale, f"expected [{outs}, groups]")
+    sizes = {s.get("group_size") for s in schemes if s.get("strategy") == "group"}
+    if groups > 1 and inputs // groups not in sizes:
+        raise misshapen(tensors, name, scale, f"groups of {sorted(map(str, sizes))} by the config")
+    parts = {"values": name, "scales": scale}
+    if any(s.get("symmetric") is False for s in schemes) and (zero in tensors or not _has_symmetric(schemes)):
+        require(tensors, name, zero, (words_of(outs, bits), groups), ("I32",))
+        parts["zeros"] = zero
+    if order in tensors:
+        require(tensors, name, order, (inputs,), WHOLE)
+        parts["groups"] = order
+    return Packed(
+        shape=(outs, inputs),
+        parts=parts,
+        dtypes={role: tensors[part].dtype for role, part in parts.items()},
+        scales=("scales",),
+        largest=float(1 << bits - 1) * (2 if "zeros" in parts else 1),
+        step=32,
+        bits=bits,
+    )
+
+
+def _has_symmetric(schemes: list[Mapping[str, Any]]) -> bool:
+    return any(s.get("symmetric", True) is not False for s in schemes)
+
+
+def _shape(tensors: Mapping[str, Tensor], name: str, shape: str, read: Read) -> tuple[int, int]:
+    """(out, in) as a tensor of its own states it."""
+    found = require(tensors, name, shape, dtypes=WHOLE)
+    size = {"I64": 8, "I32": 4}.get(found.dtype)
+    if size is None or found.shape != (2,):
+        raise misshapen(tensors, name, shape, "expected two numbers, out and in")
+    raw = read(shape)
+    outs, inputs = (int.from_bytes(raw[k * size : (k + 1) * size], "little", signed=True) for k in (0, 1))
+    if outs <= 0 or inputs <= 0:
+        raise UnfitError(shape, f"expected two sizes, got {outs} and {inputs}")
+    return outs, inputs

@@ -1,0 +1,107 @@
+"""What a formula needs: the tensors that a weight is stored as, and how rows of it are computed from them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from duat_cli.loading.quantised.numbers import Floats, scales_of
+from duat_cli.loading.wording import shown
+
+Arrays = Mapping[str, NDArray[Any]]
+"""Role -> the stored tensor, bit for bit: `numbers.RAW` says in which numpy dtype."""
+
+
+class Tensor(Protocol):
+    """What a header says of a stored tensor."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+
+FLOATS = ("F32", "BF16", "F16", "F64")
+WHOLE = ("I32", "I64")
+
+
+class UnfitError(Exception):
+    """A stored tensor from which its format's formula gives no weight."""
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(f"{shown(name)}: {text}")
+        self.name = name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Formula(ABC):
+    """How a weight comes out of stored tensors. Values are computed in float32."""
+
+    shape: tuple[int, ...]
+    """Of the weight."""
+    parts: Mapping[str, str]
+    """Role -> name of the stored tensor; the first one is the weight's own."""
+    dtypes: Mapping[str, str]
+    """Role -> its dtype, by safetensors' name."""
+    scales: tuple[str, ...]
+    """Roles of the numbers that values are multiplied by."""
+    largest: float
+    """Magnitude of the largest value that is multiplied by a scale."""
+    zero_blocks: bool = False
+    """Whether the format gives a block of zeros the scale zero."""
+    step: int = 1
+    """Rows are computed in multiples of it, but for the last ones."""
+    exact_in: ClassVar[str] = "F32"
+    """The dtype that holds every value without another rounding."""
+
+    @property
+    def rows_and_columns(self) -> tuple[int, int]:
+        """All dimensions but the last are rows."""
+        columns = self.shape[-1]
+        return int(np.prod(self.shape[:-1])), columns
+
+    def factors(self, arrays: Arrays) -> Floats:
+        """All scales, in one row."""
+        return np.concatenate([scales_of(arrays[role], self.dtypes[role]).reshape(-1) for role in self.scales])
+
+    @abstractmethod
+    def rows(self, arrays: Arrays, start: int, stop: int) -> Floats:
+        """(stop - start, columns) of the weight; start is a multiple of `step`."""
+
+
+def require(
+    tensors: Mapping[str, Tensor],
+    of: str,
+    name: str,
+    shape: Sequence[int] | None = None,
+    dtypes: Collection[str] = FLOATS,
+) -> Tensor:
+    """The stored tensor beside `of`; UnfitError where it is missing, or has another shape or dtype."""
+    found = tensors.get(name)
+    if found is None:
+        raise missing(tensors, of, name)
+    if shape is not None and found.shape != tuple(shape):
+        raise misshapen(tensors, of, name, f"expected {list(shape)}")
+    if found.dtype not in dtypes:
+        raise UnfitError(name, f"dtype {found.dtype}, beside {shown(of)} expected {' or '.join(dtypes)}")
+    return found
+
+
+def missing(tensors: Mapping[str, Tensor], of: str, name: str) -> UnfitError:
+    what = f"quantised ({tensors[of].dtype}), but its {shown(name)} is missing"
+    return UnfitError(of, f"{what}: fetch the checkpoint again")
+
+
+def misshapen(tensors: Mapping[str, Tensor], of: str, name: str, expected: str) -> UnfitError:
+    held = tensors[of]
+    return UnfitError(
+        name,
+        f"shape {list(tensors[name].shape)} does not fit the quantised {shown(of)} ({held.dtype}, "
+        f"{list(held.shape)}): {expected}",
+    )

@@ -1,0 +1,340 @@
+"""Token mixers without softmax, found by what they do: linear in their values with everything else held.
+
+A module is a mixer if its own code makes one tensor, the values, and later another, the result, such that
+
+* the result is linear in the values, channel by channel, and carries them from token to token, while queries, keys,
+  decays and gates keep what the module's own input makes them;
+* between the result and the layer that gives the module's output there are factors of channels and scales of norms.
+
+Both are proved on random values; nothing goes by names. What makes the values of the stream is part of the mixer where
+it is affine and keeps tokens apart, and a UAT term (a convolution and an activation, say) where it is not.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.arrays import equal, gaussian, relative_error, rounding, same_storage, wide
+from duat_cli.models.block.linears import has_matrix
+from duat_cli.models.block.mixer import Layout, MixerForm
+from duat_cli.models.block.parts import BlockParts, Projection
+from duat_cli.models.instrument.mixer import MixerCall, MixerCode, Ran, repeated
+from duat_cli.models.instrument.tape import Place, Reached
+from duat_cli.models.instrument.tracing import Event, Trace
+from duat_cli.models.value_path.projections import value_projection
+
+SEED = 37
+MISSED = 4
+FAULTS = (RuntimeError, ValueError, TypeError, LookupError, UnsupportedModelError)
+
+
+@dataclass
+class Known:
+    """Forms that were proved: a block like one that was seen before is tried with its form first."""
+
+    forms: list[MixerForm] = field(default_factory=list)
+
+
+def with_mixer(parts: BlockParts, event: Event, written: Trace, known: Known) -> BlockParts:
+    """The block with its one token mixer as attention, if it has no other attention and the mixer can be proved."""
+    if parts.attention or len(parts.mixing) != 1:
+        return parts
+    (unit,) = parts.mixing
+    for module in _around(parts.module, unit):
+        form = _form_of(module, written, known)
+        if form is not None:
+            return _mixing(parts, form, event, written)
+    return parts
+
+
+def _around(block: nn.Module, unit: nn.Module) -> Iterator[nn.Module]:
+    """The unit, and the modules around it inside the block, from the innermost."""
+    holding = [m for m in block.modules() if m is not block and any(inner is unit for inner in m.modules())]
+    return reversed(holding)  # `modules` goes from the outside
+
+
+def _mixing(parts: BlockParts, form: MixerForm, event: Event, written: Trace) -> BlockParts:
+    inside = set(form.module.modules())
+    kept = [unit for unit in parts.units if unit not in inside]
+    units = kept if form.affine else [*kept, form.module]
+    order = {e.module: place for place, e in enumerate(written.events)}
+    last = written.calls(form.output)[0]
+    behind = written.events[written.events.index(last) :]
+    norm = next((e.module for e in behind if e.module in parts.norms and e.tensors and _reads(e, last)), None)
+    found = replace(
+        parts,
+        attention=(form.module,),
+        mixer=form,
+        units=tuple(sorted(units, key=lambda unit: order[unit])),
+        mixing=frozenset() if form.affine else frozenset({form.module}),
+        unit_biases={unit: bias for unit, bias in parts.unit_biases.items() if unit not in inside},
+        first_linears={unit: layer for unit, layer in parts.first_linears.items() if unit not in inside},
+        output_projection=Projection(form.output, norm),
+    )
+    call = _capture(form, written)
+    written.attention.append(call.attention())
+    written.ended_before[id(written.attention[-1])] = written.events.index(last)
+    if not form.affine:
+        return found
+    value = replace(written.attention[-1], value=_as_made(form, written, call))
+    return replace(found, value_projection=value_projection(event, found, written, value))
+
+
+def _reads(event: Event, last: Event) -> bool:
+    return last.result is not None and same_storage(event.tensors[0], last.result)
+
+
+def _as_made(form: MixerForm, written: Trace, call: MixerCall) -> Tensor:
+    """The values as the trace holds them, (1, heads, N, d): the same memory as what the linear layer gave."""
+    for event in reversed(written.events):
+        made = event.result
+        if made is None or event.module not in set(form.module.modules()) or made.shape[:2] != call.value.shape[:2]:
+            continue
+        for first in range(0, made.shape[-1] - call.value.shape[-1] + 1, max(1, call.value.shape[-1])):
+            part = made[..., first : first + call.value.shape[-1]]
+            if torch.equal(part, call.value):
+                return part.unflatten(-1, (-1, form.width)).transpose(1, 2)
+    return call.by_head(call.value).transpose(1, 2)
+
+
+def _capture(form: MixerForm, written: Trace) -> MixerCall:
+    event = written.calls(form.module)[0]
+    with torch.no_grad():
+        return MixerCall.capture(form, form.module.forward, event.args, event.kwargs)
+
+
+def _form_of(module: nn.Module, written: Trace, known: Known) -> MixerForm | None:
+    calls = written.calls(module)
+    if len(calls) != 1 or not calls[0].tensors or calls[0].tensors[0].ndim != 3 or calls[0].result is None:
+        return None
+    event = calls[0]
+    output = _output_layer(module, event, written)
+    if output is None:
+        return None
+    search = _Search(module, output, event)
+    with torch.no_grad():
+        for form in known.forms:
+            found = search.tried(form)
+            if found is not None:
+                return found
+        found = search.found()
+    if found is not None:
+        known.forms.append(found)
+    return found
+
+
+def _output_layer(module: nn.Module, event: Event, written: Trace) -> nn.Module | None:
+    """The linear layer, called once, whose output is the module's."""
+    inside = set(module.modules())
+    for last in reversed(written.events):
+        if last.module in inside and has_matrix(last.module) and equal(last.result, event.result):
+            return last.module if len(written.calls(last.module)) == 1 else None
+    return None
+
+
+class _Search:
+    """One mixer's code on its own input, and what it does with other values."""
+
+    def __init__(self, module: nn.Module, output: nn.Module, event: Event) -> None:
+        self._module = module
+        self._stream = event.tensors[0]
+        self._tokens = self._stream.shape[1]
+        blank = Layout(1, ())
+        draft = MixerForm(module, output, (0, None), blank, (0, None), blank, 1, None, False)
+        self._code = MixerCode(draft, module.forward, event.args, event.kwargs)
+        self._plain: Ran | None = None
+        self._channels = 0
+
+    def found(self) -> MixerForm | None:
+        """The first values, in the order in which they are made, that can be proved, with the first result of them."""
+        plain = self._run_plain()
+        if plain is None:
+            return None
+        places = sorted(plain.tensors, key=lambda p: (p.operation, -(p.element or 0)))  # of one split the last
+        behind = self._behind(places, plain)
+        for value in places:
+            results = [place for place in places if place in behind and place.operation > value.operation]
+            form = self._proved(value, results, behind, plain)
+            if form is not None:
+                return form
+        return None
+
+    def _behind(self, places: list[Place], plain: Ran) -> dict[Place, int | None]:
+        """What may be a kernel's result, from the last place on; the kernel itself begins where several are none."""
+        found: dict[Place, int | None] = {}
+        missed = 0
+        for place in reversed(places):
+            scaled = self._scaled(place, plain)
+            if scaled is not False:
+                found[place], missed = scaled, 0
+            elif found and (missed := missed + 1) >= MISSED:
+                break
+        return found
+
+    def tried(self, form: MixerForm) -> MixerForm | None:
+        """The same places, if they can be proved here."""
+        plain = self._run_plain()
+        if plain is None:
+            return None
+        value = Place(*form.value)
+        result = Place(plain.count - form.result[0], form.result[1])
+        if value not in plain.tensors or result not in plain.tensors:
+            return None
+        scaled = self._scaled(result, plain)
+        return None if scaled is False else self._proved(value, [result], {result: scaled}, plain)
+
+    def _run_plain(self) -> Ran | None:
+        """With every tensor that holds as many numbers as the output layer reads."""
+        if self._plain is None:
+            try:
+                whole = self._code.run()
+                if whole.arrived is None or whole.arrived.shape[-2] != self._tokens:
+                    return None
+                size = whole.arrived.numel()
+                self._channels = size // self._tokens
+                self._plain = self._code.run(keep=lambda _place, tensor: self._fits(tensor, size))
+            except FAULTS:
+                return None
+        return self._plain
+
+    def _fits(self, tensor: Tensor, size: int) -> bool:
+        return tensor.numel() == size and tensor.shape[0] == 1 and self._tokens in tensor.shape[1:]
+
+    def _layout(self, tensor: Tensor) -> Layout:
+        axis = tensor.shape.index(self._tokens, 1)
+        return Layout(axis, tuple(n for k, n in enumerate(tensor.shape) if k not in (0, axis)))
+
+    def _scaled(self, place: Place, plain: Ran) -> int | bool | None:
+        """What stands between this tensor and the output layer: factors of channels alone (None), with a norm's scale
+        that so many channels share, or something else (False)."""
+        tensor = plain.tensors[place]
+        layout = self._layout(tensor)
+        like = layout.by_token(tensor)
+        signs = torch.where(gaussian(tuple(like.shape), like, SEED) < 0, -torch.ones_like(like), torch.ones_like(like))
+        noise = gaussian(tuple(like.shape), like, SEED + 1)
+        items = torch.cat([torch.zeros_like(like), signs, noise, 3 * noise])
+        try:
+            ran = self._code.run(items=len(items), exchanged={place: layout.lay(items)})
+        except FAULTS:
+            return False
+        if ran.arrived is None or ran.arrived.numel() != items.numel():
+            return False
+        zero, at_signs, own, far = wide(ran.arrived).reshape(items.shape).split(1)
+        factors = at_signs * wide(signs)
+        if bool(zero.any()) or not bool(factors.any()):
+            return False
+        return _sharing(factors * wide(noise), own, far, rounding(like.dtype))
+
+    def _proved(
+        self, value: Place, results: list[Place], behind: dict[Place, int | None], plain: Ran
+    ) -> MixerForm | None:
+        layout = self._layout(plain.tensors[value])
+        own = layout.by_token(plain.tensors[value])
+        one, two = (gaussian(tuple(own.shape), own, SEED + k) for k in (2, 3))
+        first = torch.zeros_like(own)
+        first[:, 0] = one[:, 0]
+        chosen = (gaussian((own.shape[-1],), own, SEED + 4) > 0).to(own)
+        items = torch.cat([torch.zeros_like(own), one, two, one + two, own, first, one * chosen])
+        for result in results:
+            held = {number: t for number, t in plain.held.items() if value.operation < number < result.operation}
+            try:
+                ran = self._code.run(
+                    items=len(items),
+                    exchanged={value: layout.lay(items)},
+                    held={n: repeated([t], len(items))[0] for n, t in held.items()},
+                    keep=functools.partial(_is, result),
+                )
+            except FAULTS:
+                continue
+            made = ran.tensors.get(result)
+            if ran.count != plain.count or made is None or made.numel() != items.numel():
+                continue
+            onto = self._layout(plain.tensors[result])
+            answers = wide(onto.by_token(made))
+            if torch.equal(answers[0], answers[1]):  # not made of these values
+                continue
+            if not _is_kernel(answers, wide(onto.by_token(plain.tensors[result])), chosen):
+                return None
+            return self._form(value, layout, result, onto, behind[result], plain)
+        return None
+
+    def _form(
+        self, value: Place, layout: Layout, result: Place, onto: Layout, scaled: int | None, plain: Ran
+    ) -> MixerForm | None:
+        form = MixerForm(
+            module=self._module,
+            output=self._code.form.output,
+            value=(value.operation, value.element),
+            value_layout=layout,
+            result=(plain.count - result.operation, result.element),
+            result_layout=onto,
+            width=1,
+            scaled=scaled,
+            affine=False,
+        )
+        try:
+            call = MixerCall.capture(form, self._code.forward, self._code.args, self._code.kwargs)
+            H = call.impulses()  # one channel a head
+        except FAULTS:
+            return None
+        width = next(n for n in range(len(H), 0, -1) if len(H) % n == 0 and _alike(H, n))
+        return replace(form, width=width, affine=self._affine(call))
+
+    def _affine(self, call: MixerCall) -> bool:
+        """Whether the values of a token are an affine map of that token's stream."""
+        x = self._stream
+        noise = gaussian(tuple(x.shape), x, SEED + 5)
+        moved = x.clone()
+        moved[:, 0] += noise[:, 0]
+        found = []
+        for z in (torch.zeros_like(x), x, noise, x + noise, moved):
+            args = tuple(z if a is x else a for a in self._code.args)
+            kwargs = {k: z if a is x else a for k, a in self._code.kwargs.items()}
+            try:
+                found.append(wide(call.values_at(args, kwargs)))
+            except (*FAULTS, Reached):
+                return False
+        zero, at_x, at_noise, at_sum, changed = found
+        additive = relative_error(at_x + at_noise - zero, at_sum) <= rounding(x.dtype)
+        return additive and relative_error(changed[:, 1:], at_x[:, 1:]) <= rounding(x.dtype)
+
+
+def _sharing(expected: Tensor, own: Tensor, far: Tensor, tolerance: float) -> int | bool | None:
+    """As of `_scaled`: `own` (1, N, channels) against what factors alone give; far: at three times the vectors."""
+    if relative_error(expected, own) <= tolerance:
+        return None
+    if relative_error(far, own) <= 1e-3 + tolerance:  # a norm's eps leaves a little of the scale
+        for width in (n for n in range(own.shape[-1], 1, -1) if own.shape[-1] % n == 0):
+            mine, its = (t.unflatten(-1, (-1, width)) for t in (expected, own))
+            scale = (mine * its).sum(-1, keepdim=True) / mine.square().sum(-1, keepdim=True)
+            if relative_error(scale * mine, its) <= tolerance:
+                return width
+    return False
+
+
+def _is(wanted: Place, place: Place, _tensor: Tensor) -> bool:
+    return place == wanted
+
+
+def _is_kernel(made: Tensor, own: Tensor, chosen: Tensor) -> bool:
+    """Whether results (7, N, channels) of the seven items of `_proved` are those of a linear kernel on channels."""
+    zero, one, two, both, again, first, half = made
+    tolerance = rounding(made.dtype)
+    if bool(zero.any()) or not bool(one.any()):
+        return False
+    linear = relative_error(one + two, both) <= tolerance and relative_error(again, own[0]) <= tolerance
+    mixes = float(first[1:].abs().max()) > 1e-6 * float(one.abs().max())
+    apart = relative_error(one * chosen, half) <= tolerance
+    return linear and mixes and apart
+
+
+def _alike(H: Tensor, width: int) -> bool:
+    """Whether the channels of a head share one H."""
+    groups = H.unflatten(0, (-1, width))
+    return relative_error(groups[:, :1].expand_as(groups), groups) <= rounding(H.dtype)

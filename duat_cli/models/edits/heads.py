@@ -1,0 +1,157 @@
+"""Attention without some of its key and value heads, each with the query heads that use it: cut out of every layer.
+
+Everything happens in place, on the loaded model, inside context managers, as in models/edits/surgery.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from duat_cli.compat.torch import parameters_of
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.block.linears import applied_axis, has_matrix
+from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.instrument.attention import AttentionCall
+
+_COUNT = re.compile(r"head")
+_WIDTH = re.compile(r"head_dim|head_size|kv_channels")
+
+
+@dataclass(frozen=True)
+class Slice:
+    """One parameter in which every group of heads has an equal part along an axis."""
+
+    module: nn.Module
+    name: str
+    axis: int
+
+
+@dataclass(frozen=True)
+class HeadLayers:
+    """The parameters of one attention that groups of heads have parts of."""
+
+    heads: int
+    groups: int
+    """Key and value heads; heads / groups neighbours share each."""
+    width: int
+    """Of a head."""
+    slices: tuple[Slice, ...]
+
+    @property
+    def each(self) -> int:
+        """Parameters that leave with one group."""
+        return sum(_parameter(one).numel() for one in self.slices) // self.groups
+
+
+def head_layers(parts: BlockParts, calls: Sequence[AttentionCall]) -> HeadLayers:
+    """Of a block whose attention has one layer each for queries, keys, values and output.
+
+    calls: of its attention. UnsupportedModelError where that is not so.
+    """
+    if len(calls) != 1 or len(parts.attention) != 1 or parts.output_projection is None:
+        raise UnsupportedModelError("its heads are not those of one attention with one output projection")
+    groups, width, heads = calls[0].value.shape[1], calls[0].value.shape[-1], calls[0].output.shape[2]
+    output, found = parts.output_projection.linear, list[Slice]()
+    if heads % groups:
+        raise UnsupportedModelError(f"{heads} heads share {groups} key and value heads unevenly")
+    for module in {**dict.fromkeys(parts.attention[0].modules()), output: None}:
+        for name, parameter in parameters_of(module).items():
+            axis = (
+                0
+                if parameter is None or parameter.ndim == 1
+                else 1 - applied_axis(module)
+                if has_matrix(module)
+                else -1
+            )
+            if parameter is None or axis < 0:
+                continue
+            if module is output:
+                found += [Slice(module, name, applied_axis(module))] if parameter.ndim == 2 else []
+            elif parameter.shape[axis] in (heads * width, groups * width, heads):
+                found.append(Slice(module, name, axis))
+    matrices = [one for one in found if _parameter(one).ndim == 2]
+    if len(matrices) != 4:
+        raise UnsupportedModelError("its queries, keys, values and output are not four layers with a part a head")
+    return HeadLayers(heads, groups, width, tuple(found))
+
+
+@contextlib.contextmanager
+def without_heads(model: Any, cuts: Sequence[tuple[HeadLayers, Sequence[int]]]) -> Iterator[None]:
+    """The model without these groups of heads, as many of each attention; its layers and its config are as they were,
+    afterwards. The layers are only fit to be saved: what runs attention still counts the heads as before."""
+    first, gone = cuts[0][0], _common(cuts)
+    config, kept = model.config, list[tuple[nn.Module, str, Any]]()
+    try:
+        for layers, numbers in cuts:
+            for one in layers.slices:
+                parameter = _parameter(one)
+                kept.append((one.module, one.name, parameter))
+                stays = torch.ones(layers.groups, dtype=torch.bool)
+                stays[list(numbers)] = False
+                rows = stays.repeat_interleave(parameter.shape[one.axis] // layers.groups).nonzero()[:, 0]
+                rest = parameter.detach().index_select(one.axis, rows.to(parameter.device))
+                parameters_of(one.module)[one.name] = nn.Parameter(rest, requires_grad=False)
+        shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+        model.config = config_with_heads(model, shapes, first, gone)
+        yield
+    finally:
+        for module, name, parameter in reversed(kept):
+            parameters_of(module)[name] = parameter
+        model.config = config
+
+
+def require_stated(model: Any, every: Sequence[HeadLayers]) -> None:
+    """UnsupportedModelError where no config states one group less of every attention."""
+    _common([(layers, [0]) for layers in every])
+    shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    cut = {_parameter(one): (one.axis, layers.groups) for layers in every for one in layers.slices}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if parameter in cut and name in shapes:
+            axis, groups = cut[parameter]
+            size = list(parameter.shape)
+            size[axis] -= size[axis] // groups
+            shapes[name] = tuple(size)
+    config_with_heads(model, shapes, every[0], 1)
+
+
+def config_with_heads(model: Any, shapes: Mapping[str, tuple[int, ...]], layers: HeadLayers, gone: int) -> Any:
+    """A copy of the config with fewer heads: the numbers of heads with which every shape comes out as in `shapes`."""
+    share = layers.heads // layers.groups
+    now = {layers.heads: layers.heads - gone * share, layers.groups: layers.groups - gone}
+    config = copy.deepcopy(model.config)
+    text = config.get_text_config()
+    for name, value in list(vars(text).items()):
+        if _WIDTH.search(name):
+            new = layers.width if value is None else value
+        elif _COUNT.search(name) and isinstance(value, int) and not isinstance(value, bool):
+            new = now.get(value, value)
+        else:
+            continue
+        with contextlib.suppress(Exception):  # a config may refuse any number
+            setattr(text, name, new)
+    with contextlib.suppress(Exception), torch.device("meta"):
+        built = type(model)(config)
+        if {n: tuple(v.shape) for n, v in built.state_dict().items()} == dict(shapes):
+            return config
+    raise UnsupportedModelError("no numbers of heads in its config give these shapes; its head width may follow them")
+
+
+def _common(cuts: Sequence[tuple[HeadLayers, Sequence[int]]]) -> int:
+    counts = {(layers.heads, layers.groups, layers.width, len(set(numbers))) for layers, numbers in cuts}
+    if len(counts) != 1 or max(counts)[3] >= max(counts)[1]:
+        raise UnsupportedModelError("its attentions have, or would have, different numbers of heads")
+    return max(counts)[3]
+
+
+def _parameter(one: Slice) -> nn.Parameter:
+    parameter = parameters_of(one.module)[one.name]
+    assert parameter is not None
+    return parameter

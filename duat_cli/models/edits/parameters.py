@@ -1,0 +1,100 @@
+"""How many parameters go with a term: what removing it is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.kinds import Kind
+from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
+from duat_cli.models.edits.heads import HeadLayers, head_layers
+from duat_cli.models.edits.surgery import neuron_parameters
+from duat_cli.models.instrument.tracing import Trace, trace
+from duat_cli.models.terms.feedforward import find_feedforward
+from duat_cli.models.terms.sites import BlockSites, Site
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class BlockParameters:
+    """Of one block."""
+
+    each: Mapping[Kind, Tensor]
+    """(terms of the kind,) float64: neurons, heads and experts have equal shares of the layers that hold them; a head
+    one of the keys and values, too, which leave only with all heads that share them."""
+    group: int
+    """Neighbouring heads that share a key and value head."""
+    neuron: int | None
+    """Parameters that leave with one neuron; None where a config could not state their number."""
+    heads: HeadLayers | str
+    """Where groups of heads stand in the layers, or why they cannot leave."""
+
+
+def block_parameters(parts: BlockParts, sites: BlockSites, written: Trace) -> BlockParameters:
+    """By shapes alone, but for neurons, whose layers are told from a trace; the block's weights are there."""
+    each: dict[Kind, list[float]] = {
+        kind: [share for site in sites.of(kind) for share in [_share(parts, site, written)] * site.count]
+        for kind in ("neuron", "head", "expert", "ffn", "attention")
+    }
+    each["block"] = [_count(parts.module.parameters())]
+    heads, calls = sites.of("head"), [c for c in written.attention if c.module in parts.attention]
+    shared = calls[0].value.shape[1] if calls else 1
+    group = heads[0].count // shared if heads and heads[0].count % shared == 0 else 1
+    found = {kind: torch.tensor(shares, dtype=torch.float64) for kind, shares in each.items()}
+    return BlockParameters(found, group, _neuron(parts, written), _or_reason(lambda: head_layers(parts, calls)))
+
+
+def find_parameters(
+    structure: ModelStructure, sites: Mapping[nn.Module, BlockSites]
+) -> dict[nn.Module, BlockParameters]:
+    """Of every distinct block module, from one short run."""
+    ids = probe_ids(structure.stack, DISCOVERY_TOKENS)
+    written = trace(structure.stack, lambda: run_stack(structure.stack, ids))
+    return {
+        block.parts.module: block_parameters(block.parts, sites[block.parts.module], written)
+        for block in structure.blocks
+    }
+
+
+def _share(parts: BlockParts, site: Site, written: Trace) -> float:
+    """Of one term of the site."""
+    if site.kind == "expert":
+        own = site.module.parameters(recurse=False)
+        return _count(p for p in own if p.ndim >= 2 and p.shape[0] == site.count) / site.count
+    if site.kind in ("head", "attention"):
+        held = {p for module in parts.attention for p in module.parameters()}
+        return _count(held | set(site.module.parameters())) / site.count
+    unit = site.unit or next((u for u in parts.units if site.module in set(u.modules())), None)
+    if site.kind == "neuron" and unit is not None:
+        each = _of_neuron(parts, unit, written)
+        if each is not None:
+            return float(each)
+    modules = [site.module] if unit is None else [unit, site.module]
+    return _count({p for module in modules for p in module.parameters()}) / site.count
+
+
+def _neuron(parts: BlockParts, written: Trace) -> int | None:
+    return _of_neuron(parts, parts.units[0], written) if len(parts.units) == 1 else None
+
+
+def _of_neuron(parts: BlockParts, unit: nn.Module, written: Trace) -> int | None:
+    found = _or_reason(lambda: find_feedforward(unit, written, parts.module))
+    return None if isinstance(found, str) else neuron_parameters(found)
+
+
+def _or_reason(work: Callable[[], T]) -> T | str:
+    try:
+        return work()
+    except UnsupportedModelError as reason:
+        return str(reason)
+
+
+def _count(parameters: Iterable[nn.Parameter]) -> float:
+    return float(sum(p.numel() for p in parameters))

@@ -1,0 +1,1 @@
+"""How activations and scores follow from what they read."""

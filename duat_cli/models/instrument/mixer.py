@@ -1,0 +1,256 @@
+"""One call of a token mixer without softmax, and the same mixer as a linear map of its values.
+
+Everything that the input sets but the values (queries, keys, decays, gates, the scales of norms) is held by running the
+mixer's own code on its own input again, with other values put where its values were. H follows from impulses: the
+kernel applied to V = I.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.arrays import gaussian, relative_error, tolerance_for, wide
+from duat_cli.models.block.mixer import MixerForm
+from duat_cli.models.instrument.attention import AttentionCall, RowSource, apply_rows
+from duat_cli.models.instrument.calls import first_tensor
+from duat_cli.models.instrument.hooks import hooked
+from duat_cli.models.instrument.tape import HELD, Place, Reached, Tape
+
+SEED = 31
+ELEMENTS = 1 << 24  # of values put into the kernel at once
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One run of a mixer's code."""
+
+    tensors: dict[Place, Tensor]  # those that were asked for
+    held: dict[int, Tensor]  # what its squashing functions and layers gave, by operation
+    arrived: Tensor | None  # at the output layer
+    output: Any
+    count: int  # of operations
+
+
+@dataclass(frozen=True)
+class MixerCode:
+    """A mixer's own code with the arguments of one call."""
+
+    form: MixerForm
+    forward: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def run(
+        self,
+        *,
+        items: int = 1,
+        exchanged: Mapping[Place, Tensor] | None = None,
+        held: Mapping[int, Tensor] | None = None,
+        keep: Callable[[Place, Tensor], bool] = lambda _place, _tensor: False,
+        until: Place | None = None,
+    ) -> Ran:
+        """items: how many copies of the arguments go side by side. Raises Reached at `until`."""
+        tensors: dict[Place, Tensor] = {}
+        constants: dict[int, Tensor] = {}
+        arrived: list[Tensor] = []
+
+        def seen(place: Place, function: Any, tensor: Tensor) -> None:
+            if keep(place, tensor):
+                tensors[place] = tensor
+            if function in HELD and place.element is None:
+                constants[place.operation] = tensor
+
+        def at_output(_module: Any, args: Any, _kwargs: Any) -> None:
+            arrived.append(args[0])
+
+        args, kwargs = (
+            repeated(self.args, items),
+            dict(zip(self.kwargs, repeated(self.kwargs.values(), items), strict=True)),
+        )
+        tape = Tape(seen, exchanged=exchanged, held=held, until=until)
+        with hooked([self.form.output], at_output), tape:
+            output = self.forward(*args, **kwargs)
+        return Ran(tensors, constants, arrived[0] if len(arrived) == 1 else None, output, tape.count)
+
+
+def repeated(values: Any, items: int) -> tuple[Any, ...]:
+    """Tensors of one item as so many copies of it."""
+
+    def copies(value: Any) -> Any:
+        one = isinstance(value, Tensor) and value.ndim > 0 and value.shape[0] == 1
+        return value.expand(items, *value.shape[1:]) if one and items > 1 else value
+
+    return tuple(map(copies, values))
+
+
+@dataclass(frozen=True)
+class KernelRows:
+    """H of a mixer, made by impulses when it is asked for, and then kept."""
+
+    call: MixerCall
+    heads: int
+    tokens: int
+    _made: list[Tensor] = field(default_factory=list)
+
+    def chunks(self) -> Iterator[tuple[slice, Tensor]]:
+        if not self._made:
+            self._made.append(self.call.impulses())
+        yield slice(0, self.tokens), self._made[0]
+
+
+@dataclass(frozen=True)
+class MixerCall:
+    """One call of a mixer: its values, what its kernel made of them, and the factors of the channels behind it."""
+
+    code: MixerCode
+    read: Tensor  # the stream that it reads, (1, N, M)
+    value: Tensor  # (1, N, channels)
+    result: Tensor  # (1, N, channels)
+    gate: Tensor  # (1, N, channels)
+    output: Any
+    held: dict[int, Tensor]
+    count: int  # of operations
+
+    @property
+    def form(self) -> MixerForm:
+        return self.code.form
+
+    @classmethod
+    def capture(
+        cls, form: MixerForm, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> MixerCall:
+        """Run it, and find what stands behind its kernel; UnsupportedModelError where that is no scale of channels."""
+        code = MixerCode(form, forward, args, kwargs)
+        read = first_tensor(args, kwargs)
+        assert read is not None
+        back, element = form.result
+        recent: dict[Place, Tensor] = {}
+
+        def keep(place: Place, tensor: Tensor) -> bool:
+            recent[place] = tensor  # how many operations there are is not known yet
+            for old in [known for known in recent if known.operation < place.operation - back]:
+                del recent[old]
+            return place == Place(*form.value)
+
+        ran = code.run(keep=keep)
+        place = Place(ran.count - back, element)
+        value, result = ran.tensors.get(Place(*form.value)), recent.get(place)
+        if value is None or result is None or ran.arrived is None:
+            raise UnsupportedModelError(f"{type(form.module).__name__} runs other operations than when it was proved")
+        by_token = form.value_layout.by_token(value.detach()), form.result_layout.by_token(result.detach())
+        gate = gates(code, place, ran.held, by_token[1], ran.arrived.detach())
+        held = {number: tensor for number, tensor in ran.held.items() if form.value[0] < number < place.operation}
+        return cls(code, read, by_token[0].clone(), by_token[1].clone(), gate, ran.output, held, ran.count)
+
+    def mix(self, values: Tensor) -> Tensor:
+        """What the kernel makes of other values, (items, N, channels) both."""
+        place = Place(self.count - self.form.result[0], self.form.result[1])
+        step = max(1, ELEMENTS // self.value.numel())
+        found = []
+        for some in values.split(step):
+            laid = self.form.value_layout.lay(some)
+            try:
+                self.code.run(
+                    items=len(some),
+                    exchanged={Place(*self.form.value): laid},
+                    held={number: repeated([tensor], len(some))[0] for number, tensor in self.held.items()},
+                    until=place,
+                )
+            except Reached as reached:
+                found.append(self.form.result_layout.by_token(reached.tensor).to(values.dtype))
+        return torch.cat(found)
+
+    def values_at(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """The values of other inputs, (items, N, channels)."""
+        given = first_tensor(args, kwargs)
+        assert given is not None
+        own = [given if a is self.read else a for a in self.code.args]
+        named = {k: given if a is self.read else a for k, a in self.code.kwargs.items()}
+        code = MixerCode(self.form, self.code.forward, tuple(own), named)
+        try:
+            code.run(items=len(given), until=Place(*self.form.value))
+        except Reached as reached:
+            return self.form.value_layout.by_token(reached.tensor)
+        raise UnsupportedModelError(f"{type(self.form.module).__name__} runs other operations than when it was proved")
+
+    def by_head(self, vectors: Tensor) -> Tensor:
+        """(items, N, channels) to (items, N, heads, d)."""
+        return vectors.unflatten(-1, (-1, self.form.width))
+
+    def returning(self, mixed: Tensor) -> Any:
+        """The mixer's output where its kernel gives `mixed`, (items, N, heads, d)."""
+        parameter = next(p for p in self.form.output.parameters() if p.is_floating_point())
+        tensor = self.form.output((mixed.flatten(2) * self.gate).to(parameter.dtype))
+        return tensor if isinstance(self.output, Tensor) else (tensor, *self.output[1:])
+
+    def attention(self) -> AttentionCall:
+        """The same as a call of attention, whose H is made when it is asked for."""
+        value, result = self.by_head(self.value).transpose(1, 2), self.by_head(self.result)
+        rows = KernelRows(self, result.shape[2], result.shape[1])
+        return AttentionCall(self.form.module, "frozen kernel", rows, value, result)
+
+    @torch.no_grad()
+    def impulses(self) -> Tensor:
+        """H, (heads, N, N): channel a of every head carries the impulse of token k d + a in item k.
+
+        UnsupportedModelError where H does not give the kernel's own result.
+        """
+        _, tokens, channels = self.value.shape
+        width, heads = self.form.width, channels // self.form.width
+        items = -(-tokens // width)
+        at = torch.arange(tokens, device=self.value.device)
+        impulses = self.value.new_zeros(items, tokens, heads, width)
+        impulses[at // width, at, :, at % width] = 1.0
+        answers = self.by_head(self.mix(impulses.flatten(2)))  # (items, N, heads, d)
+        H = answers.permute(2, 1, 0, 3).flatten(2)[..., :tokens].contiguous()
+        again = H @ self.by_head(self.value)[0].transpose(0, 1)  # (heads, N, d)
+        error = relative_error(wide(again).transpose(0, 1), wide(self.by_head(self.result)[0]))
+        if not error <= tolerance_for(self.value.dtype):
+            raise UnsupportedModelError(
+                f"the kernel of {type(self.form.module).__name__} is not the H that impulses show (error {error:.1e})"
+            )
+        return H
+
+
+def with_rows(
+    form: MixerForm, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], rows: RowSource
+) -> Any:
+    """What the mixer gives with this H in place of its kernel's, everything else live."""
+    code = MixerCode(form, forward, args, kwargs)
+    ran = code.run(keep=lambda place, _tensor: place == Place(*form.value))
+    value = form.value_layout.by_token(ran.tensors[Place(*form.value)]).unflatten(-1, (-1, form.width))
+    mixed = apply_rows(rows, value.transpose(1, 2)).flatten(2)
+    place = Place(ran.count - form.result[0], form.result[1])
+    return code.run(exchanged={place: form.result_layout.lay(mixed)}).output
+
+
+def gates(code: MixerCode, place: Place, held: Mapping[int, Tensor], result: Tensor, arrived: Tensor) -> Tensor:
+    """The factor of every channel between the kernel's result (1, N, channels) and the output layer.
+
+    Signs in place of the result show the factors but for the scale of a norm, which the call's own result shows.
+    """
+    form = code.form
+    signs = torch.where(
+        gaussian(tuple(result.shape), result, SEED) < 0, -torch.ones_like(result), torch.ones_like(result)
+    )
+    ran = code.run(exchanged={place: form.result_layout.lay(signs)})
+    if ran.arrived is None:
+        raise UnsupportedModelError("its output layer is not called once")
+    factors, own = wide(ran.arrived.detach()).reshape(signs.shape) * wide(signs), wide(arrived).reshape(signs.shape)
+    if form.scaled is not None:
+        parts = ((factors * wide(result)).unflatten(-1, (-1, form.scaled)), own.unflatten(-1, (-1, form.scaled)))
+        square = parts[0].square().sum(dim=-1, keepdim=True).clamp_min(torch.finfo(factors.dtype).tiny)
+        scale = (parts[0] * parts[1]).sum(dim=-1, keepdim=True) / square
+        factors = (factors.unflatten(-1, (-1, form.scaled)) * scale).flatten(2)
+    error = relative_error(factors * wide(result), own)
+    if not error <= tolerance_for(arrived.dtype):
+        raise UnsupportedModelError(
+            f"what stands behind the kernel of {type(form.module).__name__} is no scale of its channels ({error:.1e})"
+        )
+    return factors

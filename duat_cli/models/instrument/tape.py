@@ -1,0 +1,89 @@
+"""The tensors that a mixer's own code makes on its way, numbered, so that one can be exchanged and others held.
+
+The code of one module, called with arguments of the same shapes, makes the same tensors in the same order; how many a
+kernel makes depends on the number of tokens, so that what stands behind it is counted from the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+SQUASHING = {
+    torch.sigmoid, Tensor.sigmoid, functional.sigmoid, torch.tanh, Tensor.tanh, functional.tanh, functional.silu,
+    functional.softplus, functional.gelu, functional.logsigmoid,
+}  # fmt: skip
+LAYERS = {functional.linear, torch.baddbmm}
+HELD = SQUASHING | LAYERS
+
+
+@dataclass(frozen=True)
+class Place:
+    """One tensor among those that a call makes: the number of the operation, and the place in what it returned."""
+
+    operation: int
+    element: int | None  # None: it returned a tensor
+
+
+class Reached(Exception):  # noqa: N818 - a signal, not an error
+    """Ends a run at the tensor that was asked for."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__()
+        self.tensor = tensor
+
+
+class Tape(TorchFunctionMode):
+    """Counts operations that give tensors, from 0.
+
+    seen(place, operation's function, tensor): told of every floating-point tensor that is made. exchanged: what some of
+    them are replaced by. held: what operations of these numbers return, whatever they are given. until: Reached is
+    raised with this tensor.
+    """
+
+    def __init__(
+        self,
+        seen: Callable[[Place, Any, Tensor], None] | None = None,
+        *,
+        exchanged: Mapping[Place, Tensor] | None = None,
+        held: Mapping[int, Tensor] | None = None,
+        until: Place | None = None,
+    ) -> None:
+        super().__init__()
+        self.count = 0
+        self._seen, self._exchanged, self._held, self._until = seen, exchanged or {}, held or {}, until
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        number = self.count
+        if number in self._held and func in HELD:
+            self.count += 1
+            return self._held[number]
+        output = func(*args, **kwargs)
+        many = isinstance(output, tuple | list) and not isinstance(output, torch.Size)
+        tensors = list(output) if many else [output]
+        if not any(isinstance(tensor, Tensor) for tensor in tensors):
+            return output
+        self.count += 1
+        changed = False
+        for element, tensor in enumerate(tensors):
+            if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+                continue
+            place = Place(number, element if many else None)
+            if place in self._exchanged:
+                tensors[element], changed = self._exchanged[place].to(tensor.dtype), True
+            if self._until == place:
+                raise Reached(tensors[element])
+            if self._seen is not None:
+                self._seen(place, func, tensors[element])
+        if not changed:
+            return output
+        return tuple(tensors) if many else tensors[0]

@@ -1,0 +1,74 @@
+"""W' of one block under one input, by its factors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.instrument.attention import RowSource, StoredRows
+from duat_cli.operators.kronecker import HeadFactors, KroneckerSum, channels
+
+CHANNEL_ELEMENTS = 1 << 26  # of the attention of single channels
+
+
+@dataclass(frozen=True)
+class AttentionOperator:
+    """W' of one block under one input."""
+
+    rows: RowSource
+    source_scale: Tensor  # s, (heads, N)
+    token_scale: Tensor  # t, (N,) or (1,)
+    values: Tensor  # the values without bias at the block's input, scale included: (heads, N, d)
+    factors: HeadFactors
+    error: float  # largest relative residual of the fits
+    allowed: Tensor | None = None  # positions that the attention mask leaves, (N, N) bool; None: no mask was seen
+    own: bool = False  # whether it reads a mixer's own values, a UAT term, in place of the stream
+    gate: Tensor | None = None  # factor of each channel of H V by token, (heads, N, d); None: ones
+
+    def chunks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield (rows, Ĥ[:, rows, :])."""
+        for rows, weights in self.rows.chunks():
+            yield rows, self._scaled(rows, weights) * self.source_scale[:, None, :]
+
+    def attention_chunks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield (rows, t H[:, rows, :]): for products with `values`, which hold s already."""
+        for rows, weights in self.rows.chunks():
+            yield rows, self._scaled(rows, weights)
+
+    def _scaled(self, rows: slice, weights: Tensor) -> Tensor:
+        if self.token_scale.numel() > 1:
+            return weights.to(self.token_scale.dtype) * self.token_scale[rows, None]
+        weights = weights.to(self.token_scale.dtype)
+        return weights if float(self.token_scale) == 1.0 else weights * self.token_scale
+
+    def matrix(self) -> KroneckerSum:
+        """All of Ĥ at once."""
+        return KroneckerSum(torch.cat([chunk for _, chunk in self.chunks()], dim=1), self.factors, self.gate)
+
+    def by_channel(self) -> AttentionOperator:
+        """The same W' without a gate: one head of width 1 for every channel, g H in place of its H.
+
+        UnsupportedModelError where their attention would not fit.
+        """
+        if self.gate is None:
+            return self
+        heads, tokens, width = self.gate.shape
+        if heads * width * tokens**2 > CHANNEL_ELEMENTS:
+            raise UnsupportedModelError(
+                f"a gate inside its attention makes one operator of each of {heads * width} channels; with {tokens} "
+                f"tokens they take more than {CHANNEL_ELEMENTS >> 18} MiB; use --max-tokens"
+            )
+        rows = torch.cat([weights for _, weights in self.rows.chunks()], dim=1).to(self.gate.dtype)
+        left = (rows[:, None] * self.gate.transpose(1, 2)[..., None]).flatten(0, 1)  # (heads d, N, N)
+        return replace(
+            self,
+            rows=StoredRows(left),
+            source_scale=self.source_scale.repeat_interleave(width, 0),
+            values=self.values.transpose(1, 2).flatten(0, 1)[..., None],
+            factors=channels(self.factors),
+            gate=None,
+        )

@@ -1,0 +1,1 @@
+"""W' with channels that are scaled by the receiving token."""

@@ -1,0 +1,69 @@
+"""Least squares of a linear layer's change from sums over tokens, so that no token is kept.
+
+With X the kept inputs of a layer (n, K) and R (n, M) what its output lacks, the change D of the kept weights is
+
+    D = argmin |R - X D|^2 + λ |D|^2 = (XᵀX + λ I)⁻¹ Xᵀ R,    λ = c tr(XᵀX) / K
+
+(Tikhonov's regularisation, Hoerl & Kennard 1970). The ridge pulls to the weights as they are, not to zero. Sums are
+float64: XᵀX squares the condition number, and float32 would leave no digit of the small singular values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+RIDGES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
+"""c, as a multiple of the mean square of a kept input."""
+
+
+class Moments:
+    """Sums over tokens of one layer."""
+
+    def __init__(self, features: int, outputs: int, device: torch.device) -> None:
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.float64, device=device)
+
+        self.gram, self.cross, self.lacking = zeros(features, features), zeros(features, outputs), zeros()
+        self.tokens = 0
+
+    def add(self, inputs: Tensor, lacking: Tensor) -> None:
+        """inputs: (n, K); lacking: (n, M), what the output lacks; both float64."""
+        self.gram.addmm_(inputs.T, inputs)
+        self.cross.addmm_(inputs.T, lacking)
+        self.lacking += lacking.square().sum()
+        self.tokens += len(inputs)
+
+    def join(self, other: Moments) -> None:
+        """Add the other's sums to these."""
+        self.gram += other.gram
+        self.cross += other.cross
+        self.lacking += other.lacking
+        self.tokens += other.tokens
+
+    def change(self, ridge: float) -> Tensor | None:
+        """D, (K, M); None where the sums leave it undetermined in float64. ridge: c."""
+        diagonal = self.gram.diagonal()
+        size = float(diagonal.mean()) if len(diagonal) else 0.0
+        if not size > 0:
+            return None
+        lifted = self.gram.clone()
+        lifted.diagonal().add_(ridge * size)
+        factor, fault = torch.linalg.cholesky_ex(lifted)
+        return None if int(fault) else torch.cholesky_solve(self.cross, factor)
+
+    def error(self, change: Tensor) -> float:
+        """|R - X D|^2 over these tokens, from the sums."""
+        return float(self.lacking - 2 * (change * self.cross).sum() + (change * (self.gram @ change)).sum())
+
+
+def chosen_ridge(fit: Moments, back: Moments, ridges: Sequence[float] = RIDGES) -> float | None:
+    """The ridge whose change, found on some tokens, leaves the least error on others; None where no change does."""
+    best, found = float(back.lacking), None
+    for ridge in ridges:
+        change = fit.change(ridge)
+        if change is not None and (error := back.error(change)) < best:
+            best, found = error, ridge
+    return found

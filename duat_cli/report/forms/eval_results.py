@@ -1,0 +1,94 @@
+"""`duat check` as evaluation results for a model card's metadata: the `model-index` that the hub reads from README.md.
+
+The hub has a second form, `.eval_results/*.yaml`, which takes scores on datasets that are registered with it as
+benchmarks, and no others. Prompts of duat are none, so its numbers can stand in `model-index` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import PurePath
+from typing import Any
+
+from duat_cli.report.forms.prompts import digest, said
+from duat_cli.report.tables import numbers
+from duat_cli.results.behaviour import Behaviour
+from duat_cli.results.check import CheckReport, UndecidedReport
+from duat_cli.results.meaning import meaning_of
+from duat_cli.text import clean
+
+_TASKS = {
+    "next token": ("text-generation", "Text Generation"),
+    "masked token": ("fill-mask", "Fill-Mask"),
+    "embedding": ("feature-extraction", "Feature Extraction"),
+}
+_OTHER = ("other", "Other")
+
+
+def render_eval_results(report: CheckReport) -> str:
+    """YAML with the key `model-index`: one result, on the prompts of the report, with all its metrics.
+
+    Numbers that have no value are left out; without a forward pass the counts of findings remain.
+    """
+    import yaml  # of this form alone
+
+    task, name = _TASKS[report.behaviour.predicts] if report.behaviour else _OTHER
+    result = {
+        "task": {"type": task, "name": name},
+        "dataset": _dataset(report),
+        "metrics": list(_metrics(report)),
+    }
+    index = {"model-index": [{"name": model_name(report.model.name), "results": [result]}]}
+    return yaml.safe_dump(index, sort_keys=False, allow_unicode=True, width=120)
+
+
+def undecided_eval_results(report: UndecidedReport) -> str:
+    """No result, and as a comment why."""
+    return f"# duat check could not tell: {clean(report.error.message)}\n"
+
+
+def model_name(name: str) -> str:
+    """The last part of a hub id or a path."""
+    return clean(PurePath(name).name or name)
+
+
+def _dataset(report: CheckReport) -> dict[str, Any]:
+    if not report.prompts:
+        return {"name": "the weight files, without a forward pass", "type": "weights"}
+    tokens = sum(prompt.tokens for prompt in report.prompts)
+    arguments = {"prompts": len(report.prompts), "tokens": tokens, "sha256": digest(report.prompts)}
+    return {"name": said(report.prompts), "type": "prompts", "args": arguments}
+
+
+def _metrics(report: CheckReport) -> Iterator[dict[str, Any]]:
+    made: dict[str, Any] = {"duat": report.duat_version}
+    if report.environment is not None:
+        made |= {"transformers": report.environment.transformers, "dtype": report.environment.dtype}
+    behaviour = report.behaviour
+    if behaviour is not None:
+        for field, kind, name in (
+            ("loss_per_token", "loss", "loss per token"),
+            ("loss_per_byte", "loss_per_byte", "loss per byte"),
+        ):
+            if (value := getattr(behaviour, field)) is not None:
+                unit = meaning_of(Behaviour, field).unit
+                yield _metric(kind, value, f"{name}, {unit.partition(' ')[0]}", made | {"unit": unit})
+    certificate = report.certificate
+    if certificate is not None:
+        limit = made | {"tolerance": certificate.tolerance}
+        yield _metric("duat_error", certificate.relative_error, "relative error of the DUAT form", limit)
+        yield _metric("duat_plain_error", certificate.plain_error, "relative error under duat's instruments", limit)
+    about = made | {"policy": ", then ".join(map(clean, report.policy))}
+    count = report.counts
+    ran = numbers.plural(count.passed + count.failed + count.warned, "outcome")
+    yield _metric("failed_checks", count.failed, f"checks that failed, of {ran}", about)
+    yield _metric("warned_checks", count.warned, f"checks that warned, of {ran}", about)
+
+
+def _metric(kind: str, value: float, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": kind,
+        "value": value,
+        "name": name,
+        "args": dict(arguments),
+    }  # one object twice would be an alias in YAML

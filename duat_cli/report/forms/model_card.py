@@ -1,0 +1,166 @@
+"""A section for a model's README: certificate, sizes, gates, and how to reproduce it. A pure function of a report."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Sequence
+
+from duat_cli.errors import InputError
+from duat_cli.report.check.markdown import escaped
+from duat_cli.report.check.words import limit, own, verdict
+from duat_cli.report.forms.prompts import digest, said
+from duat_cli.report.tables import numbers
+from duat_cli.results.base import Certificate, Environment, PromptFacts, Result
+from duat_cli.results.behaviour import Behaviour
+from duat_cli.results.check import CheckReport, UndecidedReport
+from duat_cli.results.inspect import InspectReport
+from duat_cli.text import clean
+
+COMMANDS = ("check", "inspect")
+"""Whose reports have a section."""
+_SHIPPED = "policy "  # how a report names a policy that comes with duat
+_DEMO = "demo"  # how a report names the bundled model; it may be a folder as well
+_SHOWN = 10  # findings; the others are counted
+
+Row = tuple[str, str]
+
+
+def model_card(report: Result) -> str:
+    """Markdown with a heading of the second level, of a report of `check` or `inspect`; InputError for another."""
+    if isinstance(report, CheckReport):
+        return _checked(report)
+    if isinstance(report, InspectReport):
+        return _inspected(report)
+    raise InputError("model-card: only of a report of 'duat check' or 'duat inspect'")
+
+
+def undecided_model_card(report: UndecidedReport) -> str:
+    """A section that says so."""
+    return f"## duat check\n\nCould not tell: {escaped(report.error.message)}\n"
+
+
+def _checked(report: CheckReport) -> str:
+    model = report.model
+    size = sum(file.bytes for file in model.files)
+    stored = ", ".join(map(escaped, model.stored))
+    rows: list[Row] = [("Verdict", f"**{escaped(verdict(report))}**")]
+    rows += [("Gates", escaped(", then ".join(report.policy)))]
+    if report.baseline is not None:
+        rows += [("Baseline", f"{escaped(report.baseline.file)}, {report.baseline.status}")]
+    rows += [("Weights", f"{numbers.plural(model.tensors, 'tensor')} ({stored})")]
+    if model.files:
+        rows += [("Size", f"{size:,} bytes in {numbers.plural(len(model.files), 'file')}")]
+    rows += [("Names, shapes and dtypes, SHA-256", _code(model.header_sha256))]
+    rows += _identity(model.fingerprint, model.revision)
+    rows += _certificate(report.certificate)
+    rows += _loss(report.behaviour)
+    rows += _made(report.prompts, report.environment, report.duat_version)
+    lines = ["## Checked with duat", "", *_table(rows), ""]
+    found = [cause for cause in report.causes if cause.findings]
+    if found:
+        lines += ["Findings, what came first in front:", ""]
+        for cause in found[:_SHOWN]:
+            first = own(report, cause)[0]
+            lines += [f"- {cause.status}: {_code(first.rule)}: {escaped(f'{cause.message} {limit(first)}')}"]
+        lines += [f"- and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
+        lines += [""]
+    words = ["duat", "check", model.name, *_policy(report.policy), *_option("--revision", model.revision)]
+    words += _option("--baseline", report.baseline.file if report.baseline else None)
+    words += ["--adapter", "ADAPTER"] if report.behaviour and report.behaviour.tuned else []
+    words += ["--weights-only"] if report.environment is None else _option("--dtype", report.environment.dtype)
+    return "\n".join([*lines, *_reproduce(report.duat_version, words, report.prompts)])
+
+
+def _inspected(report: InspectReport) -> str:
+    model, summary = report.model, report.summary
+    heads = numbers.plural(model.heads, "head")
+    shape = f"{numbers.plural(model.blocks, 'block')}, width {model.hidden_size}, {heads} ({model.kv_heads} key/value)"
+    rows: list[Row] = [
+        ("Model", f"{escaped(model.architecture)}, {model.parameters:,} parameters"),
+        ("Shape", shape),
+        *_identity(model.fingerprint, model.revision),
+        *_certificate(report.certificate),
+    ]
+    shares = [("linear", summary.linear_share), ("static", summary.static_share), ("UAT terms", summary.dynamic_share)]
+    known = [f"{name} {share:.3f}" for name, share in shares if share is not None]
+    rows += [("What the last block's output is made of", ", ".join(known))] if known else []
+    if summary.effective_context is not None:
+        rows += [("Tokens that a token reads, mean", f"{summary.effective_context:.2f}")]
+    rows += _made(report.prompts, report.environment, report.duat_version)
+    lines = ["## What it computes, read with duat", "", *_table(rows), ""]
+    if summary.notable:
+        lines += [*(f"- {escaped(sentence)}" for sentence in summary.notable), ""]
+    words = ["duat", "inspect", model.name, *_option("--revision", model.revision)]
+    words += _option("--dtype", report.environment.dtype)
+    return "\n".join([*lines, *_reproduce(report.duat_version, words, report.prompts)])
+
+
+# -- rows -------------------------------------------------------------------------------------------------------
+
+
+def _identity(fingerprint: str | None, revision: str | None) -> list[Row]:
+    rows: list[Row] = [("Commit", _code(revision))] if revision else []
+    return [*rows, ("Fingerprint of the loaded weights", _code(fingerprint))] if fingerprint else rows
+
+
+def _certificate(found: Certificate | None) -> list[Row]:
+    if found is None:
+        return [("Certificate", "none: no forward pass")]
+    word = "exact" if found.exact else "**not exact**"
+    text = (
+        f"{word}: the DUAT sum is {found.relative_error:.1e} from the model's own output, and the model under duat's "
+        f"instruments {found.plain_error:.1e} from the untouched one; tolerance {found.tolerance:.0e}"
+    )
+    return [("Certificate", text)]
+
+
+def _loss(found: Behaviour | None) -> list[Row]:
+    if found is None or found.loss_per_token is None or found.uniform is None:
+        return []
+    name = "Pseudo-loss" if found.predicts == "masked token" else "Loss"
+    unigram = "" if found.unigram is None else f"; the prompts' own unigram {found.unigram:.3f}"
+    text = f"{found.loss_per_token:.3f} nats per token, of {numbers.plural(found.scored, 'token')}; "
+    rows: list[Row] = [(f"{name} on the prompts", f"{text}uniform {found.uniform:.3f}{unigram}")]
+    if found.tuned is not None and found.tuned.loss_per_token is not None:
+        rows += [("The same with the adapter", f"{found.tuned.loss_per_token:.3f} nats per token")]
+    return rows
+
+
+def _made(prompts: Sequence[PromptFacts], made: Environment | None, version: str) -> list[Row]:
+    rows: list[Row] = [("Prompts", f"{said(prompts)}; SHA-256 `{digest(prompts)[:16]}`")] if prompts else []
+    libraries = "" if made is None else f", torch {made.torch}, transformers {made.transformers}, {made.dtype}"
+    return [*rows, ("Made with", escaped(f"duat {version}{libraries}"))]
+
+
+def _code(text: str) -> str:
+    """Set as code, which ends at its own sign alone."""
+    return f"`{clean(text).replace('`', '').replace('|', '')}`"
+
+
+def _table(rows: Iterable[Row]) -> list[str]:
+    return ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
+
+
+# -- how to get it again ----------------------------------------------------------------------------------------
+
+
+def _policy(sources: Sequence[str]) -> list[str]:
+    """The option that gives the chain again; of a pyproject.toml that is the working directory's."""
+    last = sources[-1] if sources else ""
+    if last.startswith(_SHIPPED):
+        name = last.removeprefix(_SHIPPED)
+        return [] if name == "default" else ["--policy", name]
+    return ["--policy", last.removesuffix(" [tool.duat]")] if last else []
+
+
+def _option(name: str, value: str | None) -> list[str]:
+    return [] if value is None else [name, value]
+
+
+def _reproduce(version: str, words: Sequence[str], prompts: Sequence[PromptFacts]) -> list[str]:
+    line = clean(shlex.join(words)).replace("`", "\\x60")
+    line += "  # of the bundled model: without its name" if words[2] == _DEMO else ""
+    lines = ["To reproduce:", "", "```bash", f"pip install duat-cli=={clean(version)}", line, "```", ""]
+    if prompts:
+        lines += ["Without `--prompts` the bundled set runs; the hash above says whether these were its prompts.", ""]
+    return lines

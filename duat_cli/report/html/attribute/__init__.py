@@ -1,0 +1,1 @@
+"""The page of `duat attribute`, one file a picture."""

@@ -1,0 +1,143 @@
+"""The leading heads: what they write and move, and from which token to which."""
+
+from __future__ import annotations
+
+from markupsafe import Markup
+
+from duat_cli.report.html.attribute.parts import SIGNED, title, token
+from duat_cli.report.html.drawing import marks
+from duat_cli.report.html.drawing.elements import short, tag
+from duat_cli.report.html.drawing.figure import Figure
+from duat_cli.report.html.drawing.plot import Axis, Plot, legend
+from duat_cli.report.html.drawing.scales import Band, Linear
+from duat_cli.report.html.drawing.table import Head, Table
+from duat_cli.report.tables import numbers
+from duat_cli.results.attribute import AttributeReport, Attribution, Flow, Move
+
+_HEADS = 12
+_MOVES = 16
+_NAMES = 48  # tokens up to which an arc's ends have names below
+
+
+def heads(report: AttributeReport, number: int) -> Figure | None:
+    """Two points a head: straight to the logit, and moved towards it."""
+    one = report.attribution[number]
+    places = sorted(
+        range(len(one.direct.heads)),
+        key=lambda i: -max(abs(one.direct.heads[i].value), abs(one.direct.heads[i].moved)),
+    )[:_HEADS]
+    if not places:
+        return None
+    found = [one.direct.heads[i] for i in places]
+    plot = Plot(
+        Axis("head (block.head)", Band([f"{h.block}.{h.head}" for h in found], most=_HEADS)),
+        Axis("part (logits)", Linear.over([v for h in found for v in (h.value, h.moved)])),
+        width=500,
+        height=260,
+    )
+    drawn = [marks.rule(plot.left, plot.y(0), plot.right, plot.y(0))]
+    for place, head in enumerate(found):
+        drawn.append(marks.span(plot.x(place), plot.y(0), plot.x(place), plot.y(head.moved), "s1"))
+        for value, series, word in ((head.moved, "s1", "moved"), (head.value, "s3", "written")):
+            said = f"head {head.block}.{head.head}, {word}: {SIGNED(value)}"
+            drawn.append(marks.dot(plot.x(place), plot.y(value), series, said))
+    return Figure(
+        key=f"heads-{number}",
+        title=f"Leading heads: {title(one, len(report.prompts))}",
+        says="Moved: towards the logit through all later blocks, a way that other parts take. Written: straight to it.",
+        picture=plot.svg(drawn, "Two points for each leading head."),
+        tables=[
+            Table(
+                heads=[
+                    Head("head", "block.head"),
+                    Head("written", "logits", "value"),
+                    Head("moved", "logits", "moved"),
+                ],
+                rows=[[f"{h.block}.{h.head}", SIGNED(h.value), SIGNED(h.moved)] for h in found],
+                place="attribution[].direct.heads[].",
+                at=[f"attribution.{number}.direct.heads.{i}" for i in places],
+            )
+        ],
+        terms=["attribution[].direct.heads[].value", "attribution[].direct.heads[].moved"],
+        legend=legend([(marks.sample("dot", "s1"), "moved"), (marks.sample("dot", "s3"), "written to the logit")]),
+        notes=[f"{len(one.direct.heads) - len(found)} further heads are in the JSON."]
+        if len(one.direct.heads) > len(found)
+        else [],
+    )
+
+
+def flows(report: AttributeReport, number: int) -> Figure | None:
+    """Arcs over the tokens: the largest moves of the leading heads."""
+    one = report.attribution[number]
+    places = [(i, k) for i, flow in enumerate(one.flows) for k in range(len(flow.moves))]
+    places.sort(key=lambda place: -abs(one.flows[place[0]].moves[place[1]].value))
+    kept = places[:_MOVES]
+    if not kept:
+        return None
+    moves = [(one.flows[i], one.flows[i].moves[k]) for i, k in kept]
+    return Figure(
+        key=f"flows-{number}",
+        title=f"What the leading heads moved from token to token: {title(one, len(report.prompts))}",
+        says="Arcs above lead to a later token, arcs below to an earlier one, rings stay. Thick arcs move much; dashed "
+        "ones against the prediction.",
+        picture=_arcs(one, moves),
+        tables=[
+            Table(
+                heads=[
+                    Head("head", "block.head"),
+                    Head("from", number=False),
+                    Head("to", number=False),
+                    Head("moved", "logits", "value"),
+                    Head("attention", "entry of H", "attention"),
+                    Head("value at full attention", "logits", "carried"),
+                ],
+                rows=[
+                    [f"{f.block}.{f.head}", token(one, m.source), token(one, m.target), SIGNED(m.value),
+                     numbers.plain(m.attention), SIGNED(m.carried)]
+                    for f, m in moves
+                ],
+                place="attribution[].flows[].moves[].",
+                at=[f"attribution.{number}.flows.{i}.moves.{k}" for i, k in kept],
+            )
+        ],
+        terms=["attribution[].flows[].moves[].value", "attribution[].flows[].moves[].attention"],
+        notes=[f"{len(places) - len(kept)} smaller moves are in the JSON."] if len(places) > len(kept) else [],
+    )  # fmt: skip
+
+
+def _arcs(one: Attribution, moves: list[tuple[Flow, Move]]) -> Markup:
+    count = max(len(one.parts.tokens), 1 + max(max(m.source, m.target) for _, m in moves))
+    ends = {place for _, move in moves for place in (move.source, move.target)}
+    plot = Plot(Axis("", Band([""] * count)), Axis("", Band([])), width=500, height=300)
+    largest = max(abs(move.value) for _, move in moves)
+    middle, room = 175.0, 150.0
+    drawn = [tag("line", x1=plot.left - 20, x2=plot.right, y1=middle, y2=middle, class_="base")]
+    for flow, move in reversed(moves):
+        a, b = _x(plot, move.source), _x(plot, move.target)
+        said = (
+            f"head {flow.block}.{flow.head}: {token(one, move.source)} to {token(one, move.target)}, "
+            f"{SIGNED(move.value)}"
+        )
+        rise = room * min(1.0, 0.15 + abs(b - a) / (plot.right - plot.left)) * (1 if b >= a else -0.25)
+        if a == b:
+            path = f"M{short(a)} {short(middle)}m-6 0a6 8 0 1 1 12 0"
+        else:
+            above = short(middle - rise)
+            path = f"M{short(a)} {short(middle)}C{short(a)} {above} {short(b)} {above} {short(b)} {short(middle)}"
+        weight = 1 + 5 * abs(move.value) / largest
+        sign = "against" if move.value < 0 else "towards"
+        drawn.append(tag("path", tag("title", said), d=path, stroke_width=weight, class_=f"arc {sign}"))
+    for place in sorted(ends) if len(ends) <= _NAMES else []:
+        x = _x(plot, place)
+        text = one.parts.tokens[place].text if place < len(one.parts.tokens) else ""
+        label = f"{place} {text[:10]}"
+        drawn.append(tag("circle", cx=x, cy=middle, r=2.5, class_="end"))
+        drawn.append(tag("text", label, transform=f"translate({short(x + 3)} {short(middle + 14)}) rotate(55)"))
+    return tag(
+        "svg", *drawn, viewBox="0 0 500 300", width=500, height=300, class_="narrow", role="img",
+        aria_label="Arcs between tokens, one for each of the largest moves.",
+    )  # fmt: skip
+
+
+def _x(plot: Plot, place: int) -> float:
+    return plot.x(place) - 15

@@ -1,0 +1,105 @@
+"""Frozen parts against what removal does, with --measure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from duat_cli.report.html.attribute.parts import SIGNED, title
+from duat_cli.report.html.drawing import marks
+from duat_cli.report.html.drawing.figure import Figure
+from duat_cli.report.html.drawing.plot import Axis, Plot, legend
+from duat_cli.report.html.drawing.scales import Linear
+from duat_cli.report.html.drawing.table import Head, Table
+from duat_cli.report.tables import numbers
+from duat_cli.results.attribute import AttributeReport, MeasuredParts, RemovedPart
+
+_SERIES = (
+    ("heads, set to zero", "s1"),
+    ("neurons, set to zero", "s2"),
+    ("tokens, attention to them cut", "s3"),
+    ("tokens, replaced by the mean one", "s4"),
+)
+
+
+def measured(report: AttributeReport, number: int) -> Figure | None:
+    """A point for each part taken out: its frozen part across, what the logit lost upwards."""
+    one = report.attribution[number]
+    if one.measured is None:
+        return None
+    series = _points(one.measured)
+    every = [value for points in series for _, part, change in points for value in (part, change)]
+    scale = Linear.over(every)
+    plot = Plot(
+        Axis("frozen part (logits)", scale), Axis("logit lost without it (logits)", scale), width=500, height=330
+    )
+    drawn = [
+        marks.rule(plot.x(scale.low), plot.y(scale.low), plot.x(scale.high), plot.y(scale.high), "as much as the part")
+    ]
+    for (word, name), points in zip(_SERIES, series, strict=True):
+        drawn += [
+            marks.dot(plot.x(x), plot.y(y), name, f"{label}, {word}: part {SIGNED(x)}, lost {SIGNED(y)}")
+            for label, x, y in points
+        ]
+    agreement = [
+        f"{a.what}: rank correlation {a.rank_correlation:.2f}, of {a.count}"
+        for a in one.measured.agreement
+        if a.rank_correlation is not None
+    ]
+    return Figure(
+        key=f"measured-{number}",
+        title=f"Frozen parts against removal: {title(one, len(report.prompts))}",
+        says="Each leading part taken out for real, one at a time. On the dashed line the logit loses as much as the "
+        "part says; parts are no causal statement, so points may lie elsewhere.",
+        picture=plot.svg(drawn, "Points: frozen part across, loss of the logit upwards."),
+        tables=[
+            _removed("head", one.measured.heads, f"attribution.{number}.measured.heads"),
+            _removed("neuron", one.measured.neurons, f"attribution.{number}.measured.neurons"),
+            _tokens(one.measured, f"attribution.{number}.measured.tokens"),
+        ],
+        terms=["attribution[].measured.heads[].change", "attribution[].measured.tokens[].cut"],
+        legend=legend([(marks.sample("dot", name), word) for word, name in _SERIES]),
+        notes=agreement,
+    )
+
+
+def _points(found: MeasuredParts) -> list[list[tuple[str, float, float]]]:
+    return [
+        [(f"head {h.block}.{h.index}", h.part, h.change) for h in found.heads if h.change is not None],
+        [(f"neuron {n.block}.{n.index}", n.part, n.change) for n in found.neurons if n.change is not None],
+        [(f"token {t.position}", t.part, t.cut) for t in found.tokens if t.cut is not None],
+        [(f"token {t.position}", t.part, t.replaced) for t in found.tokens if t.replaced is not None],
+    ]
+
+
+def _removed(word: str, parts: Sequence[RemovedPart], at: str) -> Table:
+    return Table(
+        heads=[
+            Head(word, f"block.{word}"),
+            Head("part", "logits", "part"),
+            Head("lost without it", "logits", "change"),
+            Head("KL", "nats", "kl"),
+        ],
+        rows=[[f"{p.block}.{p.index}", SIGNED(p.part), SIGNED(p.change), numbers.plain(p.kl)] for p in parts],
+        place=f"attribution[].measured.{word}s[].",
+        at=[f"{at}.{i}" for i in range(len(parts))],
+    )
+
+
+def _tokens(found: MeasuredParts, at: str) -> Table:
+    return Table(
+        heads=[
+            Head("token", number=False),
+            Head("part", "logits", "part"),
+            Head("lost, attention cut", "logits", "cut"),
+            Head("KL", "nats", "cut_kl"),
+            Head("lost, replaced", "logits", "replaced"),
+            Head("KL", "nats", "replaced_kl"),
+        ],
+        rows=[
+            [f"{t.position} '{t.text}'", SIGNED(t.part), SIGNED(t.cut), numbers.plain(t.cut_kl), SIGNED(t.replaced),
+             numbers.plain(t.replaced_kl)]
+            for t in found.tokens
+        ],
+        place="attribution[].measured.tokens[].",
+        at=[f"{at}.{i}" for i in range(len(found.tokens))],
+    )  # fmt: skip

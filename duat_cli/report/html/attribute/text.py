@@ -1,0 +1,94 @@
+"""The prompt's text, coloured by what each token adds to the prediction."""
+
+from __future__ import annotations
+
+from markupsafe import Markup
+
+from duat_cli.report.html.attribute.parts import SIGNED, computed, title
+from duat_cli.report.html.drawing.cells import scale_of_cells, words
+from duat_cli.report.html.drawing.figure import Figure
+from duat_cli.report.html.drawing.table import Head, Table
+from duat_cli.report.tables import numbers
+from duat_cli.results.attribute import AttributeReport, Attribution, Continuation
+
+
+def coloured(report: AttributeReport, number: int) -> Figure:
+    """number: of the prediction among the report's."""
+    one = report.attribution[number]
+    here = computed(one)
+    tokens = [
+        (t.text, t.value + h, f"token {t.position}: {SIGNED(t.value + h)}")
+        for t, h in zip(one.parts.tokens, here, strict=True)
+    ]
+    p, d = one.parts, one.direct
+    units = sum(unit.value for unit in p.units)
+    rank = "" if one.rank is None else f", choice {one.rank} of the model"
+    rows = [
+        ["through all later blocks", SIGNED(sum(t.value for t in p.tokens)), SIGNED(p.static.value), "", SIGNED(units),
+         SIGNED(p.head_bias)],
+        ["straight to the logit", SIGNED(d.tokens), SIGNED(d.static), SIGNED(sum(h.value for h in d.heads)),
+         SIGNED(sum(u.value for u in d.units)), SIGNED(d.head_bias)],
+    ]  # fmt: skip
+    sums = Table(
+        [
+            Head("reading", number=False),
+            *(Head(n, "logits") for n in ("tokens", "biases", "heads", "UAT terms", "head bias")),
+        ],
+        rows,
+    )
+    return Figure(
+        key=f"text-{number}",
+        wide=True,
+        title=f"{title(one, len(report.prompts))}: logit {numbers.plain(one.logit)}{rank}",
+        says="Each token with what it adds: its embedding, and the UAT terms computed at it. + towards the prediction, "
+        "\N{MINUS SIGN} against it; unmarked tokens add little.",
+        picture=Markup(words(tokens) + scale_of_cells(max((abs(v) for _, v, _ in tokens), default=0.0))),
+        tables=[_tokens(one, number, here), sums],
+        terms=["attribution[].parts.tokens[].value", "attribution[].parts.units[].tokens", "attribution[].logit"],
+    )
+
+
+def _tokens(one: Attribution, number: int, here: list[float]) -> Table:
+    return Table(
+        heads=[
+            Head("token", number=False),
+            Head("its own part", "logits", "value"),
+            Head("of it straight to the logit", "logits", "direct"),
+            Head("UAT terms at it", "logits"),
+        ],
+        rows=[
+            [f"{t.position} '{t.text}'", SIGNED(t.value), SIGNED(t.direct), SIGNED(h)]
+            for t, h in zip(one.parts.tokens, here, strict=True)
+        ],
+        place="attribution[].parts.tokens[].",
+        at=[f"attribution.{number}.parts.tokens.{i}" for i in range(len(here))],
+    )
+
+
+def continued(found: Continuation, number: int) -> Figure:
+    """A continuation: the text in front of its last token, coloured by what each token did for all of it."""
+    tokens = [(s.text, s.value, f"token {s.position}: {SIGNED(s.value)}") for s in found.sources]
+    added = "".join(token.text for token in found.tokens)
+    count = numbers.plural(len(found.tokens), "token")
+    says = f"What was attributed adds up to {numbers.plain(found.logits)} logits over {count}."
+    if found.log_probability is not None:
+        says += (
+            f" The log-probability is {numbers.plain(found.log_probability)} nats; parts are of its linearisation, "
+            f"which misses {SIGNED(found.first_order_error)} nats of what is gained over equal logits."
+        )
+    return Figure(
+        key=f"continuation-{number}",
+        wide=True,
+        title=f"Prompt {found.prompt}, continued by '{added}': what each token did for all of it",
+        says=says,
+        picture=Markup(words(tokens) + scale_of_cells(max((abs(v) for _, v, _ in tokens), default=0.0))),
+        tables=[
+            Table(
+                heads=[Head("token", number=False), Head("all tokens together", "logits", "value")],
+                rows=[[f"{s.position} '{s.text}'", SIGNED(s.value)] for s in found.sources],
+                place="continuations[].sources[].",
+                at=[f"continuations.{number}.sources.{i}" for i in range(len(found.sources))],
+            )
+        ],
+        terms=["continuations[].logits", "continuations[].sources[].value"],
+    )

@@ -1,0 +1,96 @@
+"""Findings in tables: where, what was measured, against which bound, and where that bound comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from duat_cli.report.check.words import advice, heading
+from duat_cli.report.html.drawing.figure import Figure
+from duat_cli.report.html.drawing.table import Head, Table
+from duat_cli.report.tables import numbers
+from duat_cli.results.check import CheckReport, Outcome
+
+SHOWN = 8  # causes with a table of their own
+_MARKS = {
+    "failed": "\N{BALLOT X} failed",
+    "warned": "! warned",
+    "passed": "\N{CHECK MARK} passed",
+    "skipped": "- skipped",
+}
+_HEADS = (
+    Head("rule", path="rule", number=False),
+    Head("status", path="", number=False),
+    Head("block", path="block"),
+    Head("what was found", path="message", number=False, long=True),
+    Head("measured", path="measured"),
+    Head("least", path="low"),
+    Head("most", path="high"),
+    Head("unit", path="unit", number=False),
+    Head("threshold's source", path="source", number=False),
+    Head("where to look", path="", number=False),
+)
+
+
+def outcomes(report: CheckReport, places: Sequence[int]) -> Table:
+    """A row an outcome. places: their positions in the report's `outcomes`."""
+    return Table(
+        heads=_HEADS,
+        rows=[_row(report.outcomes[i]) for i in places],
+        place="outcomes[].",
+        at=[f"outcomes.{i}" for i in places],
+    )
+
+
+def _row(one: Outcome) -> list[str]:
+    location = f"{one.location.file}:{one.location.line}"
+    limits = [_number(value) for value in (one.measured, one.low, one.high)]
+    return [
+        one.rule, _MARKS[one.status], numbers.whole(one.block), one.message, *limits, one.unit, one.source, location,
+    ]  # fmt: skip
+
+
+def _number(value: float | None) -> str:
+    """Enough digits to tell a value from its bound."""
+    return numbers.ABSENT if value is None else f"{value:.6g}"
+
+
+def causes(report: CheckReport) -> list[Figure]:
+    """A figure a cause, in the report's order: what failed first stands first; then what follows from all of them."""
+    found = []
+    for number, cause in enumerate(report.causes[:SHOWN]):
+        own = [report.outcomes[i] for i in cause.findings]
+        behind = f" {cause.folded[:1].upper()}{cause.folded[1:]}." if cause.folded else ""
+        found.append(
+            Figure(
+                key=f"cause-{number}",
+                wide=True,
+                title=f"{'What was found first: ' if number == 0 else ''}{heading(cause)}",
+                says=f"{cause.message}.{behind} {' '.join(advice(own))}".strip(),
+                picture=Markup(),
+                tables=[outcomes(report, cause.findings)],
+                terms=["causes[].origin", "outcomes[].measured", "outcomes[].source"],
+                notes=[f"{len(report.causes) - SHOWN} further causes are in the list of all checks."]
+                if number == SHOWN - 1 and len(report.causes) > SHOWN
+                else [],
+                opened=True,
+            )
+        )
+    return found
+
+
+def every(report: CheckReport) -> Figure:
+    """All outcomes: what failed, then what warned, passed, was skipped."""
+    order = {status: i for i, status in enumerate(_MARKS)}
+    places = sorted(range(len(report.outcomes)), key=lambda i: order[report.outcomes[i].status])
+    return Figure(
+        key="all",
+        wide=True,
+        title="All checks, with their thresholds",
+        says="What failed first, then warnings, what passed, and what was skipped with the reason.",
+        picture=Markup(),
+        tables=[outcomes(report, places)],
+        terms=["outcomes[].status", "outcomes[].low", "outcomes[].high"],
+        opened=True,
+    )

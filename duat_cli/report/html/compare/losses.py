@@ -1,0 +1,165 @@
+"""What moving parameters buy: the loss live against fixed, and the answer's loss by its context."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from duat_cli.report.html.compare.columns import CONTEXT, FIXED, READ
+from duat_cli.report.html.drawing import marks
+from duat_cli.report.html.drawing.figure import Figure
+from duat_cli.report.html.drawing.plot import Axis, Plot, legend
+from duat_cli.report.html.drawing.scales import Band, Linear
+from duat_cli.report.html.drawing.series import curve
+from duat_cli.report.html.drawing.table import Head, Table, table_of
+from duat_cli.report.tables import numbers
+from duat_cli.results.base import Result
+from duat_cli.results.compare import CompareReport, FixedLoss
+from duat_cli.results.context import ContextRun
+
+_SOURCES = {"own": "the prompt's own", "another prompt": "another prompt's", "mean": "the mean over the prompts"}
+_APART = 0.16  # of a band, between what is held
+_DEMONSTRATIONS = 5  # with a line of their own
+
+
+def fixed(report: CompareReport, beside: Sequence[CompareReport]) -> Figure | None:
+    """A point and an interval for each way to hold parameters; live is the line at the bottom."""
+    found = report.fixed
+    if found is None:
+        return None
+    every = [v for r in beside if r.fixed for one in r.fixed.runs for v in (one.change, one.low, one.high)]
+    sources = list(dict.fromkeys(run.source for run in found.runs))
+    kinds = list(dict.fromkeys(run.held for run in found.runs))
+    plot = Plot(
+        Axis("whose values are held", Band([_SOURCES[source] for source in sources])),
+        Axis("loss less the live one (nats a token)", Linear.over(every)),
+        height=300,
+    )
+    at = plot.y(0.0)
+    drawn = [marks.rule(plot.left, at, plot.right, at, f"live: {numbers.plain(found.live)} nats a token")]
+    for run in found.runs:
+        kind = kinds.index(run.held)
+        x, series = plot.x(sources.index(run.source) + (kind - (len(kinds) - 1) / 2) * _APART), marks.SERIES[kind]
+        if run.low is not None and run.high is not None:
+            drawn.append(marks.span(x, plot.y(run.low), x, plot.y(run.high), series))
+        text = f"{held(run)}: {numbers.signed(numbers.plain)(run.change)}, loss {numbers.plain(run.loss)}"
+        drawn.append(marks.dot(x, plot.y(run.change), series, text, size=5))
+    entries = [(marks.sample("dot", series), kind) for kind, series in zip(kinds, marks.SERIES, strict=False)]
+    error, tolerance = numbers.error(found.own_error), f"{found.tolerance:.0e}"
+    check = f"its own values give back the live loss to {error}, tolerance {tolerance}"
+    return Figure(
+        key="fixed",
+        wide=True,
+        title="What dynamic parameters buy: the loss with them held, against the live one",
+        says=f"The dashed line is the live model, {numbers.plain(found.live)} nats a token. Held at the prompt's own "
+        "values nothing may change; the FFNs' nonlinearity stays live throughout.",
+        picture=plot.svg(drawn, "A point with its interval for each way to hold parameters; a line at the live loss."),
+        tables=[table_of(found.runs, "held", _held, FIXED, "fixed.runs[].", "row", numbered=False)],
+        terms=["fixed.runs[].change", "fixed.runs[].loss", "fixed.runs[].held", "fixed.runs[].source", "fixed.live",
+               "fixed.own_error"],
+        legend=legend(
+            [
+                *entries,
+                (marks.sample("span", "s1"), "95 % interval over the prompts"),
+                (marks.sample("rule", "s1"), "live"),
+            ]
+        ),
+        notes=[f"Holds: {check}." if found.holds else f"DOES NOT HOLD: {check}."],
+    )  # fmt: skip
+
+
+def held(run: FixedLoss) -> str:
+    """What is held, and whose values."""
+    return f"{run.held}: {run.source}"
+
+
+def _held(row: Result) -> str:
+    assert isinstance(row, FixedLoss)
+    return held(row)
+
+
+def answer(report: CompareReport, beside: Sequence[CompareReport]) -> Figure | None:
+    """A point a context: the loss of the answer behind it."""
+    found = report.context
+    if found is None or all(run.loss is None for run in found.runs):
+        return None
+    every = [run.loss for r in beside if r.context for run in r.context.runs]
+    plot = Plot(
+        Axis("in front of the answer", Band([run.label for run in found.runs], most=10)),
+        Axis("loss of the answer (nats a token)", Linear.over(every, zero=False)),
+        height=280,
+    )
+    alone = found.runs[0].loss
+    drawn = []
+    if alone is not None:
+        at = plot.y(alone)
+        drawn.append(marks.rule(plot.left, at, plot.right, at, f"without demonstrations: {numbers.plain(alone)}"))
+    for place, run in enumerate(found.runs):
+        if run.loss is not None:
+            text = f"{run.label}: {numbers.plain(run.loss)} nats a token"
+            drawn.append(marks.dot(plot.x(place), plot.y(run.loss), "s1", text, size=5))
+    question, words = (numbers.plural(n, "token") for n in (found.question_tokens, found.answer_tokens))
+    return Figure(
+        key="answer",
+        wide=True,
+        title="What demonstrations do to the answer: its loss by context",
+        says=f"The answer ({words}) behind the question ({question}) with none, each and all of the demonstrations; "
+        "below the dashed line they help.",
+        picture=plot.svg(drawn, "A point for each context, and a line at the loss without demonstrations."),
+        tables=[table_of(found.runs, "context", _label, CONTEXT, "context.runs[].", "row", numbered=False)],
+        terms=["context.runs[].loss", "context.runs[].loss_change", "context.runs[].bias"],
+    )
+
+
+def reads(report: CompareReport) -> Figure | None:
+    """Of the run with all demonstrations: lines over blocks, how much of W' on the question reads each."""
+    runs = [] if report.context is None else report.context.runs
+    if not runs or not runs[-1].reads or not runs[-1].reads[0].blocks:
+        return None
+    last, number = runs[-1], len(runs) - 1
+    kept = last.reads[:_DEMONSTRATIONS]
+    every = [v for read in kept for block in read.blocks for v in (block.share, block.null)]
+    plot = Plot(
+        Axis("block", Band([str(block.index) for block in kept[0].blocks])),
+        Axis("share of W' on the question (%)", Linear.over(every, percent=True)),
+    )
+    drawn, entries = [], []
+    for series, read in zip(marks.SERIES, kept, strict=False):
+        for name, values, hollow in (
+            (f"--prefix {read.demonstration}", [block.share for block in read.blocks], False),
+            (f"--prefix {read.demonstration}, uniform attention", [block.null for block in read.blocks], True),
+        ):
+
+            def said(place: int, value: float, name: str = name) -> str:
+                return f"block {kept[0].blocks[place].index}, {name}: {numbers.percent(value)} %"
+
+            drawn += curve(plot, values, series, said, hollow=hollow)
+            entries.append((marks.sample("line", series, hollow=hollow), name))
+    left = len(last.reads) - len(kept)
+    tables = [
+        Table(
+            heads=[
+                Head(f"--prefix {read.demonstration}, block"),
+                *(Head(column.name, column.title[-1], column.path) for column in READ),
+            ],
+            rows=[[str(block.index), *(column.cell(block) for column in READ)] for block in read.blocks],
+            place="context.runs[].reads[].blocks[].",
+            at=[f"context.runs.{number}.reads.{place}.blocks.{i}" for i in range(len(read.blocks))],
+        )
+        for place, read in enumerate(kept)
+    ]
+    return Figure(
+        key="reads",
+        wide=True,
+        title=f"How much of W' on the question reads each demonstration: {last.label}",
+        says="Hollow: the same share with uniform attention, so what length, mask and scales alone make.",
+        picture=plot.svg(drawn, "Two lines over blocks for each demonstration: this model, and uniform attention."),
+        tables=tables,
+        terms=["context.runs[].reads[].blocks[].share", "context.runs[].reads[].blocks[].null"],
+        legend=legend(entries),
+        notes=[f"{numbers.plural(left, 'more demonstration')}: in the JSON."] if left > 0 else [],
+    )
+
+
+def _label(row: Result) -> str:
+    assert isinstance(row, ContextRun)
+    return row.label

@@ -1,0 +1,178 @@
+"""How W' moves with the input: by block in three parts, by head, and what reads tokens without a partner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from duat_cli.report.html.compare.columns import HEADS, OPERATOR, UNALIGNED, block_name
+from duat_cli.report.html.drawing import marks
+from duat_cli.report.html.drawing.cells import cells, scale_of_cells
+from duat_cli.report.html.drawing.figure import Figure
+from duat_cli.report.html.drawing.plot import Axis, Plot, legend
+from duat_cli.report.html.drawing.scales import Band, Linear
+from duat_cli.report.html.drawing.series import curve, stack
+from duat_cli.report.html.drawing.table import Head, Table, table_of
+from duat_cli.report.tables import numbers
+from duat_cli.report.tables.grid import value_at
+from duat_cli.results.compare import BlockComparison, CompareReport
+
+_PARTS = (("routing", "s1", "routing: where tokens look"), ("scale", "s2", "scale: the norms"),
+          ("interaction", "s3", "interaction of both"))  # fmt: skip
+_TITLES = {
+    "relative": "The whole change by block and head",
+    "routing": "Routing by block and head",
+    "scale": "Scale by block and head",
+    "interaction": "Interaction by block and head",
+}
+_SAYS = {
+    "relative": "|W'_b - W'_a| of the head's part, over |W'_a| of the same.",
+    "routing": "The part that lies in the attention weights H alone.",
+    "scale": "The part that lies in the scales S of the norms alone.",
+    "interaction": "The part that only the two together make.",
+}
+
+
+def operator(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]) -> Figure | None:
+    """Bars of three parts over blocks, a point for the whole, a hollow one for the null value."""
+    if all(block.operator.relative is None for block in blocks):
+        return None
+    plot = Plot(
+        Axis("block", Band([str(block.index) for block in blocks])),
+        Axis("change (% of |W'_a|)", Linear.over([_top(b) for r in beside for b in blocks_of(r)], percent=True)),
+    )
+    drawn = []
+    for place, block in enumerate(blocks):
+        parts = [(getattr(block.operator, part), series, name) for part, series, name in _PARTS]
+        said = f"block {block.index}, "
+        drawn += stack(plot, place, [(v, s, f"{said}{name}: {numbers.percent(v)} %") for v, s, name in parts])
+        for value, null, name in (
+            (block.operator.null.relative, True, "the whole, uniform attention"),
+            (block.operator.relative, False, "the whole change"),
+        ):
+            if value is not None:
+                text = f"{said}{name}: {numbers.percent(value)} %"
+                drawn.append(marks.dot(plot.x(place), plot.y(value), "s4", text, size=5, hollow=null))
+    entries = [(marks.sample("bar", series), name) for _, series, name in _PARTS]
+    entries += [
+        (marks.sample("dot", "s4"), "the whole change"),
+        (marks.sample("dot", "s4", hollow=True), "null: the whole, uniform attention"),
+    ]
+    return Figure(
+        key="operator",
+        wide=True,
+        title="How far W' of each block moves with the input: routing, scale, interaction",
+        says="On the tokens that both prompts have. The three add up to the change as matrices; their norms, stacked "
+        "here, need not: the point is the norm of the whole, and lies below the bar where parts cancel. The hollow "
+        "point is the whole where attention is uniform, so what positions and scales alone make.",
+        picture=plot.svg(drawn, "Stacked bars over blocks: routing, scale, interaction; points: the whole, its null."),
+        tables=[table_of(blocks, "block", block_name, OPERATOR, "comparison.blocks[].", "block")],
+        terms=[
+            *(f"comparison.blocks[].operator.{part}" for part in ("relative", *(p for p, _, _ in _PARTS))),
+            "comparison.blocks[].operator.null.relative",
+        ],
+        legend=legend(entries),
+    )
+
+
+def _top(block: BlockComparison) -> float:
+    """How high a block's bar and points go."""
+    o = block.operator
+    bar = sum(value or 0.0 for value in (o.routing, o.scale, o.interaction))
+    return max(bar, o.relative or 0.0, o.null.relative or 0.0)
+
+
+def blocks_of(report: CompareReport) -> list[BlockComparison]:
+    """Its blocks; none with --fixed."""
+    return [] if report.comparison is None else report.comparison.blocks
+
+
+def heads(blocks: Sequence[BlockComparison]) -> list[Figure]:
+    """Maps, heads across and blocks upwards: the whole change and its three parts, of one scale of colours."""
+    count = max((head.head + 1 for block in blocks for head in block.heads), default=0)
+    largest = max(
+        (v for b in blocks for h in b.heads for c in HEADS if (v := value_at(h, c.path)) is not None), default=0.0
+    )
+    if not largest:
+        return []
+    known = [block for block in blocks if block.heads]
+    plot = Plot(
+        Axis("head", Band([str(head) for head in range(count)], most=16)),
+        Axis("block", Band([str(block.index) for block in known], most=32)),
+        width=500,
+        height=80 + min(480, max(16, 240 // len(known)) * len(known)),
+    )
+    found = []
+    for column in HEADS[:4]:
+        rows = []
+        for block in known:
+            values = {head.head: value_at(head, column.path) for head in block.heads}
+            rows.append([values.get(head) for head in range(count)])
+
+        def said(r: int, c: int, name: str = column.name) -> str:
+            return f"block {known[r].index}, head {c}, {name} in %"
+
+        picture = plot.svg(
+            cells(plot, rows, said, numbers.percent, largest), f"Map of {column.name}: heads across, blocks upwards."
+        )
+        found.append(
+            Figure(
+                key=f"heads-{column.path}",
+                title=_TITLES[column.path],
+                says=_SAYS[column.path],
+                picture=picture + scale_of_cells(100 * largest, signed=False),
+                tables=[_table(blocks, column.path)],
+                terms=[f"comparison.blocks[].heads[].{column.path}"],
+                notes=_without(blocks),
+            )
+        )
+    return found
+
+
+def _without(blocks: Sequence[BlockComparison]) -> list[str]:
+    none = [str(block.index) for block in blocks if not block.heads]
+    return [f"No heads of W': block {', '.join(none)}."] if none else []
+
+
+def _table(blocks: Sequence[BlockComparison], path: str) -> Table:
+    """One row a head: all columns behind the whole change, else that part alone."""
+    columns = HEADS if path == "relative" else [column for column in HEADS if column.path == path]
+    every = [(place, number, head) for place, b in enumerate(blocks) for number, head in enumerate(b.heads)]
+    return Table(
+        heads=[Head("head", "block.head"), *(Head(c.name, c.title[-1], c.path) for c in columns)],
+        rows=[
+            [f"{blocks[place].index}.{head.head}", *(column.cell(head) for column in columns)]
+            for place, _, head in every
+        ],
+        place="comparison.blocks[].heads[].",
+        at=[f"comparison.blocks.{place}.heads.{number}" for place, number, _ in every],
+    )
+
+
+def unaligned(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]) -> Figure | None:
+    """Two lines over blocks."""
+    paths = (("operator.unaligned", "s1", "this model"), ("operator.null.unaligned", "s3", "null: uniform attention"))
+    values = [value_at(b, path) for r in beside for b in blocks_of(r) for path, _, _ in paths]
+    if all(block.operator.unaligned is None for block in blocks):
+        return None
+    plot = Plot(
+        Axis("block", Band([str(block.index) for block in blocks], most=12)),
+        Axis("share of W' (%)", Linear.over(values, percent=True)),
+        width=500,
+        height=250,
+    )
+    drawn = []
+    for path, series, name in paths:
+
+        def said(place: int, value: float, name: str = name) -> str:
+            return f"block {blocks[place].index}, {name}: {numbers.percent(value)} %"
+
+        drawn += curve(plot, [value_at(block, path) for block in blocks], series, said, hollow="null" in path)
+    return Figure(
+        key="unaligned",
+        title="How much of W' reads tokens that the other prompt does not have",
+        says="Mean of the two prompts, of the rows of tokens that both have.",
+        picture=plot.svg(drawn, "Two lines over blocks: this model, and uniform attention."),
+        tables=[table_of(blocks, "block", block_name, UNALIGNED, "comparison.blocks[].", "block")],
+        terms=["comparison.blocks[].operator.unaligned", "comparison.blocks[].operator.null.unaligned"],
+        legend=legend([(marks.sample("line", series, hollow="null" in path), name) for path, series, name in paths]),
+    )

@@ -1,0 +1,123 @@
+"""The sheet of `duat compare`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from duat_cli.report.html.compare.losses import answer, fixed, reads
+from duat_cli.report.html.compare.operator import blocks_of, heads, operator, unaligned
+from duat_cli.report.html.compare.stream import amplification, by_pair, named, stream
+from duat_cli.report.html.drawing import facts
+from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile
+from duat_cli.report.html.drawing.table import Head, Table
+from duat_cli.report.tables import numbers
+from duat_cli.results.compare import CompareReport, PairFacts
+
+_RUNS = 6  # aligned stretches of a pair that the page shows
+
+
+def compare_sheet(report: CompareReport, beside: Sequence[CompareReport]) -> Sheet:
+    """beside: all compare reports of the page, this one among them: they share their axes."""
+    blocks = blocks_of(report)
+    figures = [fixed(report, beside), answer(report, beside), reads(report)]
+    if blocks:
+        figures += [operator(blocks, beside), *heads(blocks)]
+        figures += [amplification(blocks, beside), stream(blocks, beside), unaligned(blocks, beside)]
+    figures += [by_pair(report), _pairs(report), _parameters(report)]
+    return Sheet(
+        command=report.command,
+        name=facts.named(report.model),
+        facts=facts.loaded(report.model, report.environment, report.prompts),
+        verdict=facts.verdict(report.certificate),
+        tiles=_tiles(report),
+        lists=[
+            ("Notable", [] if report.comparison is None else report.comparison.notable),
+            facts.skipped(report.skipped),
+            ("Warnings", report.warnings),
+        ],
+        figures=[figure for figure in figures if figure is not None],
+    )
+
+
+def _tiles(report: CompareReport) -> list[Tile]:
+    found = [Tile("certificate", numbers.error(report.certificate.relative_error), "relative",
+                  "certificate.relative_error")]  # fmt: skip
+    if report.fixed is not None:
+        found.append(Tile("live loss", numbers.plain(report.fixed.live), "nats a token", "fixed.live"))
+    if report.comparison is not None:
+        found.append(Tile("pairs", str(report.comparison.pairs), "", "comparison.pairs"))
+    if len(report.pairs) == 1:
+        pair = report.pairs[0]
+        found.append(Tile("aligned", str(pair.aligned), "tokens", "pairs.0.aligned"))
+        found.append(Tile("KL of the next token", numbers.plain(pair.kl), "nats", "pairs.0.kl"))
+    return found
+
+
+def _pairs(report: CompareReport) -> Figure | None:
+    """Which tokens were compared."""
+    if not report.pairs:
+        return None
+    return Figure(
+        key="pairs",
+        wide=True,
+        title="Which prompts were compared, and on which tokens",
+        says="Aligned are the tokens that both have, in one order; KL is of the next token behind each prompt.",
+        picture=Markup(),
+        tables=[
+            Table(
+                heads=[
+                    Head("pair", number=False),
+                    Head("aligned", "tokens", "aligned"),
+                    Head("KL of the next token", "nats", "kl"),
+                    Head("the aligned text", number=False, long=True),
+                ],
+                rows=[
+                    [named(report, pair), numbers.whole(pair.aligned), numbers.plain(pair.kl), _aligned(pair)]
+                    for pair in report.pairs
+                ],
+                place="pairs[].",
+                at=[f"pairs.{number}" for number in range(len(report.pairs))],
+                notes=[
+                    f"No KL: {reason}."
+                    for reason in dict.fromkeys(p.reasons.get("kl", "not known") for p in report.pairs if p.kl is None)
+                ],
+            )
+        ],
+        terms=["pairs[].runs"],
+        opened=True,
+    )
+
+
+def _aligned(pair: PairFacts) -> str:
+    left = len(pair.runs) - _RUNS
+    return " / ".join(run.text for run in pair.runs[:_RUNS]) + (f" / and {left} more" if left > 0 else "")
+
+
+def _parameters(report: CompareReport) -> Figure | None:
+    if report.comparison is None:
+        return None
+    rows = report.comparison.parameters
+    return Figure(
+        key="parameters",
+        wide=True,
+        title="Which parameters of the sum are fixed, and which move with the input",
+        says="The largest change over blocks and pairs; what the checkpoint sets does not move.",
+        picture=Markup(),
+        tables=[
+            Table(
+                heads=[
+                    Head("parameter", number=False),
+                    Head("what it is", path="what", number=False, long=True),
+                    Head("set by", path="set_by", number=False),
+                    Head("largest change", "%", "change"),
+                ],
+                rows=[[row.name, row.what, row.set_by, numbers.percent(row.change)] for row in rows],
+                place="comparison.parameters[].",
+                at=[f"comparison.parameters.{number}" for number in range(len(rows))],
+            )
+        ],
+        terms=["comparison.parameters[].change"],
+        opened=True,
+    )

@@ -1,0 +1,127 @@
+"""What the difference of two prompts does along the depth: biases, FFNs, outputs, and how each block amplifies it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from duat_cli.report.html.compare.columns import AMPLIFICATION, OPERATOR, STREAM, block_name
+from duat_cli.report.html.compare.operator import blocks_of
+from duat_cli.report.html.drawing import marks
+from duat_cli.report.html.drawing.figure import Figure
+from duat_cli.report.html.drawing.plot import Axis, Plot, legend
+from duat_cli.report.html.drawing.scales import Band, Linear
+from duat_cli.report.html.drawing.series import curve
+from duat_cli.report.html.drawing.table import Head, Table, table_of
+from duat_cli.report.tables import numbers
+from duat_cli.report.tables.grid import value_at
+from duat_cli.results.compare import BlockComparison, CompareReport, PairFacts
+
+_SERIES = ("s6", "s2", "s3", "s1")  # of STREAM
+_BY_PAIR = (*OPERATOR[:5], *STREAM[1:], AMPLIFICATION[0])
+_PAIRS = 5  # with a line of their own
+
+
+def stream(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]) -> Figure | None:
+    """Lines over blocks: the relative change of the input, the bias, the FFN's term and the output."""
+    known = [(column, series) for column, series in zip(STREAM, _SERIES, strict=True) if _any(blocks, column.path)]
+    if not known:
+        return None
+    every = [value_at(block, column.path) for r in beside for block in blocks_of(r) for column in STREAM]
+    plot = Plot(_across(blocks), Axis("relative change (%)", Linear.over(every, percent=True)), width=500, height=260)
+    drawn = []
+    for column, series in known:
+        said = _said(blocks, column.name, lambda v: f"{numbers.percent(v)} %")
+        drawn += curve(plot, [value_at(block, column.path) for block in blocks], series, said)
+    return Figure(
+        key="stream",
+        title="How far inputs, biases, FFNs and outputs of the blocks move",
+        says="On the tokens that both prompts have, over the size under the first prompt.",
+        picture=plot.svg(drawn, "Lines over blocks: input, bias, FFN, output."),
+        tables=[table_of(blocks, "block", block_name, STREAM, "comparison.blocks[].", "block")],
+        terms=[f"comparison.blocks[].{column.path}" for column in STREAM],
+        legend=legend([(marks.sample("line", series), column.name) for column, series in known]),
+    )
+
+
+def amplification(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]) -> Figure | None:
+    """A line over blocks, and 1 to compare with."""
+    if not _any(blocks, "amplification"):
+        return None
+    every = [block.amplification for r in beside for block in blocks_of(r)]
+    plot = Plot(_across(blocks), Axis("output's change over input's (times)", Linear.over([*every, 1.0])), 500, 260)
+    at = plot.y(1.0)
+    said = _said(blocks, "amplification", lambda v: f"{numbers.plain(v)} times")
+    return Figure(
+        key="amplification",
+        title="Which blocks drive the two prompts apart: amplification along the depth",
+        says="Above the dashed line the relative difference is larger behind the block than in front of it.",
+        picture=plot.svg(
+            [
+                marks.rule(plot.left, at, plot.right, at, "as large behind the block as in front of it"),
+                *curve(plot, [block.amplification for block in blocks], "s1", said),
+            ],
+            "A line over blocks: relative change of the output over that of the input.",
+        ),
+        tables=[table_of(blocks, "block", block_name, AMPLIFICATION, "comparison.blocks[].", "block")],
+        terms=["comparison.blocks[].amplification"],
+    )
+
+
+def by_pair(report: CompareReport) -> Figure | None:
+    """With --per-prompt: the change of W' of each pair."""
+    known = [(number, pair) for number, pair in enumerate(report.pairs) if pair.blocks]
+    kept = known[:_PAIRS]
+    if len(known) < 2:
+        return None
+    blocks = kept[0][1].blocks or []
+    every = [block.operator.relative for _, pair in kept for block in pair.blocks or []]
+    plot = Plot(_across(blocks), Axis("change (% of |W'_a|)", Linear.over(every, percent=True)))
+    drawn = []
+    for series, (number, pair) in zip(marks.SERIES, kept, strict=False):
+        said = _said(blocks, f"pair {number}", lambda v: f"{numbers.percent(v)} %")
+        drawn += curve(plot, [block.operator.relative for block in pair.blocks or []], series, said)
+    left = len(known) - len(kept)
+    return Figure(
+        key="pairs-blocks",
+        wide=True,
+        title="The change of W' pair by pair",
+        says="The pictures above are means over the pairs.",
+        picture=plot.svg(drawn, "A line over blocks for each pair."),
+        tables=[_of_pair(number, pair) for number, pair in kept],
+        terms=["pairs[].blocks"],
+        legend=legend(
+            [
+                (marks.sample("line", series), f"pair {number}: {named(report, pair)}")
+                for series, (number, pair) in zip(marks.SERIES, kept, strict=False)
+            ]
+        ),
+        notes=[f"{numbers.plural(left, 'more pair')}: in the JSON."] if left > 0 else [],
+    )
+
+
+def _of_pair(number: int, pair: PairFacts) -> Table:
+    """A row a block."""
+    blocks = pair.blocks or []
+    return Table(
+        heads=[Head(f"pair {number}, block"), *(Head(c.name, c.title[-1], c.path) for c in _BY_PAIR)],
+        rows=[[str(block.index), *(column.cell(block) for column in _BY_PAIR)] for block in blocks],
+        place="pairs[].blocks[].",
+        at=[f"pairs.{number}.blocks.{place}" for place in range(len(blocks))],
+    )
+
+
+def named(report: CompareReport, pair: PairFacts) -> str:
+    """Which prompts a pair is."""
+    return f"{report.prompts[pair.a].label} and {report.prompts[pair.b].label}"
+
+
+def _any(blocks: Sequence[BlockComparison], path: str) -> bool:
+    return any(value_at(block, path) is not None for block in blocks)
+
+
+def _across(blocks: Sequence[BlockComparison]) -> Axis:
+    return Axis("block", Band([str(block.index) for block in blocks], most=12))
+
+
+def _said(blocks: Sequence[BlockComparison], name: str, form: Callable[[float], str]) -> Callable[[int, float], str]:
+    return lambda place, value: f"block {blocks[place].index}, {name}: {form(value)}"

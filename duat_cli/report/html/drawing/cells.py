@@ -1,0 +1,87 @@
+"""Maps of signed numbers: hue and a dash tell the sign, depth of colour the size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from markupsafe import Markup
+
+from duat_cli.report.html.drawing.elements import Content, joined, short, shown, tag
+from duat_cli.report.html.drawing.plot import Plot
+from duat_cli.report.tables import numbers
+
+STEPS = (0.03, 0.08, 0.2, 0.5)  # of the largest: where a depth of colour begins
+_NAMED = 300  # cells of a map that say their value on hover: the largest
+_ROOM = (38, 16)  # pixels of a cell that a number needs
+_MINUS = "\N{MINUS SIGN}"
+
+
+def level(value: float, largest: float) -> str:
+    """The class of a number: p1 to p4 above zero, n1 to n4 below, z for less than 3 % of the largest."""
+    size = sum(abs(value) >= step * largest for step in STEPS) if largest > 0 else 0
+    return f"{'p' if value > 0 else 'n'}{size}" if size else "z"
+
+
+def cells(
+    plot: Plot,
+    rows: Sequence[Sequence[float | None]],
+    said: Callable[[int, int], str],
+    form: Callable[[float | None], str] | None = None,
+    largest: float | None = None,
+) -> list[Markup]:
+    """A cell for every number; rows[r][c] stands at place r upwards and c across. said: what a cell is. form: prints
+    the numbers into the cells, where these are large enough. largest: the size that colours go up to, where several
+    maps have one scale; None: the largest here.
+
+    A dash stands in the cells below zero that have no number. Cells below 3 % of the largest have no colour.
+    """
+    known = {(r, c): v for r, row in enumerate(rows) for c, v in enumerate(row) if v is not None}
+    largest = max(map(abs, known.values()), default=0.0) if largest is None else largest
+    width, height = abs(plot.x(1) - plot.x(0)), abs(plot.y(1) - plot.y(0))
+    printed = form if width >= _ROOM[0] and height >= _ROOM[1] else None
+    order = sorted((place for place, v in known.items() if level(v, largest) != "z"), key=lambda p: -abs(known[p]))
+    drawn: list[Markup] = []
+    rest: dict[str, list[str]] = {}
+    dashes = []
+    for number, (r, c) in enumerate(order):
+        value = known[r, c]
+        left, top, name = plot.x(c) - width / 2, plot.y(r) - height / 2, f"cell {level(value, largest)}"
+        if number < _NAMED:
+            title = tag("title", f"{said(r, c)}: {(form or numbers.signed(numbers.plain))(value)}")
+            drawn.append(tag("rect", title, x=left, y=top, width=width, height=height, class_=name))
+        else:
+            path = f"M{short(left)} {short(top)}h{short(width)}v{short(height)}h{short(-width)}z"
+            rest.setdefault(name, []).append(path)
+        if value < 0 and printed is None:
+            dashes.append(f"M{short(left + width / 4)} {short(plot.y(r))}h{short(width / 2)}")
+    drawn += [tag("path", d="".join(paths), class_=name) for name, paths in rest.items()]
+    if printed is not None:
+        drawn += [
+            tag("text", printed(v), x=plot.x(c), y=plot.y(r) + 4, text_anchor="middle", class_="number")
+            for (r, c), v in known.items()
+        ]
+    return [*drawn, *([tag("path", d="".join(dashes), class_="dash")] if dashes else [])]
+
+
+def scale_of_cells(largest: float, *, signed: bool = True) -> Markup:
+    """What the depths of colour mean. signed: whether there may be numbers below zero."""
+    count = len(STEPS)
+    below = [f"n{k}" for k in range(count, 0, -1)] if signed else []
+    steps = [*below, "z", *(f"p{k}" for k in range(1, count + 1))]
+    signs = {"n": _MINUS, "p": "+", "z": "0"}
+    keys = [tag("span", signs[name[0]], class_=f"key {name}") for name in steps]
+    begin = ", ".join(f"{100 * step:g}" for step in STEPS)
+    ends = f" from {begin} % of the largest, {numbers.plain(largest)}"
+    return tag("p", *keys, ends, class_="depths")
+
+
+def words(tokens: Sequence[tuple[str, float, str]]) -> Markup:
+    """Running text: (token, number, what it says on hover). Marked by hue, depth and sign."""
+    largest = max((abs(value) for _, value, _ in tokens), default=0.0)
+    return tag("p", *(_word(text, value, said, largest) for text, value, said in tokens), class_="text")
+
+
+def _word(text: str, value: float, said: str, largest: float) -> Markup:
+    name = level(value, largest)
+    sign: list[Content] = [] if name == "z" else [tag("sup", "+" if value > 0 else _MINUS)]
+    return tag("span", tag("bdi", joined([shown(text)])), *sign, class_=f"word {name}", title=said)

@@ -1,0 +1,36 @@
+"""What the sheets of most commands have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from duat_cli.report.html.drawing.figure import Verdict
+from duat_cli.report.tables import facts, numbers
+from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts, Skipped
+
+
+def named(model: ModelFacts) -> str:
+    """The model, and the commit that it was read at."""
+    return f"{model.name} at {model.revision}" if model.revision else model.name
+
+
+def loaded(model: ModelFacts, environment: Environment, prompts: Sequence[PromptFacts]) -> list[str]:
+    """What was loaded, what ran, and with which arithmetic."""
+    kv = "" if model.kv_heads == model.heads else f" ({model.kv_heads} key/value)"
+    return [
+        f"{model.model_type} ({model.architecture}), {numbers.count(model.parameters)} parameters, "
+        f"{numbers.plural(model.blocks, 'block')}, width {model.hidden_size}, "
+        f"{numbers.plural(model.heads, 'head')}{kv}{facts.quantised(model.quantised)}",
+        f"{facts.tokens(list(prompts))}; {facts.arithmetic(environment)}",
+    ]
+
+
+def verdict(certificate: Certificate) -> Verdict:
+    """The certificate in words."""
+    word, _, text = facts.verdict(certificate).plain.partition(": ")
+    return Verdict("good" if certificate.exact else "bad", word, text)
+
+
+def skipped(entries: Sequence[Skipped]) -> tuple[str, list[str]]:
+    """What was left out of a report, and why."""
+    return "Skipped", [f"{entry.what}: {entry.why}" for entry in entries]

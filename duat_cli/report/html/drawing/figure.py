@@ -1,0 +1,69 @@
+"""What a page is made of: per report a sheet with its facts, verdict, leading numbers and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from markupsafe import Markup
+
+from duat_cli.report.html.drawing.table import Table
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture and all that belongs to it."""
+
+    key: str
+    """Names it among the figures of its sheet; figures of one key stand side by side."""
+    title: str
+    """What the picture shows."""
+    says: str
+    """How to read it, one or two sentences."""
+    picture: Markup
+    tables: Sequence[Table]
+    """The numbers behind the picture."""
+    terms: Sequence[str] = ()
+    """Paths of the fields it shows, such as 'blocks[].terms.linear'; their definitions are linked."""
+    legend: Markup = field(default_factory=Markup)
+    notes: Sequence[str] = ()
+    """What the picture leaves out, and why."""
+    opened: bool = False
+    """Whether its tables are seen without being opened: where there is no picture."""
+    wide: bool = False
+    """Whether it takes a line of its own."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What stands on top. state: good, bad or open; the words say it as well."""
+
+    state: Literal["good", "bad", "open"]
+    word: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A leading number. path: of its field in the report."""
+
+    name: str
+    value: str
+    unit: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """One report."""
+
+    command: str
+    name: str
+    """What it is about: the model."""
+    facts: Sequence[str]
+    verdict: Verdict | None
+    tiles: Sequence[Tile]
+    lists: Sequence[tuple[str, Sequence[str]]]
+    """Titled lists of sentences: what is notable, what was skipped, warnings. Empty ones are left out."""
+    figures: Sequence[Figure]

@@ -1,0 +1,124 @@
+"""From values to places on a picture, and the values at which an axis has ticks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from duat_cli.report.tables import numbers
+
+_SLACK = 1e-4  # of a step: what rounding adds to a value is no reason for one more
+_EMPTY = (0.0, 1.0)  # the range of an axis without any value
+
+
+class Scale(Protocol):
+    """An axis' map. Places are in the unit interval: 0 is its beginning, 1 its end."""
+
+    def __call__(self, value: float, /) -> float: ...
+
+    def ticks(self) -> list[tuple[float, str]]:
+        """(value, label) of each tick."""
+        ...
+
+
+@dataclass(frozen=True)
+class Linear:
+    low: float
+    high: float
+    percent: bool = False
+    """Whether labels are the values times 100."""
+    count: int = 5
+    """About how many ticks."""
+
+    @classmethod
+    def over(cls, values: Iterable[float | None], *, zero: bool = True, percent: bool = False) -> Linear:
+        """A range that holds all values, from and to round numbers; zero: and 0 as well."""
+        known = [value for value in values if value is not None]
+        low, high = (min(known), max(known)) if known else _EMPTY
+        if zero:
+            low, high = min(low, 0.0), max(high, 0.0)
+        if low == high:
+            low, high = (low, low + 1) if zero else (low - abs(low) / 2 - 1e-9, high + abs(high) / 2 + 1e-9)
+        step = _step(high - low, 5)
+        return cls(math.floor(low / step + _SLACK) * step, math.ceil(high / step - _SLACK) * step, percent)
+
+    def __call__(self, value: float, /) -> float:
+        return (value - self.low) / (self.high - self.low)
+
+    def ticks(self) -> list[tuple[float, str]]:
+        step = _step(self.high - self.low, self.count)
+        first = math.ceil(self.low / step - 1e-9)
+        last = math.floor(self.high / step + 1e-9)
+        shown = 100 * step if self.percent else step
+        digits = max(0, -math.floor(math.log10(shown) + 1e-9))
+        digits += abs(round(shown, digits) - shown) > _SLACK * shown  # 0.25 has a digit more than 0.2
+        values = [k * step for k in range(first, last + 1)]
+        return [(v, _round(100 * v if self.percent else v, digits)) for v in values]
+
+
+@dataclass(frozen=True)
+class Log:
+    """Of positive values: powers of ten."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def over(cls, values: Iterable[float | None]) -> Log:
+        """From and to powers of ten around all positive values."""
+        known = [math.log10(value) for value in values if value is not None and value > 0]
+        low, high = (math.floor(min(known)), math.ceil(max(known))) if known else (0, 1)
+        return cls(10.0**low, 10.0 ** max(high, low + 1))
+
+    def __call__(self, value: float, /) -> float:
+        return (math.log10(value) - math.log10(self.low)) / (math.log10(self.high) - math.log10(self.low))
+
+    def ticks(self) -> list[tuple[float, str]]:
+        first, last = round(math.log10(self.low)), round(math.log10(self.high))
+        step = max(1, math.ceil((last - first) / 8))
+        return [(10.0**k, f"1e{k}" if abs(k) > 2 else f"{10.0**k:g}") for k in range(first, last + 1, step)]
+
+
+@dataclass(frozen=True)
+class Band:
+    """Places of a list in equal bands; a value is a number from 0."""
+
+    names: Sequence[str]
+    most: int = 20
+    """How many ticks there is room for."""
+
+    @property
+    def width(self) -> float:
+        """Of one band."""
+        return 1 / max(1, len(self.names))
+
+    def __call__(self, value: float, /) -> float:
+        return (value + 0.5) * self.width
+
+    def ticks(self) -> list[tuple[float, str]]:
+        step = next(s for s in _steps() if len(self.names) <= s * self.most)
+        return [(float(i), name) for i, name in enumerate(self.names) if i % step == 0]
+
+
+def _steps() -> Iterable[int]:
+    """1, 2, 5, 10, 20, ..."""
+    power = 1
+    while True:
+        yield from (power, 2 * power, 5 * power)
+        power *= 10
+
+
+def _step(span: float, count: int) -> float:
+    """The round step that cuts a span into about `count` parts."""
+    raw = span / count
+    power = 10.0 ** math.floor(math.log10(raw))
+    return next(power * k for k in (1, 2, 2.5, 5, 10) if power * k >= raw * (1 - 1e-9))
+
+
+def _round(value: float, digits: int) -> str:
+    if abs(value) >= 1e5:
+        return numbers.plain(value)
+    text = f"{value:.{digits}f}"
+    return text.removeprefix("-") if float(text) == 0 else text

@@ -1,0 +1,82 @@
+"""Tables behind pictures: headers with units and definitions, numbers as the terminal prints them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from duat_cli.report.html.drawing.elements import Content
+from duat_cli.report.tables.grid import Column, missing, value_at
+from duat_cli.results.base import Result
+from duat_cli.text import indices
+
+MOST_ROWS = 400  # of one table; the rest is in the JSON
+
+
+@dataclass(frozen=True)
+class Head:
+    """A column's header."""
+
+    name: str
+    unit: str = ""
+    path: str = ""
+    """Of its field inside the row's object; '' where the column is no field."""
+    number: bool = True
+    """Numbers stand at the right."""
+    long: bool = False
+    """Whether its words are sentences, which take several lines."""
+
+    @property
+    def style(self) -> str:
+        return "" if self.number else "words long" if self.long else "words"
+
+
+@dataclass(frozen=True)
+class Table:
+    """place: path in the report of the list that the rows come from, such as 'blocks[].'; with it and a head's path a
+    column's definition is found. at: each row's own place, such as 'blocks.3'."""
+
+    heads: Sequence[Head]
+    rows: Sequence[Sequence[Content]]
+    place: str = ""
+    at: Sequence[str] = ()
+    notes: Sequence[str] = field(default=())
+
+    @property
+    def shown(self) -> list[tuple[str, Sequence[Content]]]:
+        """(place, cells) of the rows that the page has."""
+        places = self.at or [""] * len(self.rows)
+        return list(zip(places, self.rows, strict=True))[:MOST_ROWS]
+
+    @property
+    def left_out(self) -> int:
+        """How many rows the page has no room for."""
+        return max(0, len(self.rows) - MOST_ROWS)
+
+
+def table_of(
+    rows: Sequence[Result],
+    label: str,
+    name: Callable[[Result], str],
+    columns: Sequence[Column],
+    place: str,
+    word: str = "row",
+    *,
+    numbered: bool = True,
+) -> Table:
+    """A row a result: its name, then its columns. Columns without any value are left out; why single cells are empty
+    is said below.
+
+    label, name: header and text of the first column. place: the path of the rows' list, such as 'blocks[].', or of the
+    one row, such as 'end_to_end.'. word: what a row is.
+    """
+    known = [c for c in columns if any(value_at(row, c.path) is not None for row in rows)]
+    where = place.removesuffix(".").replace("[]", "")
+    absent = missing(rows, known, list(range(len(rows))))
+    return Table(
+        heads=[Head(label, number=numbered), *(Head(c.name, c.title[-1], c.path) for c in known)],
+        rows=[[name(row), *(c.cell(row) for c in known)] for row in rows],
+        place=place,
+        at=[f"{where}.{i}" if place.endswith("[].") else where for i in range(len(rows))],
+        notes=[f"No value: {names}: {reason} ({indices(word, at)})." for names, reason, at in absent],
+    )

@@ -1,0 +1,98 @@
+"""The reports as JSON inside their page, once: from there the script draws its maps, and programs read them again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from markupsafe import Markup
+
+from duat_cli.report.tables import numbers
+
+MOST_BYTES = 1_000_000  # of all reports together, without maps
+MOST_MAPS = 2_500_000  # bytes of all maps, which the script draws: with pictures and tables a page stays below 5 MB
+
+
+def as_script(value: object) -> Markup:
+    """JSON that no parser of HTML can leave early: ASCII, without <, > and &."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
+def embedded(document: dict[str, Any], share: float) -> tuple[dict[str, Any], list[str]]:
+    """The report as its page holds it, and what was left out of it. share: of the room, where there are several."""
+    maps = document.get("maps") or []
+    rest, left_out = cut_to({**document, "maps": []} if maps else document, int(share * MOST_BYTES))
+    if not maps:
+        return rest, left_out
+    kept = _leading(maps, int(share * MOST_MAPS))
+    if len(kept) < len(maps):
+        left_out.append(f"maps of prompt {len(kept)} and further ones ({numbers.size(_size(maps[len(kept) :]))})")
+    return {**rest, "maps": kept}, left_out
+
+
+def _leading(maps: list[Any], limit: int) -> list[Any]:
+    """The first maps, as many as there is room for."""
+    kept, used = [], 2
+    for one in maps:
+        used += _size(one) + 1
+        if used > limit:
+            break
+        kept.append(one)
+    return kept
+
+
+def cut_to(document: dict[str, Any], limit: int) -> tuple[dict[str, Any], list[str]]:
+    """The document without the lists that it is too large with, and what was left out.
+
+    Of all lists, by their paths, the smallest that makes it fit is emptied; where none does, the largest below others,
+    and so on. document: a report as JSON has it; it is not changed.
+    """
+    size = _size(document)
+    if size <= limit:
+        return document, []
+    found: list[str] = []
+    document = json.loads(json.dumps(document))
+    while (size := _size(document)) > limit:
+        sizes = _sizes(document)
+        if not sizes:
+            break
+        enough = {path: bytes for path, bytes in sizes.items() if size - bytes <= limit}
+        chosen = min(enough, key=lambda p: enough[p]) if enough else max(sizes, key=lambda p: (p.count("[]"), sizes[p]))
+        found.append(f"{chosen} ({numbers.size(sizes[chosen])})")
+        _empty(document, chosen)
+    return document, found
+
+
+def _size(value: object) -> int:
+    return len(json.dumps(value, separators=(",", ":")))
+
+
+def _sizes(document: dict[str, Any]) -> dict[str, int]:
+    """Bytes of all lists at each path, such as 'blocks[].prompts'; empty ones are none."""
+    found: dict[str, int] = {}
+    for path, _, _, value in _lists(document, ""):
+        found[path] = found.get(path, 0) + _size(value)
+    return found
+
+
+def _lists(value: object, path: str) -> Iterator[tuple[str, Any, Any, list[Any]]]:
+    """(path, its owner, its key there, the list) of every list that an object has and that is not empty."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            here = f"{path}.{key}".lstrip(".")
+            if isinstance(inner, list) and inner:
+                yield here, value, key, inner
+            yield from _lists(inner, here)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _lists(inner, f"{path}[]")
+
+
+def _empty(document: dict[str, Any], path: str) -> None:
+    for found, owner, key, _ in list(_lists(document, "")):
+        if found == path:
+            owner[key] = []

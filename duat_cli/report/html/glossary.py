@@ -1,0 +1,85 @@
+"""The definitions that a page links to: the text of `duat explain`, for the fields that the page shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from duat_cli.report.html.drawing.figure import Sheet
+from duat_cli.results.explain import Explanation
+
+Known = Mapping[tuple[str, str], Explanation]
+"""By the command and the field's path, such as ('inspect', 'blocks[].terms.linear')."""
+
+
+@dataclass
+class Entry:
+    """One definition. anchor: where it stands on the page."""
+
+    anchor: str
+    explanation: Explanation
+    places: list[str] = field(default_factory=list)
+    """The fields of this page that it is about."""
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        """What is known beside the definition, as `duat explain` lists it."""
+        e = self.explanation
+        known = {
+            "formula": e.formula,
+            "unit": e.unit,
+            "exact": e.exact,
+            "source": e.source,
+            "needs": e.facts.get("needs"),
+        }
+        return [*((name, text) for name, text in known.items() if text), ("field", ", ".join(self.places))]
+
+    @property
+    def text(self) -> str:
+        """The definition as a sentence."""
+        text = self.explanation.definition
+        text = text[:1].upper() + text[1:]
+        return text if text.endswith(".") or not text else f"{text}."
+
+
+class Glossary:
+    """The definitions of everything on some sheets, in order of appearance."""
+
+    def __init__(self, sheets: Iterable[Sheet], known: Known) -> None:
+        self._anchors: dict[tuple[str, str], Entry] = {}
+        self.entries: list[Entry] = []
+        of: dict[int, Entry] = {}
+        for sheet in sheets:
+            for path in dict.fromkeys(_paths(sheet)):
+                place = (sheet.command, path)
+                explanation = known.get(place)
+                if explanation is None or place in self._anchors:
+                    continue
+                entry = of.get(id(explanation))
+                if entry is None:
+                    entry = of[id(explanation)] = Entry(f"d{len(self.entries)}", explanation)
+                    self.entries.append(entry)
+                entry.places.append(path)
+                self._anchors[place] = entry
+
+    def entry(self, command: str, path: str) -> Entry | None:
+        """Of a field; None where `duat explain` has none."""
+        return self._anchors.get((command, path))
+
+    def linked(self, command: str, paths: Iterable[str]) -> list[tuple[str, str]]:
+        """(anchor, name) of each definition of some fields; fields of one name are told apart by what they stand in."""
+        found = {e.anchor: path for path in paths if (e := self.entry(command, path)) is not None}
+        names = [path.rpartition(".")[2] for path in found.values()]
+        return [
+            (anchor, name if names.count(name) == 1 else ".".join(path.replace("[]", "").split(".")[-2:]))
+            for (anchor, path), name in zip(found.items(), names, strict=True)
+        ]
+
+
+def _paths(sheet: Sheet) -> Iterator[str]:
+    for tile in sheet.tiles:
+        yield tile.path
+    for figure in sheet.figures:
+        yield from figure.terms
+        for table in figure.tables:
+            yield from (table.place + head.path for head in table.heads if head.path)

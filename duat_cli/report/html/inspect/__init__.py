@@ -1,0 +1,1 @@
+"""The page of `duat inspect`, one file a picture."""

@@ -1,0 +1,106 @@
+"""The sheet of `duat inspect`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from duat_cli.report.html.drawing import facts
+from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile
+from duat_cli.report.html.drawing.table import table_of
+from duat_cli.report.html.inspect.certificate import certificate
+from duat_cli.report.html.inspect.columns import OPERATOR, block_name
+from duat_cli.report.html.inspect.coupling import coupling
+from duat_cli.report.html.inspect.nulls import against_nulls
+from duat_cli.report.html.inspect.routing import routing
+from duat_cli.report.html.inspect.shares import shares
+from duat_cli.report.html.inspect.terms import terms
+from duat_cli.report.tables import numbers
+from duat_cli.report.tables.grid import Column
+from duat_cli.results.base import Result
+from duat_cli.results.inspect import InspectReport
+
+_END_TO_END = (
+    Column(("off-diagonal", "%"), "coupling.off_diagonal_share", numbers.percent),
+    Column(("entropy", "bits"), "coupling.entropy_bits", numbers.plain),
+    Column(("context", "tokens"), "coupling.effective_context", numbers.plain),
+    Column(("mean distance", "tokens"), "coupling.mean_distance", numbers.plain),
+    Column(("first token", "%"), "coupling.first_token_share", numbers.percent),
+    Column(("certificate error", "relative"), "certificate_error", numbers.error),
+    Column(("null: uniform, off-diagonal", "%"), "null.uniform.off_diagonal_share", numbers.percent),
+    Column(("null: uniform, context", "tokens"), "null.uniform.effective_context", numbers.plain),
+    Column(("null: uniform, mean distance", "tokens"), "null.uniform.mean_distance", numbers.plain),
+    Column(("null: re-initialised, context", "tokens"), "null.reinitialised.effective_context", numbers.plain),
+)
+
+
+def inspect_sheet(report: InspectReport, beside: Sequence[InspectReport]) -> Sheet:
+    """beside: all inspect reports of the page, this one among them: they share their axes."""
+    figures = [
+        shares(report, beside),
+        *against_nulls(report, beside),
+        coupling(report),
+        terms(report, beside),
+        routing(report),
+        certificate(report, beside),
+        _statistics(report),
+        _end_to_end(report),
+    ]
+    return Sheet(
+        command=report.command,
+        name=facts.named(report.model),
+        facts=facts.loaded(report.model, report.environment, report.prompts),
+        verdict=facts.verdict(report.certificate),
+        tiles=_tiles(report),
+        lists=[("Notable", report.summary.notable), facts.skipped(report.skipped), ("Warnings", report.warnings)],
+        figures=[figure for figure in figures if figure is not None],
+    )
+
+
+def _tiles(report: InspectReport) -> list[Tile]:
+    summary = report.summary
+    return [
+        Tile("linear share", numbers.percent(summary.linear_share), "%", "summary.linear_share"),
+        Tile("static share", numbers.percent(summary.static_share), "%", "summary.static_share"),
+        Tile("UAT share", numbers.percent(summary.dynamic_share), "%", "summary.dynamic_share"),
+        Tile("effective context", numbers.plain(summary.effective_context), "tokens", "summary.effective_context"),
+        Tile("structural density", numbers.percent(summary.structural_density), "%", "summary.structural_density"),
+    ]
+
+
+def _statistics(report: InspectReport) -> Figure | None:
+    if not report.blocks:
+        return None
+    first = report.blocks[0].density
+    return Figure(
+        key="statistics",
+        wide=True,
+        title="All statistics of W' by block",
+        says=f"Means over the prompts. Density counts entries above {first.threshold:g} root mean square entries; a "
+        f"linear layer has {numbers.percent(first.linear_reference)} %, a 1-D convolution of width {first.conv_width} "
+        f"{numbers.percent(first.conv1d_reference)} %.",
+        picture=Markup(),
+        tables=[table_of(report.blocks, "block", block_name, OPERATOR, "blocks[].", "block")],
+        terms=["blocks[].operator", "blocks[].density.linear_reference", "blocks[].density.conv1d_reference"],
+        opened=True,
+    )
+
+
+def _end_to_end(report: InspectReport) -> Figure | None:
+    if report.end_to_end is None:
+        return None
+    return Figure(
+        key="end-to-end",
+        wide=True,
+        title="End to end: how tokens of the first block's input reach the last output",
+        says="The linear path through all blocks, the residual path included.",
+        picture=Markup(),
+        tables=[table_of([report.end_to_end], "blocks", _all, _END_TO_END, "end_to_end.")],
+        terms=["end_to_end", "end_to_end.coupling"],
+        opened=True,
+    )
+
+
+def _all(row: Result) -> str:
+    return "all"

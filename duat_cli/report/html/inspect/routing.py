@@ -1,0 +1,52 @@
+"""Where the attention matrices come from, with --routing."""
+
+from __future__ import annotations
+
+from duat_cli.report.html.drawing import marks
+from duat_cli.report.html.drawing.figure import Figure
+from duat_cli.report.html.drawing.plot import Axis, Plot, legend
+from duat_cli.report.html.drawing.scales import Band, Linear
+from duat_cli.report.html.drawing.table import table_of
+from duat_cli.report.html.inspect.columns import block_name
+from duat_cli.report.tables import numbers
+from duat_cli.report.tables.grid import Column, value_at
+from duat_cli.results.inspect import InspectReport
+
+_COLUMNS = (
+    Column(("by x.x", "%"), "routing.r2_plain", numbers.percent),
+    Column(("by the covariance", "%"), "routing.r2_centred", numbers.percent),
+    Column(("by W_QK", "%"), "routing.r2_bilinear", numbers.percent),
+    Column(("stable rank of W_QK", "dimensions"), "routing.stable_rank", numbers.plain),
+    Column(("symmetric share", "0-1"), "routing.symmetric_share", numbers.plain),
+    Column(("H rebuilt, error", "relative"), "routing.rebuilt_error", numbers.error),
+)
+_LINES = ((_COLUMNS[0], "s2"), (_COLUMNS[1], "s3"), (_COLUMNS[2], "s1"))
+
+
+def routing(report: InspectReport) -> Figure | None:
+    """Lines over blocks: what the scores of attention are explained by."""
+    if all(block.routing is None for block in report.blocks):
+        return None
+    plot = Plot(
+        Axis("block", Band([str(block.index) for block in report.blocks], most=12)),
+        Axis("share of the scores' variance (%)", Linear(0, 1, percent=True)),
+        width=500,
+        height=250,
+    )
+    drawn = []
+    for column, series in _LINES:
+        known = [(i, v) for i, block in enumerate(report.blocks) if (v := value_at(block, column.path)) is not None]
+        points = [(plot.x(i), plot.y(v)) for i, v in known]
+        drawn.append(marks.line(points, series))
+        for (x, y), (place, value) in zip(points, known, strict=True):
+            said = f"block {report.blocks[place].index}, {column.name}: {numbers.percent(value)} %"
+            drawn.append(marks.dot(x, y, series, said))
+    return Figure(
+        key="routing",
+        title="What the scores of attention are explained by",
+        says="R^2 of the scores before the softmax, mean over heads. What W_QK leaves is positions and biases.",
+        picture=plot.svg(drawn, "Three lines over blocks: by x.x, by the covariance of tokens, by W_QK."),
+        tables=[table_of(report.blocks, "block", block_name, _COLUMNS, "blocks[].", "block")],
+        terms=[f"blocks[].{column.path}" for column in _COLUMNS],
+        legend=legend([(marks.sample("line", series), column.name) for column, series in _LINES]),
+    )

@@ -1,0 +1,64 @@
+"""What every term of the sum makes of the last block's output, with --terms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from duat_cli.report.html.drawing import marks
+from duat_cli.report.html.drawing.figure import Figure
+from duat_cli.report.html.drawing.plot import Axis, Plot
+from duat_cli.report.html.drawing.scales import Band, Linear
+from duat_cli.report.html.drawing.table import table_of
+from duat_cli.report.html.inspect.columns import block_name
+from duat_cli.report.tables import numbers
+from duat_cli.report.tables.grid import Column
+from duat_cli.results.base import Result
+from duat_cli.results.inspect import InspectReport, UatTerm
+
+_COLUMNS = (
+    Column(("share", "%"), "share", numbers.percent),
+    Column(("norm", "of the output's"), "norm", numbers.plain),
+)
+_BEFORE = tuple(
+    Column((name, "%"), f"terms.pre_activation.{part}.share", numbers.percent)
+    for part, name in (("linear", "linear"), ("static", "static"), ("dynamic", "UAT terms"))
+)
+_SERIES = {"linear": "s1", "static": "s2", "dynamic": "s3"}
+_GAP = 0.14
+
+
+def terms(report: InspectReport, beside: Sequence[InspectReport]) -> Figure | None:
+    """A bar a term."""
+    if not report.terms:
+        return None
+    every = [term.share for other in beside for term in other.terms or []]
+    plot = Plot(
+        Axis("term of the sum", Band([_label(term) for term in report.terms], most=14)),
+        Axis("share of the last output (%)", Linear.over(every, percent=True)),
+    )
+    drawn = []
+    for place, term in enumerate(report.terms):
+        left, right = plot.x(place - 0.5 + _GAP), plot.x(place + 0.5 - _GAP)
+        top, bottom = plot.y(max(term.share, 0)), plot.y(min(term.share, 0))
+        said = f"{term.name}: {numbers.percent(term.share)} %"
+        drawn.append(marks.bar(left, top, right - left, bottom - top, _SERIES[term.kind], said))
+    before = table_of(report.blocks, "block", block_name, _BEFORE, "blocks[].", "block")
+    return Figure(
+        key="terms",
+        wide=True,
+        title="What each term of the sum makes of the last block's output",
+        says="x_0 is the linear path from the first block's input, bias all static parts together, a number the UAT "
+        "term that this block's FFN makes. All shares sum to 100 %.",
+        picture=plot.svg(drawn, "A bar for each term of the sum."),
+        tables=[table_of(report.terms, "term", _name, _COLUMNS, "terms[].", "term", numbered=False), before],
+        terms=["terms[].share", "blocks[].terms.pre_activation"],
+    )
+
+
+def _label(term: UatTerm) -> str:
+    return term.name if term.block is None else str(term.block)
+
+
+def _name(row: Result) -> str:
+    assert isinstance(row, UatTerm)
+    return row.name

@@ -1,0 +1,1 @@
+"""The page of `duat lora-diff`, one file a picture."""

@@ -1,0 +1,112 @@
+"""What the change does on prompts: W' of every block, and the answers prompt by prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from duat_cli.report.html.drawing import marks
+from duat_cli.report.html.drawing.figure import Figure
+from duat_cli.report.html.drawing.plot import Axis, Plot, legend
+from duat_cli.report.html.drawing.scales import Band, Linear
+from duat_cli.report.html.drawing.table import table_of
+from duat_cli.report.tables import numbers
+from duat_cli.report.tables.grid import Column
+from duat_cli.results.base import Result
+from duat_cli.results.lora import BlockChange, LoraReport, PromptChange
+
+_PARTS = (("routing", "s1", "routing: what attention looks at"), ("weights", "s2", "weights: what it carries"),
+          ("interaction", "s3", "interaction of both"))  # fmt: skip
+_GAP = 0.14
+_BLOCK = (
+    Column(("change of W'", "%"), "operator.relative_change", numbers.percent),
+    Column(("routing", "%"), "operator.routing", numbers.percent),
+    Column(("weights", "%"), "operator.weights", numbers.percent),
+    Column(("interaction", "%"), "operator.interaction", numbers.percent),
+    Column(("FFN", "%"), "terms.ffn", numbers.percent),
+    Column(("dynamic bias", "%"), "terms.dynamic_bias", numbers.percent),
+    Column(("output", "%"), "terms.output", numbers.percent),
+    Column(("certificate, base", "relative"), "base_certificate", numbers.error),
+    Column(("certificate, tuned", "relative"), "tuned_certificate", numbers.error),
+)
+_PROMPT = (
+    Column(("output", "%"), "output", numbers.percent),
+    Column(("KL", "nats"), "kl", numbers.plain),
+    Column(("loss, base", "nats"), "loss_base", numbers.plain),
+    Column(("loss, tuned", "nats"), "loss_tuned", numbers.plain),
+)
+
+
+def operator(report: LoraReport, beside: Sequence[LoraReport]) -> Figure | None:
+    """Bars of three parts over blocks, and a point for the whole."""
+    if not report.blocks or all(block.operator.relative_change is None for block in report.blocks):
+        return None
+    heights = [_sum(block) for other in beside for block in other.blocks or []]
+    plot = Plot(
+        Axis("block", Band([str(block.index) for block in report.blocks])),
+        Axis("change (% of W' of the base)", Linear.over(heights, percent=True)),
+    )
+    drawn = []
+    for place, block in enumerate(report.blocks):
+        left, right, height = plot.x(place - 0.5 + _GAP), plot.x(place + 0.5 - _GAP), 0.0
+        for part, series, name in _PARTS:
+            value = getattr(block.operator, part)
+            if value is None:
+                continue
+            top = plot.y(height + value)
+            said = f"block {block.index}, {name}: {numbers.percent(value)} %"
+            drawn.append(marks.bar(left, top, right - left, plot.y(height) - top, series, said))
+            height += value
+        whole = block.operator.relative_change
+        if whole is not None:
+            said = f"block {block.index}, the whole change: {numbers.percent(whole)} %"
+            drawn.append(marks.dot(plot.x(place), plot.y(whole), "s4", said, size=5))
+    entries = [(marks.sample("bar", series), name) for _, series, name in _PARTS]
+    return Figure(
+        key="operator",
+        wide=True,
+        title="What changed W' of each block: routing, weights, and both together",
+        says="The three add up to the change as matrices. Their norms, stacked here, need not: the point is the norm "
+        "of the whole change, and it lies below the bar where parts cancel.",
+        picture=plot.svg(drawn, "Stacked bars over blocks: routing, weights, interaction."),
+        tables=[table_of(report.blocks, "block", _block, _BLOCK, "blocks[].", "block")],
+        terms=[f"blocks[].operator.{name}" for name in ("relative_change", "routing", "weights", "interaction")],
+        legend=legend([*entries, (marks.sample("dot", "s4"), "the whole change")]),
+    )
+
+
+def _sum(block: BlockChange) -> float:
+    o = block.operator
+    return max(sum(value or 0.0 for value in (o.routing, o.weights, o.interaction)), o.relative_change or 0.0)
+
+
+def prompts(report: LoraReport, beside: Sequence[LoraReport]) -> Figure | None:
+    """A point a prompt: the base's loss across, the tuned model's upwards."""
+    if not report.by_prompt:
+        return None
+    rows = report.by_prompt
+    losses = [v for other in beside for p in other.by_prompt or [] for v in (p.loss_base, p.loss_tuned)]
+    scale = Linear.over(losses, zero=False)
+    plot = Plot(Axis("loss of the base (nats a token)", scale), Axis("loss, tuned (nats a token)", scale), 500, 330)
+    drawn = [marks.rule(plot.left, plot.bottom, plot.right, plot.top, "the same loss")]
+    for row in rows:
+        if row.loss_base is not None and row.loss_tuned is not None:
+            said = f"prompt {row.prompt}: {numbers.plain(row.loss_base)}, tuned {numbers.plain(row.loss_tuned)}"
+            drawn.append(marks.dot(plot.x(row.loss_base), plot.y(row.loss_tuned), "s1", said))
+    return Figure(
+        key="prompts",
+        title="What it does to the loss, prompt by prompt",
+        says="Below the dashed line the tuned model is better.",
+        picture=plot.svg(drawn, "A point for each prompt: loss of the base and of the tuned model."),
+        tables=[table_of(rows, "prompt", _prompt, _PROMPT, "by_prompt[].", "row")],
+        terms=["by_prompt[].kl", "by_prompt[].loss_base", "by_prompt[].loss_tuned", "by_prompt[].output"],
+    )
+
+
+def _block(row: Result) -> str:
+    assert isinstance(row, BlockChange)
+    return str(row.index)
+
+
+def _prompt(row: Result) -> str:
+    assert isinstance(row, PromptChange)
+    return str(row.prompt)

@@ -1,0 +1,157 @@
+"""What each module changes by: size, spectrum, intruders; and two adapters' changes compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from duat_cli.report.html.drawing import marks
+from duat_cli.report.html.drawing.figure import Figure
+from duat_cli.report.html.drawing.layered import layer_map, place_of
+from duat_cli.report.html.drawing.plot import Axis, Plot, legend
+from duat_cli.report.html.drawing.scales import Linear, Log
+from duat_cli.report.html.drawing.table import Head, Table, table_of
+from duat_cli.report.html.lora.columns import COMPARISON, INTRUDERS, NORMS, RANKS, full_name
+from duat_cli.report.tables import numbers
+from duat_cli.results.lora import LoraReport
+from duat_cli.results.weight_change import ModuleChange
+
+_LINES = 80  # modules of a plot; those with the largest relative change
+
+
+def norms(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure | None:
+    """A map of |dW| / |W|. place: where the modules stand in the report; whose: of which adapter, '' for the only."""
+    values = {place_of(full_name(m)): m.relative_frobenius for m in modules if m.relative_frobenius is not None}
+    if not values:
+        return None
+    found = layer_map({key: 100 * value for key, value in values.items()}, "change of the weight in %")
+    return Figure(
+        key=f"norms{place}",
+        wide=True,
+        title=f"How much each weight changes, by block{whose}",
+        says="|dW|_F / |W|_F in per cent. An empty cell is not in the change.",
+        picture=found.picture,
+        tables=[table_of(modules, "parameter", full_name, NORMS, f"{place}[].", "row", numbered=False)],
+        terms=[f"{place}[].relative_frobenius", f"{place}[].frobenius_norm", f"{place}[].sup_local"],
+        notes=[f"{found.left_out} kinds that change less are in the table."] if found.left_out else [],
+    )
+
+
+def spectra(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure | None:
+    """Singular values in falling order, a line a module, by kind of module."""
+    known = [i for i, m in enumerate(modules) if m.singular_values and m.singular_values[0] > 0]
+    if not known:
+        return None
+    known.sort(key=lambda i: -(modules[i].relative_frobenius or 0.0))
+    kept = known[:_LINES]
+    kinds = list(dict.fromkeys(place_of(full_name(modules[i]))[0] for i in kept))
+    series = {kind: marks.SERIES[min(n, len(marks.SERIES) - 1)] for n, kind in enumerate(kinds)}
+    ratios = {i: _ratios(modules[i]) for i in kept}
+    longest = max(map(len, ratios.values()))
+    plot = Plot(
+        Axis("number of the singular value", Linear(1, max(longest, 2), count=min(8, max(1, longest - 1)))),
+        Axis("share of the largest", Log.over(v for values in ratios.values() for v in values)),
+        height=320,
+    )
+    drawn = []
+    for i in reversed(kept):
+        kind = place_of(full_name(modules[i]))[0]
+        points = [(plot.x(k + 1), plot.y(value)) for k, value in enumerate(ratios[i])]
+        drawn.append(marks.line(points, series[kind]))
+        drawn += [
+            marks.dot(
+                x,
+                y,
+                series[kind],
+                f"{full_name(modules[i])}, value {k + 1}: {ratios[i][k]:.3g} of the largest",
+                size=2.5,
+            )
+            for k, (x, y) in enumerate(points)
+        ]
+    named = [(marks.sample("line", series[kind]), kind) for kind in kinds[: len(marks.SERIES) - 1]]
+    if len(kinds) >= len(marks.SERIES):
+        named.append((marks.sample("line", marks.SERIES[-1]), f"{len(kinds) - len(named)} further kinds"))
+    left = len(known) - len(kept)
+    return Figure(
+        key=f"spectra{place}",
+        wide=True,
+        title=f"How fast the singular values of each change fall{whose}",
+        says="Each over the largest of its module: a line that falls at once is a change of one direction.",
+        picture=plot.svg(drawn, "Falling lines of singular values, one for each module."),
+        tables=[
+            table_of(modules, "parameter", full_name, RANKS, f"{place}[].", "row", numbered=False),
+            _values(modules, kept, place),
+        ],
+        terms=[f"{place}[].singular_values", f"{place}[].stable_rank", f"{place}[].numerical_rank"],
+        legend=legend(named),
+        notes=[f"{left} modules that change less are in the tables."] if left else [],
+    )
+
+
+def _ratios(module: ModuleChange) -> list[float]:
+    values = module.singular_values or []
+    return [value / values[0] for value in values if value > 0]
+
+
+def _values(modules: Sequence[ModuleChange], kept: Sequence[int], place: str) -> Table:
+    longest = max(len(modules[i].singular_values or []) for i in kept)
+    return Table(
+        heads=[
+            Head("parameter", number=False),
+            *(Head(f"value {k + 1}", "of dW", f"singular_values.{k}") for k in range(longest)),
+        ],
+        rows=[
+            [full_name(modules[i]), *(numbers.plain(v) for v in modules[i].singular_values or []),
+             *([""] * (longest - len(modules[i].singular_values or [])))]
+            for i in kept
+        ],
+        place=f"{place}[].",
+        at=[f"{place}.{i}" for i in kept],
+    )  # fmt: skip
+
+
+def intruders(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure | None:
+    """A map of the intruders on the output side; both sides in the table."""
+    values = {
+        place_of(full_name(m)): float(m.intruders.output)
+        for m in modules
+        if m.intruders is not None and m.intruders.output is not None
+    }
+    if not values:
+        return None
+    found = layer_map(values, "intruders on the output side", form=numbers.whole)
+    epsilon = next(m.intruders.epsilon for m in modules if m.intruders is not None)
+    return Figure(
+        key=f"intruders{place}",
+        wide=True,
+        title=f"Intruder dimensions, by block{whose}",
+        says="How many leading singular vectors of the tuned weight, on the output side, resemble none of the base "
+        f"weight (|cosine| below {epsilon:g}). An empty cell is not in the change, or was not settled.",
+        picture=found.picture,
+        tables=[table_of(modules, "parameter", full_name, INTRUDERS, f"{place}[].", "row", numbered=False)],
+        terms=[f"{place}[].intruders.output", f"{place}[].alignment.output", f"{place}[].alignment"],
+    )
+
+
+def compared(report: LoraReport) -> Figure | None:
+    """Two adapters: the cosine of their changes, module by module."""
+    if report.comparison is None:
+        return None
+    rows = report.comparison.modules
+    values = {place_of(full_name(m)): m.cosine for m in rows if m.cosine is not None}
+    found = layer_map(values, "cosine", signed=True)
+    only = [
+        f"Only the {word} changes: {', '.join(names)}."
+        for word, names in (("first", report.comparison.only_first), ("second", report.comparison.only_second))
+        if names
+    ]
+    return Figure(
+        key="compared",
+        wide=True,
+        title="Whether the two adapters change weights in the same direction",
+        says=f"Cosine of the two changes of each weight, the first being {report.tuned}, the second "
+        f"{report.comparison.other}; all together {numbers.plain(report.comparison.cosine)}. A dash: opposed.",
+        picture=found.picture,
+        tables=[table_of(rows, "parameter", full_name, COMPARISON, "comparison.modules[].", "row", numbered=False)],
+        terms=["comparison.modules[].cosine", "comparison.modules[].distance", "comparison.cosine"],
+        notes=only,
+    )

@@ -1,0 +1,1 @@
+"""The pages of `duat matrix` and `duat matrix --network`."""

@@ -1,0 +1,88 @@
+"""The sheet of `duat matrix --network`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from duat_cli.report.html.drawing import facts, marks
+from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile
+from duat_cli.report.html.drawing.plot import Axis, Plot, legend
+from duat_cli.report.html.drawing.scales import Band, Log
+from duat_cli.report.html.drawing.series import curve
+from duat_cli.report.html.drawing.table import table_of
+from duat_cli.report.tables import numbers
+from duat_cli.report.tables.grid import Column, value_at
+from duat_cli.results.base import Result
+from duat_cli.results.matrix import NetworkLayer, NetworkReport
+
+_COLUMNS = (
+    Column(("neurons", "a token"), "neurons", numbers.whole),
+    Column(("what sigma reads", "relative"), "pre_activation_error", numbers.error),
+    Column(("what the FFN gives", "relative"), "unit_error", numbers.error),
+    Column(("the layer's output", "relative"), "output_error", numbers.error),
+)
+_LINES = ((_COLUMNS[1], "s2"), (_COLUMNS[2], "s3"), (_COLUMNS[3], "s1"))
+
+
+def network_sheet(report: NetworkReport, beside: Sequence[NetworkReport]) -> Sheet:
+    """beside: all such reports of the page, this one among them: they share their axis."""
+    return Sheet(
+        command=report.command,
+        name=facts.named(report.model),
+        facts=[
+            *facts.loaded(report.model, report.environment, [report.prompt]),
+            f"N = {report.tokens}, M = {report.hidden_size}: W'_{{j,1}} is {report.side} x {report.side}",
+        ],
+        verdict=facts.verdict(report.certificate),
+        tiles=[
+            Tile("Eq. 33, from the matrices alone", numbers.error(report.whole_error), "relative", "whole_error"),
+            Tile("side of W'_{j,1}", str(report.side), "", "side"),
+        ],
+        lists=[
+            ("Not as in the paper", report.deviations),
+            facts.skipped(report.skipped),
+            ("Warnings", report.warnings),
+        ],
+        figures=[_layers(report, beside)],
+    )
+
+
+def _layers(report: NetworkReport, beside: Sequence[NetworkReport]) -> Figure:
+    """Errors over layers; what is exactly zero has no place on the axis."""
+    rows = report.layers
+    every = [value_at(row, column.path) for one in beside for row in one.layers for column, _ in _LINES]
+    plot = Plot(
+        Axis("layer j", Band([str(row.layer) for row in rows])),
+        Axis("relative error", Log.over([*every, *(one.certificate.tolerance for one in beside)])),
+    )
+    at = plot.y(report.certificate.tolerance)
+    drawn = [marks.rule(plot.left, at, plot.right, at, f"tolerance {report.certificate.tolerance:.0e}")]
+    for column, series in _LINES:
+
+        def said(place: int, value: float, name: str = column.name) -> str:
+            return f"layer {rows[place].layer}, {name}: {numbers.error(value)}"
+
+        drawn += curve(plot, [value_at(row, column.path) or None for row in rows], series, said)
+    return Figure(
+        key="layers",
+        wide=True,
+        title="How exact the network of the paper's matrices is, layer by layer",
+        says="x'_j = W'_{j,1} x'_0 + b'_{j,3} + sum_k W'_{k,3} sigma(W'_{k,2} x'_0 + b'_{k,2}) with sigma live, "
+        "against the model's own values.",
+        picture=plot.svg(drawn, "Lines of errors over layers, and the tolerance."),
+        tables=[table_of(rows, "layer", _name, _COLUMNS, "layers[].", "row", numbered=False)],
+        terms=[f"layers[].{column.path}" for column, _ in _LINES],
+        legend=legend(
+            [
+                *((marks.sample("line", series), column.name) for column, series in _LINES),
+                (marks.sample("rule", "s1"), "tolerance"),
+            ]
+        ),
+        notes=["An error of 0 has no place on this axis."] if 0 in every else [],
+        opened=True,
+    )
+
+
+def _name(row: Result) -> str:
+    assert isinstance(row, NetworkLayer)
+    return f"{row.layer} (Eq. {row.equation})"

@@ -1,0 +1,211 @@
+"""The sheet of `duat plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from duat_cli.report.html.drawing import marks
+from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, Verdict
+from duat_cli.report.html.drawing.plot import Axis, Plot, legend
+from duat_cli.report.html.drawing.scales import Band, Linear
+from duat_cli.report.html.drawing.series import stack
+from duat_cli.report.html.drawing.table import Head, Table
+from duat_cli.report.tables import numbers
+from duat_cli.results.plan import PlannedPart, PlanReport, Way
+from duat_cli.text import about
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_NAMED = len(marks.SERIES) - 1  # terms with a series of their own; the last series is of the others
+_ROOM = 3.0  # the limit is drawn where it is below this many times the higher bar
+
+
+def plan_sheet(report: PlanReport, beside: Sequence[PlanReport]) -> Sheet:
+    """beside: all plans of the page, this one among them: they share their axis and unit."""
+    unit = _unit(max(way.peak_memory_bytes for one in beside for way in one.ways))
+    figures = [_peaks(report, beside, unit), _weights(report)]
+    return Sheet(
+        command=report.command,
+        name=f"{report.name}, {report.planned_command}",
+        facts=_facts(report),
+        verdict=_verdict(report),
+        tiles=_tiles(report),
+        lists=[("Warnings", report.warnings)],
+        figures=figures,
+    )
+
+
+def _unit(size: float) -> str:
+    """The unit in which a size is at least 1."""
+    power = 0
+    while size >= 1024 and power < len(_UNITS) - 1:
+        size, power = size / 1024, power + 1
+    return _UNITS[power]
+
+
+def _in(unit: str, size: float | None) -> float | None:
+    return None if size is None else size / 1024 ** _UNITS.index(unit)
+
+
+def _facts(report: PlanReport) -> list[str]:
+    counts, blocks = report.prompt_tokens, numbers.plural(report.weights.blocks, "block")
+    return [
+        f"{report.planned_command} of {numbers.plural(len(counts), 'prompt')}, {numbers.plural(sum(counts), 'token')}, "
+        f"as {report.dtype}",
+        f"{blocks}; {numbers.count(report.operations)} operations in the blocks, statistics of W' on top",
+    ]
+
+
+def _verdict(report: PlanReport) -> Verdict:
+    if report.chosen is None:
+        return Verdict("bad", "cannot run", report.reason or "")
+    limit = "" if report.limit_bytes is None else f"; {numbers.size(report.limit_bytes)} may be taken"
+    return Verdict("good", "fits", f"{report.planned_command} runs {report.chosen}{limit}")
+
+
+def _tiles(report: PlanReport) -> list[Tile]:
+    found = [
+        _tile(f"peak, {way.weights}", way.peak_memory_bytes, f"ways.{number}.peak_memory_bytes")
+        for number, way in enumerate(report.ways)
+    ]
+    if report.limit_bytes is not None:
+        found.append(_tile("limit", report.limit_bytes, "limit_bytes"))
+    return [*found, _tile("weights in the files", report.weights.stored_bytes, "weights.stored_bytes")]
+
+
+def _tile(name: str, size: int, path: str) -> Tile:
+    unit = _unit(size)
+    return Tile(name, numbers.plain(_in(unit, size)), unit, path)
+
+
+def _peaks(report: PlanReport, beside: Sequence[PlanReport], unit: str) -> Figure:
+    """A bar for each way, of the terms of its peak, against the limit."""
+    highest = max(way.peak_memory_bytes for one in beside for way in one.ways)
+    limits = [one.limit_bytes for one in beside if one.limit_bytes is not None and one.limit_bytes <= _ROOM * highest]
+    plot = Plot(
+        Axis("where the weights are", Band([way.weights for way in report.ways])),
+        Axis(f"memory at the peak ({unit})", Linear.over([_in(unit, size) for size in (highest, *limits)])),
+        width=700,
+        height=330,
+    )
+    named = _largest_terms(report.ways)
+    series = dict(zip(named, marks.SERIES, strict=False))
+    other = marks.SERIES[_NAMED]
+    drawn = []
+    for place, way in enumerate(report.ways):
+        sizes = {term.what: term.bytes for term in way.terms}
+        parts = [(name, sizes[name], series[name]) for name in named if name in sizes]
+        rest = sum(size for name, size in sizes.items() if name not in series)
+        parts += [("all other terms", rest, other)] if rest else []
+        drawn += stack(
+            plot,
+            place,
+            [(_in(unit, size), s, f"{way.weights}, {name}: {numbers.size(size)}") for name, size, s in parts],
+        )
+    entries = [(marks.sample("bar", series[name]), name) for name in named]
+    if any(term.what not in series for way in report.ways for term in way.terms):
+        entries.append((marks.sample("bar", other), "all other terms"))
+    notes = []
+    if report.limit_bytes in limits and report.limit_bytes is not None:
+        at = plot.y(report.limit_bytes / 1024 ** _UNITS.index(unit))
+        drawn.append(marks.rule(plot.left, at, plot.right, at, f"limit: {numbers.size(report.limit_bytes)}"))
+        entries.append((marks.sample("rule", "s1"), f"limit, {numbers.size(report.limit_bytes)}"))
+    elif report.limit_bytes is not None:
+        notes = [f"The limit, {numbers.size(report.limit_bytes)}, lies far above the bars."]
+    return Figure(
+        key="peaks",
+        wide=True,
+        title="What the command takes at its peak, with all weights in memory and block by block",
+        says="Estimates from the files' headers alone. The first way that ends below the limit is taken.",
+        picture=plot.svg(drawn, "A stacked bar for each way to hold the weights, and the limit."),
+        tables=[_ways(report, unit), *(_terms(report, number, unit) for number in range(len(report.ways)))],
+        terms=["ways[].peak_memory_bytes", "ways[].terms", "ways[].weights", "limit_bytes", "ways[].weight_reads"],
+        legend=legend(entries),
+        notes=notes,
+    )
+
+
+def _largest_terms(ways: Sequence[Way]) -> list[str]:
+    """Those with the most bytes in any way, largest first, so many as have a series."""
+    most: dict[str, int] = {}
+    for way in ways:
+        for term in way.terms:
+            most[term.what] = max(most.get(term.what, 0), term.bytes)
+    return sorted(most, key=lambda what: -most[what])[:_NAMED]
+
+
+def _ways(report: PlanReport, unit: str) -> Table:
+    timed = any(way.seconds is not None for way in report.ways)
+    return Table(
+        heads=[
+            Head("weights", number=False),
+            Head("peak", unit, "peak_memory_bytes"),
+            Head("the weights are read", "times", "weight_reads"),
+            Head("fits", number=False),
+            *([Head("time", number=False)] if timed else []),
+        ],
+        rows=[
+            [
+                way.weights,
+                numbers.plain(_in(unit, way.peak_memory_bytes)),
+                numbers.plain(way.weight_reads),
+                "yes" if way.fits else "no",
+                *([numbers.ABSENT if way.seconds is None else about(way.seconds)] if timed else []),
+            ]
+            for way in report.ways
+        ],
+        place="ways[].",
+        at=[f"ways.{number}" for number in range(len(report.ways))],
+    )
+
+
+def _terms(report: PlanReport, number: int, unit: str) -> Table:
+    way = report.ways[number]
+    return Table(
+        heads=[Head(f"{way.weights}: what takes it", number=False), Head("memory", unit, "bytes")],
+        rows=[[term.what, numbers.plain(_in(unit, term.bytes))] for term in way.terms],
+        place="ways[].terms[].",
+        at=[f"ways.{number}.terms.{i}" for i in range(len(way.terms))],
+    )
+
+
+def _weights(report: PlanReport) -> Figure:
+    """The largest block and layers, a row each."""
+    weights = report.weights
+    unit = _unit(weights.bytes)
+    parts: list[tuple[str, PlannedPart]] = (
+        [] if weights.largest_block is None else [("largest_block", weights.largest_block)]
+    )
+    parts += [(f"layers.{number}", layer) for number, layer in enumerate(weights.layers)]
+
+    def sizes(stored: int | None, loaded: int) -> list[str]:
+        return [numbers.plain(_in(unit, stored)), numbers.plain(_in(unit, loaded))]
+
+    heads = [Head("stored", unit, "stored_bytes"), Head(f"as {report.dtype}", unit, "bytes")]
+    whole = Table(
+        heads=[
+            Head("all weights", number=False),
+            *heads,
+            Head("outside of blocks and large layers", unit, "frame_bytes"),
+        ],
+        rows=[["all", *sizes(weights.stored_bytes, weights.bytes), numbers.plain(_in(unit, weights.frame_bytes))]],
+        place="weights.",
+        at=["weights"],
+    )
+    single = Table(
+        heads=[Head("module", path="name", number=False), *heads],
+        rows=[[part.name, *sizes(part.stored_bytes, part.bytes)] for _, part in parts],
+        place="weights.layers[].",
+        at=[f"weights.{at}" for at, _ in parts],
+    )
+    return Figure(
+        key="weights",
+        wide=True,
+        title="How large the weights are: all, the largest block, large layers outside of the blocks",
+        says="From the headers of the files. Streamed, one block is in memory, and the next one as it is stored.",
+        picture=Markup(),
+        tables=[whole, single],
+        terms=["weights.largest_block", "weights.layers"],
+        opened=True,
+    )

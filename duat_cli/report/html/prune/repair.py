@@ -1,0 +1,117 @@
+"""Sets before and after repair, and the checkpoint that was written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from duat_cli.report.html.drawing import marks
+from duat_cli.report.html.drawing.figure import Figure
+from duat_cli.report.html.drawing.plot import Axis, Plot, legend
+from duat_cli.report.html.drawing.scales import Linear
+from duat_cli.report.html.drawing.table import Head, Table
+from duat_cli.report.html.prune.sets import many
+from duat_cli.report.tables import numbers
+from duat_cli.report.tables.grid import Column
+from duat_cli.results.prune.repair import RepairedSet
+from duat_cli.results.prune.report import PruneReport
+
+_SERIES = (("held_out", "s1", "held-out prompts"), ("chosen_on", "s2", "prompts that chose the sets"))
+
+
+def repairs(report: PruneReport) -> list[Figure]:
+    """A figure a plan that was repaired."""
+    return [_figure(report, number) for number, plan in enumerate(report.plans) if plan.repair is not None]
+
+
+def _figure(report: PruneReport, number: int) -> Figure:
+    plan, unit = report.plans[number], report.protocol.unit
+    repair = plan.repair
+    assert repair is not None
+    every = [one for field, _, _ in _SERIES for one in getattr(repair, field)]
+    plot = Plot(
+        Axis(f"share of {many(plan.granularity)} removed (%)", Linear.over((o.share for o in every), percent=True)),
+        Axis(f"mean damage ({unit})", Linear.over([plan.budget, *(v for o in every for v in _means(o))])),
+        width=500,
+        height=270,
+    )
+    drawn = [marks.rule(plot.left, plot.y(plan.budget), plot.right, plot.y(plan.budget), "the budget")]
+    for field, series, who in _SERIES:
+        for one in getattr(repair, field):
+            x, (before, after) = plot.x(one.share), map(plot.y, _means(one))
+            both = f"{numbers.plain(one.mean_before)}, repaired {numbers.plain(one.mean_after)}"
+            said = f"{one.removed} removed, {who}: {both}"
+            drawn += [
+                marks.interval(x, before, x, after, series),
+                marks.dot(x, before, series, said, hollow=True),
+                marks.dot(x, after, series, said),
+            ]
+    tokens = numbers.plural(repair.calibration_tokens, "token")
+    samples = [
+        (marks.sample("dot", series, hollow=hollow), f"{who}, {word}")
+        for field, series, who in _SERIES
+        if getattr(repair, field)
+        for hollow, word in ((True, "before"), (False, "repaired"))
+    ]
+    return Figure(
+        key=f"repair-{plan.granularity.replace(',', '-')}",
+        title=f"Removing {many(plan.granularity)}, before and after repair",
+        says=f"{numbers.plural(repair.refitted, 'layer')} refitted on {tokens} for the plan's set. Where repair did "
+        "not lower the damage it was left out, and both are the same.",
+        picture=plot.svg(drawn, "Pairs of points: mean damage of a set without repair and with it."),
+        tables=[
+            _table(getattr(repair, field), f"plans.{number}.repair.{field}", field, who, unit)
+            for field, _, who in _SERIES
+            if getattr(repair, field)
+        ],
+        terms=["plans[].repair.held_out[].mean_before", "plans[].repair.held_out[].mean_after", "plans[].repair"],
+        legend=legend([*samples, (marks.sample("rule", "s1"), "budget")]),
+    )
+
+
+def _means(one: RepairedSet) -> tuple[float, float]:
+    return one.mean_before, one.mean_after
+
+
+def _table(rows: Sequence[RepairedSet], at: str, field: str, who: str, unit: str) -> Table:
+    columns = [
+        Column(("removed", "terms"), "removed", numbers.whole),
+        Column(("share", "%"), "share", numbers.percent),
+        Column(("mean before", unit), "mean_before", numbers.plain),
+        Column(("mean repaired", unit), "mean_after", numbers.plain),
+        Column(("9 of 10 before", unit), "percentile_90_before", numbers.plain),
+        Column(("9 of 10 repaired", unit), "percentile_90_after", numbers.plain),
+        Column(("over budget before", "%"), "share_exceeded_before", numbers.percent),
+        Column(("over budget repaired", "%"), "share_exceeded_after", numbers.percent),
+        Column(("run on", "prompts"), "prompts", numbers.whole),
+    ]
+    return Table(
+        heads=[Head("prompts", number=False), *(Head(c.name, c.title[-1], c.path) for c in columns)],
+        rows=[[who, *(c.cell(row) for c in columns)] for row in rows],
+        place=f"plans[].repair.{field}[].",
+        at=[f"{at}.{i}" for i in range(len(rows))],
+    )
+
+
+def written(report: PruneReport) -> Figure | None:
+    """The checkpoint that --apply wrote, beside the model it was made of."""
+    one = report.written
+    if one is None:
+        return None
+    rows = [
+        ["parameters", str(one.parameters_before), str(one.parameters_after)],
+        ["bytes", str(one.bytes_before), str(one.bytes_after)],
+        ["perplexity", numbers.plain(one.perplexity_before), numbers.plain(one.perplexity_after)],
+        ["seconds a token", numbers.plain(one.seconds_before), numbers.plain(one.seconds_after)],
+    ]
+    return Figure(
+        key="written",
+        title=f"The checkpoint that was written, without {one.terms} {many(one.granularity)}",
+        says=f"Read back; perplexity and time on {numbers.plural(one.prompts, 'prompt')} ({one.measured_on}).",
+        picture=Markup(),
+        tables=[Table([Head("what", number=False), Head("before"), Head("written")], rows)],
+        terms=["written.perplexity_after", "written.seconds_after", "written.bytes_after", "written"],
+        notes=one.notes,
+        opened=True,
+    )

@@ -1,0 +1,117 @@
+"""Predicted damage against the damage of the real ablation."""
+
+from __future__ import annotations
+
+from markupsafe import Markup
+
+from duat_cli.report.html.drawing import marks
+from duat_cli.report.html.drawing.figure import Figure
+from duat_cli.report.html.drawing.plot import Axis, Plot, legend
+from duat_cli.report.html.drawing.scales import Log
+from duat_cli.report.html.drawing.table import Head, Table, table_of
+from duat_cli.report.tables import numbers
+from duat_cli.report.tables.grid import Column
+from duat_cli.results.base import Result
+from duat_cli.results.prune.report import PruneReport
+from duat_cli.results.prune.terms import Prediction, PruneTerm
+
+_QUALITY = (
+    Column(("ablated", "terms"), "n", numbers.whole),
+    Column(("of", "terms"), "of", numbers.whole),
+    *(
+        Column((f"{name}{end}", unit), f"{path}.{part}", numbers.plain)
+        for name, path, unit in (
+            ("Spearman", "spearman", "-1 to 1"),
+            ("Kendall", "kendall", "-1 to 1"),
+            ("median predicted / measured", "median_ratio", "factor"),
+            ("worst", "worst_ratio", "factor"),
+        )
+        for end, part in (("", "value"), (", from", "low"), (", to", "high"))
+    ),
+)
+
+
+def scatter(report: PruneReport) -> Figure | None:
+    """A point a term that was removed for real, its shape by kind, with the interval of its prediction."""
+    places = [i for i, term in enumerate(report.terms) if term.measured is not None]
+    if not places:
+        return None
+    known = [report.terms[i] for i in places]
+    drawable = [t for t in known if (t.linearised or 0) > 0 and (t.measured or 0) > 0]
+    kinds = list(dict.fromkeys(term.kind for term in known))
+    series = {kind: marks.SERIES[n % len(marks.SERIES)] for n, kind in enumerate(kinds)}
+    scale = Log.over(v for t in drawable for v in (t.linearised, t.measured))
+    unit = report.protocol.unit
+    plot = Plot(Axis(f"predicted damage ({unit})", scale), Axis(f"measured damage ({unit})", scale), 560, 420)
+    drawn = [marks.rule(plot.left, plot.bottom, plot.right, plot.top, "measured as predicted")]
+    drawn += [mark for term in drawable for mark in _point(plot, scale, term, series[term.kind])]
+    left = len(known) - len(drawable)
+    return Figure(
+        key="scatter",
+        title="Predicted damage against measured damage, term by term",
+        says="On the dashed line the ablation did what was predicted. Bars: the prediction's interval.",
+        picture=plot.svg(drawn, "Scatter plot, both axes logarithmic, with the line of equal damage."),
+        tables=[
+            _measured(report, places),
+            table_of(report.prediction, "kind", _kind, _QUALITY, "prediction[].", "row", numbered=False),
+            *_criteria(report),
+        ],
+        terms=["terms[].linearised", "terms[].measured", "prediction[].spearman", "prediction[].criteria"],
+        legend=legend([(marks.sample("dot", series[kind]), kind) for kind in kinds]),
+        notes=[f"{left} terms whose damage is 0 or a gain are in the table alone."] if left else [],
+    )
+
+
+def _point(plot: Plot, scale: Log, term: PruneTerm, series: str) -> list[Markup]:
+    assert term.linearised is not None
+    assert term.measured is not None
+    x, y = plot.x(term.linearised), plot.y(term.measured)
+    said = f"{name(term)}: predicted {numbers.plain(term.linearised)}, measured {numbers.plain(term.measured)}"
+    dot = marks.dot(x, y, series, said)
+    low, high = term.linearised_low, term.linearised_high
+    if low is None or high is None or high <= 0:
+        return [dot]
+    ends = [plot.x(min(max(end, scale.low), scale.high)) for end in (low, high)]
+    return [marks.interval(ends[0], y, ends[1], y, series), dot]
+
+
+def name(term: PruneTerm) -> str:
+    """A term by its kind, block and index."""
+    return f"{term.kind} {term.block}" if term.index is None else f"{term.kind} {term.block}.{term.index}"
+
+
+def _measured(report: PruneReport, places: list[int]) -> Table:
+    unit = report.protocol.unit
+    columns = [
+        Column(("predicted", unit), "linearised", numbers.plain),
+        Column(("from", unit), "linearised_low", numbers.plain),
+        Column(("to", unit), "linearised_high", numbers.plain),
+        Column(("measured", unit), "measured", numbers.plain),
+        Column(("local", "relative"), "local", numbers.plain),
+        Column(("frozen", "relative"), "frozen", numbers.plain),
+        Column(("certified bound", "norm at a token"), "certified", numbers.plain),
+    ]
+    terms = [report.terms[i] for i in places]
+    return Table(
+        heads=[Head("term", "block.index", number=False), *(Head(c.name, c.title[-1], c.path) for c in columns)],
+        rows=[[name(term), *(c.cell(term) for c in columns)] for term in terms],
+        place="terms[].",
+        at=[f"terms.{i}" for i in places],
+    )
+
+
+def _criteria(report: PruneReport) -> list[Table]:
+    """Rank correlation with the measured damage of criteria in common use."""
+    names = list(dict.fromkeys(criterion for one in report.prediction for criterion in one.criteria))
+    if not names:
+        return []
+    rows = []
+    for one in report.prediction:
+        found = [one.criteria.get(criterion) for criterion in names]
+        rows.append([one.granularity, *(numbers.plain(None if e is None else e.value) for e in found)])
+    return [Table([Head("Spearman of", number=False), *(Head(criterion, "-1 to 1") for criterion in names)], rows)]
+
+
+def _kind(row: Result) -> str:
+    assert isinstance(row, Prediction)
+    return row.granularity

@@ -1,0 +1,138 @@
+"""Sets of terms: damage against the share removed, the budget, and the guarantee."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from duat_cli.kinds import KINDS, Kind
+from duat_cli.report.html.drawing import marks
+from duat_cli.report.html.drawing.figure import Figure
+from duat_cli.report.html.drawing.plot import Axis, Plot, legend
+from duat_cli.report.html.drawing.scales import Linear
+from duat_cli.report.html.drawing.table import Head, Table, table_of
+from duat_cli.report.tables import numbers
+from duat_cli.report.tables.grid import Column
+from duat_cli.report.tables.prune.sets import guarantee, mean_guarantee
+from duat_cli.results.base import Result
+from duat_cli.results.prune.report import PruneReport
+from duat_cli.results.prune.sets import CurvePoint, HeldOut, Plan
+
+_MANY: dict[Kind, str] = {
+    "neuron": "neurons", "head": "heads", "expert": "experts", "ffn": "FFNs", "attention": "attention layers",
+    "block": "blocks",
+}  # fmt: skip
+
+
+def many(granularity: str) -> str:
+    """The terms of a set, such as neurons and heads."""
+    return " and ".join(_MANY[kind] for kind in KINDS if kind in granularity.split(","))
+
+
+def curves(report: PruneReport, beside: Sequence[PruneReport]) -> list[Figure]:
+    """A figure a plan that has a curve."""
+    return [_curve(report, number, beside) for number, plan in enumerate(report.plans) if plan.curve]
+
+
+def _curve(report: PruneReport, number: int, beside: Sequence[PruneReport]) -> Figure:
+    plan, unit = report.plans[number], report.protocol.unit
+    alike = [p for other in beside for p in other.plans if p.granularity == plan.granularity]
+    plot = Plot(
+        Axis(
+            f"share of {many(plan.granularity)} removed (%)",
+            Linear.over((c.share for p in alike for c in p.curve), percent=True),
+        ),
+        Axis(f"damage ({unit})", Linear.over(v for p in alike for v in _damages(p))),
+        width=500,
+        height=270,
+    )
+    drawn = [marks.rule(plot.left, plot.y(plan.budget), plot.right, plot.y(plan.budget), "the budget")]
+    for series, word, points in (
+        ("s2", "predicted", [(c.share, c.predicted) for c in plan.curve]),
+        ("s1", "measured", [(c.share, c.measured) for c in plan.curve if c.measured is not None]),
+    ):
+        drawn.append(marks.line([(plot.x(share), plot.y(value)) for share, value in points], series))
+        drawn += [
+            marks.dot(
+                plot.x(s), plot.y(v), series, f"{numbers.percent(s)} % removed, {word}: {numbers.plain(v)} {unit}"
+            )
+            for s, v in points
+        ]
+    for one in plan.held_out:
+        x = plot.x(one.share)
+        drawn.append(marks.interval(x, plot.y(one.mean), x, plot.y(one.percentile_90), "s3"))
+        said = f"{numbers.percent(one.share)} % removed, held-out mean: {numbers.plain(one.mean)} {unit}"
+        drawn.append(marks.dot(x, plot.y(one.mean), "s3", said))
+    samples = [("line", "s2", "predicted"), ("line", "s1", "measured, on the prompts that chose the set")]
+    samples += [("dot", "s3", "held-out prompts: mean, up to 9 of 10")] if plan.held_out else []
+    samples.append(("rule", "s1", "budget"))
+    return Figure(
+        key=f"curve-{plan.granularity.replace(',', '-')}",
+        title=f"Damage against the share of {many(plan.granularity)} removed, least damaging first",
+        says=" ".join([guarantee(plan), *mean_guarantee(plan)]),
+        picture=plot.svg(drawn, "Lines: predicted and measured damage against the share removed, with the budget."),
+        tables=[
+            _table(plan, number, "curve", plan.curve, _points(unit)),
+            *([_table(plan, number, "held_out", plan.held_out, _held_out(unit))] if plan.held_out else []),
+        ],
+        terms=["plans[].curve[].predicted", "plans[].curve[].measured", "plans[].guarantee", "plans[].held_out[].mean"],
+        legend=legend([(marks.sample(kind, series), word) for kind, series, word in samples]),
+    )
+
+
+def _damages(plan: Plan) -> list[float | None]:
+    held = [v for one in plan.held_out for v in (one.mean, one.percentile_90)]
+    return [plan.budget, *(v for c in plan.curve for v in (c.predicted, c.measured)), *held]
+
+
+def _points(unit: str) -> list[Column]:
+    return [
+        Column(("removed", "terms"), "removed", numbers.whole),
+        Column(("share", "%"), "share", numbers.percent),
+        Column(("predicted", unit), "predicted", numbers.plain),
+        Column(("measured", unit), "measured", numbers.plain),
+    ]
+
+
+def _held_out(unit: str) -> list[Column]:
+    return [
+        Column(("removed", "terms"), "removed", numbers.whole),
+        Column(("share", "%"), "share", numbers.percent),
+        Column(("held-out mean", unit), "mean", numbers.plain),
+        Column(("9 of 10 at most", unit), "percentile_90", numbers.plain),
+        Column(("over budget", "%"), "share_exceeded", numbers.percent),
+        Column(("run on", "prompts"), "prompts", numbers.whole),
+    ]
+
+
+def _table(
+    plan: Plan, number: int, field: str, rows: Sequence[CurvePoint] | Sequence[HeldOut], columns: Sequence[Column]
+) -> Table:
+    return Table(
+        heads=[Head("set", number=False), *(Head(c.name, c.title[-1], c.path) for c in columns)],
+        rows=[[many(plan.granularity), *(c.cell(row) for c in columns)] for row in rows],
+        place=f"plans[].{field}[].",
+        at=[f"plans.{number}.{field}.{i}" for i in range(len(rows))],
+    )
+
+
+def plans(report: PruneReport) -> Table:
+    """The largest set of each kind within the budget."""
+    unit = report.protocol.unit
+    columns = [
+        Column(("removed", "terms"), "removed", numbers.whole),
+        Column(("of", "terms"), "of", numbers.whole),
+        Column(("share", "%"), "share", numbers.percent),
+        Column(("budget", unit), "budget", numbers.plain),
+        Column(("predicted", unit), "predicted", numbers.plain),
+        Column(("measured", unit), "measured", numbers.plain),
+        Column(("saved", "parameters"), "saves.parameters_removed", numbers.whole),
+        Column(("saved", "bytes"), "saves.bytes_removed", numbers.whole),
+        Column(("zeroed", "parameters"), "saves.parameters_zeroed", numbers.whole),
+        Column(("guaranteed", "terms"), "guarantee.removed", numbers.whole),
+    ]
+    return table_of(report.plans, "kind", _kind, columns, "plans[].", "row", numbered=False)
+
+
+def _kind(row: Result) -> str:
+    assert isinstance(row, Plan)
+    return row.granularity

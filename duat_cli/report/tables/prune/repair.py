@@ -1,0 +1,76 @@
+"""What repair changes, as text: the damage of sets without it and with it."""
+
+from __future__ import annotations
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from duat_cli.report.tables import numbers
+from duat_cli.report.tables.grid import Column, Labels, grids
+from duat_cli.report.tables.page import Page, item, line
+from duat_cli.results.prune.repair import RepairedSet, SetRepair
+from duat_cli.results.prune.report import PruneReport
+from duat_cli.results.prune.sets import Plan
+
+_BLANK = Text("")
+
+
+def repair(report: PruneReport, page: Page, unit: str) -> list[RenderableType]:
+    """Of every plan: what was refitted, and its sets on held-out prompts and on those that chose them."""
+    plans = [(plan, plan.repair) for plan in report.plans if plan.repair is not None]
+    rows: list[RepairedSet] = []
+    names: dict[int, str] = {}
+    for plan, found in plans:
+        for title, one in _sets(plan, found):
+            rows.append(one)
+            names[id(one)] = f"{plan.granularity}, {title}"
+    if not rows:
+        return []
+    labels = Labels(("what",), lambda row: names[id(row)], False)
+    return [
+        _BLANK,
+        line(f"Repair: damage without it and with it, {report.protocol.unit}", "bold"),
+        *(part for table in grids(rows, labels, repair_columns(unit), page) for part in (_BLANK, table)),
+        *(item(f"{plan.granularity}: {_refitted(found)}") for plan, found in plans),
+        line(
+            "in-sample: the prompts that chose the set; without --calibration layers are fitted to them as well. "
+            "held out: prompts that took no part. 9 of 10: have at most that damage. over: share of prompts over the "
+            "budget.",
+            "dim",
+        ),
+    ]
+
+
+def _sets(plan: Plan, found: SetRepair) -> list[tuple[str, RepairedSet]]:
+    """The chosen set in-sample, and the guaranteed and the chosen one on held-out prompts."""
+    rows = [("in-sample", one) for one in found.chosen_on if one.removed == plan.removed]
+    guaranteed = plan.guarantee.removed if plan.guarantee else 0
+    for one in found.held_out:
+        if one.removed in (guaranteed, plan.removed):
+            rows.append(("held out", one))
+    return rows
+
+
+def _refitted(found: SetRepair) -> str:
+    layers = f"{numbers.plural(found.refitted, 'layer')} of the chosen set refitted"
+    kept = f", {found.unchanged} left as they are: no refit was better on tokens held back" if found.unchanged else ""
+    prompts = numbers.plural(found.calibration_prompts, "prompt")
+    fitted = f"{numbers.plural(found.calibration_tokens, 'token')} of {prompts}"
+    return f"{layers} to {fitted}{kept}"
+
+
+def repair_columns(unit: str) -> list[Column]:
+    return [
+        Column(("removed", "", "terms"), "removed", numbers.whole),
+        Column(("share", "", "%"), "share", numbers.percent),
+        Column(("mean", "without", unit), "mean_before", numbers.plain),
+        Column(("mean", "with", unit), "mean_after", numbers.plain),
+        Column(("9 of 10", "without", unit), "percentile_90_before", numbers.plain),
+        Column(("9 of 10", "with", unit), "percentile_90_after", numbers.plain),
+        Column(("over", "without", "%"), "share_exceeded_before", numbers.percent),
+        Column(("over", "with", "%"), "share_exceeded_after", numbers.percent),
+        Column(("run on", "", "prompts"), "prompts", numbers.whole),
+    ]
+
+
+TABLES = {"plans[].repair.held_out[].": repair_columns(""), "plans[].repair.chosen_on[].": repair_columns("")}

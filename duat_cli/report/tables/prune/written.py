@@ -1,0 +1,49 @@
+"""A written checkpoint beside the model that it was made of, as text."""
+
+from __future__ import annotations
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from duat_cli.report.tables import numbers
+from duat_cli.report.tables.page import item, line
+from duat_cli.results.prune.written import Written
+
+
+def written(found: Written | None) -> list[RenderableType]:
+    """Size, perplexity and time, before and after; nothing without --apply."""
+    if found is None:
+        return []
+    kind = "term" if "," in found.granularity else found.granularity
+    title = f"Written: a checkpoint without {numbers.plural(found.terms, kind)}"
+    parts = [_size(found), _perplexity(found), _time(found)]
+    return [Text(""), line(title + (", repaired" if found.repaired else ""), "bold"), *map(item, parts)]
+
+
+def _size(found: Written) -> str:
+    parts = [numbers.plural(len(found.removed_blocks), "block") + " removed"] if found.removed_blocks else []
+    parts += [f"{found.removed_neurons} neurons a block removed"] if found.removed_neurons else []
+    parts += [f"{found.removed_groups} key and value heads a block removed"] if found.removed_groups else []
+    parts += [f"{found.zeroed} terms zeroed and still stored"] if found.zeroed else []
+    return (
+        f"{', '.join(parts)}: {found.parameters_before:,} -> {found.parameters_after:,} parameters, "
+        f"{numbers.plain(found.bytes_before / 1e6)} -> {numbers.plain(found.bytes_after / 1e6)} MB in {found.dtype}"
+    )
+
+
+def _perplexity(found: Written) -> str:
+    on = "held-out prompts" if found.measured_on == "held out" else "the prompts that chose the set"
+    before, after = found.perplexity_before, found.perplexity_after
+    if before is None or after is None:
+        return f"perplexity: none; {found.reasons.get('perplexity_before') or found.reasons['perplexity_after']}"
+    return (
+        f"perplexity: {numbers.plain(before)} -> {numbers.plain(after)} ({found.prompts} {on}, {found.tokens} tokens)"
+    )
+
+
+def _time(found: Written) -> str:
+    times = [numbers.plain(1e3 * seconds) for seconds in (found.seconds_before, found.seconds_after)]
+    return (
+        f"time: {times[0]} -> {times[1]} ms a token, measured: median of {found.timed_runs} alternating runs over "
+        f"{found.timed_tokens} tokens"
+    )

@@ -1,0 +1,149 @@
+"""`duat attribute --out`: by one process or several, interrupted or whole, always the report of a plain run."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duat_cli.analysis.plan import run as plan_module
+from duat_cli.analysis.shards import run as module
+from duat_cli.analysis.shards.folder import Folder
+from duat_cli.cli.main import run
+from duat_cli.cli.terminal import libraries
+from duat_cli.errors import InputError
+
+COUNT = 9
+
+
+@pytest.fixture(autouse=True)
+def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libraries, "calm", lambda talk: None)
+    monkeypatch.setattr(module, "GRACE", 0.0)
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> Path:
+    drawn, file = random.Random(1), tmp_path / "few.jsonl"
+    texts = ["".join(drawn.choice("abcdefgh ") for _ in range(drawn.randint(3, 6))) + "." for _ in range(COUNT)]
+    texts[6] = texts[2]
+    lines = [json.dumps({"text": text, "answer": text[0]}) for text in texts]
+    file.write_text("\n".join(lines))
+    return file
+
+
+@pytest.fixture
+def said(two_layers: Path, few: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The report of a command without its `run`, as text; or what it says on standard error."""
+
+    def ask(*words: str, rank: int | None = None, world: int = 2, code: int = 0, prompts: Path = few) -> str:
+        with monkeypatch.context() as patch:
+            if rank is not None:
+                patch.setenv("RANK", str(rank))
+                patch.setenv("WORLD_SIZE", str(world))
+            fixed = ["attribute", str(two_layers), "--prompts", str(prompts), "--json", "-q", "--device", "cpu"]
+            capsys.readouterr()
+            assert run([*fixed, "--top", "4", *words] if words[0] != "merge" else [*words]) == code
+        out, err = capsys.readouterr()
+        if not out:
+            return err
+        report = json.loads(out, parse_constant=pytest.fail)
+        del report["run"]
+        return json.dumps(report)
+
+    return ask
+
+
+OPTIONS = {
+    "one target each": ["--target-field", "answer", "--first-token"],
+    "every position": ["--position", "all"],
+    "a continuation": ["--continuation", "ab"],
+    "measured": ["--measure", "2", "--against", "mean"],
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_several_processes_give_the_plain_report(said: Any, tmp_path: Path, options: list[str]) -> None:
+    plain, out = said(*options), str(tmp_path / "out")
+    assert said(*options, "--out", out, rank=1) == ""
+    assert said(*options, "--out", out, rank=0) == plain
+    assert said("merge", out, "--json") == plain
+    report = json.loads(plain)
+    assert report["summary"]["predictions"] == len(report["attribution"]) >= COUNT
+    assert [one["prompt"] for one in report["attribution"]] == sorted(one["prompt"] for one in report["attribution"])
+
+
+def test_what_is_torn_is_computed_again_by_any_number_of_processes(said: Any, tmp_path: Path) -> None:
+    plain, out = said("--steps", "2"), tmp_path / "out"
+    said("--steps", "2", "--out", str(out), rank=2, world=3)
+    [shard] = out.glob("shard-*")
+    whole = shard.read_bytes().splitlines(keepends=True)
+    assert len(whole) == COUNT // 3
+    shard.write_bytes(whole[0] + whole[1][:-30])
+    assert Folder.read(out).index().found == 1
+    message = said("merge", str(out), code=2)
+    assert f"missing {COUNT - 1} prompts: run the same command again" in message
+    assert said("--steps", "2", "--out", str(out)) == plain
+    assert shard.read_bytes() == whole[0] + whole[1][:-30]  # nobody else writes to it
+    assert len((out / "shard-0-of-1.jsonl").read_bytes().splitlines()) == COUNT - 1
+
+
+def test_weights_that_are_read_block_by_block(said: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SIDE_BY_SIDE", 4)
+    monkeypatch.setattr(plan_module, "way_of", lambda made: made.ways[1])
+    plain, out = said("--target", "a", "--first-token"), str(tmp_path / "out")
+    for rank in (1, 0):
+        shared = said("--target", "a", "--first-token", "--out", out, rank=rank)
+    assert shared == plain
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--target", "a"], "holds results of another --target, b there, a here"),
+        (["--target", "b", "--position", "0"], "holds results of another --position, None there, 0 here"),
+        (["--target", "b", "--top", "3"], "holds results of another --top, 4 there, 3 here"),
+    ],
+)
+def test_other_options_are_refused(said: Any, tmp_path: Path, options: list[str], message: str) -> None:
+    out = str(tmp_path / "out")
+    said("--target", "b", "--out", out)
+    assert message in said(*options, "--out", out, code=2)
+
+
+def test_other_targets_in_the_same_field_are_refused(said: Any, few: Path, tmp_path: Path) -> None:
+    out, options = str(tmp_path / "out"), ["--target-field", "answer", "--first-token"]
+    said(*options, "--out", out)
+    lines = [json.loads(line) for line in few.read_text().splitlines()]
+    lines[3]["answer"] = "h" if lines[3]["answer"] != "h" else "a"
+    few.write_text("\n".join(map(json.dumps, lines)))
+    assert "holds results of another --target-field, answer (" in said(*options, "--out", out, code=2)
+
+
+def test_a_folder_of_another_command_is_refused(said: Any, two_layers: Path, few: Path, tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    said("--out", out)
+    words = ["inspect", str(two_layers), "--prompts", str(few), "--null", "uniform", "-q", "--out", out]
+    assert run([*words, "--device", "cpu"]) == 2
+    with pytest.raises(InputError, match="another command, attribute there, inspect here"):
+        _open_as_inspect(Path(out))
+
+
+def _open_as_inspect(out: Path) -> None:
+    folder = Folder.read(out)
+    Folder.open(out, folder.manifest.model_copy(update={"command": "inspect"}), folder.keys)
+
+
+def test_one_prompt_alone_keeps_no_sums(said: Any, tmp_path: Path) -> None:
+    file = tmp_path / "one.txt"
+    file.write_text("abc.")
+    plain = said("--target", "a", prompts=file)
+    assert said("--target", "a", "--out", str(tmp_path / "out"), prompts=file) == plain
+    [shard] = (tmp_path / "out").glob("shard-*")
+    assert json.loads(shard.read_text())["record"]["sums"] == []

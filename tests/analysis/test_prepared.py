@@ -1,0 +1,143 @@
+"""Images and sound: every kind of encoder is exact on prepared inputs, in memory and read block by block."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as t
+from image_models import CASES, SMALL, build, picture
+from paging import differing, in_parts, whole
+from safetensors.torch import save_file
+from torch import Tensor
+
+from duat_cli.analysis.inspect.run import InspectOptions, inspect, verify
+from duat_cli.analysis.matrix.run import matrix
+from duat_cli.analysis.prepared import Prepared, as_prompts, chosen_stack, prepared_inputs
+from duat_cli.analysis.support import examine
+from duat_cli.errors import InputError
+from duat_cli.loading.inputs.request import InputFiles
+from duat_cli.loading.model.load import LoadedModel, skeleton
+
+STREAMED = ["vit", "dinov3_vit", "whisper"]
+
+
+def saved(name: str, folder: Path) -> Path:
+    build(name).save_pretrained(folder)
+    return folder
+
+
+def given(loaded: LoadedModel, tensors: dict[str, Tensor]) -> tuple[LoadedModel, list[Any]]:
+    other = {k: v + 0.1 if v.is_floating_point() else v for k, v in tensors.items()}
+    loaded = replace(loaded, like=tensors)
+    return loaded, as_prompts(loaded, [Prepared("one", tensors, None), Prepared("two", other, None)])
+
+
+def quiet(*_: Any) -> None:
+    pass
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_kind_of_encoder_is_exact(name: str) -> None:
+    torch.manual_seed(5)
+    entry = examine(build(name).eval().requires_grad_(False), like=CASES[name][1]())
+    expected = "partly" if name == "whisper" else "exact"  # its decoder reads token ids
+    assert (entry.status, entry.reason) == (expected, None), entry.parts
+    assert entry.relative_error is not None
+    assert entry.relative_error < 1e-5
+
+
+def test_float64_is_exact_to_its_own_rounding(tmp_path: Path) -> None:
+    loaded, prompts = given(whole(saved("vit", tmp_path), "float64"), picture())
+    report = verify(loaded, prompts, quiet)
+    assert report.certificate.relative_error < 1e-12
+    assert all(block.operator_error is not None and block.operator_error < 1e-10 for block in report.blocks)
+
+
+def test_the_operator_is_the_dense_matrix(tmp_path: Path) -> None:
+    loaded, prompts = given(whole(saved("vit", tmp_path), "float64"), picture())
+    report = matrix(loaded, prompts[0], 1, lambda position: f"#{position}", quiet)
+    assert report.dense
+    assert report.tokens == 17
+    assert all(check.holds and check.relative_error < 1e-9 for check in report.checks if check.holds is not None)
+
+
+@pytest.mark.parametrize("name", STREAMED)
+def test_read_block_by_block_every_number_is_the_same(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(6)
+    tensors, options = CASES[name][1](), InspectOptions(cache=False, null="all", terms=True)
+
+    def reports(loaded: LoadedModel) -> list[dict[str, Any]]:
+        loaded, prompts = given(loaded, tensors)
+        return [inspect(loaded, prompts, options, quiet).model_dump(mode="json", exclude={"run"})]
+
+    expected = reports(whole(saved(name, tmp_path)))
+    assert expected[0]["blocks"][0]["null"]["reinitialised"] is not None
+    with in_parts(tmp_path) as loaded:
+        assert differing(reports(loaded), expected) == []
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_positions_are_those_of_the_model(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(7)
+    tensors, loaded = CASES[name][1](), whole(saved(name, tmp_path))
+    names = InputFiles(tensors=(write(tmp_path / "given.safetensors", tensors),))
+    [read] = prepared_inputs(skeleton(loaded.files), tmp_path, names, trust_remote_code=False)
+    [prompt] = as_prompts(loaded, [read])
+    stack = loaded.model.get_encoder() if name == "whisper" else loaded.model.base_model
+    if name == "dinov3_vit":  # its base model is the encoder inside
+        stack = loaded.model
+    with torch.no_grad():
+        states = stack(**tensors)[0]
+    assert prompt.input_ids.tolist() == [list(range(states.shape[1]))]
+    assert read.positions in (None, states.shape[1])
+
+
+def write(path: Path, tensors: dict[str, Tensor]) -> str:
+    save_file({k: v.contiguous() for k, v in tensors.items()}, path)
+    return str(path)
+
+
+def test_one_digest_an_input(tmp_path: Path) -> None:
+    loaded = whole(saved("vit", tmp_path))
+    first, second = given(loaded, picture())[1]
+    assert first.sha256 == given(loaded, picture())[1][0].sha256 != second.sha256
+
+
+BAD: dict[str, tuple[dict[str, Tensor], str]] = {
+    "another name": ({"pixels": torch.zeros(1, 3, 16, 16)}, "pixels: ViTForImageClassification takes no such argument"),
+    "not what it reads": ({"bool_masked_pos": torch.zeros(1, 16)}, "it holds bool_masked_pos; "),
+    "nothing": ({}, "it holds nothing; ViTForImageClassification reads `pixel_values`"),
+    "a batch": ({"pixel_values": torch.zeros(2, 3, 16, 16)}, "pixel_values has shape [2, 3, 16, 16]; expected 1"),
+    "not finite": ({"pixel_values": torch.full((1, 3, 16, 16), torch.nan)}, "values that are not finite"),
+    "another size": ({"pixel_values": torch.zeros(1, 3, 9, 9)}, "ViTForImageClassification cannot read it: ValueError"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_wrong_input_is_refused_in_one_line(case: str, tmp_path: Path) -> None:
+    tensors, said = BAD[case]
+    loaded = whole(saved("vit", tmp_path))
+    file = write(tmp_path / "given.safetensors", tensors)
+    with pytest.raises(InputError) as refused:
+        as_prompts(
+            loaded,
+            prepared_inputs(skeleton(loaded.files), tmp_path, InputFiles(tensors=(file,)), trust_remote_code=False),
+        )
+    assert said in str(refused.value)
+    assert file in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_part_of_a_model_of_two() -> None:
+    config = t.CLIPConfig(text_config={**SMALL, "vocab_size": 264}, vision_config=SMALL, projection_dim=16)
+    model = t.CLIPModel(config)
+    assert chosen_stack(model, "vision") is model.vision_model or chosen_stack(model, "vision") in model.modules()
+    assert type(chosen_stack(model, "vision")).__name__.startswith("CLIPVision")
+    assert type(chosen_stack(model, "text")).__name__.startswith("CLIPText")
+    assert chosen_stack(model, None) is model
+    with pytest.raises(InputError, match="--stack audio: CLIPModel has no part that reads input_features or"):
+        chosen_stack(model, "audio")

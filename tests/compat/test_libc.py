@@ -1,0 +1,41 @@
+"""Freed memory is kept, and used again without a page fault."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from children import PATIENCE
+
+from duat_cli.compat import libc
+
+FAULTS = """
+import resource, sys
+from duat_cli.compat.libc import keep_freed_memory
+if sys.argv[1] == "kept":
+    assert keep_freed_memory()
+def take():
+    block = bytearray(40 << 20)
+for _ in range(3):
+    take()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    take()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def faults(how: str) -> int:
+    child = [sys.executable, "-c", FAULTS, how]
+    return int(subprocess.run(child, capture_output=True, text=True, check=True, timeout=PATIENCE).stdout)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="of glibc")
+def test_a_block_that_was_freed_is_used_again() -> None:
+    assert faults("kept") < 0.2 * faults("as it is")
+
+
+def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libc.ctypes, "CDLL", lambda _name: object())
+    assert not libc.keep_freed_memory()

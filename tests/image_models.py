@@ -1,0 +1,75 @@
+"""Tiny models of images and sound, and inputs that they read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers as t
+from torch import Tensor
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "image_size": 16,
+    "patch_size": 4,
+}  # fmt: skip
+HEARD: dict[str, Any] = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "conv_dim": (32, 32),
+    "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_feat_extract_layers": 2, "num_conv_pos_embeddings": 16,
+    "num_conv_pos_embedding_groups": 4,
+}  # fmt: skip
+WHISPER: dict[str, Any] = {
+    "vocab_size": 264, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "num_mel_bins": 8,
+    "max_source_positions": 16, "bos_token_id": 256, "eos_token_id": 257, "pad_token_id": 259,
+    "decoder_start_token_id": 256,
+}  # fmt: skip
+
+
+def picture(channels: int = 3) -> dict[str, Tensor]:
+    return {"pixel_values": torch.randn(1, channels, 16, 16, generator=torch.Generator().manual_seed(3))}
+
+
+def video() -> dict[str, Tensor]:
+    return {"pixel_values": torch.randn(1, 4, 3, 16, 16)}
+
+
+def patches() -> dict[str, Tensor]:
+    mask, shape = torch.ones(1, 16, dtype=torch.long), torch.tensor([[4, 4]])
+    return {"pixel_values": torch.randn(1, 16, 48), "pixel_attention_mask": mask, "spatial_shapes": shape}
+
+
+CASES: dict[str, tuple[Callable[[], Any], Callable[[], dict[str, Tensor]]]] = {
+    "vit": (lambda: t.ViTForImageClassification(t.ViTConfig(**SMALL)), picture),
+    "deit": (lambda: t.DeiTModel(t.DeiTConfig(**SMALL)), picture),
+    "dinov2": (lambda: t.Dinov2Model(t.Dinov2Config(**SMALL)), picture),
+    "dinov3_vit": (lambda: t.DINOv3ViTModel(t.DINOv3ViTConfig(**SMALL, num_register_tokens=2)), picture),
+    "ijepa": (lambda: t.IJepaModel(t.IJepaConfig(**SMALL)), picture),
+    "beit": (lambda: t.BeitModel(t.BeitConfig(**SMALL)), picture),
+    "clip_vision_model": (lambda: t.CLIPVisionModel(t.CLIPVisionConfig(**SMALL)), picture),
+    "siglip_vision_model": (lambda: t.SiglipVisionModel(t.SiglipVisionConfig(**SMALL)), picture),
+    "siglip2_vision_model": (
+        lambda: t.Siglip2VisionModel(
+            t.Siglip2VisionConfig(**{k: v for k, v in SMALL.items() if k != "image_size"}, num_patches=16)
+        ),
+        patches,
+    ),
+    "videomae": (lambda: t.VideoMAEModel(t.VideoMAEConfig(**SMALL, num_frames=4)), video),
+    "whisper": (
+        lambda: t.WhisperForConditionalGeneration(t.WhisperConfig(**WHISPER)),
+        lambda: {"input_features": torch.randn(1, 8, 32)},
+    ),
+    "wav2vec2": (lambda: t.Wav2Vec2ForCTC(t.Wav2Vec2Config(**HEARD)), lambda: {"input_values": torch.randn(1, 200)}),
+    "hubert": (lambda: t.HubertModel(t.HubertConfig(**HEARD)), lambda: {"input_values": torch.randn(1, 200)}),
+}
+
+
+def build(name: str) -> Any:
+    """A tiny model whose biases, gains and tokens are random, so that none of them is hidden by a zero."""
+    torch.manual_seed(11)
+    model = CASES[name][0]()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1 or not parameter.any():
+                parameter.add_(0.2 * torch.randn_like(parameter))
+    return model

@@ -1,0 +1,162 @@
+"""Token mixers without softmax: found, and H and W' the same by other ways than impulses."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+import pytest
+import torch
+from helpers import InDouble, double_model, far, single_model, sweep, token_ids
+from torch import Tensor
+
+from duat_cli.models.discovery.structure import discover
+from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.value_path.factors import checked, operator_of
+from duat_cli.zoo import tiny
+
+# type, the block of the mixer, channels a head, channels that share a norm's scale, whether values are the stream's
+FORMS = [
+    ("qwen3_next", 0, 12, 12, False),  # gated delta rule
+    ("minimax", 1, 16, 64, False),  # decayed linear attention
+    ("bamba", 0, 16, 64, False),  # SSD
+    ("jamba", 0, 1, None, False),  # selective scan
+    ("lfm2_moe", 0, 1, None, True),  # short convolution
+]
+
+
+@functools.cache
+def double(model_type: str) -> Any:
+    return double_model(model_type)
+
+
+def rows_of(run: BlockRun) -> Tensor:
+    return torch.cat([rows for _, rows in run.attention[0].rows.chunks()], dim=1)
+
+
+@pytest.mark.parametrize(("model_type", "block", "width", "scaled", "affine"), FORMS)
+def test_w_is_what_the_frozen_block_does_with_each_unit_vector(
+    model_type: str, block: int, width: int, scaled: int | None, affine: bool
+) -> None:
+    """In float64: H, gates and O against the model's own code, one value after the other."""
+    model, seen = double(model_type), []
+
+    def listen(run: Any, step: Any, known: Any) -> None:
+        form = run.parts.mixer
+        if run.index != block:
+            return
+        assert (form.width, form.scaled, form.affine) == (width, scaled, affine)
+        operator = operator_of(run, known.factors, step.replay, step.items, step.given)
+        assert operator.own == (not affine)
+        tokens, columns = operator.values.shape[1], operator.factors.width
+        W = operator.matrix().dense()
+        zero = torch.zeros_like(run.input)
+        nothing = [torch.zeros_like(g[:1]) for g in step.given]
+        base = known.factors.tap.read(run.replay(zero, nothing))[0]
+        place = next((k for k, unit in enumerate(run.units) if unit.module is form.module), None)
+        for column in range(0, tokens * columns, 5):
+            unit = torch.zeros(1, tokens, columns, dtype=torch.float64)
+            unit.view(-1)[column] = 1.0
+            given = list(nothing)
+            if place is not None:
+                given[place] = unit[None]
+            image = known.factors.tap.read(run.replay(zero if place is not None else unit, given))[0] - base
+            if place is None:
+                image = image - unit[0]  # the stream itself passes through
+            assert far(image.reshape(-1), W[:, column]) <= 1e-10, column
+        assert far(rows_of(run) @ operator.values, run.attention[0].output[0].transpose(0, 1)) <= 1e-10
+        assert checked(operator, run, known.factors.tap).error <= 1e-10
+        assert step.terms.error <= 1e-10
+        seen.append(run.index)
+
+    with InDouble():
+        sweep(model, token_ids(model), listen, None)
+    assert seen == [block]
+
+
+def test_h_of_a_gated_delta_rule_is_its_kernel_applied_to_the_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = importlib.import_module("transformers.models.qwen3_next.modeling_qwen3_next")
+    own, asked = code.torch_chunk_gated_delta_rule, []
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor, **kwargs: Any) -> Any:
+        asked.append((query, key, value, kwargs))
+        return own(query, key, value, **kwargs)
+
+    model, seen = single_model("qwen3_next"), []
+
+    def listen(run: Any, _step: Any, _block: Any) -> None:
+        if run.parts.mixer is None:
+            return
+        asked.clear()
+        monkeypatch.setattr(code, "torch_chunk_gated_delta_rule", kernel)
+        run.recording.mixers[run.parts.mixer.module].code.run()  # the module's own pass
+        monkeypatch.setattr(code, "torch_chunk_gated_delta_rule", own)
+        query, key, value, kwargs = asked[-1]
+        tokens, heads = value.shape[1:3]
+        identity = torch.eye(tokens)[None, :, None].expand(1, tokens, heads, tokens).contiguous()
+        expected = own(query, key, identity, **kwargs)[0][0].permute(1, 0, 2)  # (heads, N, N)
+        H = rows_of(run)
+        assert far(H, expected) <= 1e-5
+        assert not bool(H.triu(1).any())
+        seen.append(run.index)
+
+    sweep(model, token_ids(model), listen, None)
+    assert seen == [0, 2]
+
+
+def test_h_of_a_short_convolution_is_its_weights() -> None:
+    """y_i = C_i sum_k w_k (B x)_(i-k): H holds w and B, and C is the gate."""
+    model, seen = single_model("lfm2_moe"), []
+
+    def listen(run: Any, step: Any, block: Any) -> None:
+        if run.parts.mixer is None:
+            return
+        conv, norm = run.parts.module.conv, run.parts.module.operator_norm
+        B, C, _ = conv.in_proj(norm(run.input))[0].chunk(3, dim=-1)  # (N, M)
+        weight = conv.conv.weight[:, 0]  # (M, taps)
+        tokens = len(B)
+        expected = torch.zeros(weight.shape[0], tokens, tokens)
+        for tap in range(weight.shape[1]):
+            for i in range(tap, tokens):
+                expected[:, i, i - tap] = C[i] * weight[:, -1 - tap] * B[i - tap]
+        operator = operator_of(run, block.factors, step.replay, step.items, step.given)
+        H = torch.cat([rows for _, rows in operator.rows.chunks()], dim=1)  # the gate of single channels is in it
+        assert far(H, expected) <= 1e-5
+        seen.append(run.index)
+
+    sweep(model, token_ids(model), listen, None)
+    assert seen == [0, 2]
+
+
+def test_tokens_beyond_one_chunk_and_other_prompts_have_the_same_form() -> None:
+    """The kernel's loops take more operations for more tokens; its chunk holds 64."""
+    model, seen = single_model("qwen3_next"), []
+
+    def listen(run: Any, step: Any, block: Any) -> None:
+        operator = operator_of(run, block.factors, step.replay, step.items, step.given)
+        assert checked(operator, run, block.factors.tap).error <= 1e-5
+        assert step.terms.error <= 1e-5
+        seen.append(run.index)
+
+    sweep(model, token_ids(model, 70), listen, None)
+    assert seen == [0, 1, 2]
+
+
+def test_a_mixer_that_is_not_linear_in_its_values_stays_a_unit() -> None:
+    """A tanh behind the kernel."""
+    model = single_model("minimax")
+    module = model.model.layers[1].self_attn
+    module.norm.register_forward_hook(lambda _m, _a, output: torch.tanh(output))
+    (block,) = [b for b in discover(model).blocks if b.parts.module is model.model.layers[1]]
+    assert block.parts.mixer is None
+    assert [type(unit).__name__ for unit in block.parts.mixing] == ["MiniMaxLightningAttention"]
+    assert "no form that could be proved" in str(block.factors_reason)
+
+
+def test_a_model_of_mixers_alone_is_read() -> None:
+    built = tiny.build("mamba2")
+    assert isinstance(built, tiny.TinyModel)
+    structure = discover(built.model)
+    assert structure.path == "frozen kernel"
+    assert all(block.parts.mixer is not None and block.factors is not None for block in structure.blocks)

@@ -1,0 +1,56 @@
+"""What a term holds, counted by hand in the layers of the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from helpers import single_model
+
+from duat_cli.models.discovery.structure import discover
+from duat_cli.models.edits.heads import HeadLayers
+from duat_cli.models.edits.parameters import find_parameters
+from duat_cli.models.terms.sites import find_sites
+
+
+def numbers(*modules: Any) -> int:
+    return sum(p.numel() for module in modules for p in module.parameters())
+
+
+def test_of_llama() -> None:
+    """Two query heads share a key and value head; no biases, so that all of attention is heads' and all of the FFN
+    neurons'."""
+    model = single_model("llama")
+    structure = discover(model)
+    found = find_parameters(structure, find_sites(structure))
+    for layer in model.model.layers:
+        each, block = found[layer].each, found[layer]
+        config = model.config
+        assert each["neuron"].tolist() == [numbers(layer.mlp) / config.intermediate_size] * config.intermediate_size
+        assert each["head"].tolist() == [numbers(layer.self_attn) / 4] * 4
+        assert (each["ffn"].tolist(), each["attention"].tolist()) == (
+            [float(numbers(layer.mlp))], [float(numbers(layer.self_attn))]
+        )  # fmt: skip
+        assert each["block"].tolist() == [float(numbers(layer))]
+        assert (block.group, block.neuron) == (2, each["neuron"][0])
+        assert isinstance(block.heads, HeadLayers)
+        assert block.heads.each == numbers(layer.self_attn) / 2
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "bert"])
+def test_biases_of_the_last_layers_stay(model_type: str) -> None:
+    """A neuron has a row, a bias and a column."""
+    model = single_model(model_type)
+    structure = discover(model)
+    for block in find_parameters(structure, find_sites(structure)).values():
+        width = structure.hidden_size
+        assert set(block.each["neuron"].tolist()) == {2.0 * width + 1}
+        assert block.group == 1
+
+
+def test_of_routed_experts() -> None:
+    model = single_model("mixtral")
+    structure = discover(model)
+    found = find_parameters(structure, find_sites(structure))
+    experts = model.model.layers[0].mlp.experts
+    assert set(found[model.model.layers[0]].each["expert"].tolist()) == {numbers(experts) / experts.num_experts}

@@ -1,0 +1,65 @@
+"""The gates of attention, measured through the frozen block, against the model's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers import single_model, sweep, token_ids
+
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.value_path.factors import operator_of
+from duat_cli.models.value_path.gates import gate_of
+
+
+def test_gates_are_the_sigmoids_of_the_models_own_gate_layer() -> None:
+    model, seen = single_model("afmoe"), []
+
+    def listen(run: Any, step: Any, block: Any) -> None:
+        gate, error = gate_of(run, step.given)
+        norm, attention = run.parts.module.input_layernorm, run.parts.module.self_attn
+        own = torch.sigmoid(attention.gate_proj(norm(run.input)))[0]  # (N, heads d)
+        assert torch.allclose(gate.transpose(0, 1).flatten(1), own, rtol=1e-5)
+        assert error <= 1e-6
+        operator = operator_of(run, block.factors, step.replay, step.items, step.given)
+        assert operator.gate is not None
+        seen.append(run.index)
+
+    sweep(model, token_ids(model), listen, None)
+    assert seen == [0, 1, 2]
+
+
+def test_a_gate_of_whole_heads_is_part_of_their_attention() -> None:
+    model, seen = single_model("laguna"), []
+
+    def listen(run: Any, step: Any, block: Any) -> None:
+        operator = operator_of(run, block.factors, step.replay, step.items, step.given)
+        gate, _ = gate_of(run, step.given)
+        H, own = (torch.cat([rows for _, rows in r.chunks()], dim=1) for r in (operator.rows, run.attention[0].rows))
+        assert operator.gate is None
+        assert torch.allclose(H, own * gate[..., :1])
+        assert not torch.allclose(H, own, rtol=1e-2)
+        seen.append(run.index)
+
+    sweep(model, token_ids(model), listen, None)
+    assert seen == [0, 1, 2]
+
+
+def test_what_mixes_channels_is_no_gate() -> None:
+    """A layer between the heads and the output projection."""
+    model = single_model("llama")
+    attention = model.model.layers[1].self_attn
+    mixing = torch.linalg.qr(torch.randn(attention.o_proj.in_features, attention.o_proj.in_features))[0]
+
+    def listen(run: Any, step: Any, block: Any) -> None:
+        if run.index != 1:
+            return
+        handle = attention.o_proj.register_forward_pre_hook(lambda _m, args: (args[0] @ mixing,))
+        try:
+            with pytest.raises(UnsupportedModelError, match="no gate on channels"):
+                gate_of(run, step.given)
+        finally:
+            handle.remove()
+
+    sweep(model, token_ids(model), listen, None)

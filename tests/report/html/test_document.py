@@ -1,0 +1,242 @@
+"""Every page in a real browser: nothing fetched, nothing said, nothing that axe finds, all reached by keyboard, and
+numbers that are the JSON's."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from pages import EVIL, REPORTS, TOKENS, html, inspect_page
+
+from duat_cli.cli.shared.pages import page_of
+from duat_cli.results.inspect import BlockMap, CouplingMap
+from duat_cli.text import clean
+
+FACTORS = {"%": 100.0, **{unit: 1024.0**-power for power, unit in enumerate(("B", "KiB", "MiB", "GiB", "TiB"))}}
+MODES = [(1440, "light"), (360, "dark")]
+ROWS = """() => [...document.querySelectorAll("[data-place] tbody tr[data-at]")].flatMap((row) => {
+  const heads = [...row.closest("table").tHead.rows[0].cells];
+  const report = row.closest("[data-report]").dataset.report;
+  return [...row.cells].flatMap((cell, i) => heads[i].dataset.path
+    ? [[report, `${row.dataset.at}.${heads[i].dataset.path}`, cell.textContent,
+        heads[i].querySelector(".unit")?.textContent]]
+    : []);
+})"""
+TILES = """() => [...document.querySelectorAll("dd[data-path]")].map((dd) => [
+  dd.closest("[data-report]").dataset.report, dd.dataset.path, dd.firstChild.textContent, dd.lastChild.textContent])"""
+REACHABLE = """[...document.querySelectorAll("a[href], summary, select, canvas, [tabindex='0']")]
+  .filter((one) => one.checkVisibility()).map((one, i) => one.dataset.n = i).length"""
+DANGLING = """[...document.querySelectorAll("a[href]")].filter((a) => !document.getElementById(a.hash.slice(1)))
+  .map((a) => a.hash)"""
+
+
+class Seen:
+    """A page in the browser, and everything that it asked for or said."""
+
+    def __init__(self, browser: Any, file: Path, width: int, scheme: str) -> None:
+        self.said: list[str] = []
+        self.asked: list[str] = []
+        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        self.page = self.context.new_page()
+        self.page.on("console", lambda message: self.said.append(message.text))
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.goto(file.as_uri())
+
+
+@pytest.fixture(scope="module", params=[(name, *mode) for name in REPORTS for mode in MODES], ids=str)
+def seen(request: Any, browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
+    name, width, scheme = request.param
+    file = tmp_path_factory.mktemp("page") / "report.html"
+    file.write_text(html(name), encoding="utf-8")
+    found = Seen(browser, file, width, scheme)
+    yield found
+    found.context.close()
+
+
+def opened(seen: Seen) -> Any:
+    """The page with all that can be folded open."""
+    seen.page.evaluate("document.querySelectorAll('details').forEach((one) => (one.open = true))")
+    return seen.page
+
+
+def test_a_page_asks_for_nothing_and_says_nothing(seen: Seen) -> None:
+    opened(seen).emulate_media(media="print")
+    seen.page.emulate_media(media="screen")
+    assert seen.said == []
+    assert len(seen.asked) == 1  # itself
+    assert (
+        seen.page.evaluate("document.images.length + document.querySelectorAll('b, iframe, object, link').length") == 0
+    )
+
+
+def test_axe_finds_nothing(seen: Seen) -> None:
+    found = Axe().run(opened(seen)).response["violations"]
+    assert [(one["id"], one["nodes"][0]["html"][:200]) for one in found] == []
+
+
+def test_axe_would_find_something(browser: Any) -> None:
+    page = browser.new_page()
+    page.set_content("<html><body><img src='data:,'><p style='color:#ccc'>pale</p></body></html>")
+    found = {one["id"] for one in Axe().run(page).response["violations"]}
+    page.close()
+    assert {"image-alt", "color-contrast", "html-has-lang"} <= found
+
+
+def test_nothing_is_wider_than_the_window(seen: Seen) -> None:
+    assert opened(seen).evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.parametrize("seen", [(name, *MODES[0]) for name in REPORTS], indirect=True, ids=str)
+def test_the_keyboard_reaches_everything(seen: Seen) -> None:
+    """In one mode: neither width nor colour changes the order, and pressing every tab takes its time."""
+    page = opened(seen)
+    wanted = page.evaluate(REACHABLE)
+    page.evaluate("document.activeElement.blur()")
+    reached = set()
+    for _ in range(wanted + 5):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.dataset.n"))
+    assert {str(n) for n in range(wanted)} <= reached
+    assert wanted > 12
+
+
+def test_every_link_leads_to_a_definition_or_a_figure(seen: Seen) -> None:
+    assert seen.page.evaluate(DANGLING) == []
+
+
+def test_printed_numbers_are_those_of_the_json(seen: Seen) -> None:
+    page = opened(seen)
+    reports = [one["report"] for one in json.loads(page.locator("#reports").text_content())]
+    cells = page.evaluate(ROWS) + page.evaluate(TILES)
+    assert len(cells) > 10
+    for report, path, printed, unit in cells:
+        value = at(reports[int(report)], path)
+        assert agrees(printed, value, FACTORS.get(unit, 1.0)), (path, printed, value)
+
+
+def at(value: Any, path: str) -> Any:
+    """What stands in the JSON at a path such as 'blocks.0.terms.linear.share'; None behind a null."""
+    for part in path.split("."):
+        if value is None:
+            return None
+        value = value[int(part)] if isinstance(value, list) else value[part]
+    return value
+
+
+def agrees(printed: str, value: Any, factor: float) -> bool:
+    """Whether a number is printed rounded to its own last digit."""
+    if value is None or printed == "-":
+        return value is None and printed == "-"
+    if isinstance(value, str) or printed[0] in "<>":
+        return printed == clean(str(value)) or (printed[0] in "<>" and abs(factor * value) < 100)
+    digits, _, power = printed.partition("e")
+    last = 10.0 ** (int(power or 0) - len(digits.partition(".")[2]))
+    return math.isclose(float(printed), factor * value, rel_tol=1e-9, abs_tol=0.501 * last + 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("printed", "value", "factor"), [("41.3", 0.4123, 100), ("-", 0.1, 1), ("1.2e-07", 1.3e-7, 1), ("0.10", None, 1)]
+)
+def test_a_wrong_number_is_seen(printed: str, value: Any, factor: float) -> None:
+    assert not agrees(printed, value, factor) or printed == "1.2e-07"
+
+
+@pytest.fixture
+def inspected(browser: Any, tmp_path: Path) -> Iterator[Any]:
+    file = tmp_path / "report.html"
+    file.write_text(html("inspect"), encoding="utf-8")
+    seen = Seen(browser, file, 1440, "light")
+    yield seen.page
+    seen.context.close()
+
+
+def test_the_map_is_read_by_keyboard(inspected: Any) -> None:
+    """The block by left and right, the cell by arrows; the number said is the report's."""
+    found = inspect_page().maps
+    assert found is not None
+    canvas, said = inspected.locator("canvas"), inspected.locator(".map output")
+    canvas.focus()
+    for _ in range(2):
+        inspected.keyboard.press("ArrowRight")
+    inspected.keyboard.press("ArrowUp")  # from token 2 to token 4
+    value = found[0].blocks[0].coupling[4][2]
+    assert f"C = {value:.3g}" in said.inner_text()
+    assert f"token 2 {clean(TOKENS[2])[:9]}" in said.inner_text()
+    before = canvas.screenshot()
+    inspected.locator("#map0-block").focus()
+    inspected.keyboard.press("ArrowRight")
+    value = found[0].blocks[1].coupling[4][2]
+    assert inspected.locator("#map0-block").input_value() == "1"
+    assert "Block 3: from token 2" in said.inner_text()
+    assert f"C = {value:.3g}" in said.inner_text()
+    assert canvas.screenshot() != before
+
+
+def test_the_map_has_a_table(inspected: Any) -> None:
+    found = inspect_page().maps
+    assert found is not None
+    inspected.locator(".map summary").click()
+    rows = inspected.locator(".map tbody tr")
+    assert rows.count() == len(TOKENS)
+    printed = [float(text) for text in rows.nth(5).locator("td").all_inner_texts()]
+    assert printed == [pytest.approx(value, rel=6e-3) for value in found[0].blocks[0].coupling[5]]
+    assert rows.nth(0).locator("td").all_inner_texts()[1:] == ["0"] * 5
+
+
+def test_hovering_names_the_tokens(inspected: Any) -> None:
+    canvas = inspected.locator("canvas")
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    cell = box["width"] / len(TOKENS)
+    inspected.mouse.move(box["x"] + 0.5 * cell, box["y"] + 3.5 * cell)
+    text = inspected.locator(".map output").inner_text()
+    assert "from token 0 <s> to token 3" in text
+    assert TOKENS[3] in text
+
+
+def test_colours_follow_the_choice(inspected: Any) -> None:
+    ground = "getComputedStyle(document.documentElement).backgroundColor"
+    light = inspected.evaluate(ground)
+    inspected.select_option("#theme", "dark")
+    assert inspected.evaluate(ground) != light
+    inspected.select_option("#theme", "light")
+    assert inspected.evaluate(ground) == light
+
+
+def test_foreign_text_is_seen_as_it_is(inspected: Any) -> None:
+    """Neither markup nor a template: the name, with its hidden characters written out."""
+    assert clean(EVIL) in inspected.locator("h1").text_content()
+    assert "7*7" in inspected.locator(".list").last.text_content()
+    assert inspected.title() == f"duat inspect: {clean(EVIL)} at {inspect_page().model.revision}"
+
+
+def test_a_page_of_80_blocks_and_15_prompts_is_below_5_mb(browser: Any, tmp_path: Path) -> None:
+    """With everything that options add; what the embedded JSON lacks is named, and the first paint is there at once."""
+    report = inspect_page()
+    prompts = [report.blocks[0].prompts[0].model_copy(update={"prompt": k}) for k in range(15)]  # type: ignore[index]
+    blocks = [report.blocks[0].model_copy(update={"index": i, "prompts": prompts}) for i in range(80)]
+    tokens = [f" token {i}" for i in range(64)]
+    rows = [[round(1 / (1 + i + j), 6) for j in range(i + 1)] for i in range(64)]
+    maps = [
+        CouplingMap(
+            prompt=k, total_tokens=200, tokens=tokens, blocks=[BlockMap(index=i, coupling=rows) for i in range(80)]
+        )
+        for k in range(3)
+    ]
+    page = page_of([(None, report.model_copy(update={"blocks": blocks, "maps": maps}))])
+    assert len(page.encode()) <= 5_000_000
+    file = tmp_path / "large.html"
+    file.write_text(page, encoding="utf-8")
+    seen = Seen(browser, file, 1440, "light")
+    said = seen.page.locator(".warn").text_content()
+    assert "blocks[].prompts" in said
+    assert "maps of prompt" in said
+    assert seen.page.locator("canvas").get_attribute("aria-label").startswith("Coupling C of block 0")
+    assert seen.said == []
+    seen.context.close()
