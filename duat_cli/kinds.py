@@ -9,6 +9,14 @@ MetricName = Literal["hidden", "kl", "nll"]
 Kind = Literal["neuron", "head", "expert", "ffn", "attention", "block"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Effort = Literal["quick", "default", "thorough"]
+NAMES: dict[str, str] = {
+    "neuron": "neurons",
+    "head": "heads",
+    "expert": "experts",
+    "ffn": "FFNs",
+    "attention": "attentions",
+    "block": "blocks",
+}
 _INSIDE: dict[Kind, set[Kind]] = {  # of a kind: the kinds whose terms it is a part of
     "neuron": {"ffn", "block"},
     "head": {"attention", "block"},
@@ -16,6 +24,11 @@ _INSIDE: dict[Kind, set[Kind]] = {  # of a kind: the kinds whose terms it is a p
     "ffn": {"block"},
     "attention": {"block"},
 }
+
+
+def names_of(granularity: str) -> str:
+    """The terms of kinds that are joined by commas, such as neurons and heads."""
+    return " and ".join(NAMES[kind] for kind in granularity.split(","))
 
 
 def apart(kinds: Sequence[Kind]) -> bool:

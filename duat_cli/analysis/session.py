@@ -312,10 +312,6 @@ class Session:
             self._geometries[call] = geometry(block.factors, block.parts.name, self._cache)
         return self._geometries[call]
 
-    def forget_geometry(self) -> None:
-        """Compute it anew at the next use."""
-        self._geometries.clear()
-
     def save_cache(self) -> None:
         self._cache.save()
 

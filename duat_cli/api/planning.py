@@ -84,10 +84,10 @@ def plan_report(request: PlanRequest, clock: Clock, progress: Progress) -> PlanR
 
 def _require_tokenizer(found: Found) -> None:
     """Texts are counted by it; a model of images or sound has none."""
-    from duat_cli.loading.checkpoint.source import TOKENIZER_FILES
+    from duat_cli.loading.checkpoint.source import has_tokenizer
 
     path = found.place.path
-    if not any(any(path.glob(pattern)) for pattern in TOKENIZER_FILES):
+    if not has_tokenizer(path):
         raise CheckpointError(
             f"{clean(str(path))}: no tokenizer to count the tokens of texts with; give --tokens N, for a model of "
             "images or sound its number of patches or frames"

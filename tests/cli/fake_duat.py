@@ -119,7 +119,6 @@ FAKES = {
         module(
             "duat_cli.loading.model.memory",
             fits=lambda *_: True,
-            return_freed_memory=lambda: None,
             peak_memory=lambda: None,
         ),
         module("duat_cli.loading.model.lengths", token_counts=lambda *a, **k: [1]),

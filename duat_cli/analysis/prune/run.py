@@ -32,6 +32,7 @@ from duat_cli.analysis.prune.terms.responses import SEED
 from duat_cli.analysis.prune.work import Work
 from duat_cli.analysis.session import Session, prompt_facts
 from duat_cli.errors import InputError
+from duat_cli.kinds import names_of
 from duat_cli.loading.checkpoint.stored import most_stored
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
@@ -71,7 +72,7 @@ class PruneOutcome:
         most = len(order) - (plan.granularity == "block")
         if which is not None and which.isdecimal():
             if not 1 <= int(which) <= most:
-                raise InputError(f"--set {which}: expected 1 to {most}, of {plan.of} {_terms(plan)}")
+                raise InputError(f"--set {which}: expected 1 to {most}, of {plan.of} {names_of(plan.granularity)}")
             return order[: int(which)]
         if which == "guaranteed" and plan.guarantee is None:
             raise InputError(f"--set guaranteed: {plan.reasons['guarantee']}")
@@ -223,20 +224,15 @@ def _protocol(work: Work) -> Protocol:
     )
 
 
-def _terms(plan: Plan) -> str:
-    """What the set is made of, such as neurons and heads."""
-    return " and ".join("FFNs" if kind == "ffn" else f"{kind}s" for kind in plan.granularity.split(","))
-
-
 def _nothing(plan: Plan, by_test: bool) -> str:
     """Why there is no set to write."""
     if plan.granularity == "block" and plan.of == 1:
         return "--export, --apply: the model has one block, and one has to stay"
     budget = f"the budget of {plan.budget:g}"
     if plan.removed and by_test:
-        why = f"no set of {_terms(plan)} is guaranteed to stay within {budget} on the held-out prompts"
+        why = f"no set of {names_of(plan.granularity)} is guaranteed to stay within {budget} on the held-out prompts"
     else:
-        why = f"no set of {_terms(plan)} stays within {budget}"
+        why = f"no set of {names_of(plan.granularity)} stays within {budget}"
     return f"--export, --apply: {why}; raise --budget, or name a number of terms with --set"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -10,24 +10,10 @@ from torch import nn
 from duat_cli.analysis.plan.task import PruneOptions, ablated
 from duat_cli.analysis.prune.terms.responses import SEED, TermList
 from duat_cli.errors import InputError
-from duat_cli.kinds import Kind
+from duat_cli.kinds import NAMES, Kind
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.terms.sites import BlockSites
 from duat_cli.results.base import Skipped
-
-NAMES: dict[Kind, str] = {
-    "neuron": "neurons",
-    "head": "heads",
-    "expert": "experts",
-    "ffn": "FFNs",
-    "attention": "attentions",
-    "block": "blocks",
-}
-
-
-def names_of(kinds: Sequence[Kind]) -> str:
-    """Such as neurons and heads."""
-    return " and ".join(NAMES[kind] for kind in kinds)
 
 
 def kinds_of(

@@ -32,10 +32,10 @@ from duat_cli.analysis.prune.terms.damage import Interval, Loss, Metric, metric_
 from duat_cli.analysis.prune.terms.ground import ground_beside, ground_of
 from duat_cli.analysis.prune.terms.readings import Reader, Readings
 from duat_cli.analysis.prune.terms.responses import Responses, TermList, Without
-from duat_cli.analysis.prune.wanted import NAMES, kinds_of, names_of, sample_of
+from duat_cli.analysis.prune.wanted import kinds_of, sample_of
 from duat_cli.analysis.session import Listener, Session
 from duat_cli.errors import InputError
-from duat_cli.kinds import Kind
+from duat_cli.kinds import NAMES, Kind, names_of
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.discovery.causality import LogitsPass
 from duat_cli.models.instrument.rig import BlockRun
@@ -120,7 +120,7 @@ class Work:
             self._measure([number], self._ablations([number], [recorded]), [])
         chooser = self._chooser()
         for kinds in self.groups:
-            tick = self._named(f"sets of {names_of(kinds)}")
+            tick = self._named(f"sets of {names_of(','.join(kinds))}")
             found, rounds = chooser.in_rounds(kinds, self._again, self.prompts, tick)
             self._keep(nested_sets(self.ablator, found, self.prompts, budget, tick, rounds))
         self.progress(0, 1, "certified bounds" if self.options.spent.certified else "magnitudes of the weights")
@@ -182,7 +182,7 @@ class Work:
             try_together(self.ablator, list(trials.values()), held_out, self.session.together)
         else:
             for name, trial in trials.items():
-                what = names_of(self.nested[name].kinds)
+                what = names_of(",".join(self.nested[name].kinds))
                 try_alone(self.ablator, trial, held_out, self._named(f"sets of {what} {on}"))
         return trials
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from duat_cli.cli.terminal import libraries
 from duat_cli.cli.terminal.talk import Talk
+from duat_cli.compat.libc import return_freed_memory
 from duat_cli.errors import CheckpointError
 
 
@@ -16,8 +17,6 @@ def announce(model: str | None, talk: Talk) -> None:
     elif model.startswith((".", "/", "~")) and not _exists(model):
         raise CheckpointError(f"{model}: no such folder")
     libraries.calm(talk)
-    from duat_cli.loading.model.memory import return_freed_memory
-
     return_freed_memory()  # a setting of the process, which is a command's own
 
 

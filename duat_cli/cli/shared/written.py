@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from duat_cli.kinds import names_of
 from duat_cli.loading.wording import counted
 
 if TYPE_CHECKING:
@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 def set_line(plan: Plan, removed: int) -> str:
     """Which set is written, and what is known of it."""
-    kinds = plan.granularity.split(",")
-    what = f"{removed} of {counted(plan.of, kinds[0]) if len(kinds) == 1 else f'{plan.of} {_plural(kinds)}'}"
+    several = "," in plan.granularity
+    of = f"{plan.of} {names_of(plan.granularity)}" if several else counted(plan.of, plan.granularity)
+    what = f"{removed} of {of}"
     guaranteed = 0 if plan.guarantee is None else plan.guarantee.removed
     if removed == guaranteed:
         beside = "" if guaranteed == plan.removed else f" (the largest within the budget has {plan.removed})"
@@ -27,10 +28,6 @@ def set_line(plan: Plan, removed: int) -> str:
         return f"{what}, the largest set within the budget" + ("; it is not guaranteed" if plan.guarantee else "")
     beyond = f"; the guaranteed set has {guaranteed}" if plan.guarantee and removed > guaranteed else ""
     return f"{what}, as --set says{beyond}"
-
-
-def _plural(kinds: Sequence[str]) -> str:
-    return " and ".join("FFNs" if kind == "ffn" else f"{kind}s" for kind in kinds)
 
 
 def _whose(plan: Plan) -> str:

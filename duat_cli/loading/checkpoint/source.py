@@ -125,6 +125,11 @@ def _hub_reason(error: Exception, revision: str | None, cache: str) -> str:
     return f"cannot be fetched from the hub: {described(error)}"
 
 
+def has_tokenizer(path: Path) -> bool:
+    """Whether a checkpoint folder has a file that a tokenizer is made from."""
+    return any(any(path.glob(pattern)) for pattern in TOKENIZER_FILES)
+
+
 def tokenizer_files(path: Path) -> list[Path]:
     """What the tokenizer of a checkpoint folder is made from."""
     return sorted({file for pattern in (*TOKENIZER_FILES, *_BESIDE_TOKENIZER) for file in path.glob(pattern)})

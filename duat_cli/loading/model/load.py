@@ -22,7 +22,7 @@ from duat_cli.errors import CheckpointError, InputError
 from duat_cli.loading.checkpoint.dtypes import auto_dtype
 from duat_cli.loading.checkpoint.files import open_file, read_json
 from duat_cli.loading.checkpoint.preflight import CONFIG, CheckpointFiles, inspect_folder
-from duat_cli.loading.checkpoint.source import TOKENIZER_FILES, Source, resolve
+from duat_cli.loading.checkpoint.source import TOKENIZER_FILES, Source, has_tokenizer, resolve
 from duat_cli.loading.checkpoint.stored import STORED, readers
 from duat_cli.loading.model.blame import blamed
 from duat_cli.loading.model.fingerprint import combined, digest, saved
@@ -198,7 +198,7 @@ def require_fit(files: CheckpointFiles, dtype: str, trust_remote_code: bool) -> 
 
 def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a checkpoint folder. Apart from `load`: a command about weights needs none."""
-    if not any(any(path.glob(pattern)) for pattern in TOKENIZER_FILES):
+    if not has_tokenizer(path):
         raise CheckpointError(f"{clean(str(path))}: no tokenizer, expected tokenizer.json; needed to read prompts")
     for file in sorted(path.iterdir()):
         if file.name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):

@@ -4,7 +4,6 @@ kill the process."""
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 import sys
 from pathlib import Path
@@ -15,8 +14,6 @@ from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 
 _SIZES = {"float64": 8, "fp64": 8, "float32": 4, "fp32": 4}  # every other dtype takes two bytes
 _GIB = 1 << 30
-_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of malloc.h
-_LARGE = 1 << 20  # bytes
 
 
 def weight_bytes(files: CheckpointFiles, dtype: str) -> int:
@@ -46,16 +43,6 @@ def memory_limit() -> int | None:
     """Bytes that this process may have in all, as far as the system says; None where it says nothing."""
     left = available_memory()
     return None if math.isinf(left) else int(left) + (resident_memory() or 0)
-
-
-def return_freed_memory() -> None:
-    """Have glibc give large blocks of memory back to the system once they are freed.
-
-    By default it raises the size from which it does so, up to 32 MiB, with every block that is freed; weights that come
-    and go then leave holes: a streamed `inspect` of 1.1B parameters took 1.0 to 1.3 GiB, with this always 0.8.
-    """
-    with contextlib.suppress(OSError, AttributeError, TypeError):  # another system, or another C library
-        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _LARGE)
 
 
 def resident_memory() -> int | None:

@@ -43,26 +43,6 @@ def test_without_proc_and_without_the_module(monkeypatch: pytest.MonkeyPatch) ->
     assert memory._of_limit() == float("inf")
 
 
-HOLES = """
-import torch
-from duat_cli.loading.model.memory import resident_memory, return_freed_memory
-{first}
-before, held = resident_memory(), []
-for _ in range(40):
-    large = torch.ones(4 << 20, dtype=torch.uint8)  # freed, it raises what glibc keeps
-    held.append(torch.ones(500 << 10, dtype=torch.uint8))  # kept, it lies behind the next one
-    del large
-print(resident_memory() - before - sum(tensor.numel() for tensor in held))
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
-def test_freed_memory_goes_back() -> None:
-    code = HOLES.format(first="return_freed_memory()")
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, timeout=PATIENCE)
-    assert int(done.stdout) < 4 << 20
-
-
 def test_the_limit_is_what_is_left_and_what_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "resident_memory", lambda: 30)
     monkeypatch.setattr(memory, "available_memory", lambda: 12.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from duat_cli.kinds import KINDS, Kind
+from duat_cli.kinds import KINDS, NAMES
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
@@ -17,10 +17,7 @@ from duat_cli.results.base import Result
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.prune.sets import CurvePoint, HeldOut, Plan
 
-_MANY: dict[Kind, str] = {
-    "neuron": "neurons", "head": "heads", "expert": "experts", "ffn": "FFNs", "attention": "attention layers",
-    "block": "blocks",
-}  # fmt: skip
+_MANY = {**NAMES, "attention": "attention layers"}
 
 
 def many(granularity: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
+from duat_cli.kinds import names_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column, Labels, filled, grids
 from duat_cli.report.tables.page import Page, item, line
@@ -217,17 +218,13 @@ def _pictures(report: PruneReport, page: Page) -> list[RenderableType]:
     return [
         _BLANK,
         line(
-            f"Damage, {report.protocol.unit}, against the share of {_terms(plan)} removed, least damaging first "
-            f"(bars: measured{', without repair' if plan.repair else ''})",
+            f"Damage, {report.protocol.unit}, against the share of {names_of(plan.granularity)} removed, "
+            f"least damaging first (bars: measured{', without repair' if plan.repair else ''})",
             "bold",
         ),
         Text(head),
         *(Text(row.rstrip()) for row in rows),
     ]
-
-
-def _terms(plan: Plan) -> str:
-    return " and ".join("FFNs" if kind == "ffn" else f"{kind}s" for kind in plan.granularity.split(","))
 
 
 def _bar(value: float, top: float, width: int, full: str, half: str) -> str:
