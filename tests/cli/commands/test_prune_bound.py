@@ -419,7 +419,7 @@ def test_a_joint_set_of_a_wanted_size_is_written(
     assert plan.saves is not None
     assert stored(Path(llama)) - stored(folder) == plan.saves.bytes_removed > 0
     assert plan.saves.parameters_removed == plan.parameters
-    assert "neurons and heads, which hold" in lines[0]
+    assert any("neurons and heads, which hold" in line for line in lines)
 
 
 @pytest.mark.parametrize("text", ["0", "100%", "20%/some", "x", "20%/", "1.5", "-3%"])
