@@ -252,9 +252,11 @@ def _part_of(loaded: LoadedModel, stack: StackName | None) -> LoadedModel:
     return _noted(replace(loaded, model=part), [note])
 
 
-def open_set(model: ModelRequest, texts: PromptRequest, progress: Progress, gpu: int) -> tuple[LoadedModel, PromptSet]:
+def open_set(
+    model: ModelRequest, texts: PromptRequest, progress: Progress, gpu: int, found: Found | None = None
+) -> tuple[LoadedModel, PromptSet]:
     """As `open_session`, with prompts of any number: every text is read once before anything is loaded, and becomes
-    tokens when it is asked for. gpu: what 'cuda' means, where there are several."""
+    tokens when it is asked for. gpu: what 'cuda' means, where there are several; found: of the model, if it is."""
     from duat_cli.analysis.plan.waves import SIDE_BY_SIDE
     from duat_cli.loading.prompt_set import PromptSet, keys_of
     from duat_cli.loading.prompts import encode, limits, open_prompts
@@ -262,8 +264,9 @@ def open_set(model: ModelRequest, texts: PromptRequest, progress: Progress, gpu:
 
     progress(0, 0, "reading the prompts")
     read = open_prompts(texts.prompts or [], texts.file, sys.stdin)
-    keys, found = keys_of(read), model.find(progress)
-    _choose_gpu(gpu)
+    keys = keys_of(read)
+    found = found or model.find(progress)
+    choose_gpu(gpu)
     longest = heapq.nlargest(SIDE_BY_SIDE, read, key=lambda text: len(text.text))
     way = model.counted(_counts(model, found, texts, longest)).way(found, progress)
     loaded, tokenizer = _load(model, found, progress, way)
@@ -336,8 +339,8 @@ def open_with_calibration(
     return _noted(loaded, [*notes, *more]), prompts, held_out, fitting
 
 
-def _choose_gpu(number: int) -> None:
-    """More processes than GPUs share them."""
+def choose_gpu(number: int) -> None:
+    """What 'cuda' means from now on. More processes than GPUs share them."""
     with uncollected():
         from torch import cuda
 

@@ -50,6 +50,7 @@ def lora_diff(
         texts = texts_to_run(asked.texts, default_prompts=default_prompts)
         request = LoraRequest(wanted, folder(tuned), folder(other), texts, lint, no_base, directions, cache)
         report = compute(request, heard(progress), clock.run)
+    assert report is not None  # nothing is kept in a folder
     return LoraResult.of(report)
 
 

@@ -6,11 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 from duat_cli.api.asking import File
 from duat_cli.api.ground import heard, load_libraries, undisturbed
-from duat_cli.api.results import ExplainResult, InspectResult
+from duat_cli.api.results import AttributeResult, ExplainResult, InspectResult, LoraResult, PruneResult
 from duat_cli.api.settings import one_of
 
 if TYPE_CHECKING:
     from duat_cli.analysis.progress import Progress
+
+Merged = InspectResult | AttributeResult | LoraResult | PruneResult
+_MERGED: dict[str, type[Merged]] = {
+    "inspect": InspectResult,
+    "attribute": AttributeResult,
+    "lora-diff": LoraResult,
+    "prune-bound": PruneResult,
+}
 
 
 def explanation(name: str | None = None) -> ExplainResult:
@@ -28,8 +36,8 @@ def schema(report: str = "inspect") -> dict[str, Any]:
     return schema_of(report)
 
 
-def merge(folder: File, *, progress: Progress | None = None) -> InspectResult:
-    """`duat merge`: the report of all prompts whose results `duat inspect --out` kept in a folder.
+def merge(folder: File, *, progress: Progress | None = None) -> Merged:
+    """`duat merge`: the report of all prompts whose results a command with --out kept in a folder.
 
     InputError says what is missing there. Its operators cannot be asked for: no model is at hand.
     """
@@ -41,4 +49,5 @@ def merge(folder: File, *, progress: Progress | None = None) -> InspectResult:
         from duat_cli.analysis.shards.folder import Folder
         from duat_cli.analysis.shards.merge import merge as compute
 
-        return InspectResult.of(compute(Folder.read(Path(folder)), Clock().run, heard(progress)))
+        report = compute(Folder.read(Path(folder)), Clock().run, heard(progress))
+        return _MERGED[report.command].of(report)

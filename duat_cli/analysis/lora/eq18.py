@@ -34,7 +34,7 @@ from duat_cli.results.lora import Eq18
 
 STATEMENT = "Eq. 18, W'_tuned = W'_base + dW in the FFN's linear layers"
 CHANGE_TOLERANCE = 1e-3  # of |dW x|: a scale that is wrong by 1 % shows tenfold
-INPUTS = 64  # input vectors a layer, from all prompts
+INPUTS = 64  # input vectors a layer, and prompts that they are taken from, at most
 _ROUNDINGS = 3  # times its standard size that rounding may make
 
 Side = Literal["second", "third"]
@@ -63,11 +63,12 @@ class _Layer:
 def check_eq18(
     base: Session, tuned: Session, prompts: Sequence[Prompt], changed: Sequence[str], stated: Stated
 ) -> Eq18:
-    """Every FFN layer whose weights differ, or for which a change is stated. changed: the report's parameters."""
+    """Every FFN layer whose weights differ, or for which a change is stated, on the first INPUTS of the prompts.
+    changed: the report's parameters."""
     model, tolerance = base.loaded.model, tolerance_for(base.loaded.model.dtype)
     sides, reasons = _ffn_linears(base)
     places = own_names(model, list(changed))
-    inputs = _inputs(tuned, list(sides), prompts)
+    inputs = _inputs(tuned, list(sides), prompts[:INPUTS])
     tested = _tested(base, tuned, inputs, places, stated, reasons)
     failed = [name for name, layer in tested.items() if not layer.holds(tolerance)]
     found: dict[str, list[str]] = {place: [] for place in ("second", "third", "attention", "elsewhere", "block")}

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from duat_cli.analysis.aggregate import mean_over
+from duat_cli.analysis.aggregate import Mean
 from duat_cli.analysis.decomposition import Decomposition, Step
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Listener, Session
@@ -64,100 +64,147 @@ class Kept:
     error: float  # of the certificate
 
 
+@dataclass(frozen=True)
+class Compared:
+    """What one prompt gave."""
+
+    blocks: list[BlockChange]
+    base_error: float
+    """Of the base's certificate, largest over the blocks."""
+    change: PromptChange
+
+
 @dataclass
-class _Compared:
-    """One prompt through both models."""
+class _Row:
+    """One prompt on its way through both models."""
 
     blocks: list[BlockChange] = field(default_factory=list)
-    base_error: float = 0.0  # of the certificate
+    base_error: float = 0.0
     output: float = 0.0  # how far the last block's output moved, relative
 
 
-@dataclass
 class Findings:
-    """Of all prompts."""
+    """Of the prompts so far; what lists them grows with them."""
 
-    blocks: list[BlockChange] = field(default_factory=list)
-    prompts: list[PromptChange] = field(default_factory=list)
-    base_error: float = 0.0
-    tuned_error: float = 0.0
+    def __init__(self) -> None:
+        self._first: list[BlockChange] = []  # of the first prompt
+        self._means: list[tuple[Mean[OperatorChange], Mean[TermsChange]]] = []
+        self._errors: list[tuple[float, float]] = []  # of a block: the base's certificate, the tuned model's
+        self._prompts: list[PromptChange] = []
+        self.base_error = 0.0
+
+    def add(self, found: Compared) -> None:
+        """The next prompt."""
+        if not self._first:
+            self._first = found.blocks
+            self._means = [(Mean(), Mean()) for _ in found.blocks]
+            self._errors = [(0.0, 0.0) for _ in found.blocks]
+        for number, block in enumerate(found.blocks):
+            operator, terms = self._means[number]
+            operator.add(block.operator)
+            terms.add(block.terms)
+            base, tuned = self._errors[number]
+            self._errors[number] = max(base, block.base_certificate), max(tuned, block.tuned_certificate)
+        self.base_error = max(self.base_error, found.base_error)
+        self._prompts.append(found.change)
+
+    @property
+    def blocks(self) -> list[BlockChange]:
+        """Means."""
+        return [
+            BlockChange(
+                index=block.index,
+                name=block.name,
+                operator=operator.value(),
+                terms=terms.value(),
+                base_certificate=base,
+                tuned_certificate=tuned,
+            )
+            for block, (operator, terms), (base, tuned) in zip(self._first, self._means, self._errors, strict=True)
+        ]
+
+    @property
+    def prompts(self) -> list[PromptChange]:
+        """Those that moved most come first."""
+        known = all(p.kl is not None for p in self._prompts)
+        return sorted(self._prompts, key=lambda p: -(p.kl or 0.0) if known else -p.output)
+
+    @property
+    def tuned_error(self) -> float:
+        return max(tuned for _, tuned in self._errors)
 
 
-def compare_on_prompts(
-    base: Session, tuned: Session, prompts: Sequence[Prompt], decode: Decode, progress: Progress
-) -> Findings:
-    """Both models on every prompt. UnsupportedModelError where they are not built alike."""
-    if len(base.structure.calls) != len(tuned.structure.calls):
-        raise UnsupportedModelError("base and tuned model have another number of blocks")
-    reasons = (why_no_next_token(one.loaded.model, one.structure) for one in (base, tuned))
-    why_not = next((why for why in reasons if why is not None), None)
-    pair = _Pair(
-        base, tuned, *(find_branches(s.structure, find_sites(s.structure, s.loaded.bring)) for s in (base, tuned))
-    )
-    if base.loaded.paged is None or tuned.loaded.paged is None:
-        rows = pair.one_by_one(prompts, progress)
-    else:
-        rows = pair.in_step(prompts, progress, base.loaded.paged.pager, tuned.loaded.paged.pager)
-    found = Findings()
-    for number, (prompt, row, logits) in enumerate(zip(prompts, rows, _logits(pair, prompts, why_not), strict=True)):
-        found.prompts.append(_prompt(number, prompt, row.output, logits, decode))
-    found.base_error = max(row.base_error for row in rows)
-    found.blocks = [_mean([row.blocks[k] for row in rows]) for k in range(len(rows[0].blocks))]
-    found.tuned_error = max(block.tuned_certificate for block in found.blocks)
-    key = _moved_most if all(p.kl is not None for p in found.prompts) else (lambda p: -p.output)
-    found.prompts.sort(key=key)
-    return found
-
-
-class _Pair:
+class Comparer:
     """Both models, and what is known of a pair of blocks."""
 
-    def __init__(self, base: Session, tuned: Session, before: Branches, after: Branches) -> None:
+    def __init__(self, base: Session, tuned: Session, decode: Decode, total: int, progress: Progress) -> None:
+        """total: how many prompts there are in all."""
+        if len(base.structure.calls) != len(tuned.structure.calls):
+            raise UnsupportedModelError("base and tuned model have another number of blocks")
         self.base, self.tuned = base, tuned
-        self._before, self._after = before, after
+        self._decode, self._total, self._progress = decode, total, progress
+        reasons = (why_no_next_token(one.loaded.model, one.structure) for one in (base, tuned))
+        self._why_not = next((why for why in reasons if why is not None), None)
+        self._before, self._after = (
+            find_branches(s.structure, find_sites(s.structure, s.loaded.bring)) for s in (base, tuned)
+        )
         self._grams: dict[int, Tensor] = {}
 
-    def one_by_one(self, prompts: Sequence[Prompt], progress: Progress) -> list[_Compared]:
+    def __call__(self, chunk: Sequence[tuple[int, Prompt]]) -> list[Compared]:
+        """Of prompts with their numbers."""
+        prompts = [prompt for _, prompt in chunk]
+        if self.base.loaded.paged is None or self.tuned.loaded.paged is None:
+            rows = self._one_by_one(chunk)
+        else:
+            rows = self._in_step(chunk, self.base.loaded.paged.pager, self.tuned.loaded.paged.pager)
+        return [
+            Compared(row.blocks, row.base_error, _prompt(number, prompt, row.output, logits, self._decode))
+            for (number, prompt), row, logits in zip(chunk, rows, self._logits(prompts), strict=True)
+        ]
+
+    def _one_by_one(self, chunk: Sequence[tuple[int, Prompt]]) -> list[_Row]:
         """Each prompt through the base, then through the tuned model."""
         found = []
-        for number, prompt in enumerate(prompts):
+        for number, prompt in chunk:
             _check_room(self.base, prompt)
             kept: dict[int, Kept] = {}
-            row = _Compared()
-            progress(2 * number, 2 * len(prompts), f"base model, prompt {number + 1} of {len(prompts)}")
+            row = _Row()
+            which = f"prompt {number + 1} of {self._total}"
+            self._progress(2 * number, 2 * self._total, f"base model, {which}")
             self.base.sweep(prompt, self._keeping(kept, row))
-            progress(2 * number + 1, 2 * len(prompts), f"tuned model, prompt {number + 1} of {len(prompts)}")
+            self._progress(2 * number + 1, 2 * self._total, f"tuned model, {which}")
             self.tuned.sweep(prompt, self._comparing(kept, row))
             found.append(row)
         return found
 
-    def in_step(
-        self, prompts: Sequence[Prompt], progress: Progress, before: Weights, after: Weights
-    ) -> list[_Compared]:
+    def _in_step(self, chunk: Sequence[tuple[int, Prompt]], before: Weights, after: Weights) -> list[_Row]:
         """All prompts through a block of the base, then of the tuned model, then through the next. Of the base's run,
         one block is kept."""
+        prompts = [prompt for _, prompt in chunk]
         kept: list[dict[int, Kept]] = [{} for _ in prompts]
-        rows = [_Compared() for _ in prompts]
-        done, total = itertools.count(1), len(prompts) * len(self.base.structure.calls)
+        rows = [_Row() for _ in prompts]
+        blocks = len(self.base.structure.calls)
+        done = itertools.count(chunk[0][0] * blocks + 1)
 
-        def comparing(number: int) -> Listener:
-            compare = self._comparing(kept[number], rows[number])
+        def comparing(place: int) -> Listener:
+            compare = self._comparing(kept[place], rows[place])
 
             def listen(run: BlockRun) -> None:
                 compare(run)
-                progress(next(done), total, f"both models, prompt {number + 1} of {len(prompts)}")
+                which = f"prompt {chunk[place][0] + 1} of {self._total}"
+                self._progress(next(done), self._total * blocks, f"both models, {which}")
 
             return listen
 
         in_step(
             before,
-            lambda: self.base.sweep_all(prompts, lambda number: self._keeping(kept[number], rows[number])),
+            lambda: self.base.sweep_all(prompts, lambda place: self._keeping(kept[place], rows[place])),
             after,
             lambda: self.tuned.sweep_all(prompts, comparing),
         )
         return rows
 
-    def _keeping(self, kept: dict[int, Kept], row: _Compared) -> Listener:
+    def _keeping(self, kept: dict[int, Kept], row: _Row) -> Listener:
         decomposition = Decomposition()
 
         def listen(run: BlockRun) -> None:
@@ -166,7 +213,7 @@ class _Pair:
 
         return listen
 
-    def _comparing(self, kept: dict[int, Kept], row: _Compared) -> Listener:
+    def _comparing(self, kept: dict[int, Kept], row: _Row) -> Listener:
         decomposition = Decomposition()
 
         def listen(run: BlockRun) -> None:
@@ -177,9 +224,19 @@ class _Pair:
 
         return listen
 
-
-def _moved_most(prompt: PromptChange) -> float:
-    return -(prompt.kl or 0.0)
+    def _logits(self, prompts: Sequence[Prompt]) -> Iterator[tuple[Tensor, Tensor] | str]:
+        """Of every prompt the logits of both models, or why they are not those of the next token."""
+        if self._why_not is not None:
+            yield from (self._why_not for _ in prompts)
+            return
+        sessions = (self.base, self.tuned)
+        models = [session.loaded.model for session in sessions]
+        for some in _together(prompts, models) if self.base.loaded.paged else ([one] for one in prompts):
+            both = [
+                session.forwards([functools.partial(logits_of, model, one.input_ids) for one in some])
+                for session, model in zip(sessions, models, strict=True)
+            ]
+            yield from zip(*both, strict=True)
 
 
 def _check_room(base: Session, prompt: Prompt) -> None:
@@ -278,32 +335,7 @@ def _terms(before: Kept, after: Kept) -> TermsChange:
     return TermsChange(**values, reasons=reasons)
 
 
-def _mean(rows: list[BlockChange]) -> BlockChange:
-    return BlockChange(
-        index=rows[0].index,
-        name=rows[0].name,
-        operator=mean_over([row.operator for row in rows]),
-        terms=mean_over([row.terms for row in rows]),
-        base_certificate=max(row.base_certificate for row in rows),
-        tuned_certificate=max(row.tuned_certificate for row in rows),
-    )
-
-
 # -- one prompt ----------------------------------------------------------------------------------------------
-
-
-def _logits(pair: _Pair, prompts: Sequence[Prompt], why_not: str | None) -> Iterator[tuple[Tensor, Tensor] | str]:
-    """Of every prompt the logits of both models, or why they are not those of the next token."""
-    if why_not is not None:
-        yield from (why_not for _ in prompts)
-        return
-    models = [session.loaded.model for session in (pair.base, pair.tuned)]
-    for some in _together(prompts, models) if pair.base.loaded.paged else ([one] for one in prompts):
-        both = [
-            session.forwards([functools.partial(logits_of, model, one.input_ids) for one in some])
-            for session, model in zip((pair.base, pair.tuned), models, strict=True)
-        ]
-        yield from zip(*both, strict=True)
 
 
 def _together(prompts: Sequence[Prompt], models: Sequence[Any]) -> Iterator[list[Prompt]]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from duat_cli.analysis.lora.applied import by_parameter, refuse_other_base, tied
 from duat_cli.analysis.lora.change import Change, Read, adapter_tensors, change_of
 from duat_cli.analysis.lora.eq18 import Stated, check_eq18
 from duat_cli.analysis.lora.places import NONE_IN_FRONT, Norms, norms_in_front, sup_local
-from duat_cli.analysis.lora.prompts import ONE_TOKEN, Decode, Findings, compare_on_prompts
+from duat_cli.analysis.lora.prompts import ONE_TOKEN, Comparer, Decode, Findings
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session, prompt_facts
 from duat_cli.errors import UnsupportedModelError
@@ -28,35 +28,22 @@ from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.edits.tuned import Value, own_names
 from duat_cli.operators.lowrank import Piece, is_zero
-from duat_cli.results.base import Run
-from duat_cli.results.lora import LoraReport, LoraSummary
+from duat_cli.results.base import Certificate, PromptFacts, Run
+from duat_cli.results.lora import Eq18, LoraReport, LoraSummary
 from duat_cli.results.weight_change import ModuleChange
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What runs, and how."""
-
-    loaded: LoadedModel
-    prompts: Sequence[Prompt]
-    decode: Decode
-
-
-def adapter_on_prompts(
-    report: LoraReport,
-    base: BaseWeights,
-    adapter: AdapterFiles,
-    asked: Asked,
-    progress: Progress,
-    run: Callable[[], Run],
-) -> LoraReport:
-    """`report` is of the weights alone, and has refused what has no meaning."""
+@contextlib.contextmanager
+def adapter_pair(
+    report: LoraReport, base: BaseWeights, adapter: AdapterFiles, loaded: LoadedModel, progress: Progress
+) -> Iterator[Pair]:
+    """The base and the base with the adapter. `report` is of the weights alone, and has refused what has no meaning."""
     with base, adapter_tensors(adapter) as read:
         known = [p for p in plans(adapter, read_keys(adapter), base) if isinstance(p, ParameterPlan)]
         refuse_other_base(adapter, known)
         progress(0, 1, "applying the adapter")
         changes = _changes(known, read, base, report)
-        tuned = tuned_model(asked.loaded, changes, tied_changes(known))
+        tuned = tuned_model(loaded, changes, tied_changes(known))
         by_name, planned = {p.parameter: p for p in known}, by_parameter(known)
 
         def pieces(name: str) -> Change:
@@ -65,15 +52,14 @@ def adapter_on_prompts(
         def stated(name: str) -> Piece | None:
             return _piece([change_of(plan, read, base) for plan in planned.get(name, [])])
 
-        return _extended(report, asked, tuned, stated, pieces, progress, run)
+        yield Pair(report, loaded, tuned, stated, pieces, progress)
 
 
-def checkpoint_on_prompts(
-    report: LoraReport, asked: Asked, tuned: LoadedModel, progress: Progress, run: Callable[[], Run]
-) -> LoraReport:
+@contextlib.contextmanager
+def checkpoint_pair(report: LoraReport, loaded: LoadedModel, tuned: LoadedModel, progress: Progress) -> Iterator[Pair]:
     """The same for a fully tuned checkpoint, whose dW is the difference of the files."""
-    sources = [Source(one.files.path, one.name, one.revision) for one in (asked.loaded, tuned)]
-    weights = [BaseWeights(source, one.files) for source, one in zip(sources, (asked.loaded, tuned), strict=True)]
+    sources = [Source(one.files.path, one.name, one.revision) for one in (loaded, tuned)]
+    weights = [BaseWeights(source, one.files) for source, one in zip(sources, (loaded, tuned), strict=True)]
 
     def stated(name: str) -> Piece | None:
         places = [one.find(name, load=False) for one in weights]
@@ -84,7 +70,104 @@ def checkpoint_on_prompts(
         return None if is_zero(difference) else difference
 
     with weights[0], weights[1]:
-        return _extended(report, asked, tuned, stated, None, progress, run)
+        yield Pair(report, loaded, tuned, stated, None, progress)
+
+
+class Pair:
+    """Base and tuned model, ready to run, and the report on what their weights say."""
+
+    def __init__(
+        self,
+        report: LoraReport,
+        loaded: LoadedModel,
+        tuned: LoadedModel,
+        stated: Stated,
+        pieces: Callable[[str], Change] | None,
+        progress: Progress,
+    ) -> None:
+        """stated: as of `check_eq18`. pieces: a parameter's change, where an adapter makes it."""
+        self._report, self._stated, self._pieces, self.progress = report, stated, pieces, progress
+        self.base = Session(loaded, progress, cache=False)
+        self.tuned = Session(tuned, progress, cache=False)
+        self._changed = [f"{m.name}.{m.parameter}" for m in report.modules]
+
+    def comparer(self, decode: Decode, total: int) -> Comparer:
+        """What runs prompts, of which there are so many in all."""
+        return Comparer(self.base, self.tuned, decode, total, self.progress)
+
+    def head(self, first: Prompt) -> LoraReport:
+        """What no prompt changes, once one has run. first: of all prompts."""
+        base, tuned = self.base, self.tuned
+        norms = norms_in_front(base.loaded.model, base.structure, first, self._changed)
+        modules = self._report.modules if self._pieces is None else self._modules(norms, self._pieces)
+        said = [note for one in (base.loaded, tuned.loaded) for note in (*one.warnings, *one.value_notes())]
+        notes = [note for note in said if note not in self._report.warnings]
+        return self._report.model_copy(
+            update={
+                "level": "prompts",
+                "modules": modules,
+                "environment": base.environment(),
+                "model": base.model_facts(),
+                "certificate": base.certificate(0.0),
+                "tuned_certificate": tuned.certificate(0.0),
+                "skipped": [*self._report.skipped, *base.skipped()],
+                "warnings": [*self._report.warnings, *dict.fromkeys(notes)],
+            }
+        )
+
+    def _modules(self, norms: Norms, pieces: Callable[[str], Change]) -> list[ModuleChange]:
+        loaded, modules = self.base.loaded, []
+        moved = _changed_modules(loaded.model, self._changed)
+        for module, name in zip(self._report.modules, self._changed, strict=True):
+            if name in norms:
+                loaded.bring(norms[name][0])
+            modules.append(_with_sup(module, name, norms, pieces, moved))
+        return modules
+
+    def eq18(self, prompts: Sequence[Prompt]) -> Eq18:
+        """Eq. 18, on the first of the prompts."""
+        self.progress(0, 1, "testing Eq. 18")
+        return check_eq18(self.base, self.tuned, prompts, self._changed, self._stated)
+
+    def report(self, prompts: Sequence[Prompt], decode: Decode, run: Callable[[], Run]) -> LoraReport:
+        """On prompts, all at hand."""
+        found = Findings()
+        for one in self.comparer(decode, len(prompts))(list(enumerate(prompts))):
+            found.add(one)
+        head, eq18 = self.head(prompts[0]), self.eq18(prompts)
+        return whole_report(
+            head, prompt_facts(prompts), found, (self.base.plain_error, self.tuned.plain_error), eq18, run()
+        )
+
+
+def whole_report(
+    head: LoraReport,
+    prompts: list[PromptFacts],
+    found: Findings,
+    plain_errors: tuple[float, float],
+    eq18: Eq18,
+    run: Run,
+) -> LoraReport:
+    """head: as of `Pair.head`. plain_errors: of the base and of the tuned model, the largest."""
+    assert head.certificate is not None
+    assert head.tuned_certificate is not None
+    return head.model_copy(
+        update={
+            "prompts": prompts,
+            "blocks": found.blocks,
+            "by_prompt": found.prompts,
+            "certificate": _with_errors(head.certificate, found.base_error, plain_errors[0]),
+            "tuned_certificate": _with_errors(head.tuned_certificate, found.tuned_error, plain_errors[1]),
+            "eq18": eq18,
+            "summary": _summary(head.summary, found),
+            "run": run,
+        }
+    )
+
+
+def _with_errors(certificate: Certificate, error: float, plain_error: float) -> Certificate:
+    exact = max(error, plain_error) <= certificate.tolerance
+    return certificate.model_copy(update={"relative_error": error, "plain_error": plain_error, "exact": exact})
 
 
 def _changes(known: list[ParameterPlan], read: Read, base: BaseWeights, report: LoraReport) -> Mapping[str, Value]:
@@ -112,52 +195,6 @@ def _piece(changes: list[Change]) -> Piece | None:
     if len(moving) < 2:
         return moving[0].pieces[0] if moving else None
     return torch.stack([change.dense() for change in moving]).sum(0)
-
-
-def _extended(
-    report: LoraReport,
-    asked: Asked,
-    tuned: LoadedModel,
-    stated: Stated,
-    pieces: Callable[[str], Change] | None,
-    progress: Progress,
-    run: Callable[[], Run],
-) -> LoraReport:
-    base = Session(asked.loaded, progress, cache=False)
-    other = Session(tuned, progress, cache=False)
-    found = compare_on_prompts(base, other, asked.prompts, asked.decode, progress)
-    changed = [f"{m.name}.{m.parameter}" for m in report.modules]
-    norms = norms_in_front(asked.loaded.model, base.structure, asked.prompts[0], changed)
-    modules = report.modules
-    if pieces is not None:
-        moved = _changed_modules(asked.loaded.model, changed)
-        modules = []
-        for module, name in zip(report.modules, changed, strict=True):
-            if name in norms:
-                asked.loaded.bring(norms[name][0])
-            modules.append(_with_sup(module, name, norms, pieces, moved))
-    progress(0, 1, "testing Eq. 18")
-    eq18 = check_eq18(base, other, asked.prompts, changed, stated)
-    said = [note for one in (asked.loaded, tuned) for note in (*one.warnings, *one.value_notes())]
-    notes = [note for note in said if note not in report.warnings]
-    return report.model_copy(
-        update={
-            "level": "prompts",
-            "modules": modules,
-            "environment": base.environment(),
-            "model": base.model_facts(),
-            "prompts": prompt_facts(asked.prompts),
-            "blocks": found.blocks,
-            "by_prompt": found.prompts,
-            "certificate": base.certificate(found.base_error),
-            "tuned_certificate": other.certificate(found.tuned_error),
-            "eq18": eq18,
-            "skipped": [*report.skipped, *base.skipped()],
-            "warnings": [*report.warnings, *dict.fromkeys(notes)],
-            "summary": _summary(report.summary, found),
-            "run": run(),
-        }
-    )
 
 
 def _changed_modules(model: Any, changed: list[str]) -> set[int]:

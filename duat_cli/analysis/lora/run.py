@@ -7,11 +7,12 @@ transformers, only where prompts run.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from duat_cli.analysis.opening import Found, ModelRequest, PromptRequest, open_found
+from duat_cli.analysis.opening import Found, ModelRequest, PromptRequest, open_found, open_set
 from duat_cli.analysis.plan.task import Task
 from duat_cli.errors import InputError
 from duat_cli.loading.adapter.folder import AdapterFiles, is_adapter, open_adapter
@@ -20,14 +21,41 @@ from duat_cli.loading.importing import uncollected
 from duat_cli.text import clean
 
 if TYPE_CHECKING:
-    from duat_cli.analysis.lora.report import Asked
+    from duat_cli.analysis.lora.prompts import Decode
+    from duat_cli.analysis.lora.report import Pair
     from duat_cli.analysis.progress import Progress
     from duat_cli.loading.adapter.base_weights import BaseWeights
     from duat_cli.loading.checkpoint.source import Source
+    from duat_cli.loading.model.load import LoadedModel
+    from duat_cli.loading.prompt_set import PromptSet
+    from duat_cli.loading.prompts import Prompt
     from duat_cli.results.base import Run
     from duat_cli.results.lora import LoraReport
 
     RunFacts = Callable[[int | None], Run]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What runs, and what the report says of the run."""
+
+    loaded: LoadedModel
+    prompts: Sequence[Prompt] | PromptSet
+    decode: Decode
+    run: Callable[[], Run]
+
+
+class Into(Protocol):
+    """Where the results of prompts are kept, and processes share them."""
+
+    @property
+    def gpu(self) -> int:
+        """What 'cuda' means, where there are several."""
+        ...
+
+    def __call__(self, pair: Pair, asked: Asked, tuned: str, /) -> LoraReport | None:
+        """The report of all prompts, in the first of all processes. tuned: hash of the adapter or the checkpoint."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -48,6 +76,8 @@ class LoraRequest:
     large: bool
     """Also the directions that take long."""
     cache: bool
+    into: Into | None = None
+    """None: all prompts are run by this process, and nothing is kept."""
 
     def __post_init__(self) -> None:
         if self.base.model is not None and self.tuned is None:
@@ -67,8 +97,9 @@ def texts_to_run(texts: PromptRequest, *, default_prompts: bool) -> PromptReques
     return None
 
 
-def lora_diff(request: LoraRequest, progress: Progress, run: RunFacts) -> LoraReport:
+def lora_diff(request: LoraRequest, progress: Progress, run: RunFacts) -> LoraReport | None:
     """The report on an adapter, on two, or on a tuned checkpoint; InputError where a checkpoint is given for one.
+    None in all but the first of several processes.
 
     run: what the report says of the run, of the memory that is planned for it.
     """
@@ -86,7 +117,9 @@ def lora_diff(request: LoraRequest, progress: Progress, run: RunFacts) -> LoraRe
     return _checkpoint(request, found, tuned, progress, run)
 
 
-def _adapters(request: LoraRequest, found: Found, tuned: Source, progress: Progress, run: RunFacts) -> LoraReport:
+def _adapters(
+    request: LoraRequest, found: Found, tuned: Source, progress: Progress, run: RunFacts
+) -> LoraReport | None:
     places = [tuned, *([place_of(request.other, request.base, progress)] if request.other else [])]
     adapters = [_adapter(place) for place in places]
     progress(0, 0, "loading torch")
@@ -100,12 +133,18 @@ def _adapters(request: LoraRequest, found: Found, tuned: Source, progress: Progr
     report = adapter_report(_weights(found), adapters, options, progress, facts)
     if asked is None:
         return report
-    from duat_cli.analysis.lora.report import adapter_on_prompts
+    from duat_cli.analysis.lora.report import adapter_pair
+    from duat_cli.loading.adapter.folder import digest_of
 
-    return adapter_on_prompts(report, _weights(found), adapters[0], asked, progress, facts)
+    tuned_by = functools.partial(digest_of, adapters[0])
+    return _on_prompts(
+        request, adapter_pair(report, _weights(found), adapters[0], asked.loaded, progress), asked, tuned_by
+    )
 
 
-def _checkpoint(request: LoraRequest, found: Found, place: Source, progress: Progress, run: RunFacts) -> LoraReport:
+def _checkpoint(
+    request: LoraRequest, found: Found, place: Source, progress: Progress, run: RunFacts
+) -> LoraReport | None:
     from duat_cli.loading.checkpoint.preflight import inspect_folder
 
     tuned = Found(place, inspect_folder(place.path))
@@ -121,12 +160,23 @@ def _checkpoint(request: LoraRequest, found: Found, place: Source, progress: Pro
     if asked is None:
         return report
     progress(0, 0, f"loading {place.name}")
-    from duat_cli.analysis.lora.report import checkpoint_on_prompts
+    from duat_cli.analysis.lora.report import checkpoint_pair
     from duat_cli.loading.model.load import load_files
 
     paged = asked.loaded.paged is not None
     other = load_files(tuned.place, tuned.files, dtype=request.base.dtype, device=request.base.device, paged=paged)
-    return checkpoint_on_prompts(report, asked, other, progress, facts)
+    return _on_prompts(request, checkpoint_pair(report, asked.loaded, other, progress), asked, None)
+
+
+def _on_prompts(
+    request: LoraRequest, opened: AbstractContextManager[Pair], asked: Asked, digest: Callable[[], str] | None
+) -> LoraReport | None:
+    """digest: of an adapter; None: the tuned model has a fingerprint of its own."""
+    with opened as pair:
+        if request.into is not None:
+            return request.into(pair, asked, digest() if digest is not None else pair.tuned.fingerprint)
+        assert isinstance(asked.prompts, Sequence)
+        return pair.report(asked.prompts, asked.decode, asked.run)
 
 
 def task_of(found: Found, place: Source, *, runs: bool) -> Task:
@@ -156,14 +206,17 @@ def _asked(
     if request.texts is None:
         way = None if request.lint or request.no_base else base.way(found, progress)
         return None, functools.partial(run, None if way is None else way.peak_memory_bytes)
-    read = request.texts.read(progress)
-    loaded, prompts = open_found(base, found, request.texts, read, progress)
-    from duat_cli.analysis.lora.report import Asked
+    prompts: Sequence[Prompt] | PromptSet
+    if request.into is not None:
+        loaded, prompts = open_set(base, request.texts, progress, request.into.gpu, found)
+    else:
+        read = request.texts.read(progress)
+        loaded, prompts = open_found(base, found, request.texts, read, progress)
     from duat_cli.loading.model.load import load_tokenizer
 
     tokenizer = load_tokenizer(loaded.files.path)
-    asked = Asked(loaded, prompts, lambda i: clean(str(tokenizer.decode([i]))))
-    return asked, functools.partial(run, loaded.planned_memory)
+    facts = functools.partial(run, loaded.planned_memory)
+    return Asked(loaded, prompts, lambda i: clean(str(tokenizer.decode([i]))), facts), facts
 
 
 def _weights(found: Found) -> BaseWeights:

@@ -128,6 +128,25 @@ class PruneOutcome:
         return None
 
 
+@dataclass(frozen=True)
+class Begun:
+    """A model whose terms are known, and the prompts, checked."""
+
+    loaded: LoadedModel
+    work: Work
+    held_out: list[Prompt]
+    calibration: Sequence[Prompt]
+    notes: list[str]
+
+    @property
+    def session(self) -> Session:
+        return self.work.session
+
+    def repairer(self) -> Repairer | None:
+        """Where a repair was asked for; runs what it is fitted to."""
+        return _repairer(self.work, self.calibration) if self.work.options.repair else None
+
+
 def prune_bound(
     loaded: LoadedModel,
     prompts: Sequence[Prompt],
@@ -140,6 +159,22 @@ def prune_bound(
 
     calibration: what a repair is fitted to; empty: to `prompts`.
     """
+    begun = begin(loaded, prompts, held_out, options, progress, calibration)
+    begun.work.run()
+    return conclude(begun)
+
+
+def begin(
+    loaded: LoadedModel,
+    prompts: Sequence[Prompt],
+    held_out: Sequence[Prompt],
+    options: PruneOptions,
+    progress: Progress,
+    calibration: Sequence[Prompt] = (),
+    *,
+    in_parts: bool = False,
+) -> Begun:
+    """Everything in front of the prompts. in_parts: as of `Work`."""
     _require_finite(loaded)
     if options.repair and loaded.paged is not None:
         raise InputError(STREAMED)
@@ -147,14 +182,17 @@ def prune_bound(
     check_holdout(len(held_out), options)
     prompts, cut = shortened(prompts, options)
     held_out, fewer = few(held_out, options)
-    notes += [*cut, *fewer]
-    session = Session(loaded, progress, cache=False)
-    work = Work(session, prompts, options, progress)
+    work = Work(Session(loaded, progress, cache=False), prompts, options, progress, in_parts=in_parts)
     _require_finite(loaded)  # weights that are read block by block have been seen by now
-    work.run()
-    nested, repairer, repairs = work.nested, None, None
-    if options.repair:
-        repairer = _repairer(work, calibration)
+    return Begun(loaded, work, held_out, calibration, [*notes, *cut, *fewer])
+
+
+def conclude(begun: Begun) -> PruneOutcome:
+    """The chosen sets tested, and the report."""
+    loaded, work, held_out = begun.loaded, begun.work, begun.held_out
+    session, options, prompts = work.session, work.options, work.prompts
+    nested, repairs, repairer = work.nested, None, begun.repairer()
+    if repairer is not None:
         claim = Claim(options.budget, options.exceed, options.confidence)
         repairs = repair_sets(
             repairer, nested, held_out, claim, tested=options.spent.tested, asked=options.remove is not None
@@ -188,7 +226,7 @@ def prune_bound(
         terms=terms,
         written=None,
         skipped=[*session.skipped(), *work.skipped, *(repairs.skipped if repairs else [])],
-        warnings=[*session.warnings(), *notes, *(repairs.warnings if repairs else [])],
+        warnings=[*session.warnings(), *begun.notes, *(repairs.warnings if repairs else [])],
         run=session.run_facts(),
     )
     return PruneOutcome(report, session, work.sites, nested, prompts, held_out, repairer)

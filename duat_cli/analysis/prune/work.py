@@ -21,6 +21,8 @@ from duat_cli.analysis.decomposition import Decomposition
 from duat_cli.analysis.plan.task import PruneOptions
 from duat_cli.analysis.plan.waves import waves
 from duat_cli.analysis.progress import Progress
+from duat_cli.analysis.prune.part import Measured, Part, Responded
+from duat_cli.analysis.prune.responding import Responder
 from duat_cli.analysis.prune.sets.choosing import Chooser, sizes_of
 from duat_cli.analysis.prune.sets.nested import Candidates, Nested, nested_sets
 from duat_cli.analysis.prune.sets.path import Sketch
@@ -28,20 +30,19 @@ from duat_cli.analysis.prune.sets.trial import Claim, Trial, try_alone, try_toge
 from duat_cli.analysis.prune.terms.ablation import Ablation, Ablator, Tick, mean_values
 from duat_cli.analysis.prune.terms.certified import Certified
 from duat_cli.analysis.prune.terms.criteria import Activations, Scores, WeightScores, block_scores
-from duat_cli.analysis.prune.terms.damage import Interval, Loss, Metric, metric_for
+from duat_cli.analysis.prune.terms.damage import Interval, Metric
 from duat_cli.analysis.prune.terms.ground import ground_beside, ground_of
 from duat_cli.analysis.prune.terms.readings import Reader, Readings
-from duat_cli.analysis.prune.terms.responses import Responses, TermList, Without
+from duat_cli.analysis.prune.terms.responses import TermList, Without
 from duat_cli.analysis.prune.wanted import kinds_of, sample_of
 from duat_cli.analysis.session import Listener, Session
 from duat_cli.errors import InputError
 from duat_cli.kinds import NAMES, Kind, names_of
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.discovery.causality import LogitsPass
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.budgets import ABLATION_BYTES, CARRIED
 from duat_cli.models.sweep.lockstep import Pass, Visit
-from duat_cli.models.sweep.passes import Means, Recorded, record
+from duat_cli.models.sweep.passes import BlockCall, BlockPass, Means, Recorded, record, recording
 from duat_cli.models.terms.sites import TermId
 from duat_cli.results.base import Skipped
 
@@ -49,15 +50,25 @@ from duat_cli.results.base import Skipped
 class Work:
     """Everything about the terms of a model, under all prompts."""
 
-    def __init__(self, session: Session, prompts: Sequence[Prompt], options: PruneOptions, progress: Progress) -> None:
+    def __init__(
+        self,
+        session: Session,
+        prompts: Sequence[Prompt],
+        options: PruneOptions,
+        progress: Progress,
+        *,
+        in_parts: bool = False,
+    ) -> None:
+        """in_parts: what the prompts give is asked for by `parts`, or handed to `add`; not by `run`."""
         self.session, self.prompts, self.options, self.progress = session, prompts, options, progress
         self.weights, device = session.weights, session.loaded.device
         self._ids = [prompt.input_ids.to(device) for prompt in prompts]
         if self.weights is None:
             self._ground = ground_of(session, options.metric)
         else:
-            progress(0, 1, f"discovery of the model's structure, {len(prompts)} prompts side by side")
-            self._ground = ground_beside(session, options.metric, self._ids, means=options.ablate_mean)
+            beside = [] if in_parts and not options.ablate_mean else self._ids
+            progress(0, 1, f"discovery of the model's structure, {len(beside)} prompts side by side")
+            self._ground = ground_beside(session, options.metric, beside, means=options.ablate_mean)
         self.structure, self.sites, self.branches = session.structure, self._ground.sites, self._ground.branches
         self.metric: Metric = self._ground.metric
         self.skipped: list[Skipped] = []
@@ -80,22 +91,14 @@ class Work:
                 "round; leave it out, or run it where the model fits"
             )
         self._damage = {kind: torch.zeros(len(places), dtype=torch.float64) for kind, places in self.sample.items()}
-        self._loss = self._loss_metric()
         self._taylor = torch.zeros(len(self.terms.ids), dtype=torch.float64)
         self._scored = 0
         self.losses: list[tuple[float, int]] = []  # a prompt's own loss, nats a token, and the size of the vocabulary
-        self._seen = self._ground.seen or Activations()
+        self._seen = Activations() if in_parts or self._ground.seen is None else self._ground.seen
         self._scores = WeightScores(self.structure, self.sites, self.terms, self._seen)
         self.certified = Certified(self.structure, self.sites, device, self.weights)
         self.ablator = Ablator(self.structure, self.sites, self.metric, self._means(), device)
-
-    def _loss_metric(self) -> Loss | None:
-        """What Taylor's criterion is the slope of; None for a model that predicts no next token."""
-        try:
-            found = metric_for("nll", self.session.loaded.model, self.structure, self._ground.head)
-        except InputError:
-            return None
-        return found if isinstance(found, Loss) else None
+        self._responder = Responder(session, self._ground, self.terms, self._ids, options.probes, self.ablator.means)
 
     def _means(self) -> Means | None:
         if not self.options.ablate_mean:
@@ -109,16 +112,66 @@ class Work:
 
     def run(self) -> None:
         """All prompts, the measured sets, the certified bounds and the scores of weights."""
-        budget, finals = self.options.budget, self._finals()
+        finals = self._finals()
         if self.weights is not None:
             self._together(self._ground.recorded, finals)
             self._ground.recorded.clear()
             return
-        for number, ids in enumerate(self._ids):
-            recorded = record(self.structure, self.metric.forward(ids), self.sites, self._seen.see)
-            self._respond([number], [recorded])
-            self._measure([number], self._ablations([number], [recorded]), [])
-        chooser = self._chooser()
+        for number in range(len(self._ids)):
+            self.add(self.parts([number])[0])
+        self._choose(finals)
+
+    def parts(self, numbers: Sequence[int]) -> list[Part]:
+        """What some prompts give: one, where all weights are in memory; else they go side by side."""
+        seen = [Activations() for _ in numbers]
+        recorded = self._record(numbers, seen)
+        responded = self._respond(numbers, recorded)
+        measured = self._measure(numbers, self._ablations(numbers, recorded), [])
+        return [Part(*three) for three in zip(responded, measured, seen, strict=True)]
+
+    def _record(self, numbers: Sequence[int], seen: Sequence[Activations]) -> list[Recorded]:
+        passes, calls = list[BlockPass](), list[list[BlockCall]]()
+        for number, one in zip(numbers, seen, strict=True):
+            calls.append([])
+            forward = self.metric.forward(self._ids[number])
+            passes.append(recording(self.structure, forward, calls[-1], self.sites, one.see))
+        self.session.together(passes)
+        return [Recorded(one.output, kept) for one, kept in zip(passes, calls, strict=True)]
+
+    def add(self, part: Part) -> None:
+        """What the next prompt gave."""
+        responded, measured = part.responded, part.measured
+        self.responses.append(responded.responses)
+        self.readings.append(measured.readings)
+        self.errors.append(measured.error)
+        self._seen.add(part.seen)
+        if responded.slope is not None:
+            self._taylor += responded.slope.double().abs()
+            self._scored += 1
+        if responded.loss is not None:
+            self.losses.append(responded.loss)
+        slots = ((kind, k) for kind, places in self.sample.items() for k in range(len(places)))
+        for (kind, k), damage in zip(slots, measured.damages, strict=True):
+            self._damage[kind][k] += damage
+
+    def choose(self) -> None:
+        """The measured sets, the certified bounds and the scores of weights, once every prompt's part is added."""
+        if self.weights is None:
+            self._choose(self._finals())
+            return
+        recorded = self._record(range(len(self.prompts)), [Activations() for _ in self.prompts])
+        chooser, tail = self._chooser(self.responses), self._finals()
+        wanted = [chooser.candidates(kinds) for kinds in self.groups]
+        sets = [self._set_ablations(one, recorded) for one in wanted]
+        first, *more = _waves([each for one in sets for row in one for each in row])
+        with self._attached():
+            self.session.together([*first, *tail])
+        for wave in more:
+            self.session.together(wave)
+        self._keep_all(wanted, sets)
+
+    def _choose(self, finals: Sequence[Pass]) -> None:
+        budget, chooser = self.options.budget, self._chooser(self.responses)
         for kinds in self.groups:
             tick = self._named(f"sets of {names_of(','.join(kinds))}")
             found, rounds = chooser.in_rounds(kinds, self._again, self.prompts, tick)
@@ -129,22 +182,27 @@ class Work:
 
     def _together(self, recorded: Sequence[Recorded], finals: Sequence[Pass]) -> None:
         """The same for prompts side by side, each of them recorded already."""
-        numbers, budget = range(len(self.prompts)), self.options.budget
-        self._respond(numbers, recorded)
-        chooser = self._chooser()
+        numbers = range(len(self.prompts))
+        responded = self._respond(numbers, recorded)
+        chooser = self._chooser([one.responses for one in responded])
         wanted = [chooser.candidates(kinds) for kinds in self.groups]
         singles = self._ablations(numbers, recorded)
         sets = [self._set_ablations(one, recorded) for one in wanted]
-        self._measure(numbers, singles, [each for one in sets for row in one for each in row], finals)
+        measured = self._measure(numbers, singles, [each for one in sets for row in one for each in row], finals)
+        for two in zip(responded, measured, strict=True):
+            self.add(Part(*two))
+        self._keep_all(wanted, sets)
+
+    def _keep_all(self, wanted: Sequence[Candidates], sets: Sequence[list[list[Ablation]]]) -> None:
         for one, rows in zip(wanted, sets, strict=True):
             damages = torch.tensor([[each.damage for each in row] for row in rows], dtype=torch.float64)
-            self._keep(one.nested(damages.mean(dim=1).tolist() if rows else [], budget))
+            self._keep(one.nested(damages.mean(dim=1).tolist() if rows else [], self.options.budget))
 
     def _keep(self, nested: Nested) -> None:
         self.nested[nested.name] = nested
 
-    def _chooser(self) -> Chooser:
-        sketch = Sketch(self.metric, self.responses)
+    def _chooser(self, responses: Sequence[Tensor]) -> Chooser:
+        sketch = Sketch(self.metric, responses)
         return Chooser(self.ablator, self.terms, sketch, self.sizes, self.options)
 
     def _again(self, gone: Sequence[TermId]) -> Sketch:
@@ -155,16 +213,7 @@ class Work:
             output = self.ablator.record(ids).output
             recorded = record(self.structure, self.metric.forward(ids), gone=removals)
             starts.append(self.metric.measured(output, recorded.output, ids))
-            one = self._responses(
-                self.metric,
-                number,
-                recorded,
-                self.options.probes,
-                number,
-                self.ablator.means,
-                Without(removals, output),
-            )
-            rows.append(one.alone())
+            rows.append(self._responder.of_metric(number, recorded, Without(removals, output)).alone())
         return Sketch(self.metric, rows, starts)
 
     def tested(self, held_out: Sequence[Prompt]) -> dict[str, Trial]:
@@ -204,70 +253,10 @@ class Work:
     def _steps(self) -> int:
         return 3 + sum(map(len, self.sample.values()))
 
-    def _respond(self, numbers: Sequence[int], recorded: Sequence[Recorded]) -> None:
-        """The responses of all terms, and the gradient of the loss, for Taylor's criterion."""
+    def _respond(self, numbers: Sequence[int], recorded: Sequence[Recorded]) -> list[Responded]:
         what = f"{self._name(numbers)}: responses of {len(self.terms.ids)} terms"
         self.progress(numbers[0] * self._steps(), len(self.prompts) * self._steps(), what)
-        found = [
-            self._responses(self.metric, number, one, self.options.probes, number, self.ablator.means)
-            for number, one in zip(numbers, recorded, strict=True)
-        ]
-        slopes = [self._slope(number, one) for number, one in zip(numbers, recorded, strict=True)]
-        self._carry([*found, *(slope for slope in slopes if slope is not None)])
-        for number, one, slope in zip(numbers, found, slopes, strict=True):
-            self.responses.append(one.found())
-            if self._loss is not None and self._ids[number].shape[1] >= 2:
-                own = self.responses[-1] if slope is None else slope.found()
-                self._taylor += own[0].double().abs()
-                self._scored += 1
-        if self._loss is not None and self.metric.name != "hidden":
-            for number, logits in zip(numbers, (one.output for one in recorded), strict=True):
-                if self._ids[number].shape[1] >= 2:
-                    self.losses.append((self._loss.loss(logits, self._ids[number]), logits.shape[-1]))
-
-    def _responses(
-        self,
-        metric: Metric,
-        number: int,
-        recorded: Recorded,
-        count: int,
-        seed: int,
-        means: Means | None = None,
-        without: Without | None = None,
-    ) -> Responses:
-        return Responses(
-            self.structure, self.sites, metric, self._ids[number], recorded, self.terms, count, seed, means,
-            self.weights, without,
-        )  # fmt: skip
-
-    def _slope(self, number: int, recorded: Recorded) -> Responses | None:
-        """Of the loss, where that is none of the responses already; it needs a pass that ends in logits."""
-        ids = self._ids[number]
-        if self._loss is None or ids.shape[1] < 2 or self.metric.name == "nll":
-            return None
-        if self.metric.name == "hidden":
-            logits = None if self._ground.logits is None else self._ground.logits[number]
-            recorded = Recorded(self._logits(ids) if logits is None else logits, recorded.calls)
-        return self._responses(self._loss, number, recorded, 0, 0)
-
-    def _logits(self, ids: Tensor) -> Tensor:
-        one = LogitsPass(self.session.loaded.model, ids)
-        self.session.together([one])
-        assert one.found is not None
-        return one.found
-
-    def _carry(self, found: Sequence[Responses]) -> None:
-        """Backwards through all blocks: prompts side by side where the weights are read."""
-        if self.weights is None:
-            for one in found:
-                one.alone()
-            return
-        self.session.together([piece for one in found for piece in one.pieces])
-        for number in reversed(range(len(self.structure.calls))):
-            self.weights.bring(self.structure.calls[number])
-            for one in found:
-                for place in range(len(one.pieces)):
-                    one.through(number, place)
+        return self._responder.of(numbers, recorded)
 
     # -- readings and ablations --------------------------------------------------------------------------------
 
@@ -306,19 +295,20 @@ class Work:
 
     def _measure(
         self, numbers: Sequence[int], singles: Sequence[Ablation], sets: Sequence[Ablation], finals: Sequence[Pass] = ()
-    ) -> None:
+    ) -> list[Measured]:
         """The exact readings of some prompts, and real ablations."""
         self.progress(
             numbers[0] * self._steps() + 1, len(self.prompts) * self._steps(), f"{self._name(numbers)}: exact readings"
         )
         readers = {k: Reader(self.sites, self.branches, self.terms.ids, self._followed()) for k in numbers}
         outputs: dict[int, Tensor] = {}
+        errors = dict.fromkeys(numbers, 0.0)
 
         def listener(place: int) -> Listener:
             number, decomposition = numbers[place], Decomposition()
 
             def listen(run: BlockRun) -> None:
-                self.errors.append(decomposition.advance(run).terms.error)
+                errors[number] = max(errors[number], decomposition.advance(run).terms.error)
                 readers[number](run)
                 outputs[number] = run.output
 
@@ -329,10 +319,15 @@ class Work:
             self.session.sweep_beside([self.prompts[k] for k in numbers], listener, [*first, *finals])
         for wave in more:
             self.session.together(wave)
-        self.readings += [readers[number].finish(outputs[number]) for number in numbers]
-        slots = [(kind, k) for kind, places in self.sample.items() for k in range(len(places))]
-        for (kind, k), one in zip(slots * len(numbers), singles, strict=True):
-            self._damage[kind][k] += one.damage
+        each = len(singles) // len(numbers)
+        return [
+            Measured(
+                readers[number].finish(outputs[number]),
+                errors[number],
+                [one.damage for one in singles[k * each : (k + 1) * each]],
+            )
+            for k, number in enumerate(numbers)
+        ]
 
     def _finals(self) -> list[Pass]:
         """What is found from the weights alone, but for the activations of all prompts."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from duat_cli.analysis.attribute.many import Moments, PromptSums
 from duat_cli.analysis.attribute.run import AttributeOptions, Attributor
@@ -19,7 +16,7 @@ from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session
 from duat_cli.analysis.shards.folder import Folder
 from duat_cli.analysis.shards.ranks import Ranks
-from duat_cli.analysis.shards.records import PromptRecord, Stored
+from duat_cli.analysis.shards.records import PromptRecord, Stored, packed, unpacked
 from duat_cli.analysis.shards.run import anywhere, share
 from duat_cli.analysis.shards.state import complete
 from duat_cli.loading.model.load import LoadedModel
@@ -64,15 +61,12 @@ class SumsRecord(Stored):
     @classmethod
     def of(cls, place: tuple[int, int | None], found: Moments) -> SumsRecord:
         dtype: Literal["<f4", "<f8"] = "<f8" if found.sums[0].dtype == torch.float64 else "<f4"
-        raw = [base64.b64encode(one.numpy().astype(dtype).tobytes()).decode() for one in found.sums]
-        return cls(block=place[0], unit=place[1], in_expert=found.in_expert, count=found.count, dtype=dtype, sums=raw)
+        sums = [packed(one) for one in found.sums]
+        return cls(block=place[0], unit=place[1], in_expert=found.in_expert, count=found.count, dtype=dtype, sums=sums)
 
     def moments(self) -> Moments:
-        return Moments(self.count, tuple(self._read(one) for one in self.sums), self.in_expert)
-
-    def _read(self, text: str) -> Tensor:
-        values = np.frombuffer(base64.b64decode(text), dtype=self.dtype)
-        return torch.from_numpy(values.astype(values.dtype.newbyteorder("=")))
+        dtype = torch.float64 if self.dtype == "<f8" else torch.float32
+        return Moments(self.count, tuple(unpacked(one, dtype) for one in self.sums), self.in_expert)
 
 
 class AttributeRecord(PromptRecord):
@@ -142,6 +136,9 @@ class _Worker:
             top=options.top,
             max_tokens=max_tokens,
         )
+
+    def begin(self, first: Prompt) -> None:
+        self([(0, first)])
 
     def __call__(self, chunk: Sequence[tuple[int, Prompt]]) -> list[AttributeRecord]:
         """Of prompts with their positions."""

@@ -180,7 +180,7 @@ def _manifest(path: Path) -> Manifest:
         raw = (path / MANIFEST).read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
         what = f"has no {MANIFEST}" if path.is_dir() else "is no folder" if path.exists() else "no such folder"
-        expected = "expected a folder that --out of duat inspect or attribute wrote"
+        expected = "expected a folder that --out of a command wrote"
         raise InputError(f"{clean(str(path))}: {what}; {expected}") from error
     try:
         version = json.loads(raw)["duat_version"]

@@ -143,6 +143,9 @@ class _Worker:
         )
         self._first: list[PromptSweep] = []
 
+    def begin(self, first: Prompt) -> None:
+        self([(0, first)])
+
     def __call__(self, chunk: Sequence[tuple[int, Prompt]]) -> list[PromptRecord]:
         """Of prompts with their positions, with the progress of all."""
         begun, last, session = chunk[0][0], chunk[-1][0], self._session

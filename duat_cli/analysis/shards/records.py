@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import re
 from dataclasses import dataclass
 
+import numpy as np
+import torch
 from pydantic import BaseModel, ConfigDict, JsonValue
+from torch import Tensor
 
 from duat_cli.loading.prompts import Prompt
 from duat_cli.results.base import Environment
@@ -37,7 +41,7 @@ class Manifest(Stored):
     fingerprint: str
     """Of the weights."""
     settings: dict[str, JsonValue]
-    """The options that numbers or the report follow from, by their names."""
+    """The options that numbers or the report follow from, by their names; arguments in capitals."""
     facts: dict[str, JsonValue]
     """What the command's report says that no prompt changes; of the process that began."""
 
@@ -58,12 +62,16 @@ class Manifest(Stored):
             "config": self.arithmetic,
             "tokenizer": self.tokenizer,
             "prompt set": self.prompt_set,
-            **{f"--{name.replace('_', '-')}": value for name, value in self.settings.items()},
+            **{_shown(name): value for name, value in self.settings.items()},
         }
 
     def seal(self) -> bytes:
         """What ties a line to its manifest."""
         return hashlib.sha256(repr(self.same()).encode()).digest()
+
+
+def _shown(name: str) -> str:
+    return name if name.isupper() else f"--{name.replace('_', '-')}"
 
 
 class PromptRecord(Stored):
@@ -80,6 +88,21 @@ class Aside(Stored):
 
     seal: str
     """Of the manifest, in hexadecimal."""
+
+
+# --- tensors ----------------------------------------------------------------------------------------
+
+
+def packed(values: Tensor) -> str:
+    """The base64 text of little-endian numbers: float64 as they are, others as float32."""
+    kind = "<f8" if values.dtype == torch.float64 else "<f4"
+    return base64.b64encode(values.contiguous().numpy().astype(kind).tobytes()).decode()
+
+
+def unpacked(text: str, dtype: torch.dtype) -> Tensor:
+    """As a vector. dtype: that of what was packed, float32 or float64."""
+    values = np.frombuffer(base64.b64decode(text), dtype="<f8" if dtype == torch.float64 else "<f4")
+    return torch.from_numpy(values.astype(values.dtype.newbyteorder("=")))
 
 
 # --- lines ------------------------------------------------------------------------------------------

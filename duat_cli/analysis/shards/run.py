@@ -44,12 +44,16 @@ class Worker(Protocol[R_co]):
         """The options that numbers or the report follow from."""
         ...
 
+    def begin(self, first: Prompt, /) -> None:
+        """Find out with the set's first prompt what `facts` says."""
+        ...
+
     def __call__(self, chunk: Sequence[tuple[int, Prompt]], /) -> Sequence[PromptRecord]:
         """The results of prompts with their positions in the set."""
         ...
 
     def facts(self) -> Stored:
-        """What its report says that no prompt changes; asked for once the first prompt has run."""
+        """What its report says that no prompt changes; asked for behind `begin`."""
         ...
 
     def beside(self, folder: Folder, counts: set[int], ranks: Ranks, /) -> None:
@@ -66,7 +70,7 @@ def share(
 ) -> R_co | None:
     """This process's results into the folder. The first rank waits for the others and returns the report of all."""
     _, first = next(prompts.prompts(lambda position: position == 0))
-    worker([(0, first)])
+    worker.begin(first)
     folder = Folder.open(path, _manifest(session, prompts, worker), prompts.keys)
     with folder.shard(ranks) as shard:
         begun = time.monotonic()
@@ -103,7 +107,7 @@ def _manifest(session: Session, prompts: PromptSet, worker: Worker[object]) -> M
         prompt_set=digest_of(prompts.keys),
         environment=anywhere(session.environment()),
         fingerprint=session.fingerprint,
-        settings=worker.settings.model_dump(mode="json"),
+        settings=worker.settings.model_dump(mode="json", by_alias=True),
         facts=worker.facts().model_dump(mode="json"),
     )
 

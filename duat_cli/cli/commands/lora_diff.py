@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from duat_cli.cli.shared import options
-from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND
+from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
 
 if TYPE_CHECKING:
+    from duat_cli.analysis.clock import Clock
+    from duat_cli.analysis.lora.run import LoraRequest
+    from duat_cli.analysis.opening import PromptRequest
+    from duat_cli.analysis.progress import Progress as Heard
+    from duat_cli.analysis.shards.ranks import Ranks
     from duat_cli.results.lora import LoraReport
 
 Base = Annotated[
@@ -103,6 +111,7 @@ def lora_diff(
     no_base: NoBase = False,
     directions: LargeDirections = False,
     no_cache: NoCache = False,
+    out: options.Out = None,
     device: options.Device = "auto",
     dtype: options.DtypeOption = "float32",
     memory: options.Memory = None,
@@ -126,6 +135,7 @@ def lora_diff(
     from duat_cli.analysis.lora.run import lora_diff as compute
     from duat_cli.analysis.opening import ModelRequest, PromptRequest
     from duat_cli.cli.shared.announce import announce
+    from duat_cli.cli.shared.many import as_rank
     from duat_cli.cli.shared.presentation import Presentation, talk_of
     from duat_cli.cli.terminal.progress import Progress
 
@@ -136,20 +146,43 @@ def lora_diff(
     limit = options.parse_memory(memory)
     wanted = ModelRequest(base, revision, token, cache_dir, False, dtype, device, limit)
     request = LoraRequest(wanted, tuned, other, texts, lint, no_base, directions, not no_cache)
-    if base is None and texts is None:
-        talk.note("no BASE given: using the bundled demo model and its adapter")
+    if out is not None:
+        found = as_rank(base, _kept(request), functools.partial(_into, request, Path(out), clock), talk)
     else:
-        announce(base, talk)
-    with Progress(talk) as progress:
-        report = compute(request, progress, clock.run)
+        if base is None and texts is None:
+            talk.note("no BASE given: using the bundled demo model and its adapter")
+        else:
+            announce(base, talk)
+        with Progress(talk) as progress:
+            found = compute(request, progress, clock.run)
+    if found is None:
+        return EXIT_SOUND  # the first rank has the report
+    report = found
 
     from duat_cli.report.tables.lora import render_lora
 
     presentation.emit(report, render_lora, talk)
-    return EXIT_SOUND if _is_sound(report, lint) else EXIT_FINDINGS
+    return EXIT_SOUND if is_sound(report, lint) else EXIT_FINDINGS
 
 
-def _is_sound(report: LoraReport, lint: bool) -> bool:
+def _kept(request: LoraRequest) -> PromptRequest:
+    """The prompts whose results are kept."""
+    if request.texts is None:
+        raise InputError("--out: keeps the results of prompts; give --prompts FILE, or --default-prompts")
+    return request.texts
+
+
+def _into(request: LoraRequest, out: Path, clock: Clock, ranks: Ranks, progress: Heard) -> LoraReport | None:
+    from duat_cli.analysis.lora.run import lora_diff as compute
+    from duat_cli.analysis.shards.lora import IntoFolder
+
+    max_tokens = None if request.texts is None else request.texts.max_tokens
+    into = IntoFolder(out, request.large, max_tokens, ranks, progress)
+    return compute(replace(request, into=into), progress, clock.run)
+
+
+def is_sound(report: LoraReport, lint: bool = False) -> bool:
+    """Whether it is exact; lint: whether the adapter may have no error."""
     certified = all(c is None or c.exact for c in (report.certificate, report.tuned_certificate))
     linted = not lint or all(finding.level != "error" for finding in report.lint)
     return certified and linted and (report.eq18 is None or report.eq18.holds is not False)

@@ -11,9 +11,8 @@ from duat_cli.cli.shared import options
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND
 
 if TYPE_CHECKING:
+    from duat_cli.analysis.shards.merge import Report
     from duat_cli.report.tables.page import Page
-    from duat_cli.results.attribute import AttributeReport
-    from duat_cli.results.inspect import InspectReport
 
 Directory = Annotated[str, typer.Argument(metavar="DIR", show_default=False, help="The folder that --out wrote.")]
 
@@ -48,14 +47,31 @@ def merge(
         report = compute(Folder.read(Path(directory)), clock.run, progress)
 
     presentation.emit(report, _render, talk)
-    return EXIT_SOUND if report.certificate.exact else EXIT_FINDINGS
+    return EXIT_SOUND if _is_sound(report) else EXIT_FINDINGS
 
 
-def _render(report: InspectReport | AttributeReport, page: Page) -> str:
+def _is_sound(report: Report) -> bool:
+    """As the command says that kept the results."""
+    if report.command == "lora-diff":
+        from duat_cli.cli.commands.lora_diff import is_sound
+
+        return is_sound(report)
+    return report.certificate.exact
+
+
+def _render(report: Report, page: Page) -> str:
     if report.command == "attribute":
         from duat_cli.report.tables.attribute import render_attribute
 
         return render_attribute(report, page)
+    if report.command == "prune-bound":
+        from duat_cli.report.tables.prune.report import render_prune
+
+        return render_prune(report, page)
+    if report.command == "lora-diff":
+        from duat_cli.report.tables.lora import render_lora
+
+        return render_lora(report, page)
     from duat_cli.report.tables.inspect import render_inspect
 
     return render_inspect(report, page)

@@ -15,7 +15,9 @@ from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
 from duat_cli.kinds import KINDS, Kind, apart
 
 if TYPE_CHECKING:
+    from duat_cli.analysis.progress import Progress as Heard
     from duat_cli.analysis.prune.run import PruneOutcome
+    from duat_cli.analysis.shards.ranks import Ranks
     from duat_cli.cli.shared.presentation import Presentation
     from duat_cli.cli.terminal.output import Target
     from duat_cli.cli.terminal.progress import Progress
@@ -170,6 +172,7 @@ def prune_bound(
     calibration: repairing.Calibration = None,
     confidence: Confidence = 0.95,
     exceed: Exceed = 0.1,
+    out: options.Out = None,
     device: options.Device = "auto",
     dtype: options.DtypeOption = "float32",
     memory: options.Memory = None,
@@ -194,9 +197,10 @@ def prune_bound(
     output, ablates a sample of them for real, and says how good the prediction was. Exit code: 0 done, 1 the
     certificate is not exact, 2 could not tell.
     """
-    from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_with_calibration
+    from duat_cli.analysis.opening import ModelRequest, PromptRequest, choose_gpu, open_with_calibration
     from duat_cli.analysis.plan.task import PruneOptions, Task, effort_of
     from duat_cli.cli.shared.announce import announce
+    from duat_cli.cli.shared.many import as_rank
     from duat_cli.cli.shared.presentation import Presentation, talk_of
     from duat_cli.cli.terminal.progress import Progress
     from duat_cli.compat.libc import keep_freed_memory
@@ -217,8 +221,9 @@ def prune_bound(
     presentation = Presentation.of_page(output, form, json, no_color, wide=wide)
     chosen = _Chosen.of(export, apply, chosen_set, kinds, ablate, presentation)
 
-    announce(model, talk)
-    with Progress(talk) as progress:
+    def opened(ranks: Ranks | None, progress: Heard) -> PruneOutcome | None:
+        if ranks is not None:
+            choose_gpu(ranks.local)
         loaded, inputs, held_out, fitting = open_with_calibration(wanted, texts, holdout, calibration, progress)
         if apply is not None and loaded.paged is not None:
             raise InputError(
@@ -227,9 +232,24 @@ def prune_bound(
             )
         if loaded.paged is None:  # weights that are read block by block leave by being given back
             keep_freed_memory()
-        from duat_cli.analysis.prune.run import prune_bound as compute
+        if ranks is None or out is None:
+            from duat_cli.analysis.prune.run import prune_bound as compute
 
-        outcome = compute(loaded, inputs, held_out, settings, progress, fitting)
+            return compute(loaded, inputs, held_out, settings, progress, fitting)
+        from duat_cli.analysis.prune.run import begin
+        from duat_cli.analysis.shards.prune import prune_into
+
+        begun = begin(loaded, inputs, held_out, settings, progress, fitting, in_parts=True)
+        return prune_into(Path(out), begun, max_tokens, ranks, progress)
+
+    if out is not None:
+        outcome = as_rank(model, texts, opened, talk)
+    else:
+        announce(model, talk)
+        with Progress(talk) as progress:
+            outcome = opened(None, progress)
+    if outcome is None:
+        return EXIT_SOUND  # the first rank has the report
 
     from duat_cli.report.tables.prune.report import render_prune
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from duat_cli.loading.model.load import LoadedModel
     from duat_cli.loading.prompt_set import PromptSet
 
+R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 
@@ -25,8 +27,21 @@ class Into(Protocol[R_co]):
 
 
 def into_folder(wanted: ModelRequest, texts: PromptRequest, compute: Into[R_co], talk: Talk) -> R_co | None:
-    """The report, in the first of all processes; None in the others. Errors of those name their rank."""
-    from duat_cli.analysis.opening import open_set
+    """The report, in the first of all processes; None in the others."""
+
+    def opened(ranks: Ranks, progress: Progress) -> R_co | None:
+        from duat_cli.analysis.opening import open_set
+
+        loaded, inputs = open_set(wanted, texts, progress, gpu=ranks.local)
+        return compute(loaded, inputs, ranks, progress)
+
+    return as_rank(wanted.model, texts, opened, talk)
+
+
+def as_rank(
+    model: str | None, texts: PromptRequest, compute: Callable[[Ranks, Progress], R | None], talk: Talk
+) -> R | None:
+    """What this process of several has to say; errors of all but the first name their rank."""
     from duat_cli.analysis.shards.ranks import Ranks
     from duat_cli.cli.shared.announce import announce
     from duat_cli.cli.terminal.progress import Progress
@@ -35,11 +50,10 @@ def into_folder(wanted: ModelRequest, texts: PromptRequest, compute: Into[R_co],
     if ranks.world > 1 and "-" in (texts.file, *(texts.prompts or ())):
         raise InputError("standard input is read by one process; give --prompts a file that all can read")
     talk = talk if ranks.first else replace(talk, quiet=True, verbose=False)
-    announce(wanted.model, talk)
+    announce(model, talk)
     try:
         with Progress(talk) as progress:
-            loaded, inputs = open_set(wanted, texts, progress, gpu=ranks.local)
-            return compute(loaded, inputs, ranks, progress)
+            return compute(ranks, progress)
     except DuatError as error:
         if ranks.first:
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,15 @@ class AdapterFiles:
     @property
     def shards(self) -> tuple[str, ...]:
         return (ADAPTER_WEIGHTS,)
+
+
+def digest_of(adapter: AdapterFiles) -> str:
+    """sha256 of both files."""
+    whole = hashlib.sha256()
+    for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
+        with (adapter.path / name).open("rb") as file:
+            whole.update(hashlib.file_digest(file, "sha256").digest())
+    return whole.hexdigest()
 
 
 def is_adapter(path: Path) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from duat_cli.analysis.lora import applied as lora_applied
 from duat_cli.analysis.lora.adapter_diff import LoraOptions, adapter_report
 from duat_cli.analysis.lora.checkpoint_diff import checkpoint_report
-from duat_cli.analysis.lora.report import Asked, adapter_on_prompts, checkpoint_on_prompts
+from duat_cli.analysis.lora.report import adapter_pair, checkpoint_pair
 from duat_cli.analysis.lora.weight_change import Directions
 from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.folder import open_adapter
@@ -45,16 +45,17 @@ def weights(folder: Path) -> BaseWeights:
     return BaseWeights(Source(folder, folder.name, None), inspect_folder(folder))
 
 
-def asked(base: Path, dtype: str = "float32") -> Asked:
-    loaded = load(str(base), dtype=dtype)
-    ids = [helpers.token_ids(loaded.model, tokens=5 + k, seed=k) for k in range(2)]
-    return Asked(loaded, [Prompt(f"text {k}", "0" * 64, i, k) for k, i in enumerate(ids)], str)
+def some_prompts(model: Any) -> list[Prompt]:
+    ids = [helpers.token_ids(model, tokens=5 + k, seed=k) for k in range(2)]
+    return [Prompt(f"text {k}", "0" * 64, i, k) for k, i in enumerate(ids)]
 
 
 def report_of(base: Path, adapter: Path, dtype: str = "float32") -> LoraReport:
     opened = open_adapter(adapter, "adapter")
     first = adapter_report(weights(base), [opened], LoraOptions(), quiet, lambda: RUN)
-    return adapter_on_prompts(first, weights(base), opened, asked(base, dtype), quiet, lambda: RUN)
+    loaded = load(str(base), dtype=dtype)
+    with adapter_pair(first, weights(base), opened, loaded, quiet) as pair:
+        return pair.report(some_prompts(loaded.model), str, lambda: RUN)
 
 
 def made(model_type: str, folder: Path, targets: list[str], **config: Any) -> tuple[Path, Path]:
@@ -100,7 +101,7 @@ def test_the_errors_are_those_of_naive_products(llama: tuple[Path, Path], monkey
             into = inputs.setdefault(name, [])
             module.register_forward_hook(lambda m, a, y, into=into: into.extend(zip(a[0][0], y[0], strict=True)))
     with torch.no_grad():
-        for prompt in asked(base).prompts:
+        for prompt in some_prompts(load(str(base)).model):
             tuned(input_ids=prompt.input_ids)
     errors = []
     for name in [n for n in inputs if "mlp" in n]:
@@ -184,7 +185,8 @@ def test_a_checkpoint_is_tested_against_the_difference_of_its_files(llama: tuple
     def found(fault: Callable[[Any], None]) -> Any:
         tuned = load(str(tmp_path))
         fault(tuned.model)
-        return checkpoint_on_prompts(first, asked(base), tuned, quiet, lambda: RUN).eq18
+        with checkpoint_pair(first, load(str(base)), tuned, quiet) as pair:
+            return pair.report(some_prompts(tuned.model), str, lambda: RUN).eq18
 
     sound = found(lambda model: None)
     assert (sound.holds, len(sound.on_second), len(sound.on_third)) == (True, 3, 3)

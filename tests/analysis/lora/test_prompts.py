@@ -18,8 +18,8 @@ from torch import Tensor
 from duat_cli.analysis.lora.adapter_diff import LoraOptions, adapter_report
 from duat_cli.analysis.lora.checkpoint_diff import checkpoint_report
 from duat_cli.analysis.lora.places import norms_in_front, sup_local, true_gain
-from duat_cli.analysis.lora.prompts import compare_on_prompts
-from duat_cli.analysis.lora.report import Asked, adapter_on_prompts, checkpoint_on_prompts
+from duat_cli.analysis.lora.prompts import Comparer, Findings
+from duat_cli.analysis.lora.report import adapter_pair, checkpoint_pair
 from duat_cli.analysis.lora.weight_change import Directions
 from duat_cli.analysis.session import Session
 from duat_cli.errors import InputError, UnsupportedModelError
@@ -27,7 +27,7 @@ from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.folder import open_adapter
 from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import Source
-from duat_cli.loading.model.load import LoadedModel, load
+from duat_cli.loading.model.load import load
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.edits.tuned import logits_of, tuned_copy
 from duat_cli.operators.lowrank import LowRank
@@ -54,8 +54,15 @@ def some_prompts(model: Any, count: int = 2) -> list[Prompt]:
     return [Prompt(f"text {k}", "0" * 64, i, k) for k, i in enumerate(ids)]
 
 
-def asked(loaded: LoadedModel, count: int = 2) -> Asked:
-    return Asked(loaded, some_prompts(loaded.model, count), lambda i: f"<{i}>")
+def shown(token: int) -> str:
+    return f"<{token}>"
+
+
+def compare_on_prompts(base: Session, tuned: Session, prompts: list[Prompt]) -> Findings:
+    found = Findings()
+    for one in Comparer(base, tuned, str, len(prompts), quiet)(list(enumerate(prompts))):
+        found.add(one)
+    return found
 
 
 def report_of(base: Path, adapter: Path, count: int = 2) -> LoraReport:
@@ -65,7 +72,8 @@ def report_of(base: Path, adapter: Path, count: int = 2) -> LoraReport:
         return BaseWeights(Source(base, "base", None), inspect_folder(base))
 
     first = adapter_report(weights(), [opened], LoraOptions(), quiet, lambda: RUN)
-    return adapter_on_prompts(first, weights(), opened, asked(loaded, count), quiet, lambda: RUN)
+    with adapter_pair(first, weights(), opened, loaded, quiet) as pair:
+        return pair.report(some_prompts(loaded.model, count), shown, lambda: RUN)
 
 
 def made(model_type: str, folder: Path, targets: list[str] | str | None = None, **config: Any) -> tuple[Path, Path]:
@@ -128,7 +136,7 @@ def test_the_wrapped_and_the_merged_model_agree(model_type: str, tmp_path: Path)
     merged = replace(loaded, model=merged_model(base, adapter))
     sessions = [Session(one, quiet, cache=False) for one in (loaded, wrapped, merged)]
     prompts = some_prompts(loaded.model)
-    found = [compare_on_prompts(sessions[0], one, prompts, str, quiet) for one in sessions[1:]]
+    found = [compare_on_prompts(sessions[0], one, prompts) for one in sessions[1:]]
     for one, two in zip(found[0].blocks, found[1].blocks, strict=True):
         assert one.operator.relative_change == pytest.approx(two.operator.relative_change, rel=1e-3)
         assert one.terms.output == pytest.approx(two.terms.output, rel=1e-4)
@@ -351,7 +359,9 @@ def test_a_checkpoint_under_prompts_is_its_adapter(tmp_path: Path) -> None:
     merged_model(base, adapter).save_pretrained(tmp_path / "tuned")
     weights = [BaseWeights(Source(f, f.name, None), inspect_folder(f)) for f in (base, tmp_path / "tuned")]
     first = checkpoint_report(weights[0], weights[1], Directions(), quiet, lambda: RUN)
-    found = checkpoint_on_prompts(first, asked(load(str(base))), load(str(tmp_path / "tuned")), quiet, lambda: RUN)
+    loaded = load(str(base))
+    with checkpoint_pair(first, loaded, load(str(tmp_path / "tuned")), quiet) as pair:
+        found = pair.report(some_prompts(loaded.model), shown, lambda: RUN)
     expected = report_of(base, adapter)
     assert found.blocks is not None
     assert expected.blocks is not None

@@ -36,6 +36,7 @@ def answer(request: LoraRequest) -> tuple[LoraReport, list[str]]:
     steps: list[str] = []
     run = Run(started="2026-01-01T00:00:00+00:00", seconds=0.0, peak_memory_bytes=None)
     report = lora_diff(request, lambda done, total, what: steps.append(what), lambda _planned: run)
+    assert report is not None
     return report, list(dict.fromkeys(steps))
 
 

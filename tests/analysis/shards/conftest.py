@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,11 @@ from paging import llama_with_tokenizer
 from duat_cli.analysis.inspect.run import InspectOptions
 from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_set
 from duat_cli.analysis.plan.task import Task
+from duat_cli.analysis.shards import run as run_module
 from duat_cli.analysis.shards.inspect import inspect_into
 from duat_cli.analysis.shards.ranks import Ranks
+from duat_cli.cli.main import run as run_command
+from duat_cli.cli.terminal import libraries
 from duat_cli.results.inspect import InspectReport
 
 Into = Callable[..., InspectReport | None]
@@ -37,6 +41,41 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("prompts") / "many.txt"
     file.write_text("\n".join(texts))
     return file
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> Path:
+    """Nine short prompts, two of them the same text."""
+    drawn, file = random.Random(1), tmp_path / "few.txt"
+    texts = ["".join(drawn.choice("abcdefgh ") for _ in range(drawn.randint(3, 6))) + "." for _ in range(9)]
+    texts[6] = texts[2]
+    file.write_text("\n".join(texts))
+    return file
+
+
+@pytest.fixture
+def ask(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Run a command in this process, as one of several: its JSON without `run`, or what it says on standard error."""
+    monkeypatch.setattr(libraries, "calm", lambda talk: None)
+    monkeypatch.setattr(run_module, "GRACE", 0.0)
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def asked(*words: str, rank: int | None = None, world: int = 2, code: int = 0) -> str:
+        with monkeypatch.context() as patch:
+            if rank is not None:
+                patch.setenv("RANK", str(rank))
+                patch.setenv("WORLD_SIZE", str(world))
+            capsys.readouterr()
+            assert run_command([*words, "--json", "-q"]) == code
+        out, err = capsys.readouterr()
+        if not out:
+            return err
+        report = json.loads(out, parse_constant=pytest.fail)
+        del report["run"]
+        return json.dumps(report)
+
+    return asked
 
 
 @pytest.fixture

@@ -34,8 +34,15 @@ class Activations:
     def see(self, number: int, site: Site, value: Tensor) -> None:
         """To be shown every site of every pass."""
         if site.place == "input":
-            total = wide(value).reshape(-1, value.shape[-1]).square().double().sum(dim=0)
-            self.squares[number, site] = self.squares.get((number, site), torch.zeros_like(total)) + total
+            self._add((number, site), wide(value).reshape(-1, value.shape[-1]).square().double().sum(dim=0))
+
+    def add(self, other: Activations) -> None:
+        """Those of further prompts."""
+        for key, total in other.squares.items():
+            self._add(key, total)
+
+    def _add(self, key: tuple[int, Site], total: Tensor) -> None:
+        self.squares[key] = self.squares.get(key, torch.zeros_like(total)) + total
 
 
 class WeightScores:

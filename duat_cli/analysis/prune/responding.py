@@ -1,0 +1,114 @@
+"""The responses of all terms under some prompts, and the gradient of their loss, for Taylor's criterion."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from duat_cli.analysis.prune.part import Responded
+from duat_cli.analysis.prune.terms.damage import Loss, Metric, metric_for
+from duat_cli.analysis.prune.terms.ground import Ground
+from duat_cli.analysis.prune.terms.responses import Responses, TermList, Without
+from duat_cli.analysis.session import Session
+from duat_cli.errors import InputError
+from duat_cli.models.discovery.causality import LogitsPass
+from duat_cli.models.sweep.passes import Means, Recorded
+
+
+class Responder:
+    """Carries gradients back from the output: prompts side by side where the weights are read block by block."""
+
+    def __init__(
+        self,
+        session: Session,
+        ground: Ground,
+        terms: TermList,
+        ids: Sequence[Tensor],
+        probes: int,
+        means: Means | None,
+    ) -> None:
+        """ids: of all prompts, (1, N) each. means: as of `Responses`."""
+        self._session, self._ground, self._terms, self._ids = session, ground, terms, ids
+        self._structure, self._weights = session.structure, session.weights
+        self._probes, self._means = probes, means
+        self._loss = self._loss_metric()
+
+    def _loss_metric(self) -> Loss | None:
+        """What Taylor's criterion is the slope of; None for a model that predicts no next token."""
+        try:
+            found = metric_for("nll", self._session.loaded.model, self._structure, self._ground.head)
+        except InputError:
+            return None
+        return found if isinstance(found, Loss) else None
+
+    def of(self, numbers: Sequence[int], recorded: Sequence[Recorded]) -> list[Responded]:
+        """Of prompts, by their numbers, as they were recorded."""
+        name = self._ground.metric.name
+        found = [self.of_metric(number, one) for number, one in zip(numbers, recorded, strict=True)]
+        slopes = self._slopes(numbers, recorded)
+        self._carry([*found, *(slope for slope in slopes if slope is not None)])
+        responded = []
+        for number, passed, one, slope in zip(numbers, recorded, found, slopes, strict=True):
+            responses, own, loss = one.found(), None, None
+            if self._loss is not None and self._scored(number):
+                own = (responses if slope is None else slope.found())[0]
+                if name != "hidden":
+                    loss = self._loss.loss(passed.output, self._ids[number]), passed.output.shape[-1]
+            responded.append(Responded(responses, own, loss))
+        return responded
+
+    def of_metric(self, number: int, recorded: Recorded, without: Without | None = None) -> Responses:
+        """Those to the probes of the metric, to be carried."""
+        metric = self._ground.metric
+        return self._responses(metric, number, recorded, self._probes, number, self._means, without)
+
+    def _responses(
+        self,
+        metric: Metric,
+        number: int,
+        recorded: Recorded,
+        count: int,
+        seed: int,
+        means: Means | None = None,
+        without: Without | None = None,
+    ) -> Responses:
+        return Responses(
+            self._structure, self._ground.sites, metric, self._ids[number], recorded, self._terms, count, seed, means,
+            self._weights, without,
+        )  # fmt: skip
+
+    def _scored(self, number: int) -> bool:
+        return self._loss is not None and self._ids[number].shape[1] >= 2
+
+    def _slopes(self, numbers: Sequence[int], recorded: Sequence[Recorded]) -> list[Responses | None]:
+        """Of the loss, where that is none of the responses already; it needs a pass that ends in logits."""
+        name, model = self._ground.metric.name, self._session.loaded.model
+        wanted = [number for number in numbers if self._scored(number) and name != "nll"]
+        known = dict(enumerate(self._ground.logits or ()))
+        apart = [number for number in wanted if name == "hidden" and known.get(number) is None]
+        heads = {number: LogitsPass(model, self._ids[number]) for number in apart}
+        self._session.together(list(heads.values()))
+        found: list[Responses | None] = []
+        for number, one in zip(numbers, recorded, strict=True):
+            passed = one
+            if number in wanted and name == "hidden":
+                logits = heads[number].found if number in heads else known[number]
+                assert logits is not None
+                passed = Recorded(logits, one.calls)
+            assert self._loss is not None or number not in wanted
+            found.append(self._responses(self._loss, number, passed, 0, 0) if self._loss and number in wanted else None)
+        return found
+
+    def _carry(self, found: Sequence[Responses]) -> None:
+        """Backwards through all blocks."""
+        if self._weights is None:
+            for one in found:
+                one.alone()
+            return
+        self._session.together([piece for one in found for piece in one.pieces])
+        for number in reversed(range(len(self._structure.calls))):
+            self._weights.bring(self._structure.calls[number])
+            for one in found:
+                for place in range(len(one.pieces)):
+                    one.through(number, place)

@@ -1,0 +1,151 @@
+"""`duat lora-diff --out`: what it keeps of each prompt, its test of Eq. 18, and the report of all.
+
+What the weights alone say is computed by every process, since the tuned model is made of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field
+
+from duat_cli.analysis.lora.eq18 import INPUTS
+from duat_cli.analysis.lora.prompts import Compared, Findings
+from duat_cli.analysis.lora.report import Pair, whole_report
+from duat_cli.analysis.lora.run import Asked
+from duat_cli.analysis.progress import Progress
+from duat_cli.analysis.shards.folder import Folder
+from duat_cli.analysis.shards.ranks import Ranks
+from duat_cli.analysis.shards.records import Aside, PromptRecord, Stored
+from duat_cli.analysis.shards.run import anywhere, share
+from duat_cli.analysis.shards.state import complete
+from duat_cli.errors import InputError
+from duat_cli.loading.prompt_set import PromptSet
+from duat_cli.loading.prompts import Prompt
+from duat_cli.results.base import PromptFacts, Run
+from duat_cli.results.lora import BlockChange, Eq18, LoraReport, PromptChange
+
+_EQ18 = "eq18.json"
+
+
+class Settings(Stored):
+    """What numbers or the report follow from."""
+
+    tuned: str = Field(alias="TUNED")
+    """Hash of the adapter's files, or the fingerprint of the checkpoint."""
+    directions: bool
+    max_tokens: int | None
+
+
+class Facts(Stored):
+    """What no prompt changes."""
+
+    report: LoraReport
+
+
+class LoraRecord(PromptRecord):
+    """What one prompt gave."""
+
+    base_error: float
+    plain_errors: tuple[float, float]
+    """Of the process: base and tuned model against the ones without instruments."""
+    blocks: list[BlockChange]
+    change: PromptChange
+
+    @classmethod
+    def of(cls, prompt: Prompt, found: Compared, pair: Pair) -> LoraRecord:
+        return cls(
+            line=prompt.line,
+            text=prompt.text,
+            tokens=prompt.input_ids[0].tolist(),
+            base_error=found.base_error,
+            plain_errors=(pair.base.plain_error, pair.tuned.plain_error),
+            blocks=found.blocks,
+            change=found.change,
+        )
+
+    def found(self) -> Compared:
+        return Compared(self.blocks, self.base_error, self.change)
+
+
+class Eq18Record(Aside):
+    """Of the first prompts of the set."""
+
+    eq18: Eq18
+
+
+@dataclass(frozen=True)
+class IntoFolder:
+    """As of `LoraRequest.into`."""
+
+    path: Path
+    directions: bool
+    max_tokens: int | None
+    ranks: Ranks
+    progress: Progress
+
+    @property
+    def gpu(self) -> int:
+        return self.ranks.local
+
+    def __call__(self, pair: Pair, asked: Asked, tuned: str) -> LoraReport | None:
+        assert isinstance(asked.prompts, PromptSet)
+        settings = Settings(TUNED=tuned, directions=self.directions, max_tokens=self.max_tokens)
+        worker = _Worker(pair, asked, asked.prompts, settings, self.progress)
+        return share(self.path, pair.base, asked.prompts, worker, self.ranks, self.progress)
+
+
+class _Worker:
+    """As of `share`."""
+
+    command = "lora-diff"
+
+    def __init__(self, pair: Pair, asked: Asked, prompts: PromptSet, settings: Settings, progress: Progress) -> None:
+        self.settings = settings
+        self._pair, self._run, self._prompts, self._progress = pair, asked.run, prompts, progress
+        self._compare = pair.comparer(asked.decode, len(prompts.keys))
+        self._first: Prompt | None = None
+
+    def begin(self, first: Prompt) -> None:
+        self([(0, first)])
+
+    def __call__(self, chunk: Sequence[tuple[int, Prompt]]) -> list[LoraRecord]:
+        """Of prompts with their positions."""
+        self._first = self._first or chunk[0][1]
+        found = zip(chunk, self._compare(chunk), strict=True)
+        return [LoraRecord.of(prompt, one, self._pair) for (_, prompt), one in found]
+
+    def facts(self) -> Facts:
+        assert self._first is not None
+        head = self._pair.head(self._first)
+        assert head.environment is not None
+        return Facts(report=head.model_copy(update={"environment": anywhere(head.environment)}))
+
+    def beside(self, folder: Folder, counts: set[int], ranks: Ranks) -> None:
+        """Eq. 18."""
+        if ranks.first and folder.aside(_EQ18, Eq18Record) is None:
+            prompts = itertools.islice(self._prompts.prompts(lambda position: position < INPUTS), INPUTS)
+            eq18 = self._pair.eq18([prompt for _, prompt in prompts])
+            folder.put_aside(_EQ18, Eq18Record(seal=folder.seal.hex(), eq18=eq18))
+
+    def merged(self, folder: Folder) -> LoraReport:
+        return merged(folder, self._run, self._progress)
+
+
+def merged(folder: Folder, run: Callable[[], Run], progress: Progress) -> LoraReport:
+    """The report of all prompts. run: asked for at the end."""
+    index, head = complete(folder), Facts.model_validate(folder.manifest.facts).report
+    tested = folder.aside(_EQ18, Eq18Record)
+    if tested is None:
+        raise InputError(f"{folder.path}: the test of Eq. 18 is missing: run the same command again")
+    found, prompts, plain_errors = Findings(), list[PromptFacts](), (0.0, 0.0)
+    for done, line in enumerate(folder.lines(index), 1):
+        record = LoraRecord.model_validate_json(line.record)
+        found.add(record.found())
+        prompts.append(PromptFacts(sha256=line.sha256, tokens=line.tokens))
+        plain_errors = max(plain_errors[0], record.plain_errors[0]), max(plain_errors[1], record.plain_errors[1])
+        progress(done, index.found, "adding up the prompts")
+    return whole_report(head, prompts, found, plain_errors, tested.eq18, run())

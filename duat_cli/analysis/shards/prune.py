@@ -1,0 +1,263 @@
+"""`duat prune-bound --out`: what it keeps of each prompt, and the sets that the first process chooses of all of it.
+
+Shared and kept prompt by prompt are the responses, the exact readings and the single ablations. The sets are then
+measured and tested by the first process alone, which keeps the report: another budget, say, asks for that part again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from array import array
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from duat_cli.analysis.plan.task import PruneOptions
+from duat_cli.analysis.progress import Progress
+from duat_cli.analysis.prune.part import Measured, Part, Responded
+from duat_cli.analysis.prune.run import Begun, PruneOutcome, conclude
+from duat_cli.analysis.prune.sets.nested import Nested
+from duat_cli.analysis.prune.terms.criteria import Activations
+from duat_cli.analysis.prune.terms.readings import Readings
+from duat_cli.analysis.prune.work import Work
+from duat_cli.analysis.shards.folder import Folder
+from duat_cli.analysis.shards.ranks import Ranks
+from duat_cli.analysis.shards.records import Aside, PromptRecord, Stored, packed, unpacked
+from duat_cli.analysis.shards.run import share
+from duat_cli.analysis.shards.state import complete
+from duat_cli.errors import InputError
+from duat_cli.kinds import Effort, Kind, MetricName
+from duat_cli.loading.prompt_set import PromptSet, key_of
+from duat_cli.loading.prompts import Prompt
+from duat_cli.loading.texts import PromptText
+from duat_cli.results.base import Run
+from duat_cli.results.prune.report import PruneReport
+
+_SETS = "sets.json"
+_READINGS = ("local", "stream", "frozen")
+
+
+class Settings(Stored):
+    """The options that what is kept of a prompt follows from."""
+
+    granularity: tuple[Kind, ...]
+    metric: MetricName | None
+    probes: int
+    measure: int
+    ablate: Literal["zero", "mean"]
+    effort: Effort
+    max_tokens: int | None
+
+
+class Choice(Stored):
+    """Those that only the sets follow from."""
+
+    budget: float
+    confidence: float
+    exceed: float
+    uniform: bool
+    repair: bool
+    joint: bool
+    remove: float | None
+    of_all: bool
+    rounds: int
+    held_out: str
+    """Hash of the token ids."""
+    calibration: str
+
+
+class Facts(Stored):
+    """Nothing: the report is made at the end."""
+
+
+class PruneRecord(PromptRecord):
+    """What one prompt gave. Numbers of all terms, in the order of the work's, are base64 text."""
+
+    responses: list[str]
+    """float32, a probe each."""
+    slope: str | None
+    """float32."""
+    loss: tuple[float, int] | None
+    error: float
+    damages: list[float]
+    readings: dict[str, str]
+    """By name, float64; NaN for a term that has none."""
+    reasons: dict[str, list[int]]
+    """Why terms, by their places, have no local reading."""
+    cosine: dict[int, float]
+    angle: dict[int, float]
+    seen: list[tuple[int, int, str]]
+    """Block call, place among the block's sites, and the sums of squares there, float64."""
+
+    @classmethod
+    def of(cls, prompt: Prompt, part: Part, work: Work) -> PruneRecord:
+        responded, measured, readings = part.responded, part.measured, part.measured.readings
+        places = {term: place for place, term in enumerate(work.terms.ids)}
+        reasons: dict[str, list[int]] = {}
+        for term, why in readings.reasons.items():
+            reasons.setdefault(why, []).append(places[term])
+        values = {}
+        for name in _READINGS:
+            whole = torch.full((len(places),), torch.nan, dtype=torch.float64)
+            known = getattr(readings, name)
+            whole[[places[term] for term in known]] = torch.tensor(list(known.values()), dtype=torch.float64)
+            values[name] = packed(whole)
+        return cls(
+            line=prompt.line,
+            text=prompt.text,
+            tokens=prompt.input_ids[0].tolist(),
+            responses=[packed(row) for row in responded.responses],
+            slope=None if responded.slope is None else packed(responded.slope),
+            loss=responded.loss,
+            error=measured.error,
+            damages=measured.damages,
+            readings=values,
+            reasons=reasons,
+            cosine=readings.cosine,
+            angle=readings.angle,
+            seen=[
+                (call, work.sites[work.structure.calls[call]].sites.index(site), packed(total.cpu()))
+                for (call, site), total in part.seen.squares.items()
+            ],
+        )
+
+    def part(self, work: Work) -> Part:
+        terms = work.terms.ids
+        found = {}
+        for name in _READINGS:
+            values = unpacked(self.readings[name], torch.float64).tolist()
+            found[name] = {term: value for term, value in zip(terms, values, strict=True) if not math.isnan(value)}
+        reasons = {terms[place]: why for why, places in self.reasons.items() for place in places}
+        seen = Activations()
+        for call, place, total in self.seen:
+            site = work.sites[work.structure.calls[call]].sites[place]
+            seen.squares[call, site] = unpacked(total, torch.float64)
+        slope = None if self.slope is None else unpacked(self.slope, torch.float32)
+        responses = torch.stack([unpacked(row, torch.float32) for row in self.responses])
+        readings = Readings(**found, cosine=self.cosine, angle=self.angle, reasons=reasons)
+        return Part(Responded(responses, slope, self.loss), Measured(readings, self.error, self.damages), seen)
+
+
+class SetsRecord(Aside):
+    """The end of the work."""
+
+    choice: Choice
+    report: PruneReport
+    orders: dict[str, list[int]]
+    """By the plan's granularity: places of terms, in the order in which they go."""
+
+
+def prune_into(
+    path: Path, begun: Begun, max_tokens: int | None, ranks: Ranks, progress: Progress
+) -> PruneOutcome | None:
+    """This process's results into the folder. The first rank waits for the others and returns the report of all.
+
+    begun: in parts.
+    """
+    worker = _Worker(begun, max_tokens, progress)
+    return share(path, begun.session, _set_of(begun.work.prompts), worker, ranks, progress)
+
+
+class _Worker:
+    """As of `share`."""
+
+    command = "prune-bound"
+
+    def __init__(self, begun: Begun, max_tokens: int | None, progress: Progress) -> None:
+        self._begun, self._progress = begun, progress
+        options = begun.work.options
+        self.settings = Settings(
+            granularity=options.kinds,
+            metric=options.metric,
+            probes=options.probes,
+            measure=options.measure,
+            ablate="mean" if options.ablate_mean else "zero",
+            effort=options.effort,
+            max_tokens=max_tokens,
+        )
+
+    def begin(self, first: Prompt) -> None:
+        """The comparison with the model that has no instruments."""
+        self._begun.session.sweep_beside([first], lambda _place: lambda _run: None, [])
+
+    def __call__(self, chunk: Sequence[tuple[int, Prompt]]) -> list[PruneRecord]:
+        """Of prompts with their positions."""
+        work = self._begun.work
+        found = zip(chunk, work.parts([position for position, _ in chunk]), strict=True)
+        return [PruneRecord.of(prompt, part, work) for (_, prompt), part in found]
+
+    def facts(self) -> Facts:
+        return Facts()
+
+    def beside(self, folder: Folder, counts: set[int], ranks: Ranks) -> None:
+        """Nothing."""
+
+    def merged(self, folder: Folder) -> PruneOutcome:
+        """With the sets chosen, if they are not yet."""
+        begun, work = self._begun, self._begun.work
+        choice = _choice(work.options, begun.held_out, begun.calibration)
+        known = folder.aside(_SETS, SetsRecord)
+        if known is not None and known.choice == choice:
+            return _outcome(begun, known)
+        index = complete(folder)
+        for done, line in enumerate(folder.lines(index), 1):
+            self._progress(done, index.found, "reading what the prompts gave")
+            work.add(PruneRecord.model_validate_json(line.record).part(work))
+        work.choose()
+        outcome = conclude(begun)
+        places = {term: place for place, term in enumerate(work.terms.ids)}
+        orders = {name: [places[term] for term in one.order] for name, one in outcome.nested.items()}
+        report = outcome.report
+        folder.put_aside(_SETS, SetsRecord(seal=folder.seal.hex(), choice=choice, report=report, orders=orders))
+        return outcome
+
+
+def merged(folder: Folder, run: Callable[[], Run], progress: Progress) -> PruneReport:
+    """The report, which the first process made. run: asked for at the end."""
+    complete(folder)
+    progress(0, 0, "reading the report")
+    known = folder.aside(_SETS, SetsRecord)
+    if known is None:
+        raise InputError(f"{folder.path}: the sets are not chosen yet: run the same command again")
+    return known.report.model_copy(update={"run": run()})
+
+
+def _outcome(begun: Begun, known: SetsRecord) -> PruneOutcome:
+    work, terms = begun.work, begun.work.terms.ids
+    kinds = {",".join(group): group for group in work.groups}
+    nested = {
+        name: Nested(kinds[name], [terms[place] for place in order], [], None) for name, order in known.orders.items()
+    }
+    report = known.report.model_copy(update={"run": begun.session.run_facts()})
+    return PruneOutcome(report, begun.session, work.sites, nested, work.prompts, begun.held_out, begun.repairer())
+
+
+def _choice(options: PruneOptions, held_out: Sequence[Prompt], calibration: Sequence[Prompt]) -> Choice:
+    return Choice(
+        budget=options.budget,
+        confidence=options.confidence,
+        exceed=options.exceed,
+        uniform=options.uniform,
+        repair=options.repair,
+        joint=options.joint,
+        remove=options.remove,
+        of_all=options.of_all,
+        rounds=options.rounds,
+        held_out=_digest(held_out),
+        calibration=_digest(calibration),
+    )
+
+
+def _digest(prompts: Sequence[Prompt]) -> str:
+    return hashlib.sha256(repr([(p.sha256, p.input_ids.tolist()) for p in prompts]).encode()).hexdigest()
+
+
+def _set_of(prompts: Sequence[Prompt]) -> PromptSet:
+    """Prompts that are all at hand, and tokens already."""
+    keys = array("Q", (key_of(prompt.sha256) for prompt in prompts))
+    texts = [PromptText(prompt.text, f"prompt {number}", prompt.line) for number, prompt in enumerate(prompts, 1)]
+    known = {(prompt.text, prompt.line): prompt for prompt in prompts}
+    return PromptSet(texts, keys, lambda text: known[text.text, text.line])

@@ -1,0 +1,126 @@
+"""`duat lora-diff --out`: by one process or several, interrupted or whole, always the report of a plain run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import adapters
+import peft
+import pytest
+from safetensors.torch import load_file, save_file
+
+from duat_cli.analysis.lora import eq18
+from duat_cli.analysis.plan import run as plan_module
+from duat_cli.analysis.shards import lora as lora_module
+from duat_cli.analysis.shards import run as module
+from duat_cli.analysis.shards.folder import Folder
+
+COUNT = 9
+
+
+@pytest.fixture(scope="module")
+def adapter(two_layers: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = peft.LoraConfig(r=2, lora_alpha=20, target_modules=["q_proj", "v_proj", "gate_proj", "down_proj"])
+    return adapters.make(two_layers, tmp_path_factory.mktemp("adapter"), config)
+
+
+@pytest.fixture(scope="module")
+def tuned(two_layers: Path, adapter: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same as a whole checkpoint."""
+    folder = tmp_path_factory.mktemp("tuned")
+    shutil.copytree(two_layers, folder, dirs_exist_ok=True)
+    peft.PeftModel.from_pretrained(adapters.load_base(two_layers), adapter).merge_and_unload().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def said(two_layers: Path, ask: Any) -> Any:
+    """Of lora-diff on the two layers."""
+
+    def say(*words: str, **how: Any) -> str:
+        return ask("lora-diff", str(two_layers), *words, "--device", "cpu", "--no-cache", **how)
+
+    return say
+
+
+@pytest.mark.parametrize("other", ["adapter", "tuned"])
+def test_several_processes_give_the_plain_report(
+    said: Any, ask: Any, few: Path, tmp_path: Path, other: str, request: pytest.FixtureRequest
+) -> None:
+    words = [str(request.getfixturevalue(other)), "--prompts", str(few)]
+    plain, out = said(*words), str(tmp_path / "out")
+    for rank in (2, 1):
+        assert said(*words, "--out", out, rank=rank, world=3) == ""
+    assert said(*words, "--out", out, rank=0, world=3) == plain
+    assert ask("merge", out) == plain
+    report = json.loads(plain)
+    assert sorted(one["prompt"] for one in report["by_prompt"]) == list(range(COUNT))
+    assert (report["level"], report["eq18"]["holds"]) == ("prompts", True)
+
+
+def test_the_bundled_prompts_and_the_demo(ask: Any, tmp_path: Path) -> None:
+    words = ["lora-diff", "--default-prompts", "--max-tokens", "4"]
+    assert ask(*words, "--out", str(tmp_path / "out")) == ask(*words)
+
+
+def test_what_is_torn_is_computed_again(said: Any, ask: Any, adapter: Path, few: Path, tmp_path: Path) -> None:
+    words, out = [str(adapter), "--prompts", str(few)], tmp_path / "out"
+    plain = said(*words)
+    said(*words, "--out", str(out), rank=2, world=3)
+    [shard] = out.glob("shard-*")
+    whole = shard.read_bytes().splitlines(keepends=True)
+    assert len(whole) == COUNT // 3
+    shard.write_bytes(whole[0] + whole[1][:-30])
+    assert Folder.read(out).index().found == 1
+    assert f"missing {COUNT - 1} prompts: run the same command again" in ask("merge", str(out), code=2)
+    assert said(*words, "--out", str(out)) == plain
+    assert len((out / "shard-0-of-1.jsonl").read_bytes().splitlines()) == COUNT - 1
+    (out / "eq18.json").unlink()
+    assert "the test of Eq. 18 is missing: run the same command again" in ask("merge", str(out), code=2)
+    assert said(*words, "--out", str(out)) == plain
+
+
+def test_eq_18_is_tested_on_the_first_prompts(
+    said: Any, adapter: Path, few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for one in (eq18, lora_module):
+        monkeypatch.setattr(one, "INPUTS", 4)
+    words = [str(adapter), "--prompts", str(few)]
+    plain = said(*words)
+    assert json.loads(plain)["eq18"]["inputs"] == 4
+    assert said(*words, "--out", str(tmp_path / "out")) == plain
+
+
+@pytest.mark.parametrize("other", ["adapter", "tuned"])
+def test_weights_that_are_read_block_by_block(
+    said: Any, few: Path, tmp_path: Path, other: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [str(request.getfixturevalue(other)), "--prompts", str(few)]
+    monkeypatch.setattr(module, "SIDE_BY_SIDE", 4)
+    monkeypatch.setattr(plan_module, "way_of", lambda made: made.ways[1])
+    plain, out = said(*words), str(tmp_path / "out")
+    said(*words, "--out", out, rank=1)
+    assert said(*words, "--out", out, rank=0) == plain
+    assert Folder.read(tmp_path / "out").manifest.in_parts
+
+
+def test_another_adapter_is_refused(said: Any, adapter: Path, few: Path, tmp_path: Path) -> None:
+    out, other = str(tmp_path / "out"), tmp_path / "other"
+    said(str(adapter), "--prompts", str(few), "--out", out)
+    shutil.copytree(adapter, other)
+    assert said(str(other), "--prompts", str(few), "--out", out).startswith("{")  # the same under another name
+    weights = load_file(other / "adapter_model.safetensors")
+    save_file({name: 2 * value for name, value in weights.items()}, other / "adapter_model.safetensors")
+    message = said(str(other), "--prompts", str(few), "--out", out, code=2)
+    assert "holds results of another TUNED, " in message
+    more = ("--directions",)
+    assert "another --directions, False there" in said(str(adapter), "--prompts", str(few), "--out", out, *more, code=2)
+
+
+def test_without_prompts_there_is_nothing_to_keep(said: Any, adapter: Path, tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    message = said(str(adapter), "--out", out, code=2)
+    assert message == "duat: error: --out: keeps the results of prompts; give --prompts FILE, or --default-prompts\n"

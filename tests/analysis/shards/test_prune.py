@@ -1,0 +1,137 @@
+"""`duat prune-bound --out`: by one process or several, interrupted or whole, always the report of a plain run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from duat_cli.analysis.plan import run as plan_module
+from duat_cli.analysis.prune.work import Work
+from duat_cli.analysis.shards import run as module
+from duat_cli.analysis.shards.folder import Folder
+from duat_cli.analysis.shards.prune import PruneRecord
+
+COUNT = 9
+CHEAP = ["--probes", "4", "--measure", "2", "--device", "cpu"]
+
+
+@pytest.fixture
+def held_out(tmp_path: Path) -> Path:
+    file = tmp_path / "held.txt"
+    file.write_text("\n".join(f"{'abcdefgh'[k % 8]}{'hgfedcba'[k // 8]}{'abcd'[k % 4]}." for k in range(30)))
+    return file
+
+
+@pytest.fixture
+def said(two_layers: Path, few: Path, ask: Any) -> Any:
+    """Of prune-bound on the two layers."""
+
+    def say(*words: str, **how: Any) -> str:
+        return ask("prune-bound", str(two_layers), "--prompts", str(few), *CHEAP, *words, **how)
+
+    return say
+
+
+OPTIONS = {
+    "every kind": [],
+    "held-out prompts": ["--granularity", "neuron,head", "--budget", "1", "--holdout", "HELD"],
+    "the hidden states and means": ["--metric", "hidden", "--ablate", "mean", "--granularity", "neuron"],
+    "the loss, in rounds": ["--metric", "nll", "--granularity", "neuron", "--rounds", "2", "--remove", "20%"],
+    "a repair": ["--granularity", "neuron", "--repair", "--budget", "1"],
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_several_processes_give_the_plain_report(
+    said: Any, ask: Any, tmp_path: Path, held_out: Path, options: list[str]
+) -> None:
+    options = [str(held_out) if word == "HELD" else word for word in options]
+    plain, out = said(*options), str(tmp_path / "out")
+    for rank in (2, 1):
+        assert said(*options, "--out", out, rank=rank, world=3) == ""
+    assert said(*options, "--out", out, rank=0, world=3) == plain
+    assert ask("merge", out) == plain
+    report = json.loads(plain)
+    assert len(report["prompts"]) == COUNT
+    assert sum(term["measured"] is not None for term in report["terms"]) >= 2
+
+
+def test_what_is_torn_is_computed_again_and_the_sets_with_it(said: Any, ask: Any, tmp_path: Path) -> None:
+    options, out = ["--granularity", "head"], tmp_path / "out"
+    plain = said(*options)
+    said(*options, "--out", str(out), rank=2, world=3)
+    [shard] = out.glob("shard-*")
+    whole = shard.read_bytes().splitlines(keepends=True)
+    assert len(whole) == COUNT // 3
+    shard.write_bytes(whole[0] + whole[1][:-30])
+    assert Folder.read(out).index().found == 1
+    assert f"missing {COUNT - 1} prompts: run the same command again" in ask("merge", str(out), code=2)
+    assert said(*options, "--out", str(out)) == plain
+    assert len((out / "shard-0-of-1.jsonl").read_bytes().splitlines()) == COUNT - 1
+    (out / "sets.json").unlink()
+    assert "the sets are not chosen yet: run the same command again" in ask("merge", str(out), code=2)
+    assert said(*options, "--out", str(out)) == plain
+
+
+def test_weights_that_are_read_block_by_block(said: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ["--granularity", "neuron,head"]
+    monkeypatch.setattr(module, "SIDE_BY_SIDE", 4)
+    monkeypatch.setattr(plan_module, "way_of", lambda made: made.ways[1])
+    plain, out = said(*options), str(tmp_path / "out")
+    for rank in (1, 0):
+        shared = said(*options, "--out", out, rank=rank)
+    assert shared == plain
+    assert Folder.read(tmp_path / "out").manifest.in_parts
+
+
+def test_another_budget_asks_only_for_other_sets(
+    said: Any, ask: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, out = ["--granularity", "neuron"], str(tmp_path / "out")
+    said(*options, "--budget", "0.001", "--out", out)
+    plain = said(*options, "--budget", "0.5")
+    with monkeypatch.context() as patch:
+        patch.setattr(Work, "parts", lambda *_: pytest.fail("a prompt was run again"))
+        assert said(*options, "--budget", "0.5", "--out", out) == plain
+        patch.setattr(Work, "choose", lambda *_: pytest.fail("sets were chosen again"))
+        export = tmp_path / "set.json"
+        assert said(*options, "--budget", "0.5", "--out", out, "--export", str(export)) == plain
+    assert ask("merge", out) == plain
+    alone = tmp_path / "alone.json"
+    said(*options, "--budget", "0.5", "--export", str(alone))
+    assert export.read_text() == alone.read_text()
+
+
+def test_other_options_are_refused(said: Any, tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    said("--granularity", "head", "--out", out)
+    for more, what in (
+        (["--granularity", "neuron"], "--granularity"),
+        (["--granularity", "head", "--probes", "5"], "--probes, 4 there, 5 here"),
+        (["--granularity", "head", "--ablate", "mean"], "--ablate, zero there, mean here"),
+    ):
+        assert f"holds results of another {what}" in said(*more, "--out", out, code=2)
+
+
+def test_a_record_gives_back_what_was_put_into_it(said: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Any, Any]] = []
+    of = PruneRecord.of.__func__  # type: ignore[attr-defined]
+
+    def both(cls: Any, prompt: Any, part: Any, work: Any) -> PruneRecord:
+        record = of(cls, prompt, part, work)
+        seen.append((part, PruneRecord.model_validate_json(record.model_dump_json()).part(work)))
+        return record
+
+    monkeypatch.setattr(PruneRecord, "of", classmethod(both))
+    said("--out", str(tmp_path / "out"))
+    assert len(seen) == COUNT
+    for part, back in seen:
+        assert part.responded.responses.equal(back.responded.responses)
+        assert part.responded.slope.equal(back.responded.slope)
+        assert part.responded.loss == back.responded.loss
+        assert part.measured == back.measured
+        assert part.seen.squares.keys() == back.seen.squares.keys()
+        assert all(part.seen.squares[key].equal(back.seen.squares[key]) for key in part.seen.squares)
