@@ -179,6 +179,9 @@ def find_factors(run: BlockRun, base: Replay, base_items: Tensor, given: list[Te
     if run.attention[0].rows.tokens != tokens or run.attention[0].value.shape[2] != tokens:
         raise UnsupportedModelError("its attention reaches other vectors than the block's own tokens")
     tap = _find_tap(run, given)
+    # Where the stream nowhere arrives as it is, what is read is O, and its fit proves it; probed at the block's output
+    # it includes the layers that lead back to the stream (a bottleneck around attention).
+    probed = tap if tap.on_stream else Tap(None, True, on_stream=False)
     faults: list[str] = []
     for origin, gated, value, output in (
         ("read", False, _read_value, _read_output),
@@ -186,14 +189,12 @@ def find_factors(run: BlockRun, base: Replay, base_items: Tensor, given: list[Te
         ("read", True, _read_value, _read_output),
         ("probed", True, _probe_value, _read_output),
     ):
-        if origin == "probed" and not tap.on_stream:
-            # Probed there, O would include whatever stands behind it; what is read is O, and its fit proves it.
-            continue
         try:
+            met = probed if origin == "probed" else tap
             gate = gate_of(run, given)[0] if gated else None
-            factors = BlockFactors(HeadFactors(value(run), output(run, tap)), tap, None, 0.0, origin, gated=gated)
+            factors = BlockFactors(HeadFactors(value(run), output(run, met)), met, None, 0.0, origin, gated=gated)
             scale, error = _reach(run, factors, gate, base, base_items, given)
-            found = replace(factors, token_scale=_constant(scale, tap), error=error)
+            found = replace(factors, token_scale=_constant(scale, met), error=error)
             _accept(error, run.input.dtype)
             operator_of(run, found, base, base_items, given)
         except UnsupportedModelError as fault:
