@@ -46,8 +46,10 @@ class TypeException(pydantic.BaseModel):
 
     why: str
     """What the rule alone would break."""
-    set: dict[str, Any]
+    set: dict[str, Any] = {}
     """Config field -> value, instead of the rule's."""
+    undeclared: dict[str, Any] = {}
+    """What the model's code reads and its config class does not declare; a checkpoint's config.json brings it."""
 
 
 class Rule(pydantic.BaseModel):
@@ -106,7 +108,10 @@ def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
         tasks.insert(0, tasks.pop(1))
     for table in map(auto_models, [*tasks, "BASE"]):
         if type(config) in table:
-            found = table[type(config)]
+            try:
+                found = table[type(config)]
+            except ValueError:  # the table names a class that its package does not export
+                continue
             return found[0] if isinstance(found, tuple) else found
     return _class_of_config(type(config))
 
@@ -130,14 +135,16 @@ def tiny_config(model_type: str) -> PreTrainedConfig:
 def _shrink(config_class: type[PreTrainedConfig], given: dict[str, Any]) -> PreTrainedConfig:
     """`given`: what a parent config changed from the defaults of this class."""
     exception = rule().types.get(config_class.model_type)
-    own = exception.set if exception else {}
+    own, undeclared = (exception.set, exception.undeclared) if exception else ({}, {})
     declared = _declared(config_class) | {"per_layer_config"}
     if unknown := set(own) - declared:
         raise TinyError(f"configs/tiny.json sets {sorted(unknown)}, which {config_class.__name__} lacks")
+    if known := set(undeclared) & declared:
+        raise TinyError(f"configs/tiny.json calls {sorted(known)} undeclared, which {config_class.__name__} declares")
     default = _default(config_class, given, given | own)
     depth = own.get("num_hidden_layers", rule().fields["num_hidden_layers"])
     small = {k: v for k, v in _small_values(default, declared, depth).items() if k not in own}
-    return config_class(**{**given, **small, **own})
+    return config_class(**{**given, **small, **own, **undeclared})
 
 
 def _declared(config_class: type[PreTrainedConfig]) -> set[str]:

@@ -59,6 +59,7 @@ class BlockParts:
     output_projection: Projection | None = None
     mixer: MixerForm | None = None  # the one attention module, where it is a token mixer without softmax
     gated: bool = False  # whether squashing functions inside attention are dynamic parameters too
+    clamped: bool = False  # whether attention clips what it computes: which entries, is a dynamic parameter too
     homogeneous: bool = False  # no biases anywhere: the replayed block maps zero to zero, and c = 0
     direct: bool = False  # whether attention is O(H V(x)) of the two projections alone, so that replay may skip Q and K
     batched: bool = False  # whether several items may share one replay

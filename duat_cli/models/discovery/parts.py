@@ -17,6 +17,7 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import random_like, relative_error, rounding, same_storage, wide
 from duat_cli.models.block.norms import NormForm, recognise, scale_invariant
 from duat_cli.models.block.parts import BlockParts, HiddenSlot
+from duat_cli.models.instrument.routers import routing_weights
 from duat_cli.models.instrument.tracing import Event, Trace
 from duat_cli.models.value_path.projections import output_projection, value_projection
 
@@ -63,8 +64,12 @@ def _norms(block: nn.Module, written: Trace) -> dict[nn.Module, NormForm]:
 def nonlinear_units(
     module: nn.Module, written: Trace, attention: set[nn.Module], norms: dict[nn.Module, NormForm]
 ) -> Iterator[nn.Module]:
-    """The largest nonlinear modules below `module` that hold no attention and read one stream."""
-    called = written.called()
+    """The largest nonlinear modules below `module` that hold no attention and read one stream.
+
+    Experts beside their router, which are given its weights, are a unit; the router then is none: held weights are all
+    that comes of it.
+    """
+    called, routing = written.called(), _routing(written)
     for child in module.children():
         if child in attention or child in norms:
             continue
@@ -72,7 +77,7 @@ def nonlinear_units(
             yield from nonlinear_units(child, written, attention, norms)
             continue
         event = written.calls(child)[0]
-        if _is_affine(event):
+        if _is_affine(event) or _routes(event, routing):
             continue
         if _reads_one_stream(event) and not _holds_stream(event):
             if not any(child.children()) and scale_invariant(child, event.tensors[0]):
@@ -116,8 +121,23 @@ def _mixes_tokens(event: Event, tokens: int) -> bool:
 
 
 def _reads_one_stream(event: Event) -> bool:
-    streams = [t for t in event.tensors if t.ndim >= 2]
+    routing = routing_weights(event.args, event.kwargs)
+    streams = [t for t in event.tensors if t.ndim >= 2 and t is not routing]
     return len(streams) == 1 and event.result is not None
+
+
+def _routing(written: Trace) -> dict[nn.Module, Tensor]:
+    """The weights that experts were given."""
+    found = {event.module: routing_weights(event.args, event.kwargs) for event in written.events}
+    return {experts: weights for experts, weights in found.items() if weights is not None}
+
+
+def _routes(event: Event, routing: dict[nn.Module, Tensor]) -> bool:
+    """Whether the module makes the weights of experts that stand outside of it."""
+    made = event.output if isinstance(event.output, (tuple, list)) else [event.output]
+    inside = set(event.module.modules())
+    theirs = [weights for experts, weights in routing.items() if experts not in inside]
+    return any(isinstance(one, Tensor) and same_storage(one, weights) for one in made for weights in theirs)
 
 
 def _is_affine(event: Event) -> bool:

@@ -72,7 +72,8 @@ class Proof:
 
     def learn(self, parts: BlockParts) -> None:
         """Before that block runs."""
-        self._rig.learn(replace(parts, gated=True))  # so that gates are on record, should they be needed
+        # so that gates and clamps are on record, should they be needed
+        self._rig.learn(replace(parts, gated=True, clamped=True))
 
     def active(self) -> contextlib.AbstractContextManager[Any]:
         """What `run` needs around it."""
@@ -99,7 +100,7 @@ def opened(verdict: Verdict, written: Trace) -> BlockParts:
 
 
 def _verdict(run: BlockRun) -> Verdict:
-    run.parts = replace(run.parts, gated=False)
+    run.parts = replace(run.parts, gated=False, clamped=any(run.recording.clamps.values()))
     fault, culprits = _fault(run)
     if fault is not None and not culprits and any(run.recording.gates.values()):
         run.parts = replace(run.parts, gated=True)
@@ -146,6 +147,8 @@ def _notes(run: BlockRun) -> tuple[str, ...]:
 
 
 def _gate_reason(parts: BlockParts, reason: str) -> str:
+    if parts.clamped:
+        reason = f"its attention clips what it computes; {reason}"
     return f"a gate inside attention scales its channels, so {reason}" if parts.gated else reason
 
 
@@ -211,7 +214,7 @@ def _economies(run: BlockRun, homogeneous: bool) -> BlockParts:
     items = torch.cat([run.input, random_like(run.input)])
     expected = output_of(run, items, zero_given(run, 2))
     kept = _kept(run, replace(plain, batched=True), plain, items, expected)
-    if kept.value_projection is not None and kept.output_projection is not None:
+    if kept.value_projection is not None and kept.output_projection is not None and not kept.clamped:
         kept = _kept(run, replace(kept, direct=True), kept, items, expected)
     return kept
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from duat_cli.models.block.norms import FrozenNorm
 from duat_cli.models.instrument.activations import Extremes
 from duat_cli.models.instrument.attention import AttentionCall
+from duat_cli.models.instrument.functions.clamps import HeldClamp
 from duat_cli.models.instrument.mixer import MixerCall
 
 
@@ -43,6 +44,7 @@ class Recording:
     linears: dict[nn.Module, Tensor] = field(default_factory=dict)  # first linear -> its output
     attention: list[AttentionCall] = field(default_factory=list)
     gates: dict[nn.Module, list[Tensor]] = field(default_factory=lambda: defaultdict(list))  # of gated attention
+    clamps: dict[nn.Module, list[HeldClamp]] = field(default_factory=lambda: defaultdict(list))  # of clipped attention
     extremes: Extremes = field(default_factory=Extremes)  # of the outputs of norms and attention
     attention_rests: dict[nn.Module, tuple[Any, ...] | None] = field(default_factory=dict)  # its other outputs
     mixers: dict[nn.Module, MixerCall] = field(default_factory=dict)  # of mixers without softmax

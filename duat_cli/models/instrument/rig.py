@@ -21,6 +21,7 @@ from duat_cli.models.block.norms import FrozenNorm, NormForm, freeze, freeze_who
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.instrument.attention import AttentionCall, Watch, apply_rows, interface_installed, watched
 from duat_cli.models.instrument.calls import first_tensor, hidden_of, only_tensor, without_cache
+from duat_cli.models.instrument.functions.clamps import ClampFreezer
 from duat_cli.models.instrument.hooks import patched
 from duat_cli.models.instrument.interception import GateFreezer, SoftmaxInterception
 from duat_cli.models.instrument.mixer import KernelRows, MixerCall
@@ -352,10 +353,15 @@ class Rig:
         parts = self._by_attention[module]
         with contextlib.ExitStack() as stack:
             if self._plan is not None and self._run is not None:
+                if self._run.parts.clamped:
+                    stack.enter_context(ClampFreezer(self.watch, self._run.recording.clamps[module], held=True))
                 if self._run.parts.gated:
                     stack.enter_context(GateFreezer(self.watch, self._run.recording.gates[module], held=True))
-            elif self._recording is not None and parts.gated:
-                stack.enter_context(GateFreezer(self.watch, self._recording.gates[module], held=False))
+            elif self._recording is not None:
+                if parts.clamped:
+                    stack.enter_context(ClampFreezer(self.watch, self._recording.clamps[module], held=False))
+                if parts.gated:
+                    stack.enter_context(GateFreezer(self.watch, self._recording.gates[module], held=False))
             if module in parts.intercepted:
                 stack.enter_context(SoftmaxInterception(self.watch, lambda: module))
             yield

@@ -100,6 +100,12 @@ def routing_slots(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Slots | None
     return None
 
 
+def routing_weights(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """The weights of the chosen experts, (N, k), among the arguments of a call; None where there are none."""
+    slots = routing_slots(args, kwargs)
+    return None if slots is None else _get(args, kwargs, slots[1])
+
+
 def _get(args: tuple[Any, ...], kwargs: dict[str, Any], key: int | str) -> Tensor:
     found: Tensor = args[key] if isinstance(key, int) else kwargs[key]
     return found

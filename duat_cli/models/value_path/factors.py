@@ -179,21 +179,23 @@ def find_factors(run: BlockRun, base: Replay, base_items: Tensor, given: list[Te
     if run.attention[0].rows.tokens != tokens or run.attention[0].value.shape[2] != tokens:
         raise UnsupportedModelError("its attention reaches other vectors than the block's own tokens")
     tap = _find_tap(run, given)
+    # Where the stream nowhere arrives as it is, what is read is O, and its fit proves it; probed at the block's output
+    # it includes the layers that lead back to the stream (a bottleneck around attention).
+    probed = tap if tap.on_stream else Tap(None, True, on_stream=False)
     faults: list[str] = []
     for origin, gated, value, output in (
         ("read", False, _read_value, _read_output),
         ("probed", False, _probe_value, _probe_output),
         ("read", True, _read_value, _read_output),
         ("probed", True, _probe_value, _read_output),
+        ("probed", True, _read_value, _probe_output),
     ):
-        if origin == "probed" and not tap.on_stream:
-            # Probed there, O would include whatever stands behind it; what is read is O, and its fit proves it.
-            continue
         try:
+            met = probed if origin == "probed" else tap
             gate = gate_of(run, given)[0] if gated else None
-            factors = BlockFactors(HeadFactors(value(run), output(run, tap)), tap, None, 0.0, origin, gated=gated)
+            factors = BlockFactors(HeadFactors(value(run), output(run, met, gate)), met, None, 0.0, origin, gated=gated)
             scale, error = _reach(run, factors, gate, base, base_items, given)
-            found = replace(factors, token_scale=_constant(scale, tap), error=error)
+            found = replace(factors, token_scale=_constant(scale, met), error=error)
             _accept(error, run.input.dtype)
             operator_of(run, found, base, base_items, given)
         except UnsupportedModelError as fault:
@@ -215,7 +217,7 @@ def _own_values(run: BlockRun, base: Replay, base_items: Tensor, given: list[Ten
     like = wide(run.attention[0].output)
     value = torch.eye(side, dtype=like.dtype, device=like.device).reshape(side, heads, width).transpose(0, 1)
     gate, _ = gate_of(run, given)
-    factors = BlockFactors(HeadFactors(value, _read_output(run, tap)), tap, None, 0.0, "read", own=True, gated=True)
+    factors = BlockFactors(HeadFactors(value, _read_output(run, tap, gate)), tap, None, 0.0, "read", own=True, gated=True)
     scale, error = _reach(run, factors, gate, base, base_items, given)
     found = replace(factors, token_scale=_constant(scale, tap), error=error)
     operator_of(run, found, base, base_items, given)
@@ -294,7 +296,7 @@ def _read_value(run: BlockRun) -> Tensor:
     return matrix - matrix.mean(dim=1, keepdim=True) if form.centered else matrix
 
 
-def _read_output(run: BlockRun, tap: Tap) -> Tensor:
+def _read_output(run: BlockRun, tap: Tap, _gate: Tensor | None) -> Tensor:
     projection = run.parts.output_projection
     _, _, heads, width = run.attention[0].output.shape
     if projection is None:
@@ -351,14 +353,16 @@ def _values(run: BlockRun, z: Tensor) -> Tensor:
     return run.replay(z, zero_given(run, 1), stop_at_values=True).values[0]
 
 
-def _probe_output(run: BlockRun, tap: Tap) -> Tensor:
-    """O row by row: unit vectors in place of H V, read where they meet the residual stream."""
+def _probe_output(run: BlockRun, tap: Tap, gate: Tensor | None) -> Tensor:
+    """O row by row: unit vectors behind the gate, in place of g H V, read where they meet the residual stream."""
     _, tokens, heads, width = run.attention[0].output.shape
     like = run.input
     side = heads * width
 
     def arrival(mixed: Tensor) -> Tensor:
         shaped = mixed.reshape(1, tokens, heads, width)
+        if gate is not None:
+            shaped = (shaped / gate.transpose(0, 1)).to(like.dtype)
         return tap.read(run.replay(torch.zeros_like(like), zero_given(run, 1), attention=shaped))[0]  # (N, M)
 
     base = arrival(like.new_zeros(1, tokens, side))

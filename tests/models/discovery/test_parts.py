@@ -89,3 +89,10 @@ def test_the_output_bias_of_an_ffn_is_its_last_layers() -> None:
     structure = discover(model)
     for layer, block in zip(model.transformer.h, structure.blocks, strict=True):
         assert torch.equal(block.parts.unit_biases[layer.mlp], layer.mlp.c_proj.bias)
+
+
+def test_experts_beside_their_router_are_a_unit_and_the_router_is_none() -> None:
+    structure = discover(single_model("diffusion_gemma_text"))
+    for names, parts in named(structure):
+        assert {names[unit] for unit in parts.units} == {"mlp", "experts"}
+    assert structure.uncovered == ()

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.instrument.rig import zero_given
 from duat_cli.models.value_path import factors as factors_module
-from duat_cli.models.value_path.factors import find_factors, operator_of
+from duat_cli.models.value_path.factors import checked, find_factors, operator_of
 from duat_cli.models.value_path.operator import AttentionOperator
 
 
@@ -52,6 +52,40 @@ def test_the_factors_are_the_jacobian_of_the_frozen_model_in_float64(model_type:
     for (W, operator), block in zip(got, expected, strict=True):
         assert far(W, block.W) <= 1e-10
         assert operator.error <= 1e-10
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        "mobilebert",  # attention inside a bottleneck
+        "dbrx",  # queries, keys and values are clipped
+    ],
+)
+def test_w_is_what_attention_adds_for_each_unit_vector(model_type: str) -> None:
+    """In float64: what the model's own code adds, attention alone, without factors."""
+    seen = []
+
+    def listen(run: Any, step: Any, block: Any) -> None:
+        operator = operator_of(run, block.factors, step.replay, step.items, step.given)
+        zero, nothing = torch.zeros_like(run.input), zero_given(run, 1)
+
+        def added(z: Tensor) -> Tensor:
+            mixed = run.replay(z, nothing).mixed[0]
+            return block.factors.tap.read(run.replay(zero, nothing, attention=mixed))[0]
+
+        W, constant = operator.matrix().dense(), added(zero)
+        columns = range(0, zero.numel(), 5)
+        units = [torch.zeros_like(zero).flatten().index_fill(0, torch.tensor(c), 1.0) for c in columns]
+        images = torch.stack([(added(unit.view_as(zero)) - constant).flatten() for unit in units], dim=1)
+        assert far(images, W[:, list(columns)]) <= 1e-10
+        assert checked(operator, run, block.factors.tap).error <= 1e-10
+        assert step.terms.error <= 1e-10
+        seen.append(run.index)
+
+    model = double_model(model_type)
+    with InDouble():
+        sweep(model, token_ids(model), listen)
+    assert len(seen) >= 2
 
 
 PROBED = {"falcon", "deepseek_v3"}  # values copied out of a fused layer; values behind a latent
