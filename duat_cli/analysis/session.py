@@ -76,11 +76,17 @@ class Session:
     """
 
     def __init__(
-        self, loaded: LoadedModel, progress: Progress, *, cache: bool = True, every_plain: bool = False
+        self,
+        loaded: LoadedModel,
+        progress: Progress,
+        *,
+        cache: bool = True,
+        every_plain: bool = False,
+        factors: bool = True,
     ) -> None:
-        self.loaded = loaded
+        """factors: as of `discover`, where all weights are in memory."""
+        self.loaded, self._dtype = loaded, loaded.model.dtype
         self._every_plain, self._swept = every_plain, False  # whether a prompt has run to its end
-        self._dtype = loaded.model.dtype
         self._structure: ModelStructure | None = None
         self._growing: Growing | None = None
         self._known, self._clock = Known(), Clock()
@@ -96,7 +102,7 @@ class Session:
         self.fingerprint = fingerprint(loaded.model)
         progress(0, 1, "discovery of the model's structure")
         try:
-            self._structure = discover(loaded.model, loaded.like)
+            self._structure = discover(loaded.model, loaded.like, factors=factors)
         except UnsupportedModelError as fault:
             raise own_fault(loaded) or self._blamed(fault) from fault
         except (RuntimeError, ValueError, TypeError, LookupError) as fault:

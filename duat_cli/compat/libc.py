@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # of malloc.h
 _LARGE = 1 << 20
@@ -40,3 +41,13 @@ def keep_freed_memory() -> bool:
     takes a third of the time of `prune-bound`.
     """
     return _set({_M_MMAP_THRESHOLD: LARGEST, _M_TRIM_THRESHOLD: ENOUGH, _M_TOP_PAD: AHEAD})
+
+
+def give_back_free_memory() -> None:
+    """Free what only stands in cycles, and have the C library give back the free pages of its heaps now.
+
+    What discovery sees of a block is small tensors in such cycles: 1.3 MiB a block of a llama shape of 135M parameters.
+    """
+    gc.collect()
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)

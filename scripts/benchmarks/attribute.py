@@ -22,7 +22,7 @@ def attribute(runs: int) -> list[Row]:
     from duat_cli.analysis.session import Session
 
     model, prompt = llama_shape(), random_prompt(49152, 128)
-    session = Session(loaded_model(model), lambda *_: None, cache=False)
+    session = Session(loaded_model(model), lambda *_: None, cache=False, factors=False)
     chooser = Chooser(Asked(), Words(Numbers()), {})
 
     def both(parameters: bool) -> None:

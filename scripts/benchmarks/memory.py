@@ -57,7 +57,9 @@ def attribute_child(blocks: int, tokens: int) -> None:
     from benchmarks.attribute import Numbers
     from duat_cli.analysis.attribute.run import AttributeOptions, attribute
     from duat_cli.analysis.attribute.targets import Words
+    from duat_cli.compat.libc import return_freed_memory
 
+    return_freed_memory()  # as the command does
     model = llama_shape(blocks).requires_grad_(False)
     size = sum(p.numel() * p.element_size() for p in model.parameters())
     prompt = random_prompt(49152, tokens)

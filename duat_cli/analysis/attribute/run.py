@@ -135,7 +135,7 @@ def attribute(
     loaded: LoadedModel, prompts: Sequence[Prompt], words: Words, options: AttributeOptions, progress: Progress
 ) -> AttributeReport:
     """The parts of every asked prediction of `prompts`."""
-    session = Session(loaded, progress, cache=False)
+    session = Session(loaded, progress, cache=False, factors=False)
     each = Attributor(session, words, options, progress, len(prompts))
     total = AttributeTotal(options.top)
     for facts, found in zip(prompt_facts(prompts), each(list(enumerate(prompts))), strict=True):

@@ -22,6 +22,7 @@ from duat_cli.analysis.attribute.targets import Chooser, Target, likelihoods
 from duat_cli.analysis.plan.waves import recorded_waves
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session
+from duat_cli.compat.libc import give_back_free_memory
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.block.parts import BlockParts as BlockModules
@@ -91,7 +92,9 @@ class Work:
         """Those of these numbers, in their order."""
         session, model = self._session, self._model
         if session.weights is None:
-            self.sites = self.sites or find_sites(session.structure)
+            if not self.sites:
+                self.sites = find_sites(session.structure)
+                give_back_free_memory()
             waves = [[number] for number in prompts]
         else:
             waves = self._waves(prompts)
@@ -136,6 +139,8 @@ class Work:
     def _back(self, wave: list[_Prompt]) -> list[Found]:
         """The gradients of a wave's targets through all blocks."""
         under_way = [one for prompt in wave for one in self._begun(prompt)]
+        for prompt in wave:
+            prompt.record = None  # logits have been looked at
         structure, weights = self._session.structure, self._session.weights
         blocks = len(structure.calls)
         total = blocks * self.count
@@ -153,6 +158,8 @@ class Work:
                     self._session.heads, self._session.kv_heads = call.rows.heads, call.value.shape[1]
                 if predictions > 1:
                     self.sums[one.prompt].add(parts)
+            for prompt in wave:
+                prompt.calls.pop()  # of this block
             self._done += len(wave)
             self._progress(self._done, total, f"gradients back through block {number}")
         return [one.finished() for one in under_way]
@@ -175,10 +182,12 @@ class Work:
         targets = self._chooser.of(prompt.number, ids, recorded.output, where, headless=headless)
         ending = Ending(structure, prompt.forward, recorded, self.form, self._session.weights)
         own = recorded.output if self.form.layer is None else ending.output  # the model's, in front of its cap
+        ending.output = own  # one of the two is enough: it is as large as all logits
         hidden = torch.zeros_like(ending.hidden).requires_grad_()
         with torch.enable_grad():
             output = ending(hidden, gradient=True)
             values = [target.of(output) for target in targets]
+        del output
         at = _at_last(values, hidden, targets)
         size = _bytes(recorded, self.sites)
         found = []
@@ -197,7 +206,8 @@ class Work:
                 dtype=own.dtype,
                 ranks=[target.rank(recorded.output) for target in here],
             )
-            found.append(_UnderWay(one, Adjoint(structure, self.sites, recorded, at[some]), recorded.calls[0].before))
+            adjoint = Adjoint(structure, self.sites, recorded.calls, at[some])
+            found.append(_UnderWay(one, adjoint, recorded.calls[0].before))
         return found
 
 

@@ -13,7 +13,7 @@ from duat_cli.analysis.plan.waves import recorded_bytes, recorded_waves
 from duat_cli.models.sweep.budgets import TARGET_BYTES, target_bytes
 from duat_cli.results.plan import Residence
 
-LOGITS = 4  # (N, V) beside the recorded output: the map behind the last block, what it gives, and their gradients
+LOGITS = 2  # (N, V) beside the recorded output: what the map behind the last block gives, or gradients, and a copy
 CARRIED = 2  # (T, N, M): at a block's output, of both readings
 ROWS = 16  # bytes of a number of every target's row of the output: smaller than what goes back to the system when freed
 
@@ -23,7 +23,6 @@ def attribution(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
     ending = shape.vocabulary or shape.width
     every, page, head = held(shape, weights), page_of(shape), layer_of(shape)[:1]
     if weights == "resident":
-        every = [*every, term("values of all blocks, V", len(shape.parts.blocks) * shape.values)]
         page = head = []
         waves = [[tokens] for tokens in task.tokens] or [[0]]
     else:

@@ -51,12 +51,12 @@ def peak(shape: Shape, task: Task, weights: Residence, tuned: Shape | None = Non
 
 def _resident(shape: Shape, task: Task, statistics: bool) -> list[Moment]:
     """While weights are read, one stored tensor stands beside the ones in memory. Then all V of the model are held
-    twice: as read, and with the gain of the norm in front."""
+    twice, as read, and with the gain of the norm in front, but for `attribute`, which asks for none."""
     every, first = held(shape, "resident"), held(shape, "resident", running=False)
-    kept = term("values of all blocks, V", 2 * len(shape.parts.blocks) * shape.values)
+    kept = [term("values of all blocks, V", 2 * len(shape.parts.blocks) * shape.values)]
     return [
         [*first, term("the largest tensor, as stored", shape.largest_tensor)],
-        [*every, kept, *_working(shape, task.tokens, statistics)],
+        [*every, *(kept if task.command != "attribute" else ()), *_working(shape, task.tokens, statistics)],
     ]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 WAVE_BYTES = 256 << 20  # of the states of prompts that stand between two blocks
 RECORDED_BYTES = 512 << 20  # of the block calls of prompts whose gradients go back together
 SIDE_BY_SIDE = 32  # prompts of `--out` that go together; a run that dies loses so many
-CALLS = 3  # (N, M) of a recorded block call: before, behind, and its output
+CALLS = 1  # (N, M) of a recorded block call: what is behind it is in front of the next one
 STATES = 8  # (N, M) of such a prompt: the stream, its parts, what the model's own forward holds
 
 

@@ -104,7 +104,7 @@ def attribute_into(
     progress: Progress,
 ) -> AttributeReport | None:
     """This process's results into the folder. The first rank waits for the others and returns the report of all."""
-    session = Session(loaded, progress, cache=False)
+    session = Session(loaded, progress, cache=False, factors=False)
     each = Attributor(session, words, options, progress, len(prompts.keys))
     return share(path, session, prompts, _Worker(session, each, options, max_tokens, progress), ranks, progress)
 

@@ -54,7 +54,8 @@ class Verdict:
 class Proof:
     """One pass of the probe prompt that gives a verdict on every block.
 
-    UnsupportedModelError for a fault that no other choice of units can mend. coming: as of `Rig`.
+    UnsupportedModelError for a fault that no other choice of units can mend. coming: as of `Rig`; factors: as of
+    `discover`.
     """
 
     def __init__(
@@ -65,8 +66,9 @@ class Proof:
         *,
         interface: bool,
         coming: Iterable[nn.Module] = (),
+        factors: bool = True,
     ) -> None:
-        self._forward, self._on_verdict = forward, on_verdict
+        self._forward, self._on_verdict, self._factors = forward, on_verdict, factors
         self._rig = Rig(stack, [], interface=interface, coming=coming)
         self._asked: set[nn.Module] = set()
 
@@ -86,7 +88,7 @@ class Proof:
     def _ask(self, run: BlockRun) -> None:
         if run.parts.module not in self._asked:
             self._asked.add(run.parts.module)
-            self._on_verdict(_verdict(run))
+            self._on_verdict(_verdict(run, self._factors))
 
 
 def opened(verdict: Verdict, written: Trace) -> BlockParts:
@@ -99,7 +101,7 @@ def opened(verdict: Verdict, written: Trace) -> BlockParts:
     return with_linears(replace(parts, units=(*kept, *found)), written)
 
 
-def _verdict(run: BlockRun) -> Verdict:
+def _verdict(run: BlockRun, factors: bool) -> Verdict:
     run.parts = replace(run.parts, gated=False, clamped=any(run.recording.clamps.values()))
     fault, culprits = _fault(run)
     if fault is not None and not culprits and any(run.recording.gates.values()):
@@ -115,11 +117,13 @@ def _verdict(run: BlockRun) -> Verdict:
     run.parts = _economies(run, homogeneous=_is_zero(at_zero) and not run.parts.unit_biases)
     run.parts = replace(run.parts, arrives=_arrives(run, at_zero))
     notes = _notes(run)
+    if not factors:
+        return Verdict(run.parts, None, notes=notes)
     try:
-        factors = find_factors(run, at_zero, base, given)
+        found = find_factors(run, at_zero, base, given)
     except DuatError as reason:
         return Verdict(run.parts, None, factors_reason=_gate_reason(run.parts, str(reason)), notes=notes)
-    return Verdict(run.parts, None, factors=factors, notes=notes)
+    return Verdict(run.parts, None, factors=found, notes=notes)
 
 
 def _notes(run: BlockRun) -> tuple[str, ...]:

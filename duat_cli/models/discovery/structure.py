@@ -97,17 +97,18 @@ def probe_inputs(
     return placed(noise_like(like, seed), stack.device if device is None else device, stack.dtype)
 
 
-def discover(model: Any, like: Mapping[str, Tensor] | None = None) -> ModelStructure:
+def discover(model: Any, like: Mapping[str, Tensor] | None = None, *, factors: bool = True) -> ModelStructure:
     """Find and prove the structure of `model`; UnsupportedModelError names what could not be proved.
 
     like: prepared inputs of a model that reads no token ids; it is probed with noise of their shapes.
+    factors: whether V and O of the heads are looked for, which are kept for every block.
     """
     with model_code(type(model).__name__):
-        found = Discovery(model, like=like)
+        found = Discovery(model, like=like, factors=factors)
         try:
             found.walk()
         except ForeignAttentionError:  # its own attention function stays, and its softmax is watched
-            found = Discovery(model, interface=False, like=like)
+            found = Discovery(model, interface=False, like=like, factors=factors)
             found.walk()
         structure = found.structure()
         return replace(structure, plain_error=_instruments_error(structure, found.probe))
@@ -130,7 +131,7 @@ class Discovery:
     """Finds blocks and their parts while the model runs once, and proves them while it runs once more.
 
     interface: whether attention is to be seen through transformers' interface; `walk` raises ForeignAttentionError
-    where the model does something else with it. device: as of `probe_ids`; like: as of `discover`.
+    where the model does something else with it. device: as of `probe_ids`; like, factors: as of `discover`.
     """
 
     def __init__(
@@ -140,7 +141,9 @@ class Discovery:
         interface: bool = True,
         device: str | None = None,
         like: Mapping[str, Tensor] | None = None,
+        factors: bool = True,
     ) -> None:
+        self._factors = factors
         if like is None:
             require_token_ids(model)
         self.model = model
@@ -166,7 +169,8 @@ class Discovery:
         parts = [self.parts_of(module) for module in modules]
         for _ in range(MAX_OPENINGS):
             verdicts: list[Verdict] = []
-            proof = Proof(self.stack, self.forward, verdicts.append, interface=not any(p.intercepted for p in parts))
+            interface = not any(p.intercepted for p in parts)
+            proof = Proof(self.stack, self.forward, verdicts.append, interface=interface, factors=self._factors)
             for one in parts:
                 proof.learn(one)
             with proof.active():

@@ -9,6 +9,7 @@ time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,7 +22,7 @@ from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun, Rig
 from duat_cli.models.sweep.gradients import pulled
-from duat_cli.models.sweep.passes import Recorded
+from duat_cli.models.sweep.passes import BlockCall
 from duat_cli.models.terms.sites import BlockSites, Site, watching
 
 Reading = Literal["total", "direct"]
@@ -61,14 +62,16 @@ class BlockAdjoint:
 class Adjoint:
     """The gradients of some targets of one prompt, at the output of the block that is next."""
 
-    def __init__(self, structure: ModelStructure, sites: dict[nn.Module, BlockSites], recorded: Recorded, at: Tensor):
-        """at: those at the last block's output, (targets, 1, N, M)."""
-        self._structure, self._sites, self._recorded = structure, sites, recorded
+    def __init__(
+        self, structure: ModelStructure, sites: dict[nn.Module, BlockSites], calls: Sequence[BlockCall], at: Tensor
+    ) -> None:
+        """calls: of the recorded pass. at: the gradients at the last block's output, (targets, 1, N, M)."""
+        self._structure, self._sites, self._calls = structure, sites, calls
         self.at: dict[Reading, Tensor] = {"total": at, "direct": at}
 
     def through(self, number: int) -> BlockAdjoint:
         """Take the gradients through a block, downwards; its weights are in memory."""
-        call, proved = self._recorded.calls[number], self._structure.block(number)
+        call, proved = self._calls[number], self._structure.block(number)
         watched = [s for s in self._sites[proved.parts.module].sites if s.kind in ("neuron", "expert")]
         held: list[Held] = []
         found: list[BlockAdjoint] = []

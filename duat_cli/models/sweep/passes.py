@@ -39,11 +39,12 @@ class Blocks(Protocol):
 
 @dataclass(frozen=True)
 class BlockCall:
-    """One recorded call of a block."""
+    """One recorded call of a block. Its hidden states are kept once: `before` is the `after` of the call in front where
+    nothing came between, and stands among the arguments and in the output as well."""
 
     args: Sequence[Any]
     kwargs: dict[str, Any]
-    output: Any
+    output: Any  # with `before` in place of what it gave
     before: Tensor  # the hidden states it took, (1, N, M)
     after: Tensor  # the hidden states it gave
 
@@ -189,7 +190,7 @@ def recording(
     the model is to be without."""
 
     def handle(number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        before = parts.hidden.get(args, kwargs).clone()
+        before = _kept(parts.hidden.get(args, kwargs), calls)
 
         def show(site: Site, value: Tensor, index: Tensor | None) -> None:
             assert see is not None
@@ -201,12 +202,22 @@ def recording(
         ):
             output = original(*args, **kwargs)
         if bridge is not None:
-            output = with_hidden(output, before, bridge(before))
+            output = with_hidden(output, before, bridge(before.clone()))
+        after = hidden_of(output, before).clone()
         plain = without_cache(args), dict(zip(kwargs, without_cache(kwargs.values()), strict=True))
-        calls.append(BlockCall(*plain, output, before, hidden_of(output, before).clone()))
+        calls.append(BlockCall(*parts.hidden.put(*plain, before), with_hidden(output, before, before), before, after))
         return output
 
     return BlockPass(blocks, forward, handle)
+
+
+def _kept(hidden: Tensor, calls: Sequence[BlockCall]) -> Tensor:
+    """Hidden states in front of the next call, as kept behind the last one or copied: blocks may write to theirs."""
+    if calls:
+        known = calls[-1].after
+        if (known.dtype, known.device) == (hidden.dtype, hidden.device) and torch.equal(known, hidden):
+            return known
+    return hidden.clone()
 
 
 def record(

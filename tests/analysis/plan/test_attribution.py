@@ -37,7 +37,7 @@ def all_terms(shape: Shape, tokens: list[int], weights: Residence, **options: An
 
 def test_block_calls_and_logits_are_there(shape: Shape) -> None:
     found = all_terms(shape, [64], "resident")
-    assert found["the prompts' own passes"] == 64 * (3 * 6 * 192 + 2048 + 64) * 4
+    assert found["the prompts' own passes"] == 64 * (6 * 192 + 2048 + 64) * 4
     assert found["the output and its gradients"] == LOGITS * 64 * 2048 * 4
     assert found["gradients on their way back"] == 2 * 64 * 192 * 4
 
@@ -46,11 +46,11 @@ def test_prompts_go_one_by_one_or_as_many_as_fit(shape: Shape) -> None:
     what = "the prompts' own passes"
     assert all_terms(shape, [64] * 5, "resident") == all_terms(shape, [64], "resident")
     assert all_terms(shape, [64] * 5, "streamed")[what] == 5 * all_terms(shape, [64], "streamed")[what]
-    many = Task("attribute", (64,) * 900)
+    many = Task("attribute", (64,) * 2700)
     waves = attribution_reads(shape, many) / 2
-    assert waves == -(-900 * 64 * (3 * 6 * 192 + 64) * 4 // RECORDED_BYTES) > 1
-    logits = 900 * 64 * 2048 * 4
-    assert all_terms(shape, [64] * 900, "streamed")[what] < RECORDED_BYTES + logits
+    assert waves == -(-2700 * 64 * (6 * 192 + 64) * 4 // RECORDED_BYTES) > 1
+    logits = 2700 * 64 * 2048 * 4
+    assert all_terms(shape, [64] * 2700, "streamed")[what] < RECORDED_BYTES + logits
     assert attribution_reads(shape, Task("attribute", (64,), steps=3)) == 5
 
 

@@ -312,3 +312,12 @@ def test_a_norm_that_computes_in_float32_is_still_a_norm_in_float64(model_type: 
         assert two.error <= 1e-6
         for name in ("linear", "static", "dynamic"):
             assert getattr(one.output, name).share == pytest.approx(getattr(two.output, name).share, abs=1e-5)
+
+
+def test_factors_are_looked_for_only_where_they_are_wanted() -> None:
+    model = single_model("llama")
+    with_factors, without = discover(model), discover(model, factors=False)
+    assert all(block.factors is not None for block in with_factors.blocks)
+    assert all(block.factors is None for block in without.blocks)
+    for one, other in zip(with_factors.blocks, without.blocks, strict=True):
+        assert (one.notes, one.parts.units, one.parts.batched) == (other.notes, other.parts.units, other.parts.batched)

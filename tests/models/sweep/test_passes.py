@@ -12,6 +12,7 @@ from torch import Tensor
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.discovery.structure import discover
+from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.sweep.lockstep import one_by_one
 from duat_cli.models.sweep.passes import Chain, Removal, behind_blocks, record, run_alone, run_without
 from duat_cli.models.terms.sites import TermId, find_sites
@@ -40,6 +41,18 @@ def test_a_recorded_pass_is_the_pass(model_type: str) -> None:
         assert torch.equal(before.after, after.before)
     assert torch.equal(run_alone(behind_blocks(structure, forward, recorded, recorded.calls[-1].after)), own)
     assert untouched(model)
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_hidden_states_are_kept_once_a_block(model_type: str) -> None:
+    _, structure, ids = prepared(model_type)
+    calls = record(structure, forward_of(structure, ids)).calls
+    kept: set[int] = set()
+    for call, proved in zip(calls, map(structure.block, range(len(calls))), strict=True):
+        given = proved.parts.hidden.get(call.args, call.kwargs)
+        tensors = given, hidden_of(call.output, given), call.before, call.after
+        kept |= {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    assert len(kept) == len(calls) + 1
 
 
 @pytest.mark.parametrize("model_type", TYPES)
