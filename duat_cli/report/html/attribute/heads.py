@@ -10,6 +10,7 @@ from duat_cli.report.html.drawing.elements import short, tag
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Band, Linear
+from duat_cli.report.html.drawing.series import level
 from duat_cli.report.html.drawing.table import Head, Table
 from duat_cli.report.tables import numbers
 from duat_cli.results.attribute import AttributeReport, Attribution, Flow, Move
@@ -35,7 +36,7 @@ def heads(report: AttributeReport, number: int) -> Figure | None:
         width=500,
         height=260,
     )
-    drawn = [marks.rule(plot.left, plot.y(0), plot.right, plot.y(0))]
+    drawn = [level(plot, 0.0)]
     for place, head in enumerate(found):
         drawn.append(marks.span(plot.x(place), plot.y(0), plot.x(place), plot.y(head.moved), "s1"))
         for value, series, word in ((head.moved, "s1", "moved"), (head.value, "s3", "written")):
