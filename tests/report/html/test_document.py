@@ -35,6 +35,18 @@ DANGLING = """[...document.querySelectorAll("a[href]")].filter((a) => !document.
   .map((a) => a.hash)"""
 
 
+OUTSIDE = """() => [...document.querySelectorAll(".picture svg text")].filter((text) => {
+  const own = text.getBoundingClientRect(), all = text.ownerSVGElement.getBoundingClientRect();
+  return own.left < all.left - 1 || own.right > all.right + 1 || own.top < all.top - 1 || own.bottom > all.bottom + 1;
+}).map((text) => [text.closest("figure").id, text.textContent])"""
+TOUCHING = """() => [...document.querySelectorAll(".across")].flatMap((axis) => {
+  const labels = [...axis.querySelectorAll("text:not(.name)")];
+  const boxes = labels.map((label) => label.getBoundingClientRect());
+  return labels.slice(1).filter((_, i) => boxes[i + 1].left < boxes[i].right)
+    .map((label) => [label.closest("figure").id, label.textContent]);
+})"""
+
+
 class Seen:
     """A page in the browser, and everything that it asked for or said."""
 
@@ -94,6 +106,18 @@ def test_axe_would_find_something(browser: Any) -> None:
 
 def test_nothing_is_wider_than_the_window(seen: Seen) -> None:
     assert opened(seen).evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_words_on_pictures_are_whole_and_apart(seen: Seen) -> None:
+    assert seen.page.evaluate(OUTSIDE) == []
+    assert seen.page.evaluate(TOUCHING) == []
+
+
+def test_words_cut_off_or_touching_are_seen(inspected: Any) -> None:
+    inspected.evaluate("document.querySelector('.picture svg text').setAttribute('x', '5000')")
+    assert len(inspected.evaluate(OUTSIDE)) == 1
+    inspected.evaluate("document.querySelectorAll('.across text')[1].setAttribute('x', '5000')")
+    assert inspected.evaluate(TOUCHING) != []
 
 
 @pytest.mark.parametrize("seen", [(name, *MODES[0]) for name in REPORTS], indirect=True, ids=str)

@@ -11,8 +11,7 @@ from duat_cli.results.attribute import AttributeReport, Attribution, Continuatio
 
 
 def coloured(report: AttributeReport, number: int, *, whole: bool = True) -> Figure:
-    """number: of the prediction among the report's. whole: whether the tables have all tokens and the sums, or the
-    marked tokens alone."""
+    """number: of the prediction among the report's. whole: with a table of the sums."""
     one = report.attribution[number]
     here = computed(one)
     tokens = [
@@ -20,7 +19,7 @@ def coloured(report: AttributeReport, number: int, *, whole: bool = True) -> Fig
         for t, h in zip(one.parts.tokens, here, strict=True)
     ]
     largest = max((abs(value) for _, value, _ in tokens), default=0.0)
-    kept = [i for i, (_, value, _) in enumerate(tokens) if whole or level(value, largest) != "z"]
+    kept = [i for i, (_, value, _) in enumerate(tokens) if level(value, largest) != "z"]
     left = len(tokens) - len(kept)
     rank = "" if one.rank is None else f", choice {one.rank} of the model"
     return Figure(

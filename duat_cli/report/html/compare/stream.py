@@ -48,7 +48,7 @@ def amplification(blocks: Sequence[BlockComparison], beside: Sequence[CompareRep
     if not _any(blocks, "amplification"):
         return None
     every = [block.amplification for r in beside for block in blocks_of(r)]
-    plot = Plot(_across(blocks), Axis("output's change over input's (times)", Linear.over([*every, 1.0])), 500, 260)
+    plot = Plot(_across(blocks), Axis("change out over change in (times)", Linear.over([*every, 1.0])), 500, 260)
     said = _said(blocks, "amplification", lambda v: f"{numbers.plain(v)} times")
     return Figure(
         key="amplification",

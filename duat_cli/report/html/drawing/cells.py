@@ -35,13 +35,15 @@ def cells(
     the numbers into the cells, where these are large enough. largest: the size that colours go up to, where several
     maps have one scale; None: the largest here.
 
-    A dash stands in the cells below zero that have no number. Cells below 3 % of the largest have no colour.
+    A dash stands in the cells below zero that have no number. Cells below 3 % of the largest have no colour; with a
+    number they hide the grid behind it.
     """
     known = {(r, c): v for r, row in enumerate(rows) for c, v in enumerate(row) if v is not None}
     largest = max(map(abs, known.values()), default=0.0) if largest is None else largest
     width, height = abs(plot.x(1) - plot.x(0)), abs(plot.y(1) - plot.y(0))
     printed = form if width >= _ROOM[0] and height >= _ROOM[1] else None
-    order = sorted((place for place, v in known.items() if level(v, largest) != "z"), key=lambda p: -abs(known[p]))
+    filled = (place for place, v in known.items() if printed is not None or level(v, largest) != "z")
+    order = sorted(filled, key=lambda place: -abs(known[place]))
     drawn: list[Mark] = []
     rest: dict[str, list[str]] = {}
     dashes = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from duat_cli.report.html.drawing.scales import Scale
 
 _NARROW = 560  # pixels up to which two plots stand beside each other
 _LABEL = 6.6  # pixels that a character of a label takes
+_CHARACTER, _SPACE = 8.0, 6.0  # pixels that one takes at most, in wide fonts, and between labels side by side
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Plot:
         )
 
     def _across(self) -> list[Markup]:
-        ticks = [(short(self.x(value)), label) for value, label in self.across.scale.ticks()]
+        ticks = [(short(self.x(value)), label) for value, label in self._apart(self.across.scale.ticks())]
         bottom = short(self.bottom)
         base = f"M{short(self.left)} {bottom}H{short(self.right)}"
         middle = (self.left + self.right) / 2
@@ -87,6 +89,13 @@ class Plot:
                 class_="across",
             ),
         ]
+
+    def _apart(self, ticks: list[tuple[float, str]]) -> list[tuple[float, str]]:
+        """Every second one, or third and so on, where labels below the axis would touch each other."""
+        if len(ticks) < 2:
+            return ticks
+        needed = _CHARACTER * max(len(label) for _, label in ticks) + _SPACE
+        return ticks[:: max(1, math.ceil(needed / abs(self.x(ticks[1][0]) - self.x(ticks[0][0]))))]
 
     def _up(self) -> list[Markup]:
         ticks = [(short(self.y(value)), label) for value, label in self.up.scale.ticks()]

@@ -13,7 +13,6 @@ from duat_cli.report.html.drawing.series import dotted, level
 from duat_cli.report.html.drawing.table import Table, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column
-from duat_cli.report.tables.prune.sets import guarantee, mean_guarantee
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.prune.sets import CurvePoint, HeldOut, Plan
 
@@ -60,7 +59,7 @@ def _curve(report: PruneReport, number: int, beside: Sequence[PruneReport]) -> F
     return Figure(
         key=f"curve-{plan.granularity.replace(',', '-')}",
         title=f"Damage against the share of {many(plan.granularity)} removed, least damaging first",
-        says=" ".join([guarantee(plan), *mean_guarantee(plan)]),
+        says="Sets grow by the term of the least predicted damage. Below the dashed line they are within the budget.",
         picture=plot.svg(drawn, "Lines: predicted and measured damage against the share removed, with the budget."),
         tables=[
             _table(plan, number, "curve", plan.curve, _points(unit)),
