@@ -105,6 +105,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "whole files or none: cli/terminal/test_output.py": "api/target",
     "every page in a browser: report/html/test_document.py": """
         report/html/attribute/heads report/html/attribute/layers report/html/attribute/measured
+        report/html/attribute/overview
         report/html/attribute/page report/html/attribute/parts report/html/attribute/text
         report/html/check/bounds report/html/check/drift report/html/check/findings report/html/check/page
         report/html/compare/columns report/html/compare/losses report/html/compare/operator report/html/compare/page

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from duat_cli import __version__
 from duat_cli.report.html.drawing.elements import shown
 from duat_cli.report.html.drawing.figure import Figure, Sheet
-from duat_cli.report.html.embedded import as_script, embedded
+from duat_cli.report.html.embedded import embedded, packed
 from duat_cli.report.html.glossary import Glossary, Known
 from duat_cli.report.html.sheets import sheets
 from duat_cli.results.base import Result
@@ -66,7 +66,7 @@ class _Group:
 def document(given: Sequence[Given], known: Known) -> str:
     """The page of some reports. known: explanations of their fields.
 
-    Reports that take more than 1 MB together are embedded without their largest lists; the page says which.
+    Reports whose JSON takes more than 5 MB together are embedded without their largest lists; the page says which.
     """
     made = sheets([one.report for one in given])
     data, left_out = _embedded(given)
@@ -76,7 +76,7 @@ def document(given: Sequence[Given], known: Known) -> str:
         version=__version__,
         groups=_groups(made, given),
         glossary=Glossary(made, known),
-        data=as_script(data),
+        data=packed(data),
         left_out=left_out,
         style=Markup(style),
         script=Markup(script),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import sample_reports as sample
+from unpacking import reports_in
 
 from duat_cli.cli.main import run
 from duat_cli.cli.shared import pages
@@ -55,7 +56,7 @@ def test_a_saved_report_gives_the_page_of_its_run(tmp_path: Path, capsys: pytest
     assert run(["report", str(kept), "-q", "-o", str(tmp_path / "again.html")]) == 0
     again = (tmp_path / "again.html").read_text(encoding="utf-8")
     assert again == page_of([(None, report)])
-    ran = json.loads(shown.read_text(encoding="utf-8").partition('id="reports">')[2].partition("</script>")[0])
+    ran = reports_in(shown.read_text(encoding="utf-8"))
     assert ran[0]["report"]["maps"] == report.model_dump(mode="json")["maps"]
     assert len(again) == pytest.approx(shown.stat().st_size, abs=200)  # time and memory of the run differ
     assert capsys.readouterr().out == ""
@@ -70,8 +71,8 @@ def test_a_command_writes_its_page(given: tuple[str, ...], tmp_path: Path, capsy
     page = tmp_path / "report.html"
     assert run([*given, "-q", "-o", str(page)]) == 0
     assert capsys.readouterr().out == ""
-    embedded = json.loads(page.read_text(encoding="utf-8").partition('id="reports">')[2].partition("</script>")[0])
-    (tmp_path / "saved.json").write_text(json.dumps(embedded[0]["report"]), encoding="utf-8")
+    (held,) = reports_in(page.read_text(encoding="utf-8"))
+    (tmp_path / "saved.json").write_text(json.dumps(held["report"]), encoding="utf-8")
     report = read_report(str(tmp_path / "saved.json"))
     assert page.read_text(encoding="utf-8") == page_of([(None, report)])
 
@@ -96,17 +97,20 @@ def test_merge_writes_the_page_of_the_command(given: tuple[str, ...], tmp_path: 
     assert run(["merge", str(kept), "-q", "-o", str(page)]) == 0
     assert run([*asked, "--json", "-o", str(tmp_path / "plain.json")]) == 0
     assert run(["report", str(tmp_path / "plain.json"), "-q", "-o", str(plain)]) == 0
-    shown = [file.read_text(encoding="utf-8").partition('<script type="application/json"')[0] for file in (page, plain)]
+    shown = [file.read_text(encoding="utf-8").partition('<script type="application/zlib"')[0] for file in (page, plain)]
     assert shown[0] == shown[1]
     assert f"duat {given[0]}" in shown[0]
 
 
-def test_the_demo_page_is_small(tmp_path: Path) -> None:
-    """Below 300 kB, of the bundled prompts that run with the whole demo and their map of 64 tokens."""
-    text = " ".join(["the cat sat on the mat and"] * 12)
+@pytest.mark.parametrize("command", ["inspect", "attribute"])
+def test_the_demo_page_is_small(command: str, tmp_path: Path) -> None:
+    """Below 300 kB with the bundled prompts, and its JSON is whole."""
     page = tmp_path / "report.html"
-    assert run(["inspect", *["--prompt", text] * 15, "--null", "uniform", "-q", "-o", str(page)]) == 0
+    assert run([command, "-q", "-o", str(page)]) == 0
     assert 50_000 < page.stat().st_size <= 300_000
+    (held,) = reports_in(page.read_text(encoding="utf-8"))
+    assert held["left_out"] == []
+    assert len(held["report"]["prompts"]) == 15
 
 
 def test_a_page_goes_to_a_pipe_and_not_to_a_terminal(

@@ -12,33 +12,46 @@ from typing import Any
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from pages import EVIL, REPORTS, TOKENS, html, inspect_page
+from unpacking import reports_in
 
-from duat_cli.cli.shared.pages import page_of
-from duat_cli.results.inspect import BlockMap, CouplingMap
+from duat_cli.report.json import to_json
 from duat_cli.text import clean
 
 FACTORS = {"%": 100.0, **{unit: 1024.0**-power for power, unit in enumerate(("B", "KiB", "MiB", "GiB", "TiB"))}}
 MODES = [(1440, "light"), (360, "dark")]
 ROWS = """() => [...document.querySelectorAll("[data-place] tbody tr[data-at]")].flatMap((row) => {
-  const heads = [...row.closest("table").tHead.rows[0].cells];
+  const table = row.closest("table"), heads = [...table.tHead.rows[0].cells];
   const report = row.closest("[data-report]").dataset.report;
   return [...row.cells].flatMap((cell, i) => heads[i].dataset.path
-    ? [[report, `${row.dataset.at}.${heads[i].dataset.path}`, cell.textContent,
+    ? [[report, `${table.dataset.root || ""}${row.dataset.at}.${heads[i].dataset.path}`, cell.textContent,
         heads[i].querySelector(".unit")?.textContent]]
     : []);
 })"""
 TILES = """() => [...document.querySelectorAll("dd[data-path]")].map((dd) => [
   dd.closest("[data-report]").dataset.report, dd.dataset.path, dd.firstChild.textContent, dd.lastChild.textContent])"""
-REACHABLE = """[...document.querySelectorAll("a[href], summary, select, canvas, [tabindex='0']")]
+REACHABLE = """[...document.querySelectorAll("a[href], summary, select, button, canvas, [tabindex='0']")]
   .filter((one) => one.checkVisibility()).map((one, i) => one.dataset.n = i).length"""
 DANGLING = """[...document.querySelectorAll("a[href]")].filter((a) => !document.getElementById(a.hash.slice(1)))
   .map((a) => a.hash)"""
+
+
+OUTSIDE = """() => [...document.querySelectorAll(".picture svg text")].filter((text) => {
+  const own = text.getBoundingClientRect(), all = text.ownerSVGElement.getBoundingClientRect();
+  return own.left < all.left - 1 || own.right > all.right + 1 || own.top < all.top - 1 || own.bottom > all.bottom + 1;
+}).map((text) => [text.closest("figure").id, text.textContent])"""
+TOUCHING = """() => [...document.querySelectorAll(".across")].flatMap((axis) => {
+  const labels = [...axis.querySelectorAll("text:not(.name)")];
+  const boxes = labels.map((label) => label.getBoundingClientRect());
+  return labels.slice(1).filter((_, i) => boxes[i + 1].left < boxes[i].right)
+    .map((label) => [label.closest("figure").id, label.textContent]);
+})"""
 
 
 class Seen:
     """A page in the browser, and everything that it asked for or said."""
 
     def __init__(self, browser: Any, file: Path, width: int, scheme: str) -> None:
+        self.name = ""
         self.said: list[str] = []
         self.asked: list[str] = []
         self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
@@ -47,6 +60,8 @@ class Seen:
         self.page.on("pageerror", lambda error: self.said.append(str(error)))
         self.page.on("request", lambda request: self.asked.append(request.url))
         self.page.goto(file.as_uri())
+        for drawn in self.page.locator(".map").all():  # from the JSON, which is unpacked behind the first paint
+            drawn.locator("canvas, .note").first.wait_for()
 
 
 @pytest.fixture(scope="module", params=[(name, *mode) for name in REPORTS for mode in MODES], ids=str)
@@ -55,6 +70,7 @@ def seen(request: Any, browser: Any, tmp_path_factory: pytest.TempPathFactory) -
     file = tmp_path_factory.mktemp("page") / "report.html"
     file.write_text(html(name), encoding="utf-8")
     found = Seen(browser, file, width, scheme)
+    found.name = name
     yield found
     found.context.close()
 
@@ -92,6 +108,34 @@ def test_nothing_is_wider_than_the_window(seen: Seen) -> None:
     assert opened(seen).evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+def test_words_on_pictures_are_whole_and_apart(seen: Seen) -> None:
+    assert seen.page.evaluate(OUTSIDE) == []
+    assert seen.page.evaluate(TOUCHING) == []
+
+
+def test_words_cut_off_or_touching_are_seen(inspected: Any) -> None:
+    inspected.evaluate("document.querySelector('.picture svg text').setAttribute('x', '5000')")
+    assert len(inspected.evaluate(OUTSIDE)) == 1
+    inspected.evaluate("document.querySelectorAll('.across text')[1].setAttribute('x', '5000')")
+    assert inspected.evaluate(TOUCHING) != []
+
+
+@pytest.mark.parametrize("seen", [(name, *MODES[0]) for name in REPORTS], indirect=True, ids=str)
+def test_the_json_is_saved_from_the_page(seen: Seen) -> None:
+    """What the page's own script unpacks is the report, number by number, and nothing is asked for meanwhile."""
+    given = [json.loads(to_json(report)) for report in REPORTS[seen.name]()]
+    buttons = seen.page.locator(".save button")
+    assert buttons.count() == len(given)
+    for number, (report, button) in enumerate(zip(given, buttons.all(), strict=True)):
+        with seen.page.expect_download() as download:
+            button.click()
+        name = download.value.suggested_filename
+        assert name.startswith(f"duat-{report['command'].replace(' ', '')}")
+        assert json.loads(Path(download.value.path()).read_text(encoding="utf-8")) == report, number
+    assert seen.said == []
+    assert [url for url in seen.asked[1:] if not url.startswith("blob:")] == []
+
+
 @pytest.mark.parametrize("seen", [(name, *MODES[0]) for name in REPORTS], indirect=True, ids=str)
 def test_the_keyboard_reaches_everything(seen: Seen) -> None:
     """In one mode: neither width nor colour changes the order, and pressing every tab takes its time."""
@@ -112,7 +156,7 @@ def test_every_link_leads_to_a_definition_or_a_figure(seen: Seen) -> None:
 
 def test_printed_numbers_are_those_of_the_json(seen: Seen) -> None:
     page = opened(seen)
-    reports = [one["report"] for one in json.loads(page.locator("#reports").text_content())]
+    reports = [one["report"] for one in reports_in(page.content())]
     cells = page.evaluate(ROWS) + page.evaluate(TILES)
     assert len(cells) > 10
     for report, path, printed, unit in cells:
@@ -214,29 +258,3 @@ def test_foreign_text_is_seen_as_it_is(inspected: Any) -> None:
     assert clean(EVIL) in inspected.locator("h1").text_content()
     assert "7*7" in inspected.locator(".list").last.text_content()
     assert inspected.title() == f"duat inspect: {clean(EVIL)} at {inspect_page().model.revision}"
-
-
-def test_a_page_of_80_blocks_and_15_prompts_is_below_5_mb(browser: Any, tmp_path: Path) -> None:
-    """With everything that options add; what the embedded JSON lacks is named, and the first paint is there at once."""
-    report = inspect_page()
-    prompts = [report.blocks[0].prompts[0].model_copy(update={"prompt": k}) for k in range(15)]  # type: ignore[index]
-    blocks = [report.blocks[0].model_copy(update={"index": i, "prompts": prompts}) for i in range(80)]
-    tokens = [f" token {i}" for i in range(64)]
-    rows = [[round(1 / (1 + i + j), 6) for j in range(i + 1)] for i in range(64)]
-    maps = [
-        CouplingMap(
-            prompt=k, total_tokens=200, tokens=tokens, blocks=[BlockMap(index=i, coupling=rows) for i in range(80)]
-        )
-        for k in range(3)
-    ]
-    page = page_of([(None, report.model_copy(update={"blocks": blocks, "maps": maps}))])
-    assert len(page.encode()) <= 5_000_000
-    file = tmp_path / "large.html"
-    file.write_text(page, encoding="utf-8")
-    seen = Seen(browser, file, 1440, "light")
-    said = seen.page.locator(".warn").text_content()
-    assert "blocks[].prompts" in said
-    assert "maps of prompt" in said
-    assert seen.page.locator("canvas").get_attribute("aria-label").startswith("Coupling C of block 0")
-    assert seen.said == []
-    seen.context.close()

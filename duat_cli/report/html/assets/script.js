@@ -1,6 +1,24 @@
 "use strict";
 (() => {
-  const reports = JSON.parse(document.getElementById("reports").textContent);
+  // -- the reports: deflated; first the doubles, byte by byte over all of them, then JSON with \1 in their places --
+  const unpack = async () => {
+    const held = document.getElementById("reports");
+    const packed = Uint8Array.from(atob(held.textContent), (c) => c.charCodeAt(0));
+    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+    const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
+    const count = Number(held.dataset.doubles);
+    const one = new DataView(new ArrayBuffer(8));
+    let at = 0;
+    const next = () => {
+      for (let k = 0; k < 8; k++) one.setUint8(k, bytes[k * count + at]);
+      at += 1;
+      return String(one.getFloat64(0, true));
+    };
+    return JSON.parse(new TextDecoder().decode(bytes.subarray(8 * count)).replaceAll("\u0001", next));
+  };
+  let unpacked;
+  const reports = () => (unpacked ??= unpack());
+  const failed = (error) => `The report in this page cannot be unpacked: ${error.message}`;
 
   // Elements are built from text nodes alone: no string of a report is ever parsed as markup.
   const make = (name, attributes = {}, ...content) => {
@@ -34,6 +52,23 @@
   });
   addEventListener("afterprint", () => folded.forEach((one) => (one.open = false)));
 
+  // -- saving: what `duat report` reads again ------------------------------------------------------------------
+  document.querySelectorAll(".save").forEach((root) => {
+    const [button, out] = root.children;
+    root.hidden = false;
+    button.addEventListener("click", async () => {
+      try {
+        const { report } = (await reports())[Number(root.closest("[data-report]").dataset.report)];
+        const url = URL.createObjectURL(new Blob([JSON.stringify(report, null, 2)], { type: "application/json" }));
+        make("a", { href: url, download: button.dataset.name }).click();
+        URL.revokeObjectURL(url);
+        out.textContent = "";
+      } catch (error) {
+        out.textContent = failed(error);
+      }
+    });
+  });
+
   // -- maps: one prompt's C, block by block ------------------------------------------------------------------
   const choice = (id, label, options) => {
     const select = make("select", { id });
@@ -42,14 +77,17 @@
   };
   const rgb = (element) => getComputedStyle(element).backgroundColor.match(/[\d.]+/g).slice(0, 3).map(Number);
 
-  document.querySelectorAll(".map").forEach((root, place) => {
-    const figure = root.closest("figure");
-    const maps = (reports[Number(figure.dataset.report)].report.maps || []).filter((map) => map.blocks && map.blocks.length);
-    root.textContent = "";
-    if (!maps.length) {
-      root.append(make("p", { class: "note" }, "The maps are not on this page: no block has one, or they were too large."));
-      return;
+  document.querySelectorAll(".map").forEach(async (root, place) => {
+    const note = (text) => root.replaceChildren(make("p", { class: "note" }, text));
+    let maps;
+    try {
+      const { report } = (await reports())[Number(root.closest("figure").dataset.report)];
+      maps = (report.maps || []).filter((map) => map.blocks && map.blocks.length);
+    } catch (error) {
+      return note(failed(error));
     }
+    if (!maps.length) return note("The maps are not on this page: no block has one, or they were too large.");
+    root.textContent = "";
     const id = `map${place}`;
     const [promptSpan, prompts] = choice(`${id}-prompt`, "Prompt", maps.map((map, i) => [i, `${map.prompt}: ${shown(map.tokens.slice(0, 6).join(""))}…`]));
     const [blockSpan, blocks] = choice(`${id}-block`, "Block", []);

@@ -10,13 +10,13 @@ from duat_cli.report.html.drawing.elements import short, tag
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Band, Linear
+from duat_cli.report.html.drawing.series import level
 from duat_cli.report.html.drawing.table import Head, Table
 from duat_cli.report.tables import numbers
 from duat_cli.results.attribute import AttributeReport, Attribution, Flow, Move
 
 _HEADS = 12
 _MOVES = 16
-_NAMES = 48  # tokens up to which an arc's ends have names below
 
 
 def heads(report: AttributeReport, number: int) -> Figure | None:
@@ -35,7 +35,7 @@ def heads(report: AttributeReport, number: int) -> Figure | None:
         width=500,
         height=260,
     )
-    drawn = [marks.rule(plot.left, plot.y(0), plot.right, plot.y(0))]
+    drawn = [level(plot, 0.0)]
     for place, head in enumerate(found):
         drawn.append(marks.span(plot.x(place), plot.y(0), plot.x(place), plot.y(head.moved), "s1"))
         for value, series, word in ((head.moved, "s1", "moved"), (head.value, "s3", "written")):
@@ -79,7 +79,7 @@ def flows(report: AttributeReport, number: int) -> Figure | None:
         key=f"flows-{number}",
         title=f"What the leading heads moved from token to token: {title(one, len(report.prompts))}",
         says="Arcs above lead to a later token, arcs below to an earlier one, rings stay. Thick arcs move much; dashed "
-        "ones against the prediction.",
+        "ones against the prediction. Tokens that take no part are left out.",
         picture=_arcs(one, moves),
         tables=[
             Table(
@@ -106,14 +106,15 @@ def flows(report: AttributeReport, number: int) -> Figure | None:
 
 
 def _arcs(one: Attribution, moves: list[tuple[Flow, Move]]) -> Markup:
-    count = max(len(one.parts.tokens), 1 + max(max(m.source, m.target) for _, m in moves))
-    ends = {place for _, move in moves for place in (move.source, move.target)}
-    plot = Plot(Axis("", Band([""] * count)), Axis("", Band([])), width=500, height=300)
+    """Only the tokens that a move begins or ends at, in their order and evenly apart."""
+    ends = sorted({place for _, move in moves for place in (move.source, move.target)})
+    plot = Plot(Axis("", Band([""] * len(ends))), Axis("", Band([])), width=500, height=300)
+    x = {place: plot.x(number) - 15 for number, place in enumerate(ends)}
     largest = max(abs(move.value) for _, move in moves)
     middle, room = 175.0, 150.0
     drawn = [tag("line", x1=plot.left - 20, x2=plot.right, y1=middle, y2=middle, class_="base")]
     for flow, move in reversed(moves):
-        a, b = _x(plot, move.source), _x(plot, move.target)
+        a, b = x[move.source], x[move.target]
         said = (
             f"head {flow.block}.{flow.head}: {token(one, move.source)} to {token(one, move.target)}, "
             f"{SIGNED(move.value)}"
@@ -127,17 +128,12 @@ def _arcs(one: Attribution, moves: list[tuple[Flow, Move]]) -> Markup:
         weight = 1 + 5 * abs(move.value) / largest
         sign = "against" if move.value < 0 else "towards"
         drawn.append(tag("path", tag("title", said), d=path, stroke_width=weight, class_=f"arc {sign}"))
-    for place in sorted(ends) if len(ends) <= _NAMES else []:
-        x = _x(plot, place)
+    for place, at in x.items():
         text = one.parts.tokens[place].text if place < len(one.parts.tokens) else ""
-        label = f"{place} {text[:10]}"
-        drawn.append(tag("circle", cx=x, cy=middle, r=2.5, class_="end"))
-        drawn.append(tag("text", label, transform=f"translate({short(x + 3)} {short(middle + 14)}) rotate(55)"))
+        drawn.append(tag("circle", cx=at, cy=middle, r=2.5, class_="end"))
+        turned = f"translate({short(at - 3)} {short(middle + 14)}) rotate(65)"
+        drawn.append(tag("text", f"{place} {text[:10]}", transform=turned))
     return tag(
         "svg", *drawn, viewBox="0 0 500 300", width=500, height=300, class_="narrow", role="img",
         aria_label="Arcs between tokens, one for each of the largest moves.",
     )  # fmt: skip
-
-
-def _x(plot: Plot, place: int) -> float:
-    return plot.x(place) - 15

@@ -8,6 +8,7 @@ from duat_cli.report.html.drawing.cells import cells, scale_of_cells
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Band, Linear
+from duat_cli.report.html.drawing.series import curve, level
 from duat_cli.report.html.drawing.table import Head, Table
 from duat_cli.results.attribute import AttributeReport, Attribution
 
@@ -60,11 +61,13 @@ def blocks(report: AttributeReport, number: int) -> Figure:
         width=500,
         height=260,
     )
-    drawn = [marks.rule(plot.left, plot.y(0), plot.right, plot.y(0))]
+    drawn = [level(plot, 0.0)]
     for (name, series), values in zip(_SERIES, columns, strict=True):
-        points = [(plot.x(b), plot.y(v)) for b, v in enumerate(values)]
-        drawn.append(marks.line(points, series))
-        drawn += [marks.dot(x, y, series, f"block {b}, {name}: {SIGNED(values[b])}") for b, (x, y) in enumerate(points)]
+
+        def said(block: int, value: float, name: str = name) -> str:
+            return f"block {block}, {name}: {SIGNED(value)}"
+
+        drawn += curve(plot, values, series, said)
     return Figure(
         key=f"blocks-{number}",
         title=f"What each block adds: {title(one, len(report.prompts))}",

@@ -2,42 +2,41 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-
-from markupsafe import Markup
 
 from duat_cli.report.html.attribute.heads import flows, heads
 from duat_cli.report.html.attribute.layers import blocks, token_by_layer
 from duat_cli.report.html.attribute.measured import measured
+from duat_cli.report.html.attribute.overview import means, predictions
 from duat_cli.report.html.attribute.parts import SIGNED, title
 from duat_cli.report.html.attribute.text import coloured, continued
 from duat_cli.report.html.drawing import facts
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, Verdict
-from duat_cli.report.html.drawing.table import Head, Table, table_of
+from duat_cli.report.html.drawing.table import Head, Table
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.attribute import place_of
-from duat_cli.report.tables.grid import Column
-from duat_cli.results.attribute import AttributeReport, AttributionCertificate, Spread
-from duat_cli.results.base import Result
+from duat_cli.results.attribute import AttributeReport, Attribution, AttributionCertificate
 
-_SHOWN = 4  # predictions with all their pictures
+_SHOWN = 4  # predictions with all their pictures, and as many whose text alone is shown
+_DRAWN = 200  # tokens that the first of these may have together
+_COLOURED = 400  # tokens that the second may have together
 _NOT_CAUSAL = (
     "Parts are exact shares of this output with attention, norms and gates held as they are. They do not say what "
     "would happen if a part were removed: then these react."
-)
-_SPREAD = (
-    Column(("mean part", "logits"), "mean", SIGNED),
-    Column(("mean of |part|", "logits"), "mean_absolute", numbers.plain),
-    Column(("standard deviation", "logits"), "deviation", numbers.plain),
 )
 
 
 def attribute_sheet(report: AttributeReport, beside: Sequence[AttributeReport]) -> Sheet:
     """The first predictions in pictures, all of them in a table. beside: of no matter; logits have no common scale."""
+    drawn = _leading(report.attribution[:_SHOWN], _DRAWN, least=1)
+    texts = _leading(report.attribution[drawn : drawn + _SHOWN], _COLOURED)
     figures: list[Figure | None] = [continued(one, number) for number, one in enumerate(report.continuations[:_SHOWN])]
-    for number in range(min(_SHOWN, len(report.attribution))):
+    for number in range(drawn):
         figures += [coloured(report, number), token_by_layer(report, number), blocks(report, number)]
         figures += [heads(report, number), flows(report, number), measured(report, number), _inner(report, number)]
+    figures += [coloured(report, number, whole=False) for number in range(drawn, drawn + texts)]
+    figures += [*predictions(report, drawn, texts), *means(report)]
     return Sheet(
         command=report.command,
         name=facts.named(report.model),
@@ -50,8 +49,14 @@ def attribute_sheet(report: AttributeReport, beside: Sequence[AttributeReport]) 
             facts.skipped(report.skipped),
             ("Warnings", report.warnings),
         ],
-        figures=[*(figure for figure in figures if figure is not None), *_all(report), *_means(report)],
+        figures=[figure for figure in figures if figure is not None],
     )
+
+
+def _leading(predictions: Sequence[Attribution], room: int, least: int = 0) -> int:
+    """How many have at most so many tokens together."""
+    tokens = list(itertools.accumulate(len(one.parts.tokens) for one in predictions))
+    return max(min(least, len(tokens)), sum(count <= room for count in tokens))
 
 
 def _tiles(report: AttributeReport) -> list[Tile]:
@@ -101,73 +106,6 @@ def _inner(report: AttributeReport, number: int) -> Figure | None:
         title=f"Leading neurons and experts: {title(one, len(report.prompts))}",
         says="Parts of their unit's part, not beside it: those that lead through all later blocks, then those that "
         "lead straight to the logit.",
-        picture=Markup(),
         tables=tables,
         terms=["attribution[].parts.neurons[].value"],
-        opened=True,
     )
-
-
-def _all(report: AttributeReport) -> list[Figure]:
-    """All predictions, a row each, where there are several."""
-    if len(report.attribution) < 2:
-        return []
-    left = len(report.attribution) - _SHOWN
-    table = Table(
-        heads=[
-            Head("prediction", number=False),
-            Head("logit", "logits", "logit"),
-            Head("choice of the model", "", "rank"),
-            Head("certificate", "relative", "residual"),
-        ],
-        rows=[
-            [
-                title(one, len(report.prompts)),
-                numbers.plain(one.logit),
-                numbers.whole(one.rank),
-                numbers.error(one.residual),
-            ]
-            for one in report.attribution
-        ],
-        place="attribution[].",
-        at=[f"attribution.{i}" for i in range(len(report.attribution))],
-    )
-    return [
-        Figure(
-            key="all",
-            wide=True,
-            title=f"All {len(report.attribution)} predictions",
-            says="In their order.",
-            picture=Markup(),
-            tables=[table],
-            terms=["attribution[].logit", "attribution[].rank"],
-            notes=[f"Pictures are of the first {_SHOWN}; the other {left} are in the JSON."] if left > 0 else [],
-            opened=True,
-        )
-    ]
-
-
-def _means(report: AttributeReport) -> list[Figure]:
-    """What leads over all predictions."""
-    found = report.summary
-    if found is None:
-        return []
-    return [
-        Figure(
-            key="means",
-            title=f"What leads over all {found.predictions} predictions",
-            says="By the mean of absolute parts; the deviation is from prediction to prediction.",
-            picture=Markup(),
-            tables=[
-                table_of(found.heads, "head", _spread, _SPREAD, "summary.heads[].", numbered=False),
-                table_of(found.neurons, "neuron", _spread, _SPREAD, "summary.neurons[].", numbered=False),
-            ],
-            terms=["summary.heads", "summary.neurons"],
-            opened=True,
-        )
-    ]
-
-
-def _spread(row: Result) -> str:
-    assert isinstance(row, Spread)
-    return place_of(row)

@@ -2,53 +2,59 @@
 
 from __future__ import annotations
 
-from markupsafe import Markup
-
-from duat_cli.report.html.attribute.parts import SIGNED, computed, title
-from duat_cli.report.html.drawing.cells import scale_of_cells, words
+from duat_cli.report.html.attribute.parts import SIGNED, computed, title, token
+from duat_cli.report.html.drawing.cells import level, scale_of_cells, words
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.table import Head, Table
 from duat_cli.report.tables import numbers
 from duat_cli.results.attribute import AttributeReport, Attribution, Continuation
 
 
-def coloured(report: AttributeReport, number: int) -> Figure:
-    """number: of the prediction among the report's."""
+def coloured(report: AttributeReport, number: int, *, whole: bool = True) -> Figure:
+    """number: of the prediction among the report's. whole: with a table of the sums."""
     one = report.attribution[number]
     here = computed(one)
     tokens = [
         (t.text, t.value + h, f"token {t.position}: {SIGNED(t.value + h)}")
         for t, h in zip(one.parts.tokens, here, strict=True)
     ]
-    p, d = one.parts, one.direct
-    units = sum(unit.value for unit in p.units)
+    largest = max((abs(value) for _, value, _ in tokens), default=0.0)
+    kept = [i for i, (_, value, _) in enumerate(tokens) if level(value, largest) != "z"]
+    left = len(tokens) - len(kept)
     rank = "" if one.rank is None else f", choice {one.rank} of the model"
-    rows = [
-        ["through all later blocks", SIGNED(sum(t.value for t in p.tokens)), SIGNED(p.static.value), "", SIGNED(units),
-         SIGNED(p.head_bias)],
-        ["straight to the logit", SIGNED(d.tokens), SIGNED(d.static), SIGNED(sum(h.value for h in d.heads)),
-         SIGNED(sum(u.value for u in d.units)), SIGNED(d.head_bias)],
-    ]  # fmt: skip
-    sums = Table(
-        [
-            Head("reading", number=False),
-            *(Head(n, "logits") for n in ("tokens", "biases", "heads", "UAT terms", "head bias")),
-        ],
-        rows,
-    )
     return Figure(
         key=f"text-{number}",
         wide=True,
         title=f"{title(one, len(report.prompts))}: logit {numbers.plain(one.logit)}{rank}",
         says="Each token with what it adds: its embedding, and the UAT terms computed at it. + towards the prediction, "
         "\N{MINUS SIGN} against it; unmarked tokens add little.",
-        picture=Markup(words(tokens) + scale_of_cells(max((abs(v) for _, v, _ in tokens), default=0.0))),
-        tables=[_tokens(one, number, here), sums],
+        picture=words(tokens) + scale_of_cells(largest),
+        tables=[_tokens(one, number, here, kept), *([_sums(one)] if whole else [])],
         terms=["attribution[].parts.tokens[].value", "attribution[].parts.units[].tokens", "attribution[].logit"],
+        notes=[f"{numbers.plural(left, 'unmarked token')}: in the JSON."] if left else [],
     )
 
 
-def _tokens(one: Attribution, number: int, here: list[float]) -> Table:
+def _sums(one: Attribution) -> Table:
+    """What the parts of each kind add up to, in both readings."""
+    p, d = one.parts, one.direct
+    units = sum(unit.value for unit in p.units)
+    rows = [
+        ["through all later blocks", SIGNED(sum(t.value for t in p.tokens)), SIGNED(p.static.value), "", SIGNED(units),
+         SIGNED(p.head_bias)],
+        ["straight to the logit", SIGNED(d.tokens), SIGNED(d.static), SIGNED(sum(h.value for h in d.heads)),
+         SIGNED(sum(u.value for u in d.units)), SIGNED(d.head_bias)],
+    ]  # fmt: skip
+    return Table(
+        [
+            Head("reading", number=False),
+            *(Head(n, "logits") for n in ("tokens", "biases", "heads", "UAT terms", "head bias")),
+        ],
+        rows,
+    )
+
+
+def _tokens(one: Attribution, number: int, here: list[float], kept: list[int]) -> Table:
     return Table(
         heads=[
             Head("token", number=False),
@@ -57,11 +63,12 @@ def _tokens(one: Attribution, number: int, here: list[float]) -> Table:
             Head("UAT terms at it", "logits"),
         ],
         rows=[
-            [f"{t.position} '{t.text}'", SIGNED(t.value), SIGNED(t.direct), SIGNED(h)]
-            for t, h in zip(one.parts.tokens, here, strict=True)
+            [token(one, i), SIGNED(t.value), SIGNED(t.direct), SIGNED(here[i])]
+            for i, t in enumerate(one.parts.tokens)
+            if i in kept
         ],
         place="attribution[].parts.tokens[].",
-        at=[f"attribution.{number}.parts.tokens.{i}" for i in range(len(here))],
+        at=[f"attribution.{number}.parts.tokens.{i}" for i in kept],
     )
 
 
@@ -81,7 +88,7 @@ def continued(found: Continuation, number: int) -> Figure:
         wide=True,
         title=f"Prompt {found.prompt}, continued by '{added}': what each token did for all of it",
         says=says,
-        picture=Markup(words(tokens) + scale_of_cells(max((abs(v) for _, v, _ in tokens), default=0.0))),
+        picture=words(tokens) + scale_of_cells(max((abs(value) for _, value, _ in tokens), default=0.0)),
         tables=[
             Table(
                 heads=[Head("token", number=False), Head("all tokens together", "logits", "value")],

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from markupsafe import Markup
-
 from duat_cli.report.check.words import advice, heading
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.table import Head, Table
@@ -68,13 +66,11 @@ def causes(report: CheckReport) -> list[Figure]:
                 wide=True,
                 title=f"{'What was found first: ' if number == 0 else ''}{heading(cause)}",
                 says=f"{cause.message}.{behind} {' '.join(advice(own))}".strip(),
-                picture=Markup(),
                 tables=[outcomes(report, cause.findings)],
                 terms=["causes[].origin", "outcomes[].measured", "outcomes[].source"],
                 notes=[f"{len(report.causes) - SHOWN} further causes are in the list of all checks."]
                 if number == SHOWN - 1 and len(report.causes) > SHOWN
                 else [],
-                opened=True,
             )
         )
     return found
@@ -89,8 +85,6 @@ def every(report: CheckReport) -> Figure:
         wide=True,
         title="All checks, with their thresholds",
         says="What failed first, then warnings, what passed, and what was skipped with the reason.",
-        picture=Markup(),
         tables=[outcomes(report, places)],
         terms=["outcomes[].status", "outcomes[].low", "outcomes[].high"],
-        opened=True,
     )

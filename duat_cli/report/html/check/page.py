@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from markupsafe import Markup
-
 from duat_cli.report.check.words import verdict
 from duat_cli.report.html.check.bounds import bounds
 from duat_cli.report.html.check.drift import drift
@@ -97,7 +95,6 @@ def _changes(report: CheckReport) -> Figure | None:
         wide=True,
         title="What changed in the baseline",
         says=f"{report.baseline.file}: {report.baseline.status}.",
-        picture=Markup(),
         tables=[
             Table(
                 heads=[Head("entry", number=False), Head("before", number=False), Head("now", number=False)],
@@ -105,5 +102,4 @@ def _changes(report: CheckReport) -> Figure | None:
             )
         ],
         terms=["baseline.changes"],
-        opened=True,
     )

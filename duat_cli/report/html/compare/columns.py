@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column
-from duat_cli.results.base import Result
 from duat_cli.results.compare import BlockComparison
 
 OPERATOR = (
@@ -56,6 +55,5 @@ READ = (
 )
 
 
-def block_name(row: Result) -> str:
-    assert isinstance(row, BlockComparison)
+def block_name(row: BlockComparison) -> str:
     return str(row.index)

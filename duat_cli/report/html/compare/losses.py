@@ -9,12 +9,10 @@ from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Band, Linear
-from duat_cli.report.html.drawing.series import curve
-from duat_cli.report.html.drawing.table import Head, Table, table_of
+from duat_cli.report.html.drawing.series import curve, level
+from duat_cli.report.html.drawing.table import table_of
 from duat_cli.report.tables import numbers
-from duat_cli.results.base import Result
 from duat_cli.results.compare import CompareReport, FixedLoss
-from duat_cli.results.context import ContextRun
 
 _SOURCES = {"own": "the prompt's own", "another prompt": "another prompt's", "mean": "the mean over the prompts"}
 _APART = 0.16  # of a band, between what is held
@@ -34,8 +32,7 @@ def fixed(report: CompareReport, beside: Sequence[CompareReport]) -> Figure | No
         Axis("loss less the live one (nats a token)", Linear.over(every)),
         height=300,
     )
-    at = plot.y(0.0)
-    drawn = [marks.rule(plot.left, at, plot.right, at, f"live: {numbers.plain(found.live)} nats a token")]
+    drawn = [level(plot, 0.0, f"live: {numbers.plain(found.live)} nats a token")]
     for run in found.runs:
         kind = kinds.index(run.held)
         x, series = plot.x(sources.index(run.source) + (kind - (len(kinds) - 1) / 2) * _APART), marks.SERIES[kind]
@@ -53,7 +50,7 @@ def fixed(report: CompareReport, beside: Sequence[CompareReport]) -> Figure | No
         says=f"The dashed line is the live model, {numbers.plain(found.live)} nats a token. Held at the prompt's own "
         "values nothing may change; the FFNs' nonlinearity stays live throughout.",
         picture=plot.svg(drawn, "A point with its interval for each way to hold parameters; a line at the live loss."),
-        tables=[table_of(found.runs, "held", _held, FIXED, "fixed.runs[].", "row", numbered=False)],
+        tables=[table_of(found.runs, "held", held, FIXED, "fixed.runs[].", "row", numbered=False)],
         terms=["fixed.runs[].change", "fixed.runs[].loss", "fixed.runs[].held", "fixed.runs[].source", "fixed.live",
                "fixed.own_error"],
         legend=legend(
@@ -72,11 +69,6 @@ def held(run: FixedLoss) -> str:
     return f"{run.held}: {run.source}"
 
 
-def _held(row: Result) -> str:
-    assert isinstance(row, FixedLoss)
-    return held(row)
-
-
 def answer(report: CompareReport, beside: Sequence[CompareReport]) -> Figure | None:
     """A point a context: the loss of the answer behind it."""
     found = report.context
@@ -91,8 +83,7 @@ def answer(report: CompareReport, beside: Sequence[CompareReport]) -> Figure | N
     alone = found.runs[0].loss
     drawn = []
     if alone is not None:
-        at = plot.y(alone)
-        drawn.append(marks.rule(plot.left, at, plot.right, at, f"without demonstrations: {numbers.plain(alone)}"))
+        drawn.append(level(plot, alone, f"without demonstrations: {numbers.plain(alone)}"))
     for place, run in enumerate(found.runs):
         if run.loss is not None:
             text = f"{run.label}: {numbers.plain(run.loss)} nats a token"
@@ -105,7 +96,9 @@ def answer(report: CompareReport, beside: Sequence[CompareReport]) -> Figure | N
         says=f"The answer ({words}) behind the question ({question}) with none, each and all of the demonstrations; "
         "below the dashed line they help.",
         picture=plot.svg(drawn, "A point for each context, and a line at the loss without demonstrations."),
-        tables=[table_of(found.runs, "context", _label, CONTEXT, "context.runs[].", "row", numbered=False)],
+        tables=[
+            table_of(found.runs, "context", lambda run: run.label, CONTEXT, "context.runs[].", "row", numbered=False)
+        ],
         terms=["context.runs[].loss", "context.runs[].loss_change", "context.runs[].bias"],
     )
 
@@ -136,13 +129,13 @@ def reads(report: CompareReport) -> Figure | None:
             entries.append((marks.sample("line", series, hollow=hollow), name))
     left = len(last.reads) - len(kept)
     tables = [
-        Table(
-            heads=[
-                Head(f"--prefix {read.demonstration}, block"),
-                *(Head(column.name, column.title[-1], column.path) for column in READ),
-            ],
-            rows=[[str(block.index), *(column.cell(block) for column in READ)] for block in read.blocks],
-            place="context.runs[].reads[].blocks[].",
+        table_of(
+            read.blocks,
+            f"--prefix {read.demonstration}, block",
+            lambda block: str(block.index),
+            READ,
+            "context.runs[].reads[].blocks[].",
+            "block",
             at=[f"context.runs.{number}.reads.{place}.blocks.{i}" for i in range(len(read.blocks))],
         )
         for place, read in enumerate(kept)
@@ -158,8 +151,3 @@ def reads(report: CompareReport) -> Figure | None:
         legend=legend(entries),
         notes=[f"{numbers.plural(left, 'more demonstration')}: in the JSON."] if left > 0 else [],
     )
-
-
-def _label(row: Result) -> str:
-    assert isinstance(row, ContextRun)
-    return row.label

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from markupsafe import Markup
-
 from duat_cli.report.html.compare.losses import answer, fixed, reads
 from duat_cli.report.html.compare.operator import blocks_of, heads, operator, unaligned
 from duat_cli.report.html.compare.stream import amplification, by_pair, named, stream
@@ -64,7 +62,6 @@ def _pairs(report: CompareReport) -> Figure | None:
         wide=True,
         title="Which prompts were compared, and on which tokens",
         says="Aligned are the tokens that both have, in one order; KL is of the next token behind each prompt.",
-        picture=Markup(),
         tables=[
             Table(
                 heads=[
@@ -86,7 +83,6 @@ def _pairs(report: CompareReport) -> Figure | None:
             )
         ],
         terms=["pairs[].runs"],
-        opened=True,
     )
 
 
@@ -104,7 +100,6 @@ def _parameters(report: CompareReport) -> Figure | None:
         wide=True,
         title="Which parameters of the sum are fixed, and which move with the input",
         says="The largest change over blocks and pairs; what the checkpoint sets does not move.",
-        picture=Markup(),
         tables=[
             Table(
                 heads=[
@@ -119,5 +114,4 @@ def _parameters(report: CompareReport) -> Figure | None:
             )
         ],
         terms=["comparison.parameters[].change"],
-        opened=True,
     )

@@ -10,8 +10,8 @@ from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Band, Linear
-from duat_cli.report.html.drawing.series import curve
-from duat_cli.report.html.drawing.table import Head, Table, table_of
+from duat_cli.report.html.drawing.series import curve, level
+from duat_cli.report.html.drawing.table import Table, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import value_at
 from duat_cli.results.compare import BlockComparison, CompareReport, PairFacts
@@ -48,8 +48,7 @@ def amplification(blocks: Sequence[BlockComparison], beside: Sequence[CompareRep
     if not _any(blocks, "amplification"):
         return None
     every = [block.amplification for r in beside for block in blocks_of(r)]
-    plot = Plot(_across(blocks), Axis("output's change over input's (times)", Linear.over([*every, 1.0])), 500, 260)
-    at = plot.y(1.0)
+    plot = Plot(_across(blocks), Axis("change out over change in (times)", Linear.over([*every, 1.0])), 500, 260)
     said = _said(blocks, "amplification", lambda v: f"{numbers.plain(v)} times")
     return Figure(
         key="amplification",
@@ -57,7 +56,7 @@ def amplification(blocks: Sequence[BlockComparison], beside: Sequence[CompareRep
         says="Above the dashed line the relative difference is larger behind the block than in front of it.",
         picture=plot.svg(
             [
-                marks.rule(plot.left, at, plot.right, at, "as large behind the block as in front of it"),
+                level(plot, 1.0, "as large behind the block as in front of it"),
                 *curve(plot, [block.amplification for block in blocks], "s1", said),
             ],
             "A line over blocks: relative change of the output over that of the input.",
@@ -102,12 +101,8 @@ def by_pair(report: CompareReport) -> Figure | None:
 def _of_pair(number: int, pair: PairFacts) -> Table:
     """A row a block."""
     blocks = pair.blocks or []
-    return Table(
-        heads=[Head(f"pair {number}, block"), *(Head(c.name, c.title[-1], c.path) for c in _BY_PAIR)],
-        rows=[[str(block.index), *(column.cell(block) for column in _BY_PAIR)] for block in blocks],
-        place="pairs[].blocks[].",
-        at=[f"pairs.{number}.blocks.{place}" for place in range(len(blocks))],
-    )
+    at = [f"pairs.{number}.blocks.{place}" for place in range(len(blocks))]
+    return table_of(blocks, f"pair {number}, block", block_name, _BY_PAIR, "pairs[].blocks[].", "block", at=at)
 
 
 def named(report: CompareReport, pair: PairFacts) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 from markupsafe import Markup
 
-from duat_cli.report.html.drawing.elements import Content, joined, short, shown, tag
+from duat_cli.report.html.drawing.elements import short, tag
+from duat_cli.report.html.drawing.marks import Mark
 from duat_cli.report.html.drawing.plot import Plot
 from duat_cli.report.tables import numbers
 
@@ -28,39 +30,40 @@ def cells(
     said: Callable[[int, int], str],
     form: Callable[[float | None], str] | None = None,
     largest: float | None = None,
-) -> list[Markup]:
+) -> list[Mark]:
     """A cell for every number; rows[r][c] stands at place r upwards and c across. said: what a cell is. form: prints
     the numbers into the cells, where these are large enough. largest: the size that colours go up to, where several
     maps have one scale; None: the largest here.
 
-    A dash stands in the cells below zero that have no number. Cells below 3 % of the largest have no colour.
+    A dash stands in the cells below zero that have no number. Cells below 3 % of the largest have no colour; with a
+    number they hide the grid behind it.
     """
     known = {(r, c): v for r, row in enumerate(rows) for c, v in enumerate(row) if v is not None}
     largest = max(map(abs, known.values()), default=0.0) if largest is None else largest
     width, height = abs(plot.x(1) - plot.x(0)), abs(plot.y(1) - plot.y(0))
     printed = form if width >= _ROOM[0] and height >= _ROOM[1] else None
-    order = sorted((place for place, v in known.items() if level(v, largest) != "z"), key=lambda p: -abs(known[p]))
-    drawn: list[Markup] = []
+    filled = (place for place, v in known.items() if printed is not None or level(v, largest) != "z")
+    order = sorted(filled, key=lambda place: -abs(known[place]))
+    drawn: list[Mark] = []
     rest: dict[str, list[str]] = {}
     dashes = []
     for number, (r, c) in enumerate(order):
         value = known[r, c]
         left, top, name = plot.x(c) - width / 2, plot.y(r) - height / 2, f"cell {level(value, largest)}"
+        path = f"M{short(left)} {short(top)}h{short(width)}v{short(height)}h{short(-width)}z"
         if number < _NAMED:
             title = tag("title", f"{said(r, c)}: {(form or numbers.signed(numbers.plain))(value)}")
-            drawn.append(tag("rect", title, x=left, y=top, width=width, height=height, class_=name))
+            drawn.append(Mark(name, tag("path", title, d=path)))
         else:
-            path = f"M{short(left)} {short(top)}h{short(width)}v{short(height)}h{short(-width)}z"
             rest.setdefault(name, []).append(path)
         if value < 0 and printed is None:
             dashes.append(f"M{short(left + width / 4)} {short(plot.y(r))}h{short(width / 2)}")
-    drawn += [tag("path", d="".join(paths), class_=name) for name, paths in rest.items()]
+    drawn.sort(key=lambda mark: mark.style)
+    drawn += [Mark(name, tag("path", d="".join(paths))) for name, paths in rest.items()]
     if printed is not None:
-        drawn += [
-            tag("text", printed(v), x=plot.x(c), y=plot.y(r) + 4, text_anchor="middle", class_="number")
-            for (r, c), v in known.items()
-        ]
-    return [*drawn, *([tag("path", d="".join(dashes), class_="dash")] if dashes else [])]
+        places = ((plot.x(c), plot.y(r) + 4, printed(v)) for (r, c), v in known.items())
+        drawn += [Mark("inside", tag("text", text, x=x, y=y)) for x, y, text in places]
+    return [*drawn, *([Mark("dash", tag("path", d="".join(dashes)))] if dashes else [])]
 
 
 def scale_of_cells(largest: float, *, signed: bool = True) -> Markup:
@@ -76,12 +79,18 @@ def scale_of_cells(largest: float, *, signed: bool = True) -> Markup:
 
 
 def words(tokens: Sequence[tuple[str, float, str]]) -> Markup:
-    """Running text: (token, number, what it says on hover). Marked by hue, depth and sign."""
+    """Running text: (token, number, what it says on hover). Marked by hue, depth and sign, but for tokens whose number
+    is below 3 % of the largest."""
     largest = max((abs(value) for _, value, _ in tokens), default=0.0)
-    return tag("p", *(_word(text, value, said, largest) for text, value, said in tokens), class_="text")
+    found: list[Markup] = []
+    for name, run in itertools.groupby(tokens, lambda token: level(token[1], largest)):
+        if name == "z":
+            found.append(tag("bdi", *(text for text, _, _ in run)))
+        else:
+            found += [_word(text, value, said, name) for text, value, said in run]
+    return tag("p", *found, class_="text")
 
 
-def _word(text: str, value: float, said: str, largest: float) -> Markup:
-    name = level(value, largest)
-    sign: list[Content] = [] if name == "z" else [tag("sup", "+" if value > 0 else _MINUS)]
-    return tag("span", tag("bdi", joined([shown(text)])), *sign, class_=f"word {name}", title=said)
+def _word(text: str, value: float, said: str, name: str) -> Markup:
+    sign = tag("sup", "+" if value > 0 else _MINUS)
+    return tag("span", tag("bdi", text), sign, class_=f"word {name}", title=said)

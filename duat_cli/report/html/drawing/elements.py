@@ -28,8 +28,8 @@ def joined(parts: Iterable[Content]) -> Markup:
 
 
 def shown(text: str) -> Markup:
-    """Foreign text as markup that shows it."""
-    return escape(clean(text))
+    """Foreign text as markup that shows it. Attributes stand in double quotes, so single ones need no escape."""
+    return Markup(str(escape(clean(text))).replace("&#39;", "'"))
 
 
 def short(number: float) -> str:

@@ -21,18 +21,24 @@ class Figure:
     """What the picture shows."""
     says: str
     """How to read it, one or two sentences."""
-    picture: Markup
     tables: Sequence[Table]
     """The numbers behind the picture."""
+    picture: Markup = field(default_factory=Markup)
+    """Empty where the tables are all there is to see."""
     terms: Sequence[str] = ()
     """Paths of the fields it shows, such as 'blocks[].terms.linear'; their definitions are linked."""
     legend: Markup = field(default_factory=Markup)
     notes: Sequence[str] = ()
     """What the picture leaves out, and why."""
     opened: bool = False
-    """Whether its tables are seen without being opened: where there is no picture."""
+    """Whether its tables are seen without being opened, though there is a picture."""
     wide: bool = False
     """Whether it takes a line of its own."""
+
+    @property
+    def unfolded(self) -> bool:
+        """Whether its tables are seen without being opened."""
+        return self.opened or not self.picture
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,9 @@ Every mark may say its value in a `title`, which shows on hover.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from markupsafe import Markup
 
@@ -15,43 +17,49 @@ SERIES = ("s1", "s2", "s3", "s4", "s5", "s6")
 _SIZE = 4.0
 
 
+@dataclass(frozen=True)
+class Mark:
+    """style: the classes of the element."""
+
+    style: str
+    element: Markup
+
+
+def drawn(marks: Iterable[Mark]) -> Markup:
+    """Marks one over the other; those of one style that follow each other are a group, which says it once."""
+    runs = itertools.groupby(marks, lambda mark: mark.style)
+    return Markup("").join(tag("g", *(mark.element for mark in run), class_=style) for style, run in runs)
+
+
 def _said(text: str | None) -> list[Markup]:
     return [tag("title", text)] if text else []
 
 
-def bar(x: float, y: float, width: float, height: float, series: str, said: str | None = None) -> Markup:
+def bar(x: float, y: float, width: float, height: float, series: str, said: str | None = None) -> Mark:
     """A filled rectangle with its series' pattern; x and y are its upper left corner."""
-    return tag("rect", *_said(said), x=x, y=y, width=width, height=height, class_=f"fill {series}")
+    return Mark(f"fill {series}", tag("rect", *_said(said), x=x, y=y, width=width, height=height))
 
 
-def line(points: Sequence[tuple[float, float]], series: str) -> Markup:
+def line(points: Sequence[tuple[float, float]], series: str) -> Mark:
     """A line through points."""
-    return tag("path", d=_path(points), class_=f"line {series}")
+    path = "".join(f"{'L' if i else 'M'}{short(x)} {short(y)}" for i, (x, y) in enumerate(points))
+    return Mark(f"line {series}", tag("path", d=path))
 
 
-def _path(points: Iterable[tuple[float, float]]) -> str:
-    return "".join(f"{'L' if i else 'M'}{short(x)} {short(y)}" for i, (x, y) in enumerate(points))
-
-
-def area(low: Sequence[tuple[float, float]], high: Sequence[tuple[float, float]], series: str) -> Markup:
-    """The band between two lines."""
-    return tag("path", d=f"{_path([*low, *reversed(high)])}Z", class_=f"area {series}")
-
-
-def dot(
-    x: float, y: float, series: str, said: str | None = None, *, size: float = _SIZE, hollow: bool = False
-) -> Markup:
+def dot(x: float, y: float, series: str, said: str | None = None, *, size: float = _SIZE, hollow: bool = False) -> Mark:
     """A point in its series' own shape. hollow: of what is only compared with."""
-    shape = _shape(x, y, SERIES.index(series), size)
-    return tag("path", *_said(said), d=shape, class_=f"dot {series} hollow" if hollow else f"dot {series}")
+    number = SERIES.index(series)
+    shape = {"cx": x, "cy": y, "r": size} if number == 0 else {"d": _shape(x, y, number, size)}
+    return Mark(
+        f"dot {series} hollow" if hollow else f"dot {series}",
+        tag("path" if number else "circle", *_said(said), **shape),
+    )
 
 
 def _shape(x: float, y: float, number: int, r: float) -> str:
-    """Circle, square, triangle, diamond, cross, plus."""
+    """Square, triangle, diamond, cross, plus; the first series has a circle."""
     at = f"M{short(x)} {short(y)}"
     s = short
-    if number == 0:
-        return f"{at}m{s(-r)} 0a{s(r)} {s(r)} 0 1 0 {s(2 * r)} 0a{s(r)} {s(r)} 0 1 0 {s(-2 * r)} 0z"
     if number == 1:
         return f"{at}m{s(-r)} {s(-r)}h{s(2 * r)}v{s(2 * r)}h{s(-2 * r)}z"
     if number == 2:
@@ -63,34 +71,34 @@ def _shape(x: float, y: float, number: int, r: float) -> str:
     return f"{at}m{s(-r)} 0h{s(2 * r)}m{s(-r)} {s(-r)}v{s(2 * r)}"
 
 
-def span(x1: float, y1: float, x2: float, y2: float, series: str) -> Markup:
+def span(x1: float, y1: float, x2: float, y2: float, series: str) -> Mark:
     """An interval: a line without a point."""
-    return tag("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=f"span {series}")
+    return Mark(f"span {series}", _straight(x1, y1, x2, y2))
 
 
-def interval(x1: float, y1: float, x2: float, y2: float, series: str) -> Markup:
+def interval(x1: float, y1: float, x2: float, y2: float, series: str) -> Mark:
     """The ends of an estimate, thin."""
-    return tag("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=f"interval {series}")
+    return Mark(f"interval {series}", _straight(x1, y1, x2, y2))
 
 
-def rule(x1: float, y1: float, x2: float, y2: float, said: str | None = None) -> Markup:
+def rule(x1: float, y1: float, x2: float, y2: float, said: str | None = None) -> Mark:
     """A line to compare with, dashed."""
-    return tag("line", *_said(said), x1=x1, y1=y1, x2=x2, y2=y2, class_="rule")
+    return Mark("rule", _straight(x1, y1, x2, y2, said))
 
 
-def note(x: float, y: float, text: str, anchor: str = "start") -> Markup:
-    """A few words on the plot."""
-    return tag("text", text, x=x, y=y, text_anchor=anchor, class_="note")
+def _straight(x1: float, y1: float, x2: float, y2: float, said: str | None = None) -> Markup:
+    return tag("path", *_said(said), d=f"M{short(x1)} {short(y1)}L{short(x2)} {short(y2)}")
 
 
 def sample(kind: str, series: str, *, hollow: bool = False) -> Markup:
     """A mark for a legend: 'bar', 'dot', 'line' (with its dots), 'span' or 'rule'."""
-    if kind == "bar":
-        return bar(1, 1, 16, 10, series)
-    if kind == "rule":
-        return rule(0, 6, 18, 6)
-    if kind == "span":
-        return span(0, 6, 18, 6, series)
-    if kind == "line":
-        return tag("g", line([(0, 6), (18, 6)], series), dot(9, 6, series, hollow=hollow))
-    return dot(9, 6, series, hollow=hollow)
+    point = dot(9, 6, series, hollow=hollow)
+    return drawn(
+        {
+            "bar": [bar(1, 1, 16, 10, series)],
+            "dot": [point],
+            "line": [line([(0, 6), (18, 6)], series), point],
+            "rule": [rule(0, 6, 18, 6)],
+            "span": [span(0, 6, 18, 6, series)],
+        }[kind]
+    )

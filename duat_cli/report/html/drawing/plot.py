@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from duat_cli.report.html.drawing.elements import joined, shown, tag
+from duat_cli.report.html.drawing.elements import short, shown, tag
+from duat_cli.report.html.drawing.marks import Mark, drawn
 from duat_cli.report.html.drawing.scales import Scale
 
 _NARROW = 560  # pixels up to which two plots stand beside each other
 _LABEL = 6.6  # pixels that a character of a label takes
+_CHARACTER, _SPACE = 8.0, 6.0  # pixels that one takes at most, in wide fonts, and between labels side by side
 
 
 @dataclass(frozen=True)
@@ -56,13 +59,13 @@ class Plot:
     def y(self, value: float) -> float:
         return self.bottom - (self.bottom - self.top) * self.up.scale(value)
 
-    def svg(self, marks: Sequence[Markup], about: str) -> Markup:
+    def svg(self, marks: Iterable[Mark], about: str) -> Markup:
         """The picture. about: one sentence for those who cannot see it; the numbers stand in the figure's table."""
         grid = [*self._across(), *self._up()]
         return tag(
             "svg",
             tag("g", *grid, class_="axis"),
-            tag("g", *marks),
+            drawn(marks),
             viewBox=f"0 0 {self.width:g} {self.height:g}",
             width=self.width,
             height=self.height,
@@ -72,26 +75,42 @@ class Plot:
         )
 
     def _across(self) -> list[Markup]:
-        found = [tag("line", x1=self.left, x2=self.right, y1=self.bottom, y2=self.bottom, class_="base")]
-        for value, label in self.across.scale.ticks():
-            at = self.x(value)
-            found.append(tag("line", x1=at, x2=at, y1=self.bottom, y2=self.bottom + 4, class_="base"))
-            found.append(tag("text", label, x=at, y=self.bottom + 17, text_anchor="middle"))
+        ticks = [(short(self.x(value)), label) for value, label in self._apart(self.across.scale.ticks())]
+        bottom = short(self.bottom)
+        base = f"M{short(self.left)} {bottom}H{short(self.right)}"
         middle = (self.left + self.right) / 2
         return [
-            *found,
-            tag("text", self.across.title, x=middle, y=self.height - 8, text_anchor="middle", class_="name"),
+            tag("path", d=base + "".join(f"M{x} {bottom}v4" for x, _ in ticks), class_="base"),
+            tag(
+                "g",
+                *(tag("text", label, x=x) for x, label in ticks),
+                tag("text", self.across.title, x=middle, y=21, class_="name"),
+                transform=f"translate(0 {short(self.bottom + 17)})",
+                class_="across",
+            ),
         ]
 
+    def _apart(self, ticks: list[tuple[float, str]]) -> list[tuple[float, str]]:
+        """Every second one, or third and so on, where labels below the axis would touch each other."""
+        if len(ticks) < 2:
+            return ticks
+        needed = _CHARACTER * max(len(label) for _, label in ticks) + _SPACE
+        return ticks[:: max(1, math.ceil(needed / abs(self.x(ticks[1][0]) - self.x(ticks[0][0]))))]
+
     def _up(self) -> list[Markup]:
-        found = []
-        for value, label in self.up.scale.ticks():
-            at = self.y(value)
-            found.append(tag("line", x1=self.left, x2=self.right, y1=at, y2=at, class_="grid"))
-            found.append(tag("text", label, x=self.left - 6, y=at + 4, text_anchor="end"))
-        middle = (self.top + self.bottom) / 2
-        turned = f"translate(13 {middle:.0f}) rotate(-90)"
-        return [*found, tag("text", self.up.title, transform=turned, text_anchor="middle", class_="name")]
+        ticks = [(short(self.y(value)), label) for value, label in self.up.scale.ticks()]
+        left, right = short(self.left), short(self.right)
+        turned = f"translate(13 {(self.top + self.bottom) / 2:.0f}) rotate(-90)"
+        return [
+            tag("path", d="".join(f"M{left} {y}H{right}" for y, _ in ticks), class_="grid"),
+            tag(
+                "g",
+                *(tag("text", label, y=y) for y, label in ticks),
+                transform=f"translate({short(self.left - 6)} 4)",
+                class_="up",
+            ),
+            tag("text", self.up.title, transform=turned, class_="name turned"),
+        ]
 
 
 def legend(entries: Sequence[tuple[Markup, str]]) -> Markup:
@@ -101,8 +120,3 @@ def legend(entries: Sequence[tuple[Markup, str]]) -> Markup:
         for sample, name in entries
     ]
     return tag("ul", *items, class_="legend") if items else Markup("")
-
-
-def picture(*parts: Markup) -> Markup:
-    """Plots side by side where there is room, each scrolling by itself where there is not."""
-    return joined(parts)

@@ -1,12 +1,11 @@
-"""Marks of whole lists: a curve over places, a bar that is stacked of parts."""
+"""Marks of whole lists: a curve over places, a bar that is stacked of parts, a line across to compare with."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from markupsafe import Markup
-
 from duat_cli.report.html.drawing import marks
+from duat_cli.report.html.drawing.marks import Mark
 from duat_cli.report.html.drawing.plot import Plot
 
 _GAP = 0.14  # of a band, on either side of its bar
@@ -19,24 +18,41 @@ def curve(
     said: Callable[[int, float], str],
     *,
     hollow: bool = False,
-) -> list[Markup]:
+    size: float = 4.0,
+) -> list[Mark]:
     """A line with a mark at every value; places without one are left out. said: what a mark is, by place and value."""
     known = [(place, value) for place, value in enumerate(values) if value is not None]
-    points = [(plot.x(place), plot.y(value)) for place, value in known]
-    dots = [marks.dot(x, y, series, said(*one), hollow=hollow) for (x, y), one in zip(points, known, strict=True)]
-    return [marks.line(points, series), *dots]
+    return dotted(plot, [(*one, said(*one)) for one in known], series, hollow=hollow, size=size)
 
 
-def stack(plot: Plot, place: int, parts: Iterable[tuple[float | None, str, str]]) -> list[Markup]:
-    """A bar of parts on each other, from zero up: (value, series, what it says on hover). Parts without a value are
-    left out; values are not below zero."""
+def dotted(
+    plot: Plot, points: Sequence[tuple[float, float, str]], series: str, *, hollow: bool = False, size: float = 4.0
+) -> list[Mark]:
+    """A line through points with a mark at each: (across, up, what it says on hover)."""
+    places = [(plot.x(x), plot.y(y)) for x, y, _ in points]
+    dots = [
+        marks.dot(*place, series, said, hollow=hollow, size=size)
+        for place, (_, _, said) in zip(places, points, strict=True)
+    ]
+    return [marks.line(places, series), *dots]
+
+
+def stack(plot: Plot, place: int, parts: Iterable[tuple[float | None, str, str]]) -> list[Mark]:
+    """A bar of parts on each other: (value, series, what it says on hover). Values above zero go up from there, those
+    below it down; parts without a value are left out."""
     left, right = plot.x(place - 0.5 + _GAP), plot.x(place + 0.5 - _GAP)
-    height = 0.0
+    ends = {True: 0.0, False: 0.0}
     found = []
     for value, series, said in parts:
         if value is None:
             continue
-        top = plot.y(height + value)
-        found.append(marks.bar(left, top, right - left, plot.y(height) - top, series, said))
-        height += value
+        start = ends[value >= 0]
+        end = ends[value >= 0] = start + value
+        top, bottom = sorted((plot.y(start), plot.y(end)))
+        found.append(marks.bar(left, top, right - left, bottom - top, series, said))
     return found
+
+
+def level(plot: Plot, value: float, said: str | None = None) -> Mark:
+    """A dashed line across the plot at one value."""
+    return marks.rule(plot.left, plot.y(value), plot.right, plot.y(value), said)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from duat_cli.report.html.drawing.elements import Content
-from duat_cli.report.tables.grid import Column, missing, value_at
+from duat_cli.report.tables.grid import Column, filled, missing
 from duat_cli.results.base import Result
 from duat_cli.text import indices
 
+_Row = TypeVar("_Row", bound=Result)
 MOST_ROWS = 400  # of one table; the rest is in the JSON
 
 
@@ -44,9 +47,16 @@ class Table:
 
     @property
     def shown(self) -> list[tuple[str, Sequence[Content]]]:
-        """(place, cells) of the rows that the page has."""
-        places = self.at or [""] * len(self.rows)
+        """(place behind the root, cells) of the rows that the page has."""
+        places = [place.removeprefix(self.root) for place in self.at] or [""] * len(self.rows)
         return list(zip(places, self.rows, strict=True))[:MOST_ROWS]
+
+    @property
+    def root(self) -> str:
+        """What the places of all rows begin with, up to a dot."""
+        first, last = min(self.at, default=""), max(self.at, default="")
+        same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False)))
+        return first[: first.rfind(".", 0, same) + 1]
 
     @property
     def left_out(self) -> int:
@@ -55,28 +65,30 @@ class Table:
 
 
 def table_of(
-    rows: Sequence[Result],
+    rows: Sequence[_Row],
     label: str,
-    name: Callable[[Result], str],
+    name: Callable[[_Row], str],
     columns: Sequence[Column],
     place: str,
     word: str = "row",
     *,
     numbered: bool = True,
+    at: Sequence[str] = (),
 ) -> Table:
     """A row a result: its name, then its columns. Columns without any value are left out; why single cells are empty
     is said below.
 
     label, name: header and text of the first column. place: the path of the rows' list, such as 'blocks[].', or of the
-    one row, such as 'end_to_end.'. word: what a row is.
+    one row, such as 'end_to_end.'. word: what a row is. at: each row's own place, where that does not follow from the
+    list's.
     """
-    known = [c for c in columns if any(value_at(row, c.path) is not None for row in rows)]
+    known = filled(rows, columns)
     where = place.removesuffix(".").replace("[]", "")
     absent = missing(rows, known, list(range(len(rows))))
     return Table(
         heads=[Head(label, number=numbered), *(Head(c.name, c.title[-1], c.path) for c in known)],
         rows=[[name(row), *(c.cell(row) for c in known)] for row in rows],
         place=place,
-        at=[f"{where}.{i}" if place.endswith("[].") else where for i in range(len(rows))],
+        at=at or [f"{where}.{i}" if place.endswith("[].") else where for i in range(len(rows))],
         notes=[f"No value: {names}: {reason} ({indices(word, at)})." for names, reason, at in absent],
     )

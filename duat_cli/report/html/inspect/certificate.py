@@ -8,6 +8,7 @@ from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Band, Log
+from duat_cli.report.html.drawing.series import level
 from duat_cli.report.html.drawing.table import table_of
 from duat_cli.report.html.inspect.columns import CERTIFICATE, block_name
 from duat_cli.report.tables import numbers
@@ -27,8 +28,7 @@ def certificate(report: InspectReport, beside: Sequence[InspectReport]) -> Figur
         width=500,
         height=250,
     )
-    at = plot.y(report.certificate.tolerance)
-    drawn = [marks.rule(plot.left, at, plot.right, at, f"tolerance {report.certificate.tolerance:.0e}")]
+    drawn = [level(plot, report.certificate.tolerance, f"tolerance {report.certificate.tolerance:.0e}")]
     drawn += [
         marks.dot(plot.x(i), plot.y(e), "s1", f"block {report.blocks[i].index}: {numbers.error(e)}")
         for i, e in enumerate(errors)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column
-from duat_cli.results.base import Result
 from duat_cli.results.inspect import Block
 
 SHARES = (
@@ -40,6 +39,5 @@ CERTIFICATE = (
 )
 
 
-def block_name(row: Result) -> str:
-    assert isinstance(row, Block)
+def block_name(row: Block) -> str:
     return str(row.index)

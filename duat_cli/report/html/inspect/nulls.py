@@ -9,8 +9,10 @@ from markupsafe import Markup
 
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.figure import Figure
+from duat_cli.report.html.drawing.marks import Mark
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Band, Linear
+from duat_cli.report.html.drawing.series import curve
 from duat_cli.report.html.drawing.table import table_of
 from duat_cli.report.html.inspect.columns import block_name
 from duat_cli.report.tables import numbers
@@ -123,19 +125,17 @@ def _values(statistic: _Statistic, block: Block) -> list[float | None]:
 
 def _series(
     plot: Plot, statistic: _Statistic, blocks: Sequence[Block], kind: str, series: str, name: str
-) -> list[Markup]:
+) -> list[Mark]:
     path = f"null.{kind}.{statistic.path}" if kind else statistic.path
-    known = [(place, value) for place, block in enumerate(blocks) if (value := value_at(block, path)) is not None]
-    points = [(plot.x(place), plot.y(value)) for place, value in known]
+
+    def said(place: int, value: float) -> str:
+        return f"block {blocks[place].index}, {name}: {statistic.form(value)}"
+
     size = 4.0 if len(blocks) <= _FEW else 2.5
-    said = [f"block {blocks[place].index}, {name}: {statistic.form(value)}" for place, value in known]
-    dots = [
-        marks.dot(x, y, series, text, size=size, hollow=bool(kind)) for (x, y), text in zip(points, said, strict=True)
-    ]
-    return [marks.line(points, series), *dots]
+    return curve(plot, [value_at(block, path) for block in blocks], series, said, hollow=bool(kind), size=size)
 
 
-def _spreads(plot: Plot, statistic: _Statistic, blocks: Sequence[Block]) -> list[Markup]:
+def _spreads(plot: Plot, statistic: _Statistic, blocks: Sequence[Block]) -> list[Mark]:
     """The smallest and largest over the prompts, with --per-prompt."""
     found = [(place, spread) for place, b in enumerate(blocks) if (spread := (b.spreads or {}).get(statistic.path))]
     return [marks.span(plot.x(p), plot.y(s.low), plot.x(p), plot.y(s.high), "s1") for p, s in found]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from markupsafe import Markup
-
 from duat_cli.report.html.drawing import facts
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile
 from duat_cli.report.html.drawing.table import table_of
@@ -18,7 +16,6 @@ from duat_cli.report.html.inspect.shares import shares
 from duat_cli.report.html.inspect.terms import terms
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column
-from duat_cli.results.base import Result
 from duat_cli.results.inspect import InspectReport
 
 _END_TO_END = (
@@ -80,10 +77,8 @@ def _statistics(report: InspectReport) -> Figure | None:
         says=f"Means over the prompts. Density counts entries above {first.threshold:g} root mean square entries; a "
         f"linear layer has {numbers.percent(first.linear_reference)} %, a 1-D convolution of width {first.conv_width} "
         f"{numbers.percent(first.conv1d_reference)} %.",
-        picture=Markup(),
         tables=[table_of(report.blocks, "block", block_name, OPERATOR, "blocks[].", "block")],
         terms=["blocks[].operator", "blocks[].density.linear_reference", "blocks[].density.conv1d_reference"],
-        opened=True,
     )
 
 
@@ -95,12 +90,6 @@ def _end_to_end(report: InspectReport) -> Figure | None:
         wide=True,
         title="End to end: how tokens of the first block's input reach the last output",
         says="The linear path through all blocks, the residual path included.",
-        picture=Markup(),
-        tables=[table_of([report.end_to_end], "blocks", _all, _END_TO_END, "end_to_end.")],
+        tables=[table_of([report.end_to_end], "blocks", lambda _: "all", _END_TO_END, "end_to_end.")],
         terms=["end_to_end", "end_to_end.coupling"],
-        opened=True,
     )
-
-
-def _all(row: Result) -> str:
-    return "all"

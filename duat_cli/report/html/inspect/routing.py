@@ -6,6 +6,7 @@ from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Band, Linear
+from duat_cli.report.html.drawing.series import curve
 from duat_cli.report.html.drawing.table import table_of
 from duat_cli.report.html.inspect.columns import block_name
 from duat_cli.report.tables import numbers
@@ -35,12 +36,11 @@ def routing(report: InspectReport) -> Figure | None:
     )
     drawn = []
     for column, series in _LINES:
-        known = [(i, v) for i, block in enumerate(report.blocks) if (v := value_at(block, column.path)) is not None]
-        points = [(plot.x(i), plot.y(v)) for i, v in known]
-        drawn.append(marks.line(points, series))
-        for (x, y), (place, value) in zip(points, known, strict=True):
-            said = f"block {report.blocks[place].index}, {column.name}: {numbers.percent(value)} %"
-            drawn.append(marks.dot(x, y, series, said))
+
+        def said(place: int, value: float, name: str = column.name) -> str:
+            return f"block {report.blocks[place].index}, {name}: {numbers.percent(value)} %"
+
+        drawn += curve(plot, [value_at(block, column.path) for block in report.blocks], series, said)
     return Figure(
         key="routing",
         title="What the scores of attention are explained by",

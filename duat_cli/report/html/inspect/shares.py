@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from markupsafe import Markup
-
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Band, Linear
+from duat_cli.report.html.drawing.series import stack
 from duat_cli.report.html.drawing.table import table_of
 from duat_cli.report.html.inspect.columns import SHARES, block_name
 from duat_cli.report.tables import numbers
@@ -20,7 +19,6 @@ _PARTS = (
     ("static", "s2", "static: biases"),
     ("dynamic", "s3", "UAT terms"),
 )
-_GAP = 0.14  # of a band, on either side of its bar
 
 
 def shares(report: InspectReport, beside: Sequence[InspectReport]) -> Figure | None:
@@ -32,7 +30,11 @@ def shares(report: InspectReport, beside: Sequence[InspectReport]) -> Figure | N
         Axis("block", Band([str(block.index) for block in report.blocks])),
         Axis("share of the block's output (%)", Linear.over([*heights, 1.0], percent=True)),
     )
-    drawn = [mark for place, block in enumerate(report.blocks) for mark in _bars(plot, place, block)]
+    drawn = []
+    for place, block in enumerate(report.blocks):
+        found = [(getattr(block.terms, part).share, series, name) for part, series, name in _PARTS]
+        said = f"block {block.index}, "
+        drawn += stack(plot, place, [(v, s, f"{said}{name}: {numbers.percent(v)} %") for v, s, name in found])
     names = ", ".join(name for _, _, name in _PARTS)
     return Figure(
         key="shares",
@@ -55,19 +57,3 @@ def _ends(block: Block) -> tuple[float, float]:
     """How far a block's bar goes below and above zero."""
     values = [value for part, _, _ in _PARTS if (value := getattr(block.terms, part).share) is not None]
     return sum(min(v, 0.0) for v in values), sum(max(v, 0.0) for v in values)
-
-
-def _bars(plot: Plot, place: int, block: Block) -> list[Markup]:
-    left, right = plot.x(place - 0.5 + _GAP), plot.x(place + 0.5 - _GAP)
-    above = below = 0.0
-    found = []
-    for part, series, name in _PARTS:
-        share = getattr(block.terms, part).share
-        if share is None:
-            continue
-        start = above if share >= 0 else below
-        top, bottom = plot.y(max(start, start + share)), plot.y(min(start, start + share))
-        said = f"block {block.index}, {name}: {numbers.percent(share)} %"
-        found.append(marks.bar(left, top, right - left, bottom - top, series, said))
-        above, below = (above + share, below) if share >= 0 else (above, below + share)
-    return found

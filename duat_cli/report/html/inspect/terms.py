@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Band, Linear
+from duat_cli.report.html.drawing.series import stack
 from duat_cli.report.html.drawing.table import table_of
 from duat_cli.report.html.inspect.columns import block_name
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column
-from duat_cli.results.base import Result
 from duat_cli.results.inspect import InspectReport, UatTerm
 
 _COLUMNS = (
@@ -24,7 +23,6 @@ _BEFORE = tuple(
     for part, name in (("linear", "linear"), ("static", "static"), ("dynamic", "UAT terms"))
 )
 _SERIES = {"linear": "s1", "static": "s2", "dynamic": "s3"}
-_GAP = 0.14
 
 
 def terms(report: InspectReport, beside: Sequence[InspectReport]) -> Figure | None:
@@ -38,10 +36,8 @@ def terms(report: InspectReport, beside: Sequence[InspectReport]) -> Figure | No
     )
     drawn = []
     for place, term in enumerate(report.terms):
-        left, right = plot.x(place - 0.5 + _GAP), plot.x(place + 0.5 - _GAP)
-        top, bottom = plot.y(max(term.share, 0)), plot.y(min(term.share, 0))
         said = f"{term.name}: {numbers.percent(term.share)} %"
-        drawn.append(marks.bar(left, top, right - left, bottom - top, _SERIES[term.kind], said))
+        drawn += stack(plot, place, [(term.share, _SERIES[term.kind], said)])
     before = table_of(report.blocks, "block", block_name, _BEFORE, "blocks[].", "block")
     return Figure(
         key="terms",
@@ -50,15 +46,13 @@ def terms(report: InspectReport, beside: Sequence[InspectReport]) -> Figure | No
         says="x_0 is the linear path from the first block's input, bias all static parts together, a number the UAT "
         "term that this block's FFN makes. All shares sum to 100 %.",
         picture=plot.svg(drawn, "A bar for each term of the sum."),
-        tables=[table_of(report.terms, "term", _name, _COLUMNS, "terms[].", "term", numbered=False), before],
+        tables=[
+            table_of(report.terms, "term", lambda term: term.name, _COLUMNS, "terms[].", "term", numbered=False),
+            before,
+        ],
         terms=["terms[].share", "blocks[].terms.pre_activation"],
     )
 
 
 def _label(term: UatTerm) -> str:
     return term.name if term.block is None else str(term.block)
-
-
-def _name(row: Result) -> str:
-    assert isinstance(row, UatTerm)
-    return row.name

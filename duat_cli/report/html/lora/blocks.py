@@ -8,15 +8,14 @@ from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Band, Linear
+from duat_cli.report.html.drawing.series import stack
 from duat_cli.report.html.drawing.table import table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column
-from duat_cli.results.base import Result
-from duat_cli.results.lora import BlockChange, LoraReport, PromptChange
+from duat_cli.results.lora import BlockChange, LoraReport
 
 _PARTS = (("routing", "s1", "routing: what attention looks at"), ("weights", "s2", "weights: what it carries"),
           ("interaction", "s3", "interaction of both"))  # fmt: skip
-_GAP = 0.14
 _BLOCK = (
     Column(("change of W'", "%"), "operator.relative_change", numbers.percent),
     Column(("routing", "%"), "operator.routing", numbers.percent),
@@ -47,19 +46,13 @@ def operator(report: LoraReport, beside: Sequence[LoraReport]) -> Figure | None:
     )
     drawn = []
     for place, block in enumerate(report.blocks):
-        left, right, height = plot.x(place - 0.5 + _GAP), plot.x(place + 0.5 - _GAP), 0.0
-        for part, series, name in _PARTS:
-            value = getattr(block.operator, part)
-            if value is None:
-                continue
-            top = plot.y(height + value)
-            said = f"block {block.index}, {name}: {numbers.percent(value)} %"
-            drawn.append(marks.bar(left, top, right - left, plot.y(height) - top, series, said))
-            height += value
+        parts = [(getattr(block.operator, part), series, name) for part, series, name in _PARTS]
+        said = f"block {block.index}, "
+        drawn += stack(plot, place, [(v, s, f"{said}{name}: {numbers.percent(v)} %") for v, s, name in parts])
         whole = block.operator.relative_change
         if whole is not None:
-            said = f"block {block.index}, the whole change: {numbers.percent(whole)} %"
-            drawn.append(marks.dot(plot.x(place), plot.y(whole), "s4", said, size=5))
+            text = f"{said}the whole change: {numbers.percent(whole)} %"
+            drawn.append(marks.dot(plot.x(place), plot.y(whole), "s4", text, size=5))
     entries = [(marks.sample("bar", series), name) for _, series, name in _PARTS]
     return Figure(
         key="operator",
@@ -68,7 +61,7 @@ def operator(report: LoraReport, beside: Sequence[LoraReport]) -> Figure | None:
         says="The three add up to the change as matrices. Their norms, stacked here, need not: the point is the norm "
         "of the whole change, and it lies below the bar where parts cancel.",
         picture=plot.svg(drawn, "Stacked bars over blocks: routing, weights, interaction."),
-        tables=[table_of(report.blocks, "block", _block, _BLOCK, "blocks[].", "block")],
+        tables=[table_of(report.blocks, "block", lambda block: str(block.index), _BLOCK, "blocks[].", "block")],
         terms=[f"blocks[].operator.{name}" for name in ("relative_change", "routing", "weights", "interaction")],
         legend=legend([*entries, (marks.sample("dot", "s4"), "the whole change")]),
     )
@@ -97,16 +90,6 @@ def prompts(report: LoraReport, beside: Sequence[LoraReport]) -> Figure | None:
         title="What it does to the loss, prompt by prompt",
         says="Below the dashed line the tuned model is better.",
         picture=plot.svg(drawn, "A point for each prompt: loss of the base and of the tuned model."),
-        tables=[table_of(rows, "prompt", _prompt, _PROMPT, "by_prompt[].", "row")],
+        tables=[table_of(rows, "prompt", lambda one: str(one.prompt), _PROMPT, "by_prompt[].", "row")],
         terms=["by_prompt[].kl", "by_prompt[].loss_base", "by_prompt[].loss_tuned", "by_prompt[].output"],
     )
-
-
-def _block(row: Result) -> str:
-    assert isinstance(row, BlockChange)
-    return str(row.index)
-
-
-def _prompt(row: Result) -> str:
-    assert isinstance(row, PromptChange)
-    return str(row.prompt)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column
-from duat_cli.results.base import Result
 from duat_cli.results.weight_change import ModuleChange, ModuleComparison
 
 NORMS = (
@@ -39,7 +38,6 @@ COMPARISON = (
 )
 
 
-def full_name(row: Result) -> str:
+def full_name(row: ModuleChange | ModuleComparison) -> str:
     """The parameter's name."""
-    assert isinstance(row, (ModuleChange, ModuleComparison))
     return f"{row.name}.{row.parameter}"

@@ -9,6 +9,7 @@ from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.layered import layer_map, place_of
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Linear, Log
+from duat_cli.report.html.drawing.series import dotted
 from duat_cli.report.html.drawing.table import Head, Table, table_of
 from duat_cli.report.html.lora.columns import COMPARISON, INTRUDERS, NORMS, RANKS, full_name
 from duat_cli.report.tables import numbers
@@ -55,18 +56,9 @@ def spectra(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure |
     drawn = []
     for i in reversed(kept):
         kind = place_of(full_name(modules[i]))[0]
-        points = [(plot.x(k + 1), plot.y(value)) for k, value in enumerate(ratios[i])]
-        drawn.append(marks.line(points, series[kind]))
-        drawn += [
-            marks.dot(
-                x,
-                y,
-                series[kind],
-                f"{full_name(modules[i])}, value {k + 1}: {ratios[i][k]:.3g} of the largest",
-                size=2.5,
-            )
-            for k, (x, y) in enumerate(points)
-        ]
+        said = f"{full_name(modules[i])}, value"
+        points = [(k, v, f"{said} {k}: {v:.3g} of the largest") for k, v in enumerate(ratios[i], 1)]
+        drawn += dotted(plot, points, series[kind], size=2.5)
     named = [(marks.sample("line", series[kind]), kind) for kind in kinds[: len(marks.SERIES) - 1]]
     if len(kinds) >= len(marks.SERIES):
         named.append((marks.sample("line", marks.SERIES[-1]), f"{len(kinds) - len(named)} further kinds"))

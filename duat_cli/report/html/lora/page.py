@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from markupsafe import Markup
-
 from duat_cli.report.html.drawing import facts
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, Verdict
 from duat_cli.report.html.drawing.table import Head, Table
@@ -96,14 +94,12 @@ def _eq18(report: LoraReport) -> Figure | None:
         key="eq18",
         title=f"Eq. 18, in the FFNs' linear layers: {word}",
         says=f"{found.statement}. Tested on up to {numbers.plural(found.inputs, 'input')} a layer.",
-        picture=Markup(),
         tables=[Table([Head("what", number=False), Head("error", "relative"), Head("tolerance", "relative")], rows)],
         terms=["eq18", "eq18.relative_error", "eq18.change_error"],
         notes=[
             *([f"It fails of {', '.join(found.failed)}."] if found.failed else []),
             *(f"{one.what} was not tested: {one.why}." for one in found.not_covered),
         ],
-        opened=True,
     )
 
 
@@ -115,7 +111,6 @@ def _lint(report: LoraReport) -> Figure | None:
         wide=True,
         title="What the linter found",
         says="Faults that go wrong in practice.",
-        picture=Markup(),
         tables=[
             Table(
                 heads=[
@@ -130,5 +125,4 @@ def _lint(report: LoraReport) -> Figure | None:
             )
         ],
         terms=["lint"],
-        opened=True,
     )

@@ -8,12 +8,11 @@ from duat_cli.report.html.drawing import facts, marks
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Band, Log
-from duat_cli.report.html.drawing.series import curve
+from duat_cli.report.html.drawing.series import curve, level
 from duat_cli.report.html.drawing.table import table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column, value_at
-from duat_cli.results.base import Result
-from duat_cli.results.matrix import NetworkLayer, NetworkReport
+from duat_cli.results.matrix import NetworkReport
 
 _COLUMNS = (
     Column(("neurons", "a token"), "neurons", numbers.whole),
@@ -55,8 +54,7 @@ def _layers(report: NetworkReport, beside: Sequence[NetworkReport]) -> Figure:
         Axis("layer j", Band([str(row.layer) for row in rows])),
         Axis("relative error", Log.over([*every, *(one.certificate.tolerance for one in beside)])),
     )
-    at = plot.y(report.certificate.tolerance)
-    drawn = [marks.rule(plot.left, at, plot.right, at, f"tolerance {report.certificate.tolerance:.0e}")]
+    drawn = [level(plot, report.certificate.tolerance, f"tolerance {report.certificate.tolerance:.0e}")]
     for column, series in _LINES:
 
         def said(place: int, value: float, name: str = column.name) -> str:
@@ -70,7 +68,17 @@ def _layers(report: NetworkReport, beside: Sequence[NetworkReport]) -> Figure:
         says="x'_j = W'_{j,1} x'_0 + b'_{j,3} + sum_k W'_{k,3} sigma(W'_{k,2} x'_0 + b'_{k,2}) with sigma live, "
         "against the model's own values.",
         picture=plot.svg(drawn, "Lines of errors over layers, and the tolerance."),
-        tables=[table_of(rows, "layer", _name, _COLUMNS, "layers[].", "row", numbered=False)],
+        tables=[
+            table_of(
+                rows,
+                "layer",
+                lambda row: f"{row.layer} (Eq. {row.equation})",
+                _COLUMNS,
+                "layers[].",
+                "row",
+                numbered=False,
+            )
+        ],
         terms=[f"layers[].{column.path}" for column, _ in _LINES],
         legend=legend(
             [
@@ -81,8 +89,3 @@ def _layers(report: NetworkReport, beside: Sequence[NetworkReport]) -> Figure:
         notes=["An error of 0 has no place on this axis."] if 0 in every else [],
         opened=True,
     )
-
-
-def _name(row: Result) -> str:
-    assert isinstance(row, NetworkLayer)
-    return f"{row.layer} (Eq. {row.equation})"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from markupsafe import Markup
-
 from duat_cli.report.html.drawing import facts
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, Verdict
 from duat_cli.report.html.drawing.table import Head, Table
@@ -67,7 +65,6 @@ def _forms(report: MatrixReport) -> Figure:
         wide=True,
         title="The paper's matrices: what they are, their shape and how dense they are",
         says="Density is counted where built; expected is what the form and the mask leave if no weight is zero.",
-        picture=Markup(),
         tables=[
             Table(
                 heads=[
@@ -99,5 +96,4 @@ def _forms(report: MatrixReport) -> Figure:
             )
         ],
         terms=["matrices[].density", "matrices[].expected_density"],
-        opened=True,
     )

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from markupsafe import Markup
-
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, Verdict
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Band, Linear
-from duat_cli.report.html.drawing.series import stack
+from duat_cli.report.html.drawing.series import level, stack
 from duat_cli.report.html.drawing.table import Head, Table
 from duat_cli.report.tables import numbers
 from duat_cli.results.plan import PlannedPart, PlanReport, Way
@@ -108,8 +106,8 @@ def _peaks(report: PlanReport, beside: Sequence[PlanReport], unit: str) -> Figur
         entries.append((marks.sample("bar", other), "all other terms"))
     notes = []
     if report.limit_bytes in limits and report.limit_bytes is not None:
-        at = plot.y(report.limit_bytes / 1024 ** _UNITS.index(unit))
-        drawn.append(marks.rule(plot.left, at, plot.right, at, f"limit: {numbers.size(report.limit_bytes)}"))
+        limit = report.limit_bytes / 1024 ** _UNITS.index(unit)
+        drawn.append(level(plot, limit, f"limit: {numbers.size(report.limit_bytes)}"))
         entries.append((marks.sample("rule", "s1"), f"limit, {numbers.size(report.limit_bytes)}"))
     elif report.limit_bytes is not None:
         notes = [f"The limit, {numbers.size(report.limit_bytes)}, lies far above the bars."]
@@ -204,8 +202,6 @@ def _weights(report: PlanReport) -> Figure:
         wide=True,
         title="How large the weights are: all, the largest block, large layers outside of the blocks",
         says="From the headers of the files. Streamed, one block is in memory, and the next one as it is stored.",
-        picture=Markup(),
         tables=[whole, single],
         terms=["weights.largest_block", "weights.layers"],
-        opened=True,
     )

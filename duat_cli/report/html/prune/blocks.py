@@ -10,12 +10,11 @@ from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Band, Log
+from duat_cli.report.html.drawing.series import dotted
 from duat_cli.report.html.drawing.table import table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column, value_at
-from duat_cli.results.base import Result
 from duat_cli.results.prune.report import PruneReport
-from duat_cli.results.prune.terms import PruneBlock
 
 _BINS = 4  # to a power of ten
 _PARTS = (("block", "s1"), ("attention", "s2"), ("ffn", "s3"))
@@ -45,13 +44,11 @@ def parts(report: PruneReport, beside: Sequence[PruneReport]) -> Figure | None:
         for path, hollow, word in ((part, False, "predicted"), (f"{part}_measured", True, "measured")):
             known = [(i, v) for i, block in enumerate(report.blocks) if (v := value_at(block, path)) is not None]
             left += sum(v <= 0 for _, v in known)
-            points = [(plot.x(i), plot.y(v), i, v) for i, v in known if v > 0]
-            if not hollow:
-                drawn.append(marks.line([(x, y) for x, y, _, _ in points], series))
-            drawn += [
-                marks.dot(x, y, series, f"{part} {report.blocks[i].index}, {word}: {numbers.plain(v)}", hollow=hollow)
-                for x, y, i, v in points
-            ]
+            points = [(i, v, f"{part} {report.blocks[i].index}, {word}: {numbers.plain(v)}") for i, v in known if v > 0]
+            if hollow:
+                drawn += [marks.dot(plot.x(i), plot.y(v), series, said, hollow=True) for i, v, said in points]
+            else:
+                drawn += dotted(plot, points, series)
     columns = [
         Column((f"{part}, {word}", unit), path, numbers.plain)
         for part, _ in _PARTS
@@ -64,7 +61,7 @@ def parts(report: PruneReport, beside: Sequence[PruneReport]) -> Figure | None:
         title="Damage of removing a block, its attention or its FFN",
         says="One at a time. Hollow marks are real ablations, of the parts that were in the sample.",
         picture=plot.svg(drawn, "Points over blocks, on a logarithmic axis."),
-        tables=[table_of(report.blocks, "block", _block, columns, "blocks[].", "block")],
+        tables=[table_of(report.blocks, "block", lambda block: str(block.index), columns, "blocks[].", "block")],
         terms=["blocks[].block", "blocks[].attention", "blocks[].ffn", "blocks[].ffn_measured"],
         legend=legend(samples),
         notes=[f"{left} numbers that are 0 or a gain have no place on this axis."] if left else [],
@@ -102,8 +99,7 @@ def histograms(report: PruneReport, beside: Sequence[PruneReport]) -> Figure | N
             low, high = 10 ** (step / _BINS), 10 ** ((step + 1) / _BINS)
             left_edge, right_edge = plot.x(max(low, scale.low)), plot.x(min(high, scale.high))
             height = (row - 4) * count / most
-            ends = f"from {numbers.plain(low)} to {numbers.plain(high)} {unit}"
-            said = f"block {block}: {numbers.plural(count, 'neuron')} {ends}"
+            said = f"block {block}: {numbers.plural(count, 'neuron')}, {numbers.plain(low)} to {numbers.plain(high)}"
             drawn.append(marks.bar(left_edge, base - height, right_edge - left_edge, height, "s1", said))
     budget = report.plans[0].budget if report.plans else None
     if budget is not None and scale.low <= budget <= scale.high:
@@ -122,14 +118,9 @@ def histograms(report: PruneReport, beside: Sequence[PruneReport]) -> Figure | N
         says=f"Each row is a histogram of one block's neurons on a common scale; the tallest bar is "
         f"{numbers.plural(most, 'neuron')}. The dashed line is the budget, which all removed terms share.",
         picture=plot.svg(drawn, "Histograms of neurons' predicted damage, a row a block."),
-        tables=[table_of(report.blocks, "block", _block, columns, "blocks[].", "block")],
+        tables=[table_of(report.blocks, "block", lambda block: str(block.index), columns, "blocks[].", "block")],
         terms=["terms[].linearised", "blocks[].neurons.negligible_share", "blocks[].neurons.median"],
         notes=[f"{numbers.plural(left, 'neuron')} with a predicted damage of 0 or below are in no bar."]
         if left
         else [],
     )
-
-
-def _block(row: Result) -> str:
-    assert isinstance(row, PruneBlock)
-    return str(row.index)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from markupsafe import Markup
-
 from duat_cli.report.html.drawing import facts
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile
 from duat_cli.report.html.prune.blocks import histograms, parts
@@ -66,8 +64,6 @@ def _plans(report: PruneReport) -> Figure | None:
         wide=True,
         title="The largest set of each kind within the budget",
         says="Measured on the prompts that chose the set; guaranteed: of it, as many terms as held-out prompts allow.",
-        picture=Markup(),
         tables=[plans(report)],
         terms=["plans[].removed", "plans[].saves.parameters_removed", "plans[].guarantee.removed"],
-        opened=True,
     )

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from markupsafe import Markup
-
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Linear
-from duat_cli.report.html.drawing.table import Head, Table
+from duat_cli.report.html.drawing.series import level
+from duat_cli.report.html.drawing.table import Head, Table, table_of
 from duat_cli.report.html.prune.sets import many
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column
@@ -36,7 +35,7 @@ def _figure(report: PruneReport, number: int) -> Figure:
         width=500,
         height=270,
     )
-    drawn = [marks.rule(plot.left, plot.y(plan.budget), plot.right, plot.y(plan.budget), "the budget")]
+    drawn = [level(plot, plan.budget, "the budget")]
     for field, series, who in _SERIES:
         for one in getattr(repair, field):
             x, (before, after) = plot.x(one.share), map(plot.y, _means(one))
@@ -86,12 +85,8 @@ def _table(rows: Sequence[RepairedSet], at: str, field: str, who: str, unit: str
         Column(("over budget repaired", "%"), "share_exceeded_after", numbers.percent),
         Column(("run on", "prompts"), "prompts", numbers.whole),
     ]
-    return Table(
-        heads=[Head("prompts", number=False), *(Head(c.name, c.title[-1], c.path) for c in columns)],
-        rows=[[who, *(c.cell(row) for c in columns)] for row in rows],
-        place=f"plans[].repair.{field}[].",
-        at=[f"{at}.{i}" for i in range(len(rows))],
-    )
+    places = [f"{at}.{i}" for i in range(len(rows))]
+    return table_of(rows, "prompts", lambda _: who, columns, f"plans[].repair.{field}[].", numbered=False, at=places)
 
 
 def written(report: PruneReport) -> Figure | None:
@@ -109,9 +104,7 @@ def written(report: PruneReport) -> Figure | None:
         key="written",
         title=f"The checkpoint that was written, without {one.terms} {many(one.granularity)}",
         says=f"Read back; perplexity and time on {numbers.plural(one.prompts, 'prompt')} ({one.measured_on}).",
-        picture=Markup(),
         tables=[Table([Head("what", number=False), Head("before"), Head("written")], rows)],
         terms=["written.perplexity_after", "written.seconds_after", "written.bytes_after", "written"],
         notes=one.notes,
-        opened=True,
     )

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from markupsafe import Markup
-
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.figure import Figure
+from duat_cli.report.html.drawing.marks import Mark
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Log
 from duat_cli.report.html.drawing.table import Head, Table, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column
-from duat_cli.results.base import Result
 from duat_cli.results.prune.report import PruneReport
-from duat_cli.results.prune.terms import Prediction, PruneTerm
+from duat_cli.results.prune.terms import PruneTerm
 
 _QUALITY = (
     Column(("ablated", "terms"), "n", numbers.whole),
@@ -44,7 +42,9 @@ def scatter(report: PruneReport) -> Figure | None:
     unit = report.protocol.unit
     plot = Plot(Axis(f"predicted damage ({unit})", scale), Axis(f"measured damage ({unit})", scale), 560, 420)
     drawn = [marks.rule(plot.left, plot.bottom, plot.right, plot.top, "measured as predicted")]
-    drawn += [mark for term in drawable for mark in _point(plot, scale, term, series[term.kind])]
+    drawable.sort(key=lambda term: kinds.index(term.kind))
+    drawn += [mark for term in drawable for mark in _interval(plot, scale, term, series[term.kind])]
+    drawn += [_point(plot, term, series[term.kind]) for term in drawable]
     left = len(known) - len(drawable)
     return Figure(
         key="scatter",
@@ -53,7 +53,9 @@ def scatter(report: PruneReport) -> Figure | None:
         picture=plot.svg(drawn, "Scatter plot, both axes logarithmic, with the line of equal damage."),
         tables=[
             _measured(report, places),
-            table_of(report.prediction, "kind", _kind, _QUALITY, "prediction[].", "row", numbered=False),
+            table_of(
+                report.prediction, "kind", lambda one: one.granularity, _QUALITY, "prediction[].", "row", numbered=False
+            ),
             *_criteria(report),
         ],
         terms=["terms[].linearised", "terms[].measured", "prediction[].spearman", "prediction[].criteria"],
@@ -62,17 +64,20 @@ def scatter(report: PruneReport) -> Figure | None:
     )
 
 
-def _point(plot: Plot, scale: Log, term: PruneTerm, series: str) -> list[Markup]:
+def _point(plot: Plot, term: PruneTerm, series: str) -> Mark:
     assert term.linearised is not None
     assert term.measured is not None
-    x, y = plot.x(term.linearised), plot.y(term.measured)
     said = f"{name(term)}: predicted {numbers.plain(term.linearised)}, measured {numbers.plain(term.measured)}"
-    dot = marks.dot(x, y, series, said)
+    return marks.dot(plot.x(term.linearised), plot.y(term.measured), series, said)
+
+
+def _interval(plot: Plot, scale: Log, term: PruneTerm, series: str) -> list[Mark]:
+    """Of the prediction; nothing where it has none that the axis can show."""
     low, high = term.linearised_low, term.linearised_high
-    if low is None or high is None or high <= 0:
-        return [dot]
-    ends = [plot.x(min(max(end, scale.low), scale.high)) for end in (low, high)]
-    return [marks.interval(ends[0], y, ends[1], y, series), dot]
+    if low is None or high is None or high <= 0 or term.measured is None:
+        return []
+    y, ends = plot.y(term.measured), [plot.x(min(max(end, scale.low), scale.high)) for end in (low, high)]
+    return [marks.interval(ends[0], y, ends[1], y, series)]
 
 
 def name(term: PruneTerm) -> str:
@@ -91,13 +96,8 @@ def _measured(report: PruneReport, places: list[int]) -> Table:
         Column(("frozen", "relative"), "frozen", numbers.plain),
         Column(("certified bound", "norm at a token"), "certified", numbers.plain),
     ]
-    terms = [report.terms[i] for i in places]
-    return Table(
-        heads=[Head("term", "block.index", number=False), *(Head(c.name, c.title[-1], c.path) for c in columns)],
-        rows=[[name(term), *(c.cell(term) for c in columns)] for term in terms],
-        place="terms[].",
-        at=[f"terms.{i}" for i in places],
-    )
+    terms, at = [report.terms[i] for i in places], [f"terms.{i}" for i in places]
+    return table_of(terms, "term", name, columns, "terms[].", "row", numbered=False, at=at)
 
 
 def _criteria(report: PruneReport) -> list[Table]:
@@ -110,8 +110,3 @@ def _criteria(report: PruneReport) -> list[Table]:
         found = [one.criteria.get(criterion) for criterion in names]
         rows.append([one.granularity, *(numbers.plain(None if e is None else e.value) for e in found)])
     return [Table([Head("Spearman of", number=False), *(Head(criterion, "-1 to 1") for criterion in names)], rows)]
-
-
-def _kind(row: Result) -> str:
-    assert isinstance(row, Prediction)
-    return row.granularity

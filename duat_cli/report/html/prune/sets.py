@@ -9,11 +9,10 @@ from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Linear
-from duat_cli.report.html.drawing.table import Head, Table, table_of
+from duat_cli.report.html.drawing.series import dotted, level
+from duat_cli.report.html.drawing.table import Table, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column
-from duat_cli.report.tables.prune.sets import guarantee, mean_guarantee
-from duat_cli.results.base import Result
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.prune.sets import CurvePoint, HeldOut, Plan
 
@@ -42,18 +41,13 @@ def _curve(report: PruneReport, number: int, beside: Sequence[PruneReport]) -> F
         width=500,
         height=270,
     )
-    drawn = [marks.rule(plot.left, plot.y(plan.budget), plot.right, plot.y(plan.budget), "the budget")]
+    drawn = [level(plot, plan.budget, "the budget")]
     for series, word, points in (
         ("s2", "predicted", [(c.share, c.predicted) for c in plan.curve]),
         ("s1", "measured", [(c.share, c.measured) for c in plan.curve if c.measured is not None]),
     ):
-        drawn.append(marks.line([(plot.x(share), plot.y(value)) for share, value in points], series))
-        drawn += [
-            marks.dot(
-                plot.x(s), plot.y(v), series, f"{numbers.percent(s)} % removed, {word}: {numbers.plain(v)} {unit}"
-            )
-            for s, v in points
-        ]
+        said = f"% removed, {word}:"
+        drawn += dotted(plot, [(x, y, f"{numbers.percent(x)} {said} {numbers.plain(y)}") for x, y in points], series)
     for one in plan.held_out:
         x = plot.x(one.share)
         drawn.append(marks.interval(x, plot.y(one.mean), x, plot.y(one.percentile_90), "s3"))
@@ -65,7 +59,7 @@ def _curve(report: PruneReport, number: int, beside: Sequence[PruneReport]) -> F
     return Figure(
         key=f"curve-{plan.granularity.replace(',', '-')}",
         title=f"Damage against the share of {many(plan.granularity)} removed, least damaging first",
-        says=" ".join([guarantee(plan), *mean_guarantee(plan)]),
+        says="Sets grow by the term of the least predicted damage. Below the dashed line they are within the budget.",
         picture=plot.svg(drawn, "Lines: predicted and measured damage against the share removed, with the budget."),
         tables=[
             _table(plan, number, "curve", plan.curve, _points(unit)),
@@ -104,11 +98,9 @@ def _held_out(unit: str) -> list[Column]:
 def _table(
     plan: Plan, number: int, field: str, rows: Sequence[CurvePoint] | Sequence[HeldOut], columns: Sequence[Column]
 ) -> Table:
-    return Table(
-        heads=[Head("set", number=False), *(Head(c.name, c.title[-1], c.path) for c in columns)],
-        rows=[[many(plan.granularity), *(c.cell(row) for c in columns)] for row in rows],
-        place=f"plans[].{field}[].",
-        at=[f"plans.{number}.{field}.{i}" for i in range(len(rows))],
+    at = [f"plans.{number}.{field}.{i}" for i in range(len(rows))]
+    return table_of(
+        rows, "set", lambda _: many(plan.granularity), columns, f"plans[].{field}[].", numbered=False, at=at
     )
 
 
@@ -127,9 +119,4 @@ def plans(report: PruneReport) -> Table:
         Column(("zeroed", "parameters"), "saves.parameters_zeroed", numbers.whole),
         Column(("guaranteed", "terms"), "guarantee.removed", numbers.whole),
     ]
-    return table_of(report.plans, "kind", _kind, columns, "plans[].", "row", numbered=False)
-
-
-def _kind(row: Result) -> str:
-    assert isinstance(row, Plan)
-    return row.granularity
+    return table_of(report.plans, "kind", lambda plan: plan.granularity, columns, "plans[].", "row", numbered=False)

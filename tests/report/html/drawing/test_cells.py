@@ -22,22 +22,21 @@ def test_levels(value: float, name: str) -> None:
 def test_cells_stand_where_their_row_and_column_are() -> None:
     plot = Plot(Axis("", Band(["a", "b"])), Axis("", Band(["x", "y", "z"])))
     drawn = cells(plot, [[0.0, 2.0], [0.0, 0.0], [-1.0, 0.0]], lambda r, c: f"{r},{c}")
-    found = {re.search(r"<title>(\S+): (\S+)</title>", str(mark)): str(mark) for mark in drawn[:2]}
-    said = {match[1]: match[2] for match in found if match}
-    assert said == {"0,1": "+2.00", "2,0": "-1.00"}
-    places = [tuple(map(float, re.findall(r' (?:x|y)="([\d.]+)"', str(mark)))) for mark in drawn[:2]]
-    assert places[0] == (pytest.approx(plot.x(0.5), abs=0.06), pytest.approx(plot.y(0.5), abs=0.06))
-    assert places[1] == (pytest.approx(plot.x(-0.5), abs=0.06), pytest.approx(plot.y(2.5), abs=0.06))
-    assert len(drawn) == 3  # and the dash of the one below zero
-    assert 'class="dash"' in drawn[2]
+    assert [mark.style for mark in drawn] == ["cell n4", "cell p4", "dash"]
+    titles = [re.search(r"<title>(\S+: \S+)</title>", mark.element) for mark in drawn[:2]]
+    assert [title and title[1] for title in titles] == ["2,0: -1.00", "0,1: +2.00"]
+    below, above = ([float(n) for n in re.findall(r"M([\d.]+) ([\d.]+)", mark.element)[0]] for mark in drawn[:2])
+    assert above == [pytest.approx(plot.x(0.5), abs=0.06), pytest.approx(plot.y(0.5), abs=0.06)]
+    assert below == [pytest.approx(plot.x(-0.5), abs=0.06), pytest.approx(plot.y(2.5), abs=0.06)]
 
 
 def test_a_large_map_is_drawn_whole() -> None:
     """The cells beyond those with a title are merged by class, none is lost."""
     rows = [[float(1 + (r + c) % 7) for c in range(40)] for r in range(30)]
     plot = Plot(Axis("", Band([""] * 40)), Axis("", Band([""] * 30)))
-    drawn = "".join(map(str, cells(plot, rows, lambda r, c: "")))
-    assert drawn.count("<rect") + len(re.findall(r"M[\d. ]+h", drawn)) == 40 * 30
+    marks = cells(plot, rows, lambda r, c: "")
+    assert sum(mark.element.count("<title>") for mark in marks) == 300
+    assert sum(len(re.findall(r"M[\d. ]+h", mark.element)) for mark in marks) == 40 * 30
 
 
 def test_words_are_signed_text() -> None:

@@ -1,0 +1,96 @@
+"""All predictions in rows, and what leads over them."""
+
+from __future__ import annotations
+
+from duat_cli.report.html.attribute.parts import SIGNED, computed, title, token
+from duat_cli.report.html.drawing.figure import Figure
+from duat_cli.report.html.drawing.table import Head, Table, table_of
+from duat_cli.report.tables import numbers
+from duat_cli.report.tables.attribute import place_of
+from duat_cli.report.tables.grid import Column
+from duat_cli.results.attribute import AttributeReport, Attribution
+
+_SPREAD = (
+    Column(("mean part", "logits"), "mean", SIGNED),
+    Column(("mean of |part|", "logits"), "mean_absolute", numbers.plain),
+    Column(("standard deviation", "logits"), "deviation", numbers.plain),
+)
+
+
+def predictions(report: AttributeReport, drawn: int, texts: int) -> list[Figure]:
+    """All predictions, a row each, where there are several. drawn: of how many there are all pictures; texts: of how
+    many further ones there is the text."""
+    if len(report.attribution) < 2:
+        return []
+    table = Table(
+        heads=[
+            Head("prediction", number=False),
+            Head("logit", "logits", "logit"),
+            Head("choice of the model", "", "rank"),
+            Head("certificate", "relative", "residual"),
+            Head("token that adds most", number=False),
+            Head("it adds", "logits"),
+            Head("head that moves most", "block.head"),
+            Head("it moved", "logits"),
+        ],
+        rows=[
+            [
+                title(one, len(report.prompts)),
+                numbers.plain(one.logit),
+                numbers.whole(one.rank),
+                numbers.error(one.residual),
+                *_largest(one),
+            ]
+            for one in report.attribution
+        ],
+        place="attribution[].",
+        at=[f"attribution.{i}" for i in range(len(report.attribution))],
+    )
+    return [
+        Figure(
+            key="all",
+            wide=True,
+            title=f"All {len(report.attribution)} predictions",
+            says="In their order. Adding most is by size, whether towards the prediction or against it.",
+            tables=[table],
+            terms=["attribution[].logit", "attribution[].rank"],
+            notes=_left_out(drawn, texts, len(report.attribution)),
+        )
+    ]
+
+
+def _largest(one: Attribution) -> list[str]:
+    """The token that adds most and the head that moves most, each with its number."""
+    added = [t.value + here for t, here in zip(one.parts.tokens, computed(one), strict=True)]
+    most = max(range(len(added)), key=lambda t: abs(added[t]), default=None)
+    found = [numbers.ABSENT] * 2 if most is None else [token(one, most), SIGNED(added[most])]
+    head = max(one.direct.heads, key=lambda h: abs(h.moved), default=None)
+    return [*found, *([numbers.ABSENT] * 2 if head is None else [f"{head.block}.{head.head}", SIGNED(head.moved)])]
+
+
+def _left_out(drawn: int, texts: int, of: int) -> list[str]:
+    """Which predictions have no pictures."""
+    if drawn == of:
+        return []
+    first = "the first prediction" if drawn == 1 else f"the first {drawn} predictions"
+    behind = f"; of the next {texts} there is the text alone" if texts else ""
+    return [f"Only {first} {'has' if drawn == 1 else 'have'} all pictures{behind}. The JSON has all parts of all {of}."]
+
+
+def means(report: AttributeReport) -> list[Figure]:
+    """What leads over all predictions."""
+    found = report.summary
+    if found is None:
+        return []
+    return [
+        Figure(
+            key="means",
+            title=f"What leads over all {found.predictions} predictions",
+            says="By the mean of absolute parts; the deviation is from prediction to prediction.",
+            tables=[
+                table_of(found.heads, "head", place_of, _SPREAD, "summary.heads[].", numbered=False),
+                table_of(found.neurons, "neuron", place_of, _SPREAD, "summary.neurons[].", numbered=False),
+            ],
+            terms=["summary.heads", "summary.neurons"],
+        )
+    ]
