@@ -16,14 +16,12 @@ from duat_cli.errors import CheckpointError, DuatError, InputError
 from duat_cli.loading.importing import uncollected
 
 if TYPE_CHECKING:
-    import torch
-
     from duat_cli.analysis.plan.task import Task
     from duat_cli.analysis.prepared import Prepared
     from duat_cli.analysis.progress import Progress
     from duat_cli.loading.checkpoint.preflight import CheckpointFiles
     from duat_cli.loading.checkpoint.source import Source
-    from duat_cli.loading.inputs.request import InputFiles, StackName
+    from duat_cli.loading.inputs.request import InputFiles
     from duat_cli.loading.model.load import LoadedModel
     from duat_cli.loading.prompt_set import PromptSet
     from duat_cli.loading.prompts import Prompt
@@ -55,6 +53,8 @@ class ModelRequest:
     """Bytes that the process may take; None is what the system leaves."""
     task: Task | None = None
     """The command, where it is planned and may read its weights block by block; its prompts are counted later."""
+    device_map: str | None = None
+    """auto, balanced, sequential or a file: where weights that are read block by block stay; None: nowhere."""
 
     def find(self, progress: Progress) -> Found:
         """Where it is and what its headers say: what is wrong there is said before torch is imported."""
@@ -64,6 +64,12 @@ class ModelRequest:
                 from duat_cli.loading.model.load import parse_device
 
             parse_device(self.device)
+        if self.device_map is not None:
+            progress(0, 0, "loading torch for --device-map")
+            with uncollected():
+                from duat_cli.loading.model.device_map import DeviceMap
+
+            DeviceMap.of(self.device_map)
         progress(0, 0, f"looking for {self.model or 'the demo model'}")
         from duat_cli.loading.checkpoint.preflight import inspect_folder
         from duat_cli.loading.checkpoint.source import resolve
@@ -87,10 +93,13 @@ class ModelRequest:
         if self.task.runs:
             progress(0, 0, "loading torch and transformers")  # what they take is no longer left
             with uncollected():
+                from duat_cli.analysis.plan.room import beside_libraries
                 from duat_cli.loading.model.load import parse_device
             device = parse_device(self.device)
-            memory = self._beside(device) if device.type == "cuda" else self.memory
+            memory = beside_libraries(device, self.memory) if device.type == "cuda" else self.memory
         made = plan(found.files, self.task, self.dtype, memory)
+        if self.device_map is not None:
+            made = replace(made, ways=tuple(way for way in made.ways if way.weights == "streamed"))
         try:
             way = way_of(made)
         except CheckpointError:
@@ -114,21 +123,17 @@ class ModelRequest:
         counted = replace(self.task, tokens=counts, held_out=tuple(held_out), calibration=tuple(calibration))
         return replace(self, task=counted)
 
-    def _beside(self, device: torch.device) -> int:
-        """Bytes that are left on a GPU, beside the libraries, which are in the machine's memory."""
-        import torch
-
-        from duat_cli.analysis.plan.terms import LIBRARIES
-
-        left = LIBRARIES + int(torch.cuda.mem_get_info(device)[0])
-        return left if self.memory is None else min(left, self.memory)
-
     def load(self, found: Found, progress: Progress, way: Way | None = None) -> LoadedModel:
         """The model, ready to run. way: where it was planned."""
         progress(0, 0, f"loading {self.model or 'the demo model'}")
         with uncollected():
             from duat_cli.loading.model.load import load_files
 
+        kept = None
+        if way is not None and self.device_map is not None:
+            from duat_cli.analysis.plan.room import placed
+
+            kept = placed(self.device_map, self.device, way, self.memory)
         loaded = load_files(
             found.place,
             found.files,
@@ -136,10 +141,12 @@ class ModelRequest:
             device=self.device,
             trust_remote_code=self.trust_remote_code,
             paged=way is not None and way.weights == "streamed",
+            placed=kept,
         )
         if way is None:
             return loaded
-        return replace(loaded, memory=self.memory, planned_memory=way.peak_memory_bytes)
+        stays = loaded.paged.kept if loaded.paged is not None and loaded.device == "cpu" else 0
+        return replace(loaded, memory=self.memory, planned_memory=way.peak_memory_bytes + stays)
 
 
 @dataclass(frozen=True)
@@ -195,8 +202,10 @@ def open_session(model: ModelRequest, texts: PromptRequest, progress: Progress) 
         if prepared:
             return _open_prepared(model, found, texts.files, prepared, progress)
         if texts.files.stack is not None:
+            from duat_cli.analysis.prepared import part_of
+
             loaded, tokenizer = load_found(model, found, texts, read, progress)
-            return tokens_of(_part_of(loaded, texts.files.stack), tokenizer, texts, read)
+            return tokens_of(part_of(loaded, texts.files.stack), tokenizer, texts, read)
     return open_found(model, found, texts, read, progress)
 
 
@@ -232,24 +241,13 @@ def _open_prepared(
     model: ModelRequest, found: Found, files: InputFiles, prepared: list[Prepared], progress: Progress
 ) -> tuple[LoadedModel, list[Prompt]]:
     """The model, or the part of it that --stack names, and what it reads."""
-    from duat_cli.analysis.prepared import as_prompts
+    from duat_cli.analysis.prepared import as_prompts, part_of
 
     counts = [one.positions for one in prepared if one.positions is not None]
     loaded = model.load(found, progress, model.counted(counts).way(found, progress))
-    loaded = replace(_part_of(loaded, files.stack), like=prepared[0].tensors)
+    loaded = replace(part_of(loaded, files.stack), like=prepared[0].tensors)
     notes = [] if files.option else [f"no file was given: read was a {prepared[0].where}"]
     return _noted(loaded, notes), as_prompts(loaded, prepared)
-
-
-def _part_of(loaded: LoadedModel, stack: StackName | None) -> LoadedModel:
-    """The model, or the part of it that --stack names, with a note."""
-    from duat_cli.analysis.prepared import chosen_stack
-
-    part = chosen_stack(loaded.model, stack)
-    if part is loaded.model:
-        return loaded
-    note = f"--stack {stack}: the {type(part).__name__} of the {type(loaded.model).__name__} alone"
-    return _noted(replace(loaded, model=part), [note])
 
 
 def open_set(

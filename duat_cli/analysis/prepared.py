@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,15 @@ def chosen_stack(model: Any, stack: StackName | None) -> Any:
         if isinstance(inner, PreTrainedModel) and _reads(inner) == {stack}:
             return inner
     raise InputError(f"--stack {stack}: {type(model).__name__} has no part that reads {' or '.join(READS[stack])}")
+
+
+def part_of(loaded: LoadedModel, stack: StackName | None) -> LoadedModel:
+    """The model, or the part of it that --stack names, with a note."""
+    part = chosen_stack(loaded.model, stack)
+    if part is loaded.model:
+        return loaded
+    note = f"--stack {stack}: the {type(part).__name__} of the {type(loaded.model).__name__} alone"
+    return replace(loaded, model=part, warnings=(*loaded.warnings, note))
 
 
 def parts_of(model: Any) -> list[StackName]:

@@ -32,6 +32,8 @@ class Loading(TypedDict, total=False):
     """float32 (default), float64, bfloat16, float16, or auto: as stored."""
     device: str
     """cpu, cuda, cuda:1, mps, or auto (default): an accelerator if there is one."""
+    device_map: str | None
+    """auto, balanced, sequential or a JSON file: what keeps weights that are read block by block."""
     memory: int | None
     """Bytes that the process may take; weights that do not fit are read block by block."""
     revision: str | None
@@ -127,6 +129,7 @@ class Asked:
             device=given.get("device", "auto"),
             memory=given.get("memory"),
             task=task,
+            device_map=given.get("device_map"),
         )
 
     def open(self, task: Task, progress: Progress, given: list[PromptText] | None = None) -> Opened:

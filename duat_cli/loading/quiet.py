@@ -39,7 +39,7 @@ def hushed() -> Iterator[list[str]]:
     from transformers import logging as transformers_logging  # heavy, and loaded when this is needed
 
     lines: list[str] = []
-    loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
+    loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub", "accelerate")]
     saved = [(logger, logger.handlers, logger.propagate) for logger in loggers]
     bars = transformers_logging.is_progress_bar_enabled()
     try:

@@ -128,6 +128,7 @@ def attribute(
     measure: Measure = 0,
     out: options.Out = None,
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
     dtype: options.DtypeOption = "float32",
     memory: options.Memory = None,
     revision: options.Revision = None,
@@ -156,7 +157,9 @@ def attribute(
     limit, place = options.parse_memory(memory), _position(position)
     one_question(target, against, position, steps, continuation, target_field)
     task = Task("attribute", every_position=place == "all", steps=steps)
-    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task)
+    wanted = ModelRequest(
+        model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task, device_map=device_map
+    )
     if target is not None and target_field is not None:
         raise InputError("--target and --target-field: each says the target; give one of them")
     if target_field is not None and (prompt or prompts is None):

@@ -118,6 +118,7 @@ def check(
     prompts: options.PromptsFile = None,
     max_tokens: options.MaxTokens = None,
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
     dtype: options.DtypeOption = "float32",
     memory: options.Memory = None,
     revision: options.Revision = None,
@@ -145,7 +146,9 @@ def check(
         outlets.open(form, json, output, report or [], no_color)
         _refuse_no_model(model)
         limit = options.parse_memory(memory)
-        wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit)
+        wanted = ModelRequest(
+            model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, device_map=device_map
+        )
         texts = PromptRequest(prompt, prompts, max_tokens)
         asked = _Asked(wanted, texts, policy, baseline, update_baseline, weights_only, adapter, select or [])
         result = _result(asked, outlets, talk)

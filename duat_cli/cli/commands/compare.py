@@ -107,6 +107,7 @@ def compare(
     per_prompt: PerPrompt = False,
     no_cache: NoCache = False,
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
     dtype: options.DtypeOption = "float32",
     memory: options.Memory = None,
     revision: options.Revision = None,
@@ -135,7 +136,9 @@ def compare(
 
     limit = options.parse_memory(memory)
     task = Task("compare", fixed=fixed)
-    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task)
+    wanted = ModelRequest(
+        model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task, device_map=device_map
+    )
     talk = talk_of(quiet, verbose, no_color)
     chosen = options.parse_layers(layers)
     presentation = Presentation.of_page(output, form, json, no_color, wide=wide)

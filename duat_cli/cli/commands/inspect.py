@@ -178,6 +178,7 @@ def inspect(
     out: options.Out = None,
     no_cache: NoCache = False,
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
     dtype: options.DtypeOption = "float32",
     memory: options.Memory = None,
     revision: options.Revision = None,
@@ -206,7 +207,9 @@ def inspect(
 
     limit = options.parse_memory(memory)
     task = Task("inspect", reinitialised=null == "all")
-    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task)
+    wanted = ModelRequest(
+        model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task, device_map=device_map
+    )
     texts = PromptRequest(prompt, prompts, max_tokens, options.input_files(image, audio, tensors, stack))
     talk = talk_of(quiet, verbose, no_color)
     chosen = options.parse_layers(layers)

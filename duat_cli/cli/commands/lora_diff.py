@@ -113,6 +113,7 @@ def lora_diff(
     no_cache: NoCache = False,
     out: options.Out = None,
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
     dtype: options.DtypeOption = "float32",
     memory: options.Memory = None,
     revision: options.Revision = None,
@@ -144,7 +145,7 @@ def lora_diff(
     presentation = Presentation.of_page(output, form, json, no_color, wide=wide)
     texts = texts_to_run(PromptRequest(prompt, prompts, max_tokens), default_prompts=default_prompts)
     limit = options.parse_memory(memory)
-    wanted = ModelRequest(base, revision, token, cache_dir, False, dtype, device, limit)
+    wanted = ModelRequest(base, revision, token, cache_dir, False, dtype, device, limit, device_map=device_map)
     request = LoraRequest(wanted, tuned, other, texts, lint, no_base, directions, not no_cache)
     if out is not None:
         found = as_rank(base, _kept(request), functools.partial(_into, request, Path(out), clock), talk)

@@ -107,6 +107,7 @@ def matrix(
     tensors: options.InputTensors = None,
     stack: options.Stack = None,
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
     dtype: options.DtypeOption = "float32",
     memory: options.Memory = None,
     revision: options.Revision = None,
@@ -134,7 +135,10 @@ def matrix(
     from duat_cli.cli.shared.tensor_target import tensor_target
 
     limit = options.parse_memory(memory)
-    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, Task("matrix"))
+    task = Task("matrix")
+    wanted = ModelRequest(
+        model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task, device_map=device_map
+    )
     files = options.input_files(image, audio, tensors, stack)
     texts = PromptRequest([_only(prompt)], None, max_tokens, files, made_up=not prompt)
     talk = talk_of(quiet, verbose, no_color)

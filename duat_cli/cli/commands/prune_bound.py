@@ -174,6 +174,7 @@ def prune_bound(
     exceed: Exceed = 0.1,
     out: options.Out = None,
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
     dtype: options.DtypeOption = "float32",
     memory: options.Memory = None,
     revision: options.Revision = None,
@@ -217,7 +218,9 @@ def prune_bound(
         repair=repair, joint=apart(kinds), remove=share, of_all=of_all, rounds=rounds, effort=effort,
     )  # fmt: skip
     task = Task("prune-bound", pruning=settings)
-    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task)
+    wanted = ModelRequest(
+        model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task, device_map=device_map
+    )
     presentation = Presentation.of_page(output, form, json, no_color, wide=wide)
     chosen = _Chosen.of(export, apply, chosen_set, kinds, ablate, presentation)
 

@@ -16,6 +16,7 @@ def verify(
     tensors: options.InputTensors = None,
     stack: options.Stack = None,
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
     dtype: options.DtypeOption = "float32",
     memory: options.Memory = None,
     revision: options.Revision = None,
@@ -41,7 +42,10 @@ def verify(
     from duat_cli.cli.terminal.progress import Progress
 
     limit = options.parse_memory(memory)
-    wanted = ModelRequest(model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, Task("verify"))
+    task = Task("verify")
+    wanted = ModelRequest(
+        model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task, device_map=device_map
+    )
     texts = PromptRequest(prompt, prompts, max_tokens, options.input_files(image, audio, tensors, stack))
     talk = talk_of(quiet, verbose, no_color)
     presentation = Presentation.of(output, form, json, no_color, wide=wide)

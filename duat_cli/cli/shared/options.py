@@ -172,6 +172,16 @@ Device = Annotated[
         help="cpu, cuda, cuda:1, mps, or auto: an accelerator if there is one.",
     ),
 ]
+DeviceMap = Annotated[
+    str | None,
+    typer.Option(
+        "--device-map",
+        metavar="MAP",
+        rich_help_panel=PANEL_LOADING,
+        help="Read weights block by block, and keep on the devices what fits there: auto, balanced, sequential, or a "
+        "JSON file of modules and devices (cpu, disk, cuda:1). --device computes. More: duat explain size.",
+    ),
+]
 Memory = Annotated[
     str | None,
     typer.Option(

@@ -25,11 +25,13 @@ from duat_cli.loading.checkpoint.preflight import CONFIG, CheckpointFiles, inspe
 from duat_cli.loading.checkpoint.source import TOKENIZER_FILES, Source, has_tokenizer, resolve
 from duat_cli.loading.checkpoint.stored import STORED, readers
 from duat_cli.loading.model.blame import blamed
+from duat_cli.loading.model.device_map import Placed
 from duat_cli.loading.model.fingerprint import combined, digest, saved
 from duat_cli.loading.model.memory import require_memory
 from duat_cli.loading.model.model_class import Fit, cannot, check_fit, check_model_type, model_class
 from duat_cli.loading.model.notes import weight_notes
 from duat_cli.loading.model.weights_check import Scan, compare_with_files, refuse_integers
+from duat_cli.loading.paged.kept import Kept
 from duat_cli.loading.paged.layout import layout
 from duat_cli.loading.paged.pager import Pager
 from duat_cli.loading.paged.reader import Reader
@@ -107,6 +109,8 @@ class PagedWeights:
     digests: dict[str, bytes]
     """Parameter or saved buffer -> its part of the fingerprint."""
     matrices: int
+    kept: int = 0
+    """Bytes that stay in the machine's memory once they are read."""
 
     def fingerprint(self) -> str:
         """Of all weights: what no pass has asked for is read now."""
@@ -144,9 +148,11 @@ def load_files(
     trust_remote_code: bool = False,
     paged: bool = False,
     edit: Edit | None = None,
+    placed: Placed | None = None,
 ) -> LoadedModel:
-    """The model of files that are found and checked. paged: with one block's weights in memory at a time.
-    edit: what changes these weights as they are read; what is said of weights is said of the files' own."""
+    """The model of files that are found and checked. paged: with one block's weights in memory at a time, and those
+    that `placed` keeps. edit: what changes these weights as they are read; what is said of weights is said of the
+    files' own."""
     asked_dtype, asked_device = parse_dtype(dtype), parse_device(device)
     check_model_type(files, trust_remote_code)
     if asked_device.type == "cpu" and not paged:
@@ -164,7 +170,7 @@ def load_files(
         refuse_integers(model, files)
         if edit is not None:
             edit.prepare(model)
-        pages = _paged(model, cls, config, files, fit, scan, str(asked_device), edit)
+        pages = _paged(model, cls, config, files, fit, scan, str(asked_device), edit, placed)
         changed, found = [], []
     else:
         _clear(model, fit.spare)
@@ -341,6 +347,7 @@ def _paged(
     scan: Scan,
     device: str,
     edit: Edit | None,
+    placed: Placed | None,
 ) -> PagedWeights:
     """The weights of a model on `meta`, read as they are needed."""
     digests: dict[str, bytes] = {}
@@ -363,9 +370,12 @@ def _paged(
         if edit is not None:  # what is changed is no longer stored as it is used
             targets = {name: (target, new or edit.changes(target)) for name, (target, new) in targets.items()}
         pages = layout(model, targets)
-    put = load_part if edit is None else edit.put
-    pager = Pager(model, pages, Reader(files), zero=fit.spare, dtype=model.dtype, device=device, see=see, load=put)
-    return PagedWeights(pager, scan, digests, matrices)
+    put, reader = load_part if edit is None else edit.put, Reader(files)
+    homes = {} if placed is None else placed.homes(model, pages[1:], targets, files)
+    source = Kept(reader, homes) if homes else reader
+    pager = Pager(model, pages, source, zero=fit.spare, dtype=model.dtype, device=device, see=see, load=put)
+    kept = sum(files.tensors[name].read_bytes for name, place in homes.items() if place == "cpu")
+    return PagedWeights(pager, scan, digests, matrices, kept)
 
 
 def _clear(model: PreTrainedModel, names: tuple[str, ...]) -> None:
