@@ -51,12 +51,13 @@ def with_section(page: str, text: str) -> str:
 
 
 INTRODUCTION = f"""\
-Made by `python scripts/bench.py criteria --peer --write`. FFN neurons and heads go together, the same share of the
-blocks' parameters for every method. All see the same {CALIBRATION} windows of {WINDOW} tokens and are judged on
-{HELD_OUT} of other files: for the demo source files of the standard library that its training held out, for MiniLM topics
-of the language reference. Bold: the best without repair, and every method that it does not beat (95 % paired bootstrap
-over the windows). A criterion made for one layer is used twice, as published, with the same share of every layer, and
-with all terms of the model in one order by score a parameter; the table has the better of the two on the held-out
-windows. FLAP puts the mean of what it removes into biases. HFPrune takes neurons alone as published, and here heads too
-where that was better. torch-pruning really removes neurons and heads, as large a share of every layer,
-by magnitude or Taylor importance, whichever was better. Taylor's criteria need a loss, which MiniLM does not have."""
+Made by `python scripts/bench.py criteria --peer --write`. FFN neurons and heads go together, the same share
+of the blocks' parameters for every method. All see the same {CALIBRATION} windows of {WINDOW} tokens and are judged on
+{HELD_OUT} of other files: for the demo source files of the standard library that its training held out, for MiniLM
+topics of the language reference. Bold: the best without repair, and every method that it does not beat (95
+% paired bootstrap over the windows). A criterion made for one layer is used twice, as published, with the
+same share of every layer, and with all terms of the model in one order by score a parameter; the table has
+the better of the two on the held-out windows. FLAP puts the mean of what it removes into biases. HFPrune
+takes neurons alone as published, and here heads too where that was better. torch-pruning really removes
+neurons and heads, as large a share of every layer, by magnitude or Taylor importance, whichever was better.
+Taylor's criteria need a loss, which MiniLM does not have."""
