@@ -14,6 +14,9 @@ streamed `inspect` with weights read block by block against weights in memory, t
          135M and 1.1B parameters are made in the temporary folder (2.5 GB)
 planned  memory and time as planned against what processes use, on the demo and a 135M shape, resident and streamed
 many     `duat inspect --out`: prompts a second, memory against the number of prompts, one process against two
+criteria what duat's sets do to other text, against magnitude, activation x norm, Wanda-sp, FLAP, Taylor, HFPrune and
+         ShortGPT at the same share of parameters; with --peer also torch-pruning, with --rounds also duat's sets of
+         four rounds; --write puts the tables into configs/docs/pruning.md; a quarter of an hour, only when named
 prune    responses of all neurons and heads of all-MiniLM-L6-v2 against ablating each, and its memory at 1B parameters
 process  `duat --help` and `duat inspect` as processes, against imports
 check    the pre-flight of a large checkpoint, and `duat check --weights-only` against reading and summing the tensors
@@ -27,12 +30,14 @@ direct   direct parts of `attribute` against TransformerLens on tiny gpt2 and ll
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Callable
 
 from benchmarks.attribute import attribute
 from benchmarks.check import check
 from benchmarks.common import Row
 from benchmarks.compare import compare
+from benchmarks.criteria.part import criteria
 from benchmarks.dense import dense
 from benchmarks.direct_peer import direct_peer
 from benchmarks.lora import lora
@@ -58,7 +63,9 @@ PARTS: dict[str, Callable[[int], list[Row]]] = {
     "process": process,
     "lora": lora,
     "check": check,
+    "criteria": criteria,
 }
+NAMED = {"criteria"}  # parts that run only when they are asked for
 
 
 def main() -> None:
@@ -67,6 +74,8 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--peer", action="store_true", help="also compare with the nearest peer; installs it")
     parser.add_argument("--large", action="store_true", help="also a 7B shape; needs 13.5 GB of disk")
+    parser.add_argument("--rounds", action="store_true", help="also sets of four rounds, in criteria")
+    parser.add_argument("--write", action="store_true", help="write the tables of criteria into their page")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
@@ -85,8 +94,12 @@ def main() -> None:
     from rich.table import Table
 
     console = Console(soft_wrap=True)
-    parts = {name: PARTS[name] for name in arguments.parts or PARTS}
-    parts |= {"peer": peer, "direct": direct_peer} if arguments.peer else {}
+    parts = {name: PARTS[name] for name in arguments.parts or [one for one in PARTS if one not in NAMED]}
+    if "criteria" in parts:
+        rounds = 4 if arguments.rounds else 1
+        parts["criteria"] = functools.partial(criteria, peer=arguments.peer, rounds=rounds, write=arguments.write)
+    if arguments.peer and list(parts) != ["criteria"]:
+        parts |= {"peer": peer, "direct": direct_peer}
     parts |= {"large": large} if arguments.large else {}
     for name, part in parts.items():
         table = Table(title=name, title_justify="left")
