@@ -109,6 +109,7 @@ from duat_cli.results.operator import (
     RoutingAtDistance,
 )
 from duat_cli.results.plan import MemoryTerm, PlannedPart, PlannedWeights, PlanReport, Way
+from duat_cli.results.prune.eq16 import Eq16
 from duat_cli.results.prune.repair import RepairedSet, SetRepair
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.prune.sets import CurvePoint, Guarantee, HeldOut, MeanGuarantee, Plan, SetSize, SketchRound
@@ -913,12 +914,33 @@ def prune_report(
             plan("head", 270, 0 if nothing else 17, passed=False),
             plan("ffn", 30, 0),
         ],
+        eq16=[] if joint else eq16_rows(nothing=nothing),
         terms=[prune_term(k) for k in range(3)],
         written=written(bare=hidden) if repaired or hidden else None,
         skipped=[Skipped(what="heads of block 2", why="the block has no softmax attention")],
         warnings=["3 of 31 held-out prompts are left out: the same tokens chose the sets, or came before"],
         run=run(),
     )
+
+
+def eq16_rows(*, nothing: bool) -> list[Eq16]:
+    """nothing: no set was chosen, and nothing ablated."""
+    rows = [eq16_row(kind, k, measured=not nothing) for kind in ("block", "attention", "ffn") for k in range(2)]
+    return rows if nothing else [*rows, eq16_row("neuron", None, terms=12040), eq16_row("head", None, terms=17)]
+
+
+def eq16_row(kind: Kind, block: int | None, *, terms: int = 1, measured: bool = True) -> Eq16:
+    bound, last = 0.21 * terms**0.1, block == 1 and kind != "attention"
+    factor = 1.0 if last else 4.01
+    names = ("measured", "ratio", "ratio_largest", "exceeded")
+    values = (factor * bound, factor, 1.04 * factor, 0 if last else 2)
+    return Eq16(
+        what="set" if block is None else "part", name=kind if block is None else f"block.{block}.{kind}.0",
+        kind=None if block is None else kind, block=block, terms=terms, bound=bound, triangle=bound * terms**0.5,
+        triangle_low=0.98 * bound * terms**0.5, triangle_high=1.02 * bound * terms**0.5, held=bound, error=2.1e-7,
+        prompts=2, reasons={} if measured else dict.fromkeys(names, "not in the sample that was ablated"),
+        **dict(zip(names, values if measured else (None,) * 4, strict=True)),
+    )  # fmt: skip
 
 
 def written(*, bare: bool) -> Written:

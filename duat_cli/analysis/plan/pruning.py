@@ -6,6 +6,7 @@ in memory one prompt goes after the other, else all of them side by side.
 
 from __future__ import annotations
 
+from duat_cli.analysis.plan.printed import printed_memory
 from duat_cli.analysis.plan.repair import repairing
 from duat_cli.analysis.plan.shape import Shape
 from duat_cli.analysis.plan.task import PruneOptions, Task, ablated
@@ -65,6 +66,13 @@ def pruning(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
             *sweep,
             through_block(shape, longest),
             term("a block's terms", _readings(shape, followed, longest)),
+        ],
+        [
+            *sweep,
+            through_block(shape, longest),
+            term(
+                "sets on their way to the last block", printed_memory(shape, task, counts, options, streamed=streamed)
+            ),
         ],
         *([[*sweep, term("certified bounds of a block", _certified(shape))]] if options.spent.certified else []),
         [

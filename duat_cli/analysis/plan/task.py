@@ -29,6 +29,8 @@ class Spent:
     """Sets of each order that are tested on held-out prompts."""
     certified: bool = True
     """Whether certified bounds are computed."""
+    printed: int | None = 8
+    """Prompts on which Eq. 16 is computed as printed; None: all."""
     tokens: int | None = None
     """Of each prompt that chooses sets, at most; held-out prompts are whole."""
     few_held_out: bool = False
@@ -36,9 +38,9 @@ class Spent:
 
 
 EFFORTS: dict[Effort, Spent] = {
-    "quick": Spent(probes=8, measure=4, points=3, tested=3, certified=False, tokens=64, few_held_out=True),
+    "quick": Spent(probes=8, measure=4, points=3, tested=3, certified=False, printed=2, tokens=64, few_held_out=True),
     "default": Spent(),
-    "thorough": Spent(probes=128, measure=200, points=20, tested=16),
+    "thorough": Spent(probes=128, measure=200, points=20, tested=16, printed=None),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from duat_cli.analysis.plan.attribution import attribution_reads, backward_operations
+from duat_cli.analysis.plan.printed import printed_tokens, printed_values
 from duat_cli.analysis.plan.pruning import SETS, ablation_bytes, ends_in_logits, followed_terms, singles, terms_of
 from duat_cli.analysis.plan.repair import REPAIRED, RUNS, solving
 from duat_cli.analysis.plan.shape import Shape
@@ -16,6 +17,7 @@ from duat_cli.results.plan import Residence
 
 STATISTICS = 3  # passes that the replays of a block and the statistics of W' are worth
 CERTIFIED = 20  # F M² of a block: largest singular values in float64
+SWEPT = 2  # passes of a prompt for Eq. 16, under instruments and without, beside those without a set
 PAIR_READS = 6  # of each of two models that are read block by block: sweeps, logits, norms and Eq. 18
 
 
@@ -61,6 +63,8 @@ def pruning_operations(shape: Shape, task: Task) -> float:
     tried = options.spent.tested * kinds * (apart + head * held_out)
     values = 2 * shape.width * (shape.heads + shape.kv_heads) * shape.head_width * len(shape.parts.blocks)
     carried = followed_terms(counts, options) / 2 * values * tokens
+    shown = printed_tokens(shape, task, counts, options)
+    carried += printed_values(counts) * values * sum(shown) + (SWEPT + kinds) * _passes(shape, shown)
     certified = options.spent.certified * CERTIFIED * shape.inner * shape.width**2 * len(shape.parts.blocks)
     repaired = _repaired(shape, task, options, once, apart) * kinds if options.repair else 0.0
     return gradients + removed + tried + carried + certified + repaired
@@ -104,9 +108,9 @@ def weight_reads(shape: Shape, task: Task, weights: Residence) -> float:
 
 
 def _more_sweeps(shape: Shape, task: Task, options: PruneOptions) -> int:
-    """Beyond the three: ablations that do not fit beside the readings, and the trial."""
+    """Beyond the three: ablations that do not fit beside the readings, and Eq. 16 with the trial beside it."""
     together, apart = ablation_bytes(task, terms_of(shape, options), options, shape.width)
-    return max(0, -(-together // ABLATION_BYTES) - 1) + -(-apart // ABLATION_BYTES)
+    return max(0, -(-together // ABLATION_BYTES) - 1) + max(1, -(-apart // ABLATION_BYTES))
 
 
 def _passes(shape: Shape, tokens: Iterable[int]) -> float:

@@ -31,6 +31,8 @@ class Measured:
     """Of the certificate, largest over the blocks."""
     damages: list[float]
     """Of every term in the sample, kind by kind."""
+    moved: list[float]
+    """The same: |change of the last block's output| / |that output|."""
 
 
 @dataclass(frozen=True)

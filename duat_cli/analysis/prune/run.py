@@ -16,6 +16,7 @@ from torch import nn
 from duat_cli import __version__
 from duat_cli.analysis.plan.task import PruneOptions
 from duat_cli.analysis.progress import Progress
+from duat_cli.analysis.prune.printed import Printing
 from duat_cli.analysis.prune.repair.choice import repair_sets
 from duat_cli.analysis.prune.repair.repairer import Repairer
 from duat_cli.analysis.prune.report import blocks_of, predictions_of, terms_of
@@ -198,7 +199,8 @@ def conclude(begun: Begun) -> PruneOutcome:
             repairer, nested, held_out, claim, tested=options.spent.tested, asked=options.remove is not None
         )
         nested = repairs.nested
-    trials = work.tested(held_out) if repairs is None else repairs.trials
+    printing = Printing(work, nested)
+    trials = work.tested(held_out, printing.beside) if repairs is None else repairs.trials
     size_of = functools.partial(set_size, loaded, session.structure, work.sites, work.parameters)
     digest = _fingerprint(held_out)
     held = dict(zip(work.terms.ids, work.sizes.parameters.tolist(), strict=True))
@@ -207,6 +209,7 @@ def conclude(begun: Begun) -> PruneOutcome:
     plans = [
         plan_of(one, setting, trials.get(name), digest, size_of, reports.get(name)) for name, one in nested.items()
     ]
+    eq16 = printing.rows()
     damage, scores, bounds = work.damage, work.scores(), certified(work)
     terms = terms_of(
         session.structure, work.sites, work.terms, damage, work.readings, bounds, work.measured(), work.branches
@@ -223,6 +226,7 @@ def conclude(begun: Begun) -> PruneOutcome:
             work.terms, work.kinds, damage[0], work.measured(), scores, work.metric.name, options.confidence
         ),
         plans=plans,
+        eq16=eq16,
         terms=terms,
         written=None,
         skipped=[*session.skipped(), *work.skipped, *(repairs.skipped if repairs else [])],

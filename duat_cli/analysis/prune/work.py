@@ -3,7 +3,8 @@
 Where all weights are in memory, one prompt after the other is recorded, its gradients are carried back, it is read and
 its terms are ablated. Where the weights are read block by block, all prompts do each of these side by side: one read
 for discovery and recording, one backwards for the gradients, one for readings, certified bounds, weights and ablations,
-those of the sets that `plans` measures among them, and one for the trial of the chosen sets on held-out prompts. More
+those of the sets that `plans` measures among them, and one for the trial of the chosen sets on held-out prompts, with
+Eq. 16 of these sets (`printed`) beside it. More
 passes than fit into ABLATION_BYTES go in waves, each of which reads anew the blocks from its first ablation on.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -90,6 +91,7 @@ class Work:
                 "--rounds: sketches the model again while weights that are read block by block would be read for every "
                 "round; leave it out, or run it where the model fits"
             )
+        self.moved: list[dict[TermId, float]] = []  # a prompt, an ablated term: how far the last block's output moves
         self._damage = {kind: torch.zeros(len(places), dtype=torch.float64) for kind, places in self.sample.items()}
         self._taylor = torch.zeros(len(self.terms.ids), dtype=torch.float64)
         self._scored = 0
@@ -150,9 +152,11 @@ class Work:
             self._scored += 1
         if responded.loss is not None:
             self.losses.append(responded.loss)
-        slots = ((kind, k) for kind, places in self.sample.items() for k in range(len(places)))
+        slots = [(kind, k) for kind, places in self.sample.items() for k in range(len(places))]
         for (kind, k), damage in zip(slots, measured.damages, strict=True):
             self._damage[kind][k] += damage
+        ablated = [self.terms.ids[place] for places in self.sample.values() for place in places]
+        self.moved.append(dict(zip(ablated, measured.moved, strict=True)))
 
     def choose(self) -> None:
         """The measured sets, the certified bounds and the scores of weights, once every prompt's part is added."""
@@ -216,8 +220,11 @@ class Work:
             rows.append(self._responder.of_metric(number, recorded, Without(removals, output)).alone())
         return Sketch(self.metric, rows, starts)
 
-    def tested(self, held_out: Sequence[Prompt]) -> dict[str, Trial]:
-        """What the chosen sets do to held-out prompts; by the names of those that there are."""
+    def tested(self, held_out: Sequence[Prompt], together: Callable[[Sequence[Pass]], None]) -> dict[str, Trial]:
+        """What the chosen sets do to held-out prompts; by the names of those that there are.
+
+        together: runs passes, over weights that are read block by block.
+        """
         options = self.options
         shown = Claim(options.budget, options.exceed, options.confidence)
         trials = {
@@ -228,7 +235,7 @@ class Work:
         on = f"on {len(held_out)} held-out prompts"
         if self.weights is not None:
             self.progress(0, 1, f"sets {on}")
-            try_together(self.ablator, list(trials.values()), held_out, self.session.together)
+            try_together(self.ablator, list(trials.values()), held_out, together)
         else:
             for name, trial in trials.items():
                 what = names_of(",".join(self.nested[name].kinds))
@@ -320,13 +327,15 @@ class Work:
         for wave in more:
             self.session.together(wave)
         each = len(singles) // len(numbers)
+        rows = [singles[k * each : (k + 1) * each] for k in range(len(numbers))]
         return [
             Measured(
                 readers[number].finish(outputs[number]),
                 errors[number],
-                [one.damage for one in singles[k * each : (k + 1) * each]],
+                [one.damage for one in row],
+                [one.moved for one in row],
             )
-            for k, number in enumerate(numbers)
+            for number, row in zip(numbers, rows, strict=True)
         ]
 
     def _finals(self) -> list[Pass]:

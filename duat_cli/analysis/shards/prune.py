@@ -83,6 +83,7 @@ class PruneRecord(PromptRecord):
     loss: tuple[float, int] | None
     error: float
     damages: list[float]
+    moved: list[float]
     readings: dict[str, str]
     """By name, float64; NaN for a term that has none."""
     reasons: dict[str, list[int]]
@@ -114,6 +115,7 @@ class PruneRecord(PromptRecord):
             loss=responded.loss,
             error=measured.error,
             damages=measured.damages,
+            moved=measured.moved,
             readings=values,
             reasons=reasons,
             cosine=readings.cosine,
@@ -138,7 +140,8 @@ class PruneRecord(PromptRecord):
         slope = None if self.slope is None else unpacked(self.slope, torch.float32)
         responses = torch.stack([unpacked(row, torch.float32) for row in self.responses])
         readings = Readings(**found, cosine=self.cosine, angle=self.angle, reasons=reasons)
-        return Part(Responded(responses, slope, self.loss), Measured(readings, self.error, self.damages), seen)
+        measured = Measured(readings, self.error, self.damages, self.moved)
+        return Part(Responded(responses, slope, self.loss), measured, seen)
 
 
 class SetsRecord(Aside):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 PROBE_ELEMENTS = 1 << 26
 """Of probes in the output's space: 256 MB in float32."""
 GRADIENT_BYTES = 256 << 20
@@ -16,6 +18,28 @@ CARRIED = 256
 """Terms of a model that are all carried to the last block; of more, those that are ablated."""
 AT_ONCE = 32
 """Of these in one replay of a block."""
+PRINTED_BYTES = 1 << 30
+"""Of what is carried to the last block for Eq. 16, under all prompts that it is computed on."""
+PRINTED_TERMS = 128
+"""Terms of a set that are carried one by one for it; of more, as many are drawn."""
+COPIES = 4
+"""Of what is carried through a block, while it is."""
+
+
+def printed_bytes(tokens: int, width: int, sets: int, followed: int) -> int:
+    """Of one prompt: of every set its sum and the stream without it, and the single terms."""
+    return COPIES * tokens * width * 4 * (2 * sets + followed)
+
+
+def printed_on(tokens: Sequence[int], most: int | None, width: int, sets: int, followed: int) -> list[int]:
+    """Numbers of the first prompts, no more than `most`, that fit into PRINTED_BYTES together; tokens: of each."""
+    left, found = PRINTED_BYTES, list[int]()
+    for number, count in enumerate(tokens):
+        size = printed_bytes(count, width, sets, followed)
+        if size <= left and (most is None or len(found) < most):
+            found.append(number)
+            left -= size
+    return found
 
 
 def probes_at_once(elements: int) -> int:

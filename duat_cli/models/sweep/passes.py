@@ -336,14 +336,22 @@ def without(
     calls: Calls,
     gone: Removals,
     weights: Weights | None = None,
+    last: Callable[[Tensor], None] = lambda _: None,
 ) -> BlockPass:
     """The pass once more with `gone` taken out; blocks before the first are not run again.
 
-    calls: of the pass without it. weights: those that need not be read for these blocks, as of `BlockPass`.
+    calls: of the pass without it. weights: those that need not be read for these blocks, as of `BlockPass`. last: shown
+    the last block's output.
     """
-    start = min(gone, default=0)
+    start, count = min(gone, default=0), len(structure.calls)
 
     def handle(number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        output = block(number, parts, original, args, kwargs)
+        if number == count - 1:
+            last(hidden_of(output, parts.hidden.get(args, kwargs)))
+        return output
+
+    def block(number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if number < start:
             call = calls[number]
             return with_hidden(call.output, call.before, call.after.clone())

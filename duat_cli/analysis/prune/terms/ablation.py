@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from duat_cli.analysis.prune.terms.damage import Metric
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
+from duat_cli.models.arrays import relative_error
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.sweep.budgets import waiting_bytes
 from duat_cli.models.sweep.lockstep import Weights, one_by_one
@@ -43,6 +44,7 @@ class Ablation:
         self.start, self.size = start, size
         self._pass: BlockPass | None = one
         self._judge, self._done = judge, done
+        self._moved: float | None = None
         self._found: float | UnsupportedModelError | None = None
 
     def active(self) -> contextlib.AbstractContextManager[None]:
@@ -59,6 +61,16 @@ class Ablation:
             self._found = fault
         self._pass = None  # the output with it
         self._done()
+
+    def passed(self, moved: float) -> None:
+        """The last block: how far its output is from what it was."""
+        self._moved = moved
+
+    @property
+    def moved(self) -> float:
+        """|change of the last block's output| / |that output|, once it has run."""
+        assert self._moved is not None
+        return self._moved
 
     @property
     def damage(self) -> float:
@@ -108,18 +120,23 @@ class Ablator:
         """
 
         def judge(output: Tensor) -> float:
-            found = self.metric.measured(reference.output, output, ids)
-            if not math.isfinite(found):  # a comparison with a budget would be false, and the set pass for harmless
+            damage = self.metric.measured(reference.output, output, ids)
+            if not math.isfinite(damage):  # a comparison with a budget would be false, and the set pass for harmless
                 blocks = ", ".join(map(str, sorted(removals)[:3])) + (" and others" if len(removals) > 3 else "")
                 raise UnsupportedModelError(
                     f"with terms of block {blocks} removed, the model's output is not finite in "
                     f"{str(output.dtype).removeprefix('torch.')}; a wider --dtype may help"
                 )
-            return found
+            return damage
 
-        one = without(self.structure, self.metric.forward(ids), calls, removals, weights)
+        def last(output: Tensor) -> None:
+            before = calls[len(self.structure.calls) - 1].after
+            found.passed(relative_error(output.double(), before.double()))
+
+        one = without(self.structure, self.metric.forward(ids), calls, removals, weights, last)
         size = waiting_bytes(ids.shape[1], self.structure.hidden_size)
-        return Ablation(one, judge, done, start=min(removals, default=0), size=size)
+        found = Ablation(one, judge, done, start=min(removals, default=0), size=size)
+        return found
 
     def damage(self, recorded: Recorded, ids: Tensor, removals: Removals) -> float:
         """What removing all these terms together does to one prompt."""

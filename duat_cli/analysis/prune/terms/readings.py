@@ -171,7 +171,7 @@ class _Here:
                 return self.run.replay(self.run.input, self._given)
         # The routed unit does not run in a replay: it runs here, without the expert, from its recorded input.
         without = [
-            _unit_without(unit.module, unit.input, site, edit)[None] if _holds(unit.module, site) else unit.output[None]
+            unit_without(unit.module, unit.input, [site], edit)[None] if holds(unit.module, site) else unit.output[None]
             for unit in self.run.units
         ]
         return self.run.replay(self.run.input, without)
@@ -205,8 +205,8 @@ class _Neurons:
 
     def __init__(self, here: _Here, site: Site) -> None:
         self._here, self._run = here, here.run
-        self._end = next(end for end in here.sites.of("ffn") if _holds(end.module, site))
-        self._activations = _activations(here.run, site)
+        self._end = next(end for end in here.sites.of("ffn") if holds(end.module, site))
+        self._activations = activations(here.run, site)
         self._weight = matrix_of(site.module, site.count).to(self._activations)  # (I, M)
         self._base = self._through(here.run.input.new_zeros(1, here.run.input.shape[1], self._weight.shape[1]))
 
@@ -275,10 +275,10 @@ class _Neurons:
         return scale, torch.cat(rows)
 
 
-def _activations(run: BlockRun, site: Site) -> Tensor:
+def activations(run: BlockRun, site: Site) -> Tensor:
     """The neurons' activations, (N, I), from the unit's recorded input or output."""
     unit = next(u for u in run.units if u.module is site.unit)
-    if not _holds(unit.module, site):  # the layer stands behind the unit
+    if not holds(unit.module, site):  # the layer stands behind the unit
         return wide(unit.output.reshape(-1, site.count))
     seen: list[Tensor] = []
 
@@ -290,14 +290,15 @@ def _activations(run: BlockRun, site: Site) -> Tensor:
     return wide(seen[0].reshape(-1, seen[0].shape[-1]))
 
 
-def _unit_without(module: nn.Module, x: Tensor, site: Site, edit: Edit) -> Tensor:
+def unit_without(module: nn.Module, x: Tensor, sites: Sequence[Site], edit: Edit) -> Tensor:
     """A unit's own output with an edit in force; the rig's stand-in is bypassed because no replay is on."""
-    with watching([site], edit):
+    with watching(sites, edit):
         output = module(x)
     return output if isinstance(output, Tensor) else output[0]
 
 
-def _holds(module: nn.Module, site: Site) -> bool:
+def holds(module: nn.Module, site: Site) -> bool:
+    """Whether the site's module is this one, or inside it."""
     return any(site.module is inner for inner in module.modules())
 
 

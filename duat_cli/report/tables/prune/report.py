@@ -11,6 +11,8 @@ from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.grid import Column, Labels, filled, fits, grids, missing, unshown
 from duat_cli.report.tables.page import Page, line
 from duat_cli.report.tables.prune import repair, sets
+from duat_cli.report.tables.prune.eq16 import TABLES as EQ16_TABLES
+from duat_cli.report.tables.prune.eq16 import eq16
 from duat_cli.report.tables.prune.written import written
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.prune.terms import Prediction, PruneBlock
@@ -28,6 +30,7 @@ def render_prune(report: PruneReport, page: Page) -> str:
         *_own_loss(report),
         *_blocks(report, page),
         *sets.sets(report, page),
+        *eq16(report, page),
         *written(report.written),
         *_predictions(report, page),
         _BLANK,
@@ -261,5 +264,6 @@ TABLES = {
     "blocks[].": [*_part_columns(""), *_certified_columns(), *_head_columns("")],
     **sets.TABLES,
     **repair.TABLES,
+    **EQ16_TABLES,
     "prediction[].": _PREDICTION_COLUMNS,
 }

@@ -1,0 +1,123 @@
+"""One block under one prompt with all dynamic parameters held: what terms put into it, and the block without them.
+
+`terms` gives each term's own part of the block's output. `whole` and `moved` are the block as an affine map without
+terms that are taken out at their place, and its linear part. The first looks at terms one by one, the second at all of
+them together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from duat_cli.analysis.prune.terms.readings import activations, holds, unit_without
+from duat_cli.models.arrays import wide
+from duat_cli.models.block.linears import matrix_of
+from duat_cli.models.instrument.rig import BlockRun, zero_given
+from duat_cli.models.sweep.budgets import AT_ONCE
+from duat_cli.models.sweep.passes import Removal
+from duat_cli.models.terms.sites import BlockSites, Site, TermId, watching
+
+
+class FrozenBlock:
+    """Tensors are (items, N, M). A removal is of terms of this block call; None takes nothing out."""
+
+    def __init__(self, run: BlockRun, sites: BlockSites) -> None:
+        self._run, self._sites = run, sites
+        self._given = [unit.output[None] for unit in run.units]
+
+    def whole(self, items: Tensor, removal: Removal | None = None) -> Tensor:
+        """The block's output, every σ giving what it gave, without the terms."""
+        if removal is not None and removal.whole:
+            return torch.cat([removal.bridge(item[None]) for item in items])
+        given = self._given if removal is None else self._without_inside(removal)
+        return self._replayed(items, given, removal)
+
+    def moved(self, items: Tensor, removal: Removal | None = None) -> Tensor:
+        """What a change of the block's input is at its output, the terms being gone."""
+        if removal is not None and removal.whole:
+            return items
+        zero = zero_given(self._run, 1)
+        return self._replayed(items, zero, removal) - self._replayed(torch.zeros_like(items[:1]), zero, removal)
+
+    def term(self, term: TermId, removal: Removal) -> Tensor:
+        """Part of one term, which is no neuron, in the block's output, (1, N, M). removal: of this term alone."""
+        return self.whole(self._run.input) - self.whole(self._run.input, removal)
+
+    def neurons(self, site: Site, removal: Removal) -> Neurons:
+        """Those of one layer; removal: says what stands in for them."""
+        values = activations(self._run, site)  # (N, I)
+        if removal.means is not None:
+            values = values - removal.means[removal.number, site].to(values)
+        return Neurons(self, site, values, matrix_of(site.module, site.count).to(values))
+
+    def behind_layer(self, site: Site, values: Tensor) -> Tensor:
+        """What the block makes of the output of the FFN's last layer, at its own output. values: (items, N, width)."""
+        end = next(end for end in self._sites.of("ffn") if holds(end.module, site))
+        zero = self._run.input.new_zeros(1, *self._run.input.shape[1:])
+        base = self._put(end, zero, torch.zeros_like(values[:1]))
+        step = AT_ONCE if self._run.parts.batched else 1
+        return torch.cat([self._put(end, zero, some) - base for some in values.split(step)])
+
+    def _put(self, end: Site, zero: Tensor, values: Tensor) -> Tensor:
+        def put(_: Site, tensor: Tensor, __: Tensor | None) -> Tensor:
+            return values.reshape(tensor.shape).to(tensor).clone()  # blocks may write to it
+
+        # In front of any norm on the branch, which is held as all else is.
+        with watching([Site("ffn", end.module, "output", 1)], put):
+            replay = self._run.replay(zero.expand(len(values), -1, -1), zero_given(self._run, len(values)))
+        assert replay.output is not None
+        return replay.output
+
+    def _replayed(self, items: Tensor, given: Sequence[Tensor], removal: Removal | None) -> Tensor:
+        found = []
+        with contextlib.ExitStack() as stack:
+            if removal is not None:
+                stack.enter_context(watching(self._outside(removal), removal.edit))
+            for some in items.split(AT_ONCE):
+                replay = self._run.replay(some, [g.expand(len(some), *g.shape[1:]) for g in given])
+                assert replay.output is not None
+                found.append(replay.output)
+        return torch.cat(found)
+
+    def _inside(self, site: Site) -> bool:
+        """Whether a nonlinear module, which a replay does not run, holds the site; its own output is outside of it."""
+        held = [unit.module for unit in self._run.units if holds(unit.module, site)]
+        return any(site.place != "output" or module is not site.module for module in held)
+
+    def _outside(self, removal: Removal) -> list[Site]:
+        return [site for site in removal.masks if not self._inside(site)]
+
+    def _without_inside(self, removal: Removal) -> list[Tensor]:
+        """What the nonlinear modules give without the terms that they hold."""
+        inside = [site for site in removal.masks if self._inside(site)]
+        found = []
+        for unit, given in zip(self._run.units, self._given, strict=True):
+            here = [site for site in inside if holds(unit.module, site)]
+            found.append(unit_without(unit.module, unit.input, here, removal.edit)[None] if here else given)
+        return found
+
+
+class Neurons:
+    """The neurons of one layer: neuron k adds a_k ⊗ w_k to the layer's output."""
+
+    def __init__(self, block: FrozenBlock, site: Site, values: Tensor, weight: Tensor) -> None:
+        self._block, self._site = block, site
+        self.values, self.weight = values, weight  # (N, I), (I, width)
+
+    @property
+    def sizes(self) -> Tensor:
+        """|a_k| |w_k| of every neuron, (I,)."""
+        return wide(self.values).norm(dim=0) * wide(self.weight).norm(dim=1)
+
+    def each(self, places: Tensor) -> Tensor:
+        """The parts of single neurons in the block's output, (places, N, M)."""
+        outer = self.values.T[places, :, None] * self.weight[places, None, :]
+        return self._block.behind_layer(self._site, outer)
+
+    def together(self, places: Tensor) -> Tensor:
+        """The part of all of these, (1, N, M)."""
+        return self._block.behind_layer(self._site, (self.values[:, places] @ self.weight[places])[None])

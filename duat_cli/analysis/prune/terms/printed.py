@@ -1,0 +1,190 @@
+"""Eq. 16 as printed, for sets of terms: what it bounds the change of the last block's output by, and what that is.
+
+The paper bounds what the removal of a set does by |Σ removed terms|. Here every term of the set is taken at its own
+place and carried to the last block's output through the frozen blocks as they are without the set; the norm of the sum
+of these vectors is the bound, and the sum of their norms is at least as large. Where everything that the input sets is
+held (H, the scales of norms, routing, gates, and what every σ that stays gives, whose bias the blocks before it set),
+the removal changes the output by exactly that sum. It is computed a second way: the frozen blocks are run with the
+whole set taken out at its place.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from duat_cli.analysis.prune.terms.frozen import FrozenBlock
+from duat_cli.models.arrays import wide
+from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.sweep.budgets import PRINTED_TERMS
+from duat_cli.models.sweep.passes import Removal, Removals
+from duat_cli.models.terms.sites import BlockSites, TermId
+from duat_cli.statistics.drawn import Drawn, draw
+
+SEED = 37
+
+
+@dataclass(frozen=True)
+class Printed:
+    """Eq. 16 for one set under one prompt: norms relative to that of the last block's output."""
+
+    bound: float
+    triangle: float
+    variance: float
+    """Of the triangle's estimate; 0 where every term was carried."""
+    held: float
+    error: float
+    """|output - (output without the set, all held + sum of the carried terms)| / |output|."""
+
+
+@dataclass
+class _Set:
+    """How far one set has come. Tensors: (items, N, M)."""
+
+    terms: Mapping[int, list[TermId]]  # by block call
+    removals: Removals
+    count: int
+    carried: Tensor | None = None  # the sum of its terms, one item
+    held: Tensor | None = None  # the stream without them
+    each: Tensor | None = None  # single terms
+    drawn: list[Drawn] = field(default_factory=list)  # which, in the order of `each`
+
+
+class PrintedReader:
+    """Behind every block of one prompt's sweep."""
+
+    def __init__(
+        self,
+        sites: Mapping[nn.Module, BlockSites],
+        sets: Sequence[Sequence[TermId]],
+        removals: Sequence[Removals],
+        singles: Mapping[TermId, Removal],
+        seed: int,
+        each: int = PRINTED_TERMS,
+    ) -> None:
+        """removals: of every set. singles: of every term alone that is no neuron."""
+        self._sites, self._singles, self._most = sites, singles, each
+        self._generator = torch.Generator().manual_seed(SEED + seed)
+        self._sets = [_Set(_by_block(s), gone, len(s)) for s, gone in zip(sets, removals, strict=True)]
+        self._output: Tensor | None = None
+
+    def __call__(self, run: BlockRun) -> None:
+        block = FrozenBlock(run, self._sites[run.parts.module])
+        self._carry(block, run)
+        alone: dict[TermId, Tensor] = {}
+        for one in self._sets:
+            terms = one.terms.get(run.index)
+            if terms:
+                self._add(one, block, run, terms, alone)
+        self._output = run.output
+
+    def found(self) -> list[Printed]:
+        """Of every set, behind the last block."""
+        assert self._output is not None
+        whole = wide(self._output).double()
+        size = float(whole.norm())
+        results = []
+        for one in self._sets:
+            assert one.carried is not None
+            assert one.held is not None
+            carried, held = wide(one.carried).double(), wide(one.held).double()
+            bound = float(carried.norm())
+            triangle, variance = bound, 0.0
+            if one.each is not None:
+                norms = wide(one.each).flatten(1).norm(dim=1)
+                pieces = norms.split([len(drawn.places) for drawn in one.drawn])
+                sums = [drawn.total(piece) for drawn, piece in zip(one.drawn, pieces, strict=True)]
+                triangle, variance = sum(total for total, _ in sums), sum(var for _, var in sums)
+            changed = whole - held
+            results.append(
+                Printed(
+                    bound / size,
+                    triangle / size,
+                    variance / size**2,
+                    float(changed.norm()) / size,
+                    float((changed - carried).norm()) / size,
+                )
+            )
+        return results
+
+    def _carry(self, block: FrozenBlock, run: BlockRun) -> None:
+        """Every set that has begun, through this block without its own terms there."""
+        begun = [one for one in self._sets if one.carried is not None]
+        together = [one for one in begun if run.index not in one.removals]
+        if together:
+            moving = [t for one in together for t in (one.carried, one.each) if t is not None]
+            moved = iter(block.moved(torch.cat(moving)).split([len(t) for t in moving]))
+            held = block.whole(torch.cat([one.held for one in together if one.held is not None])).split(1)
+            for one, stream in zip(together, held, strict=True):
+                one.carried, one.held = next(moved), stream
+                one.each = None if one.each is None else next(moved)
+        for one in begun:
+            removal = one.removals.get(run.index)
+            if removal is not None:
+                assert one.carried is not None
+                assert one.held is not None
+                items = one.carried if one.each is None else torch.cat([one.carried, one.each])
+                passed = block.moved(items, removal)
+                one.carried, one.each = passed[:1], None if one.each is None else passed[1:]
+                one.held = block.whole(one.held, removal)
+
+    def _add(
+        self, one: _Set, block: FrozenBlock, run: BlockRun, terms: Sequence[TermId], alone: dict[TermId, Tensor]
+    ) -> None:
+        """What the set has in this block. alone: parts of single terms that other sets asked for already."""
+        removal = one.removals[run.index]
+        if one.held is None:
+            one.held = block.whole(run.input, removal)
+        others = [term for term in terms if term.kind != "neuron"]
+        for term in others:
+            if term not in alone:
+                alone[term] = self._alone(block, run, term)
+        if others:
+            values = torch.cat([alone[term] for term in others])
+            self._keep(one, values.sum(dim=0, keepdim=True))
+            drawn = self._drawn(one, wide(values).flatten(1).norm(dim=1))
+            if drawn is not None:
+                self._follow(one, values[drawn.places.to(values.device)], drawn)
+        for site in self._sites[run.parts.module].of("neuron"):
+            places = [t.index - site.offset for t in terms if t.kind == "neuron" and t.index is not None]
+            index = torch.tensor([k for k in places if 0 <= k < site.count], device=run.input.device)
+            if len(index):
+                layer = block.neurons(site, removal)
+                self._keep(one, layer.together(index))
+                drawn = self._drawn(one, layer.sizes[index])
+                if drawn is not None:
+                    self._follow(one, layer.each(index[drawn.places.to(index.device)]), drawn)
+
+    def _alone(self, block: FrozenBlock, run: BlockRun, term: TermId) -> Tensor:
+        removal = self._singles[term]
+        if term.kind == "block":
+            return run.output - removal.bridge(run.input)
+        return block.term(term, removal)
+
+    def _drawn(self, one: _Set, sizes: Tensor) -> Drawn | None:
+        """Which terms of some are carried one by one; None for a single term, whose norm is the bound, and where all
+        are zero."""
+        if one.count == 1 or not bool(sizes.any()):
+            return None
+        share = len(sizes) if one.count <= self._most else round(self._most * len(sizes) / one.count)
+        return draw(sizes, share, self._generator)
+
+    @staticmethod
+    def _keep(one: _Set, value: Tensor) -> None:
+        one.carried = value if one.carried is None else one.carried + value
+
+    @staticmethod
+    def _follow(one: _Set, values: Tensor, drawn: Drawn) -> None:
+        one.each = values if one.each is None else torch.cat([one.each, values])
+        one.drawn.append(drawn)
+
+
+def _by_block(terms: Sequence[TermId]) -> dict[int, list[TermId]]:
+    found: dict[int, list[TermId]] = defaultdict(list)
+    for term in terms:
+        found[term.block].append(term)
+    return dict(found)

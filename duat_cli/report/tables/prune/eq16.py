@@ -1,0 +1,118 @@
+"""Eq. 16 as printed, as text: the bound beside the change that is measured, for sets and for whole parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from duat_cli.kinds import Kind
+from duat_cli.report.tables import numbers
+from duat_cli.report.tables.grid import Column, Labels, filled, grids
+from duat_cli.report.tables.page import Page, line
+from duat_cli.results.base import Result
+from duat_cli.results.prune.eq16 import Eq16
+from duat_cli.results.prune.report import PruneReport
+
+_BLANK = Text("")
+_SET = Labels(("what",), lambda row: row.name if isinstance(row, Eq16) else "", False)
+_BLOCK = Labels(("block",), lambda row: str(row.number) if isinstance(row, _Parts) else "")
+
+
+class _Parts(Result):
+    """The whole parts of one block side by side."""
+
+    number: int
+    block: Eq16 | None
+    attention: Eq16 | None
+    ffn: Eq16 | None
+
+
+def eq16(report: PruneReport, page: Page) -> list[RenderableType]:
+    """Nothing where it was not computed."""
+    if not report.eq16:
+        return []
+    sets = [row for row in report.eq16 if row.what == "set"]
+    parts = _by_block([row for row in report.eq16 if row.what == "part"])
+    prompts = f"{report.eq16[0].prompts} of {numbers.plural(len(report.prompts), 'prompt')}"
+    tables = [
+        *(grids(sets, _SET, filled(sets, set_columns()), page) if sets else []),
+        *(grids(parts, _BLOCK, filled(parts, _part_columns()), page) if parts else []),
+    ]
+    return [
+        _BLANK,
+        line("Eq. 16 as printed: norms at the last block's output, relative to that output's own", "bold"),
+        *(part for table in tables for part in (_BLANK, table)),
+        _BLANK,
+        line(
+            "bound: norm of the sum of the removed terms, each carried there through the frozen blocks; held: change "
+            f"with all dynamic parameters held; measured: with everything reacting. Means over {prompts}.",
+            "dim",
+        ),
+        *_verdict(report.eq16),
+    ]
+
+
+def _verdict(rows: Sequence[Eq16]) -> list[RenderableType]:
+    """In words, whether the printed bound holds."""
+    error = max(row.error for row in rows)
+    held = f"Held, the removal changes the output by the bound's own vector, to {numbers.error(error)}."
+    known = [row for row in rows if row.exceeded is not None]
+    above = [row for row in known if row.exceeded]
+    if not known:
+        return [line(held)]
+    if not above:
+        return [line(f"{held} Measured, it does not exceed the bound for any of these {len(known)} here.")]
+    worst = max(above, key=lambda row: row.ratio_largest or 0.0)
+    most = (
+        "" if worst.ratio_largest is None else f", by up to {numbers.plain(worst.ratio_largest)} times ({_of(worst)})"
+    )
+    return [
+        line(
+            f"{held} Once the dynamic parameters react the printed bound does not hold: what is measured exceeds it "
+            f"for {len(above)} of {len(known)} sets and parts{most}.",
+            "yellow",
+        )
+    ]
+
+
+def _of(row: Eq16) -> str:
+    if row.kind is None:
+        return f"the set of {row.name}"
+    names: dict[Kind, str] = {"ffn": "FFN", "attention": "attention"}
+    return f"block {row.block}" if row.kind == "block" else f"{names.get(row.kind, row.kind)} of block {row.block}"
+
+
+def _by_block(rows: Sequence[Eq16]) -> list[_Parts]:
+    """Of several FFNs in a block the one with the largest bound."""
+    found: dict[int, dict[str, Eq16]] = {}
+    for row in sorted(rows, key=lambda row: row.bound):
+        if row.block is not None and row.kind is not None:
+            found.setdefault(row.block, {})[row.kind] = row
+    return [
+        _Parts(number=k, **{kind: found[k].get(kind) for kind in ("block", "attention", "ffn")}) for k in sorted(found)
+    ]
+
+
+def set_columns() -> list[Column]:
+    return [
+        Column(("terms", ""), "terms", numbers.whole),
+        Column(("bound", "x output"), "bound", numbers.plain),
+        Column(("held", "x output"), "held", numbers.plain),
+        Column(("measured", "x output"), "measured", numbers.plain),
+        Column(("measured", "/ bound"), "ratio", numbers.plain),
+        Column(("exceeded", "prompts"), "exceeded", numbers.whole),
+        Column(("sum of", "norms"), "triangle", numbers.plain),
+    ]
+
+
+def _part_columns() -> list[Column]:
+    return [
+        Column((name, word, "x output"), f"{kind}.{field}", numbers.plain)
+        for kind, name in (("block", "block"), ("attention", "attention"), ("ffn", "FFN"))
+        for word, field in (("bound", "bound"), ("measured", "measured"))
+    ]
+
+
+TABLES = {"eq16[].": set_columns()}

@@ -1,0 +1,52 @@
+"""What is planned for Eq. 16 against sums by hand, and against the prompts that a run takes."""
+
+from __future__ import annotations
+
+import pytest
+from helpers import as_loaded, single_model, token_ids
+
+from duat_cli.analysis.plan.printed import printed_memory, printed_tokens, printed_values
+from duat_cli.analysis.plan.pruning import terms_of
+from duat_cli.analysis.plan.shape import Shape, shape_of
+from duat_cli.analysis.plan.task import PruneOptions, Task
+from duat_cli.analysis.prune.run import prune_bound
+from duat_cli.kinds import Kind
+from duat_cli.loading.checkpoint.preflight import inspect_folder
+from duat_cli.loading.checkpoint.source import demo_path
+from duat_cli.loading.prompts import Prompt
+from duat_cli.models.sweep import budgets
+
+COUNTS: dict[Kind, int] = {"neuron": 2304, "head": 36, "expert": 0, "ffn": 6, "attention": 6, "block": 6}
+SETS, FOLLOWED = 3 * 6 + 5, 128 + 36 + 3 * 6  # whole parts and a set of each kind; its terms, at most 128
+
+
+@pytest.fixture
+def shape() -> Shape:
+    return shape_of(inspect_folder(demo_path()), "float32")
+
+
+def test_memory_is_of_all_that_is_carried(shape: Shape) -> None:
+    options = PruneOptions()
+    task = Task("prune-bound", (40, 60, 20), pruning=options)
+    assert terms_of(shape, options) == COUNTS
+    one = budgets.COPIES * 192 * 4 * (2 * SETS + FOLLOWED)
+    assert printed_memory(shape, task, COUNTS, options, streamed=True) == 120 * one
+    assert printed_memory(shape, task, COUNTS, options, streamed=False) == 60 * one
+    assert printed_values(COUNTS) == (2 * SETS + FOLLOWED) / 2
+
+
+def test_prompts_are_the_first_that_fit(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = PruneOptions()
+    task = Task("prune-bound", (40, 6000, *[20] * 9), pruning=options)
+    assert printed_tokens(shape, task, COUNTS, options) == [40, *[20] * 7]  # eight; 6,000 tokens are too many
+    monkeypatch.setattr(budgets, "PRINTED_BYTES", 60 * budgets.COPIES * 192 * 4 * (2 * SETS + FOLLOWED))
+    assert printed_tokens(shape, task, COUNTS, options) == [40, 20]
+
+
+def test_a_run_takes_as_many() -> None:
+    options = PruneOptions(probes=2, measure=0, effort="quick", kinds=("head",), budget=9.0)
+    model = single_model("llama")
+    given = [Prompt("", str(k), token_ids(model, 5 + k, k), k) for k in range(4)]
+    report = prune_bound(as_loaded(model), given, [], options, lambda *_: None).report
+    assert {row.prompts for row in report.eq16} == {options.spent.printed}
+    assert [row.name for row in report.eq16] == ["head"]

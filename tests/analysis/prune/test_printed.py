@@ -1,0 +1,93 @@
+"""Eq. 16 in the report: which sets and parts, the measured change a second way, and what is left out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from helpers import as_loaded, single_model, token_ids
+from removal import OWN, weights_zeroed
+
+from duat_cli.analysis.plan.task import PruneOptions
+from duat_cli.analysis.prune.run import prune_bound
+from duat_cli.loading.prompts import Prompt
+from duat_cli.models.sweep import budgets
+from duat_cli.models.terms.sites import TermId
+from duat_cli.results.prune.report import PruneReport
+
+OPTIONS = PruneOptions(probes=4, measure=3, budget=0.3)
+
+
+def report_of(model: Any, options: PruneOptions = OPTIONS, prompts: int = 3) -> PruneReport:
+    given = [Prompt("", str(k), token_ids(model, 5 + k, k), k) for k in range(prompts)]
+    return prune_bound(as_loaded(model), given, [], options, lambda *_: None).report
+
+
+def term_of(name: str) -> TermId:
+    block, *rest = name.removeprefix("block.").split(".")
+    return TermId(rest[0], int(block), int(rest[1])) if rest else TermId("block", int(block))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2"])
+def test_measured_is_the_change_at_the_last_block_with_the_weights_at_zero(model_type: str) -> None:
+    """Of every whole part and every chosen set, by a plain hook; and the counts beside it."""
+    model = single_model(model_type)
+    report = report_of(model)
+    head_dim = getattr(model.config, "head_dim", None) or model.config.hidden_size // model.config.num_attention_heads
+    sets = {plan.granularity: plan.set for plan in report.plans if plan.set}
+    assert {row.name for row in report.eq16 if row.what == "set"} == set(sets)
+    depth = len(report.blocks)
+    assert len([row for row in report.eq16 if row.what == "part"]) == 3 * depth
+    last = model.get_submodule(OWN[model_type].blocks)[-1]
+    seen: list[torch.Tensor] = []
+    for row in report.eq16:
+        terms = [term_of(name) for name in (sets[row.name] if row.what == "set" else [row.name])]
+        assert row.terms == len(terms)
+        if any(t.kind == "block" and t.block == depth - 1 for t in terms):
+            continue  # the hook would see what the passed-over block gives
+        changes = []
+        for k in range(3):
+            ids = token_ids(model, 5 + k, k)
+            seen.clear()
+            handle = last.register_forward_hook(lambda m, a, o: seen.append(o if torch.is_tensor(o) else o[0]))
+            with torch.no_grad():
+                model(input_ids=ids)
+                with weights_zeroed(model, OWN[model_type], terms, head_dim):
+                    model(input_ids=ids)
+            handle.remove()
+            before, after = (x.double() for x in seen)
+            changes.append(float((after - before).norm() / before.norm()))
+        assert row.measured == pytest.approx(sum(changes) / 3, rel=1e-4, abs=1e-7), row.name
+        assert row.ratio == pytest.approx(row.measured / row.bound)
+        assert row.exceeded is not None
+        assert (row.exceeded > 0) == (row.ratio_largest > 1.0001)
+    assert report.certificate.relative_error >= max(row.error for row in report.eq16)
+
+
+def test_what_was_not_ablated_has_a_bound_and_a_reason() -> None:
+    rows = report_of(single_model("llama"), replace(OPTIONS, measure=0)).eq16
+    parts = [row for row in rows if row.what == "part"]
+    assert parts
+    assert all(row.measured is None and row.exceeded is None and row.bound > 0 for row in parts)
+    assert all(set(row.reasons) == {"measured", "ratio", "ratio_largest", "exceeded"} for row in parts)
+    assert all(row.measured is not None for row in rows if row.what == "set")
+
+
+def test_in_the_last_block_what_nothing_reads_is_bounded_with_equality() -> None:
+    rows = {row.name: row for row in report_of(single_model("llama")).eq16}
+    last = max(row.block for row in rows.values() if row.block is not None)
+    row = rows[f"block.{last}.ffn.0"]
+    assert row.measured == pytest.approx(row.bound, rel=1e-5)
+    assert row.exceeded == 0
+
+
+def test_only_the_first_prompts_that_fit_are_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = single_model("llama")
+    quick = replace(OPTIONS, effort="quick")
+    assert {row.prompts for row in report_of(model, quick).eq16} == {quick.spent.printed}
+    monkeypatch.setattr(budgets, "PRINTED_BYTES", 1)
+    report = report_of(model)
+    assert report.eq16 == []
+    assert any(one.what == "Eq. 16 as printed" for one in report.skipped)
