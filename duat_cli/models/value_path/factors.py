@@ -217,7 +217,9 @@ def _own_values(run: BlockRun, base: Replay, base_items: Tensor, given: list[Ten
     like = wide(run.attention[0].output)
     value = torch.eye(side, dtype=like.dtype, device=like.device).reshape(side, heads, width).transpose(0, 1)
     gate, _ = gate_of(run, given)
-    factors = BlockFactors(HeadFactors(value, _read_output(run, tap, gate)), tap, None, 0.0, "read", own=True, gated=True)
+    factors = BlockFactors(
+        HeadFactors(value, _read_output(run, tap, gate)), tap, None, 0.0, "read", own=True, gated=True
+    )
     scale, error = _reach(run, factors, gate, base, base_items, given)
     found = replace(factors, token_scale=_constant(scale, tap), error=error)
     operator_of(run, found, base, base_items, given)
