@@ -173,7 +173,8 @@ class RemovedPart(WithReasons):
 
     block: int = Field(description="number of the block, from 0")
     unit: int | None = Field(description="of a neuron: number of the unit's call among the block's")
-    index: int = Field(description="number of the head in its block, or of the neuron in its unit")
+    expert: int | None = Field(description="of a neuron inside an expert of a mixture: that expert, from 0")
+    index: int = Field(description="number of the head in its block, or of the neuron in its unit or expert")
     part: Annotated[Finite, _TOTAL] = Field(description="its frozen part, through all later blocks; of a head, `moved`")
     direct: Annotated[Finite | None, _DIRECT] = Field(description="of a head: what it writes straight to the logit")
     change: Annotated[Finite | None, _LOST] = Field(description="how much of the logit is lost when it is set to zero")
@@ -213,6 +214,7 @@ class MeasuredParts(Result):
     neurons: list[RemovedPart]
     tokens: list[RemovedToken]
     agreement: list[Agreement]
+    skipped: list[Skipped] = Field(description="heads and neurons that are taken out in no case, and why")
 
 
 class Attribution(WithReasons):

@@ -20,7 +20,7 @@ from duat_cli.models.instrument.records import UnitCall
 from duat_cli.models.instrument.tracing import Event
 from duat_cli.models.sweep.adjoint import Held
 from duat_cli.models.sweep.gradients import pulled
-from duat_cli.models.terms.experts import ExpertForm, expert_form, source_of
+from duat_cli.models.terms.experts import Columns, ExpertForm, expert_form, source_of
 from duat_cli.models.terms.sites import Site, watching
 
 
@@ -29,6 +29,8 @@ class KnownExperts:
 
     def __init__(self) -> None:
         self._forms: dict[nn.Module, ExpertForm | None] = {}
+        self.columns: dict[nn.Module, Columns] = {}  # of every form that was found
+        self.faults: dict[nn.Module, str] = {}  # why there is none
 
     def forget(self) -> None:
         """Once weights that were read block by block are gone."""
@@ -38,9 +40,10 @@ class KnownExperts:
         """None where the neurons cannot be told apart."""
         if site.module not in self._forms:
             try:
-                self._forms[site.module] = expert_form(event, site)
-            except UnsupportedModelError:
-                self._forms[site.module] = None
+                found = self._forms[site.module] = expert_form(event, site)
+                self.columns[site.module] = Columns.of(found)
+            except UnsupportedModelError as fault:
+                self._forms[site.module], self.faults[site.module] = None, str(fault)
         return self._forms[site.module]
 
 

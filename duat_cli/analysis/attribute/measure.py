@@ -1,9 +1,9 @@
 """The leading tokens, heads and neurons taken out for real, beside their frozen parts.
 
 A frozen part says what something is of this output; a measured change says what becomes of the output without it, once
-attention and norms have reacted. A head or neuron is set to zero at every token. A token goes in two ways, which answer
-two questions: attention to it is cut (its own stream stays), or its embedding is the mean of the vocabulary's (its
-place stays, and may be attended to).
+attention and norms have reacted. A head or neuron is set to zero at every token; a neuron inside an expert at those
+that the expert gets. A token goes in two ways, which answer two questions: attention to it is cut (its own stream
+stays), or its embedding is the mean of the vocabulary's (its place stays, and may be attended to).
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from duat_cli.analysis.attribute.leading import Place
+from duat_cli.analysis.attribute.parts import BlockParts, UnitParts
 from duat_cli.analysis.attribute.targets import Target
-from duat_cli.analysis.attribute.work import Found, Prediction
+from duat_cli.analysis.attribute.work import Found, Prediction, Work
 from duat_cli.analysis.session import Session
 from duat_cli.models.instrument.hooks import After, hooked
-from duat_cli.models.sweep.ending import EndingForm
-from duat_cli.models.sweep.passes import BlockCall, recording, removals, without
-from duat_cli.models.terms.sites import BlockSites, TermId
+from duat_cli.models.sweep.passes import BlockCall, Removal, Removals, recording, removals, without
+from duat_cli.models.terms.sites import TermId
 from duat_cli.statistics.divergence import kl
 
 ROWS = 4096  # of the embedding at a time
@@ -44,6 +45,7 @@ class Removed:
 
     block: int
     unit: int | None  # of a neuron
+    expert: int | None  # that the neuron is in
     index: int
     part: float  # frozen, total
     direct: float | None  # of a head
@@ -67,15 +69,17 @@ class Measured:
     heads: list[Removed]
     neurons: list[Removed]
     tokens: list[RemovedToken]
+    skipped: dict[tuple[str, str], list[int]]  # blocks whose heads, or neurons, are not taken out, by kind and reason
 
 
 class Measurer:
     """Removals from the pass of one prompt, measured on one target."""
 
-    def __init__(
-        self, session: Session, sites: dict[nn.Module, BlockSites], form: EndingForm, ids: Tensor, target: Target
-    ) -> None:
-        self._session, self._sites, self._layer = session, sites, form.layer
+    def __init__(self, session: Session, work: Work, ids: Tensor, target: Target) -> None:
+        """work: done, on this prompt."""
+        assert work.form is not None
+        self._session, self._sites, self._layer = session, work.sites, work.form.layer
+        self._columns = work.known.columns
         self._model, self._ids, self._target = session.loaded.model, ids, target
 
     def of(self, found: Found, count: int) -> Measured:
@@ -85,41 +89,68 @@ class Measurer:
         plain = _Seen(recording(self._session.structure, Prediction(self._model, self._ids), calls), self._layer)
         self._session.together([plain])
         heads = sorted(
-            ((block.number, head) for block in parts.blocks for head in range(block.heads.shape[1])),
+            (
+                (block.number, head)
+                for block in parts.blocks
+                if self._why_no_heads(block) is None
+                for head in range(block.heads.shape[1])
+            ),
             key=lambda place: -abs(float(parts.blocks[place[0]].heads[0, place[1]])),
         )[:count]
-        heads = [(block, head) for block, head in heads if self._known(TermId("head", block, head))]
-        neurons = [(b, u, i, value) for b, u, i, value, _ in leading.neurons if parts.blocks[b].units[u].removable]
-        terms = [TermId("head", block, head) for block, head in heads]
-        for block, unit, index, _ in neurons[:count]:
-            site = parts.blocks[block].units[unit].site
-            assert site is not None
-            terms.append(TermId("neuron", block, site.offset + index))
+        neurons = leading.neurons[:count]
         places = parts.tokens[0].abs().argsort(descending=True)[:count].tolist()
         _ = self._mean  # looked up outside of any pass
-        passes = [self._without(term, calls) for term in terms]
+        passes = [self._without(TermId("head", block, head), calls) for block, head in heads]
+        passes += [self._without_neuron(parts.blocks[one.block].units[one.unit], one, calls) for one in neurons]
         passes += [self._cut(place) for place in places] + [self._replaced(place) for place in places]
         self._session.together([*passes])
         changes = iter([self._change(plain, one) for one in passes])
         found_heads = []
         for b, h in heads:
             total, direct = float(parts.blocks[b].heads[0, h]), float(parts.blocks[b].heads_direct[0, h])
-            found_heads.append(Removed(b, None, h, total, direct, next(changes)))
-        found_neurons = [Removed(b, u, i, value, None, next(changes)) for b, u, i, value in neurons[:count]]
+            found_heads.append(Removed(b, None, None, h, total, direct, next(changes)))
+        found_neurons = []
+        for one in neurons:
+            inside = parts.blocks[one.block].units[one.unit].in_expert
+            expert, index = (None, one.number) if inside is None else divmod(one.number, inside)
+            found_neurons.append(Removed(one.block, one.unit, expert, index, one.total, None, next(changes)))
         cut = [next(changes) for _ in places]
         tokens = [
             RemovedToken(place, float(parts.tokens[0, place]), without, next(changes))
             for place, without in zip(places, cut, strict=True)
         ]
-        return Measured(found_heads, found_neurons, tokens)
+        return Measured(found_heads, found_neurons, tokens, self._skipped(parts.blocks))
 
-    def _known(self, term: TermId) -> bool:
-        sites = self._sites[self._session.structure.calls[term.block]]
-        return term.index is not None and term.index < sites.count(term.kind)
+    def _why_no_heads(self, block: BlockParts) -> str | None:
+        """Why the heads of a block are not taken out; None where they are, or there are none."""
+        sites, heads = self._sites[self._session.structure.calls[block.number]], block.heads.shape[1]
+        if sites.count("head") == heads:
+            return None
+        return sites.reasons.get("head", f"{sites.count('head')} of its {heads} heads can be told apart in front of O")
+
+    def _skipped(self, blocks: Sequence[BlockParts]) -> dict[tuple[str, str], list[int]]:
+        found: dict[tuple[str, str], list[int]] = {}
+        for block in blocks:
+            reasons = {("heads", why) for why in [self._why_no_heads(block)] if why is not None}
+            reasons |= {(f"neurons of {unit.name}", unit.why) for unit in block.units if unit.why and not unit.mixes}
+            for reason in sorted(reasons):
+                found.setdefault(reason, []).append(block.number)
+        return found
 
     def _without(self, term: TermId, calls: Sequence[BlockCall]) -> _Seen:
+        return self._running(removals(self._session.structure, self._sites, [term]), calls)
+
+    def _without_neuron(self, unit: UnitParts, place: Place, calls: Sequence[BlockCall]) -> _Seen:
+        site = unit.site
+        assert site is not None
+        if unit.in_expert is None:
+            return self._without(TermId("neuron", place.block, site.offset + place.number), calls)
+        where = divmod(place.number, unit.in_expert)
+        beside = functools.partial(self._columns[site.module].without, site.module, *where)
+        return self._running({place.block: Removal({}, beside=beside)}, calls)
+
+    def _running(self, gone: Removals, calls: Sequence[BlockCall]) -> _Seen:
         structure, forward = self._session.structure, Prediction(self._model, self._ids)
-        gone = removals(structure, self._sites, [term])
         return _Seen(without(structure, forward, calls, gone, self._session.weights), self._layer)
 
     def _cut(self, place: int) -> _Seen:

@@ -40,15 +40,11 @@ class UnitParts:
     total: Tensor  # (targets,)
     direct: Tensor  # (targets,)
     tokens: Tensor | None  # total, (targets, N); None where its output has no rows a token
-    site: Site | None  # of its neurons
+    site: Site | None  # of its neurons, or of the experts that they are in
     neurons: Inner | None
     experts: Inner | None
     in_expert: int | None = None  # neurons of each expert, whose neurons stand one expert behind the other
-
-    @property
-    def removable(self) -> bool:
-        """Whether its neurons can be taken out: those inside experts have no layer of their own."""
-        return self.site is not None and self.in_expert is None
+    why: str | None = None  # it has no neurons
 
 
 @dataclass(frozen=True)
@@ -132,6 +128,7 @@ def _joined(units: list[UnitParts], block: BlockAdjoint) -> UnitParts:
         site=None,
         neurons=None,
         experts=None,
+        why="the block's output is not linear in what each of its units gives",
     )
 
 
@@ -157,20 +154,28 @@ def _unit_parts(block: BlockAdjoint, place: int, unit: UnitCall, call: int, know
     both = torch.cat([total, direct])  # of both readings, in one go
     neurons = None if held is None else _neurons(held, unit, both)
     experts, inside = (None, None) if routed is None else expert_parts(routed, unit, both, known)
-    in_expert = None
+    site, in_expert = None if held is None else held.site, None
     if neurons is None and inside is not None:
-        neurons, in_expert = inside.flatten(1), inside.shape[2]
+        assert routed is not None
+        neurons, site, in_expert = inside.flatten(1), routed.site, inside.shape[2]
     return UnitParts(
         name=type(unit.module).__name__,
         mixes=unit.module in run.parts.mixing,
         total=product.flatten(1).sum(dim=1),
         direct=products(direct, term),
         tokens=_by_token(product, run.input.shape[1]),
-        site=None if held is None else held.site,
+        site=site if neurons is not None else None,
         neurons=None if neurons is None else Inner(*neurons.chunk(2)),
         experts=None if experts is None else Inner(*experts.chunk(2)),
         in_expert=in_expert,
+        why=None if neurons is not None else _why(routed, known),
     )
+
+
+def _why(routed: Held | None, known: KnownExperts) -> str:
+    if routed is None:
+        return "what it gives is not made by one linear layer of its neurons"
+    return known.faults.get(routed.site.module, "parts of the neurons in its experts do not add up to their expert's")
 
 
 def _by_token(product: Tensor, tokens: int) -> Tensor | None:

@@ -33,7 +33,9 @@ from duat_cli.results.attribute import (
     TokenPart,
     UnitPart,
 )
+from duat_cli.results.base import Skipped
 from duat_cli.statistics.ranking import spearman
+from duat_cli.text import indices
 
 UNSOUND = "without it the model's output is not finite"
 FEWEST = 4  # pairs that a rank correlation is given for
@@ -180,9 +182,12 @@ def _measured(found: Measured, texts: Sequence[str]) -> MeasuredParts:
             reasons["direct"] = "of heads alone"
         if one.unit is None:
             reasons["unit"] = "a head is in no unit"
+        if one.expert is None:
+            reasons["expert"] = "it is in no expert"
         return RemovedPart(
             block=one.block,
             unit=one.unit,
+            expert=one.expert,
             index=one.index,
             part=one.part,
             direct=one.direct,
@@ -225,6 +230,10 @@ def _measured(found: Measured, texts: Sequence[str]) -> MeasuredParts:
             _agreement("neurons", [(n.part, n.change) for n in neurons]),
             _agreement("tokens, attention cut", [(t.part, t.cut) for t in tokens]),
             _agreement("tokens, embedding replaced", [(t.part, t.replaced) for t in tokens]),
+        ],
+        skipped=[
+            Skipped(what=f"{kind} of {indices('block', blocks)}", why=why)
+            for (kind, why), blocks in found.skipped.items()
         ],
     )
 

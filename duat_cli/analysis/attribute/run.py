@@ -97,12 +97,11 @@ class Attributor:
 
     def _measured(self, some: Found, text: Prompt) -> Measured:
         work, session = self._work, self._session
-        assert work.form is not None
         assert work.chain is not None
         work.chain.require()
         self._progress(some.prompt, work.count, f"removing what leads in prompt {some.prompt + 1} of {work.count}")
         ids = text.input_ids.to(session.loaded.device)
-        return Measurer(session, work.sites, work.form, ids, some.targets[0]).of(some, self._options.measure)
+        return Measurer(session, work, ids, some.targets[0]).of(some, self._options.measure)
 
     def _continuation(self, number: int, found: list[Attribution], text: Prompt) -> Continuation | None:
         if not self._runs_on:

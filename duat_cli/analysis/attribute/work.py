@@ -80,7 +80,7 @@ class Work:
         self._model = session.loaded.model
         probe = probe_ids(stack_of(self._model), DISCOVERY_TOKENS, session.loaded.device)
         self._probe = _Prompt(-1, probe, Prediction(self._model, probe))
-        self._known = KnownExperts()
+        self.known = KnownExperts()
         self.sites: dict[nn.Module, BlockSites] = {}
         self.form: EndingForm | None = None
         self.chain: Chain | None = None
@@ -150,9 +150,9 @@ class Work:
         for number in reversed(range(blocks)):
             if weights is not None:
                 weights.bring(structure.calls[number])
-                self._known.forget()
+                self.known.forget()
             for one in under_way:
-                run, parts = one.through(number, self._known)
+                run, parts = one.through(number, self.known)
                 if run.attention and not self._session.heads:
                     call = run.attention[0]
                     self._session.heads, self._session.kv_heads = call.rows.heads, call.value.shape[1]

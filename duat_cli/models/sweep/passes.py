@@ -74,6 +74,13 @@ class Removal:
     whole: bool = False  # the block as a whole: its output is its input
     means: Means | None = None  # what stands in for what is removed; None: zero
     number: int = 0  # of the block call, to find its means
+    beside: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext  # what no site stands for
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Around the block call."""
+        with watching(list(self.masks), self.edit), self.beside():
+            yield
 
     def edit(self, site: Site, value: Tensor, index: Tensor | None) -> Tensor:
         keep = site.spread(self.masks[site].to(value), value, index)
@@ -239,7 +246,7 @@ def without_terms(gone: Removals | None, number: int) -> Iterator[Callable[[Tens
     if removal is None:
         yield None
         return
-    with watching(list(removal.masks), removal.edit):
+    with removal.active():
         yield removal.bridge if removal.whole else None
 
 
@@ -360,7 +367,7 @@ def without(
             return original(*args, **kwargs)
         before = parts.hidden.get(args, kwargs)
         before = before.clone() if removal.whole else before
-        with watching(list(removal.masks), removal.edit):
+        with removal.active():
             output = original(*args, **kwargs)
         return with_hidden(output, before, removal.bridge(before)) if removal.whole else output
 

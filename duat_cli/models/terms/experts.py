@@ -9,7 +9,7 @@ and how gate and up share one, is tried out, and the form that gives every exper
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import equal, gaussian, relative_error
-from duat_cli.models.instrument.hooks import hooked
+from duat_cli.models.instrument.hooks import hooked, patched
 from duat_cli.models.instrument.tracing import Event, Trace
 from duat_cli.models.terms.feedforward import FeedForward, evaluate, find_feedforward
 from duat_cli.models.terms.sites import Site, watching
@@ -71,6 +71,39 @@ class ExpertForm:
         """f_e(z) from rows and columns, (T, M) to (T, M)."""
         y = self.activations(expert, z) @ self.columns[expert]
         return y if self.bias is None else y + self.bias[expert]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Where an experts module keeps the columns w_en: in a parameter (E, n, M), or (E, M, n) where it is mirrored."""
+
+    name: str
+    mirrored: bool
+
+    @staticmethod
+    def of(form: ExpertForm) -> Columns:
+        """Of a proved form, whose columns are a view of the parameter."""
+        own = form.module.named_parameters(recurse=False)
+        name, weight = next((name, p) for name, p in own if p.data_ptr() == form.columns.data_ptr())
+        return Columns(name, weight.stride() != form.columns.stride())
+
+    def without(self, module: nn.Module, expert: int, neuron: int) -> contextlib.AbstractContextManager[Any]:
+        """While active, calls of the module go without that neuron: its column is zero as long as one runs."""
+
+        def made(module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
+            def forward(*args: Any, **kwargs: Any) -> Any:
+                weight = module.get_parameter(self.name).detach()[expert]
+                column = weight[:, neuron] if self.mirrored else weight[neuron]
+                kept = column.clone()
+                column.zero_()
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    column.copy_(kept)
+
+            return forward
+
+        return patched(module, made)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from duat_cli.results.attribute import (
     Flow,
     InnerPart,
     MeasuredParts,
+    RemovedPart,
     Spread,
     Summary,
 )
@@ -218,7 +219,7 @@ def _inner(word: str, parts: Sequence[InnerPart], page: Page) -> list[Renderable
     return [_BLANK, line(f"Leading {word}", "bold"), _rows((word.removesuffix("s"), "total", "direct"), rows, page)]
 
 
-def place_of(part: InnerPart | Spread, *, several: bool = False) -> str:
+def place_of(part: InnerPart | RemovedPart | Spread, *, several: bool = False) -> str:
     """Block, unit if blocks have several, expert and number: 3.17, 3.e2.17."""
     unit = f".{part.unit}" if several else ""
     expert = "" if part.expert is None else f".e{part.expert}"
@@ -252,7 +253,10 @@ def _measured(found: MeasuredParts | None, page: Page) -> list[RenderableType]:
         (f"{h.block}.{h.index}", plain(h.part), plain(h.direct), plain(h.change), numbers.plain(h.kl))
         for h in found.heads
     ]
-    neurons = [(f"{n.block}.{n.index}", plain(n.part), plain(n.change), numbers.plain(n.kl)) for n in found.neurons]
+    several = any(n.unit for n in found.neurons)
+    neurons = [
+        (place_of(n, several=several), plain(n.part), plain(n.change), numbers.plain(n.kl)) for n in found.neurons
+    ]
     tokens = [
         (f"{t.position} '{_cut(t.text)}'", plain(t.part), plain(t.cut), numbers.plain(t.cut_kl), plain(t.replaced),
          numbers.plain(t.replaced_kl))
@@ -268,7 +272,8 @@ def _measured(found: MeasuredParts | None, page: Page) -> list[RenderableType]:
     agreement = [f"{a.what} {a.rank_correlation:.2f}" for a in found.agreement if a.rank_correlation is not None]
     words = "lost: of the logit, without it; cut: attention to the token; replaced: its embedding by the mean one."
     order = f" Rank correlation with the parts: {'; '.join(agreement)}." if agreement else ""
-    return [*tables, line(words + order, "dim")]
+    skipped = [line(f"Not taken out: {one.what}: {one.why}.", "dim") for one in found.skipped]
+    return [*tables, line(words + order, "dim"), *skipped]
 
 
 def _continuation(found: Continuation, page: Page) -> list[RenderableType]:

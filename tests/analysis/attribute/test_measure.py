@@ -10,7 +10,7 @@ from typing import Any
 import helpers
 import pytest
 import torch
-from attributing import WORDS
+from attributing import WORDS, double
 from helpers import single_model, token_ids
 from paging import in_parts, saved, whole
 from removal import OWN, weights_zeroed
@@ -110,7 +110,7 @@ def test_in_front_of_a_cap() -> None:
     assert token.cut == pytest.approx(cap * (math.atanh(rows[0]) - math.atanh(rows[1])), rel=1e-3)
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gpt2"])
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "mixtral"])
 def test_weights_read_block_by_block_give_the_same(model_type: str, tmp_path: Path) -> None:
     folder = saved(model_type, tmp_path)
     plain = whole(folder)
@@ -128,3 +128,34 @@ def test_one_position_at_a_time() -> None:
     model = single_model("llama")
     with pytest.raises(InputError, match="--measure: one position at a time"):
         measured(helpers.as_loaded(model), token_ids(model), 2, position="all", target=None)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("model_type", ["mixtral", "qwen2_moe", "deepseek_v3"])
+def test_a_neuron_inside_an_expert_is_taken_out_of_its_weights(model_type: str) -> None:
+    model = double(model_type)
+    ids = token_ids(model, tokens=8)
+    before = model(ids).logits[0, PLACE]
+    found = measured(helpers.as_loaded(model), ids, 8)
+    inside = [neuron for neuron in found.neurons if neuron.expert is not None]
+    assert inside
+    assert found.skipped == []
+    for one in inside:
+        experts = model.model.layers[one.block].mlp.experts
+        column = experts.down_proj[one.expert, :, one.index]
+        kept = column.clone()
+        column.zero_()
+        after = model(ids).logits[0, PLACE]
+        column.copy_(kept)
+        assert [one.change, one.kl] == pytest.approx(expected(before, after), rel=1e-6, abs=1e-9)
+    assert torch.equal(model(ids).logits[0, PLACE], before)
+
+
+def test_what_is_not_taken_out_is_said() -> None:
+    """gpt-oss cuts its activations off, so that the neurons of its experts are not told apart."""
+    model = single_model("gpt_oss")
+    found = measured(helpers.as_loaded(model), token_ids(model, tokens=8), 3)
+    assert found.neurons == []
+    (skipped,) = found.skipped
+    assert skipped.what == "neurons of GptOssMLP of blocks 0-2"
+    assert "is no known activation between two layers" in skipped.why

@@ -249,7 +249,7 @@ def test_a_replay_that_is_wrong_is_not_exact(monkeypatch: pytest.MonkeyPatch) ->
     model = single_model("llama")
     structure = discover(model)
     plain = rig.apply_rows
-    monkeypatch.setattr("duat_cli.analysis.session.discover", lambda *_: structure)
+    monkeypatch.setattr("duat_cli.analysis.session.discover", lambda *_, **__: structure)
     monkeypatch.setattr(rig, "apply_rows", lambda rows, value: 1.001 * plain(rows, value))
     report = report_of(model, token_ids(model, tokens=7))
     assert not report.certificate.exact
