@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sample_reports as sample
 from axe_playwright_python.sync_playwright import Axe
 from pages import EVIL, REPORTS, TOKENS, html, inspect_page
 from unpacking import reports_in
 
+from duat_cli.cli.shared.pages import page_of
 from duat_cli.report.json import to_json
+from duat_cli.results.attribute import TokenName
 from duat_cli.text import clean
 
 FACTORS = {"%": 100.0, **{unit: 1024.0**-power for power, unit in enumerate(("B", "KiB", "MiB", "GiB", "TiB"))}}
@@ -111,6 +114,15 @@ def test_nothing_is_wider_than_the_window(seen: Seen) -> None:
 def test_words_on_pictures_are_whole_and_apart(seen: Seen) -> None:
     assert seen.page.evaluate(OUTSIDE) == []
     assert seen.page.evaluate(TOUCHING) == []
+
+
+def test_the_contents_name_a_prediction_of_any_token() -> None:
+    """A colon or comma that is the token does not end its name."""
+    report = sample.attribute_report()
+    one = report.attribution[0]
+    given = one.target.model_copy(update={"token": TokenName(id=3, text=":"), "against_mean": False})
+    page = page_of([(None, report.model_copy(update={"attribution": [one.model_copy(update={"target": given})]}))])
+    assert "\">':' at position 1</a>" in page.partition("</nav>")[0]
 
 
 def test_words_cut_off_or_touching_are_seen(inspected: Any) -> None:
@@ -258,3 +270,21 @@ def test_foreign_text_is_seen_as_it_is(inspected: Any) -> None:
     assert clean(EVIL) in inspected.locator("h1").text_content()
     assert "7*7" in inspected.locator(".list").last.text_content()
     assert inspected.title() == f"duat inspect: {clean(EVIL)} at {inspect_page().model.revision}"
+
+
+def test_a_browser_that_cannot_unpack_says_so(browser: Any, tmp_path: Path) -> None:
+    """Pictures and tables are there, the map and the file are not."""
+    file = tmp_path / "report.html"
+    file.write_text(html("inspect"), encoding="utf-8")
+    context = browser.new_context()
+    context.add_init_script("delete window.DecompressionStream")
+    page = context.new_page()
+    faults: list[str] = []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.goto(file.as_uri())
+    page.locator(".save button").click()
+    for place in (".map .note", ".save output"):
+        page.locator(place, has_text="cannot be unpacked").wait_for()
+    assert page.locator(".picture svg").count() > 5
+    assert faults == []
+    context.close()

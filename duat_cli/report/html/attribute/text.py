@@ -24,6 +24,7 @@ def coloured(report: AttributeReport, number: int, *, whole: bool = True) -> Fig
     rank = "" if one.rank is None else f", choice {one.rank} of the model"
     return Figure(
         key=f"text-{number}",
+        name=title(one, len(report.prompts)),
         wide=True,
         title=f"{title(one, len(report.prompts))}: logit {numbers.plain(one.logit)}{rank}",
         says="Each token with what it adds: its embedding, and the UAT terms computed at it. + towards the prediction, "
@@ -85,6 +86,7 @@ def continued(found: Continuation, number: int) -> Figure:
         )
     return Figure(
         key=f"continuation-{number}",
+        name=f"Continuation of prompt {found.prompt}",
         wide=True,
         title=f"Prompt {found.prompt}, continued by '{added}': what each token did for all of it",
         says=says,

@@ -34,7 +34,7 @@ def stream(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]) -
         drawn += curve(plot, [value_at(block, column.path) for block in blocks], series, said)
     return Figure(
         key="stream",
-        title="How far inputs, biases, FFNs and outputs of the blocks move",
+        title="How far the parts of each block move: input, bias, FFN, output",
         says="On the tokens that both prompts have, over the size under the first prompt.",
         picture=plot.svg(drawn, "Lines over blocks: input, bias, FFN, output."),
         tables=[table_of(blocks, "block", block_name, STREAM, "comparison.blocks[].", "block")],

@@ -34,6 +34,13 @@ class Figure:
     """Whether its tables are seen without being opened, though there is a picture."""
     wide: bool = False
     """Whether it takes a line of its own."""
+    name: str = ""
+    """In the page's contents; where it is empty, the title up to a colon or comma."""
+
+    @property
+    def called(self) -> str:
+        """Its name in the page's contents."""
+        return self.name or self.title.partition(":")[0].partition(",")[0]
 
     @property
     def unfolded(self) -> bool:

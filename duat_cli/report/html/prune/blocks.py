@@ -58,7 +58,7 @@ def parts(report: PruneReport, beside: Sequence[PruneReport]) -> Figure | None:
     samples += [(marks.sample("dot", series, hollow=True), f"{part}, measured") for part, series in shown]
     return Figure(
         key="parts",
-        title="Damage of removing a block, its attention or its FFN",
+        title="Damage of removing whole parts: a block, its attention, its FFN",
         says="One at a time. Hollow marks are real ablations, of the parts that were in the sample.",
         picture=plot.svg(drawn, "Points over blocks, on a logarithmic axis."),
         tables=[table_of(report.blocks, "block", lambda block: str(block.index), columns, "blocks[].", "block")],
