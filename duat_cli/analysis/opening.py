@@ -93,10 +93,12 @@ class ModelRequest:
         if self.task.runs:
             progress(0, 0, "loading torch and transformers")  # what they take is no longer left
             with uncollected():
-                from duat_cli.analysis.plan.room import beside_libraries
                 from duat_cli.loading.model.load import parse_device
             device = parse_device(self.device)
-            memory = beside_libraries(device, self.memory) if device.type == "cuda" else self.memory
+            if device.type == "cuda":
+                from duat_cli.analysis.plan.room import beside_libraries
+
+                memory = beside_libraries(device, self.memory)
         made = plan(found.files, self.task, self.dtype, memory)
         if self.device_map is not None:
             made = replace(made, ways=tuple(way for way in made.ways if way.weights == "streamed"))
