@@ -226,6 +226,8 @@ def hidden_slot(event: Event) -> HiddenSlot:
     first = next((t for t in event.tensors if t.ndim >= 3), None)
     if first is not None and first.ndim == 4 and _gives_alike(event.output, first):
         raise UnsupportedModelError(f"{name} takes and gives several residual streams a token; W' is defined for one")
+    if first is not None and first.shape[1] == 1 < len(first):
+        raise UnsupportedModelError(f"{name} takes hidden states of shape (N, batch, M), not (batch, N, M)")
     slots: list[tuple[int | str, Any]] = [*enumerate(event.args), *event.kwargs.items()]
     for key, value in slots:
         if isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 3:
