@@ -222,8 +222,19 @@ def _first_linear(leaves: list[Event], unit: Event) -> nn.Module | None:
 
 def hidden_slot(event: Event) -> HiddenSlot:
     """The block's first floating-point argument of rank three is its hidden states."""
+    name = type(event.module).__name__
+    first = next((t for t in event.tensors if t.ndim >= 3), None)
+    if first is not None and first.ndim == 4 and _gives_alike(event.output, first):
+        raise UnsupportedModelError(f"{name} takes and gives several residual streams a token; W' is defined for one")
+    if first is not None and first.shape[1] == 1 < len(first):
+        raise UnsupportedModelError(f"{name} takes hidden states of shape (N, batch, M), not (batch, N, M)")
     slots: list[tuple[int | str, Any]] = [*enumerate(event.args), *event.kwargs.items()]
     for key, value in slots:
         if isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 3:
             return HiddenSlot(key)
-    raise UnsupportedModelError(f"{type(event.module).__name__} takes no hidden states of shape (batch, N, M)")
+    raise UnsupportedModelError(f"{name} takes no hidden states of shape (batch, N, M)")
+
+
+def _gives_alike(output: Any, like: Tensor) -> bool:
+    several = output if isinstance(output, (tuple, list)) else [output]
+    return any(isinstance(one, Tensor) and one.shape == like.shape for one in several)

@@ -116,20 +116,20 @@ def _verdict(run: BlockRun, factors: bool) -> Verdict:
     at_zero = run.replay(base, given)
     run.parts = _economies(run, homogeneous=_is_zero(at_zero) and not run.parts.unit_biases)
     run.parts = replace(run.parts, arrives=_arrives(run, at_zero))
-    notes = _notes(run)
     if not factors:
-        return Verdict(run.parts, None, notes=notes)
+        return Verdict(run.parts, None, notes=_notes(run, None))
     try:
         found = find_factors(run, at_zero, base, given)
     except DuatError as reason:
-        return Verdict(run.parts, None, factors_reason=_gate_reason(run.parts, str(reason)), notes=notes)
-    return Verdict(run.parts, None, factors=found, notes=notes)
+        return Verdict(run.parts, None, factors_reason=_gate_reason(run.parts, str(reason)), notes=_notes(run, None))
+    return Verdict(run.parts, None, factors=found, notes=_notes(run, found))
 
 
-def _notes(run: BlockRun) -> tuple[str, ...]:
-    """Nonlinear modules in front of attention, and tokens that reach others past attention and FFN."""
+def _notes(run: BlockRun, factors: BlockFactors | None) -> tuple[str, ...]:
+    """Nonlinear modules in front of attention, unless W' is of what they give, and tokens that reach others past
+    attention and FFN."""
     notes = []
-    if run.attention:
+    if run.attention and not (factors is not None and factors.own):
         early = [u.module for u in run.units if not u.behind_attention and u.module not in run.parts.mixing]
         late = any(u.behind_attention for u in run.units)
         notes = [
@@ -191,6 +191,11 @@ def _fault(run: BlockRun) -> tuple[str | None, tuple[nn.Module, ...]]:
     error = relative_error(at_x + at_r - at_0, at_sum)
     if not error <= tolerance:
         return f"with its dynamic parameters frozen it is not affine (relative error {error:.1e})", ()
+    one, two = ([random_like(u.output, seed)[None] for u in run.units] for seed in (1, 2))
+    both = output_of(run, x + r, [a + b for a, b in zip(one, two, strict=True)])
+    error = relative_error(output_of(run, x, one) + output_of(run, r, two) - at_0, both)
+    if not error <= tolerance:
+        return f"with its dynamic parameters frozen it is not affine in what its units give ({error:.1e})", ()
     error = relative_error(output_of(run, x, [u.output[None] for u in run.units]), run.output)
     if not error <= tolerance:
         return f"its replay does not give its own output (relative error {error:.1e})", ()

@@ -7,6 +7,7 @@ dropped, the model under instruments would be another one.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,22 +69,26 @@ _PRODUCTS: dict[Any, Callable[..., tuple[Tensor, Tensor]]] = {
 
 @dataclass(frozen=True)
 class _Einsum:
-    """An einsum that is H V: how its values lie as (batch, heads, N, d), and what the product is turned into."""
+    """An einsum that is H V: the axes of its values as (…, N, d), and those of the product in the order it returns."""
 
-    value: tuple[int, int, int, int]
-    back: Callable[[Tensor], Tensor]
+    value: tuple[int, ...]
+    back: tuple[int, ...]
 
 
-_PLAIN = _Einsum((0, 1, 2, 3), lambda product: product)
-_TOKENS_FIRST = _Einsum((0, 2, 1, 3), lambda product: product.transpose(1, 2))
-_EINSUMS = {
-    "bnij,bnjd->bnid": _PLAIN,
-    "bhij,bhjd->bhid": _PLAIN,
-    "bhqk,bkhd->bqhd": _TOKENS_FIRST,
-    "bhlt,bthd->blhd": _TOKENS_FIRST,
-    "bnij,bjnd->bind": _TOKENS_FIRST,
-    "bnij,jbnd->ibnd": _Einsum((1, 2, 0, 3), lambda product: product.permute(2, 0, 1, 3)),
-}
+def _einsum_form(equation: Any) -> _Einsum | None:
+    """The form of `…ij, (… j d in any order) -> (… i d in any order)`; None for any other equation."""
+    found = re.fullmatch(r"(\w+),(\w+)->(\w+)", equation.replace(" ", "")) if isinstance(equation, str) else None
+    if found is None or any(len(set(part)) != len(part) for part in found.groups()):
+        return None
+    weights, value, result = found.groups()
+    batch, i, j = weights[:-2], weights[-2:-1], weights[-1:]
+    width = "".join(set(value) - set(weights))
+    if len(width) != 1 or sorted(value) != sorted(batch + j + width) or sorted(result) != sorted(batch + i + width):
+        return None
+    return _Einsum(
+        tuple(value.index(axis) for axis in batch + j + width),
+        tuple((batch + i + width).index(axis) for axis in result),
+    )
 
 
 def _understood(name: str, stand_in: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -190,8 +195,8 @@ class SoftmaxInterception(TorchFunctionMode):
     def _einsum(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An einsum after the softmax is rewritten as the product it stands for, where it is one."""
         equation, weights, value = args
-        form = _EINSUMS.get(equation.replace(" ", "")) if isinstance(equation, str) and not kwargs else None
+        form = None if kwargs else _einsum_form(equation)
         if form is None or tuple(weights.shape[-2:]) != self._armed:
             return func(*args, **kwargs)
         self._armed = None
-        return form.back(self._product(weights, value.permute(form.value)))
+        return self._product(weights, value.permute(form.value)).permute(form.back)

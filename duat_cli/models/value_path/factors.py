@@ -53,7 +53,7 @@ class BlockFactors:
     error: float  # relative residual of the fit of O and t
     origin: str  # "read" or "probed"
     gated: bool = False  # whether the channels of what heads give are scaled, token by token, in front of O
-    own: bool = False  # whether V reads a mixer's own values, a UAT term, in place of the stream: a choice of channels
+    own: bool = False  # whether V reads the values themselves, made by a UAT term, not the stream: a choice of channels
 
 
 def operator_of(
@@ -178,6 +178,8 @@ def find_factors(run: BlockRun, base: Replay, base_items: Tensor, given: list[Te
         return _own_values(run, base, base_items, given)
     if run.attention[0].rows.tokens != tokens or run.attention[0].value.shape[2] != tokens:
         raise UnsupportedModelError("its attention reaches other vectors than the block's own tokens")
+    if _made_by_units(run):
+        return _own_values(run, base, base_items, given)
     tap = _find_tap(run, given)
     # Where the stream nowhere arrives as it is, what is read is O, and its fit proves it; probed at the block's output
     # it includes the layers that lead back to the stream (a bottleneck around attention).
@@ -205,16 +207,23 @@ def find_factors(run: BlockRun, base: Replay, base_items: Tensor, given: list[Te
     raise UnsupportedModelError(faults[min(1, len(faults) - 1)])
 
 
+def _made_by_units(run: BlockRun) -> bool:
+    """Whether values come of nonlinear units alone (a norm with a gate made of itself, say), not of the stream."""
+    if not any(not unit.behind_attention for unit in run.units):
+        return False
+    return torch.equal(_values(run, torch.zeros_like(run.input)), _values(run, random_like(run.input)))
+
+
 def _own_values(run: BlockRun, base: Replay, base_items: Tensor, given: list[Tensor]) -> BlockFactors:
-    """Of a mixer whose values are no affine map of the stream: V picks the channels of a head."""
+    """Of attention whose values are made by a UAT term, no affine map of the stream: V picks the channels of a head."""
     tap = _find_tap(run, given)
-    _, _, heads, width = run.attention[0].output.shape
+    _, heads, _, width = run.attention[0].value.shape
     side = heads * width
     if width == 1 and heads > CHANNEL_HEADS:
         raise UnsupportedModelError(
             f"its kernel treats each of {heads} channels by itself: measured up to {CHANNEL_HEADS} heads of one channel"
         )
-    like = wide(run.attention[0].output)
+    like = wide(run.attention[0].value)
     value = torch.eye(side, dtype=like.dtype, device=like.device).reshape(side, heads, width).transpose(0, 1)
     gate, _ = gate_of(run, given)
     factors = BlockFactors(

@@ -11,6 +11,7 @@ from pathlib import Path
 import bad_checkpoints as bad
 import pytest
 import torch
+import transformers
 from refusals import refusal_of_load
 from safetensors.torch import load_file
 
@@ -173,3 +174,16 @@ def test_a_tokenizer_that_is_json_and_nonsense(sound: Path) -> None:
     (sound / "tokenizer.json").write_text(json.dumps({"model": {"type": "Martian"}}))
     with pytest.raises(CheckpointError, match="tokenizer cannot be loaded"):
         load_tokenizer(sound)
+
+
+def test_a_tensor_that_holds_nothing_is_read(tmp_path: Path) -> None:
+    """An image model without register tokens saves them as (1, 0, M)."""
+    config = transformers.DINOv3ViTConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48, image_size=16, patch_size=4,
+        num_register_tokens=0,
+    )  # fmt: skip
+    transformers.DINOv3ViTModel(config).save_pretrained(tmp_path)
+    model = load(str(tmp_path)).model
+    assert model.embeddings.register_tokens.shape == (1, 0, 32)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert torch.equal(model.embeddings.cls_token, stored["embeddings.cls_token"])

@@ -12,6 +12,7 @@ from helpers import InDouble, double_model, far, single_model, sweep, token_ids
 from torch import Tensor
 
 from duat_cli.models.discovery.structure import discover
+from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.value_path.factors import checked, operator_of
 from duat_cli.zoo import tiny
@@ -160,3 +161,25 @@ def test_a_model_of_mixers_alone_is_read() -> None:
     structure = discover(built.model)
     assert structure.path == "frozen kernel"
     assert all(block.parts.mixer is not None and block.factors is not None for block in structure.blocks)
+
+
+def test_attention_whose_values_come_of_a_gated_norm_reads_a_uat_term() -> None:
+    """W' v is what attention gives in a plain pass of the model, its output gate included, v its own values."""
+    model, seen, plain = double("axk2"), [], []
+    layers = [module for name, module in model.named_modules() if name.endswith("self_attn.o_proj")]
+    with hooked(layers, after=lambda _module, _args, _kwargs, output: plain.append(output[0])), torch.no_grad():
+        model(token_ids(model))
+
+    def listen(run: Any, step: Any, block: Any) -> None:
+        operator = operator_of(run, block.factors, step.replay, step.items, step.given)
+        assert operator.own
+        assert torch.equal(operator.values, run.attention[0].value[0])
+        v = operator.values.transpose(0, 1).reshape(operator.values.shape[1], -1)  # (N, heads d)
+        assert far(operator.matrix().apply(v), plain[run.index]) <= 1e-6  # its gate and norms compute in float32
+        assert step.terms.error <= 1e-6
+        seen.append(run.index)
+
+    with InDouble():
+        structure = sweep(model, token_ids(model), listen, None)
+    assert structure.uncovered == ()
+    assert seen == [0, 1, 2]

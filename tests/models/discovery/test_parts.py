@@ -9,6 +9,7 @@ import torch
 from helpers import single_model
 from torch import nn
 
+from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.discovery.structure import ModelStructure, discover
 
 PARTS: dict[str, tuple[set[str], set[str], str | None, str]] = {
@@ -96,3 +97,12 @@ def test_experts_beside_their_router_are_a_unit_and_the_router_is_none() -> None
     for names, parts in named(structure):
         assert {names[unit] for unit in parts.units} == {"mlp", "experts"}
     assert structure.uncovered == ()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [("gemma3n_text", "several residual streams a token"), ("xlnet", r"shape \(N, batch, M\)")],
+)
+def test_a_stream_of_another_shape_is_refused_by_its_shape(model_type: str, reason: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=reason):
+        discover(single_model(model_type))

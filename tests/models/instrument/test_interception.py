@@ -93,6 +93,9 @@ def test_an_argument_of_a_newer_torch_is_refused() -> None:
         lambda h: h @ V,
         lambda h: torch.bmm(h[0], mat2=V[0])[None],
         lambda h: torch.einsum("bhij,bhjd->bhid", h, V),
+        lambda h: torch.einsum("bsij, bsjk -> bsik", h, V),
+        lambda h: torch.einsum("bhqk,bkhd->bqhd", h, V.transpose(1, 2)).transpose(1, 2),
+        lambda h: torch.einsum("bhqk,kbhd->qbhd", h, V.permute(2, 0, 1, 3)).permute(1, 2, 0, 3),
     ],
 )
 def test_the_product_behind_a_softmax_is_seen_however_it_is_called(product: Any) -> None:
@@ -103,6 +106,21 @@ def test_the_product_behind_a_softmax_is_seen_however_it_is_called(product: Any)
     seen, [call] = watched(attend)
     torch.testing.assert_close(seen, expected)
     torch.testing.assert_close(call.output[0].transpose(0, 1), expected[0])
+
+
+@pytest.mark.parametrize(
+    "equation",
+    [
+        "bhij,bhid->bhjd",  # Hᵀ V
+        "bhij,bgjd->bhid",  # summed over the value's heads
+        "bhij,bhjd->bid",  # summed over heads
+        "bhij,bhjd->bhd",  # summed over tokens
+    ],
+)
+def test_an_einsum_behind_a_softmax_that_is_no_product_of_h_and_v_is_left_alone(equation: str) -> None:
+    seen, calls = watched(lambda: torch.einsum(equation, (Q @ K.mT).softmax(-1), V))
+    assert calls == []
+    assert torch.equal(seen, torch.einsum(equation, (Q @ K.mT).softmax(-1), V))
 
 
 def test_the_stand_in_knows_every_argument_of_torchs_function() -> None:

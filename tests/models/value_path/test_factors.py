@@ -59,6 +59,7 @@ def test_the_factors_are_the_jacobian_of_the_frozen_model_in_float64(model_type:
     [
         "mobilebert",  # attention inside a bottleneck
         "dbrx",  # queries, keys and values are clipped
+        "muse_spark_text",  # a gate in front of O, constant factors of channels behind it
     ],
 )
 def test_w_is_what_attention_adds_for_each_unit_vector(model_type: str) -> None:
