@@ -36,7 +36,10 @@ class Sketch:
         return sum(self.starts) / len(self.starts) if self.starts else 0.0
 
     def damages(self, units: Sequence[Sequence[int]]) -> Tensor:
-        """What the removal of each unit does, mean over the prompts, (units,) float64.
+        """What the removal of each unit adds to the damage of a set, mean over the prompts, (units,) float64.
+
+        Of a damage that is a length that is its square: two terms that move the output at right angles add in squares,
+        so that a term of twice the parameters may do root two times the damage.
 
         Where something is gone already: the square of what it does to the output, the slope of the damage left out. A
         slope leads to terms that all undo the same change, and together overshoot it.
@@ -51,7 +54,8 @@ class Sketch:
                 total += self.metric.of_set(sums[None])[0]
             else:
                 total += sums[1:].square().mean(dim=0)
-        return total / len(self.responses)
+        mean = total / len(self.responses)
+        return self.metric.adding(mean) if self.starts is None else mean
 
     def curve(self, order: Tensor) -> Tensor:
         """The predicted mean damage without the first m of `order` as well, for m = 1 … len(order)."""

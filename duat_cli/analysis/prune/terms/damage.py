@@ -59,6 +59,9 @@ class Metric(Protocol):
     def of_set(self, responses: Tensor) -> Tensor:
         """The prediction for each prompt, (prompts, …): no interval."""
 
+    def adding(self, damage: Tensor) -> Tensor:
+        """What adds up over terms that move the output in different directions: of a length its square."""
+
     def slope(self, reference: Tensor, output: Tensor, ids: Tensor) -> Tensor:
         """Gradient of the damage at `output`, of `reference`; for hidden half that of its square."""
 
@@ -92,6 +95,9 @@ class Hidden:
 
     def of_set(self, responses: Tensor) -> Tensor:
         return responses.double().square().mean(dim=1).sqrt()
+
+    def adding(self, damage: Tensor) -> Tensor:
+        return damage.square()
 
     def slope(self, reference: Tensor, output: Tensor, ids: Tensor) -> Tensor:
         change = output.double() - reference.double()
@@ -132,6 +138,9 @@ class Divergence:
 
     def of_set(self, responses: Tensor) -> Tensor:
         return responses.double().square().mean(dim=1)
+
+    def adding(self, damage: Tensor) -> Tensor:
+        return damage
 
     def slope(self, reference: Tensor, output: Tensor, ids: Tensor) -> Tensor:
         found = wide(output).softmax(dim=-1) - wide(reference).softmax(dim=-1)
@@ -180,6 +189,9 @@ class Loss:
 
     def of_set(self, responses: Tensor) -> Tensor:
         return -responses[:, 0].double() + responses[:, 1:].double().square().mean(dim=1)
+
+    def adding(self, damage: Tensor) -> Tensor:
+        return damage
 
     def slope(self, reference: Tensor, output: Tensor, ids: Tensor) -> Tensor:
         found = wide(output).softmax(dim=-1)

@@ -208,6 +208,20 @@ def test_one_set_of_several_kinds_is_ordered_by_damage_a_parameter() -> None:
         assert found.nested([5.0] * len(found.sizes), 1e-9).chosen == Point(removed, found.predicted[-1], 5.0)
 
 
+def test_lengths_are_compared_by_their_squares() -> None:
+    """A head moves the output by 3, each of four neurons by 1, all at right angles; they hold the same in all. Without
+    the head the output is off by 3, without the neurons by 2, though a parameter of the head does 3 / 4 and a neuron
+    1."""
+    terms = TermList([TermId("head", 0, 0)] + [TermId("neuron", 0, k) for k in range(4)], {})
+    terms.starts.update({("head", 0): 0, ("neuron", 0): 1})
+    responses = torch.diag(torch.tensor([3.0, 1.0, 1.0, 1.0, 1.0])) * 5**0.5  # the mean over five probes is of squares
+    sizes = Sizes(torch.tensor([4.0, 1.0, 1.0, 1.0, 1.0], dtype=torch.float64), (8.0, 8.0), (1,))
+    path = path_of(Sketch(Hidden(None), [responses]), terms, ("head", "neuron"), sizes)  # type: ignore[arg-type]
+    assert path.order.places.tolist() == [1, 2, 3, 4, 0]
+    assert float(path.curve[3]) == pytest.approx(2.0)
+    assert float(path.curve[4]) == pytest.approx(13**0.5)
+
+
 def test_uniform_sets_take_whole_key_and_value_heads_of_every_block() -> None:
     """Two blocks of six heads that share two key and value heads: one of them may go, the less damaging one."""
     ids = [TermId("head", b, k) for b in range(2) for k in range(6)] + [
