@@ -354,13 +354,15 @@ def _uat_terms(decomposition: Decomposition, output: Tensor) -> list[UatTerm]:
     """Every term of the sum at the last block's output."""
     carried = decomposition.carried
     assert carried is not None
-    kinds: list[tuple[str, Literal["linear", "static", "dynamic"], int | None]] = [
+    encoder = [] if carried.encoder is None else [carried.encoder]
+    kinds: list[tuple[str, Literal["linear", "static", "dynamic", "encoder"], int | None]] = [
         ("x_0", "linear", None),
         ("bias", "static", None),
+        *(("encoder", "encoder", None) for _ in encoder),
         *((f"block {i}", "dynamic", i) for i in range(len(carried.terms))),
     ]
     static = torch.zeros_like(carried.linear) if carried.static is None else carried.static
-    numbers = shares([carried.linear, static, *carried.terms], output)
+    numbers = shares([carried.linear, static, *encoder, *carried.terms], output)
     return [
         UatTerm(name=name, kind=kind, block=block, share=n.share, norm=n.norm)
         for (name, kind, block), n in zip(kinds, numbers, strict=True)

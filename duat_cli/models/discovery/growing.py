@@ -60,7 +60,12 @@ class Known:
 def blocks_expected(model: Any) -> int:
     """How many block calls there will be, by the config, or by the longest list of modules."""
     stated = getattr(model.config.get_text_config(), "num_hidden_layers", None)
-    return stated if isinstance(stated, int) else max(map(len, outermost_lists(stack_of(model)).values()), default=0)
+    of_pair = getattr(model.config, "is_encoder_decoder", False)  # then it may be the other stack's
+    return (
+        stated
+        if isinstance(stated, int) and not of_pair
+        else max(map(len, outermost_lists(stack_of(model)).values()), default=0)
+    )
 
 
 class Growing(Discovery):

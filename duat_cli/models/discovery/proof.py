@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from duat_cli.errors import DuatError, UnsupportedModelError
 from duat_cli.models.arrays import random_like, relative_error, rounding, tolerance_for
 from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.discovery.cross import cross_fault, gives_nothing_for_zero
 from duat_cli.models.discovery.parts import nonlinear_units, with_linears
 from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun, Rig, zero_given
@@ -94,7 +95,7 @@ class Proof:
 def opened(verdict: Verdict, written: Trace) -> BlockParts:
     """The block with the suspected units replaced by the nonlinear modules inside them."""
     parts = verdict.parts
-    found = [v for u in verdict.culprits for v in nonlinear_units(u, written, set(parts.attention), parts.norms)]
+    found = [v for u in verdict.culprits for v in nonlinear_units(u, written, set(parts.attending), parts.norms)]
     if not found:
         raise UnsupportedModelError(f"{parts.name}: {verdict.fault}")
     kept = [u for u in parts.units if u not in verdict.culprits]
@@ -111,10 +112,14 @@ def _verdict(run: BlockRun, factors: bool) -> Verdict:
         if not culprits:
             raise UnsupportedModelError(f"{run.parts.name}: {fault}")
         return Verdict(run.parts, fault, culprits)
+    fault = None if run.parts.cross is None else cross_fault(run)
+    if fault is not None:
+        raise UnsupportedModelError(f"{run.parts.name}: {fault}")
     base = torch.zeros_like(run.input)
     given = zero_given(run, 1)
     at_zero = run.replay(base, given)
-    run.parts = _economies(run, homogeneous=_is_zero(at_zero) and not run.parts.unit_biases)
+    homogeneous = _is_zero(at_zero) and not run.parts.unit_biases and gives_nothing_for_zero(run)
+    run.parts = _economies(run, homogeneous)
     run.parts = replace(run.parts, arrives=_arrives(run, at_zero))
     notes = _notes(run)
     if not factors:

@@ -111,6 +111,13 @@ def _legend(report: InspectReport) -> list[RenderableType]:
             "linear, static, dyn.: of all up to here, shares of the block's output: input path, biases (carried by T, "
             "which the input sets), UAT terms; sum 100. own: this block's own UAT term.",
             "dim",
+        )
+        if not columns.has_encoder(report)
+        else line(
+            "linear, static, enc., dyn.: of all up to here, shares of the block's output: the decoder's own tokens, "
+            "biases (carried by T, which the input sets), the encoder's states through cross-attention, UAT terms; sum "
+            "100. own: this block's own UAT term.",
+            "dim",
         ),
     ]
 
@@ -119,7 +126,7 @@ def _term_tables(report: InspectReport, page: Page) -> list[RenderableType]:
     """Every term of the sum at the last block's output, and the parts in front of each FFN."""
     if report.terms is None:
         return []
-    parts = columns.for_pre_activation()
+    parts = columns.for_pre_activation(report)
     return [
         _BLANK,
         line("Terms of the last block's output", "bold"),
