@@ -108,5 +108,9 @@ def _written(loaded: LoadedModel, prompts: Sequence[Prompt]) -> tuple[list[Tenso
         asked = {"do_sample": False, "num_beams": 1, "max_new_tokens": STEPS, "use_cache": False}
         where = f"{type(model).__name__} cannot write a decoder prompt; give --decoder-prompt"
         with torch.no_grad(), hushed(), foreign_errors(where, InputError):
-            found.append(model.generate(**named, **asked).cpu()[:, : STEPS + 1])
+            ids = model.generate(**named, **asked).cpu()
+        start = torch.tensor([[_start(model)]])
+        if int(ids[0, 0]) != int(start):  # Whisper leaves it out
+            ids = torch.cat([start, ids], dim=1)
+        found.append(ids[:, : STEPS + 1])
     return found, f"what the model writes, up to {STEPS} tokens behind its start token"

@@ -28,6 +28,7 @@ from duat_cli.models.arrays import relative_error, wide
 from duat_cli.models.discovery.proof import ProvedBlock
 from duat_cli.models.instrument.records import Replay, UnitCall
 from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.value_path.cross import cross_operator
 from duat_cli.models.value_path.factors import operator_of
 from duat_cli.models.value_path.operator import AttentionOperator
 
@@ -109,6 +110,15 @@ class Step:
         rest = pieces.dynamic if pieces.static is None else pieces.dynamic + pieces.static
         rest = rest if pieces.encoder is None else rest + pieces.encoder
         return rest if self.first is None else self.first(rest[None])[0]
+
+
+def crossing(run: BlockRun, block: ProvedBlock) -> AttentionOperator | None:
+    """W'_c of this block and input, None where it has no cross-attention; UnsupportedModelError where no factors."""
+    if block.parts.cross is None:
+        return None
+    if block.cross is None:
+        raise UnsupportedModelError(block.cross_reason or "its factors were not looked for")
+    return cross_operator(run, block.cross)
 
 
 class Decomposition:

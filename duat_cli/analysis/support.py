@@ -11,7 +11,7 @@ import transformers
 from torch import Tensor
 
 from duat_cli import __version__
-from duat_cli.analysis.decomposition import Decomposition
+from duat_cli.analysis.decomposition import Decomposition, crossing
 from duat_cli.analysis.prepared import prepared_inputs
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import require_signal
@@ -138,6 +138,10 @@ def _errors(structure: ModelStructure, like: Mapping[str, Tensor] | None) -> tup
         require_signal(run)
         step = decomposition.advance(run)
         errors.append(step.terms.error)
+        try:
+            crossing(run, structure.block(run.index))
+        except UnsupportedModelError as fault:
+            faults.setdefault(f"cross-attention: {fault}", []).append(run.index)
         try:
             step.operator(run, structure.block(run.index))
         except UnsupportedModelError as fault:

@@ -21,6 +21,7 @@ from duat_cli.results.base import (
     Warnings,
     WithReasons,
 )
+from duat_cli.results.cross import CrossOperator
 from duat_cli.results.meaning import Meaning
 from duat_cli.results.operator import PROOF, Coupling, Density, Nulls, OperatorStats, Routing
 
@@ -31,6 +32,8 @@ _PARTS = Meaning(exactness="exact", source="Eq. 12, 34", drift="group")
 _TERMS = Meaning(exactness="exact", source=_SUM, drift="group")
 _ENCODER = Meaning(exactness="exact", source="Eq. 11/12 with the encoder's states as a second input")
 _TOTAL = Meaning("share", "exact", source="Eq. 11, 33", signed=True, drift="number")
+_CROSS = Meaning(by_name=True)
+_CROSS_MEANS = "cross-attention's operator W'_c; in a decoder, null in other stacks"
 _ERROR = Meaning(
     "relative",
     "measured",
@@ -143,6 +146,7 @@ class PromptBlock(Result):
     coupling_weighted: Coupling
     null: Annotated[Nulls, Meaning(by_name=True)]
     terms: Terms
+    cross: Annotated[CrossOperator | None, _CROSS] = Field(default=None, description=_CROSS_MEANS)
     certificate_error: Annotated[
         Finite,
         Meaning(
@@ -170,6 +174,7 @@ class Block(Result):
     coupling_weighted: Annotated[Coupling, _COUPLING] = Field(description="by |B_ij x_j|")
     null: Annotated[Nulls, Meaning(by_name=True)] = Field(description="the same statistics where nothing was learned")
     terms: Annotated[Terms, Meaning(drift="group", rule="drift.terms")]
+    cross: Annotated[CrossOperator | None, _CROSS] = Field(default=None, description=_CROSS_MEANS)
     certificate_error: Annotated[Finite, _ERROR] = Field(description="largest over prompts of |x_i - rebuilt| / |x_i|")
     range: Range
     routing: Annotated[Routing | None, Meaning(needs="routing", by_name=True)] = Field(
@@ -312,6 +317,12 @@ class BlockCertificate(Result):
         ),
     ] = Field(description="of the factors of W'; null where they are not Kronecker")
     operator_reason: str | None = Field(description="why operator_error is null")
+    cross_error: Annotated[Finite | None, Meaning("relative", "measured", formula=PROOF, source="Eq. 10")] = Field(
+        default=None,
+        description="of the factors of W'_c, cross-attention's operator; null where they are not Kronecker, and in a "
+        "stack without cross-attention",
+    )
+    cross_reason: str | None = Field(default=None, description="why cross_error is null where there is cross-attention")
 
 
 class VerifyReport(Result):

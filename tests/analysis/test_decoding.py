@@ -10,6 +10,7 @@ from typing import Any
 import bad_checkpoints
 import pytest
 import torch
+from decoders import OWN, attentions, given_to, through
 from helpers import single_model
 from torch import Tensor, nn
 from transformers import T5Config, T5ForConditionalGeneration
@@ -17,31 +18,23 @@ from transformers import T5Config, T5ForConditionalGeneration
 from duat_cli.analysis.decomposition import Carried, Decomposition
 from duat_cli.cli.main import run
 from duat_cli.models.arrays import relative_error
-from duat_cli.models.discovery.modality import STATES, decoder_of
-from duat_cli.models.discovery.structure import discover, run_stack
+from duat_cli.models.discovery.modality import STATES
+from duat_cli.models.discovery.proof import ProvedBlock
 from duat_cli.models.instrument.rig import BlockRun
-
-IDS = torch.tensor([[41, 52, 63, 74, 85, 41, 60]])
-OWN = torch.tensor([[0, 45, 56, 67, 78]])
 
 
 def decomposed(model: Any) -> tuple[list[Carried], list[Tensor], dict[str, Tensor]]:
     """The pieces behind every block of its decoder, the outputs, and what the decoder was run on."""
-    with torch.no_grad():
-        states = model.get_encoder()(input_ids=IDS)[0]
-    given = {"input_ids": OWN, STATES: states}
-    structure = discover(decoder_of(model), given)
     decomposition, pieces, outputs = Decomposition(), list[Carried](), list[Tensor]()
 
-    def listen(run: BlockRun) -> None:
+    def listen(run: BlockRun, _block: ProvedBlock) -> None:
         assert decomposition.advance(run).terms.error < 1e-12
         assert decomposition.carried is not None
         pieces.append(decomposition.carried)
         outputs.append(run.output[0])
 
-    with structure.rig().active() as rig:
-        rig.run(lambda: run_stack(structure.stack, given), listen)
-    return pieces, outputs, given
+    through(model, listen)
+    return pieces, outputs, given_to(model)
 
 
 @dataclass
@@ -76,8 +69,8 @@ def mixed(weights: Tensor, values: Tensor) -> Tensor:
 def by_hand_t5(model: Any, given: dict[str, Tensor]) -> list[Dense]:
     decoder, states = model.get_decoder(), given[STATES][0]
     with torch.no_grad():
-        out = decoder(**given, use_cache=False, output_attentions=True)
         x = decoder.embed_tokens(OWN)[0]
+    out = attentions(model)
     zero, found = torch.zeros_like(x), []
     here = Dense(x, zero, zero, zero)
 
@@ -105,8 +98,8 @@ def by_hand_t5(model: Any, given: dict[str, Tensor]) -> list[Dense]:
 def by_hand_bart(model: Any, given: dict[str, Tensor]) -> list[Dense]:
     """Post-norm, with biases everywhere; what an FFN's last bias adds is static, the rest dynamic."""
     decoder, states, inputs = model.get_decoder(), given[STATES][0], []
-    with decoder.layers[0].register_forward_pre_hook(lambda _m, args: inputs.append(args[0][0])), torch.no_grad():
-        out = decoder(**given, use_cache=False, output_attentions=True)
+    with decoder.layers[0].register_forward_pre_hook(lambda _m, args: inputs.append(args[0][0])):
+        out = attentions(model)
     zero = torch.zeros_like(inputs[0])
     here, found = Dense(inputs[0], zero, zero, zero), []
 

@@ -24,6 +24,7 @@ from duat_cli.models.discovery.parts import nonlinear_units, with_linears
 from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun, Rig, zero_given
 from duat_cli.models.instrument.tracing import Trace
+from duat_cli.models.value_path.cross import find_cross_factors
 from duat_cli.models.value_path.factors import BlockFactors, find_factors, projects_to_zero
 
 
@@ -35,6 +36,8 @@ class ProvedBlock:
     factors: BlockFactors | None
     factors_reason: str | None  # why W' has no Kronecker factors
     notes: tuple[str, ...] = ()  # what the block does beside attention and FFN
+    cross: BlockFactors | None = None  # of cross-attention
+    cross_reason: str | None = None  # why W'_c has no Kronecker factors, where there is cross-attention
 
 
 @dataclass(frozen=True)
@@ -47,9 +50,11 @@ class Verdict:
     factors: BlockFactors | None = None
     factors_reason: str | None = None
     notes: tuple[str, ...] = ()
+    cross: BlockFactors | None = None
+    cross_reason: str | None = None
 
     def proved(self) -> ProvedBlock:
-        return ProvedBlock(self.parts, self.factors, self.factors_reason, self.notes)
+        return ProvedBlock(self.parts, self.factors, self.factors_reason, self.notes, self.cross, self.cross_reason)
 
 
 class Proof:
@@ -121,14 +126,18 @@ def _verdict(run: BlockRun, factors: bool) -> Verdict:
     homogeneous = _is_zero(at_zero) and not run.parts.unit_biases and gives_nothing_for_zero(run)
     run.parts = _economies(run, homogeneous)
     run.parts = replace(run.parts, arrives=_arrives(run, at_zero))
-    notes = _notes(run)
+    found = Verdict(run.parts, None, notes=_notes(run))
     if not factors:
-        return Verdict(run.parts, None, notes=notes)
+        return found
+    if run.parts.cross is not None:
+        try:
+            found = replace(found, cross=find_cross_factors(run))
+        except DuatError as reason:
+            found = replace(found, cross_reason=str(reason))
     try:
-        found = find_factors(run, at_zero, base, given)
+        return replace(found, factors=find_factors(run, at_zero, base, given))
     except DuatError as reason:
-        return Verdict(run.parts, None, factors_reason=_gate_reason(run.parts, str(reason)), notes=notes)
-    return Verdict(run.parts, None, factors=found, notes=notes)
+        return replace(found, factors_reason=_gate_reason(run.parts, str(reason)))
 
 
 def _notes(run: BlockRun) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Cross-attention of decoders: found by what it reads, proved affine in the encoder's states, refused if it is mixed."""
+"""Cross-attention of decoders: found by what it reads, proved affine in the states, refused where it is mixed."""
 
 from __future__ import annotations
 
