@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import bad_checkpoints
 import pytest
 import torch
 import typer
@@ -23,7 +24,7 @@ import yaml
 from image_models import build
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from transformers import ViTImageProcessor, WhisperFeatureExtractor
+from transformers import T5Config, T5ForConditionalGeneration, ViTImageProcessor, WhisperFeatureExtractor
 
 import duat_cli
 from duat_cli.analysis.lora.lint import LEVELS
@@ -138,9 +139,19 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     name = "model.layers.1.mlp.down_proj.weight"
     save_file({**weights, name: weights[name] * 1.25}, folder / "tuned" / "model.safetensors", {"format": "pt"})
     _models_of_images_and_sound(folder)
+    _an_encoder_decoder(folder / "t5")
     other = load_file(folder / "other-adapter" / "adapter_model.safetensors")
     save_file({n: t * 0.5 for n, t in other.items()}, folder / "other-adapter" / "adapter_model.safetensors")
     return folder
+
+
+def _an_encoder_decoder(folder: Path) -> None:
+    config = T5Config(
+        vocab_size=264, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=259,
+        pad_token_id=259, eos_token_id=257,
+    )  # fmt: skip
+    T5ForConditionalGeneration(config).save_pretrained(folder)
+    bad_checkpoints.tokenizer(folder)
 
 
 def _models_of_images_and_sound(folder: Path) -> None:
@@ -162,7 +173,7 @@ def place(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     for name in ("path/to/checkpoint", "model", "models/my-model", "base"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).symlink_to(models / "base")
-    media = ("vit", "whisper", "picture.png", "speech.wav", "prepared.safetensors")
+    media = ("t5", "vit", "whisper", "picture.png", "speech.wav", "prepared.safetensors")
     for name in ("tuned", "adapter", "other-adapter", *media):
         (tmp_path / name).symlink_to(models / name)
     (tmp_path / "my.txt").write_text("def main(argv):\nReturn the number of items.\n", encoding="utf-8")

@@ -8,12 +8,16 @@ The three pieces go through each block as one batch of affine images that share 
 A(static, b), A(linear + static, b), A(dynamic + static, f); without biases the origin is zero and two images do. The
 pieces taken from them are summed and compared with the model's own output. Because that sum is not itself one of the
 images, a block that is not affine cannot pass.
+
+In a decoder the encoder's states e enter every block through its cross-attention, whose output with H held is affine in
+them, C_i e + d_i: d_i belongs to the static bias, and Σ_j (T_L…T_{j+1}) U_j C_j e is a fourth piece, the encoder's,
+carried as the dynamic one is.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +26,9 @@ from duat_cli.analysis.sources import advance_sources
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_error, wide
 from duat_cli.models.discovery.proof import ProvedBlock
-from duat_cli.models.instrument.records import Replay
+from duat_cli.models.instrument.records import Replay, UnitCall
 from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.value_path.cross import cross_operator
 from duat_cli.models.value_path.factors import operator_of
 from duat_cli.models.value_path.operator import AttentionOperator
 
@@ -39,6 +44,7 @@ class ThreeParts:
     linear: PartNumbers
     static: PartNumbers
     dynamic: PartNumbers
+    encoder: PartNumbers | None = None  # of a decoder: a fourth
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,7 @@ class Carried:
     linear: Tensor
     static: Tensor | None  # None: exactly zero
     dynamic: Tensor
+    encoder: Tensor | None = None  # of a decoder
     terms: list[Tensor] = field(default_factory=list)  # the UAT terms one by one, if asked for
     sources: Tensor | None = None  # `linear` by source token, if asked for: item j is T_i…T_1 (e_j ⊗ x_0[j]), (N, N, M)
     uniform: Tensor | None = None  # the same where every H is uniform over the tokens that its rows may see
@@ -66,6 +73,7 @@ class Carried:
     @property
     def total(self) -> Tensor:
         moving = self.linear + self.dynamic
+        moving = moving if self.encoder is None else moving + self.encoder
         return moving if self.static is None else moving + self.static
 
 
@@ -73,8 +81,9 @@ class Carried:
 class Step:
     """One block's replay with what it was given: the reference for everything measured by differences."""
 
-    # (3, N, M): static, linear + static, dynamic + static; without biases (2, N, M): linear, dynamic. One more where
-    # the block's own term has to be replayed: the static piece again, with the units' outputs.
+    # (3, N, M): static, linear + static, dynamic + static; without biases (2, N, M): linear, dynamic. In a decoder the
+    # encoder's piece stands before the dynamic one. One more where the block's own term has to be replayed: the static
+    # piece again, with the units' outputs.
     items: Tensor
     given: list[Tensor]
     replay: Replay
@@ -99,7 +108,17 @@ class Step:
             return None
         pieces = self.ffn_input
         rest = pieces.dynamic if pieces.static is None else pieces.dynamic + pieces.static
+        rest = rest if pieces.encoder is None else rest + pieces.encoder
         return rest if self.first is None else self.first(rest[None])[0]
+
+
+def crossing(run: BlockRun, block: ProvedBlock) -> AttentionOperator | None:
+    """W'_c of this block and input, None where it has no cross-attention; UnsupportedModelError where no factors."""
+    if block.parts.cross is None:
+        return None
+    if block.cross is None:
+        raise UnsupportedModelError(block.cross_reason or "its factors were not looked for")
+    return cross_operator(run, block.cross)
 
 
 class Decomposition:
@@ -116,20 +135,23 @@ class Decomposition:
         """Carry the pieces through this block. Memory: a few times one block's activations."""
         x = run.input[0]
         before = self.carried or Carried(x, None, torch.zeros_like(x))
+        if run.parts.cross is not None and before.encoder is None:
+            before = replace(before, encoder=torch.zeros_like(x))
         bare = run.parts.homogeneous and before.static is None
-        items, given = _items(before, bare), _given(run, bare)
+        items, given = _items(before, bare), _given(run, bare, before.encoder is not None)
         if self._own and not run.parts.arrives:
             origin = torch.zeros_like(items[:1]) if bare else items[:1]
             items, given = torch.cat([items, origin]), [torch.cat([g, g[-1:]]) for g in given]
         replay = run.replay(items, given)
         assert replay.output is not None
-        after = _pieces(replay.output, bare)
+        four = before.encoder is not None
+        after = _pieces(replay.output, bare, four)
         if self._one_by_one:
             after.terms = _advance_terms(run, before, after.static, given)
         if self._by_source:
             after.sources, after.uniform = advance_sources(run, before.linear, before.sources, before.uniform)
         self.carried = after
-        inputs = [_pieces(images, bare) for images in replay.unit_inputs]
+        inputs = [_pieces(images, bare, four) for images in replay.unit_inputs]
         errors = [_missed(p, u.input) for u, p in zip(run.units, inputs, strict=True)]
         error = max(_missed(after, run.output), *errors, 0.0)
         if not math.isfinite(error):
@@ -155,27 +177,53 @@ def _missed(pieces: Carried, whole: Tensor) -> float:
 
 def _items(before: Carried, bare: bool) -> Tensor:
     """The vectors to replay. In a network without biases so far, the shared origin is zero and is left out."""
+    moving = [before.linear, *([] if before.encoder is None else [before.encoder]), before.dynamic]
     if bare:
-        return torch.stack([before.linear, before.dynamic])
+        return torch.stack(moving)
     static = torch.zeros_like(before.linear) if before.static is None else before.static
-    return torch.stack([static, before.linear + static, before.dynamic + static])
+    return torch.stack([static, *(piece + static for piece in moving)])
 
 
-def _pieces(images: Tensor, bare: bool) -> Carried:
-    """The images of the items of `_items`, taken apart again."""
-    if bare:
-        return Carried(images[0], None, images[1])
-    return Carried(images[1] - images[0], images[0], images[2] - images[0])
+def _pieces(images: Tensor, bare: bool, four: bool) -> Carried:
+    """The images of the items of `_items`, taken apart again. four: whether the encoder's piece is among them."""
+    static = None if bare else images[0]
+    linear, *between, dynamic = (
+        image if static is None else image - static for image in images[not bare :][: 2 + four]
+    )
+    return Carried(linear, static, dynamic, between[0] if four else None)
 
 
-def _given(run: BlockRun, bare: bool) -> list[Tensor]:
-    """Per unit call and item: the output bias, and for the dynamic piece the output itself."""
+def _given(run: BlockRun, bare: bool, four: bool) -> list[Tensor]:
+    """Per unit call and item: the output bias; the output itself for the dynamic piece.
+
+    Of cross-attention what it gives for states of zeros, and its output for the encoder's piece.
+    """
     given = []
     for unit in run.units:
-        bias = run.parts.unit_biases.get(unit.module)
-        static = torch.zeros_like(unit.output) if bias is None else bias.to(unit.output).expand_as(unit.output)
-        given.append(torch.stack([static, unit.output] if bare else [static, static, unit.output]))
+        static, dynamic = _static_output(run, unit), unit.output
+        encoder = static
+        if run.parts.is_cross(unit.module):
+            static, encoder = _of_states(run, unit)
+            dynamic = static
+        moving = [static, encoder, dynamic] if four else [static, dynamic]
+        given.append(torch.stack(moving if bare else [static, *moving]))
     return given
+
+
+def _static_output(run: BlockRun, unit: UnitCall) -> Tensor:
+    bias = run.parts.unit_biases.get(unit.module)
+    return torch.zeros_like(unit.output) if bias is None else bias.to(unit.output).expand_as(unit.output)
+
+
+def _of_states(run: BlockRun, unit: UnitCall) -> tuple[Tensor, Tensor]:
+    """What cross-attention gives for states of zeros and for the encoder's own, H held; in the shape of its output."""
+    cross = run.recording.cross
+    if cross is None:
+        raise UnsupportedModelError(f"block {run.index}: its cross-attention runs more than once, or not at all")
+    images = run.crossed(torch.cat([torch.zeros_like(cross.states), cross.states])).output
+    assert images is not None
+    static, own = (image.reshape(unit.output.shape) for image in images)
+    return static, own
 
 
 def _own_term(run: BlockRun, images: Tensor, given: list[Tensor], bare: bool) -> Tensor:
@@ -209,21 +257,19 @@ def _inner(a: Tensor, b: Tensor) -> float:
 
 
 def _three(parts: Carried, whole: Tensor) -> ThreeParts:
-    if parts.static is None:
-        linear, dynamic = shares([parts.linear, parts.dynamic], whole)
-        return _without_bias(linear, dynamic)
-    return ThreeParts(*shares([parts.linear, parts.static, parts.dynamic], whole))
-
-
-def _without_bias(linear: PartNumbers, dynamic: PartNumbers) -> ThreeParts:
-    """A static part that is exactly zero has share and norm zero, unless there is nothing to share."""
-    static = PartNumbers(None, None) if linear.share is None else PartNumbers(0.0, 0.0)
-    return ThreeParts(linear, static, dynamic)
+    linear, dynamic, *rest = shares(
+        [p for p in (parts.linear, parts.dynamic, parts.encoder, parts.static) if p is not None], whole
+    )
+    encoder = rest.pop(0) if parts.encoder is not None else None
+    # a static part that is exactly zero has share and norm zero, unless there is nothing to share
+    none = PartNumbers(None, None) if linear.share is None else PartNumbers(0.0, 0.0)
+    return ThreeParts(linear, rest[0] if rest else none, dynamic, encoder)
 
 
 def _ffn_place(run: BlockRun) -> int | None:
     """Which unit call is the FFN's: behind attention and token mixers, if any is; one with layers before a bare σ."""
-    mixers = [k for k, unit in enumerate(run.units) if unit.module in run.parts.mixing]
+    parts = run.parts
+    mixers = [k for k, u in enumerate(run.units) if u.module in parts.mixing or parts.is_cross(u.module)]
     places = range(max(mixers, default=-1) + 1, len(run.units))
     behind = [k for k in places if run.units[k].behind_attention] or list(places)
     layered = [k for k in behind if not _is_activation(run.units[k].module)]
@@ -251,11 +297,14 @@ def _pre_activation(
         return None, None, f"{type(unit.module).__name__} has no single linear layer in front of its nonlinearity"
     whole = run.recording.linears[first].reshape(len(pieces.linear), -1)
     bias = _bias_of(first, pieces.linear)
-    if pieces.static is None and bias is None:
-        linear = first(pieces.linear[None])[0]
-        return Carried(linear, None, whole - linear), whole, None
-    linear, dynamic = first(torch.stack([pieces.linear, pieces.dynamic])) - (0.0 if bias is None else bias)
-    return Carried(linear, whole - linear - dynamic, dynamic), whole, None
+    moving = [pieces.linear, *([] if pieces.encoder is None else [pieces.encoder])]
+    none = pieces.static is None and bias is None  # then the dynamic piece is what is left
+    images = first(torch.stack(moving if none else [*moving, pieces.dynamic])) - (0.0 if bias is None else bias)
+    linear, encoder = images[0], None if pieces.encoder is None else images[1]
+    rest = whole - linear if encoder is None else whole - linear - encoder
+    if none:
+        return Carried(linear, None, rest, encoder), whole, None
+    return Carried(linear, rest - images[-1], images[-1], encoder), whole, None
 
 
 def _bias_of(linear: nn.Module, like: Tensor) -> Tensor | None:

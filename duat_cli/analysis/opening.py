@@ -198,6 +198,12 @@ class PromptRequest:
 
 def open_session(model: ModelRequest, texts: PromptRequest, progress: Progress) -> tuple[LoadedModel, list[Prompt]]:
     """The model, and the prompts as its token ids. Texts, names and headers come first: their errors cost no load."""
+    if texts.files is not None and texts.files.of_pair:
+        whole = replace(texts, files=replace(texts.files, stack=None))
+        opened = open_session(model, whole, progress)
+        from duat_cli.analysis.decoding import chosen_of_pair
+
+        return chosen_of_pair(*opened, texts.files, trust_remote_code=model.trust_remote_code)
     read, found = texts.read(progress), model.find(progress)
     if texts.files is not None:
         prepared = _prepared(model, found, texts, texts.files, progress)

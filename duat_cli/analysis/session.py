@@ -378,9 +378,11 @@ class Session:
         """Parts of the model outside the DUAT form, and blocks whose W' has no closed form."""
         found = [Skipped(what="model", why=note) for note in self.structure.uncovered]
         for call in range(len(self.structure.calls)):
-            reason = self.structure.block(call).factors_reason
-            if reason is not None:
-                found.append(Skipped(what=f"operator of block {call}", why=reason))
+            block = self.structure.block(call)
+            reasons = {"operator": block.factors_reason, "cross-attention's operator": block.cross_reason}
+            found += [
+                Skipped(what=f"{what} of block {call}", why=why) for what, why in reasons.items() if why is not None
+            ]
         return found
 
     def run_facts(self) -> Run:

@@ -6,11 +6,12 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 import transformers
 from torch import Tensor
 
 from duat_cli import __version__
-from duat_cli.analysis.decomposition import Decomposition
+from duat_cli.analysis.decomposition import Decomposition, crossing
 from duat_cli.analysis.prepared import prepared_inputs
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import require_signal
@@ -18,8 +19,15 @@ from duat_cli.errors import DuatError, InputError, UnsupportedModelError
 from duat_cli.loading.inputs.request import InputFiles
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.models.arrays import tolerance_for
-from duat_cli.models.discovery.modality import input_name
-from duat_cli.models.discovery.structure import SEED, ModelStructure, discover, probe_inputs, run_stack
+from duat_cli.models.discovery.modality import STATES, decoder_of, input_name, is_pair, stack_of
+from duat_cli.models.discovery.structure import (
+    ENCODER_ALONE,
+    SEED,
+    ModelStructure,
+    discover,
+    probe_inputs,
+    run_stack,
+)
 from duat_cli.models.instrument.foreign import model_code
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.value_path.factors import NO_MIXING
@@ -64,9 +72,40 @@ def _entries(types: list[str], progress: Progress) -> Iterable[SupportEntry]:
 
 
 def examine(model: Any, model_type: str | None = None, like: Mapping[str, Tensor] | None = None) -> SupportEntry:
-    """Discover the structure, then rebuild a random input other than the one discovery used. like: prepared inputs of a
-    model that reads no token ids."""
+    """Discover the structure, then rebuild a random input other than the one discovery used; of an encoder-decoder both
+    stacks. like: prepared inputs of a model that reads no token ids."""
     model_type = model_type or model.config.model_type
+    entry = _examine_stack(model, model_type, like)
+    if entry.status == "refused" or not is_pair(model):
+        return entry
+    try:
+        decoder = decoder_of(model)
+        with model_code(type(model).__name__):
+            encoder = stack_of(model)
+            states = run_stack(encoder, probe_inputs(encoder, like, CHECKED_TOKENS))[0].detach()
+        other = _examine_stack(decoder, model_type, {"input_ids": torch.zeros(1, 1, dtype=torch.long), STATES: states})
+    except DuatError as fault:
+        other = _refused(model_type, str(fault))
+    return _of_both(entry, other)
+
+
+def _of_both(encoder: SupportEntry, decoder: SupportEntry) -> SupportEntry:
+    """One entry of an encoder that is understood and its decoder."""
+    parts = [part for part in encoder.parts if part != ENCODER_ALONE]
+    parts += [f"decoder: {part}" for part in (decoder.parts if decoder.reason is None else [decoder.reason])]
+    errors = [entry.relative_error for entry in (encoder, decoder) if entry.relative_error is not None]
+    paths = {entry.path for entry in (encoder, decoder)}
+    return encoder.model_copy(
+        update={
+            "status": "partly" if parts else "exact",
+            "parts": parts,
+            "relative_error": max(errors),
+            "path": "softmax interception" if "softmax interception" in paths else encoder.path,
+        }
+    )
+
+
+def _examine_stack(model: Any, model_type: str, like: Mapping[str, Tensor] | None) -> SupportEntry:
     try:
         structure = discover(model, like)
         with model_code(type(model).__name__):
@@ -99,6 +138,10 @@ def _errors(structure: ModelStructure, like: Mapping[str, Tensor] | None) -> tup
         require_signal(run)
         step = decomposition.advance(run)
         errors.append(step.terms.error)
+        try:
+            crossing(run, structure.block(run.index))
+        except UnsupportedModelError as fault:
+            faults.setdefault(f"cross-attention: {fault}", []).append(run.index)
         try:
             step.operator(run, structure.block(run.index))
         except UnsupportedModelError as fault:

@@ -21,6 +21,7 @@ from duat_cli.results.base import (
     Warnings,
     WithReasons,
 )
+from duat_cli.results.cross import CrossOperator
 from duat_cli.results.meaning import Meaning
 from duat_cli.results.operator import PROOF, Coupling, Density, Nulls, OperatorStats, Routing
 
@@ -29,7 +30,10 @@ _MACHINE = Meaning(checked=False)
 _SUM = "Eq. 11/12, 33/34"
 _PARTS = Meaning(exactness="exact", source="Eq. 12, 34", drift="group")
 _TERMS = Meaning(exactness="exact", source=_SUM, drift="group")
+_ENCODER = Meaning(exactness="exact", source="Eq. 11/12 with the encoder's states as a second input")
 _TOTAL = Meaning("share", "exact", source="Eq. 11, 33", signed=True, drift="number")
+_CROSS = Meaning(by_name=True)
+_CROSS_MEANS = "cross-attention's operator W'_c; in a decoder, null in other stacks"
 _ERROR = Meaning(
     "relative",
     "measured",
@@ -72,7 +76,7 @@ class Part(WithReasons):
     share: Annotated[
         Finite | None,
         Meaning("share", "exact", formula="<part, x> / |x|^2", source=_SUM, signed=True, drift="number"),
-    ] = Field(description="what it makes of the whole; the three shares of a place sum to 1")
+    ] = Field(description="what it makes of the whole; the shares of a place sum to 1")
     norm: Annotated[
         Finite | None, Meaning("relative", "exact", formula="|part| / |x|", source=_SUM, drift="number")
     ] = Field(description="its length, relative to the whole")
@@ -90,6 +94,9 @@ class Parts(Result):
         description="the UAT terms of this block and all before it; at a pre-activation, the part of the bias b'_{j,2} "
         "of Eq. 12/34 that the UAT terms make (its rest, W' b'_{j-1,3} + b, is in `static`)"
     )
+    encoder: Annotated[Part | None, _ENCODER] = Field(
+        default=None, description="as of the block's output; in a decoder, null in other stacks"
+    )
 
 
 class Terms(WithReasons):
@@ -103,6 +110,11 @@ class Terms(WithReasons):
     )
     dynamic: Annotated[Part, _TERMS] = Field(
         description="of all up to here: the UAT terms of this block and all before it"
+    )
+    encoder: Annotated[Part | None, _ENCODER] = Field(
+        default=None,
+        description="of all up to here: the encoder's states, through the cross-attention of this block and all before "
+        "it, H held; its biases are in `static`. In a decoder (--stack decoder), null in other stacks",
     )
     own: Annotated[Part, Meaning(exactness="exact", source=_SUM)] = Field(
         description="this block's own UAT term U_j f_j in its output: a part of `dynamic`, the FFN's output bias not "
@@ -134,6 +146,7 @@ class PromptBlock(Result):
     coupling_weighted: Coupling
     null: Annotated[Nulls, Meaning(by_name=True)]
     terms: Terms
+    cross: Annotated[CrossOperator | None, _CROSS] = Field(default=None, description=_CROSS_MEANS)
     certificate_error: Annotated[
         Finite,
         Meaning(
@@ -161,6 +174,7 @@ class Block(Result):
     coupling_weighted: Annotated[Coupling, _COUPLING] = Field(description="by |B_ij x_j|")
     null: Annotated[Nulls, Meaning(by_name=True)] = Field(description="the same statistics where nothing was learned")
     terms: Annotated[Terms, Meaning(drift="group", rule="drift.terms")]
+    cross: Annotated[CrossOperator | None, _CROSS] = Field(default=None, description=_CROSS_MEANS)
     certificate_error: Annotated[Finite, _ERROR] = Field(description="largest over prompts of |x_i - rebuilt| / |x_i|")
     range: Range
     routing: Annotated[Routing | None, Meaning(needs="routing", by_name=True)] = Field(
@@ -177,11 +191,11 @@ class Block(Result):
 class UatTerm(Result):
     """One term of the UAT sum at the last block's output, means over the prompts."""
 
-    name: str = Field(description="'x_0', 'bias', or the block whose FFN makes the term")
-    kind: Literal["linear", "static", "dynamic"] = Field(
-        description="which of the three parts of the sum it belongs to"
+    name: str = Field(description="'x_0', 'bias', 'encoder', or the block whose FFN makes the term")
+    kind: Literal["linear", "static", "dynamic", "encoder"] = Field(
+        description="which of the parts of the sum it belongs to"
     )
-    block: int | None = Field(description="number of the block, from 0; null for x_0 and the biases")
+    block: int | None = Field(description="number of the block, from 0; null for what no FFN makes")
     share: Annotated[
         Finite, Meaning("share", "exact", formula="<term, x_L> / |x_L|^2", source="Eq. 11, 33", signed=True)
     ] = Field(description="what it makes of the output; all shares sum to 1")
@@ -198,6 +212,9 @@ class Summary(WithReasons):
     )
     static_share: Annotated[Finite | None, _TOTAL] = Field(description="of all up to the last block's output")
     dynamic_share: Annotated[Finite | None, _TOTAL] = Field(description="of all up to the last block's output")
+    encoder_share: Annotated[Finite | None, Meaning("share", "exact", source="Eq. 11, 33", signed=True)] = Field(
+        default=None, description="of all up to the last block's output; in a decoder, null in other stacks"
+    )
     effective_context: Annotated[Finite | None, Meaning("tokens", "exact", drift="number")] = Field(
         description="mean over blocks, tokens"
     )
@@ -300,6 +317,12 @@ class BlockCertificate(Result):
         ),
     ] = Field(description="of the factors of W'; null where they are not Kronecker")
     operator_reason: str | None = Field(description="why operator_error is null")
+    cross_error: Annotated[Finite | None, Meaning("relative", "measured", formula=PROOF, source="Eq. 10")] = Field(
+        default=None,
+        description="of the factors of W'_c, cross-attention's operator; null where they are not Kronecker, and in a "
+        "stack without cross-attention",
+    )
+    cross_reason: str | None = Field(default=None, description="why cross_error is null where there is cross-attention")
 
 
 class VerifyReport(Result):

@@ -41,11 +41,10 @@ def quiet(*_: Any) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_kind_of_encoder_is_exact(name: str) -> None:
+def test_every_kind_is_exact(name: str) -> None:
     torch.manual_seed(5)
     entry = examine(build(name).eval().requires_grad_(False), like=CASES[name][1]())
-    expected = "partly" if name == "whisper" else "exact"  # its decoder reads token ids
-    assert (entry.status, entry.reason) == (expected, None), entry.parts
+    assert (entry.status, entry.reason) == ("exact", None), entry.parts
     assert entry.relative_error is not None
     assert entry.relative_error < 1e-5
 

@@ -158,6 +158,7 @@ def block_terms(terms: BlockTerms) -> Terms:
         linear=output.linear,
         static=output.static,
         dynamic=output.dynamic,
+        encoder=output.encoder,
         own=_part(terms.own),
         pre_activation=pre,
         reasons=reasons,
@@ -165,7 +166,8 @@ def block_terms(terms: BlockTerms) -> Terms:
 
 
 def _parts(three: ThreeParts) -> Parts:
-    return Parts(linear=_part(three.linear), static=_part(three.static), dynamic=_part(three.dynamic))
+    encoder = None if three.encoder is None else _part(three.encoder)
+    return Parts(linear=_part(three.linear), static=_part(three.static), dynamic=_part(three.dynamic), encoder=encoder)
 
 
 def _part(numbers: PartNumbers) -> Part:

@@ -31,7 +31,8 @@ def summarise(blocks: Sequence[Block], certificate: Certificate, heads: int) -> 
         "structural_density": structural,
     }
     reasons = {name: "no block has it" for name, value in values.items() if value is None}
-    return Summary(**values, notable=_notable(blocks, certificate, heads), reasons=reasons)
+    encoder = None if last.encoder is None else last.encoder.share
+    return Summary(**values, encoder_share=encoder, notable=_notable(blocks, certificate, heads), reasons=reasons)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

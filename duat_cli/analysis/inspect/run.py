@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from duat_cli import __version__
-from duat_cli.analysis.decomposition import Decomposition, Step, shares
+from duat_cli.analysis.decomposition import Decomposition, Step, crossing, shares
 from duat_cli.analysis.inspect.assemble import (
     block_terms,
     coupling,
@@ -25,6 +25,7 @@ from duat_cli.analysis.inspect.assemble import (
 )
 from duat_cli.analysis.inspect.end_to_end import end_to_end
 from duat_cli.analysis.inspect.maps import Maps
+from duat_cli.analysis.inspect.measured.cross import cross_of
 from duat_cli.analysis.inspect.operator import measure
 from duat_cli.analysis.inspect.routing import routing
 from duat_cli.analysis.inspect.states import StateFiles
@@ -150,7 +151,9 @@ def verify(loaded: LoadedModel, prompts: Sequence[Prompt], progress: Progress) -
     session = Session(loaded, progress, cache=False, every_plain=True)
     errors: dict[tuple[int, int], float] = {}  # by block and prompt
     operators: dict[tuple[int, int], float] = {}
+    crossed: dict[tuple[int, int], float] = {}
     reasons: dict[int, str] = {}
+    uncrossed: dict[int, str] = {}
     tick = ticker(progress, session, prompts)
 
     def listener(number: int) -> Listener:
@@ -164,6 +167,11 @@ def verify(loaded: LoadedModel, prompts: Sequence[Prompt], progress: Progress) -
                 operators[run.index, number] = operator.error
             elif reason is not None:
                 reasons[run.index] = reason
+            cross, reason = _or_reason(lambda: crossing(run, session.structure.block(run.index)))
+            if cross is not None:
+                crossed[run.index, number] = cross.error
+            elif reason is not None:
+                uncrossed[run.index] = reason
             tick(number)
 
         return listen
@@ -181,10 +189,10 @@ def verify(loaded: LoadedModel, prompts: Sequence[Prompt], progress: Progress) -
                 index=i,
                 name=session.structure.block(i).parts.name,
                 certificate_error=max(e for (block, _), e in errors.items() if block == i),
-                operator_error=max(e for (block, _), e in operators.items() if block == i)
-                if i not in reasons
-                else None,
+                operator_error=_largest(operators, i) if i not in reasons else None,
                 operator_reason=reasons.get(i),
+                cross_error=_largest(crossed, i) if i not in uncrossed else None,
+                cross_reason=uncrossed.get(i),
             )
             for i in sorted({block for block, _ in errors})
         ],
@@ -285,10 +293,19 @@ def ticker(progress: Progress, session: Session, prompts: Sequence[Prompt]) -> C
 
 def _operator(session: Session, run: BlockRun, step: Step) -> tuple[AttentionOperator | None, str | None]:
     """W' of this block and input, or why there is none."""
+    return _or_reason(lambda: session.operator(run, step))
+
+
+def _or_reason(operator: Callable[[], AttentionOperator | None]) -> tuple[AttentionOperator | None, str | None]:
     try:
-        return session.operator(run, step), None
+        return operator(), None
     except UnsupportedModelError as fault:
         return None, str(fault)
+
+
+def _largest(errors: Mapping[tuple[int, int], float], index: int) -> float | None:
+    """Over the prompts of one block."""
+    return max((error for (block, _), error in errors.items() if block == index), default=None)
 
 
 def _prompt_block(
@@ -305,6 +322,7 @@ def _prompt_block(
     tokens, width = run.input.shape[1:]
     operator, reason = _operator(session, run, step)
     terms = block_terms(step.terms)
+    cross = cross_of(run, session.structure.block(run.index))
     heads = routing(run) if options.routing else None
     if operator is None:
         reason = reason or "unknown"
@@ -320,6 +338,7 @@ def _prompt_block(
             coupling_weighted=no_coupling(reason),
             null=nulls(reason, reason),
             terms=terms,
+            cross=cross,
             certificate_error=step.terms.error,
             routing=heads,
         )
@@ -345,6 +364,7 @@ def _prompt_block(
         coupling_weighted=coupling(numbers.weighted, tokens),
         null=nulls("computed for all blocks together", NOT_ASKED),  # the first follows once all blocks are through
         terms=terms,
+        cross=cross,
         certificate_error=step.terms.error,
         routing=heads,
     )
@@ -354,13 +374,15 @@ def _uat_terms(decomposition: Decomposition, output: Tensor) -> list[UatTerm]:
     """Every term of the sum at the last block's output."""
     carried = decomposition.carried
     assert carried is not None
-    kinds: list[tuple[str, Literal["linear", "static", "dynamic"], int | None]] = [
+    encoder = [] if carried.encoder is None else [carried.encoder]
+    kinds: list[tuple[str, Literal["linear", "static", "dynamic", "encoder"], int | None]] = [
         ("x_0", "linear", None),
         ("bias", "static", None),
+        *(("encoder", "encoder", None) for _ in encoder),
         *((f"block {i}", "dynamic", i) for i in range(len(carried.terms))),
     ]
     static = torch.zeros_like(carried.linear) if carried.static is None else carried.static
-    numbers = shares([carried.linear, static, *carried.terms], output)
+    numbers = shares([carried.linear, static, *encoder, *carried.terms], output)
     return [
         UatTerm(name=name, kind=kind, block=block, share=n.share, norm=n.norm)
         for (name, kind, block), n in zip(kinds, numbers, strict=True)

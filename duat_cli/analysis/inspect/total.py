@@ -103,7 +103,7 @@ class InspectTotal:
         return Block(
             index=index,
             name=name,
-            **{group: getattr(mean, group) for group in (*GROUPS, "null", "certificate_error", "routing")},
+            **{group: getattr(mean, group) for group in (*GROUPS, "null", "cross", "certificate_error", "routing")},
             range=within,
             spreads=None if values is None else spreads(values),
             prompts=rows,

@@ -162,6 +162,7 @@ def inspect(
     audio: options.Sounds = None,
     tensors: options.InputTensors = None,
     stack: options.Stack = None,
+    decoder_prompt: options.DecoderPrompt = None,
     layers: options.Layers = None,
     threshold: Threshold = 0.01,
     conv_width: ConvWidth = 3,
@@ -210,7 +211,9 @@ def inspect(
     wanted = ModelRequest(
         model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task, device_map=device_map
     )
-    texts = PromptRequest(prompt, prompts, max_tokens, options.input_files(image, audio, tensors, stack))
+    texts = PromptRequest(
+        prompt, prompts, max_tokens, options.input_files(image, audio, tensors, stack, decoder_prompt)
+    )
     talk = talk_of(quiet, verbose, no_color)
     chosen = options.parse_layers(layers)
     at_least("--threshold", threshold, 0)

@@ -140,6 +140,11 @@ def matrix(
         model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task, device_map=device_map
     )
     files = options.input_files(image, audio, tensors, stack)
+    if stack == "decoder":
+        raise InputError(
+            "--stack decoder: the explicit matrices are of stacks without cross-attention; duat inspect and verify "
+            "read it"
+        )
     texts = PromptRequest([_only(prompt)], None, max_tokens, files, made_up=not prompt)
     talk = talk_of(quiet, verbose, no_color)
     paged = not json and _is_page(output, form)

@@ -15,6 +15,7 @@ def verify(
     audio: options.Sounds = None,
     tensors: options.InputTensors = None,
     stack: options.Stack = None,
+    decoder_prompt: options.DecoderPrompt = None,
     device: options.Device = "auto",
     device_map: options.DeviceMap = None,
     dtype: options.DtypeOption = "float32",
@@ -46,7 +47,9 @@ def verify(
     wanted = ModelRequest(
         model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task, device_map=device_map
     )
-    texts = PromptRequest(prompt, prompts, max_tokens, options.input_files(image, audio, tensors, stack))
+    texts = PromptRequest(
+        prompt, prompts, max_tokens, options.input_files(image, audio, tensors, stack, decoder_prompt)
+    )
     talk = talk_of(quiet, verbose, no_color)
     presentation = Presentation.of(output, form, json, no_color, wide=wide)
 

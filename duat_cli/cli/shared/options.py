@@ -113,7 +113,18 @@ Stack = Annotated[
         metavar="PART",
         show_default=False,
         rich_help_panel=PANEL_INPUT,
-        help="vision, audio or text: that part of a model of several alone.",
+        help="vision, audio or text: that part of a model of several alone. encoder or decoder: of an encoder-decoder.",
+    ),
+]
+DecoderPrompt = Annotated[
+    str | None,
+    typer.Option(
+        "--decoder-prompt",
+        metavar="TEXT",
+        show_default=False,
+        rich_help_panel=PANEL_INPUT,
+        help="With --stack decoder: what the decoder reads, for every prompt. Without: the first 15 tokens that the "
+        "model itself writes.",
     ),
 ]
 Layers = Annotated[
@@ -287,10 +298,16 @@ Out = Annotated[
 
 
 def input_files(
-    images: list[str] | None, sounds: list[str] | None, tensors: list[str] | None, stack: StackName | None
+    images: list[str] | None,
+    sounds: list[str] | None,
+    tensors: list[str] | None,
+    stack: StackName | None,
+    decoder_prompt: str | None = None,
 ) -> InputFiles:
-    """What a model of images or sound is to read."""
-    return InputFiles(tuple(images or ()), tuple(sounds or ()), tuple(tensors or ()), stack)
+    """What a model of images or sound is to read, and which stack of a model of several."""
+    if decoder_prompt is not None and stack != "decoder":
+        raise InputError("--decoder-prompt: only a decoder reads it; give --stack decoder")
+    return InputFiles(tuple(images or ()), tuple(sounds or ()), tuple(tensors or ()), stack, decoder_prompt)
 
 
 def parse_memory(text: str | None) -> int | None:

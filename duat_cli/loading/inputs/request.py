@@ -1,11 +1,11 @@
-"""Which files a model of images or sound is to read."""
+"""Which files a model of images or sound is to read, and which of its stacks is meant."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-StackName = Literal["vision", "audio", "text"]
+StackName = Literal["vision", "audio", "text", "encoder", "decoder"]
 
 READS: dict[StackName, tuple[str, ...]] = {
     "vision": ("pixel_values",),
@@ -17,12 +17,18 @@ READS: dict[StackName, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class InputFiles:
-    """The files of --image, --audio and --inputs, and the stack of --stack."""
+    """The files of --image, --audio and --inputs, the stack of --stack, and what its decoder reads."""
 
     images: tuple[str, ...] = ()
     sounds: tuple[str, ...] = ()
     tensors: tuple[str, ...] = ()
     stack: StackName | None = None
+    decoder_prompt: str | None = None
+
+    @property
+    def of_pair(self) -> bool:
+        """Whether it names a stack of an encoder-decoder."""
+        return self.stack in ("encoder", "decoder")
 
     @property
     def option(self) -> str | None:

@@ -14,7 +14,7 @@ from duat_cli.models.block.norms import NormForm
 
 @dataclass(frozen=True)
 class HiddenSlot:
-    """Where a block takes its hidden states: a positional index or a keyword."""
+    """Where a module takes hidden states: a positional index or a keyword."""
 
     key: int | str
 
@@ -40,13 +40,24 @@ class Projection:
 
 
 @dataclass(frozen=True)
+class CrossAttention:
+    """The attention of a decoder block over the encoder's states."""
+
+    module: nn.Module
+    states: HiddenSlot  # where the module takes the encoder's states
+    taken: HiddenSlot  # where the block takes them
+    value_projection: Projection | None = None
+    output_projection: Projection | None = None
+
+
+@dataclass(frozen=True)
 class BlockParts:
     """The instrumented modules of one block; discovery fills this in."""
 
     name: str
     module: nn.Module
     hidden: HiddenSlot
-    attention: tuple[nn.Module, ...]
+    attention: tuple[nn.Module, ...]  # over the block's own tokens
     intercepted: frozenset[nn.Module]  # attention modules outside the interface
     norms: dict[nn.Module, NormForm]
     units: tuple[nn.Module, ...]  # nonlinear FFN modules, in call order
@@ -58,9 +69,19 @@ class BlockParts:
     value_projection: Projection | None = None
     output_projection: Projection | None = None
     mixer: MixerForm | None = None  # the one attention module, where it is a token mixer without softmax
+    cross: CrossAttention | None = None  # of a decoder: what it gives is held as a unit's output is
     gated: bool = False  # whether squashing functions inside attention are dynamic parameters too
     clamped: bool = False  # whether attention clips what it computes: which entries, is a dynamic parameter too
     homogeneous: bool = False  # no biases anywhere: the replayed block maps zero to zero, and c = 0
     direct: bool = False  # whether attention is O(H V(x)) of the two projections alone, so that replay may skip Q and K
     batched: bool = False  # whether several items may share one replay
     arrives: bool = False  # whether what the units give is in the block's output as it is, and nowhere else
+
+    @property
+    def attending(self) -> tuple[nn.Module, ...]:
+        """Every attention module, cross-attention among them."""
+        return self.attention if self.cross is None else (*self.attention, self.cross.module)
+
+    def is_cross(self, module: nn.Module) -> bool:
+        """Whether a unit call of this module is one of cross-attention."""
+        return self.cross is not None and self.cross.module is module

@@ -23,6 +23,7 @@ from duat_cli.models.instrument.attention import CapturePath, ForeignAttentionEr
 from duat_cli.models.instrument.foreign import model_code
 from duat_cli.models.instrument.rig import Rig
 from duat_cli.models.instrument.tracing import Event, Trace
+from duat_cli.models.value_path.factors import BlockFactors
 
 
 class PathError(Exception):
@@ -60,7 +61,16 @@ class Known:
 def blocks_expected(model: Any) -> int:
     """How many block calls there will be, by the config, or by the longest list of modules."""
     stated = getattr(model.config.get_text_config(), "num_hidden_layers", None)
-    return stated if isinstance(stated, int) else max(map(len, outermost_lists(stack_of(model)).values()), default=0)
+    of_pair = getattr(model.config, "is_encoder_decoder", False)  # then it may be the other stack's
+    return (
+        stated
+        if isinstance(stated, int) and not of_pair
+        else max(map(len, outermost_lists(stack_of(model)).values()), default=0)
+    )
+
+
+def _without_values(factors: BlockFactors | None) -> BlockFactors | None:
+    return None if factors is None else replace(factors, heads=factors.heads.without_values())
 
 
 class Growing(Discovery):
@@ -122,9 +132,10 @@ class Growing(Discovery):
         """Of what was read from the weights of these blocks, keep the shapes alone."""
         for module in modules:
             known = self.proved.get(module)
-            if known is not None and known.factors is not None:
-                factors = replace(known.factors, heads=known.factors.heads.without_values())
-                self.proved[module] = replace(known, factors=factors)
+            if known is not None:
+                self.proved[module] = replace(
+                    known, factors=_without_values(known.factors), cross=_without_values(known.cross)
+                )
 
     def learn(self, event: Event, written: Trace) -> None:
         super().learn(event, written)

@@ -83,7 +83,8 @@ def _mixing(parts: BlockParts, form: MixerForm, event: Event, written: Trace) ->
     if not form.affine:
         return found
     value = replace(written.attention[-1], value=_as_made(form, written, call))
-    return replace(found, value_projection=value_projection(event, found, written, value))
+    hidden = parts.hidden.get(event.args, event.kwargs)
+    return replace(found, value_projection=value_projection(hidden, found, written, value))
 
 
 def _reads(event: Event, last: Event) -> bool:

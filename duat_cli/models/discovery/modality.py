@@ -14,18 +14,38 @@ from duat_cli.errors import UnsupportedModelError
 Given = Tensor | Mapping[str, Tensor]
 """What a stack is run on: token ids (1, N), or prepared inputs by the names that its forward pass has for them."""
 
+STATES = "encoder_hidden_states"
+"""What every decoder calls the encoder's states."""
+
 KINDS = {"pixel_values": "images", "input_features": "sound", "input_values": "sound"}
 
 
 def stack_of(model: Any) -> Any:
     """The part that is run: the encoder of an encoder-decoder, else the model without its head."""
-    if getattr(model.config, "is_encoder_decoder", False):
+    if is_pair(model):
         return model.get_encoder()
     base, name = model.base_model, str(getattr(model, "main_input_name", "input_ids"))
     taken = inspect.signature(base.forward).parameters
     # `base_model` of some image models is an inner encoder, which takes embedded patches (dinov3_vit)
     inner = name != "input_ids" and name not in taken and name in inspect.signature(model.forward).parameters
     return model if inner else base
+
+
+def is_pair(model: Any) -> bool:
+    """Whether a model is an encoder with a decoder; either alone is none, whatever its config says."""
+    return bool(getattr(model.config, "is_encoder_decoder", False)) and model.get_encoder() is not model
+
+
+def decoder_of(model: Any) -> Any:
+    """The decoder of an encoder-decoder, a model by itself; UnsupportedModelError where there is none to run so."""
+    name = type(model).__name__
+    if not is_pair(model):
+        raise UnsupportedModelError(f"{name} has no encoder beside a decoder")
+    decoder = model.get_decoder()
+    taken = inspect.signature(stack_of(decoder).forward).parameters if hasattr(decoder, "config") else ()
+    if decoder is model or decoder is model.get_encoder() or not {"input_ids", STATES} <= set(taken):
+        raise UnsupportedModelError(f"{name}: its decoder is no model that takes `input_ids` and `{STATES}`")
+    return decoder
 
 
 def input_name(model: Any) -> str:

@@ -17,6 +17,7 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import random_like, relative_error, rounding, same_storage, wide
 from duat_cli.models.block.norms import NormForm, recognise, scale_invariant
 from duat_cli.models.block.parts import BlockParts, HiddenSlot
+from duat_cli.models.discovery.cross import find_cross, with_projections
 from duat_cli.models.instrument.routers import routing_weights
 from duat_cli.models.instrument.tracing import Event, Trace
 from duat_cli.models.value_path.projections import output_projection, value_projection
@@ -26,27 +27,31 @@ def find_parts(event: Event, name: str, written: Trace) -> BlockParts:
     """The parts of the block that `event` is a call of; `written` is what happened within."""
     block = event.module
     inside = set(block.modules())
-    attention = tuple(dict.fromkeys(c.module for c in written.attention if c.module in inside))
+    hidden = hidden_slot(event)
+    cross = find_cross(event, hidden, written)
+    other = set() if cross is None else {cross.module}
+    attention = tuple(dict.fromkeys(c.module for c in written.attention if c.module in inside - other))
     intercepted = {c.module for c in written.attention if c.path == "softmax interception"}
     norms = _norms(block, written)
-    units = tuple(nonlinear_units(block, written, set(attention), norms))
+    units = tuple(nonlinear_units(block, written, {*attention, *other}, norms))
     parts = BlockParts(
         name=name,
         module=block,
-        hidden=hidden_slot(event),
+        hidden=hidden,
         attention=attention,
         intercepted=frozenset(intercepted & inside),
         norms=norms,
         units=units,
+        cross=cross,
     )
     if len(attention) == 1:
         call = next(c for c in written.attention if c.module is attention[0])
         parts = replace(
             parts,
-            value_projection=value_projection(event, parts, written, call),
+            value_projection=value_projection(hidden.get(event.args, event.kwargs), parts, written, call),
             output_projection=output_projection(parts, written, call),
         )
-    return with_linears(parts, written)
+    return with_linears(with_projections(parts, event, written), written)
 
 
 def _norms(block: nn.Module, written: Trace) -> dict[nn.Module, NormForm]:
@@ -122,7 +127,7 @@ def _mixes_tokens(event: Event, tokens: int) -> bool:
 
 def _reads_one_stream(event: Event) -> bool:
     routing = routing_weights(event.args, event.kwargs)
-    streams = [t for t in event.tensors if t.ndim >= 2 and t is not routing]
+    streams = [t for t in event.tensors if t.ndim >= 2 and t is not routing and not _is_mask(t)]
     return len(streams) == 1 and event.result is not None
 
 
@@ -138,6 +143,11 @@ def _routes(event: Event, routing: dict[nn.Module, Tensor]) -> bool:
     inside = set(event.module.modules())
     theirs = [weights for experts, weights in routing.items() if experts not in inside]
     return any(isinstance(one, Tensor) and same_storage(one, weights) for one in made for weights in theirs)
+
+
+def _is_mask(tensor: Tensor) -> bool:
+    """Whether it has the shape of an attention mask, (1, 1, N, N), as experts are handed to leave out padding."""
+    return tensor.ndim == 4 and tensor.shape[1] == 1 and tensor.shape[2] == tensor.shape[3]
 
 
 def _is_affine(event: Event) -> bool:

@@ -19,10 +19,12 @@ from torch import Tensor, nn
 from duat_cli.errors import DuatError, UnsupportedModelError
 from duat_cli.models.arrays import random_like, relative_error, rounding, tolerance_for
 from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.discovery.cross import cross_fault, gives_nothing_for_zero
 from duat_cli.models.discovery.parts import nonlinear_units, with_linears
 from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun, Rig, zero_given
 from duat_cli.models.instrument.tracing import Trace
+from duat_cli.models.value_path.cross import find_cross_factors
 from duat_cli.models.value_path.factors import BlockFactors, find_factors, projects_to_zero
 
 
@@ -34,6 +36,8 @@ class ProvedBlock:
     factors: BlockFactors | None
     factors_reason: str | None  # why W' has no Kronecker factors
     notes: tuple[str, ...] = ()  # what the block does beside attention and FFN
+    cross: BlockFactors | None = None  # of cross-attention
+    cross_reason: str | None = None  # why W'_c has no Kronecker factors, where there is cross-attention
 
 
 @dataclass(frozen=True)
@@ -46,9 +50,11 @@ class Verdict:
     factors: BlockFactors | None = None
     factors_reason: str | None = None
     notes: tuple[str, ...] = ()
+    cross: BlockFactors | None = None
+    cross_reason: str | None = None
 
     def proved(self) -> ProvedBlock:
-        return ProvedBlock(self.parts, self.factors, self.factors_reason, self.notes)
+        return ProvedBlock(self.parts, self.factors, self.factors_reason, self.notes, self.cross, self.cross_reason)
 
 
 class Proof:
@@ -94,7 +100,7 @@ class Proof:
 def opened(verdict: Verdict, written: Trace) -> BlockParts:
     """The block with the suspected units replaced by the nonlinear modules inside them."""
     parts = verdict.parts
-    found = [v for u in verdict.culprits for v in nonlinear_units(u, written, set(parts.attention), parts.norms)]
+    found = [v for u in verdict.culprits for v in nonlinear_units(u, written, set(parts.attending), parts.norms)]
     if not found:
         raise UnsupportedModelError(f"{parts.name}: {verdict.fault}")
     kept = [u for u in parts.units if u not in verdict.culprits]
@@ -111,18 +117,28 @@ def _verdict(run: BlockRun, factors: bool) -> Verdict:
         if not culprits:
             raise UnsupportedModelError(f"{run.parts.name}: {fault}")
         return Verdict(run.parts, fault, culprits)
+    fault = None if run.parts.cross is None else cross_fault(run)
+    if fault is not None:
+        raise UnsupportedModelError(f"{run.parts.name}: {fault}")
     base = torch.zeros_like(run.input)
     given = zero_given(run, 1)
     at_zero = run.replay(base, given)
-    run.parts = _economies(run, homogeneous=_is_zero(at_zero) and not run.parts.unit_biases)
+    homogeneous = _is_zero(at_zero) and not run.parts.unit_biases and gives_nothing_for_zero(run)
+    run.parts = _economies(run, homogeneous)
     run.parts = replace(run.parts, arrives=_arrives(run, at_zero))
+    found = Verdict(run.parts, None, notes=_notes(run, None))
     if not factors:
-        return Verdict(run.parts, None, notes=_notes(run, None))
+        return found
+    if run.parts.cross is not None:
+        try:
+            found = replace(found, cross=find_cross_factors(run))
+        except DuatError as reason:
+            found = replace(found, cross_reason=str(reason))
     try:
-        found = find_factors(run, at_zero, base, given)
+        whole = find_factors(run, at_zero, base, given)
     except DuatError as reason:
-        return Verdict(run.parts, None, factors_reason=_gate_reason(run.parts, str(reason)), notes=_notes(run, None))
-    return Verdict(run.parts, None, factors=found, notes=_notes(run, found))
+        return replace(found, factors_reason=_gate_reason(run.parts, str(reason)))
+    return replace(found, factors=whole, notes=_notes(run, whole))
 
 
 def _notes(run: BlockRun, factors: BlockFactors | None) -> tuple[str, ...]:

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.discovery.cross import require_apart
 from duat_cli.models.discovery.mixers import Known, with_mixer
-from duat_cli.models.discovery.modality import Given, noise_like, placed, require_token_ids, stack_of
+from duat_cli.models.discovery.modality import STATES, Given, is_pair, noise_like, placed, require_token_ids, stack_of
 from duat_cli.models.discovery.parts import find_parts, hidden_slot
 from duat_cli.models.discovery.proof import Proof, ProvedBlock, Verdict, opened
 from duat_cli.models.discovery.unread import unread_attention
@@ -32,13 +33,14 @@ from duat_cli.models.instrument.tracing import Event, Trace, Tracer
 DISCOVERY_TOKENS = 11  # short, odd, and unlike a count of heads or experts
 SEED = 20240511
 MAX_OPENINGS = 8
+ENCODER_ALONE = "decoder stack (cross-attention); only the encoder is analysed; inspect and verify take --stack decoder"
 
 
 @dataclass(frozen=True)
 class ModelStructure:
     """What discovery found and proved."""
 
-    stack: Any  # the module to run: the base model without its head, or the encoder of an encoder-decoder
+    stack: Any  # the module to run: the base model without its head, or one stack of an encoder-decoder
     blocks: tuple[ProvedBlock, ...]  # one a distinct block module
     calls: tuple[nn.Module, ...]  # block modules in call order; a shared module stands here more than once
     path: CapturePath
@@ -94,7 +96,12 @@ def probe_inputs(
     """What a model is probed with: as of `probe_ids`, or noise of the shapes of prepared inputs."""
     if like is None:
         return probe_ids(stack, tokens, device)
-    return placed(noise_like(like, seed), stack.device if device is None else device, stack.dtype)
+    made = noise_like(like, seed)
+    if STATES in made:  # of a decoder: ids of its own, and states of no particular encoder
+        shape = 1, tokens + 2, made[STATES].shape[-1]
+        made = noise_like({STATES: made[STATES].new_zeros(()).expand(shape)}, seed)
+        made["input_ids"] = probe_ids(stack, tokens, device)
+    return placed(made, stack.device if device is None else device, stack.dtype)
 
 
 def discover(model: Any, like: Mapping[str, Tensor] | None = None, *, factors: bool = True) -> ModelStructure:
@@ -249,6 +256,8 @@ class Discovery:
             self.written[event.module] = written
             try:
                 parts = find_parts(event, self._names[event.module], written)
+                if not isinstance(self.probe, Tensor) and STATES in self.probe:
+                    require_apart(event, parts, self.probe[STATES])
                 parts = with_mixer(parts, event, written, self._known_mixers)
                 self.mixers += parts.attention if parts.mixer is not None else ()
                 self.parts[event.module] = parts
@@ -257,11 +266,11 @@ class Discovery:
 
 
 def _stack_of(model: Any) -> tuple[Any, tuple[str, ...]]:
-    if getattr(model.config, "is_encoder_decoder", False):
+    if is_pair(model):
         if not hasattr(stack_of(model), "config"):
             name = type(stack_of(model)).__name__
             raise UnsupportedModelError(f"{name} has no config of its own, so its attention stays unseen")
-        return stack_of(model), ("decoder stack (cross-attention); only the encoder is analysed",)
+        return stack_of(model), (ENCODER_ALONE,)
     return stack_of(model), ()
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from duat_cli.models.discovery.modality import is_pair
+
 _NAMED = re.compile(r"attention|attn", re.IGNORECASE)  # what transformers itself goes by in classes
 _FUSED = re.compile(r"(?i)^(w_?)?(qkv|query_key_value|c_attn|in_proj)(_proj)?$")
 _QUERY = re.compile(r"(?i)^(w_?)?(q|query)(_?(proj|lin|linear))?$")
@@ -33,7 +35,7 @@ def unread_attention(model: Any, ran: Collection[nn.Module]) -> list[str]:
 
 
 def _decoder(model: Any) -> set[nn.Module]:
-    if not getattr(model.config, "is_encoder_decoder", False):
+    if not is_pair(model):
         return set()
     inside = set(model.get_decoder().modules())  # where a class names no decoder, transformers answers with the model
     return set() if model.get_encoder() in inside else inside

@@ -49,10 +49,13 @@ class RowSource(Protocol):
     def heads(self) -> int: ...
 
     @property
-    def tokens(self) -> int: ...
+    def tokens(self) -> int:
+        """Rows of H: the tokens that read."""
+        ...
 
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield (rows, H[:, rows, :]) with H of shape (heads, rows, N)."""
+        """Yield (rows, H[:, rows, :]) with H of shape (heads, rows, N); (heads, rows, K) where K tokens of an encoder
+        are read."""
         ...
 
 
@@ -68,7 +71,7 @@ class StoredRows:
 
     @property
     def tokens(self) -> int:
-        return self.matrix.shape[-1]
+        return self.matrix.shape[1]
 
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
         yield slice(0, self.matrix.shape[1]), self.matrix
@@ -128,7 +131,7 @@ class AttentionCall:
     rows: RowSource
     value: Tensor  # (batch, kv_heads, N, d), a view of the value projection's output where the model keeps one
     output: Tensor  # (batch, N, heads, d)
-    allowed: Tensor | None = None  # positions that the mask leaves to some head, (N, N) bool; None: no mask was seen
+    allowed: Tensor | None = None  # positions that the mask leaves to some head, (N, K) bool; None: no mask was seen
     scored: ScoreInputs | None = None  # None: its softmax was intercepted, behind the scores
 
 
@@ -169,13 +172,13 @@ _plain: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # modules whose output w
 
 
 def apply_rows(rows: RowSource, value: Tensor) -> Tensor:
-    """H V for every head: rows (heads, N, N), value (batch, kv_heads, N, d) to (batch, N, heads, d)."""
+    """H V for every head: rows (heads, N, K), value (batch, kv_heads, K, d) to (batch, N, heads, d)."""
     if torch.is_grad_enabled() and value.requires_grad:
         mixed: Tensor = _Mixed.apply(value, rows)
         return mixed
     batch, kv_heads, tokens, width = value.shape
     groups = rows.heads // kv_heads
-    out = value.new_empty(batch, tokens, rows.heads, width)
+    out = value.new_empty(batch, rows.tokens, rows.heads, width)
     # One product a kv head: all its query heads and all the batch's columns at once.
     columns = value.permute(1, 2, 0, 3).reshape(kv_heads, tokens, batch * width)
     for part, weights in rows.chunks():
@@ -273,15 +276,13 @@ def _captured_call(
 ) -> AttentionCall:
     heads, tokens = query.shape[1], query.shape[2]
     row_bytes = heads * key.shape[2] * 4
-    scored = ScoreInputs(query, key, mask, kwargs)
+    scored, allowed = ScoreInputs(query, key, mask, kwargs), _allowed(mask, tokens, key.shape[2])
     if row_bytes * tokens <= row_budget:
         output, weights = eager(module, query, key, value, mask, **kwargs)
         if weights is None:
             raise UnsupportedModelError(f"{type(module).__name__}'s eager attention returns no weights")
         weights = _effective(module, weights, value, output)
-        return AttentionCall(
-            module, "attention interface", StoredRows(weights[0]), value, output, _allowed(mask, tokens), scored
-        )
+        return AttentionCall(module, "attention interface", StoredRows(weights[0]), value, output, allowed, scored)
 
     def weights_of(rows: slice) -> Tensor:
         part = mask if mask is None or mask.shape[-2] == 1 else mask[..., rows, :]
@@ -291,17 +292,15 @@ def _captured_call(
 
     step = max(1, (row_budget // 4) // row_bytes)
     source = RecomputedRows(weights_of, heads, tokens, step)
-    return AttentionCall(
-        module, "attention interface", source, value, apply_rows(source, value), _allowed(mask, tokens), scored
-    )
+    return AttentionCall(module, "attention interface", source, value, apply_rows(source, value), allowed, scored)
 
 
-def _allowed(mask: Tensor | None, tokens: int) -> Tensor | None:
-    """Where a mask (1, 1 or heads, N or 1, N), boolean or added to the scores, lets some head attend."""
-    if mask is None or mask.shape[-1] != tokens:
+def _allowed(mask: Tensor | None, tokens: int, sources: int) -> Tensor | None:
+    """Where a mask (1, 1 or heads, N or 1, K), boolean or added to the scores, lets some head attend: (N, K)."""
+    if mask is None or mask.shape[-1] != sources:
         return None
     kept = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 4
-    return kept[0].any(dim=0).expand(tokens, tokens)
+    return kept[0].any(dim=0).expand(tokens, sources)
 
 
 def _effective(module: nn.Module, weights: Tensor, value: Tensor, output: Tensor) -> Tensor:

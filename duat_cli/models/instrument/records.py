@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from duat_cli.models.block.norms import FrozenNorm
+from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.instrument.activations import Extremes
 from duat_cli.models.instrument.attention import AttentionCall
+from duat_cli.models.instrument.calls import hidden_of, without_cache
 from duat_cli.models.instrument.functions.clamps import HeldClamp
 from duat_cli.models.instrument.mixer import MixerCall
+
+if TYPE_CHECKING:
+    from duat_cli.models.instrument.rig import Rig
 
 
 class ReplayStop(Exception):  # noqa: N818 - a signal, not an error
@@ -35,6 +42,16 @@ class UnitCall:
         return tensor if self.rest is None else (tensor, *self.rest)
 
 
+@dataclass(frozen=True)
+class CrossCall:
+    """One call of cross-attention: what it was given, and its H over the encoder's tokens."""
+
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    states: Tensor  # of the encoder, (1, K, width)
+    attention: AttentionCall
+
+
 @dataclass
 class Recording:
     """What one call of a block did, by module and call order."""
@@ -48,6 +65,8 @@ class Recording:
     extremes: Extremes = field(default_factory=Extremes)  # of the outputs of norms and attention
     attention_rests: dict[nn.Module, tuple[Any, ...] | None] = field(default_factory=dict)  # its other outputs
     mixers: dict[nn.Module, MixerCall] = field(default_factory=dict)  # of mixers without softmax
+    crossing: list[AttentionCall] = field(default_factory=list)  # of cross-attention
+    cross: CrossCall | None = None
 
 
 @dataclass
@@ -70,6 +89,7 @@ class Substitutes:
     attention: Tensor | None  # (items, N, heads, d), in place of H V
     stop_at_values: bool
     result: Replay
+    calls_of: Sequence[AttentionCall]  # whose H is held, in call order
     calls: dict[nn.Module, int] = field(default_factory=lambda: defaultdict(int))
     unit_calls: int = 0
     attention_calls: int = 0
@@ -92,3 +112,99 @@ def stacked(singles: list[Replay]) -> Replay:
     points = [(module, torch.cat([s.points[k][1] for s in singles])) for k, (module, _) in enumerate(first.points)]
     output = None if first.output is None else torch.cat([s.output for s in singles if s.output is not None])
     return Replay(output, cat("values"), cat("mixed"), cat("unit_inputs"), points)
+
+
+class BlockRun:
+    """One block under one input: what it did, and the same block as an affine map."""
+
+    def __init__(
+        self,
+        rig: Rig,
+        index: int,
+        parts: BlockParts,
+        recording: Recording,
+        call: tuple[Sequence[Any], dict[str, Any]],
+        output: Tensor,
+    ) -> None:
+        self._rig, self._call = rig, call
+        self.index, self.parts, self.recording = index, parts, recording
+        self.input: Tensor = parts.hidden.get(*call)  # (1, N, M)
+        self.output = output  # (1, N, M)
+
+    def asking(self, asked: Callable[[Tensor, Tensor], None]) -> contextlib.AbstractContextManager[None]:
+        """While active, replays make queries and keys as well, and show them: (items, heads, N, d), by kv head."""
+        return self._rig.watch.asking(asked)
+
+    @functools.cached_property
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        """Least and largest entry of the output; NaN where an entry is."""
+        low, high = torch.aminmax(self.output)
+        return low, high
+
+    @property
+    def attention(self) -> list[AttentionCall]:
+        return self.recording.attention
+
+    @property
+    def units(self) -> list[UnitCall]:
+        """Every FFN unit call, in call order."""
+        return self.recording.units
+
+    def replay(
+        self,
+        items: Tensor,
+        given: Sequence[Tensor],
+        *,
+        attention: Tensor | None = None,
+        stop_at_values: bool = False,
+    ) -> Replay:
+        """The block on `items` (items, N, M) with all dynamic parameters frozen.
+
+        given: the output of each FFN unit call, (items, *its own output's shape), in the order of `units`.
+        attention: stands in for H V, (items, N, heads, d).
+        """
+        if self.parts.batched or items.shape[0] == 1:
+            return self._replay_once(items, given, attention, stop_at_values)
+        singles = [
+            self._replay_once(
+                items[k : k + 1],
+                [g[k : k + 1] for g in given],
+                None if attention is None else attention[k : k + 1],
+                stop_at_values,
+            )
+            for k in range(items.shape[0])
+        ]
+        return stacked(singles)
+
+    def _replay_once(self, items: Tensor, given: Sequence[Tensor], attention: Tensor | None, stop: bool) -> Replay:
+        plan = Substitutes(items.shape[0], given, attention, stop, Replay(), self.attention)
+        args, kwargs = self.parts.hidden.put(*self._call, items)
+        with self._rig.replaying(self, plan), contextlib.suppress(ReplayStop):
+            plan.result.output = hidden_of(self._rig.call_block(self.parts.module, args, kwargs), items)
+        return plan.result
+
+    def crossed(self, states: Tensor, *, attention: Tensor | None = None, stop_at_values: bool = False) -> Replay:
+        """Cross-attention alone on other states of the encoder, (items, K, width), with its H held.
+
+        attention: as of `replay`. The output is what the module gives, (items, N, M).
+        """
+        assert self.parts.cross is not None
+        assert self.recording.cross is not None
+        slot, own, singles = self.parts.cross.states, self.recording.cross, []
+        for item, one in enumerate(states.split(1)):
+            mixed = None if attention is None else attention[item : item + 1]
+            plan = Substitutes(1, [], mixed, stop_at_values, Replay(), [own.attention])
+            with self._rig.replaying(self, plan), contextlib.suppress(ReplayStop):
+                plan.result.output = self._rig.call_cross(self.parts.cross.module, *slot.put(own.args, own.kwargs, one))
+            singles.append(plan.result)
+        return stacked(singles)
+
+
+def kept(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments as a replay is given them again."""
+    return without_cache(args), dict(zip(kwargs, without_cache(kwargs.values()), strict=True))
+
+
+def zero_given(run: BlockRun, items: int) -> list[Tensor]:
+    """A zero output for every unit call, for that many items."""
+    return [u.output.new_zeros(items, *u.output.shape) for u in run.units]

@@ -9,7 +9,6 @@ block is then z ↦ T z + c + U f, in the model's own code. One block's tensors 
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -20,87 +19,23 @@ from duat_cli.models.block.mixer import MixerForm
 from duat_cli.models.block.norms import FrozenNorm, NormForm, freeze, freeze_whole
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.instrument.attention import AttentionCall, Watch, apply_rows, interface_installed, watched
-from duat_cli.models.instrument.calls import first_tensor, hidden_of, only_tensor, without_cache
+from duat_cli.models.instrument.calls import first_tensor, hidden_of, only_tensor
 from duat_cli.models.instrument.functions.clamps import ClampFreezer
 from duat_cli.models.instrument.hooks import patched
 from duat_cli.models.instrument.interception import GateFreezer, SoftmaxInterception
 from duat_cli.models.instrument.mixer import KernelRows, MixerCall
-from duat_cli.models.instrument.records import Recording, Replay, ReplayStop, Substitutes, UnitCall, stacked
+from duat_cli.models.instrument.records import (
+    BlockRun,
+    CrossCall,
+    Recording,
+    ReplayStop,
+    Substitutes,
+    UnitCall,
+    kept,
+    zero_given,
+)
 
-
-class BlockRun:
-    """One block under one input: what it did, and the same block as an affine map."""
-
-    def __init__(
-        self,
-        rig: Rig,
-        index: int,
-        parts: BlockParts,
-        recording: Recording,
-        call: tuple[Sequence[Any], dict[str, Any]],
-        output: Tensor,
-    ) -> None:
-        self._rig, self._call = rig, call
-        self.index, self.parts, self.recording = index, parts, recording
-        self.input: Tensor = parts.hidden.get(*call)  # (1, N, M)
-        self.output = output  # (1, N, M)
-
-    def asking(self, asked: Callable[[Tensor, Tensor], None]) -> contextlib.AbstractContextManager[None]:
-        """While active, replays make queries and keys as well, and show them: (items, heads, N, d), by kv head."""
-        return self._rig.watch.asking(asked)
-
-    @functools.cached_property
-    def bounds(self) -> tuple[Tensor, Tensor]:
-        """Least and largest entry of the output; NaN where an entry is."""
-        low, high = torch.aminmax(self.output)
-        return low, high
-
-    @property
-    def attention(self) -> list[AttentionCall]:
-        return self.recording.attention
-
-    @property
-    def units(self) -> list[UnitCall]:
-        """Every FFN unit call, in call order."""
-        return self.recording.units
-
-    def replay(
-        self,
-        items: Tensor,
-        given: Sequence[Tensor],
-        *,
-        attention: Tensor | None = None,
-        stop_at_values: bool = False,
-    ) -> Replay:
-        """The block on `items` (items, N, M) with all dynamic parameters frozen.
-
-        given: the output of each FFN unit call, (items, *its own output's shape), in the order of `units`.
-        attention: stands in for H V, (items, N, heads, d).
-        """
-        if self.parts.batched or items.shape[0] == 1:
-            return self._replay_once(items, given, attention, stop_at_values)
-        singles = [
-            self._replay_once(
-                items[k : k + 1],
-                [g[k : k + 1] for g in given],
-                None if attention is None else attention[k : k + 1],
-                stop_at_values,
-            )
-            for k in range(items.shape[0])
-        ]
-        return stacked(singles)
-
-    def _replay_once(self, items: Tensor, given: Sequence[Tensor], attention: Tensor | None, stop: bool) -> Replay:
-        plan = Substitutes(items.shape[0], given, attention, stop, Replay())
-        args, kwargs = self.parts.hidden.put(*self._call, items)
-        with self._rig.replaying(self, plan), contextlib.suppress(ReplayStop):
-            plan.result.output = hidden_of(self._rig.call_block(self.parts.module, args, kwargs), items)
-        return plan.result
-
-
-def zero_given(run: BlockRun, items: int) -> list[Tensor]:
-    """A zero output for every unit call, for that many items."""
-    return [u.output.new_zeros(items, *u.output.shape) for u in run.units]
+__all__ = ["BlockRun", "Rig", "zero_given"]
 
 
 class Rig:
@@ -137,7 +72,7 @@ class Rig:
     def learn(self, parts: BlockParts) -> None:
         """Instrument this block, too, from the next time on that the rig is active."""
         self._by_module[parts.module] = parts
-        self._by_attention.update(dict.fromkeys(parts.attention, parts))
+        self._by_attention.update(dict.fromkeys(parts.attending, parts))
 
     def mixer_of(self, attention: nn.Module) -> MixerForm | None:
         """Its form, where it is a mixer without softmax."""
@@ -171,14 +106,15 @@ class Rig:
     # -- probe protocol ------------------------------------------------------------------------------------
 
     def captured(self, call: AttentionCall) -> None:
-        if self._recording is not None:
-            self._recording.attention.append(call)
+        if self._recording is not None and self._block is not None:
+            own = call.module in self._block.attention
+            (self._recording.attention if own else self._recording.crossing).append(call)
 
     def replacement(self, module: nn.Module, value: Tensor) -> Tensor | None:
         plan, run = self._plan, self._run
         if plan is None or run is None:
             return None
-        call = run.attention[plan.attention_calls]
+        call = plan.calls_of[plan.attention_calls]
         plan.attention_calls += 1
         plan.result.values.append(value)
         if plan.stop_at_values:
@@ -201,12 +137,20 @@ class Rig:
     def call_block(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return self._originals[module](*args, **kwargs)
 
+    def call_cross(self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
+        with self._watched(module):
+            output = self._originals[module](*args, **kwargs)
+        tensor: Tensor = output if isinstance(output, Tensor) else output[0]
+        return tensor
+
     def _patches(self, parts: BlockParts) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
         """What every instrumented module of a block runs in place of its own forward."""
         yield from ((module, self._norm_forward) for module in parts.norms)
         yield from ((module, self._unit_forward) for module in parts.units if module not in parts.attention)
         attention = self._attention_forward if parts.mixer is None else self._mixer_forward
         yield from ((module, attention) for module in parts.attention)
+        if parts.cross is not None:
+            yield parts.cross.module, self._cross_forward
         yield from ((module, self._linear_forward) for module in parts.first_linears.values())
         yield parts.module, self._block_forward
 
@@ -221,7 +165,10 @@ class Rig:
             self._recording = None
             index, self._calls = self._calls, self._calls + 1
             hidden = hidden_of(output, parts.hidden.get(args, kwargs))
-            call = without_cache(args), dict(zip(kwargs, without_cache(kwargs.values()), strict=True))
+            call = kept(args, kwargs)
+            if parts.cross is not None:  # a replay takes the encoder's states through cross-attention or not at all
+                states = parts.cross.taken.get(args, kwargs)
+                call = parts.cross.taken.put(*call, states.new_zeros(()).expand_as(states))
             self._on_block(BlockRun(self, index, parts, recording, call, hidden))
             return output
 
@@ -247,24 +194,52 @@ class Rig:
 
     def _unit_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
-            plan = self._plan
             x = first_tensor(args, kwargs)
-            if plan is not None and x is not None:
-                assert self._run is not None
-                if plan.attention_calls or not self._run.attention:
-                    plan.result.points.append((module, plan.by_item(x)))
-                plan.result.unit_inputs.append(plan.by_item(x))
-                call, given = self._run.units[plan.unit_calls], plan.given[plan.unit_calls]
-                plan.unit_calls += 1
-                # A copy, because some blocks add the residual to it in place.
-                return call.returning(given.flatten(0, 1).clone())
+            if self._plan is not None and x is not None:
+                return self._given_in_place(self._plan, module, x)
             output = original(*args, **kwargs)
-            if self._recording is not None and x is not None:
-                plain = isinstance(output, Tensor)
-                # A copy, because some blocks add the residual to it in place.
-                tensor = (output if plain else output[0]).clone()
-                rest = None if plain else tuple(output[1:])
-                self._recording.units.append(UnitCall(module, x, tensor, rest, bool(self._recording.attention)))
+            if x is not None:
+                self._record_unit(module, x, output)
+            return output
+
+        return forward
+
+    def _given_in_place(self, plan: Substitutes, module: nn.Module, x: Tensor) -> Any:
+        """What a replay returns in place of a unit's output."""
+        assert self._run is not None
+        if plan.attention_calls or not self._run.attention:
+            plan.result.points.append((module, plan.by_item(x)))
+        plan.result.unit_inputs.append(plan.by_item(x))
+        call, given = self._run.units[plan.unit_calls], plan.given[plan.unit_calls]
+        plan.unit_calls += 1
+        # A copy, because some blocks add the residual to it in place.
+        return call.returning(given.flatten(0, 1).clone())
+
+    def _record_unit(self, module: nn.Module, x: Tensor, output: Any) -> None:
+        if self._recording is None:
+            return
+        plain = isinstance(output, Tensor)
+        # A copy, because some blocks add the residual to it in place.
+        tensor = (output if plain else output[0]).clone()
+        rest = None if plain else tuple(output[1:])
+        self._recording.units.append(UnitCall(module, x, tensor, rest, bool(self._recording.attention)))
+
+    def _cross_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Cross-attention is held in a replay as a unit is: it reads the stream for its queries alone."""
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            x, recording = first_tensor(args, kwargs), self._recording
+            if self._plan is not None and x is not None:
+                return self._given_in_place(self._plan, module, x)
+            with self._watched(module):
+                output = original(*args, **kwargs)
+            cross = None if self._block is None else self._block.cross
+            if recording is not None and cross is not None and x is not None:
+                self._record_unit(module, x, output)
+                if len(recording.crossing) == 1:
+                    states = cross.states.get(args, kwargs)
+                    recording.cross = CrossCall(*kept(args, kwargs), states, recording.crossing[0])
+                recording.extremes.see("attention", output)
             return output
 
         return forward

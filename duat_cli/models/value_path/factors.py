@@ -16,7 +16,8 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import gaussian, random_like, relative_error, tolerance_for, wide
 from duat_cli.models.block.linears import stored_matrix
 from duat_cli.models.block.norms import NormForm
-from duat_cli.models.instrument.attention import ScaledRows
+from duat_cli.models.block.parts import Projection
+from duat_cli.models.instrument.attention import AttentionCall, ScaledRows
 from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun, zero_given
 from duat_cli.models.value_path.gates import gate_of
@@ -72,7 +73,7 @@ def operator_of(
         if not run.parts.homogeneous:
             difference = product - wide(base_items[0]) @ known.heads.value
             target = target - wide(base.values[0][0])
-        scale = _fit(difference, target)  # (kv_heads, N, 1)
+        scale = fit(difference, target)  # (kv_heads, N, 1)
         value_error = relative_error(scale * difference, target)
     gate, gate_error = gate_of(run, given) if known.gated else (None, 0.0)
     token_scale, output_error = known.token_scale, known.error
@@ -94,7 +95,7 @@ def operator_of(
         gate=gate,
         own=known.own,
     )
-    _accept(operator.error, run.input.dtype)
+    accept(operator.error, run.input.dtype)
     return operator
 
 
@@ -130,11 +131,12 @@ def checked(operator: AttentionOperator, run: BlockRun, tap: Tap) -> AttentionOp
         whole = whole * operator.token_scale[:, None]
     rounded = 4 * torch.finfo(run.input.dtype).eps * float(whole.norm())
     error = relative_error(image, own) if float((image - own).norm()) > rounded else 0.0
-    _accept(error, run.input.dtype)
+    accept(error, run.input.dtype)
     return replace(operator, error=max(operator.error, error))
 
 
-def _accept(error: float, dtype: torch.dtype) -> None:
+def accept(error: float, dtype: torch.dtype) -> None:
+    """Refuses factors that leave more than rounding."""
     if not error <= tolerance_for(dtype):
         raise UnsupportedModelError(
             f"its attention is no sum of Kronecker products: factors leave a relative residual of {error:.1e}"
@@ -142,7 +144,7 @@ def _accept(error: float, dtype: torch.dtype) -> None:
         )
 
 
-def _fit(direction: Tensor, target: Tensor) -> Tensor:
+def fit(direction: Tensor, target: Tensor) -> Tensor:
     """The scalars that fit `direction` to `target` along the last axis."""
     square = direction.square().sum(dim=-1, keepdim=True)
     return (direction * target).sum(dim=-1, keepdim=True) / square.clamp_min(torch.finfo(square.dtype).tiny)
@@ -158,7 +160,7 @@ def _reach(
     target = wide(known.tap.read(moved)[0]) - wide(known.tap.read(base)[0])
     reaching = wide(added[0]) if gate is None else wide(added[0]) * gate.transpose(0, 1)
     direction = torch.einsum("nhd,hdm->nm", reaching, known.heads.output)
-    scale = _fit(direction, target)
+    scale = fit(direction, target)
     return scale[:, 0], relative_error(scale * direction, target)
 
 
@@ -197,8 +199,8 @@ def find_factors(run: BlockRun, base: Replay, base_items: Tensor, given: list[Te
             gate = gate_of(run, given)[0] if gated else None
             factors = BlockFactors(HeadFactors(value(run), output(run, met, gate)), met, None, 0.0, origin, gated=gated)
             scale, error = _reach(run, factors, gate, base, base_items, given)
-            found = replace(factors, token_scale=_constant(scale, met), error=error)
-            _accept(error, run.input.dtype)
+            found = replace(factors, token_scale=constant_scale(scale, met), error=error)
+            accept(error, run.input.dtype)
             operator_of(run, found, base, base_items, given)
         except UnsupportedModelError as fault:
             faults.append(str(fault))
@@ -230,12 +232,12 @@ def _own_values(run: BlockRun, base: Replay, base_items: Tensor, given: list[Ten
         HeadFactors(value, _read_output(run, tap, gate)), tap, None, 0.0, "read", own=True, gated=True
     )
     scale, error = _reach(run, factors, gate, base, base_items, given)
-    found = replace(factors, token_scale=_constant(scale, tap), error=error)
+    found = replace(factors, token_scale=constant_scale(scale, tap), error=error)
     operator_of(run, found, base, base_items, given)
     return found
 
 
-def _constant(scale: Tensor, tap: Tap) -> Tensor | None:
+def constant_scale(scale: Tensor, tap: Tap) -> Tensor | None:
     """t as one number where no norm stands on the branch."""
     if tap.branch_norms:
         return None
@@ -247,10 +249,7 @@ def _constant(scale: Tensor, tap: Tap) -> Tensor | None:
 
 
 def _find_tap(run: BlockRun, given: list[Tensor]) -> Tap:
-    """The first point behind attention that takes both the residual stream, as it is, and attention's output.
-
-    Where the stream nowhere arrives as it is (a norm may stand on it), the first point that depends on both.
-    """
+    """Of attention over the block's own tokens."""
     out = run.attention[0].output
     silent = torch.zeros_like(out)
     noise = gaussian(tuple(out.shape), out, SEED)
@@ -261,6 +260,20 @@ def _find_tap(run: BlockRun, given: list[Tensor]) -> Tap:
         [torch.zeros_like(g[:1]).expand(3, *g.shape[1:]) for g in given],
         attention=torch.cat([silent, silent, noise]),
     )
+    found = meeting(run, replay, stream)
+    if found is None:
+        if not projects_to_zero(run):
+            raise UnsupportedModelError("what its attention adds reaches the stream only through a nonlinear unit")
+        return Tap(None, branch_norms=False, on_stream=True)  # attention adds nothing at all
+    return found
+
+
+def meeting(run: BlockRun, replay: Replay, stream: Tensor) -> Tap | None:
+    """The first point that takes both the residual stream, as it is, and what an attention gives.
+
+    Where the stream nowhere arrives as it is (a norm may stand on it), the first point that depends on both. replay: of
+    three items: nothing, `stream` alone, what attention gives alone.
+    """
     assert replay.output is not None
     branch_norms, found = False, []
     for index, (module, values) in enumerate([*replay.points, (None, replay.output)]):
@@ -269,11 +282,7 @@ def _find_tap(run: BlockRun, given: list[Tensor]) -> Tap:
             point = None if module is None else index
             found.append(Tap(point, branch_norms, _is_multiple(values[1] - values[0], stream[0])))
         branch_norms = branch_norms or (from_attention and not from_stream and module in run.parts.norms)
-    if not found:
-        if not projects_to_zero(run):
-            raise UnsupportedModelError("what its attention adds reaches the stream only through a nonlinear unit")
-        return Tap(None, branch_norms, on_stream=True)  # attention adds nothing at all
-    return next((tap for tap in found if tap.on_stream), found[0])
+    return next((tap for tap in found if tap.on_stream), found[0] if found else None)
 
 
 def projects_to_zero(run: BlockRun) -> bool:
@@ -295,7 +304,11 @@ def _moved(values: Tensor, item: int) -> bool:
 
 
 def _read_value(run: BlockRun) -> Tensor:
-    projection = run.parts.value_projection
+    return read_value(run, run.parts.value_projection)
+
+
+def read_value(run: BlockRun, projection: Projection | None) -> Tensor:
+    """V, (kv_heads, width, d), the gain of a norm in front included."""
     if projection is None:
         raise UnsupportedModelError("its values are no plain view of one linear layer")
     matrix = stored_matrix(projection.linear, run.input.dtype)  # (M, C)
@@ -308,8 +321,12 @@ def _read_value(run: BlockRun) -> Tensor:
 
 
 def _read_output(run: BlockRun, tap: Tap, _gate: Tensor | None) -> Tensor:
-    projection = run.parts.output_projection
-    _, _, heads, width = run.attention[0].output.shape
+    return read_output(run, run.parts.output_projection, run.attention[0], tap)
+
+
+def read_output(run: BlockRun, projection: Projection | None, call: AttentionCall, tap: Tap) -> Tensor:
+    """O, (heads, d, M), the gain of a norm behind it included."""
+    _, _, heads, width = call.output.shape
     if projection is None:
         raise UnsupportedModelError("no linear layer takes its concatenated heads")
     matrix = stored_matrix(projection.linear, run.input.dtype)
@@ -339,8 +356,8 @@ def _probe_value(run: BlockRun) -> Tensor:
     if not bool(moved.any()):
         raise UnsupportedModelError("its values do not depend on the stream while dynamic parameters are frozen")
     reference = moved[:, :, _strongest(moved[0])]
-    scale = _fit(reference[:, :, None].expand_as(moved), moved)  # (1, kv_heads, N, 1)
-    _accept(relative_error(scale * reference[:, :, None], moved), run.input.dtype)
+    scale = fit(reference[:, :, None].expand_as(moved), moved)  # (1, kv_heads, N, 1)
+    accept(relative_error(scale * reference[:, :, None], moved), run.input.dtype)
     rows = []
     for first in range(0, width, tokens):
         unit = _unit_tokens(first, tokens, width, run.input)
@@ -380,8 +397,8 @@ def _probe_output(run: BlockRun, tap: Tap, gate: Tensor | None) -> Tensor:
     moved = arrival(gaussian((1, 1, side), like, SEED + 3).expand(1, tokens, side)) - base
     moved = wide(moved)
     reference = moved[_strongest(moved[None])]
-    scale = _fit(reference.expand_as(moved), moved)  # (N, 1)
-    _accept(relative_error(scale * reference, moved), like.dtype)
+    scale = fit(reference.expand_as(moved), moved)  # (N, 1)
+    accept(relative_error(scale * reference, moved), like.dtype)
     rows = []
     for first in range(0, side, tokens):
         unit = _unit_tokens(first, tokens, side, like)

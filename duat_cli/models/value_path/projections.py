@@ -18,15 +18,18 @@ from duat_cli.models.instrument.attention import AttentionCall
 from duat_cli.models.instrument.tracing import Event, Trace
 
 
-def value_projection(block: Event, parts: BlockParts, written: Trace, call: AttentionCall) -> Projection | None:
-    """The layer and columns that make the values, or None where the values are no plain view of one layer."""
+def value_projection(hidden: Tensor, parts: BlockParts, written: Trace, call: AttentionCall) -> Projection | None:
+    """The layer and columns that make the values, or None where the values are no plain view of one layer.
+
+    hidden: what they are made of, as it comes to the block.
+    """
     event = _maker(call.module, written, call.value)
     if event is None or event.result is None:
         return None
     columns = _columns(call.value, event.result)
     if columns is None or not event.tensors:
         return None
-    hidden, read = parts.hidden.get(block.args, block.kwargs), event.tensors[0]
+    read = event.tensors[0]
     if same_storage(read, hidden):
         return Projection(event.module, None, columns)
     for norm in parts.norms:

@@ -82,6 +82,7 @@ def _inspected(report: InspectReport) -> str:
         *_certificate(report.certificate),
     ]
     shares = [("linear", summary.linear_share), ("static", summary.static_share), ("UAT terms", summary.dynamic_share)]
+    shares += [("encoder", summary.encoder_share)]
     known = [f"{name} {share:.3f}" for name, share in shares if share is not None]
     rows += [("What the last block's output is made of", ", ".join(known))] if known else []
     if summary.effective_context is not None:

@@ -33,16 +33,27 @@ def every(report: InspectReport) -> list[Column]:
     return _columns(_ESSENTIAL | spectrum | {*_OPTIONAL}, report)
 
 
-def for_pre_activation() -> list[Column]:
-    """The three parts at the FFN's first linear layer."""
+def for_pre_activation(report: InspectReport | None = None) -> list[Column]:
+    """The parts at the FFN's first linear layer; of a report, those that it has."""
     return [
         Column((part, "%"), f"terms.pre_activation.{part}.share", numbers.percent)
-        for part in ("linear", "static", "dynamic")
+        for part in ("linear", "static", "encoder", "dynamic")
+        if part != "encoder" or report is None or has_encoder(report)
     ]
 
 
+def has_encoder(report: InspectReport) -> bool:
+    """Whether its blocks are of a decoder, which reads an encoder's states."""
+    return any(block.terms.encoder is not None for block in report.blocks)
+
+
 def _columns(wanted: Collection[str], report: InspectReport) -> list[Column]:
-    return [of_model(column, report.model.heads) for column in COLUMNS if column.path in wanted]
+    absent = frozenset[str]() if has_encoder(report) else {_ENCODER}
+    return [
+        of_model(column, report.model.heads)
+        for column in COLUMNS
+        if column.path in wanted and column.path not in absent
+    ]
 
 
 def of_model(column: Column, heads: int) -> Column:
@@ -54,6 +65,7 @@ def _has_spectrum(report: InspectReport) -> bool:
     return any(block.operator.spectral_norm is not None for block in report.blocks)
 
 
+_ENCODER = "terms.encoder.share"
 COLUMNS = (
     Column(("eff.", "heads", "/{heads}"), "operator.effective_heads", numbers.plain),
     Column(("corr.", "0-1"), "operator.block_correlation", numbers.plain),
@@ -71,6 +83,7 @@ COLUMNS = (
     Column(("first", "token", "%"), "coupling.first_token_share", numbers.percent),
     Column(("linear", "%"), "terms.linear.share", numbers.percent),
     Column(("static", "%"), "terms.static.share", numbers.percent),
+    Column(("enc.", "%"), _ENCODER, numbers.percent),
     Column(("dyn.", "%"), "terms.dynamic.share", numbers.percent),
     Column(("own", "%"), "terms.own.share", numbers.percent),
     Column(("error", "rel."), "certificate_error", numbers.error),

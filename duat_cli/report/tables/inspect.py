@@ -50,9 +50,20 @@ _ROUTING = [
     Column(("H rebuilt", "error"), "routing.rebuilt_error", numbers.error),
 ]
 
+_CROSS = [
+    Column(("eff.", "heads"), "cross.stats.effective_heads", numbers.plain),
+    Column(("null", "uniform"), "cross.uniform.effective_heads", numbers.plain),
+    Column(("corr.", "0-1"), "cross.stats.block_correlation", numbers.plain),
+    Column(("null", "uniform"), "cross.uniform.block_correlation", numbers.plain),
+    Column(("context", "enc. tok."), "cross.stats.effective_context", numbers.plain),
+    Column(("null", "uniform"), "cross.uniform.effective_context", numbers.plain),
+    Column(("Frob.", "norm"), "cross.frobenius_norm", numbers.plain),
+    Column(("error", "rel."), "cross.certificate_error", numbers.error),
+]
+
 TABLES = {
     "end_to_end.": _END_COLUMNS,
-    "blocks[].": [*columns.COLUMNS, *nulls.named(), *columns.for_pre_activation(), *_ROUTING],
+    "blocks[].": [*columns.COLUMNS, *nulls.named(), *columns.for_pre_activation(), *_CROSS, *_ROUTING],
     "terms[].": _TERM_COLUMNS,
 }
 
@@ -63,6 +74,7 @@ def render_inspect(report: InspectReport, page: Page) -> str:
         *facts.loaded(report.model, report.prompts, report.environment),
         *_block_tables(report, page),
         *null_tables(report.blocks, report.model.heads, page),
+        *_crossing(report, page),
         *_term_tables(report, page),
         *_routing(report, page),
         *_end_to_end(report, page),
@@ -111,7 +123,32 @@ def _legend(report: InspectReport) -> list[RenderableType]:
             "linear, static, dyn.: of all up to here, shares of the block's output: input path, biases (carried by T, "
             "which the input sets), UAT terms; sum 100. own: this block's own UAT term.",
             "dim",
+        )
+        if not columns.has_encoder(report)
+        else line(
+            "linear, static, enc., dyn.: of all up to here, shares of the block's output: the decoder's own tokens, "
+            "biases (carried by T, which the input sets), the encoder's states through cross-attention, UAT terms; sum "
+            "100. own: this block's own UAT term.",
+            "dim",
         ),
+    ]
+
+
+def _crossing(report: InspectReport, page: Page) -> list[RenderableType]:
+    """Cross-attention's operator, of a decoder."""
+    if not columns.has_encoder(report):
+        return []
+    return [
+        _BLANK,
+        line("Cross-attention: W'_c, from the encoder's tokens to the decoder's", "bold"),
+        *_tables(report.blocks, columns.BLOCK, _CROSS, page),
+        _BLANK,
+        line(
+            "context: how many encoder tokens reach a decoder token. null: H uniform over the encoder's tokens, same "
+            "weights. It is rectangular, so off-diagonal share and distances are not defined.",
+            "dim",
+        ),
+        *_absent_in_blocks(report.blocks, _CROSS),
     ]
 
 
@@ -119,7 +156,7 @@ def _term_tables(report: InspectReport, page: Page) -> list[RenderableType]:
     """Every term of the sum at the last block's output, and the parts in front of each FFN."""
     if report.terms is None:
         return []
-    parts = columns.for_pre_activation()
+    parts = columns.for_pre_activation(report)
     return [
         _BLANK,
         line("Terms of the last block's output", "bold"),

@@ -15,18 +15,22 @@ _COLUMNS = [
     Column(("block", "output", "relative"), "certificate_error", numbers.error),
     Column(("operator", "W'", "relative"), "operator_error", numbers.error),
 ]
-TABLES = {"blocks[].": _COLUMNS}
+_CROSS = Column(("cross-att.", "W'_c", "relative"), "cross_error", numbers.error)
+TABLES = {"blocks[].": [*_COLUMNS, _CROSS]}
 
 
 def render_verify(report: VerifyReport, page: Page) -> str:
     """What was loaded, the errors of every block, the certificate."""
-    tables = grids(report.blocks, _LABELS, _COLUMNS, page) if report.blocks else []
+    crossing = any(block.cross_error is not None or block.cross_reason is not None for block in report.blocks)
+    columns = [*_COLUMNS, _CROSS] if crossing else _COLUMNS
+    tables = grids(report.blocks, _LABELS, columns, page) if report.blocks else []
     parts: list[RenderableType] = [
         *facts.loaded(report.model, report.prompts, report.environment),
         *(part for table in tables for part in (Text(""), table)),
         Text(""),
         line(
-            "block output: |x - rebuilt| / |x|; operator W': residual of its factors.",
+            "block output: |x - rebuilt| / |x|; operator W': residual of its factors."
+            + (" W'_c: of cross-attention's, over the encoder's states." if crossing else ""),
             "dim",
         ),
         *_notes(report.blocks),
@@ -39,8 +43,11 @@ def render_verify(report: VerifyReport, page: Page) -> str:
 
 def _notes(blocks: list[BlockCertificate]) -> list[RenderableType]:
     """Why an operator has no error."""
-    reasons: dict[str, list[int]] = {}
+    reasons: dict[tuple[str, str], list[int]] = {}
     for block in blocks:
         if block.operator_error is None:
-            reasons.setdefault(block.operator_reason or "no reason was given", []).append(block.index)
-    return facts.absences([("operator W'", reason, at) for reason, at in reasons.items()], "block")
+            why = block.operator_reason or "no reason was given"
+            reasons.setdefault(("operator W'", why), []).append(block.index)
+        if block.cross_reason is not None:
+            reasons.setdefault(("cross-attention's W'_c", block.cross_reason), []).append(block.index)
+    return facts.absences([(what, reason, at) for (what, reason), at in reasons.items()], "block")

@@ -12,7 +12,7 @@ from torch import nn
 
 from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries
-from duat_cli.models.discovery.structure import discover
+from duat_cli.models.discovery.structure import ENCODER_ALONE, discover
 from duat_cli.models.discovery.unread import unread_attention
 from duat_cli.zoo import tiny
 
@@ -35,7 +35,7 @@ NOT_READ = "holds attention and was not read: it does not run on token ids alone
                 f"(BlipTextAttention) {NOT_READ}"
             ],
         ),
-        ("bart", ["decoder stack (cross-attention); only the encoder is analysed"]),
+        ("bart", [ENCODER_ALONE]),
         ("llama", []),
         ("bert", []),
         ("albert", []),

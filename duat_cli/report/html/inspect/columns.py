@@ -9,6 +9,7 @@ from duat_cli.results.inspect import Block
 SHARES = (
     Column(("linear", "%"), "terms.linear.share", numbers.percent),
     Column(("static", "%"), "terms.static.share", numbers.percent),
+    Column(("encoder", "%"), "terms.encoder.share", numbers.percent),
     Column(("UAT terms", "%"), "terms.dynamic.share", numbers.percent),
     Column(("of these the block's own", "%"), "terms.own.share", numbers.percent),
     Column(("norm of the linear part", "of the output's"), "terms.linear.norm", numbers.plain),

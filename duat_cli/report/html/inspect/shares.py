@@ -12,12 +12,14 @@ from duat_cli.report.html.drawing.series import stack
 from duat_cli.report.html.drawing.table import table_of
 from duat_cli.report.html.inspect.columns import SHARES, block_name
 from duat_cli.report.tables import numbers
-from duat_cli.results.inspect import Block, InspectReport
+from duat_cli.report.tables.columns import has_encoder
+from duat_cli.results.inspect import Block, InspectReport, Part
 
 _PARTS = (
     ("linear", "s1", "linear: the input's path"),
     ("static", "s2", "static: biases"),
     ("dynamic", "s3", "UAT terms"),
+    ("encoder", "s4", "the encoder's states"),
 )
 
 
@@ -32,28 +34,35 @@ def shares(report: InspectReport, beside: Sequence[InspectReport]) -> Figure | N
     )
     drawn = []
     for place, block in enumerate(report.blocks):
-        found = [(getattr(block.terms, part).share, series, name) for part, series, name in _PARTS]
+        found = [(_share(block, part), series, name) for part, series, name in _PARTS]
         said = f"block {block.index}, "
         drawn += stack(plot, place, [(v, s, f"{said}{name}: {numbers.percent(v)} %") for v, s, name in found])
-    names = ", ".join(name for _, _, name in _PARTS)
+    present = [part for part in _PARTS if part[0] != "encoder" or has_encoder(report)]
+    names = ", ".join(name for _, _, name in present)
+    columns = [c for c in SHARES if has_encoder(report) or not c.path.startswith("terms.encoder")]
     return Figure(
         key="shares",
         wide=True,
         title="What makes the stream behind each block: linear, static and UAT parts",
-        says="Everything up to a block's output, split exactly; the three shares sum to 100 %. A share below zero "
+        says="Everything up to a block's output, split exactly; the shares sum to 100 %. A share below zero "
         "points against the stream.",
         picture=plot.svg(drawn, f"Stacked bars over {numbers.plural(len(report.blocks), 'block')}: {names}."),
-        tables=[table_of(report.blocks, "block", block_name, SHARES, "blocks[].", "block")],
+        tables=[table_of(report.blocks, "block", block_name, columns, "blocks[].", "block")],
         terms=[
-            *(f"blocks[].terms.{part}" for part, _, _ in _PARTS),
+            *(f"blocks[].terms.{part}" for part, _, _ in present),
             "blocks[].terms.linear.share",
             "blocks[].terms.own",
         ],
-        legend=legend([(marks.sample("bar", series), name) for _, series, name in _PARTS]),
+        legend=legend([(marks.sample("bar", series), name) for _, series, name in present]),
     )
 
 
 def _ends(block: Block) -> tuple[float, float]:
     """How far a block's bar goes below and above zero."""
-    values = [value for part, _, _ in _PARTS if (value := getattr(block.terms, part).share) is not None]
+    values = [value for part, _, _ in _PARTS if (value := _share(block, part)) is not None]
     return sum(min(v, 0.0) for v in values), sum(max(v, 0.0) for v in values)
+
+
+def _share(block: Block, part: str) -> float | None:
+    found: Part | None = getattr(block.terms, part)
+    return None if found is None else found.share

@@ -22,7 +22,7 @@ _BEFORE = tuple(
     Column((name, "%"), f"terms.pre_activation.{part}.share", numbers.percent)
     for part, name in (("linear", "linear"), ("static", "static"), ("dynamic", "UAT terms"))
 )
-_SERIES = {"linear": "s1", "static": "s2", "dynamic": "s3"}
+_SERIES = {"linear": "s1", "static": "s2", "dynamic": "s3", "encoder": "s4"}
 
 
 def terms(report: InspectReport, beside: Sequence[InspectReport]) -> Figure | None:

@@ -1,0 +1,116 @@
+"""What the decoder of an encoder-decoder reads: its own tokens, and the states of the encoder for a prompt."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from duat_cli.errors import InputError, UnsupportedModelError
+from duat_cli.loading.inputs.request import InputFiles
+from duat_cli.loading.model.load import LoadedModel, load_tokenizer
+from duat_cli.loading.prompts import Prompt, limits
+from duat_cli.loading.quiet import calling_tokenizer, foreign_errors, hushed
+from duat_cli.models.discovery.modality import STATES, decoder_of, is_pair, placed, stack_of
+from duat_cli.models.discovery.structure import run_stack
+from duat_cli.models.sweep.forwards import forwards
+
+STEPS = 15  # tokens that the model writes behind its start token where no text is given
+
+
+def chosen_of_pair(
+    loaded: LoadedModel, prompts: Sequence[Prompt], files: InputFiles, *, trust_remote_code: bool
+) -> tuple[LoadedModel, list[Prompt]]:
+    """The stack that --stack names of an encoder-decoder, and what it reads of these prompts."""
+    model, name = loaded.model, type(loaded.model).__name__
+    if not is_pair(model):
+        raise InputError(f"--stack {files.stack}: {name} is no encoder with a decoder")
+    if files.stack == "encoder":
+        return loaded, list(prompts)
+    try:
+        decoder = decoder_of(model)
+    except UnsupportedModelError as fault:
+        raise InputError(f"--stack decoder: {fault}") from fault
+    if files.decoder_prompt is not None:
+        tokenizer = load_tokenizer(loaded.files.path, trust_remote_code=trust_remote_code)
+        same = _of_text(model, tokenizer, files.decoder_prompt)
+        ids, how = [same] * len(prompts), "the tokens of --decoder-prompt"
+    else:
+        ids, how = _written(loaded, prompts)
+    states = encoder_states(loaded, prompts)
+    found = [_prompt(*each) for each in zip(prompts, ids, states, strict=True)]
+    note = f"--stack decoder: the {type(decoder).__name__} of the {name} alone; it reads {how}"
+    part = replace(loaded, model=decoder, like=found[0].prepared, warnings=(*loaded.warnings, note))
+    return part, found
+
+
+def encoder_states(loaded: LoadedModel, prompts: Sequence[Prompt]) -> list[Tensor]:
+    """What the encoder gives for each prompt, (1, K, width), by the model's own pass."""
+    stack, pager = stack_of(loaded.model), None if loaded.paged is None else loaded.paged.pager
+    given = [placed(prompt.given, loaded.device, loaded.model.dtype) for prompt in prompts]
+    with torch.no_grad(), foreign_errors(f"the encoder of {type(loaded.model).__name__} cannot be run", InputError):
+        outputs = forwards(pager, [lambda one=one: run_stack(stack, one) for one in given])  # type: ignore[misc]
+    return [output[0] for output in outputs]
+
+
+def _prompt(prompt: Prompt, ids: Tensor, states: Tensor) -> Prompt:
+    """The decoder's tokens as a prompt; its hash is of the encoder's prompt and of these tokens."""
+    hashed = hashlib.sha256(f"{prompt.sha256} {ids.tolist()}".encode()).hexdigest()
+    return Prompt(prompt.text, hashed, ids, prompt.line, prepared={"input_ids": ids, STATES: states})
+
+
+def _start(model: Any) -> int:
+    """The token that every decoder prompt begins with."""
+    for config in (getattr(model, "generation_config", None), model.config, model.get_decoder().config):
+        for name in ("decoder_start_token_id", "bos_token_id"):
+            found = getattr(config, name, None)
+            if isinstance(found, int):
+                return found
+    raise InputError(
+        f"--stack decoder: the config of {type(model).__name__} names no decoder_start_token_id; add it to config.json"
+    )
+
+
+def _of_text(model: Any, tokenizer: Any, text: str) -> Tensor:
+    """A text as the decoder is trained to read it, the start token in front: (1, N)."""
+    with calling_tokenizer("--decoder-prompt: the tokenizer fails", InputError):
+        labels = torch.tensor([tokenizer(text_target=text)["input_ids"]], dtype=torch.long)
+    shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    ids = None if shift is None else shift(labels=labels)
+    if ids is None:  # a class without a rule of its own
+        ids = torch.cat([torch.tensor([[_start(model)]]), labels[:, :-1]], dim=1)
+    room = limits(model.get_decoder())
+    if room.max_positions is not None and ids.shape[1] > room.max_positions:
+        raise InputError(
+            f"--decoder-prompt: too long, {ids.shape[1]} tokens, the decoder has {room.max_positions} positions"
+        )
+    if not bool(((ids >= 0) & (ids < room.vocab_size)).all()):
+        raise InputError(f"--decoder-prompt: a token id is out of the vocabulary, vocab_size {room.vocab_size}")
+    return ids
+
+
+def _written(loaded: LoadedModel, prompts: Sequence[Prompt]) -> tuple[list[Tensor], str]:
+    """What the model itself writes, the likeliest token each time; its start token alone where it cannot be asked."""
+    model = loaded.model
+    if loaded.paged is not None or not model.can_generate():
+        why = "has no head to write with" if loaded.paged is None else "is read block by block"
+        start = torch.tensor([[_start(model)]])
+        return [start] * len(prompts), f"its start token alone, for the model {why}: give --decoder-prompt"
+    found = []
+    for prompt in prompts:
+        given = placed(prompt.given, loaded.device, model.dtype)
+        named = {"input_ids": given} if isinstance(given, Tensor) else dict(given)
+        # transformers sizes the cache by the encoder's depth, which a deeper decoder outgrows
+        asked = {"do_sample": False, "num_beams": 1, "max_new_tokens": STEPS, "use_cache": False}
+        where = f"{type(model).__name__} cannot write a decoder prompt; give --decoder-prompt"
+        with torch.no_grad(), hushed(), foreign_errors(where, InputError):
+            ids = model.generate(**named, **asked).cpu()
+        start = torch.tensor([[_start(model)]])
+        if int(ids[0, 0]) != int(start):  # Whisper leaves it out
+            ids = torch.cat([start, ids], dim=1)
+        found.append(ids[:, : STEPS + 1])
+    return found, f"what the model writes, up to {STEPS} tokens behind its start token"

@@ -1,0 +1,124 @@
+"""One block's W'_c under one input: cross-attention's operator, a row a decoder token, a column an encoder token.
+
+The closed forms of W' hold for a rectangular H as they are: K[h, k] = ⟨Ĥ_h, Ĥ_k⟩ and G[h, k] = ⟨V_h O_h, V_k O_k⟩. Its
+null is measured in the same way, with H uniform over the encoder's tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from duat_cli.analysis.decomposition import crossing
+from duat_cli.analysis.inspect.measured.numbers import row_pieces
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.discovery.proof import ProvedBlock
+from duat_cli.models.instrument.attention import StoredRows
+from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.value_path.operator import AttentionOperator
+from duat_cli.operators.coupling import OperatorSums, token_grams, weighted_squares
+from duat_cli.operators.kronecker import effective_heads, frobenius_norm, gram, gram_root, kronecker_spectrum
+from duat_cli.operators.pattern import EntryPattern
+from duat_cli.results.cross import CrossOperator, CrossStats
+
+ZERO = "W'_c is zero"
+
+
+def cross_of(run: BlockRun, block: ProvedBlock) -> CrossOperator | None:
+    """Of one block and one input; None where it has no cross-attention."""
+    try:
+        operator = crossing(run, block)
+    except UnsupportedModelError as fault:
+        call = run.recording.cross
+        sources, width = (0, 0) if call is None else call.states.shape[1:]
+        return no_cross(run.input.shape[1] * run.input.shape[2], sources * width, str(fault))
+    return None if operator is None else measure_cross(operator)
+
+
+def measure_cross(operator: AttentionOperator) -> CrossOperator:
+    """Of one that has factors."""
+    factors, sources = operator.factors, operator.values.shape[1]
+    norm, stats, _ = _measured(operator)
+    _, uniform, filled = _measured(_uniform(operator))  # H is zero where the mask is, and nowhere by underflow
+    return CrossOperator(
+        rows=operator.rows.tokens * factors.hidden_size,
+        columns=sources * factors.width,
+        frobenius_norm=norm,
+        structural_density=filled / (operator.rows.tokens * sources),
+        stats=stats,
+        uniform=uniform,
+        certificate_error=operator.error,
+    )
+
+
+def no_cross(rows: int, columns: int, reason: str) -> CrossOperator:
+    """Of a block whose W'_c has no factors."""
+    names = ("frobenius_norm", "structural_density", "stats", "uniform", "certificate_error")
+    return CrossOperator(
+        rows=rows,
+        columns=columns,
+        **dict.fromkeys(names),
+        reasons=dict.fromkeys(names, reason),
+    )
+
+
+def _uniform(operator: AttentionOperator) -> AttentionOperator:
+    """The same with every row of every H 1 / n over the n encoder tokens that its mask leaves."""
+    tokens, sources = operator.rows.tokens, operator.values.shape[1]
+    seen = operator.allowed
+    if seen is None:
+        seen = torch.ones(tokens, sources, dtype=torch.bool, device=operator.values.device)
+    rows = seen.to(operator.values.dtype) / seen.sum(dim=-1, keepdim=True).clamp_min(1)
+    return replace(operator, rows=StoredRows(rows.expand(operator.factors.heads, -1, -1)))
+
+
+def _measured(operator: AttentionOperator) -> tuple[float, CrossStats, float]:
+    """‖W'_c‖_F, the statistics, and how many blocks' worth of entries are not zero, in one pass over the rows of H."""
+    factors = operator.factors
+    G = gram(factors)
+    root = gram_root(G)
+    sums, pattern, filled = OperatorSums(root), EntryPattern(factors), 0.0
+    grams = token_grams(operator.values, factors.output)
+    spread = (_Spread(), _Spread())
+    for _, attention in row_pieces(operator, factors.heads):
+        scaled = attention * operator.source_scale[:, None, :]
+        squares, _ = sums.add(scaled)
+        spread[0].add(squares)
+        spread[1].add(weighted_squares(attention, grams))
+        filled += pattern.filled(scaled.flatten(1).abs())
+    values = {
+        "effective_heads": effective_heads(kronecker_spectrum(sums.head_products, root)),
+        "block_correlation": sums.block_correlation(),
+        "entropy_bits": spread[0].entropy(),
+        "effective_context": spread[0].context(),
+        "weighted_entropy_bits": spread[1].entropy(),
+        "weighted_effective_context": spread[1].context(),
+    }
+    reasons = {name: ZERO for name, value in values.items() if value is None}
+    return frobenius_norm(sums.head_products, G), CrossStats(**values, reasons=reasons), filled
+
+
+class _Spread:
+    """Over how many encoder tokens that spreads which reaches a decoder token; all-zero rows count in no mean."""
+
+    def __init__(self) -> None:
+        self._rows: list[Tensor] = []
+
+    def add(self, squares: Tensor) -> None:
+        """Some rows of C², (n, K)."""
+        totals = squares.double().sum(dim=-1)
+        p = squares.double()[totals > 0] / totals[totals > 0][:, None]
+        self._rows.append(-torch.special.xlogy(p, p).sum(dim=-1) / math.log(2))
+
+    def entropy(self) -> float | None:
+        """Mean over rows, bits."""
+        rows = torch.cat(self._rows)
+        return float(rows.mean()) if len(rows) else None
+
+    def context(self) -> float | None:
+        """Mean over rows of 2^entropy, encoder tokens."""
+        rows = torch.cat(self._rows)
+        return float(torch.exp2(rows).mean()) if len(rows) else None

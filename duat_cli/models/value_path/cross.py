@@ -1,0 +1,130 @@
+"""The factors of a decoder block's second operator W'_c: cross-attention, from encoder tokens to decoder tokens.
+
+    W'_c = Σ_h Ĥ_h ⊗ (V_h O_h)ᵀ,   Ĥ_h = t_i H_h[i, k] s_k of N rows and K columns,   V_h (width of the states) x d
+
+so that W'_c e is what the encoder's states e add to the stream, constants aside. V and O are read from weights; the
+block's own replay has to give the same, which is the proof.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.arrays import gaussian, random_like, relative_error, wide
+from duat_cli.models.instrument.records import CrossCall, Replay
+from duat_cli.models.instrument.rig import BlockRun, zero_given
+from duat_cli.models.value_path.factors import (
+    SEED,
+    BlockFactors,
+    Tap,
+    accept,
+    constant_scale,
+    fit,
+    meeting,
+    read_output,
+    read_value,
+)
+from duat_cli.models.value_path.operator import AttentionOperator
+from duat_cli.operators.kronecker import HeadFactors
+
+
+def find_cross_factors(run: BlockRun) -> BlockFactors:
+    """V, O and the tap of cross-attention; UnsupportedModelError says why W'_c is no sum of Kronecker products."""
+    call, cross = _call(run), run.parts.cross
+    assert cross is not None
+    zero = torch.zeros_like(run.input)
+    stream = gaussian(tuple(zero.shape), zero, SEED + 1)
+    silent = torch.zeros_like(_output(run))
+    tap = meeting(run, _replay(run, torch.cat([zero, stream, zero]), [silent, silent, random_like(silent)]), stream)
+    if tap is None:
+        raise UnsupportedModelError("what its cross-attention adds reaches the stream only through a nonlinear unit")
+    output = read_output(run, cross.output_projection, call.attention, tap)
+    heads = HeadFactors(read_value(run, cross.value_projection), output)
+    found = BlockFactors(heads, tap, None, 0.0, "read")
+    scale, error = _reach(run, found)
+    found = replace(found, token_scale=constant_scale(scale, tap), error=error)
+    cross_operator(run, found)
+    return found
+
+
+def cross_operator(run: BlockRun, known: BlockFactors) -> AttentionOperator:
+    """W'_c of this block for this input, compared with what the block's own cross-attention adds."""
+    call = _call(run)
+    states, target = wide(call.states[0]), wide(call.attention.value[0])  # (K, width), (kv_heads, K, d)
+    constant = run.crossed(torch.zeros_like(call.states), stop_at_values=True).values[0]
+    product = states @ known.heads.value
+    scale = fit(product, target - wide(constant[0]))
+    value_error = relative_error(scale * product, target - wide(constant[0]))
+    token_scale, output_error = known.token_scale, known.error
+    if token_scale is None:
+        token_scale, output_error = _reach(run, known)
+    groups = known.heads.groups
+    operator = AttentionOperator(
+        rows=call.attention.rows,
+        source_scale=scale[..., 0].repeat_interleave(groups, 0),
+        token_scale=token_scale,
+        values=(scale * product).repeat_interleave(groups, 0),
+        factors=known.heads,
+        error=max(value_error, output_error),
+        allowed=call.attention.allowed,
+    )
+    operator = replace(operator, error=max(operator.error, _missed(run, operator, known.tap)))
+    accept(operator.error, run.input.dtype)
+    return operator
+
+
+def _missed(run: BlockRun, operator: AttentionOperator, tap: Tap) -> float:
+    """How far W'_c e is from what the model's own cross-attention moves at the tap, the constants of V and O aside."""
+    mixed = torch.cat([weights @ operator.values for _, weights in operator.attention_chunks()], dim=1)
+    image = torch.einsum("hnd,hdm->nm", mixed, operator.factors.output)
+    call = _call(run)
+    constant = run.crossed(torch.zeros_like(call.states)).output
+    assert constant is not None
+    zero = torch.zeros_like(run.input)
+    seen = tap.read(_replay(run, torch.cat([zero, zero]), [_output(run), constant.reshape(_output(run).shape)]))
+    own = wide(seen[0]) - wide(seen[1])
+    rounded = 4 * torch.finfo(run.input.dtype).eps * max(float(wide(each).norm()) for each in seen)
+    return relative_error(image, own) if float((image - own).norm()) > rounded else 0.0
+
+
+def _reach(run: BlockRun, known: BlockFactors) -> tuple[Tensor, float]:
+    """t for this input: a known vector R in place of H V, and what arrives of it at the tap: t_i R O."""
+    call = _call(run)
+    added = gaussian(tuple(call.attention.output.shape), call.attention.output, SEED)  # (1, N, heads, d)
+    nothing = torch.zeros_like(call.states)
+    both = torch.cat([added, torch.zeros_like(added)])
+    given = run.crossed(torch.cat([nothing, nothing]), attention=both).output
+    assert given is not None
+    zero = torch.zeros_like(run.input)
+    seen = known.tap.read(_replay(run, torch.cat([zero, zero]), [g.reshape(_output(run).shape) for g in given]))
+    target = wide(seen[0]) - wide(seen[1])
+    direction = torch.einsum("nhd,hdm->nm", wide(added[0]), known.heads.output)
+    scale = fit(direction, target)
+    return scale[:, 0], relative_error(scale * direction, target)
+
+
+def _call(run: BlockRun) -> CrossCall:
+    if run.recording.cross is None:
+        raise UnsupportedModelError("its cross-attention runs more than once, or not at all")
+    return run.recording.cross
+
+
+def _output(run: BlockRun) -> Tensor:
+    """What the cross-attention module gave."""
+    return next(unit.output for unit in run.units if run.parts.is_cross(unit.module))
+
+
+def _replay(run: BlockRun, items: Tensor, crossed: list[Tensor]) -> Replay:
+    """The frozen block, its own attention and its FFNs silent, with these outputs of cross-attention."""
+    given = zero_given(run, len(items))
+    place = next(k for k, unit in enumerate(run.units) if run.parts.is_cross(unit.module))
+    given[place] = torch.stack(crossed)
+    silent = None
+    if run.attention:
+        own = run.attention[0].output
+        silent = own.new_zeros(len(items), *own.shape[1:])
+    return run.replay(items, given, attention=silent)

@@ -1,0 +1,224 @@
+"""Decoders of encoder-decoders: what they read, and the sum with the encoder's part against dense arithmetic."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import bad_checkpoints
+import pytest
+import torch
+from decoders import OWN, attentions, given_to, through
+from helpers import single_model
+from torch import Tensor, nn
+from transformers import T5Config, T5ForConditionalGeneration
+
+from duat_cli.analysis.decomposition import Carried, Decomposition
+from duat_cli.cli.main import run
+from duat_cli.models.arrays import relative_error
+from duat_cli.models.discovery.modality import STATES
+from duat_cli.models.discovery.proof import ProvedBlock
+from duat_cli.models.instrument.rig import BlockRun
+
+
+def decomposed(model: Any) -> tuple[list[Carried], list[Tensor], dict[str, Tensor]]:
+    """The pieces behind every block of its decoder, the outputs, and what the decoder was run on."""
+    decomposition, pieces, outputs = Decomposition(), list[Carried](), list[Tensor]()
+
+    def listen(run: BlockRun, _block: ProvedBlock) -> None:
+        assert decomposition.advance(run).terms.error < 1e-12
+        assert decomposition.carried is not None
+        pieces.append(decomposition.carried)
+        outputs.append(run.output[0])
+
+    through(model, listen)
+    return pieces, outputs, given_to(model)
+
+
+@dataclass
+class Dense:
+    """The pieces of a stream, carried with written-out weights."""
+
+    linear: Tensor
+    static: Tensor
+    encoder: Tensor
+    dynamic: Tensor
+
+    @property
+    def total(self) -> Tensor:
+        return self.linear + self.static + self.encoder + self.dynamic
+
+    def each(self, function: Any, bias: Any = 0.0) -> Dense:
+        """A linear map of every piece; `bias` is the constant beside it."""
+        return Dense(
+            function(self.linear), function(self.static) + bias, function(self.encoder), function(self.dynamic)
+        )
+
+    def plus(self, other: Dense) -> Dense:
+        return Dense(*(getattr(self, n) + getattr(other, n) for n in ("linear", "static", "encoder", "dynamic")))
+
+
+def mixed(weights: Tensor, values: Tensor) -> Tensor:
+    """H V head by head: (heads, N, K), (K, heads d) to (N, heads d)."""
+    by_head = values.unflatten(-1, (len(weights), -1))
+    return torch.einsum("hnk,khd->nhd", weights, by_head).flatten(1)
+
+
+def by_hand_t5(model: Any, given: dict[str, Tensor]) -> list[Dense]:
+    decoder, states = model.get_decoder(), given[STATES][0]
+    with torch.no_grad():
+        x = decoder.embed_tokens(OWN)[0]
+    out = attentions(model)
+    zero, found = torch.zeros_like(x), []
+    here = Dense(x, zero, zero, zero)
+
+    def normed(norm: Any) -> Any:
+        # T5 takes the variance in float32, whatever the dtype
+        scale = (here.total.float().square().mean(-1, keepdim=True) + norm.variance_epsilon).rsqrt()
+        return here.each(lambda piece: piece * scale * norm.weight)
+
+    for k, block in enumerate(decoder.block):
+        own, cross, last = block.layer
+        attention, other = own.SelfAttention, cross.EncDecAttention
+        here = here.plus(
+            normed(own.layer_norm).each(
+                lambda p, a=attention, H=out.attentions[k][0]: mixed(H, p @ a.v.weight.T) @ a.o.weight.T
+            )
+        )
+        added = mixed(out.cross_attentions[k][0], states @ other.v.weight.T) @ other.o.weight.T
+        here = here.plus(Dense(zero, zero, added, zero))
+        ffn = last.DenseReluDense(normed(last.layer_norm).total[None])[0]
+        here = here.plus(Dense(zero, zero, zero, ffn))
+        found.append(here)
+    return found
+
+
+def by_hand_bart(model: Any, given: dict[str, Tensor]) -> list[Dense]:
+    """Post-norm, with biases everywhere; what an FFN's last bias adds is static, the rest dynamic."""
+    decoder, states, inputs = model.get_decoder(), given[STATES][0], []
+    with decoder.layers[0].register_forward_pre_hook(lambda _m, args: inputs.append(args[0][0])):
+        out = attentions(model)
+    zero = torch.zeros_like(inputs[0])
+    here, found = Dense(inputs[0], zero, zero, zero), []
+
+    def normed(before: Dense, norm: nn.LayerNorm) -> Dense:
+        whole = before.total
+        scale = (whole.var(-1, unbiased=False, keepdim=True) + norm.eps).rsqrt()
+        return before.each(lambda p: (p - p.mean(-1, keepdim=True)) * scale * norm.weight, norm.bias)
+
+    for layer, own, cross in zip(decoder.layers, out.attentions, out.cross_attentions, strict=True):
+        a, c = layer.self_attn, layer.encoder_attn
+        constant = a.v_proj.bias @ a.out_proj.weight.T + a.out_proj.bias  # rows of H sum to 1
+        added = here.each(lambda p, a=a, H=own[0]: mixed(H, p @ a.v_proj.weight.T) @ a.out_proj.weight.T, constant)
+        here = normed(here.plus(added), layer.self_attn_layer_norm)
+        constant = (c.v_proj.bias @ c.out_proj.weight.T + c.out_proj.bias).expand_as(zero)
+        seen = mixed(cross[0], states @ c.v_proj.weight.T) @ c.out_proj.weight.T
+        here = normed(here.plus(Dense(zero, constant, seen, zero)), layer.encoder_attn_layer_norm)
+        up = layer.activation_fn(layer.fc1(here.total)) @ layer.fc2.weight.T
+        here = normed(here.plus(Dense(zero, layer.fc2.bias.expand_as(zero), zero, up)), layer.final_layer_norm)
+        found.append(here)
+    return found
+
+
+@pytest.mark.parametrize(("model_type", "by_hand"), [("t5", by_hand_t5), ("bart", by_hand_bart)])
+def test_the_pieces_are_those_of_dense_arithmetic(model_type: str, by_hand: Any) -> None:
+    model = single_model(model_type).double()
+    pieces, outputs, given = decomposed(model)
+    with torch.no_grad():
+        truth = by_hand(model, given)
+    for mine, dense, output in zip(pieces, truth, outputs, strict=True):
+        assert mine.encoder is not None
+        assert relative_error(dense.total, output) < 1e-12
+        for name in ("linear", "encoder", "dynamic"):
+            assert relative_error(getattr(mine, name), getattr(dense, name)) < 1e-10, name
+        static = torch.zeros_like(output) if mine.static is None else mine.static
+        assert float((static - dense.static).norm()) < 1e-10 * float(output.norm())
+    assert float(truth[-1].encoder.norm()) > 0.05 * float(outputs[-1].norm())  # a part that matters
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("t5")
+    torch.manual_seed(3)
+    config = T5Config(
+        vocab_size=264, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_decoder_layers=3, num_heads=4,
+        decoder_start_token_id=259, pad_token_id=259, eos_token_id=257,
+    )  # fmt: skip
+    T5ForConditionalGeneration(config).save_pretrained(folder)
+    bad_checkpoints.tokenizer(folder)
+    return folder
+
+
+def answered(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = run([*words, "-q"])
+    return code, *capsys.readouterr()
+
+
+def test_verify_reads_the_decoder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["verify", str(folder), "--stack", "decoder", "--prompt", "abcdef", "--decoder-prompt", "xyz", "--json"]
+    code, out, _ = answered(words, capsys)
+    report = json.loads(out)
+    assert code == 0
+    assert report["model"]["architecture"] == "T5Stack"
+    assert len(report["blocks"]) == 3  # the encoder has two
+    assert report["prompts"][0]["tokens"] == 3  # the start token, then labels but for the last
+    assert report["certificate"]["relative_error"] < 1e-5
+    assert report["certificate"]["plain_error"] == 0.0
+    assert "it reads the tokens of --decoder-prompt" in report["warnings"][-1]
+
+
+def test_inspect_splits_the_stream_into_four(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["inspect", str(folder), "--stack", "decoder", "--prompt", "abcdef", "--null", "uniform", "--terms"]
+    code, out, _ = answered([*words, "--json"], capsys)
+    report = json.loads(out)
+    assert code == 0
+    assert report["prompts"][0]["tokens"] == 16  # what the model writes
+    for block in report["blocks"]:
+        terms = block["terms"]
+        assert sum(terms[part]["share"] for part in ("linear", "static", "encoder", "dynamic")) == pytest.approx(1)
+        before = terms["pre_activation"]
+        assert sum(before[part]["share"] for part in ("linear", "static", "encoder", "dynamic")) == pytest.approx(1)
+    assert report["summary"]["encoder_share"] == report["blocks"][-1]["terms"]["encoder"]["share"]
+    assert [term["name"] for term in report["terms"]] == ["x_0", "bias", "encoder", "block 0", "block 1", "block 2"]
+    assert sum(term["share"] for term in report["terms"]) == pytest.approx(1)
+    _, out, _ = answered(words, capsys)
+    assert "enc." in out
+
+
+def test_the_encoder_is_read_as_ever(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain, named = (
+        json.loads(answered(["verify", str(folder), *more, "--prompt", "abcdef", "--json"], capsys)[1])
+        for more in ([], ["--stack", "encoder"])
+    )
+    assert plain["blocks"] == named["blocks"]
+    assert len(named["blocks"]) == 2
+
+
+def test_support_answers_for_both_stacks(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = answered(["support", str(folder)], capsys)
+    assert code == 0
+    assert "exact" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--decoder-prompt", "x"], "--decoder-prompt: only a decoder reads it; give --stack decoder"),
+        (["--stack", "decoder"], "--stack decoder: LlamaForCausalLM is no encoder with a decoder"),
+        (["--stack", "encoder"], "--stack encoder: LlamaForCausalLM is no encoder with a decoder"),
+    ],
+)
+def test_what_no_decoder_is_asked_for_is_one_line(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = answered(["verify", *words, "--prompt", "a"], capsys)
+    assert (code, out, err) == (2, "", f"duat: error: {said}\n")
+
+
+def test_matrix_reads_no_decoder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = answered(["matrix", str(folder), "--stack", "decoder", "--prompt", "a"], capsys)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "duat inspect and verify read it" in err
