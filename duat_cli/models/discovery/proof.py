@@ -25,7 +25,8 @@ from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun, Rig, zero_given
 from duat_cli.models.instrument.tracing import Trace
 from duat_cli.models.value_path.cross import find_cross_factors
-from duat_cli.models.value_path.factors import BlockFactors, find_factors, projects_to_zero
+from duat_cli.models.value_path.factors import BlockFactors, find_factors
+from duat_cli.models.value_path.projections import projects_to_zero
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,7 @@ def _fault(run: BlockRun) -> tuple[str | None, tuple[nn.Module, ...]]:
         noise = random_like(run.attention[0].output)
         reached = output_of(run, zero, nothing, noise) - output_of(run, zero, nothing, silent)
         openable = tuple(u for u in run.parts.units if any(u.children()) and u not in run.parts.mixing)
-        if openable and not bool(reached.any()) and not projects_to_zero(run):
+        if openable and not bool(reached.any()) and not projects_to_zero(run.parts):
             return "what attention adds does not pass through the replayed block", openable
     at_0, at_x, at_r, at_sum = (output_of(run, z, nothing) for z in (zero, x, r, x + r))
     error = relative_error(at_x + at_r - at_0, at_sum)

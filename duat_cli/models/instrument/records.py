@@ -17,7 +17,7 @@ from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.instrument.activations import Extremes
 from duat_cli.models.instrument.attention import AttentionCall
 from duat_cli.models.instrument.calls import hidden_of, without_cache
-from duat_cli.models.instrument.functions.clamps import HeldClamp
+from duat_cli.models.instrument.interception import HeldClamp
 from duat_cli.models.instrument.mixer import MixerCall
 
 if TYPE_CHECKING:

@@ -20,9 +20,8 @@ from duat_cli.models.block.norms import FrozenNorm, NormForm, freeze, freeze_who
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.instrument.attention import AttentionCall, Watch, apply_rows, interface_installed, watched
 from duat_cli.models.instrument.calls import first_tensor, hidden_of, only_tensor
-from duat_cli.models.instrument.functions.clamps import ClampFreezer
 from duat_cli.models.instrument.hooks import patched
-from duat_cli.models.instrument.interception import GateFreezer, SoftmaxInterception
+from duat_cli.models.instrument.interception import ClampFreezer, GateFreezer, SoftmaxInterception
 from duat_cli.models.instrument.mixer import KernelRows, MixerCall
 from duat_cli.models.instrument.records import (
     BlockRun,

@@ -22,6 +22,7 @@ from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun, zero_given
 from duat_cli.models.value_path.gates import gate_of
 from duat_cli.models.value_path.operator import AttentionOperator
+from duat_cli.models.value_path.projections import projects_to_zero
 from duat_cli.operators.kronecker import HeadFactors
 
 SEED = 7
@@ -262,7 +263,7 @@ def _find_tap(run: BlockRun, given: list[Tensor]) -> Tap:
     )
     found = meeting(run, replay, stream)
     if found is None:
-        if not projects_to_zero(run):
+        if not projects_to_zero(run.parts):
             raise UnsupportedModelError("what its attention adds reaches the stream only through a nonlinear unit")
         return Tap(None, branch_norms=False, on_stream=True)  # attention adds nothing at all
     return found
@@ -283,13 +284,6 @@ def meeting(run: BlockRun, replay: Replay, stream: Tensor) -> Tap | None:
             found.append(Tap(point, branch_norms, _is_multiple(values[1] - values[0], stream[0])))
         branch_norms = branch_norms or (from_attention and not from_stream and module in run.parts.norms)
     return next((tap for tap in found if tap.on_stream), found[0] if found else None)
-
-
-def projects_to_zero(run: BlockRun) -> bool:
-    """Whether attention's output projection is all zero, so that attention adds nothing in the real block either."""
-    projection = run.parts.output_projection
-    weight = None if projection is None else getattr(projection.linear, "weight", None)
-    return isinstance(weight, Tensor) and not bool(weight.any())
 
 
 def _is_multiple(moved: Tensor, stream: Tensor) -> bool:

@@ -58,6 +58,13 @@ def output_projection(parts: BlockParts, written: Trace, call: AttentionCall) ->
     return None
 
 
+def projects_to_zero(parts: BlockParts) -> bool:
+    """Whether attention's output projection is all zero, so that attention adds nothing in the real block either."""
+    projection = parts.output_projection
+    weight = None if projection is None else getattr(projection.linear, "weight", None)
+    return isinstance(weight, Tensor) and not bool(weight.any())
+
+
 def value_layer(written: Trace, call: AttentionCall, parts: BlockParts) -> tuple[Event, Tensor]:
     """The linear layer whose output features are the values, and which: (kv_heads, d). Matched by the numbers.
 

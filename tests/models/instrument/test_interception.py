@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import single_model
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
+from duat_cli.analysis.support import examine
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.instrument.attention import AttentionCall, Watch
-from duat_cli.models.instrument.interception import SoftmaxInterception
+from duat_cli.models.instrument.interception import ClampFreezer, HeldClamp, SoftmaxInterception
 
 HEADS, TOKENS, WIDTH = 4, 5, 8
 
@@ -127,3 +129,31 @@ def test_the_stand_in_knows_every_argument_of_torchs_function() -> None:
     documented = (sdpa.__doc__ or "").partition("(")[2].partition(")")[0]
     names = [part.partition("=")[0].strip() for part in documented.split(",")]
     assert list(inspect.signature(SoftmaxInterception._explicit).parameters)[1:] == names
+
+
+def test_a_held_clamp_cuts_where_it_cut_and_nowhere_else() -> None:
+    x = torch.tensor([[0.5, 3.0, -4.0]])
+    clamps: list[HeldClamp] = []
+    with ClampFreezer(Watch(Listener()), clamps, held=False):
+        assert torch.equal(x.clamp(-1, 1), torch.tensor([[0.5, 1.0, -1.0]]))
+        y = x.clone()
+        assert y.clamp_(min=-2) is y
+    assert len(clamps) == 2
+    other = torch.tensor([[9.0, 9.0, 9.0], [0.0, 0.0, 0.0]])
+    with ClampFreezer(Watch(Listener()), clamps, held=True):
+        assert torch.equal(other.clamp(-1, 1), torch.tensor([[9.0, 1.0, -1.0], [0.0, 1.0, -1.0]]))
+        again = other.clone()
+        assert again.clamp_(min=-2) is again
+        assert torch.equal(again, torch.tensor([[9.0, 9.0, -2.0], [0.0, 0.0, -2.0]]))
+
+
+def test_attention_that_really_clips_rebuilds_exactly_and_has_no_operator() -> None:
+    model = single_model("dbrx")
+    for module in model.modules():
+        if hasattr(module, "clip_qkv"):
+            module.clip_qkv = 0.5
+    entry = examine(model)
+    assert entry.relative_error is not None
+    assert entry.relative_error <= 1e-5
+    assert entry.status == "partly"
+    assert all("clips what it computes" in part for part in entry.parts)
