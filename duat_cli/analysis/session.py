@@ -380,9 +380,7 @@ class Session:
         for call in range(len(self.structure.calls)):
             block = self.structure.block(call)
             reasons = {"operator": block.factors_reason, "cross-attention's operator": block.cross_reason}
-            found += [
-                Skipped(what=f"{what} of block {call}", why=why) for what, why in reasons.items() if why is not None
-            ]
+            found += [Skipped(what=f"{what} of block {call}", why=why) for what, why in reasons.items() if why]
         return found
 
     def run_facts(self) -> Run:

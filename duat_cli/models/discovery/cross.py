@@ -13,11 +13,11 @@ from torch import Tensor
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import random_like, relative_error, same_storage, tolerance_for
-from duat_cli.models.block.parts import BlockParts, CrossAttention, HiddenSlot
+from duat_cli.models.block.parts import BlockParts, CrossAttention, HiddenSlot, Projection
 from duat_cli.models.instrument.attention import AttentionCall
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.tracing import Event, Trace
-from duat_cli.models.value_path.projections import output_projection, value_projection
+from duat_cli.models.value_path.projections import output_projection, value_layer, value_projection
 
 
 def find_cross(block: Event, hidden: HiddenSlot, written: Trace) -> CrossAttention | None:
@@ -54,10 +54,19 @@ def with_projections(parts: BlockParts, event: Event, written: Trace) -> BlockPa
         parts,
         cross=replace(
             cross,
-            value_projection=value_projection(states, parts, written, call),
+            value_projection=value_projection(states, parts, written, call) or _copied(states, parts, written, call),
             output_projection=output_projection(parts, written, call),
         ),
     )
+
+
+def _copied(states: Tensor, parts: BlockParts, written: Trace, call: AttentionCall) -> Projection | None:
+    """The layer that reads the states and whose features are the values, where these are a copy: by the numbers."""
+    try:
+        event, columns = value_layer(written, call, parts)
+    except UnsupportedModelError:
+        return None
+    return Projection(event.module, None, columns) if same_storage(event.tensors[0], states) else None
 
 
 def cross_fault(run: BlockRun) -> str | None:
