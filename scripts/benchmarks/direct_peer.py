@@ -1,4 +1,7 @@
-"""Direct parts of `attribute` against TransformerLens: same tiny random checkpoints, prompt and pair of tokens."""
+"""Direct parts of `attribute` against TransformerLens: same tiny random checkpoints, prompt and pair of tokens.
+
+Hybrids of attention and other token mixers are there as well: `attribute` takes them apart, the peer refuses them.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from benchmarks.common import DEMO, Row
 from benchmarks.peer import environment_of
 
 PEER = "transformer-lens==4.3.0"
+HYBRIDS = ("jamba", "qwen3_next", "falcon_h1")
 PROMPT, TARGET, AGAINST = "def read(path):", "self", "return"
 
 # Value biases stay where they are: folded, they would move from the heads' parts into a bias. Differences of two
@@ -44,7 +48,8 @@ def direct_peer(runs: int) -> list[Row]:
             offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
             done = subprocess.run(words, check=False, capture_output=True, text=True, env=offline)
             if done.returncode:
-                rows.append(Row(f"{name}: {PEER} refuses: {done.stderr.strip().splitlines()[-1][:90]}", 0, "parts"))
+                why = done.stderr.strip().splitlines()[-1][:90]
+                rows.append(Row(f"{name}: exact here, {PEER} refuses: {why}", len(ours), "direct parts"))
                 continue
             heads, units = json.loads(done.stdout.splitlines()[-1])
             assert len(ours) == len(heads) + len(units)
@@ -78,6 +83,8 @@ def _checkpoints(folder: Path):
         LlamaForCausalLM,
     )
 
+    from duat_cli.zoo import tiny
+
     tokenizer = AutoTokenizer.from_pretrained(DEMO)
     torch.manual_seed(0)
     several = {"vocab_size": len(tokenizer), "num_hidden_layers": 3, "hidden_size": 48, "num_attention_heads": 4}
@@ -90,5 +97,13 @@ def _checkpoints(folder: Path):
             if "mlp.c_proj.bias" not in key:
                 value.data += 0.05 * torch.randn_like(value)
         model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+        yield name, folder / name
+    for name in HYBRIDS:
+        config = tiny.tiny_config(name)
+        config.vocab_size = len(tokenizer)
+        hybrid = tiny.model_class(config)(config)
+        tiny.randomise(hybrid, 0)
+        hybrid.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
         yield name, folder / name

@@ -440,15 +440,28 @@ def attribute_report() -> AttributeReport:
                         RemovedPart(
                             block=0,
                             unit=None,
+                            expert=None,
                             index=0,
                             part=-0.5,
                             direct=1.0,
                             change=0.25,
                             kl=0.125,
-                            reasons={"unit": "none"},
+                            reasons={"unit": "none", "expert": "none"},
                         )
                     ],
-                    neurons=[],
+                    neurons=[
+                        RemovedPart(
+                            block=0,
+                            unit=0,
+                            expert=2,
+                            index=5,
+                            part=0.75,
+                            direct=None,
+                            change=0.5,
+                            kl=0.25,
+                            reasons={"direct": "of heads alone"},
+                        )
+                    ],
                     tokens=[
                         RemovedToken(
                             position=1, text=" capital", part=1.25, cut=0.5, cut_kl=0.25, replaced=1.5, replaced_kl=0.75
@@ -457,6 +470,7 @@ def attribute_report() -> AttributeReport:
                     agreement=[
                         Agreement(what="heads", count=1, rank_correlation=None, reasons={"rank_correlation": "few"})
                     ],
+                    skipped=[Skipped(what="heads of block 1", why="it has no heads")],
                 ),
                 residual=3.1e-7,
             )
