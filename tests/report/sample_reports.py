@@ -440,12 +440,13 @@ def attribute_report() -> AttributeReport:
                         RemovedPart(
                             block=0,
                             unit=None,
+                            expert=None,
                             index=0,
                             part=-0.5,
                             direct=1.0,
                             change=0.25,
                             kl=0.125,
-                            reasons={"unit": "none"},
+                            reasons=dict.fromkeys(("unit", "expert"), "a head"),
                         )
                     ],
                     neurons=[],
@@ -457,6 +458,7 @@ def attribute_report() -> AttributeReport:
                     agreement=[
                         Agreement(what="heads", count=1, rank_correlation=None, reasons={"rank_correlation": "few"})
                     ],
+                    skipped=[Skipped(what="neurons inside experts", why="its experts hold their weights in a way of their own")],
                 ),
                 residual=3.1e-7,
             )
