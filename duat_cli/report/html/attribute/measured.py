@@ -11,6 +11,7 @@ from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Linear
 from duat_cli.report.html.drawing.table import Head, Table
 from duat_cli.report.tables import numbers
+from duat_cli.report.tables.attribute import place_of
 from duat_cli.results.attribute import AttributeReport, MeasuredParts, RemovedPart
 
 _SERIES = (
@@ -58,14 +59,14 @@ def measured(report: AttributeReport, number: int) -> Figure | None:
         ],
         terms=["attribution[].measured.heads[].change", "attribution[].measured.tokens[].cut"],
         legend=legend([(marks.sample("dot", name), word) for word, name in _SERIES]),
-        notes=agreement,
+        notes=[*agreement, *(f"{left.what} was not taken out: {left.why}." for left in one.measured.skipped)],
     )
 
 
 def _points(found: MeasuredParts) -> list[list[tuple[str, float, float]]]:
     return [
         [(f"head {h.block}.{h.index}", h.part, h.change) for h in found.heads if h.change is not None],
-        [(f"neuron {n.block}.{n.index}", n.part, n.change) for n in found.neurons if n.change is not None],
+        [(f"neuron {place_of(n)}", n.part, n.change) for n in found.neurons if n.change is not None],
         [(f"token {t.position}", t.part, t.cut) for t in found.tokens if t.cut is not None],
         [(f"token {t.position}", t.part, t.replaced) for t in found.tokens if t.replaced is not None],
     ]
@@ -79,7 +80,7 @@ def _removed(word: str, parts: Sequence[RemovedPart], at: str) -> Table:
             Head("lost without it", "logits", "change"),
             Head("KL", "nats", "kl"),
         ],
-        rows=[[f"{p.block}.{p.index}", SIGNED(p.part), SIGNED(p.change), numbers.plain(p.kl)] for p in parts],
+        rows=[[place_of(p), SIGNED(p.part), SIGNED(p.change), numbers.plain(p.kl)] for p in parts],
         place=f"attribution[].measured.{word}s[].",
         at=[f"{at}.{i}" for i in range(len(parts))],
     )
