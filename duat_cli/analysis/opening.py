@@ -264,6 +264,7 @@ def open_set(
     """As `open_session`, with prompts of any number: every text is read once before anything is loaded, and becomes
     tokens when it is asked for. gpu: what 'cuda' means, where there are several; found: of the model, if it is."""
     from duat_cli.analysis.plan.waves import SIDE_BY_SIDE
+    from duat_cli.loading.model.gpu import use_gpu
     from duat_cli.loading.prompt_set import PromptSet, keys_of
     from duat_cli.loading.prompts import encode, limits, open_prompts
     from duat_cli.loading.texts import PromptText
@@ -272,7 +273,7 @@ def open_set(
     read = open_prompts(texts.prompts or [], texts.file, sys.stdin)
     keys = keys_of(read)
     found = found or model.find(progress)
-    choose_gpu(gpu)
+    use_gpu(gpu)
     longest = heapq.nlargest(SIDE_BY_SIDE, read, key=lambda text: len(text.text))
     way = model.counted(_counts(model, found, texts, longest)).way(found, progress)
     loaded, tokenizer = _load(model, found, progress, way)
@@ -343,15 +344,6 @@ def open_with_calibration(
     held_out, more = _encoded(tokenizer, loaded, apart, texts.max_tokens, bundled=bundled)
     fitting, _ = _encoded(tokenizer, loaded, fitted, texts.max_tokens, bundled=False)
     return _noted(loaded, [*notes, *more]), prompts, held_out, fitting
-
-
-def choose_gpu(number: int) -> None:
-    """What 'cuda' means from now on. More processes than GPUs share them."""
-    with uncollected():
-        from torch import cuda
-
-    if cuda.is_available():
-        cuda.set_device(number % cuda.device_count())
 
 
 def _load(model: ModelRequest, found: Found, progress: Progress, way: Way | None = None) -> tuple[LoadedModel, Any]:

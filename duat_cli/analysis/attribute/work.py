@@ -33,9 +33,10 @@ from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.tracing import Trace
 from duat_cli.models.sweep.adjoint import Adjoint
 from duat_cli.models.sweep.budgets import TARGET_BYTES, target_bytes
+from duat_cli.models.sweep.chain import Chain
 from duat_cli.models.sweep.ending import Ending, EndingForm, find_ending
 from duat_cli.models.sweep.lockstep import Pass
-from duat_cli.models.sweep.passes import BlockCall, BlockPass, Chain, Recorded, recording
+from duat_cli.models.sweep.passes import BlockCall, BlockPass, Recorded, recording
 from duat_cli.models.terms.sites import BlockSites, block_sites, find_sites
 
 

@@ -198,13 +198,14 @@ def prune_bound(
     output, ablates a sample of them for real, and says how good the prediction was. Exit code: 0 done, 1 the
     certificate is not exact, 2 could not tell.
     """
-    from duat_cli.analysis.opening import ModelRequest, PromptRequest, choose_gpu, open_with_calibration
+    from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_with_calibration
     from duat_cli.analysis.plan.task import PruneOptions, Task, effort_of
     from duat_cli.cli.shared.announce import announce
     from duat_cli.cli.shared.many import as_rank
     from duat_cli.cli.shared.presentation import Presentation, talk_of
     from duat_cli.cli.terminal.progress import Progress
     from duat_cli.compat.libc import keep_freed_memory
+    from duat_cli.loading.model.gpu import use_gpu
 
     limit = options.parse_memory(memory)
     texts = PromptRequest(prompt, prompts, max_tokens)
@@ -226,7 +227,7 @@ def prune_bound(
 
     def opened(ranks: Ranks | None, progress: Heard) -> PruneOutcome | None:
         if ranks is not None:
-            choose_gpu(ranks.local)
+            use_gpu(ranks.local)
         loaded, inputs, held_out, fitting = open_with_calibration(wanted, texts, holdout, calibration, progress)
         if apply is not None and loaded.paged is not None:
             raise InputError(

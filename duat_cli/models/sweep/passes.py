@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.instrument.calls import hidden_of, without_cache
@@ -277,64 +276,6 @@ class Leading:
     def run(self) -> None:
         """The pass."""
         self._pass.run()
-
-
-class Chain:
-    """Two passes that show whether a block reads more of the blocks in front of it than their hidden states.
-
-    Keys shared between layers are such a case: a gradient carried back block by block would miss that way.
-    """
-
-    def __init__(self, blocks: Blocks, forward: Forward) -> None:
-        self._names: list[str] = []
-        self._seen: tuple[list[list[Tensor]], list[list[Tensor]]] = [], []
-        self.passes = [
-            BlockPass(blocks, forward, self._handler(seen, shift))
-            for seen, shift in zip(self._seen, (0.0, 0.1), strict=True)
-        ]
-
-    def _handler(self, seen: list[list[Tensor]], shift: float) -> Handler:
-        def handle(
-            number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]
-        ) -> Any:
-            hidden = parts.hidden.get(args, kwargs)
-            self._names[number:] = [parts.name]
-            seen.append([t.clone() for t in _tensors((list(args), kwargs)) if t is not hidden])
-            before = hidden.clone()
-            output = original(*args, **kwargs)
-            after = hidden_of(output, before)
-            return with_hidden(output, before, after + shift * after.std() * torch.ones_like(after).cumsum(-1).sin())
-
-        return handle
-
-    def broken(self) -> str | None:
-        """The first block that does, once both passes have run."""
-        for name, before, after in zip(self._names, *self._seen, strict=True):
-            if len(before) != len(after) or not all(map(torch.equal, before, after)):
-                return name
-        return None
-
-    def require(self) -> None:
-        """UnsupportedModelError where a block does, once both passes have run."""
-        name = self.broken()
-        if name is not None:
-            raise UnsupportedModelError(
-                f"{name} reads more of the blocks in front of it than their hidden states (shared keys, perhaps), "
-                "so what a removal does to it cannot be followed"
-            )
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Every tensor of numbers in nested lists, tuples and dicts; chosen indices and masks have no gradient."""
-    if isinstance(value, Tensor):
-        if value.is_floating_point():
-            yield value
-    elif isinstance(value, Mapping):
-        for inner in value.values():
-            yield from _tensors(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _tensors(inner)
 
 
 def without(

@@ -24,8 +24,9 @@ from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, probe_ids, run
 from duat_cli.models.edits.parameters import BlockParameters, block_parameters, find_parameters
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.tracing import Trace
+from duat_cli.models.sweep.chain import Chain
 from duat_cli.models.sweep.lockstep import Pass, one_by_one
-from duat_cli.models.sweep.passes import BlockCall, BlockPass, Chain, Recorded, recording
+from duat_cli.models.sweep.passes import BlockCall, BlockPass, Recorded, recording
 from duat_cli.models.terms.branches import Branch, Branches, block_branches, find_branches
 from duat_cli.models.terms.sites import BlockSites, Site, block_sites, find_sites
 

@@ -1,0 +1,14 @@
+"""Which GPU a process takes."""
+
+from __future__ import annotations
+
+from duat_cli.loading.importing import uncollected
+
+
+def use_gpu(number: int) -> None:
+    """What 'cuda' means from now on. More processes than GPUs share them."""
+    with uncollected():
+        from torch import cuda
+
+    if cuda.is_available():
+        cuda.set_device(number % cuda.device_count())
