@@ -176,8 +176,7 @@ class PromptRequest:
         return read_prompts(self.prompts or [], self.file, sys.stdin)
 
     def read_apart(self, holdout: str | None, progress: Progress) -> tuple[list[PromptText], list[PromptText], bool]:
-        """The texts, those held out, and whether these are bundled. holdout: a file, a share, or None, which is the
-        bundled set beside the bundled texts, else none."""
+        """The texts, those held out, and whether these are bundled; holdout: a file, a share, or None: the bundled."""
         from duat_cli.loading.prompts import holdout_prompts, read_prompts, set_apart
 
         read, share = self.read(progress), _share(holdout)
@@ -199,8 +198,7 @@ class PromptRequest:
 def open_session(model: ModelRequest, texts: PromptRequest, progress: Progress) -> tuple[LoadedModel, list[Prompt]]:
     """The model, and the prompts as its token ids. Texts, names and headers come first: their errors cost no load."""
     if texts.files is not None and texts.files.of_pair:
-        whole = replace(texts, files=replace(texts.files, stack=None))
-        opened = open_session(model, whole, progress)
+        opened = open_session(model, replace(texts, files=replace(texts.files, stack=None)), progress)
         from duat_cli.analysis.decoding import chosen_of_pair
 
         return chosen_of_pair(*opened, texts.files, trust_remote_code=model.trust_remote_code)

@@ -43,6 +43,8 @@ def find_cross_factors(run: BlockRun) -> BlockFactors:
     if tap is None:
         raise UnsupportedModelError("what its cross-attention adds reaches the stream only through a nonlinear unit")
     output = read_output(run, cross.output_projection, call.attention, tap)
+    if cross.value_projection is None:
+        raise UnsupportedModelError("its values are no plain view of one linear layer")
     heads = HeadFactors(read_value(run, cross.value_projection), output)
     found = BlockFactors(heads, tap, None, 0.0, "read")
     scale, error = _reach(run, found)

@@ -189,11 +189,11 @@ def find_factors(run: BlockRun, base: Replay, base_items: Tensor, given: list[Te
     probed = tap if tap.on_stream else Tap(None, True, on_stream=False)
     faults: list[str] = []
     for origin, gated, value, output in (
-        ("read", False, _read_value, _read_output),
+        ("read", False, read_value, _read_output),
         ("probed", False, _probe_value, _probe_output),
-        ("read", True, _read_value, _read_output),
+        ("read", True, read_value, _read_output),
         ("probed", True, _probe_value, _read_output),
-        ("probed", True, _read_value, _probe_output),
+        ("probed", True, read_value, _probe_output),
     ):
         try:
             met = probed if origin == "probed" else tap
@@ -270,11 +270,8 @@ def _find_tap(run: BlockRun, given: list[Tensor]) -> Tap:
 
 
 def meeting(run: BlockRun, replay: Replay, stream: Tensor) -> Tap | None:
-    """The first point that takes both the residual stream, as it is, and what an attention gives.
-
-    Where the stream nowhere arrives as it is (a norm may stand on it), the first point that depends on both. replay: of
-    three items: nothing, `stream` alone, what attention gives alone.
-    """
+    """The first point that takes the stream, as it is (else: at all), and what an attention gives. replay: of three
+    items: nothing, `stream` alone, what attention gives alone."""
     assert replay.output is not None
     branch_norms, found = False, []
     for index, (module, values) in enumerate([*replay.points, (None, replay.output)]):
@@ -297,12 +294,9 @@ def _moved(values: Tensor, item: int) -> bool:
     return bool((values[item] - values[0]).abs().max() > 1e-6 * (1 + values[0].abs().max()))
 
 
-def _read_value(run: BlockRun) -> Tensor:
-    return read_value(run, run.parts.value_projection)
-
-
-def read_value(run: BlockRun, projection: Projection | None) -> Tensor:
-    """V, (kv_heads, width, d), the gain of a norm in front included."""
+def read_value(run: BlockRun, projection: Projection | None = None) -> Tensor:
+    """V, (kv_heads, width, d), the gain of a norm in front included; None: of its own attention."""
+    projection = projection or run.parts.value_projection
     if projection is None:
         raise UnsupportedModelError("its values are no plain view of one linear layer")
     matrix = stored_matrix(projection.linear, run.input.dtype)  # (M, C)
