@@ -29,6 +29,7 @@ _STATISTICS = {  # field of the report -> statistic of predicted and measured da
     "worst_ratio": (worst_ratio, True),
 }
 NEGLIGIBLE = 0.01  # of the budget
+FACTOR = 2.0  # that a prediction may be off by and still be valid
 NOT_CARRIED = "carried for the terms that are ablated for real; a larger --measure takes more"
 NOT_ABLATED = "not in the sample that was ablated; a larger --measure takes more"
 
@@ -250,7 +251,8 @@ def _prediction(
     confidence: float,
 ) -> Prediction:
     enough = len(truth) >= FEWEST
-    reasons = {} if enough else dict.fromkeys(_STATISTICS, f"{len(truth)} ablated terms cannot be ranked")
+    within, names = None, (*_STATISTICS, "valid_to")
+    reasons = {} if enough else dict.fromkeys(names, f"{len(truth)} ablated terms cannot be ranked")
     values: dict[str, Estimated | None] = dict.fromkeys(_STATISTICS)
     criteria: dict[str, Estimated | None] = {}
     if enough:
@@ -261,6 +263,10 @@ def _prediction(
             values[name] = _estimated(bootstrap(statistic, x, y, confidence)) if len(x) >= FEWEST else None
             if values[name] is None:
                 reasons[name] = "one side is constant" if len(x) >= FEWEST else "too few damages above zero"
+        within = valid_to(guess[both], truth[both]) if len(guess[both]) >= FEWEST else None
+        if within is None:
+            few = len(guess[both]) < FEWEST
+            reasons["valid_to"] = "too few damages above zero" if few else "the smallest prediction is further off"
         for name, score in scores.items():
             if bool(torch.isfinite(score[picked]).all()):
                 criteria[name] = _estimated(bootstrap(spearman, score[picked], truth, confidence))
@@ -271,8 +277,19 @@ def _prediction(
         of=total,
         criteria=criteria,
         reasons=reasons,
+        valid_to=within,
         **values,
     )
+
+
+def valid_to(guess: Tensor, truth: Tensor) -> float | None:
+    """The largest prediction such that no smaller one, nor itself, is off by more than FACTOR; None where the smallest
+    is. Both are above zero."""
+    order = guess.argsort()
+    ratio = guess[order] / truth[order]
+    off = ((ratio > FACTOR) | (ratio < 1 / FACTOR)).nonzero()
+    good = int(off[0]) if len(off) else len(order)
+    return float(guess[order][good - 1]) if good else None
 
 
 def _estimated(estimate: Estimate | None) -> Estimated | None:

@@ -4,8 +4,8 @@ Where all weights are in memory, one prompt after the other is recorded, its gra
 its terms are ablated. Where the weights are read block by block, all prompts do each of these side by side: one read
 for discovery and recording, one backwards for the gradients, one for readings, certified bounds, weights and ablations,
 those of the sets that `plans` measures among them, and one for the trial of the chosen sets on held-out prompts, with
-Eq. 16 of these sets (`printed`) beside it. More
-passes than fit into ABLATION_BYTES go in waves, each of which reads anew the blocks from its first ablation on.
+Eq. 16 of these sets (`printed`) beside it. More passes than fit into ABLATION_BYTES go in waves, each of which reads
+anew the blocks from its first ablation on.
 """
 
 from __future__ import annotations

@@ -248,6 +248,15 @@ class Prediction(WithReasons):
             formula="the ratio linearised / measured that is farthest from 1, as a factor of at least 1",
         ),
     ] = Field(description="largest factor between predicted and measured")
+    valid_to: Annotated[
+        Finite | None,
+        Meaning(
+            "the metric's",
+            "measured",
+            how="of the terms that were ablated",
+            formula="largest p such that every ablated term with linearised <= p has 1/2 <= linearised / measured <= 2",
+        ),
+    ] = Field(description="range of the prediction: the predicted damage up to which it is within a factor of 2")
     criteria: Annotated[
         dict[str, Estimated | None],
         Meaning(

@@ -11,6 +11,7 @@ import torch
 from helpers import as_loaded, single_model, token_ids
 
 from duat_cli.analysis.plan.task import PruneOptions
+from duat_cli.analysis.prune.report import valid_to
 from duat_cli.analysis.prune.run import check_holdout, fresh, prune_bound
 from duat_cli.errors import InputError
 from duat_cli.kinds import Kind
@@ -167,3 +168,10 @@ def test_a_quick_run_says_what_it_leaves_out() -> None:
     assert {term.certified for term in report.terms} == {None}
     assert {term.reasons["certified"] for term in report.terms} == {"certified bounds are left out by --effort quick"}
     assert all(term.frozen is not None for term in report.terms)
+
+
+def test_a_prediction_is_valid_up_to_the_first_that_is_off_by_more_than_twice() -> None:
+    guess, truth = torch.tensor([0.3, 0.1, 0.2, 0.4]), torch.tensor([0.9, 0.06, 0.25, 0.4])
+    assert valid_to(guess, truth) == pytest.approx(0.2)  # 0.3 is off; that 0.4 is not does not count
+    assert valid_to(guess, guess / 2) == pytest.approx(0.4)
+    assert valid_to(guess, guess * 2.1) is None

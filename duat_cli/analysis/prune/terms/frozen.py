@@ -84,9 +84,8 @@ class FrozenBlock:
         return torch.cat(found)
 
     def _inside(self, site: Site) -> bool:
-        """Whether a nonlinear module, which a replay does not run, holds the site; its own output is outside of it."""
-        held = [unit.module for unit in self._run.units if holds(unit.module, site)]
-        return any(site.place != "output" or module is not site.module for module in held)
+        """Whether a nonlinear module, which a replay does not run, holds the site: of parts of an FFN alone."""
+        return site.kind in ("neuron", "expert") and any(holds(unit.module, site) for unit in self._run.units)
 
     def _outside(self, removal: Removal) -> list[Site]:
         return [site for site in removal.masks if not self._inside(site)]

@@ -40,6 +40,7 @@ def eq16(report: PruneReport, page: Page) -> list[RenderableType]:
         *(grids(sets, _SET, filled(sets, set_columns()), page) if sets else []),
         *(grids(parts, _BLOCK, filled(parts, _part_columns()), page) if parts else []),
     ]
+    reacting = "; measured: with everything reacting" if any(row.measured is not None for row in report.eq16) else ""
     return [
         _BLANK,
         line("Eq. 16 as printed: norms at the last block's output, relative to that output's own", "bold"),
@@ -47,7 +48,7 @@ def eq16(report: PruneReport, page: Page) -> list[RenderableType]:
         _BLANK,
         line(
             "bound: norm of the sum of the removed terms, each carried there through the frozen blocks; held: change "
-            f"with all dynamic parameters held; measured: with everything reacting. Means over {prompts}.",
+            f"with all dynamic parameters held{reacting}. Means over {prompts}.",
             "dim",
         ),
         *_verdict(report.eq16),

@@ -73,15 +73,14 @@ def _parts(report: PruneReport, page: Page) -> list[RenderableType]:
     for column in filled(rows, optional):
         if fits(rows, _BLOCK, [*shown, column], page):
             shown.append(column)
+    absent = facts.absences(missing(rows, shown, [row.index for row in rows]), "block")
+    said = [*_far_off(report), *_certified(report, shown), *absent]
     return [
         _BLANK,
         line(f"Damage of removing one whole part, {report.protocol.unit}: {_how(shown)}", "bold"),
         *(part for table in grids(rows, _BLOCK, shown, page) for part in (_BLANK, table)),
         *unshown(rows, wanted, shown),
-        _BLANK,
-        *_far_off(report),
-        *_certified(report, shown),
-        *facts.absences(missing(rows, shown, [row.index for row in rows]), "block"),
+        *([_BLANK, *said] if said else []),
     ]
 
 
@@ -217,8 +216,18 @@ def _predictions(report: PruneReport, page: Page) -> list[RenderableType]:
         line("How well the prediction orders the measured damage", "bold"),
         *(part for table in grids(rows, _KIND, _PREDICTION_COLUMNS, page) for part in (_BLANK, table)),
         *facts.section(f"no value ({numbers.ABSENT})", _absent(rows)),
+        *_valid(report, rows),
         *_criteria(rows, names, page),
     ]
+
+
+def _valid(report: PruneReport, rows: list[Prediction]) -> list[RenderableType]:
+    """Up to where the linear prediction can be gone by, of each kind."""
+    found = [f"{row.granularity} {numbers.plain(row.valid_to)}" for row in rows if row.valid_to is not None]
+    if not found:
+        return []
+    text = "Every prediction up to here is within a factor of 2 of its ablation, of the terms that were ablated: "
+    return [line(f"{text}{', '.join(found)} {report.protocol.unit}.", "dim")]
 
 
 def _absent(rows: list[Prediction]) -> list[str]:

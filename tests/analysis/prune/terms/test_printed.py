@@ -183,7 +183,7 @@ def test_it_is_what_dense_matrices_in_float64_give(model_type: str) -> None:
 
 # -- every architecture --------------------------------------------------------------------------------------
 
-EVERY = ["bert", "gemma2", "phi3", "falcon", "olmo2", "albert", "cohere", "mixtral", "qwen3_moe", "gpt_oss"]
+EVERY = ["jamba", "bert", "gemma2", "phi3", "falcon", "olmo2", "albert", "cohere", "mixtral", "qwen3_moe", "gpt_oss"]
 
 
 @pytest.mark.parametrize("model_type", EVERY)
