@@ -17,7 +17,8 @@ many     `duat inspect --out`: prompts a second, memory against the number of pr
 criteria what duat's sets do to other text, against magnitude, activation x norm, Wanda-sp, FLAP, Taylor, HFPrune and
          ShortGPT at the same share of parameters; with --peer also torch-pruning, with --rounds also duat's sets of
          four rounds; --write puts the tables into configs/docs/pruning.md; a quarter of an hour, only when named
-prune    responses of all neurons and heads of all-MiniLM-L6-v2 against ablating each, and its memory at 1B parameters
+prune    responses of all neurons and heads of all-MiniLM-L6-v2 against ablating each, its memory at 1B parameters, and
+         whole runs on the demo and a 135M shape against the time they may take on two cores
 process  `duat --help` and `duat inspect` as processes, against imports
 check    the pre-flight of a large checkpoint, and `duat check --weights-only` against reading and summing the tensors
 lora     `duat lora-diff --no-base` on an adapter of a 7B shape as a process, and its singular values against those of

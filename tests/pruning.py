@@ -35,6 +35,9 @@ class Fake:
         self.runs += 1
         return self.damage_of(ids, removals)
 
+    def damages(self, recorded: None, ids: int, gone: Any, done: Any) -> list[float]:
+        return [self.damage(recorded, ids, one) for one in gone]
+
 
 def prompts(count: int) -> list[Prompt]:
     return [Prompt("", str(k), torch.zeros(1, 1, dtype=torch.long), k) for k in range(count)]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-AT_ONCE = 1 << 22  # logits in float64: 32 MB
+AT_ONCE = 1 << 16  # logits in float64: 512 kB, what the cache holds
 
 
 def by_tokens(logits: Tensor) -> tuple[Tensor, ...]:
@@ -19,11 +21,19 @@ def kl(before: Tensor, after: Tensor) -> Tensor:
     In float64. A token with p_v = 0 adds nothing, whatever q_v is; one with p_v > 0 and q_v = 0 makes it infinite.
     NaN logits give NaN.
     """
-    rows = [_rows(p, q) for p, q in zip(by_tokens(before), by_tokens(after), strict=True)]
-    return torch.cat(rows)
+    return kl_each(before, after[None])[0]
 
 
-def _rows(before: Tensor, after: Tensor) -> Tensor:
-    a, b = (x.double().log_softmax(dim=-1) for x in (before, after))
+def kl_each(before: Tensor, afters: Tensor) -> Tensor:
+    """The same of several distributions beside one, (B, N): `before` (N, V), `afters` (B, N, V)."""
+    pieces = zip(by_tokens(before), *(by_tokens(after) for after in afters), strict=True)
+    return torch.cat([_rows(p, others) for p, *others in pieces], dim=1)
+
+
+def _rows(before: Tensor, afters: Sequence[Tensor]) -> Tensor:
+    a = before.double().log_softmax(dim=-1)
     p = a.exp()
-    return torch.where(p == 0, 0.0, p * (a - b)).sum(dim=-1).clamp_min(0)  # below zero by rounding alone
+    nothing = p == 0
+    apart = (p * (a - after.double().log_softmax(dim=-1)) for after in afters)
+    found = [torch.where(nothing, 0.0, each).sum(dim=-1) for each in apart]
+    return torch.stack(found).clamp_min(0)  # below zero by rounding alone

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
+import subprocess
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
 
 from benchmarks.common import (
+    DEMO,
     Row,
     interleaved,
     peak,
+    process_environment,
+    python,
     random_prompt,
+    seconds,
 )
+from benchmarks.shapes import SHAPES, write
 
 
 def prune(runs: int) -> list[Row]:
@@ -80,7 +88,34 @@ def prune(runs: int) -> list[Row]:
             "GiB",
         ),
         Row("the same, time", large["seconds"], "s"),
+        *commands(),
     ]
+
+
+COMMANDS = (("demo", "default", 20), ("135M", "quick", 120), ("135M", "default", 480))  # and seconds, on two cores
+
+
+def commands() -> list[Row]:
+    """Whole commands with the bundled prompts, on the demo and on a 135M llama shape with random weights."""
+    with tempfile.TemporaryDirectory() as folder:
+        shape = Path(folder) / "135M"
+        shape.mkdir()
+        write(shape, SHAPES["135M"])
+        for name in ("tokenizer.json", "tokenizer_config.json"):  # of fewer tokens than the shape has
+            shutil.copy(DEMO / name, shape)
+        models = {"demo": DEMO, "135M": shape}
+        return [
+            Row(f"{name}, --effort {effort}, 2 threads", _command(models[name], effort, folder), "s", f"<= {limit}")
+            for name, effort, limit in COMMANDS
+        ]
+
+
+def _command(model: Path, effort: str, folder: str) -> float:
+    code = "import sys; from duat_cli.cli.main import run; sys.exit(run(sys.argv[1:]))"
+    report = str(Path(folder) / "report.json")
+    given = ["prune-bound", str(model), "--effort", effort, "--json", "-q", "--output", report]
+    environment = process_environment(folder) | {"OMP_NUM_THREADS": "2"}
+    return seconds(lambda: subprocess.run([*python(code), *given], env=environment, check=True))
 
 
 def prune_child() -> None:

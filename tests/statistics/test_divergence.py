@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from duat_cli.statistics.divergence import kl
+from duat_cli.statistics.divergence import kl, kl_each
 
 INF = math.inf
 
@@ -60,3 +60,14 @@ def test_a_narrow_dtype_is_widened_first() -> None:
     before: Tensor = torch.tensor([[0.0, 1.0, 2.0]]).bfloat16()
     after = torch.tensor([[0.0, 1.0, 2.015625]]).bfloat16()
     assert float(kl(before, after)) == pytest.approx(by_hand(before[0].tolist(), after[0].tolist()), rel=1e-9)
+
+
+def test_several_beside_one_are_each_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(5)
+    before, afters = torch.randn(7, 11, generator=generator), torch.randn(3, 7, 11, generator=generator)
+    whole = kl_each(before, afters)
+    assert whole.shape == (3, 7)
+    monkeypatch.setattr("duat_cli.statistics.divergence.AT_ONCE", 22)
+    for row, cut, after in zip(whole, kl_each(before, afters), afters, strict=True):
+        assert torch.allclose(row, kl(before, after), rtol=1e-12)
+        assert torch.equal(row, cut)

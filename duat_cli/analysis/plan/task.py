@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from duat_cli.errors import InputError
@@ -23,7 +24,7 @@ class Spent:
 
     probes: int = 32
     measure: int = 24
-    points: int = 10
+    points: int = 8
     """Sets of each order that are measured on the prompts, about."""
     tested: int = 8
     """Sets of each order that are tested on held-out prompts."""
@@ -31,16 +32,20 @@ class Spent:
     """Whether certified bounds are computed."""
     printed: int | None = 8
     """Prompts on which Eq. 16 is computed as printed; None: all."""
-    tokens: int | None = None
-    """Of each prompt that chooses sets, at most; held-out prompts are whole."""
+    tokens: int | None = 768
+    """Of all prompts that choose sets together, about, by cutting the longest; held-out prompts are whole."""
+    shortest: int = 56
+    """Tokens that no prompt is cut below for that."""
     few_held_out: bool = False
     """Whether no more prompts are held out than it takes to let one of them exceed the budget."""
 
 
 EFFORTS: dict[Effort, Spent] = {
-    "quick": Spent(probes=8, measure=4, points=3, tested=3, certified=False, printed=2, tokens=64, few_held_out=True),
+    "quick": Spent(
+        probes=8, measure=4, points=3, tested=3, certified=False, printed=2, tokens=512, shortest=32, few_held_out=True
+    ),
     "default": Spent(),
-    "thorough": Spent(probes=128, measure=200, points=20, tested=16, printed=None),
+    "thorough": Spent(probes=128, measure=200, points=20, tested=16, printed=None, tokens=None),
 }
 
 
@@ -71,10 +76,13 @@ class PruneOptions:
     effort: Effort = "default"
     """What probes and measure were taken from where they were not given; and the rest of what is spent."""
 
+    whole: bool = False
+    """Whether no prompt is cut, for which `--out` keeps what each gave by itself."""
+
     @property
     def spent(self) -> Spent:
         """What the effort says."""
-        return EFFORTS[self.effort]
+        return replace(EFFORTS[self.effort], tokens=None) if self.whole else EFFORTS[self.effort]
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.budget) or self.budget <= 0:
@@ -100,6 +108,17 @@ def ablated(kind: Kind, count: int, measure: int) -> int:
     Of whole parts, which are few and which the linear prediction says least of, all up to four times as many.
     """
     return min(count, 4 * measure if kind in ("ffn", "attention", "block") else measure)
+
+
+def longest(tokens: Sequence[int], spent: Spent) -> int | None:
+    """To how many tokens prompts of so many are cut where sets are chosen; None: they are left whole."""
+    if spent.tokens is None or sum(tokens) <= spent.tokens or max(tokens) <= spent.shortest:
+        return None
+    low, high = spent.shortest, max(tokens)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if sum(min(n, middle) for n in tokens) <= spent.tokens else (low, middle)
+    return low
 
 
 def effort_of(effort: Effort, probes: int | None, measure: int | None) -> tuple[int, int]:
@@ -143,7 +162,7 @@ class Task:
     @property
     def chosen_on(self) -> tuple[int, ...]:
         """Tokens of every prompt as `prune-bound` runs it to choose sets."""
-        most = None if self.pruning is None else self.pruning.spent.tokens
+        most = None if self.pruning is None else longest(self.tokens, self.pruning.spent)
         return self.tokens if most is None else tuple(min(n, most) for n in self.tokens)
 
     @property

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from duat_cli import __version__
-from duat_cli.analysis.plan.task import PruneOptions
+from duat_cli.analysis.plan.task import PruneOptions, longest
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.prune.printed import Printing
 from duat_cli.analysis.prune.repair.choice import repair_sets
@@ -158,7 +158,7 @@ def prune_bound(
 ) -> PruneOutcome:
     """The report on `loaded` over `prompts`; sets are tested on `held_out`, if there are any.
 
-    calibration: what a repair is fitted to; empty: to `prompts`.
+    calibration: what a repair is fitted to; empty: to `prompts`, uncut.
     """
     begun = begin(loaded, prompts, held_out, options, progress, calibration)
     begun.work.run()
@@ -181,6 +181,7 @@ def begin(
         raise InputError(STREAMED)
     held_out, notes = fresh([*prompts, *calibration], held_out)
     check_holdout(len(held_out), options)
+    calibration = calibration or prompts
     prompts, cut = shortened(prompts, options)
     held_out, fewer = few(held_out, options)
     work = Work(Session(loaded, progress, cache=False), prompts, options, progress, in_parts=in_parts)
@@ -242,7 +243,7 @@ def _repairer(work: Work, calibration: Sequence[Prompt]) -> Repairer:
         loaded.model,
         work.ablator,
         work.prompts,
-        calibration or work.prompts,
+        calibration,
         most_stored(loaded.files) or loaded.model.dtype,
         lambda what, done, total: work.progress(done, total, what),
     )
@@ -307,10 +308,11 @@ def fresh(prompts: Sequence[Prompt], held_out: Sequence[Prompt]) -> tuple[list[P
 
 def shortened(prompts: Sequence[Prompt], options: PruneOptions) -> tuple[list[Prompt], list[str]]:
     """The prompts as sets are chosen on them, and a note where that is less than what was given."""
-    most = options.spent.tokens
-    long = 0 if most is None else sum(p.input_ids.shape[1] > most for p in prompts)
-    if most is None or not long:
+    lengths = [p.input_ids.shape[1] for p in prompts]
+    most = longest(lengths, options.spent)
+    if most is None:
         return list(prompts), []
+    long = sum(n > most for n in lengths)
     cut = [replace(p, input_ids=p.input_ids[:, :most], spans=p.spans and p.spans[:most]) for p in prompts]
     note = f"--effort {options.effort}: {long} of {len(prompts)} prompts are cut to {most} tokens where sets are chosen"
     return cut, [f"{note}; held-out prompts are whole"]

@@ -176,10 +176,12 @@ class Work:
 
     def _choose(self, finals: Sequence[Pass]) -> None:
         budget, chooser = self.options.budget, self._chooser(self.responses)
+        found = []
         for kinds in self.groups:
             tick = self._named(f"sets of {names_of(','.join(kinds))}")
-            found, rounds = chooser.in_rounds(kinds, self._again, self.prompts, tick)
-            self._keep(nested_sets(self.ablator, found, self.prompts, budget, tick, rounds))
+            found.append(chooser.in_rounds(kinds, self._again, self.prompts, tick))
+        for one in nested_sets(self.ablator, found, self.prompts, budget, self._named("sets on the prompts")):
+            self._keep(one)
         self.progress(0, 1, "certified bounds" if self.options.spent.certified else "magnitudes of the weights")
         with self._attached():
             self.session.together(finals)
@@ -237,9 +239,7 @@ class Work:
             self.progress(0, 1, f"sets {on}")
             try_together(self.ablator, list(trials.values()), held_out, together)
         else:
-            for name, trial in trials.items():
-                what = names_of(",".join(self.nested[name].kinds))
-                try_alone(self.ablator, trial, held_out, self._named(f"sets of {what} {on}"))
+            try_alone(self.ablator, list(trials.values()), held_out, self._named(f"sets {on}"))
         return trials
 
     @property

@@ -217,6 +217,7 @@ def prune_bound(
     settings = PruneOptions(
         kinds, metric, *effort_of(effort, probes, measure), budget, confidence, exceed, ablate == "mean", uniform,
         repair=repair, joint=apart(kinds), remove=share, of_all=of_all, rounds=rounds, effort=effort,
+        whole=out is not None,
     )  # fmt: skip
     task = Task("prune-bound", pruning=settings)
     wanted = ModelRequest(

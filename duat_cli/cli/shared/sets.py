@@ -47,8 +47,8 @@ EffortOption = Annotated[
         "--effort",
         metavar="HOW",
         rich_help_panel=options.PANEL_COMPUTE,
-        help="quick: fewer probes, ablations and tested sets, prompts cut to 64 tokens where sets are chosen, no "
-        "certified bounds. thorough: more of each. --probes and --measure go before it.",
+        help="quick: fewer probes, ablations and tested sets, prompts that choose sets cut to 512 tokens together (by "
+        "default 768), no certified bounds. thorough: more of each. --probes and --measure go before it.",
     ),
 ]
 

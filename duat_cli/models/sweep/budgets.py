@@ -12,6 +12,10 @@ ABLATION_BYTES = 512 << 20
 """Of passes that wait for the next block at the same time."""
 HELD = 4
 """Tensors of the stream's size that such a pass holds, beside its mask."""
+ROW_TOKENS = 512
+"""Of removals that go side by side through one prompt's pass: more of them are no faster."""
+ROW_ELEMENTS = 1 << 24
+"""Of their outputs: 64 MB in float32, less than the probes take at another time."""
 TARGET_BYTES = 256 << 20
 """Of one block's gradients of several targets of a prompt."""
 CARRIED = 256

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from duat_cli.analysis.plan.task import EFFORTS, PruneOptions, Task, ablated, effort_of
+from duat_cli.analysis.plan.task import EFFORTS, PruneOptions, Task, ablated, effort_of, longest
 from duat_cli.kinds import Kind
 
 
@@ -23,11 +23,24 @@ def test_more_effort_is_more_of_everything() -> None:
 
 def test_a_quick_plan_counts_short_prompts_and_few_held_out_ones() -> None:
     """46 prompts: 0.9^46 + 46 * 0.1 * 0.9^45 is below 0.05, and with 45 it is not."""
-    quick = Task("prune-bound", (17, 200, 64), tuple(range(5, 88)), pruning=PruneOptions(effort="quick"))
-    assert quick.chosen_on == (17, 64, 64)
+    given = (17, 2000, 64, 900)
+    quick = Task("prune-bound", given, tuple(range(5, 88)), pruning=PruneOptions(effort="quick"))
+    assert quick.chosen_on == (17, 215, 64, 215)
     assert quick.tested_on == tuple(range(5, 51))
-    whole = Task("prune-bound", (17, 200, 64), tuple(range(5, 88)), pruning=PruneOptions())
-    assert (whole.chosen_on, whole.tested_on) == (whole.tokens, whole.held_out)
+    default = Task("prune-bound", given, tuple(range(5, 88)), pruning=PruneOptions())
+    assert default.chosen_on == (17, 343, 64, 343)
+    assert default.tested_on == default.held_out
+    whole = Task("prune-bound", given, (), pruning=PruneOptions(effort="thorough"))
+    assert whole.chosen_on == whole.tokens
+    kept = Task("prune-bound", given, (), pruning=PruneOptions(whole=True))
+    assert kept.chosen_on == kept.tokens
+
+
+@pytest.mark.parametrize(
+    ("tokens", "cut"), [((768,), None), ((769,), 768), ((20, 56) * 50, None), ((20, 90) * 50, 56), ((), None)]
+)
+def test_the_longest_prompts_are_cut_to_a_number_of_tokens_together(tokens: tuple[int, ...], cut: int | None) -> None:
+    assert longest(tokens, EFFORTS["default"]) == cut
 
 
 @pytest.mark.parametrize(

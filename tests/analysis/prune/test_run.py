@@ -155,11 +155,11 @@ def test_how_many_prompts_a_guarantee_takes(exceed: float, confidence: float, ne
 def test_a_quick_run_says_what_it_leaves_out() -> None:
     """Prompts are cut for the picture, not for the guarantee, which fewer of them give; there are no bounds."""
     model = single_model("llama")
-    given = [Prompt("", str(k), token_ids(model, 70 if k < 2 else 5, k), k) for k in range(2 + 60)]
+    given = [Prompt("", str(k), token_ids(model, 300 if k < 2 else 5, k), k) for k in range(2 + 60)]
     options = PruneOptions(kinds=("head",), probes=4, measure=2, budget=0.3, effort="quick")
     report = prune_bound(as_loaded(model), given[:2], given[2:], options, lambda *_: None).report
-    assert [p.tokens for p in report.prompts] == [64, 64]
-    assert any("2 of 2 prompts are cut to 64 tokens" in note for note in report.warnings)
+    assert [p.tokens for p in report.prompts] == [256, 256]
+    assert any("2 of 2 prompts are cut to 256 tokens" in note for note in report.warnings)
     assert any("46 of 60 held-out prompts" in note for note in report.warnings)
     [plan] = report.plans
     assert plan.guarantee is not None

@@ -60,6 +60,21 @@ def numbers(outcome: PruneOutcome) -> dict[str, Any]:
     return outcome.report.model_dump(mode="json", exclude={"run"})
 
 
+def same(streamed: PruneOutcome, resident: PruneOutcome) -> bool:
+    """Whether all numbers are the same but for the rounding of ablations: in memory they go side by side."""
+    return _close(numbers(streamed), numbers(resident))
+
+
+def _close(one: Any, other: Any) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_close(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_close, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return one == pytest.approx(other, rel=1e-3, abs=1e-6)
+    return bool(one == other)
+
+
 def saved(model_type: str, folder: Path) -> str:
     return str(paging.saved(model_type, folder))
 
@@ -71,7 +86,7 @@ def test_four_reads_and_the_same_report(model_type: str, tmp_path: Path) -> None
     for trial in (False, True):
         resident, _ = run(folder, OPTIONS, paged=False, trial=trial)
         streamed, read = run(folder, OPTIONS, paged=True, trial=trial)
-        assert numbers(streamed) == numbers(resident)
+        assert same(streamed, resident)
         assert any(plan.guarantee is not None for plan in resident.report.plans) == trial
         assert 1 <= read <= 4
 
@@ -89,7 +104,7 @@ def test_four_reads_and_the_same_report(model_type: str, tmp_path: Path) -> None
 def test_no_option_costs_a_read_more(options: PruneOptions) -> None:
     resident, _ = run(None, options, paged=False)
     streamed, read = run(None, options, paged=True)
-    assert numbers(streamed) == numbers(resident)
+    assert same(streamed, resident)
     assert read <= 4
 
 
@@ -99,7 +114,7 @@ def test_layers_outside_of_blocks_may_be_read_too(tmp_path: Path) -> None:
     with in_parts(paging.saved("albert", tmp_path)) as loaded:
         streamed = prune_bound(loaded, given[:2], given[2:], OPTIONS, lambda *_: None)
     resident = prune_bound(whole(tmp_path), given[:2], given[2:], OPTIONS, lambda *_: None)
-    assert numbers(streamed) == numbers(resident)
+    assert same(streamed, resident)
 
 
 def test_what_does_not_fit_goes_in_waves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +124,7 @@ def test_what_does_not_fit_goes_in_waves(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(work, "ABLATION_BYTES", 1)
     monkeypatch.setattr(trial_module, "ABLATION_BYTES", 1)
     streamed, read = run(folder, options, paged=True, trial=True)
-    assert numbers(streamed) == numbers(resident)
+    assert same(streamed, resident)
     assert read > 5
 
 
@@ -134,7 +149,7 @@ def test_a_set_that_failed_is_not_counted_beside_the_prompt_it_failed_on(tmp_pat
     folder, options = saved("llama", tmp_path), replace(OPTIONS, budget=0.004, kinds=("head", "neuron"))
     resident, _ = run(folder, options, paged=False, trial=True)
     streamed, _ = run(folder, options, paged=True, trial=True)
-    assert numbers(streamed) == numbers(resident)
+    assert same(streamed, resident)
 
 
 def test_only_sets_that_are_alive_are_asked_for() -> None:
@@ -158,7 +173,7 @@ def test_a_joint_set_is_the_same_from_weights_that_are_read(tmp_path: Path) -> N
     options = replace(OPTIONS, kinds=("neuron", "head"), joint=True, remove=0.3, uniform=True)
     resident, _ = run(folder, options, paged=False, trial=True)
     streamed, read = run(folder, options, paged=True, trial=True)
-    assert numbers(streamed) == numbers(resident)
+    assert same(streamed, resident)
     assert [plan.granularity for plan in resident.report.plans] == ["neuron,head"]
     assert read <= 4
     with pytest.raises(InputError, match=r"--rounds: .* where the model fits"):

@@ -125,15 +125,15 @@ def within(path: Path, goal: Goal, parameters: Tensor) -> int:
 
 def nested_sets(
     ablator: Ablator,
-    found: Candidates,
+    found: Sequence[tuple[Candidates, Sequence[Round]]],
     prompts: Sequence[Prompt],
     budget: float,
     tick: Tick,
-    rounds: Sequence[Round] = (),
-) -> Nested:
-    """The nested sets, some of them measured, one prompt after the other."""
-    means = measured(ablator, prompts, found.sets, tick).mean(dim=1).tolist() if found.sizes else []
-    return found.nested(means, budget, rounds)
+) -> list[Nested]:
+    """The nested sets of several orders, some of each measured, one prompt after the other."""
+    means = measured(ablator, prompts, [one for candidates, _ in found for one in candidates.sets], tick).mean(dim=1)
+    each = means.split([len(candidates.sizes) for candidates, _ in found])
+    return [one.nested(mean.tolist(), budget, rounds) for (one, rounds), mean in zip(found, each, strict=True)]
 
 
 def _sizes(curve: Tensor, ends: Sequence[int], budget: float, wanted: int | None, points: int) -> list[int]:

@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from duat_cli.analysis.prune.sets.nested import Nested
-from duat_cli.analysis.prune.terms.ablation import Ablation, Ablator, Tick
+from duat_cli.analysis.prune.terms.ablation import Ablation, Ablator, Tick, counted
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.sweep.budgets import ABLATION_BYTES
 from duat_cli.models.sweep.lockstep import Pass
-from duat_cli.models.sweep.passes import Leading, Recorded
+from duat_cli.models.sweep.passes import Leading
 from duat_cli.models.terms.sites import TermId
 from duat_cli.statistics.betting import mean_is_below
 from duat_cli.statistics.binomial import NestedChoice, allowed, choose_nested
@@ -117,18 +115,18 @@ class Trial:
         return len(damages) == self.prompts and mean_is_below(damages, claim.budget, claim.most, claim.confidence)
 
 
-def try_alone(ablator: Ablator, trial: Trial, held_out: Sequence[Prompt], tick: Tick) -> None:
-    """The trial, one prompt after the other."""
-    removals = [ablator.removals(terms) for terms in trial.sets]
-    for p, prompt in enumerate(held_out):
+def try_alone(ablator: Ablator, trials: Sequence[Trial], held_out: Sequence[Prompt], tick: Tick) -> None:
+    """The trials of several orders, one prompt after the other: all their sets under it in one go."""
+    removals = [[ablator.removals(terms) for terms in trial.sets] for trial in trials]
+    for p, prompt in enumerate(held_out if trials else ()):
         ids = ablator.place(prompt)
-        recorded = ablator.record(ids)
-
-        def damage(k: int, p: int = p, ids: Tensor = ids, recorded: Recorded = recorded) -> float:
-            tick(p * len(removals) + k + 1, len(removals) * len(held_out))
-            return ablator.damage(recorded, ids, removals[k])
-
-        trial.count(damage)
+        wanted = [(place, k) for place, trial in enumerate(trials) for k in trial.running]
+        gone = [removals[place][k] for place, k in wanted]
+        done = counted(tick, p * len(wanted), len(wanted) * len(held_out))
+        damages = ablator.damages(ablator.record(ids), ids, gone, done)
+        found = dict(zip(wanted, damages, strict=True))
+        for place, trial in enumerate(trials):
+            trial.count({k: found[place, k] for k in trial.running}.__getitem__)
 
 
 def try_together(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from duat_cli.analysis.prune.terms.damage import Metric
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.arrays import relative_error
+from duat_cli.models.arrays import relative_error, tolerance_for
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.sweep.budgets import waiting_bytes
 from duat_cli.models.sweep.lockstep import Weights, one_by_one
@@ -27,8 +28,11 @@ from duat_cli.models.sweep.passes import (
     Removals,
     record,
     removals,
+    run_alone,
+    run_without,
     without,
 )
+from duat_cli.models.sweep.rows import NotInRowsError, in_waves, without_each
 from duat_cli.models.terms.sites import BlockSites, Site, TermId
 
 Tick = Callable[[int, int], None]  # passes done, passes in all
@@ -95,6 +99,7 @@ class Ablator:
         """device: where the prompts go; None is where the weights are."""
         self.structure, self.sites, self.metric, self.means = structure, sites, metric, means
         self._device = structure.stack.device if device is None else device
+        self._in_rows: bool | None = None  # whether the model's rows of a batch keep apart; None: not tried yet
 
     def place(self, prompt: Prompt) -> Tensor:
         """A prompt's token ids where the model is."""
@@ -120,14 +125,7 @@ class Ablator:
         """
 
         def judge(output: Tensor) -> float:
-            damage = self.metric.measured(reference.output, output, ids)
-            if not math.isfinite(damage):  # a comparison with a budget would be false, and the set pass for harmless
-                blocks = ", ".join(map(str, sorted(removals)[:3])) + (" and others" if len(removals) > 3 else "")
-                raise UnsupportedModelError(
-                    f"with terms of block {blocks} removed, the model's output is not finite in "
-                    f"{str(output.dtype).removeprefix('torch.')}; a wider --dtype may help"
-                )
-            return damage
+            return _finite(self.metric.measured(reference.output, output, ids), removals, output)
 
         def last(output: Tensor) -> None:
             before = calls[len(self.structure.calls) - 1].after
@@ -144,6 +142,40 @@ class Ablator:
         one_by_one([found])
         return found.damage
 
+    def damages(
+        self, recorded: Recorded, ids: Tensor, gone: Sequence[Removals], done: Callable[[], None] = lambda: None
+    ) -> list[float]:
+        """What removing each of these does to one prompt, as many side by side as pays. done: called after each."""
+        found = [0.0] * len(gone)
+        for wave in in_waves(gone, ids.shape[1], recorded.output.numel()):
+            some = [gone[k] for k in wave]
+            damages = self._side_by_side(recorded, ids, some) if len(some) > 1 and self._in_rows is not False else None
+            for place, k in enumerate(wave):
+                found[k] = self.damage(recorded, ids, gone[k]) if damages is None else damages[place]
+                done()
+        return found
+
+    def _side_by_side(self, recorded: Recorded, ids: Tensor, gone: Sequence[Removals]) -> list[float] | None:
+        """The damage of each; None where this model must take them one after the other.
+
+        The first time the last of them is also run alone: a model whose rows see each other, such as one whose experts
+        take a limited number of tokens, is found out.
+        """
+        forward = self.metric.forward(ids.expand(len(gone), *ids.shape[1:]).contiguous())
+        try:
+            outputs = run_alone(without_each(self.structure, forward, recorded.calls, gone))
+        except NotInRowsError:
+            self._in_rows = False
+            return None
+        if self._in_rows is None:
+            alone = run_without(self.structure, self.metric.forward(ids), recorded, gone[-1])
+            fits = outputs.shape[1:] == alone.shape[1:]
+            self._in_rows = fits and not relative_error(outputs[-1:], alone) > tolerance_for(alone.dtype)
+        if not self._in_rows:
+            return None
+        damages = self.metric.measured_each(recorded.output, outputs, ids)
+        return [_finite(each, one, outputs) for each, one in zip(damages, gone, strict=True)]
+
     def removals(self, terms: Iterable[TermId]) -> Removals:
         """What to take out of which block call: the same for every prompt."""
         return removals(self.structure, self.sites, terms, self.means)
@@ -153,13 +185,31 @@ def measured(ablator: Ablator, prompts: Sequence[Prompt], sets: Sequence[Sequenc
     """The damage of every set under every prompt, (sets, prompts) float64. One prompt's passes are kept at a time."""
     found = torch.zeros(len(sets), len(prompts), dtype=torch.float64)
     removed = [ablator.removals(terms) for terms in sets]
+    every = len(sets) * len(prompts)
     for p, prompt in enumerate(prompts):
         ids = ablator.place(prompt)
         recorded = ablator.record(ids)
-        for k, gone in enumerate(removed):
-            found[k, p] = ablator.damage(recorded, ids, gone)
-            tick(p * len(sets) + k + 1, len(sets) * len(prompts))
+        damages = ablator.damages(recorded, ids, removed, counted(tick, p * len(sets), every))
+        found[:, p] = torch.tensor(damages, dtype=torch.float64)
     return found
+
+
+def counted(tick: Tick, done: int, every: int) -> Callable[[], None]:
+    """To be called after each of the passes that follow those that are done."""
+    numbers = itertools.count(done + 1)
+    return lambda: tick(next(numbers), every)
+
+
+def _finite(damage: float, gone: Removals, output: Tensor) -> float:
+    """The damage; UnsupportedModelError where it is no number, for then a comparison with a budget would be false, and
+    the set pass for harmless."""
+    if not math.isfinite(damage):
+        blocks = ", ".join(map(str, sorted(gone)[:3])) + (" and others" if len(gone) > 3 else "")
+        raise UnsupportedModelError(
+            f"with terms of block {blocks} removed, the model's output is not finite in "
+            f"{str(output.dtype).removeprefix('torch.')}; a wider --dtype may help"
+        )
+    return damage
 
 
 class MeanSums:

@@ -29,7 +29,7 @@ from duat_cli.models.discovery.causality import HeadTest, head_of
 from duat_cli.models.discovery.structure import ModelStructure, run_stack
 from duat_cli.models.sweep.passes import Forward
 from duat_cli.statistics.chi_square import mean_length, mean_square
-from duat_cli.statistics.divergence import by_tokens, kl
+from duat_cli.statistics.divergence import by_tokens, kl, kl_each
 
 Interval = tuple[Tensor, Tensor, Tensor]  # estimate, low, high
 
@@ -49,6 +49,9 @@ class Metric(Protocol):
 
     def measured(self, reference: Tensor, output: Tensor, ids: Tensor) -> float:
         """The damage of an ablated output."""
+
+    def measured_each(self, reference: Tensor, outputs: Tensor, ids: Tensor) -> list[float]:
+        """The same of several outputs, (B, N, ...), beside a reference of (1, N, ...)."""
 
     def probes(self, reference: Tensor, ids: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:
         """Directions (count, *reference.shape); for nll the first of them is the loss's own gradient."""
@@ -85,6 +88,9 @@ class Hidden:
     def measured(self, reference: Tensor, output: Tensor, ids: Tensor) -> float:
         size = torch.linalg.vector_norm(reference.double())
         return float(torch.linalg.vector_norm(output.double() - reference.double()) / size)
+
+    def measured_each(self, reference: Tensor, outputs: Tensor, ids: Tensor) -> list[float]:
+        return [self.measured(reference, output[None], ids) for output in outputs]
 
     def probes(self, reference: Tensor, ids: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:
         drawn = noise((count, *reference.shape)).to(reference)
@@ -129,6 +135,10 @@ class Divergence:
     def measured(self, reference: Tensor, output: Tensor, ids: Tensor) -> float:
         return float(kl(reference[0], output[0]).mean())
 
+    def measured_each(self, reference: Tensor, outputs: Tensor, ids: Tensor) -> list[float]:
+        found: list[float] = kl_each(reference[0], outputs).mean(dim=1).tolist()
+        return found
+
     def probes(self, reference: Tensor, ids: Tensor, noise: Callable[[tuple[int, ...]], Tensor], count: int) -> Tensor:
         tokens = reference.shape[1]
         return _fisher_noise(reference, noise, count) / math.sqrt(2 * tokens)
@@ -166,6 +176,10 @@ class Loss:
 
     def measured(self, reference: Tensor, output: Tensor, ids: Tensor) -> float:
         return self.loss(output, ids) - self.loss(reference, ids)
+
+    def measured_each(self, reference: Tensor, outputs: Tensor, ids: Tensor) -> list[float]:
+        before = self.loss(reference, ids)
+        return [self.loss(output[None], ids) - before for output in outputs]
 
     def loss(self, logits: Tensor, ids: Tensor) -> float:
         """Mean next-token loss of one prompt, nats a token. logits: (1, N, vocabulary)."""

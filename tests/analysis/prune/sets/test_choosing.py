@@ -89,7 +89,7 @@ def test_rounds_are_measured_beside_one_round_of_the_same_size() -> None:
     assert len(plan.rounds) == 3
     first, *_, last = plan.rounds
     assert order[: first.removed] == single[: first.removed]
-    assert first.measured == first.single_measured
+    assert first.measured == pytest.approx(first.single_measured, rel=1e-5)  # other rows beside it
     assert (last.removed, last.measured) == (plan.removed, pytest.approx(plan.measured, rel=1e-4))
     for one in plan.rounds:
         assert one.measured == pytest.approx(measured(found, order[: one.removed]), rel=1e-4)

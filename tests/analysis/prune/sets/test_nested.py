@@ -41,7 +41,8 @@ def found_of(
     sizes = Sizes(torch.ones(count, dtype=torch.float64), (count, count), (1,) * blocks, uniform)
     path = path_of(Sketch(fake.metric, responses), terms, kinds, sizes)
     wanted: Candidates = candidates(path, terms, kinds, sizes.parameters, Goal(budget, 10, remove))
-    return nested_sets(fake, wanted, given, budget, lambda *_: None)
+    [found] = nested_sets(fake, [(wanted, [])], given, budget, lambda *_: None)
+    return found
 
 
 def curve_of(metric: Any, responses: list[Tensor], order: Tensor) -> Tensor:
@@ -107,7 +108,7 @@ def test_one_block_always_stays(count: int) -> None:
     assert found.chosen is not None
     assert found.chosen.removed == count - 1
     trial = Trial(found, 40, Claim(0.5, 0.1, 0.95))
-    try_alone(fake, trial, prompts(40), lambda *_: None)  # type: ignore[arg-type]
+    try_alone(fake, [trial], prompts(40), lambda *_: None)  # type: ignore[arg-type]
     choice = trial.choice()
     assert choice.chosen is not None
     assert trial.sizes[choice.chosen] == count - 1

@@ -149,3 +149,35 @@ def test_an_output_that_is_not_finite_is_no_damage_at_all() -> None:
             ablator.damage(recorded, prompt.input_ids, removals)
     finally:
         handle.remove()
+
+
+def test_sets_side_by_side_are_those_one_after_the_other() -> None:
+    model, structure, sites = prepared("llama")
+    for name in ("kl", "hidden", "nll"):
+        ablator = Ablator(structure, sites, metric_for(name, model, structure))  # type: ignore[arg-type]
+        [prompt] = prompts_of(model, 9)
+        gone = [ablator.removals([TermId("head", k % 3, k // 3)]) for k in range(9)]
+        recorded = ablator.record(prompt.input_ids)
+        done: list[int] = []
+        found = ablator.damages(recorded, prompt.input_ids, gone, lambda done=done: done.append(1))
+        alone = [ablator.damage(recorded, prompt.input_ids, one) for one in gone]
+        assert found == pytest.approx(alone, rel=1e-3, abs=1e-7)
+        assert len(done) == 9
+        assert ablator._in_rows
+
+
+def test_a_model_whose_rows_see_each_other_is_ablated_row_by_row() -> None:
+    """A block that takes its mean over the whole batch, as experts with room for so many tokens of a batch would."""
+    model, structure, sites = prepared("llama")
+    ablator = Ablator(structure, sites, Hidden(structure))
+    [prompt] = prompts_of(model, 9)
+    layer = sites[structure.calls[1]].of("ffn")[0].module
+    handle = layer.register_forward_hook(lambda _module, _args, output: output + output.mean())
+    try:
+        gone = [ablator.removals([TermId("head", 0, k)]) for k in range(3)]
+        recorded = ablator.record(prompt.input_ids)
+        found = ablator.damages(recorded, prompt.input_ids, gone)
+        assert ablator._in_rows is False
+        assert found == [ablator.damage(recorded, prompt.input_ids, one) for one in gone]
+    finally:
+        handle.remove()

@@ -1,0 +1,88 @@
+"""Several removals of one prompt in one pass of a model, each in a row of the batch.
+
+Short prompts read every weight for a few tokens; side by side they share that. Rows that begin in later blocks go
+through the blocks in front of them unchanged, so that rows which begin near each other belong together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.discovery.structure import ModelStructure
+from duat_cli.models.instrument.calls import hidden_of
+from duat_cli.models.sweep.budgets import ROW_ELEMENTS, ROW_TOKENS
+from duat_cli.models.sweep.passes import BlockPass, Calls, Forward, Original, Removals, with_hidden
+from duat_cli.models.terms.sites import Site, watching
+
+
+class NotInRowsError(Exception):
+    """A tensor in which the rows of the batch cannot be told apart."""
+
+
+def in_waves(gone: Sequence[Removals], tokens: int, elements: int) -> list[list[int]]:
+    """Numbers of removals that go side by side, in the order of the blocks that they begin in.
+
+    tokens: N of the prompt; never N rows, for rows and tokens could then be mistaken for each other. elements: of the
+    output of one row.
+    """
+    size = max(1, min(ROW_TOKENS // tokens, ROW_ELEMENTS // max(1, elements)))
+    if size == tokens > 1:
+        size -= 1
+    order = sorted(range(len(gone)), key=lambda k: min(gone[k], default=0))
+    waves = [order[first : first + size] for first in range(0, len(order), size)]
+    if waves and len(waves[-1]) == tokens > 1:
+        waves.append([waves[-1].pop()])
+    return waves
+
+
+def without_each(structure: ModelStructure, forward: Forward, calls: Calls, gone: Sequence[Removals]) -> BlockPass:
+    """The pass once for each of `gone`, taken out in a row of its own.
+
+    forward: over the prompt, repeated as often. calls: of the pass of the prompt alone. NotInRowsError, when it runs,
+    where a term's tensor is laid out in no way that is known.
+    """
+    start = min((min(one, default=0) for one in gone), default=0)
+
+    def handle(number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if number < start:
+            call = calls[number]
+            repeated = call.after.expand(len(gone), *call.after.shape[1:]).clone()
+            return with_hidden(call.output, call.before, repeated)
+        here = {row: one[number] for row, one in enumerate(gone) if number in one}
+        if not here:
+            return original(*args, **kwargs)
+        before = parts.hidden.get(args, kwargs)
+        whole = {row: one.bridge(before[row].clone()) for row, one in here.items() if one.whole}
+        sites = list({site: None for one in here.values() for site in one.masks})
+
+        def edit(site: Site, value: Tensor, index: Tensor | None) -> Tensor:
+            rows = _rows(value, len(gone), before.shape[1]).clone()
+            chosen = None if index is None else _rows(index, len(gone), before.shape[1])
+            for row, one in here.items():
+                if site in one.masks:
+                    rows[row] = one.edit(site, rows[row], None if chosen is None else chosen[row])
+            return rows.reshape(value.shape)
+
+        with watching(sites, edit):
+            output = original(*args, **kwargs)
+        if not whole:
+            return output
+        after = hidden_of(output, before).clone()
+        for row, hidden in whole.items():
+            after[row] = hidden
+        return with_hidden(output, before, after)
+
+    return BlockPass(structure, forward, handle)
+
+
+def _rows(value: Tensor, rows: int, tokens: int) -> Tensor:
+    """(rows, tokens, ...) of a tensor of that shape, or with both axes in one."""
+    if value.ndim > 2 and value.shape[:2] == (rows, tokens):
+        return value
+    if value.ndim > 1 and value.shape[0] == rows * tokens:
+        return value.reshape(rows, tokens, *value.shape[1:])
+    raise NotInRowsError(f"expected {rows} rows of {tokens} tokens, got a tensor of shape {tuple(value.shape)}")
