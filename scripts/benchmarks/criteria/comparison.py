@@ -136,9 +136,10 @@ class _Work:
             terms = one.nearest(self.layers, share * self.whole)
             keep = keep_without(self.layers, terms)
             removed = removed_parameters(self.layers, keep)
+            repaired = one.repaired(terms)  # while the model is whole: its outputs are what is fitted
             with without(self.layers, keep):
                 self._add(OURS, "", share, removed, self.judge.now())
-                with one.repaired(terms).in_place():
+                with repaired.in_place():
                     self._add(REPAIRED, "", share, removed, self.judge.now())
         for share in SHARES if rounds > 1 else ():
             terms = run(self.loaded, self.texts.calibration, share, KINDS, rounds).nearest(
@@ -156,10 +157,10 @@ class _Work:
             with without_blocks(self.structure, similar[:count]):
                 self._add("ShortGPT", "", count, self._of_blocks(similar[:count]), self.judge.now())
             terms = one.order[:count]
-            gone = [term.block for term in terms]
+            gone, repaired = [term.block for term in terms], one.repaired(terms)
             with without_blocks(self.structure, gone):
                 self._add(OURS, "", count, self._of_blocks(gone), self.judge.now())
-                with one.repaired(terms).in_place():
+                with repaired.in_place():
                     self._add(REPAIRED, "", count, self._of_blocks(gone), self.judge.now())
 
     def _of_blocks(self, gone: Sequence[int]) -> float:

@@ -39,7 +39,8 @@ def _rows(found: Comparison, mine: str) -> list[Row]:
 
 def section(found: Sequence[Comparison]) -> str:
     """The section of the page, from its title on."""
-    return f"{TITLE}\n\n{INTRODUCTION}\n\n" + "\n\n".join(map(markdown, found)) + "\n"
+    tables = (f"{NOTES[one.name]}\n\n{markdown(one)}" for one in found)
+    return f"{TITLE}\n\n{INTRODUCTION}\n\n" + "\n\n".join(tables) + "\n"
 
 
 def with_section(page: str, text: str) -> str:
@@ -52,12 +53,15 @@ def with_section(page: str, text: str) -> str:
 
 INTRODUCTION = f"""\
 Made by `python scripts/bench.py criteria --peer --write`. FFN neurons and heads go together, the same share
-of the blocks' parameters for every method. All see the same {CALIBRATION} windows of {WINDOW} tokens and are judged on
-{HELD_OUT} of other files: for the demo source files of the standard library that its training held out, for MiniLM
-topics of the language reference. Bold: the best without repair, and every method that it does not beat (95
-% paired bootstrap over the windows). A criterion made for one layer is used twice, as published, with the
-same share of every layer, and with all terms of the model in one order by score a parameter; the table has
-the better of the two on the held-out windows. FLAP puts the mean of what it removes into biases. HFPrune
-takes neurons alone as published, and here heads too where that was better. torch-pruning really removes
-neurons and heads, as large a share of every layer, by magnitude or Taylor importance, whichever was better.
-Taylor's criteria need a loss, which MiniLM does not have."""
+of the blocks' parameters for every method. All see the same {CALIBRATION} windows of {WINDOW} tokens and are
+judged on {HELD_OUT} of other files. Bold: the best without repair, and every method that it does not beat (95 % paired
+bootstrap over the windows). A criterion made for one layer is used twice, as published, with the same share of every
+layer, and with all terms of the model in one order by score a parameter; the table has the better of the
+two on the held-out windows. FLAP puts the mean of what it removes into biases. HFPrune takes neurons alone
+as published, and here heads too where that was better. torch-pruning really removes neurons and, where
+attention has no rotary positions, heads, as large a share of every layer, by magnitude or Taylor
+importance, whichever was better."""
+NOTES = {
+    "demo": "The windows of the demo are from source files of the standard library that its training held out.",
+    "MiniLM": "The windows of MiniLM are from topics of the language reference. It has no loss, which Taylor's need.",
+}
