@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from duat_cli.cli.shared.presentation import Presentation
     from duat_cli.cli.terminal.output import Target
     from duat_cli.cli.terminal.progress import Progress
+    from duat_cli.cli.terminal.talk import Talk
     from duat_cli.results.prune.written import Written
 
 EXPORT_SUFFIXES = (".json", ".yaml", ".yml")
@@ -253,9 +254,12 @@ def prune_bound(
         announce(model, talk)
         with Progress(talk) as progress:
             outcome = opened(None, progress)
-    if outcome is None:
-        return EXIT_SOUND  # the first rank has the report
+    return EXIT_SOUND if outcome is None else _shown(outcome, chosen, presentation, talk)  # the first rank has it
 
+
+def _shown(outcome: PruneOutcome, chosen: _Chosen, presentation: Presentation, talk: Talk) -> int:
+    """The report, and what of it is written."""
+    from duat_cli.cli.terminal.progress import Progress
     from duat_cli.report.tables.prune.report import render_prune
 
     report = outcome.report
@@ -268,7 +272,7 @@ def prune_bound(
     presentation.emit(report.model_copy(update={"written": written}), render_prune, talk)
     for note in notes:
         talk.note(note)
-    return EXIT_SOUND if outcome.report.certificate.exact else EXIT_FINDINGS
+    return EXIT_SOUND if report.certificate.exact else EXIT_FINDINGS
 
 
 @dataclass(frozen=True)
