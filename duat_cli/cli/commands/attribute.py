@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
 from duat_cli.cli.shared import options
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
 from duat_cli.text import clean
@@ -22,10 +20,9 @@ if TYPE_CHECKING:
 
 Target = Annotated[
     str | None,
-    typer.Option(
+    options.compute_option(
         "--target",
         metavar="TEXT",
-        rich_help_panel=options.PANEL_COMPUTE,
         help="The token whose logit is taken apart, with its leading space if it has one; of a classifier, the class; "
         "of a model without a head, a component of the mean of its last hidden states, or norm. Without it: the "
         "model's own first choice.",
@@ -33,19 +30,15 @@ Target = Annotated[
 ]
 Against = Annotated[
     str | None,
-    typer.Option(
-        "--against",
-        metavar="TEXT",
-        rich_help_panel=options.PANEL_COMPUTE,
-        help="Another token or class, whose logit is subtracted; mean: the mean over all.",
+    options.compute_option(
+        "--against", metavar="TEXT", help="Another token or class, whose logit is subtracted; mean: the mean over all."
     ),
 ]
 Position = Annotated[
     str | None,
-    typer.Option(
+    options.compute_option(
         "--position",
         metavar="N",
-        rich_help_panel=options.PANEL_COMPUTE,
         help="The token whose output it is, from 0, or from the end: -1 is the last. all: every token, for the token "
         "that follows it unless --target says another. Without it: the first mask token of the prompt, or the last "
         "token.",
@@ -53,59 +46,43 @@ Position = Annotated[
 ]
 FirstToken = Annotated[
     bool,
-    typer.Option(
-        "--first-token",
-        metavar="",
-        rich_help_panel=options.PANEL_COMPUTE,
-        help="Take the first token of a --target or --against that is several.",
+    options.compute_option(
+        "--first-token", metavar="", help="Take the first token of a --target or --against that is several."
     ),
 ]
 Top = Annotated[
     int,
-    typer.Option(
-        "--top",
-        metavar="N",
-        min=1,
-        rich_help_panel=options.PANEL_COMPUTE,
-        help="How many leading blocks, heads and neurons are shown.",
-    ),
+    options.compute_option("--top", metavar="N", min=1, help="How many leading blocks, heads and neurons are shown."),
 ]
 
 Steps = Annotated[
     int,
-    typer.Option(
-        "--steps",
-        metavar="N",
-        min=0,
-        rich_help_panel=options.PANEL_COMPUTE,
-        help="Attribute each of the next N tokens, the model's own first choices.",
+    options.compute_option(
+        "--steps", metavar="N", min=0, help="Attribute each of the next N tokens, the model's own first choices."
     ),
 ]
 Continuation = Annotated[
     str | None,
-    typer.Option(
+    options.compute_option(
         "--continuation",
         metavar="TEXT",
-        rich_help_panel=options.PANEL_COMPUTE,
         help="Attribute the log-probability, linearised, of these tokens behind the prompt.",
     ),
 ]
 TargetField = Annotated[
     str | None,
-    typer.Option(
+    options.compute_option(
         "--target-field",
         metavar="NAME",
-        rich_help_panel=options.PANEL_COMPUTE,
         help="The target of each prompt is what its line of a .jsonl file has under this name.",
     ),
 ]
 Measure = Annotated[
     int,
-    typer.Option(
+    options.compute_option(
         "--measure",
         metavar="K",
         min=0,
-        rich_help_panel=options.PANEL_COMPUTE,
         help="Take the K leading heads, neurons and tokens out for real, one at a time, and show what that does beside "
         "their parts.",
     ),

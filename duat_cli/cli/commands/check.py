@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -18,69 +19,53 @@ if TYPE_CHECKING:
     from duat_cli.results.check import CheckReport
 
 PANEL_CHECK = "What to check"
+check_option = functools.partial(typer.Option, rich_help_panel=PANEL_CHECK)
 
 PolicyOption = Annotated[
     str | None,
-    typer.Option(
+    check_option(
         "--policy",
         metavar="FILE",
-        rich_help_panel=PANEL_CHECK,
         help="A TOML file, a pyproject.toml with [tool.duat], or a shipped policy: default, strict, release, adapter. "
         "Default: [tool.duat] of ./pyproject.toml if it has one, else 'default'.",
     ),
 ]
 BaselineOption = Annotated[
     str | None,
-    typer.Option(
-        "--baseline",
-        metavar="FILE",
-        rich_help_panel=PANEL_CHECK,
-        help="Compare with this baseline; what moved beyond its tolerance fails.",
+    check_option(
+        "--baseline", metavar="FILE", help="Compare with this baseline; what moved beyond its tolerance fails."
     ),
 ]
 UpdateOption = Annotated[
     bool,
-    typer.Option(
-        "--update-baseline",
-        metavar="",
-        rich_help_panel=PANEL_CHECK,
-        help="Write the baseline anew, and say what changed; not where a check fails.",
+    check_option(
+        "--update-baseline", metavar="", help="Write the baseline anew, and say what changed; not where a check fails."
     ),
 ]
 AdapterOption = Annotated[
     str | None,
-    typer.Option(
+    check_option(
         "--adapter",
         metavar="ADAPTER",
-        rich_help_panel=PANEL_CHECK,
         help="Also check a PEFT adapter of this model, a folder or a hub id (org/name@revision): the rules adapter.*.",
     ),
 ]
 SelectOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--select",
-        metavar="RULE",
-        rich_help_panel=PANEL_CHECK,
-        help="Only these rules, such as 'integrity.*'; repeatable.",
-    ),
+    check_option("--select", metavar="RULE", help="Only these rules, such as 'integrity.*'; repeatable."),
 ]
 WeightsOnly = Annotated[
     bool,
-    typer.Option(
-        "--weights-only",
-        metavar="",
-        rich_help_panel=PANEL_CHECK,
-        help="Only what the files say: no tokenizer, no forward pass, no torch.",
+    check_option(
+        "--weights-only", metavar="", help="Only what the files say: no tokenizer, no forward pass, no torch."
     ),
 ]
 FormOption = Annotated[
     CheckForm | None,
-    typer.Option(
+    options.output_option(
         "--format",
         metavar="FORMAT",
         show_default=False,
-        rich_help_panel=options.PANEL_OUTPUT,
         help="table, json, junit, github (annotations), markdown, sarif, html (a page with pictures), or for the hub "
         "eval-results (YAML for a model card's metadata) and model-card (a section for it). Default: by the suffix of "
         "the output file (.json .xml .md .sarif .html), else table.",
@@ -88,20 +73,14 @@ FormOption = Annotated[
 ]
 ReportOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--report",
-        metavar="FORMAT=FILE",
-        rich_help_panel=options.PANEL_OUTPUT,
-        help="Also write this report, such as sarif=duat.sarif; repeatable.",
+    options.output_option(
+        "--report", metavar="FORMAT=FILE", help="Also write this report, such as sarif=duat.sarif; repeatable."
     ),
 ]
 EveryOption = Annotated[
     bool,
-    typer.Option(
-        "--all",
-        metavar="",
-        rich_help_panel=options.PANEL_OUTPUT,
-        help="List every finding and every effect of a cause, in the table and in Markdown.",
+    options.output_option(
+        "--all", metavar="", help="List every finding and every effect of a cause, in the table and in Markdown."
     ),
 ]
 

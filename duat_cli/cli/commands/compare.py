@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from duat_cli.cli.shared import options
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
 
@@ -17,80 +15,58 @@ if TYPE_CHECKING:
 
 Prompts = Annotated[
     list[str] | None,
-    typer.Option(
+    options.input_option(
         "--prompt",
         metavar="TEXT",
-        rich_help_panel=options.PANEL_INPUT,
         help="A text to run; give two, or more, of which the first is compared with each other one; - reads standard "
         "input. Without any: the paper's two.",
     ),
 ]
 PairsFile = Annotated[
     str | None,
-    typer.Option(
+    options.input_option(
         "--prompts",
         metavar="FILE",
-        rich_help_panel=options.PANEL_INPUT,
         help='Many pairs: JSON lines {"a": ..., "b": ...} in a .jsonl file; with .gz behind it, compressed; - reads '
         "standard input.",
     ),
 ]
 Shared = Annotated[
     str | None,
-    typer.Option(
-        "--shared",
-        metavar="TEXT",
-        rich_help_panel=options.PANEL_INPUT,
-        help="One text behind several contexts (--prefix); its tokens alone are compared.",
+    options.input_option(
+        "--shared", metavar="TEXT", help="One text behind several contexts (--prefix); its tokens alone are compared."
     ),
 ]
 Prefixes = Annotated[
     list[str] | None,
-    typer.Option(
+    options.input_option(
         "--prefix",
         metavar="TEXT",
-        rich_help_panel=options.PANEL_INPUT,
         help="A context in front of --shared, on a line of its own; repeatable. One is compared with the text alone, "
         "several with the first of them.",
     ),
 ]
 AnswerText = Annotated[
     list[str] | None,
-    typer.Option(
+    options.input_option(
         "--answer",
         metavar="TEXT",
-        rich_help_panel=options.PANEL_INPUT,
         help="With --shared as a question and every --prefix as a demonstration: the answer, whose loss is taken with "
         "none, each and all of them.",
     ),
 ]
 Fixed = Annotated[
     bool,
-    typer.Option(
+    options.compute_option(
         "--fixed",
         metavar="",
-        rich_help_panel=options.PANEL_COMPUTE,
         help="Instead: what dynamic parameters buy. The loss with attention weights, then norm scales too, held at the "
         "prompt's own values, another prompt's, and the mean; prompts of equal length, or the bundled set.",
     ),
 ]
-PerPrompt = Annotated[
-    bool,
-    typer.Option(
-        "--per-prompt",
-        metavar="",
-        rich_help_panel=options.PANEL_COMPUTE,
-        help="Also the values of each pair.",
-    ),
-]
+PerPrompt = Annotated[bool, options.compute_option("--per-prompt", metavar="", help="Also the values of each pair.")]
 NoCache = Annotated[
-    bool,
-    typer.Option(
-        "--no-cache",
-        metavar="",
-        rich_help_panel=options.PANEL_COMPUTE,
-        help="Neither read nor write the cache of Gram matrices.",
-    ),
+    bool, options.compute_option("--no-cache", metavar="", help="Neither read nor write the cache of Gram matrices.")
 ]
 
 

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
 from duat_cli.cli.shared import options
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
 
@@ -28,75 +26,49 @@ if TYPE_CHECKING:
 
 Threshold = Annotated[
     float,
-    typer.Option(
+    options.compute_option(
         "--threshold",
         metavar="X",
-        rich_help_panel=options.PANEL_COMPUTE,
         help="An entry of W' counts for the density above X times the root mean square entry.",
     ),
 ]
 ConvWidth = Annotated[
     int,
-    typer.Option(
-        "--conv-width",
-        metavar="K",
-        min=1,
-        rich_help_panel=options.PANEL_COMPUTE,
-        help="Width of the 1-D convolution that the density is compared with.",
+    options.compute_option(
+        "--conv-width", metavar="K", min=1, help="Width of the 1-D convolution that the density is compared with."
     ),
 ]
 Spectrum = Annotated[
-    bool,
-    typer.Option(
-        "--spectrum",
-        metavar="",
-        rich_help_panel=options.PANEL_COMPUTE,
-        help="Also the spectral norm and stable rank of W'.",
-    ),
+    bool, options.compute_option("--spectrum", metavar="", help="Also the spectral norm and stable rank of W'.")
 ]
 Terms = Annotated[
-    bool,
-    typer.Option(
-        "--terms",
-        metavar="",
-        rich_help_panel=options.PANEL_COMPUTE,
-        help="Also every UAT term's share of the last output.",
-    ),
+    bool, options.compute_option("--terms", metavar="", help="Also every UAT term's share of the last output.")
 ]
 EndToEnd = Annotated[
     bool,
-    typer.Option(
+    options.compute_option(
         "--end-to-end",
         metavar="",
-        rich_help_panel=options.PANEL_COMPUTE,
         help="Also how tokens of the first block's input reach the last output through all blocks; beside "
         "uniform attention; as much work as two more passes a token.",
     ),
 ]
 RoutingOption = Annotated[
     bool,
-    typer.Option(
+    options.compute_option(
         "--routing",
         metavar="",
-        rich_help_panel=options.PANEL_COMPUTE,
         help="Also where attention weights come from: W_QK of every head, and what scores are explained by.",
     ),
 ]
 PerPrompt = Annotated[
-    bool,
-    typer.Option(
-        "--per-prompt",
-        metavar="",
-        rich_help_panel=options.PANEL_COMPUTE,
-        help="Also the values and spreads over the prompts.",
-    ),
+    bool, options.compute_option("--per-prompt", metavar="", help="Also the values and spreads over the prompts.")
 ]
 Matrices = Annotated[
     str | None,
-    typer.Option(
+    options.compute_option(
         "--matrices",
         metavar="FILE",
-        rich_help_panel=options.PANEL_COMPUTE,
         help="Write every block's W' by its factors (H, V, O, scales), C, inputs and tokens to a .safetensors file, "
         "block by block; heads x N x N x 4 bytes a block and prompt of N tokens. To rebuild W': "
         "duat explain operator-file.",
@@ -104,20 +76,18 @@ Matrices = Annotated[
 ]
 MapsOption = Annotated[
     int | None,
-    typer.Option(
+    options.compute_option(
         "--maps",
         metavar="K",
         min=0,
-        rich_help_panel=options.PANEL_COMPUTE,
         help="Also C of the first K prompts, token by token, up to 64 tokens. Default: 0, with --format html 1.",
     ),
 ]
 Save = Annotated[
     str | None,
-    typer.Option(
+    options.compute_option(
         "--save",
         metavar="WHAT",
-        rich_help_panel=options.PANEL_COMPUTE,
         help="Write what the input sets in every block, one .safetensors file a prompt, block by block: H (attention "
         "weights), S (norm scales), bias (b'_{j,2} and b'_{j,3}), separated by commas; needs --save-to. More: "
         "duat explain network.",
@@ -125,30 +95,23 @@ Save = Annotated[
 ]
 SaveTo = Annotated[
     str | None,
-    typer.Option(
-        "--save-to",
-        metavar="DIR",
-        rich_help_panel=options.PANEL_COMPUTE,
-        help="The folder of --save: a new one, or one without such files.",
+    options.compute_option(
+        "--save-to", metavar="DIR", help="The folder of --save: a new one, or one without such files."
     ),
 ]
 Null = Annotated[
     Literal["all", "uniform"],
-    typer.Option(
+    options.compute_option(
         "--null",
         metavar="WHICH",
-        rich_help_panel=options.PANEL_COMPUTE,
         help="What to compare the statistics of W' with: uniform attention, or all: also the same architecture "
         "re-initialised, which takes a second model's memory, or a second block's where weights are read in parts.",
     ),
 ]
 NoCache = Annotated[
     bool,
-    typer.Option(
-        "--no-cache",
-        metavar="",
-        rich_help_panel=options.PANEL_COMPUTE,
-        help="Neither read nor write the cache of Gram matrices and nulls.",
+    options.compute_option(
+        "--no-cache", metavar="", help="Neither read nor write the cache of Gram matrices and nulls."
     ),
 ]
 

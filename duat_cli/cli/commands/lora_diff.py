@@ -42,59 +42,40 @@ Other = Annotated[
 ]
 Lint = Annotated[
     bool,
-    typer.Option(
-        "--lint",
-        metavar="",
-        rich_help_panel=options.PANEL_COMPUTE,
-        help="Only check the adapter for what goes wrong in practice; exit 1 on an error.",
+    options.compute_option(
+        "--lint", metavar="", help="Only check the adapter for what goes wrong in practice; exit 1 on an error."
     ),
 ]
 NoBase = Annotated[
     bool,
-    typer.Option(
-        "--no-base",
-        metavar="",
-        rich_help_panel=options.PANEL_COMPUTE,
-        help="Read no tensor of the base: the adapter's own numbers only, in seconds.",
+    options.compute_option(
+        "--no-base", metavar="", help="Read no tensor of the base: the adapter's own numbers only, in seconds."
     ),
 ]
 
 
 Prompts = Annotated[
     list[str] | None,
-    typer.Option(
-        "--prompt",
-        metavar="TEXT",
-        rich_help_panel=options.PANEL_INPUT,
-        help="Also run this text through both models; repeatable; - reads standard input.",
+    options.input_option(
+        "--prompt", metavar="TEXT", help="Also run this text through both models; repeatable; - reads standard input."
     ),
 ]
 DefaultPrompts = Annotated[
-    bool,
-    typer.Option(
-        "--default-prompts",
-        metavar="",
-        rich_help_panel=options.PANEL_INPUT,
-        help="Also run the bundled texts through both models.",
-    ),
+    bool, options.input_option("--default-prompts", metavar="", help="Also run the bundled texts through both models.")
 ]
 LargeDirections = Annotated[
     bool,
-    typer.Option(
+    options.compute_option(
         "--directions",
         metavar="",
-        rich_help_panel=options.PANEL_COMPUTE,
         help="Also what takes long for matrices over 1024 wide: intruders and alignment (seconds each), and all "
         "singular values of dense differences (a minute each).",
     ),
 ]
 NoCache = Annotated[
     bool,
-    typer.Option(
-        "--no-cache",
-        metavar="",
-        rich_help_panel=options.PANEL_COMPUTE,
-        help="Neither read nor write directions of base weights in the cache.",
+    options.compute_option(
+        "--no-cache", metavar="", help="Neither read nor write directions of base weights in the cache."
     ),
 ]
 

@@ -22,52 +22,33 @@ if TYPE_CHECKING:
     from duat_cli.results.matrix import MatrixReport
 
 Layer = Annotated[
-    int | None,
-    typer.Option(
-        "--layer",
-        metavar="I",
-        min=0,
-        rich_help_panel=options.PANEL_INPUT,
-        help="The block, counted from 0. Without it: 0.",
-    ),
+    int | None, options.input_option("--layer", metavar="I", min=0, help="The block, counted from 0. Without it: 0.")
 ]
 Network = Annotated[
     bool,
-    typer.Option(
+    options.input_option(
         "--network",
         metavar="",
-        rich_help_panel=options.PANEL_INPUT,
         help="All blocks, in place of one: the paper's W'_{j,1}, W'_{j,2}, W'_{j,3}, b'_{j,2}, b'_{j,3}, and Eq. 21, "
         "23 and 33 evaluated with them beside the model; tokens times width may be 4096.",
     ),
 ]
 OnePrompt = Annotated[
     list[str] | None,
-    typer.Option(
-        "--prompt",
-        metavar="TEXT",
-        rich_help_panel=options.PANEL_INPUT,
-        help="The text to run; - reads standard input. Without it: the paper's own.",
+    options.input_option(
+        "--prompt", metavar="TEXT", help="The text to run; - reads standard input. Without it: the paper's own."
     ),
 ]
 MaxTokens = Annotated[
     int | None,
-    typer.Option(
-        "--max-tokens",
-        "--tokens",
-        metavar="N",
-        min=1,
-        rich_help_panel=options.PANEL_INPUT,
-        help="Cut the prompt after N tokens.",
-    ),
+    options.input_option("--max-tokens", "--tokens", metavar="N", min=1, help="Cut the prompt after N tokens."),
 ]
 MatrixFile = Annotated[
     str | None,
-    typer.Option(
+    options.output_option(
         "--output",
         "-o",
         metavar="FILE",
-        rich_help_panel=options.PANEL_OUTPUT,
         help="FILE.html: the report as a page with pictures, in place of the table. FILE.safetensors: beside the "
         "report, W' by its factors (H, V, O, scales), C, the input, what attention adds and the tokens, as "
         "duat inspect --matrices does. To rebuild W': duat explain operator-file. With "
@@ -76,10 +57,9 @@ MatrixFile = Annotated[
 ]
 DenseToo = Annotated[
     bool,
-    typer.Option(
+    options.output_option(
         "--dense",
         metavar="",
-        rich_help_panel=options.PANEL_OUTPUT,
         help="With -o FILE.safetensors: also W'_HVO, W'_HV and W'_O written out, up to sides of 4096.",
     ),
 ]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-import typer
-
 from duat_cli.cli.commands.lora_diff import DefaultPrompts
 from duat_cli.cli.commands.prune_bound import Granularity, Holdout, Measure, MetricOption, Probes, parse_kinds
 from duat_cli.cli.shared import options
@@ -17,77 +15,49 @@ TOKENS_LIMIT = 1_000_000  # prompts; more would only fill the memory
 
 For = Annotated[
     Literal["inspect", "verify", "matrix", "prune-bound", "lora-diff", "check", "attribute", "compare"],
-    typer.Option(
-        "--for",
-        metavar="COMMAND",
-        rich_help_panel=options.PANEL_COMPUTE,
-        help="inspect, verify, matrix, prune-bound, lora-diff, check, attribute or compare.",
+    options.compute_option(
+        "--for", metavar="COMMAND", help="inspect, verify, matrix, prune-bound, lora-diff, check, attribute or compare."
     ),
 ]
 Time = Annotated[
     bool,
-    typer.Option(
+    options.compute_option(
         "--time",
         metavar="",
-        rich_help_panel=options.PANEL_COMPUTE,
         help="Also about how long it takes, from one matrix product and one read that are timed here.",
     ),
 ]
 Tuned = Annotated[
     str | None,
-    typer.Option(
+    options.input_option(
         "--tuned",
         metavar="TUNED",
         show_default=False,
-        rich_help_panel=options.PANEL_INPUT,
         help="For lora-diff: the adapter or the tuned checkpoint. Default: the bundled adapter.",
     ),
 ]
 Policy = Annotated[
-    str | None,
-    typer.Option(
-        "--policy", metavar="POLICY", rich_help_panel=options.PANEL_COMPUTE, help="For check: as of duat check."
-    ),
+    str | None, options.compute_option("--policy", metavar="POLICY", help="For check: as of duat check.")
 ]
 Select = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--select", metavar="RULE", rich_help_panel=options.PANEL_COMPUTE, help="For check: as of duat check."
-    ),
+    list[str] | None, options.compute_option("--select", metavar="RULE", help="For check: as of duat check.")
 ]
 Position = Annotated[
     Literal["all"] | None,
-    typer.Option(
-        "--position",
-        metavar="all",
-        rich_help_panel=options.PANEL_COMPUTE,
-        help="For attribute: a target for each token.",
-    ),
+    options.compute_option("--position", metavar="all", help="For attribute: a target for each token."),
 ]
 Steps = Annotated[
-    int,
-    typer.Option(
-        "--steps",
-        metavar="N",
-        min=0,
-        rich_help_panel=options.PANEL_COMPUTE,
-        help="For attribute: as of duat attribute.",
-    ),
+    int, options.compute_option("--steps", metavar="N", min=0, help="For attribute: as of duat attribute.")
 ]
-Fixed = Annotated[
-    bool,
-    typer.Option("--fixed", metavar="", rich_help_panel=options.PANEL_COMPUTE, help="For compare: as of duat compare."),
-]
+Fixed = Annotated[bool, options.compute_option("--fixed", metavar="", help="For compare: as of duat compare.")]
 Null = Annotated[
-    Literal["all", "uniform"],
-    typer.Option("--null", metavar="WHICH", rich_help_panel=options.PANEL_COMPUTE, help="As of duat inspect."),
+    Literal["all", "uniform"], options.compute_option("--null", metavar="WHICH", help="As of duat inspect.")
 ]
 Tokens = Annotated[
     str | None,
-    typer.Option(
+    options.input_option(
         "--tokens",
         metavar="LIST",
-        rich_help_panel=options.PANEL_INPUT,
         help="In place of texts, their numbers of tokens, such as 512 or 100x32,2048; no tokenizer is read.",
     ),
 ]

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
 from duat_cli.cli.shared import options, repairing, sets
 from duat_cli.cli.shared.written import set_line, written_line
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
@@ -28,11 +26,10 @@ EXPORT_SUFFIXES = (".json", ".yaml", ".yml")
 
 Granularity = Annotated[
     str | None,
-    typer.Option(
+    options.compute_option(
         "--granularity",
         metavar="LIST",
         show_default=False,
-        rich_help_panel=options.PANEL_COMPUTE,
         help="What may go: neuron, head, expert, ffn, attention, block. Several with commas, such as neuron,head, go "
         "into one set, ordered by damage a parameter, if none is a part of another. Default: whatever the model has, a "
         "set of each kind.",
@@ -40,81 +37,61 @@ Granularity = Annotated[
 ]
 MetricOption = Annotated[
     Literal["hidden", "kl", "nll"] | None,
-    typer.Option(
+    options.compute_option(
         "--metric",
         metavar="METRIC",
         show_default=False,
-        rich_help_panel=options.PANEL_COMPUTE,
         help="Damage: hidden (relative change of the final hidden states), kl (nats a token, of the next-token "
         "distribution), or nll (change of the loss). Default: kl where there is an LM head, else hidden.",
     ),
 ]
 Probes = Annotated[
     int | None,
-    typer.Option(
+    options.compute_option(
         "--probes",
         metavar="K",
         min=2,
         show_default=False,
-        rich_help_panel=options.PANEL_COMPUTE,
         help="Random directions of the output that are carried back, for every prompt. Default: 32.",
     ),
 ]
 Measure = Annotated[
     int | None,
-    typer.Option(
+    options.compute_option(
         "--measure",
         metavar="N",
         min=0,
         show_default=False,
-        rich_help_panel=options.PANEL_COMPUTE,
         help="Terms of every kind to ablate for real: all if there are no more, else a random sample; of whole parts "
         "four times as many. Default: 24.",
     ),
 ]
 Budget = Annotated[
-    float,
-    typer.Option(
-        "--budget",
-        metavar="X",
-        rich_help_panel=options.PANEL_COMPUTE,
-        help="Largest damage allowed, in the metric's unit.",
-    ),
+    float, options.compute_option("--budget", metavar="X", help="Largest damage allowed, in the metric's unit.")
 ]
 Ablate = Annotated[
     Literal["zero", "mean"],
-    typer.Option(
+    options.compute_option(
         "--ablate",
         metavar="HOW",
-        rich_help_panel=options.PANEL_COMPUTE,
         help="What stands in for a removed term: zero, or the mean of its activations over the prompts.",
     ),
 ]
 Confidence = Annotated[
-    float,
-    typer.Option(
-        "--confidence",
-        metavar="P",
-        rich_help_panel=options.PANEL_COMPUTE,
-        help="Of every interval and of the guarantee.",
-    ),
+    float, options.compute_option("--confidence", metavar="P", help="Of every interval and of the guarantee.")
 ]
 Exceed = Annotated[
     float,
-    typer.Option(
-        "--exceed",
-        metavar="SHARE",
-        rich_help_panel=options.PANEL_COMPUTE,
-        help="The guarantee: at most this share of prompts has a damage above the budget.",
+    options.compute_option(
+        "--exceed", metavar="SHARE", help="The guarantee: at most this share of prompts has a damage above the budget."
     ),
 ]
 Holdout = Annotated[
     str | None,
-    typer.Option(
+    options.input_option(
         "--holdout",
         metavar="FILE|SHARE",
         show_default=False,
-        rich_help_panel=options.PANEL_INPUT,
         help="Prompts that test the chosen sets and play no part in choosing: a file, or a share of the prompts "
         "such as 0.5. Default: a bundled set, if the prompts are the bundled ones too.",
     ),
@@ -122,30 +99,27 @@ Holdout = Annotated[
 
 Export = Annotated[
     str | None,
-    typer.Option(
+    options.output_option(
         "--export",
         metavar="FILE",
-        rich_help_panel=options.PANEL_OUTPUT,
         help="Write the chosen set of the one --granularity: .json with module names; .yaml, for blocks, as mergekit "
         "slices.",
     ),
 ]
 Apply = Annotated[
     str | None,
-    typer.Option(
+    options.output_option(
         "--apply",
         metavar="DIR",
-        rich_help_panel=options.PANEL_OUTPUT,
         help="Write a checkpoint without the chosen set to a new folder; read back and compared with the ablation.",
     ),
 ]
 ChosenSet = Annotated[
     str | None,
-    typer.Option(
+    options.output_option(
         "--set",
         metavar="guaranteed|largest|N",
         show_default=False,
-        rich_help_panel=options.PANEL_OUTPUT,
         help="The set of --export and --apply: the largest that is guaranteed on held-out prompts, the largest within "
         "the budget on the prompts that chose it, or the N least damaging terms. Default: guaranteed, where prompts "
         "are held out.",

@@ -15,10 +15,9 @@ Files = Annotated[
 ]
 FormOption = Annotated[
     Literal["html", "model-card"],
-    typer.Option(
+    options.output_option(
         "--format",
         metavar="FORMAT",
-        rich_help_panel=options.PANEL_OUTPUT,
         help="html, or model-card: a section for a model's README, of one report of inspect or check.",
     ),
 ]

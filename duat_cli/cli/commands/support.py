@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from duat_cli.cli.shared import options
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, EXIT_UNDECIDED, InputError
 
@@ -17,11 +15,8 @@ if TYPE_CHECKING:
 
 All = Annotated[
     bool,
-    typer.Option(
-        "--all",
-        metavar="",
-        rich_help_panel=options.PANEL_COMPUTE,
-        help="Every text model type that transformers has, on tiny random models.",
+    options.compute_option(
+        "--all", metavar="", help="Every text model type that transformers has, on tiny random models."
     ),
 ]
 _EXIT_CODES = {"exact": EXIT_SOUND, "partly": EXIT_FINDINGS, "refused": EXIT_UNDECIDED}

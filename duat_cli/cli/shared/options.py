@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Annotated, Any, Literal
 
@@ -16,6 +17,10 @@ PANEL_INPUT = "Input"
 PANEL_COMPUTE = "What to compute"
 PANEL_LOADING = "Loading"
 PANEL_OUTPUT = "Output"
+input_option = functools.partial(typer.Option, rich_help_panel=PANEL_INPUT)
+compute_option = functools.partial(typer.Option, rich_help_panel=PANEL_COMPUTE)
+loading_option = functools.partial(typer.Option, rich_help_panel=PANEL_LOADING)
+output_option = functools.partial(typer.Option, rich_help_panel=PANEL_OUTPUT)
 LAYERS_LIMIT = 10_000  # no model has more blocks; a larger range would only fill the memory
 
 
@@ -51,246 +56,174 @@ Model = Annotated[
 ]
 Prompts = Annotated[
     list[str] | None,
-    typer.Option(
+    input_option(
         "--prompt",
         metavar="TEXT",
-        rich_help_panel=PANEL_INPUT,
         help="A text to run; repeatable; - reads standard input. Without any: a bundled set.",
     ),
 ]
 PromptsFile = Annotated[
     str | None,
-    typer.Option(
+    input_option(
         "--prompts",
         metavar="FILE",
-        rich_help_panel=PANEL_INPUT,
         help='Texts, one a line; a name that ends in .jsonl holds JSON lines with a "text" field, in .parquet a '
         'column "text" or "prompt"; with .gz behind it, lines are compressed. '
         "- reads standard input, one text a line.",
     ),
 ]
 MaxTokens = Annotated[
-    int | None,
-    typer.Option(
-        "--max-tokens",
-        metavar="N",
-        min=1,
-        rich_help_panel=PANEL_INPUT,
-        help="Cut every prompt after N tokens.",
-    ),
+    int | None, input_option("--max-tokens", metavar="N", min=1, help="Cut every prompt after N tokens.")
 ]
 Images = Annotated[
     list[str] | None,
-    typer.Option(
+    input_option(
         "--image",
         metavar="FILE",
-        rich_help_panel=PANEL_INPUT,
         help="A picture for a model that reads pictures; repeatable; needs Pillow, the extra vision.",
     ),
 ]
 Sounds = Annotated[
     list[str] | None,
-    typer.Option(
-        "--audio",
-        metavar="FILE",
-        rich_help_panel=PANEL_INPUT,
-        help="A PCM .wav file for a model that reads sound; repeatable.",
-    ),
+    input_option("--audio", metavar="FILE", help="A PCM .wav file for a model that reads sound; repeatable."),
 ]
 InputTensors = Annotated[
     list[str] | None,
-    typer.Option(
+    input_option(
         "--inputs",
         metavar="FILE",
-        rich_help_panel=PANEL_INPUT,
         help="A .safetensors file of prepared tensors, named as the arguments of the model's forward pass; repeatable.",
     ),
 ]
 Stack = Annotated[
     StackName | None,
-    typer.Option(
+    input_option(
         "--stack",
         metavar="PART",
         show_default=False,
-        rich_help_panel=PANEL_INPUT,
         help="vision, audio or text: that part of a model of several alone. encoder or decoder: of an encoder-decoder.",
     ),
 ]
 DecoderPrompt = Annotated[
     str | None,
-    typer.Option(
+    input_option(
         "--decoder-prompt",
         metavar="TEXT",
         show_default=False,
-        rich_help_panel=PANEL_INPUT,
         help="With --stack decoder: what the decoder reads, for every prompt. Without: the first 15 tokens that the "
         "model itself writes.",
     ),
 ]
 Layers = Annotated[
-    str | None,
-    typer.Option(
-        "--layers",
-        metavar="LIST",
-        rich_help_panel=PANEL_INPUT,
-        help="Report these blocks only, such as 0-3,7.",
-    ),
+    str | None, input_option("--layers", metavar="LIST", help="Report these blocks only, such as 0-3,7.")
 ]
 Revision = Annotated[
-    str | None,
-    typer.Option(
-        "--revision",
-        metavar="REV",
-        rich_help_panel=PANEL_LOADING,
-        help="Branch, tag or commit of a hub checkpoint.",
-    ),
+    str | None, loading_option("--revision", metavar="REV", help="Branch, tag or commit of a hub checkpoint.")
 ]
 Token = Annotated[
     str | None,
-    typer.Option(
+    loading_option(
         "--token",
         metavar="TOKEN",
         callback=_hidden,
-        rich_help_panel=PANEL_LOADING,
         help="Hub access token, never printed. Default: HF_TOKEN, or the one of 'hf auth login'.",
     ),
 ]
 CacheDir = Annotated[
     str | None,
-    typer.Option(
-        "--cache-dir",
-        metavar="DIR",
-        rich_help_panel=PANEL_LOADING,
-        help="Where hub files are kept. Default: the hub's own cache.",
-    ),
+    loading_option("--cache-dir", metavar="DIR", help="Where hub files are kept. Default: the hub's own cache."),
 ]
 DtypeOption = Annotated[
     Dtype,
-    typer.Option(
+    loading_option(
         "--dtype",
         metavar="DTYPE",
-        rich_help_panel=PANEL_LOADING,
         help="float32, float64, bfloat16, float16, or auto: as stored. "
         "float32 because the certificate is only as sharp as the arithmetic.",
     ),
 ]
 Device = Annotated[
     str,
-    typer.Option(
-        "--device",
-        metavar="DEVICE",
-        rich_help_panel=PANEL_LOADING,
-        help="cpu, cuda, cuda:1, mps, or auto: an accelerator if there is one.",
+    loading_option(
+        "--device", metavar="DEVICE", help="cpu, cuda, cuda:1, mps, or auto: an accelerator if there is one."
     ),
 ]
 DeviceMap = Annotated[
     str | None,
-    typer.Option(
+    loading_option(
         "--device-map",
         metavar="MAP",
-        rich_help_panel=PANEL_LOADING,
         help="Read weights block by block, and keep on the devices what fits there: auto, balanced, sequential, or a "
         "JSON file of modules and devices (cpu, disk, cuda:1). --device computes. More: duat explain size.",
     ),
 ]
 Memory = Annotated[
     str | None,
-    typer.Option(
+    loading_option(
         "--memory",
         metavar="SIZE",
-        rich_help_panel=PANEL_LOADING,
         help="What the process may take, such as 8GB. Weights that do not fit are read block by block. Without it: "
         "what the system leaves.",
     ),
 ]
 TrustRemoteCode = Annotated[
     bool,
-    typer.Option(
+    loading_option(
         "--trust-remote-code",
         metavar="",
-        rich_help_panel=PANEL_LOADING,
         help="Run Python code that comes with the checkpoint. Off: such a model is refused.",
     ),
 ]
 FormatOption = Annotated[
     Format | None,
-    typer.Option(
+    output_option(
         "--format",
         metavar="FORMAT",
         show_default=False,
-        rich_help_panel=PANEL_OUTPUT,
         help="table or json. Default: table, or json when the output file ends in .json.",
     ),
 ]
 PageFormatOption = Annotated[
     PageFormat | None,
-    typer.Option(
+    output_option(
         "--format",
         metavar="FORMAT",
         show_default=False,
-        rich_help_panel=PANEL_OUTPUT,
         help="table, json, or html: a page with pictures. Default: table, or what the output file's name ends in.",
     ),
 ]
 CardFormatOption = Annotated[
     CardFormat | None,
-    typer.Option(
+    output_option(
         "--format",
         metavar="FORMAT",
         show_default=False,
-        rich_help_panel=PANEL_OUTPUT,
         help="table, json, html (a page with pictures) or model-card (a section for a model's README). Default: table, "
         "or what the output file's name ends in.",
     ),
 ]
-Json = Annotated[
-    bool, typer.Option("--json", metavar="", rich_help_panel=PANEL_OUTPUT, help="Short for --format json.")
-]
+Json = Annotated[bool, output_option("--json", metavar="", help="Short for --format json.")]
 Output = Annotated[
     str | None,
-    typer.Option(
-        "--output",
-        "-o",
-        metavar="FILE",
-        rich_help_panel=PANEL_OUTPUT,
-        help="Write the result to a file, whole or not at all; - is standard output.",
+    output_option(
+        "--output", "-o", metavar="FILE", help="Write the result to a file, whole or not at all; - is standard output."
     ),
 ]
 Wide = Annotated[
-    bool,
-    typer.Option(
-        "--wide",
-        metavar="",
-        rich_help_panel=PANEL_OUTPUT,
-        help="Tables with all their columns, however narrow the terminal.",
-    ),
+    bool, output_option("--wide", metavar="", help="Tables with all their columns, however narrow the terminal.")
 ]
-Quiet = Annotated[
-    bool,
-    typer.Option("--quiet", "-q", metavar="", rich_help_panel=PANEL_OUTPUT, help="Only the result and errors."),
-]
+Quiet = Annotated[bool, output_option("--quiet", "-q", metavar="", help="Only the result and errors.")]
 Verbose = Annotated[
-    bool,
-    typer.Option(
-        "--verbose",
-        "-v",
-        metavar="",
-        rich_help_panel=PANEL_OUTPUT,
-        help="Also every step, and the libraries' progress.",
-    ),
+    bool, output_option("--verbose", "-v", metavar="", help="Also every step, and the libraries' progress.")
 ]
-NoColor = Annotated[
-    bool,
-    typer.Option("--no-color", metavar="", rich_help_panel=PANEL_OUTPUT, help="No colour; NO_COLOR does the same."),
-]
+NoColor = Annotated[bool, output_option("--no-color", metavar="", help="No colour; NO_COLOR does the same.")]
 
 
 Out = Annotated[
     str | None,
-    typer.Option(
+    compute_option(
         "--out",
         metavar="DIR",
-        rich_help_panel=PANEL_COMPUTE,
         help="Keep the result of every prompt in a folder: a run that was interrupted goes on there, and processes "
         "started by torchrun, accelerate launch or srun share the prompts. More: duat explain many-prompts.",
     ),

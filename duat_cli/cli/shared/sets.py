@@ -5,48 +5,42 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal
 
-import typer
-
 from duat_cli.cli.shared import options
 from duat_cli.errors import InputError
 
 Uniform = Annotated[
     bool,
-    typer.Option(
+    options.compute_option(
         "--uniform",
-        rich_help_panel=options.PANEL_COMPUTE,
         help="Sets take as many neurons of every FFN, and as many key and value heads, with the heads that use them, "
         "of every attention: then all of them can leave the file.",
     ),
 ]
 Remove = Annotated[
     str | None,
-    typer.Option(
+    options.compute_option(
         "--remove",
         metavar="SHARE",
         show_default=False,
-        rich_help_panel=options.PANEL_COMPUTE,
         help="The set that holds this share of the blocks' parameters, such as 20%, or of all of the model's: 20%/all. "
         "In place of the largest within the budget.",
     ),
 ]
 Rounds = Annotated[
     int,
-    typer.Option(
+    options.compute_option(
         "--rounds",
         metavar="K",
         min=1,
-        rich_help_panel=options.PANEL_COMPUTE,
         help="Sketch the model again after each of K parts of the set is gone, and show what that brings over one.",
     ),
 ]
 
 EffortOption = Annotated[
     Literal["quick", "default", "thorough"],
-    typer.Option(
+    options.compute_option(
         "--effort",
         metavar="HOW",
-        rich_help_panel=options.PANEL_COMPUTE,
         help="quick: fewer probes, ablations and tested sets, prompts that choose sets cut to 512 tokens together (by "
         "default 768), no certified bounds. thorough: more of each. --probes and --measure go before it.",
     ),
