@@ -16,6 +16,7 @@ NOT_COUNTED = "W' is zero, or no drawn pair of tokens met a nonzero block"
 ZERO_STREAM = "the vector to share is zero"
 ONE_TOKEN = "needs a second token"
 NO_SPECTRUM = "computed with --spectrum"
+NO_ENCODER = "the stack reads no encoder"
 
 
 class DensityOptions(Protocol):
@@ -154,6 +155,8 @@ def block_terms(terms: BlockTerms) -> Terms:
     output = _parts(terms.output)
     pre = _parts(terms.pre_activation) if terms.pre_activation is not None else None
     reasons = {} if terms.pre_activation_reason is None else {"pre_activation": terms.pre_activation_reason}
+    if output.encoder is None:
+        reasons["encoder"] = NO_ENCODER
     return Terms(
         linear=output.linear,
         static=output.static,

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
+from duat_cli.analysis.inspect.assemble import NO_ENCODER
 from duat_cli.results.base import Certificate
 from duat_cli.results.inspect import Block, Summary
 
@@ -32,6 +33,8 @@ def summarise(blocks: Sequence[Block], certificate: Certificate, heads: int) -> 
     }
     reasons = {name: "no block has it" for name, value in values.items() if value is None}
     encoder = None if last.encoder is None else last.encoder.share
+    if encoder is None:
+        reasons["encoder_share"] = NO_ENCODER
     return Summary(**values, encoder_share=encoder, notable=_notable(blocks, certificate, heads), reasons=reasons)
 
 
