@@ -30,9 +30,10 @@ _MACHINE = Meaning(checked=False)
 _SUM = "Eq. 11/12, 33/34"
 _PARTS = Meaning(exactness="exact", source="Eq. 12, 34", drift="group")
 _TERMS = Meaning(exactness="exact", source=_SUM, drift="group")
-_ENCODER = Meaning(exactness="exact", source="Eq. 11/12 with the encoder's states as a second input")
+_ENCODER = Meaning(exactness="exact", source="Eq. 11/12 with the encoder's states as a second input", checked=False)
 _TOTAL = Meaning("share", "exact", source="Eq. 11, 33", signed=True, drift="number")
-_CROSS = Meaning(by_name=True)
+_ENCODER_SHARE = Meaning("share", "exact", source="Eq. 11, 33", signed=True, checked=False)
+_CROSS = Meaning(by_name=True, checked=False)
 _CROSS_MEANS = "cross-attention's operator W'_c; in a decoder, null in other stacks"
 _ERROR = Meaning(
     "relative",
@@ -212,7 +213,7 @@ class Summary(WithReasons):
     )
     static_share: Annotated[Finite | None, _TOTAL] = Field(description="of all up to the last block's output")
     dynamic_share: Annotated[Finite | None, _TOTAL] = Field(description="of all up to the last block's output")
-    encoder_share: Annotated[Finite | None, Meaning("share", "exact", source="Eq. 11, 33", signed=True)] = Field(
+    encoder_share: Annotated[Finite | None, _ENCODER_SHARE] = Field(
         default=None, description="of all up to the last block's output; in a decoder, null in other stacks"
     )
     effective_context: Annotated[Finite | None, Meaning("tokens", "exact", drift="number")] = Field(
