@@ -138,7 +138,7 @@ def test_probed_factors_are_the_read_ones(model_type: str, monkeypatch: pytest.M
 
     with InDouble():
         read = operators(model, ids)
-        monkeypatch.setattr(factors_module, "_read_value", unreadable)
+        monkeypatch.setattr(factors_module, "read_value", unreadable)
         origins: list[str] = []
         structure = sweep(model, ids, lambda run, step, block: origins.append(block.factors.origin))
         assert origins == ["probed"] * len(structure.calls)
@@ -173,7 +173,7 @@ def corrupted(name: str) -> Callable[..., Tensor]:
     return wrong
 
 
-@pytest.mark.parametrize("name", ["_read_value", "_read_output"])
+@pytest.mark.parametrize("name", ["read_value", "_read_output"])
 def test_a_wrong_reading_is_not_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One row of one head off by a hundredth: the fit's residual shows it, and probing takes over."""
     model = single_model("llama")
@@ -187,10 +187,12 @@ def test_a_wrong_reading_is_not_used(name: str, monkeypatch: pytest.MonkeyPatch)
         assert far(W, expected) <= 1e-5
 
 
-@pytest.mark.parametrize("name", ["_value", "_output"])
-def test_where_probing_is_wrong_too_there_is_no_operator(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for way in ("_read", "_probe"):
-        monkeypatch.setattr(factors_module, way + name, corrupted(way + name))
+@pytest.mark.parametrize("names", [("read_value", "_probe_value"), ("_read_output", "_probe_output")])
+def test_where_probing_is_wrong_too_there_is_no_operator(
+    names: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in names:
+        monkeypatch.setattr(factors_module, name, corrupted(name))
     reasons: list[str | None] = []
     sweep(single_model("llama"), token_ids(single_model("llama")), lambda run, step, block: reasons.append(
         block.factors_reason if block.factors is None else None))  # fmt: skip
