@@ -21,9 +21,8 @@ from duat_cli.results.base import (
     Warnings,
     WithReasons,
 )
-from duat_cli.results.cross import CrossOperator
 from duat_cli.results.meaning import Meaning
-from duat_cli.results.operator import PROOF, Coupling, Density, Nulls, OperatorStats, Routing
+from duat_cli.results.operator import PROOF, Coupling, CrossOperator, Density, Nulls, OperatorStats, Routing
 
 _COUPLING = Meaning(drift="group", rule="drift.coupling")
 _MACHINE = Meaning(checked=False)

@@ -22,7 +22,7 @@ from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.operators.coupling import OperatorSums, token_grams, weighted_squares
 from duat_cli.operators.kronecker import effective_heads, frobenius_norm, gram, gram_root, kronecker_spectrum
 from duat_cli.operators.pattern import EntryPattern
-from duat_cli.results.cross import CrossOperator, CrossStats
+from duat_cli.results.operator import CrossOperator, CrossStats
 
 ZERO = "W'_c is zero"
 

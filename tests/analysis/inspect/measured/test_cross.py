@@ -15,7 +15,7 @@ from duat_cli.analysis.inspect.measured.cross import cross_of, measure_cross
 from duat_cli.models.discovery.proof import ProvedBlock
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.value_path.cross import cross_operator
-from duat_cli.results.cross import CrossOperator
+from duat_cli.results.operator import CrossOperator
 
 
 def measured(model_type: str) -> list[tuple[CrossOperator, Tensor, Tensor]]:
