@@ -4,7 +4,8 @@ With X the kept inputs of a layer (n, K) and R (n, M) what its output lacks, the
 
     D = argmin |R - X D|^2 + λ |D|^2 = (XᵀX + λ I)⁻¹ Xᵀ R,    λ = c tr(XᵀX) / K
 
-(Tikhonov's regularisation, Hoerl & Kennard 1970). The ridge pulls to the weights as they are, not to zero. Sums are
+(Tikhonov's regularisation, Hoerl & Kennard 1970). The ridge pulls to the weights as they are, not to zero. A bias is
+one more input, without ridge: what is left of R has mean zero, and D is that of inputs less their means. Sums are
 float64: XᵀX squares the condition number, and float32 would leave no digit of the small singular values.
 """
 
@@ -15,22 +16,24 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-RIDGES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
+RIDGES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
 """c, as a multiple of the mean square of a kept input."""
 
 
 class Moments:
     """Sums over tokens of one layer."""
 
-    def __init__(self, features: int, outputs: int, device: torch.device) -> None:
+    def __init__(self, features: int, outputs: int, device: torch.device, *, bias: bool = False) -> None:
+        """bias: whether the last feature is the bias's, the same of every token but for the token's weight."""
+
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.float64, device=device)
 
         self.gram, self.cross, self.lacking = zeros(features, features), zeros(features, outputs), zeros()
-        self.tokens = 0
+        self.tokens, self._penalised = 0, features - bias
 
     def add(self, inputs: Tensor, lacking: Tensor) -> None:
-        """inputs: (n, K); lacking: (n, M), what the output lacks; both float64."""
+        """inputs: (n, K); lacking: (n, M), what the output lacks; both float64, times √(the token's weight)."""
         self.gram.addmm_(inputs.T, inputs)
         self.cross.addmm_(inputs.T, lacking)
         self.lacking += lacking.square().sum()
@@ -45,12 +48,12 @@ class Moments:
 
     def change(self, ridge: float) -> Tensor | None:
         """D, (K, M); None where the sums leave it undetermined in float64. ridge: c."""
-        diagonal = self.gram.diagonal()
+        diagonal = self.gram.diagonal()[: self._penalised]
         size = float(diagonal.mean()) if len(diagonal) else 0.0
         if not size > 0:
             return None
         lifted = self.gram.clone()
-        lifted.diagonal().add_(ridge * size)
+        lifted.diagonal()[: self._penalised].add_(ridge * size)
         factor, fault = torch.linalg.cholesky_ex(lifted)
         return None if int(fault) else torch.cholesky_solve(self.cross, factor)
 

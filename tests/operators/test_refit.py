@@ -40,6 +40,21 @@ def test_the_change_is_that_of_lstsq_with_the_ridge_as_further_rows(tokens: int,
     assert left <= float(lacking.square().sum())
 
 
+def test_a_bias_has_no_ridge() -> None:
+    """Of inputs less their means, by lstsq with the ridge; the bias is the mean of what is left."""
+    inputs, lacking = drawn(60, 9, 4, seed=5)
+    inputs, lacking = inputs + 3, lacking + 2
+    size = 0.1 * float(inputs.square().sum()) / 9
+    rows = np.vstack([inputs - inputs.mean(0), np.sqrt(size) * np.eye(9)])
+    weights = np.linalg.lstsq(rows, np.vstack([lacking - lacking.mean(0), np.zeros((9, 4))]), rcond=None)[0]
+    sums = Moments(10, 4, inputs.device, bias=True)
+    sums.add(torch.cat([inputs, torch.ones(60, 1, dtype=torch.float64)], dim=1), lacking)
+    got = sums.change(0.1)
+    assert got is not None
+    assert np.allclose(got[:-1].numpy(), weights, rtol=1e-8, atol=1e-10)
+    assert np.allclose(got[-1].numpy(), (lacking - inputs @ torch.from_numpy(weights)).mean(0).numpy(), rtol=1e-8)
+
+
 def test_the_ridge_is_the_one_that_leaves_least_on_other_tokens() -> None:
     inputs, noise = drawn(90, 12, 3, seed=3)
     lacking = inputs @ torch.ones(12, 3, dtype=torch.float64) * 0.2 + 3 * noise

@@ -14,8 +14,9 @@ SETS = 3  # whose new weights are there at once: the chosen one's, the one under
 STREAMS = 6  # (T, M): before and behind a block, of the dense and the pruned model, a layer's output, and one more
 ROWS = 4  # (N, K) of one prompt: as they are, in float64, those kept, with a column of ones
 REPAIRED = 12  # sets of each kind: four to halve the curve, eight to test
-RUNS = 4  # of every block a set: dense, before each of two layers, and behind them
-RIDGES = 8
+RUNS = 8  # of every block a set: dense, before each of two layers, and behind them; and for both halves together
+RIDGES = 9  # and once more with all tokens
+FITS = 3  # to all prompts, and to each half of them
 
 
 def repairing(shape: Shape, task: Task) -> Moment:
@@ -37,7 +38,7 @@ def solving(shape: Shape, tokens: int) -> float:
     found = 0.0
     for inputs in _inputs(shape)[1]:
         sums = 2 * tokens * inputs * (inputs + shape.width)
-        found += sums + RIDGES * (inputs**3 / 3 + 4 * inputs**2 * shape.width)
+        found += 2 * sums + FITS * RIDGES * (inputs**3 / 3 + 4 * inputs**2 * shape.width)
     return found * len(shape.parts.blocks)
 
 

@@ -15,7 +15,7 @@ _SHARE = Meaning("share of prompts", "measured")
 _RIDGE = Meaning(
     "mean square of a kept input",
     "given",
-    how="the choice of seven that left least on tokens held back",
+    how="the choice of eight that left least on prompts held back",
     formula="lambda K / tr(X_K^T X_K)",
     source="Hoerl & Kennard (1970)",
 )
@@ -43,7 +43,7 @@ class RepairedSet(Result):
     share_exceeded_after: Annotated[Finite, _SHARE] = Field(description="the same with repair")
     dropped: bool = Field(
         description="whether the repair was left out, because it did not lower the mean damage on the prompts that "
-        "choose sets: then both damages are those without it"
+        "choose sets, or one fitted to half of them not that on the other half: then both damages are those without it"
     )
 
 
@@ -57,7 +57,7 @@ class SetRepair(WithReasons):
         description="layers refitted for the plan's set: output projections of attention and last layers of FFNs"
     )
     unchanged: int = Field(
-        description="layers left as they are, because every refit was worse on the tokens that were held back"
+        description="layers left as they are, because every refit was worse on the prompts that were held back"
     )
     short: int = Field(description="layers with more kept inputs than there are calibration tokens")
     ridge_low: Annotated[Finite | None, _RIDGE] = Field(description="the smallest ridge of a layer")

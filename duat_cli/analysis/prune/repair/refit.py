@@ -8,8 +8,12 @@ repaired up to there. The dense block runs; then each layer of the block that re
 with X_K what the pruned model feeds it, and R what is missing: the dense layer's output less the layer's own; of a
 layer whose output is in the block's as it is, the dense block's output less the block's own, so that it also makes good
 what was lost in front of it. (An attention layer that did so would repair what the FFN behind it is about to.) Nothing
-but sums over tokens is kept of X and R. λ is the one that leaves least on tokens that were held back, and no change is
+but sums over tokens is kept of X and R. λ is the one that leaves least on prompts that were held back, and no change is
 one of the choices; with that λ all tokens are fitted.
+
+A token counts 1 / max(|y|^2, its median over tokens), y what the dense model gives there: what is left is relative.
+Else the few tokens with massive activations (Sun et al. 2024; BERT's [CLS] has 96 % of |R|^2 in a layer of MiniLM)
+alone would be fitted, at the cost of all others.
 """
 
 from __future__ import annotations
@@ -58,7 +62,7 @@ class Refit:
     ridges: list[float] = field(default_factory=list)
     """Of every layer that was refitted."""
     unchanged: int = 0
-    """Layers that every refit would have made worse on the tokens held back."""
+    """Layers that every refit would have made worse on the prompts held back."""
     short: int = 0
     """Layers with more inputs than there are tokens."""
     irregular: set[int] = field(default_factory=set)
@@ -142,12 +146,15 @@ class Refitting:
         if not len(kept):
             return {}
         outputs = one.weight.shape[1 - one.axis]
-        fit, back = (Moments(features, outputs, one.weight.device) for _ in range(2))
+        bias = one.bias is not None
+        fit, back = (Moments(features, outputs, one.weight.device, bias=bias) for _ in range(2))
+        targets = [[whole] if one.arrives else own[one] for whole, own in zip(wanted.after, wanted.own, strict=True)]
+        typical = _typical(targets)
         for place, hidden in enumerate(pruned):
             inputs: list[Tensor] = []
             given: list[Tensor] = []
             after = self._run(number, place, hidden, removal, {one.site: inputs, _output(one): given})
-            target, got = ([wanted.after[place]], [after]) if one.arrives else (wanted.own[place][one], given)
+            target, got = targets[place], [after] if one.arrives else given
             if len(inputs) != 1 or len(target) != 1 or inputs[0].shape[:-1] != target[0].shape[:-1]:
                 found.irregular.add(number)
                 return {}
@@ -155,7 +162,8 @@ class Refitting:
             if one.bias is not None:
                 rows = torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1)
             lacking = (target[0].double() - got[0].double()).flatten(0, -2)
-            held = self._held_back(place, len(rows))
+            root = _sizes(target).clamp_min(typical).rsqrt()[:, None]
+            rows, lacking, held = rows * root, lacking * root, self._held_back(place, len(rows))
             fit.add(rows[held:], lacking[held:])
             back.add(rows[:held], lacking[:held])
         found.short += fit.tokens + back.tokens < features
@@ -169,10 +177,11 @@ class Refitting:
         return one.changed(change, kept, self._dtype)
 
     def _held_back(self, place: int, tokens: int) -> int:
-        """How many tokens of a prompt choose the ridge: all of every fourth prompt; of few prompts, a part of each."""
-        if len(self._prompts) >= HELD_BACK:
-            return tokens if place % HELD_BACK == HELD_BACK - 1 else 0
-        return tokens // HELD_BACK
+        """How many tokens of a prompt choose the ridge: all of every fourth prompt, or of the last of two or three. One
+        prompt alone gives its first tokens."""
+        if len(self._prompts) == 1:
+            return tokens // HELD_BACK
+        return tokens if place % HELD_BACK == min(HELD_BACK, len(self._prompts)) - 1 else 0
 
 
 @dataclass(frozen=True)
@@ -181,6 +190,16 @@ class _Wanted:
 
     after: list[Tensor]
     own: list[dict[Consumer, list[Tensor]]]
+
+
+def _sizes(target: Sequence[Tensor]) -> Tensor:
+    """|y|^2 of every token, (n,)."""
+    return torch.cat([y.double().square().sum(dim=-1).flatten() for y in target])
+
+
+def _typical(targets: Sequence[Sequence[Tensor]]) -> float:
+    """The median of |y|^2 over all tokens; 1 where it is zero."""
+    return float(torch.cat([_sizes(target) for target in targets]).median()) or 1.0
 
 
 def _output(one: Consumer) -> Site:

@@ -30,7 +30,7 @@ class Repaired:
     damages: Damages
     """On the prompts that choose sets."""
     dropped: bool
-    """Whether the repair is left out: it did not lower the mean damage on these prompts."""
+    """Whether the repair is left out: it did not lower the mean damage on these prompts, or on unfitted ones."""
 
     @property
     def before(self) -> float:
@@ -66,17 +66,32 @@ class Repairer:
             say("recording calibration prompts", k, len(calibration))
             calls.append(Calls.of(ablator.structure, ablator.record(ablator.place(prompt)).calls))
         self._refitting = Refitting(ablator.structure, self._consumers, calls, dtype)
+        self._folds: list[tuple[Refitting, Sequence[Prompt]]] = []
+        """One half of the prompts is judged with what is fitted to the other; none where other prompts choose sets."""
+        if len(calls) > 1 and {one.sha256 for one in prompts} & {one.sha256 for one in calibration}:
+            self._folds = [
+                (Refitting(ablator.structure, self._consumers, calls[1 - k :: 2], dtype), calibration[k::2])
+                for k in range(2)
+            ]
         self.tokens = self._refitting.tokens
 
     def repaired(self, terms: Sequence[TermId]) -> Repaired:
-        """The repair of a set, kept where it lowers the mean damage on the prompts that choose sets."""
+        """The repair of a set, kept where it lowers the mean damage on the prompts that choose sets, and each half's
+        repair that on the other half."""
         what = f"repair without {len(terms)} terms"
-        refit = self._refitting.refit(
-            self._ablator.removals(terms), lambda done, total: self._say(f"{what}: block", done, total)
-        )
-        found = Repaired(refit, [], dropped=False)
+        unfitted = Damages()
+        for refitting, others in self._folds:
+            half = self._fitted(refitting, terms, f"{what}: half of the prompts")
+            unfitted += self.damages(terms, half, others, f"{what}: damage of the other half")
+        found = self._fitted(self._refitting, terms, what)
         found.damages.extend(self.damages(terms, found, self._prompts, f"{what}: damage"))
-        return replace(found, dropped=not sum(after for _, after in found.damages) < sum(b for b, _ in found.damages))
+        return replace(found, dropped=not all(_lower(each) for each in (found.damages, unfitted) if each))
+
+    def _fitted(self, refitting: Refitting, terms: Sequence[TermId], what: str) -> Repaired:
+        def tick(done: int, total: int) -> None:
+            self._say(f"{what}: block", done, total)
+
+        return Repaired(refitting.refit(self._ablator.removals(terms), tick), [], dropped=False)
 
     def damages(self, terms: Sequence[TermId], repaired: Repaired, prompts: Sequence[Prompt], what: str) -> Damages:
         """What the set does to prompts."""
@@ -97,3 +112,7 @@ class Repairer:
         why = "it does not run once for every token: other tokens meet it once the stream has moved"
         odd = sorted({number for refit in refits for number in refit.irregular})
         return [*self.left, *(Skipped(what=f"a layer of block {number}", why=why) for number in odd)]
+
+
+def _lower(damages: Damages) -> bool:
+    return sum(after for _, after in damages) < sum(before for before, _ in damages)

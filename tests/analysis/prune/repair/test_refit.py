@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from helpers import single_model, token_ids
 from torch import Tensor, nn
 
+from duat_cli.analysis.prune.repair import refit as module
 from duat_cli.analysis.prune.repair.consumers import consumers
 from duat_cli.analysis.prune.repair.refit import HELD_BACK, Calls, Refit, Refitting
 from duat_cli.models.discovery.structure import discover, run_stack
@@ -41,9 +42,14 @@ class Tool:
         prompts: int = 6,
         tokens: int = 12,
         dtype: torch.dtype = torch.float64,
+        prepare: Callable[[Any], None] | None = None,
     ) -> None:
+        """prepare: changes the model, whose prompts then open with token 7."""
         self.model = single_model(model_type).to(dtype)
         self.ids = [token_ids(self.model, tokens, seed=k) for k in range(prompts)]
+        if prepare is not None:
+            prepare(self.model)
+            self.ids = [opening(self.model, k) for k in range(prompts)]
         self.structure = discover(self.model)
         self.sites = find_sites(self.structure)
         self.gone = removals(self.structure, self.sites, terms)
@@ -54,10 +60,10 @@ class Tool:
     def forward(self, ids: Tensor) -> Any:
         return lambda: run_stack(self.model, ids)[0]
 
-    def output(self, ids: Tensor) -> Tensor:
-        """Of the repaired model without the terms."""
+    def output(self, ids: Tensor, values: Any = None) -> Tensor:
+        """Of the repaired model without the terms; values: other weights than the repair's."""
         recorded = record(self.structure, self.forward(ids))
-        with exchanged(self.refit.values):
+        with exchanged(self.refit.values if values is None else values):
             return run_without(self.structure, self.forward(ids), recorded, self.gone)
 
 
@@ -117,7 +123,13 @@ class ByHand:
             lacking = self._seen(self.dense, place, ids)[1] - self._seen(self.model, place, ids)[1]
             if layer.bias is not None:
                 x = torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], dim=1)
-            yield x.numpy(), lacking.numpy()
+            size = self._seen(self.dense, place, ids)[1].square().sum(1)
+            root = torch.maximum(size, self._median(place)).rsqrt()[:, None]
+            yield (x * root).numpy(), (lacking * root).numpy()
+
+    def _median(self, place: str) -> Tensor:
+        """Of the squared length of what the dense model gives there."""
+        return torch.cat([self._seen(self.dense, place, ids)[1].square().sum(1) for ids in self.prompts]).median()
 
     def _fit(self, block: str, path: str, last: bool) -> None:
         layer, kept = self.model.get_submodule(path), self.kept[path]
@@ -125,21 +137,23 @@ class ByHand:
         fit = [pair for k, pair in enumerate(rows) if k % HELD_BACK != HELD_BACK - 1]
         back = [pair for k, pair in enumerate(rows) if k % HELD_BACK == HELD_BACK - 1]
         none = sum(float((r**2).sum()) for _, r in back)
-        errors = {c: sum(float(((r - x @ self._change(fit, c)) ** 2).sum()) for x, r in back) for c in RIDGES}
+        bias = layer.bias is not None
+        errors = {c: sum(float(((r - x @ self._change(fit, c, bias)) ** 2).sum()) for x, r in back) for c in RIDGES}
         best = min(errors, key=lambda c: errors[c])
         if errors[best] >= none:
             return
         self.ridges.append(best)
-        change = self._change(rows, best)
+        change = self._change(rows, best, bias)
         before = sum(float((r**2).sum()) for _, r in rows)
         self.worse += sum(float(((r - x @ change) ** 2).sum()) for x, r in rows) > before
         matrix(layer)[kept] += torch.from_numpy(change[: len(kept)])
         if layer.bias is not None:
             layer.bias.data += torch.from_numpy(change[-1])
 
-    def _change(self, rows: list[tuple[np.ndarray, np.ndarray]], ridge: float) -> np.ndarray:
+    def _change(self, rows: list[tuple[np.ndarray, np.ndarray]], ridge: float, bias: bool) -> np.ndarray:
         x, r = (np.vstack(side) for side in zip(*rows, strict=True))
-        extra = np.sqrt(ridge * (x**2).sum() / x.shape[1]) * np.eye(x.shape[1])
+        inputs = x.shape[1] - bias
+        extra = np.sqrt(ridge * (x[:, :inputs] ** 2).sum() / inputs) * np.eye(inputs, x.shape[1])
         return np.linalg.lstsq(np.vstack([x, extra]), np.vstack([r, np.zeros((len(extra), r.shape[1]))]), rcond=None)[0]
 
 
@@ -179,7 +193,7 @@ def test_layers_that_write_nothing_are_left() -> None:
     assert not changed & set(layers[0].parameters())
 
 
-def test_few_prompts_hold_back_a_part_of_each_and_few_tokens_are_said() -> None:
+def test_few_prompts_are_enough_and_few_tokens_are_said() -> None:
     tool = Tool("llama", [TermId("neuron", 0, 3)], prompts=2, tokens=12)
     assert tool.refit.short == 2 * BLOCKS  # 24 tokens; 47 or 48 neurons, and 64 inputs from heads
     assert len(tool.refit.ridges) + tool.refit.unchanged == 2 * BLOCKS
@@ -205,3 +219,49 @@ def test_weights_are_those_that_a_file_can_hold() -> None:
         changed = value != parameter
         assert bool(changed.any())
         assert torch.equal(value[changed], value[changed].bfloat16().double())
+
+
+def massive_first_token(model: Any) -> None:
+    """Neuron 0 of the first FFN fires for token 7 alone, and writes a hundred times what others do."""
+    first = model.bert.encoder.layer[0]
+    seen: list[Tensor] = []
+    handle = first.intermediate.dense.register_forward_hook(lambda _m, args, _o: seen.append(args[0][0]))
+    with torch.no_grad():
+        for seed in range(8):
+            model(input_ids=opening(model, seed))
+        handle.remove()
+        axis = torch.stack([x[0] for x in seen]).mean(0) - torch.cat([x[1:] for x in seen]).mean(0)
+        ordinary = torch.cat([x[1:] for x in seen]) @ axis
+        top = torch.stack([x[0] for x in seen]) @ axis
+        first.intermediate.dense.weight[0] = axis / (top.mean() - ordinary.mean()) * 10
+        first.intermediate.dense.bias[0] = -10 * ordinary.max() / (top.mean() - ordinary.mean())
+        first.output.dense.weight[:, 0] *= 100 / first.output.dense.weight[:, 0].norm()
+
+
+def opening(model: Any, seed: int) -> Tensor:
+    """A prompt that opens with token 7."""
+    ids = token_ids(model, 12, seed=seed)
+    ids[:, 0] = 7
+    return ids
+
+
+def test_a_token_with_massive_activations_is_not_all_that_is_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every prompt opens with a token for which one neuron gives nearly all of the FFN's output. With it gone, a fit of
+    all tokens alike makes other prompts worse than no repair does; one in relation to their size makes them better."""
+
+    def left() -> tuple[float, float]:
+        """Mean relative change of the output on other prompts, their first token left out: without, and with repair."""
+        tool = Tool("bert", [TermId("neuron", 0, n) for n in range(0, 40, 2)], prepare=massive_first_token)
+        sides: list[list[float]] = [[], []]
+        for seed in range(50, 60):
+            ids = token_ids(tool.model, 12, seed=seed)
+            whole = run_stack(tool.model, ids)[0][:, 1:]
+            for side, values in zip(sides, ({}, tool.refit.values), strict=True):
+                change = tool.output(ids, values)[:, 1:] - whole
+                side.append(float((change.norm(dim=-1) / whole.norm(dim=-1)).detach().mean()))
+        return sum(sides[0]) / 10, sum(sides[1]) / 10
+
+    without, with_it = left()
+    assert with_it < without
+    monkeypatch.setattr(module, "_typical", lambda targets: 1e30)  # no token is larger: all count alike
+    assert left()[1] > without

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -77,6 +78,27 @@ def test_a_repair_that_does_not_help_is_dropped(
     with found.in_place():
         assert loaded.model.model.layers[3].mlp.down_proj.weight.data_ptr() == weight.data_ptr()
     assert all(before == after for before, after in tool.damages(HALF, found, texts(loaded, held_out=True)[:3], ""))
+
+
+def test_a_repair_that_does_not_help_unfitted_prompts_is_dropped(
+    loaded: LoadedModel, ablator: Ablator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fitted to all prompts it helps them; fitted to one half it harms the other."""
+    prompts = texts(loaded, held_out=False)[:4]
+    weight, plain = loaded.model.model.layers[3].mlp.down_proj.weight, Refitting.refit
+
+    def refit(self: Refitting, *given: Any) -> Refit:
+        return plain(self, *given) if self.tokens == whole else Refit(values={weight: 3 * weight.data})
+
+    tool = Repairer(loaded.model, ablator, prompts, prompts, torch.bfloat16, quiet)
+    whole = tool.tokens
+    assert not tool.repaired(HALF).dropped
+    monkeypatch.setattr(Refitting, "refit", refit)
+    found = tool.repaired(HALF)
+    assert found.dropped
+    assert sum(after for _, after in found.damages) < sum(before for before, _ in found.damages)
+    others = Repairer(loaded.model, ablator, texts(loaded, held_out=True)[:4], prompts, torch.bfloat16, quiet)
+    assert not others.repaired(HALF).dropped  # the prompts that choose sets are not fitted
 
 
 def test_a_layer_that_does_not_run_once_for_every_token_is_named(loaded: LoadedModel, ablator: Ablator) -> None:
