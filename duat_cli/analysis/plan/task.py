@@ -32,7 +32,7 @@ class Spent:
     """Whether certified bounds are computed."""
     printed: int | None = 8
     """Prompts on which Eq. 16 is computed as printed; None: all."""
-    tokens: int | None = 768
+    tokens: int | None = 2048
     """Of all prompts that choose sets together, about, by cutting the longest; held-out prompts are whole."""
     shortest: int = 56
     """Tokens that no prompt is cut below for that."""

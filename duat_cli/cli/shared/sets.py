@@ -42,7 +42,7 @@ EffortOption = Annotated[
         "--effort",
         metavar="HOW",
         help="quick: fewer probes, ablations and tested sets, prompts that choose sets cut to 512 tokens together (by "
-        "default 768), no certified bounds. thorough: more of each. --probes and --measure go before it.",
+        "default 2048), no certified bounds. thorough: more of each. --probes and --measure go before it.",
     ),
 ]
 

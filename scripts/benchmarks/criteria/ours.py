@@ -44,8 +44,10 @@ class Ours:
 
 
 def run(loaded: LoadedModel, windows: Tensor, share: float, kinds: tuple[Kind, ...], rounds: int = 1) -> Ours:
-    """On these windows alone, none held out."""
-    options = PruneOptions(kinds=kinds, joint=len(kinds) > 1, remove=share, rounds=rounds, repair=True, measure=0)
+    """On these windows alone, whole as every method sees them, none held out."""
+    options = PruneOptions(
+        kinds=kinds, joint=len(kinds) > 1, remove=share, rounds=rounds, repair=True, measure=0, whole=True
+    )
     return Ours(prune_bound(loaded, prompts_of(windows), [], options, lambda done, total, what: None))
 
 
