@@ -132,7 +132,7 @@ def test_options_that_cost_are_planned(capsys: pytest.CaptureFixture[str]) -> No
     with_trial, without = (
         planned(capsys, "--for", "prune-bound", *texts)["ways"][1]["weight_reads"] for texts in ([], ["--tokens", "64"])
     )
-    assert with_trial == without  # held-out prompts go through the blocks beside Eq. 16
+    assert with_trial > without  # of fifteen prompts, ablations do not all fit beside each other
 
 
 def test_without_prompts_weights_are_compared_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
