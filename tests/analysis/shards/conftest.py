@@ -15,6 +15,7 @@ from duat_cli.analysis.inspect.run import InspectOptions
 from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_set
 from duat_cli.analysis.plan.task import Task
 from duat_cli.analysis.shards import run as run_module
+from duat_cli.analysis.shards.folder import Folder
 from duat_cli.analysis.shards.inspect import inspect_into
 from duat_cli.analysis.shards.ranks import Ranks
 from duat_cli.cli.main import run as run_command
@@ -22,6 +23,7 @@ from duat_cli.cli.terminal import libraries
 from duat_cli.results.inspect import InspectReport
 
 Into = Callable[..., InspectReport | None]
+TakenUp = Callable[..., tuple[str, Path]]
 
 
 @pytest.fixture(scope="session")
@@ -76,6 +78,29 @@ def ask(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         return json.dumps(report)
 
     return asked
+
+
+@pytest.fixture
+def taken_up(ask: Callable[..., str], tmp_path: Path) -> TakenUp:
+    """Of nine prompts, one of three processes leaves a line and a torn one; one process computes the others. say: as
+    `ask`, of one command. The plain report, which is that of the folder `out`, and the folder."""
+
+    def resume(say: Callable[..., str], *words: str) -> tuple[str, Path]:
+        plain, out = say(*words), tmp_path / "out"
+        say(*words, "--out", str(out), rank=2, world=3)
+        [shard] = out.glob("shard-*")
+        whole = shard.read_bytes().splitlines(keepends=True)
+        assert len(whole) == 3
+        torn = whole[0] + whole[1][:-30]
+        shard.write_bytes(torn)
+        assert Folder.read(out).index().found == 1
+        assert "missing 8 prompts: run the same command again" in ask("merge", str(out), code=2)
+        assert say(*words, "--out", str(out)) == plain
+        assert shard.read_bytes() == torn  # nobody else writes to it
+        assert len((out / "shard-0-of-1.jsonl").read_bytes().splitlines()) == 8
+        return plain, out
+
+    return resume
 
 
 @pytest.fixture

@@ -13,18 +13,9 @@ from duat_cli.analysis.plan import run as plan_module
 from duat_cli.analysis.shards import run as module
 from duat_cli.analysis.shards.folder import Folder
 from duat_cli.cli.main import run
-from duat_cli.cli.terminal import libraries
 from duat_cli.errors import InputError
 
 COUNT = 9
-
-
-@pytest.fixture(autouse=True)
-def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libraries, "calm", lambda talk: None)
-    monkeypatch.setattr(module, "GRACE", 0.0)
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
@@ -38,25 +29,14 @@ def few(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def said(two_layers: Path, few: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The report of a command without its `run`, as text; or what it says on standard error."""
+def said(two_layers: Path, few: Path, ask: Any) -> Any:
+    """Of attribute on the two layers."""
 
-    def ask(*words: str, rank: int | None = None, world: int = 2, code: int = 0, prompts: Path = few) -> str:
-        with monkeypatch.context() as patch:
-            if rank is not None:
-                patch.setenv("RANK", str(rank))
-                patch.setenv("WORLD_SIZE", str(world))
-            fixed = ["attribute", str(two_layers), "--prompts", str(prompts), "--json", "-q", "--device", "cpu"]
-            capsys.readouterr()
-            assert run([*fixed, "--top", "4", *words] if words[0] != "merge" else [*words]) == code
-        out, err = capsys.readouterr()
-        if not out:
-            return err
-        report = json.loads(out, parse_constant=pytest.fail)
-        del report["run"]
-        return json.dumps(report)
+    def say(*words: str, prompts: Path = few, **how: Any) -> str:
+        fixed = ["attribute", str(two_layers), "--prompts", str(prompts), "--device", "cpu", "--top", "4"]
+        return ask(*fixed, *words, **how)
 
-    return ask
+    return say
 
 
 OPTIONS = {
@@ -68,29 +48,18 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_several_processes_give_the_plain_report(said: Any, tmp_path: Path, options: list[str]) -> None:
+def test_several_processes_give_the_plain_report(said: Any, ask: Any, tmp_path: Path, options: list[str]) -> None:
     plain, out = said(*options), str(tmp_path / "out")
     assert said(*options, "--out", out, rank=1) == ""
     assert said(*options, "--out", out, rank=0) == plain
-    assert said("merge", out, "--json") == plain
+    assert ask("merge", out) == plain
     report = json.loads(plain)
     assert report["summary"]["predictions"] == len(report["attribution"]) >= COUNT
     assert [one["prompt"] for one in report["attribution"]] == sorted(one["prompt"] for one in report["attribution"])
 
 
-def test_what_is_torn_is_computed_again_by_any_number_of_processes(said: Any, tmp_path: Path) -> None:
-    plain, out = said("--steps", "2"), tmp_path / "out"
-    said("--steps", "2", "--out", str(out), rank=2, world=3)
-    [shard] = out.glob("shard-*")
-    whole = shard.read_bytes().splitlines(keepends=True)
-    assert len(whole) == COUNT // 3
-    shard.write_bytes(whole[0] + whole[1][:-30])
-    assert Folder.read(out).index().found == 1
-    message = said("merge", str(out), code=2)
-    assert f"missing {COUNT - 1} prompts: run the same command again" in message
-    assert said("--steps", "2", "--out", str(out)) == plain
-    assert shard.read_bytes() == whole[0] + whole[1][:-30]  # nobody else writes to it
-    assert len((out / "shard-0-of-1.jsonl").read_bytes().splitlines()) == COUNT - 1
+def test_what_is_torn_is_computed_again_by_any_number_of_processes(said: Any, taken_up: Any) -> None:
+    taken_up(said, "--steps", "2")
 
 
 def test_weights_that_are_read_block_by_block(said: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,18 +66,9 @@ def test_the_bundled_prompts_and_the_demo(ask: Any, tmp_path: Path) -> None:
     assert ask(*words, "--out", str(tmp_path / "out")) == ask(*words)
 
 
-def test_what_is_torn_is_computed_again(said: Any, ask: Any, adapter: Path, few: Path, tmp_path: Path) -> None:
-    words, out = [str(adapter), "--prompts", str(few)], tmp_path / "out"
-    plain = said(*words)
-    said(*words, "--out", str(out), rank=2, world=3)
-    [shard] = out.glob("shard-*")
-    whole = shard.read_bytes().splitlines(keepends=True)
-    assert len(whole) == COUNT // 3
-    shard.write_bytes(whole[0] + whole[1][:-30])
-    assert Folder.read(out).index().found == 1
-    assert f"missing {COUNT - 1} prompts: run the same command again" in ask("merge", str(out), code=2)
-    assert said(*words, "--out", str(out)) == plain
-    assert len((out / "shard-0-of-1.jsonl").read_bytes().splitlines()) == COUNT - 1
+def test_what_is_torn_is_computed_again(said: Any, ask: Any, adapter: Path, few: Path, taken_up: Any) -> None:
+    words = [str(adapter), "--prompts", str(few)]
+    plain, out = taken_up(said, *words)
     (out / "eq18.json").unlink()
     assert "the test of Eq. 18 is missing: run the same command again" in ask("merge", str(out), code=2)
     assert said(*words, "--out", str(out)) == plain

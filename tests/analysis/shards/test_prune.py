@@ -59,18 +59,9 @@ def test_several_processes_give_the_plain_report(
     assert sum(term["measured"] is not None for term in report["terms"]) >= 2
 
 
-def test_what_is_torn_is_computed_again_and_the_sets_with_it(said: Any, ask: Any, tmp_path: Path) -> None:
-    options, out = ["--granularity", "head"], tmp_path / "out"
-    plain = said(*options)
-    said(*options, "--out", str(out), rank=2, world=3)
-    [shard] = out.glob("shard-*")
-    whole = shard.read_bytes().splitlines(keepends=True)
-    assert len(whole) == COUNT // 3
-    shard.write_bytes(whole[0] + whole[1][:-30])
-    assert Folder.read(out).index().found == 1
-    assert f"missing {COUNT - 1} prompts: run the same command again" in ask("merge", str(out), code=2)
-    assert said(*options, "--out", str(out)) == plain
-    assert len((out / "shard-0-of-1.jsonl").read_bytes().splitlines()) == COUNT - 1
+def test_what_is_torn_is_computed_again_and_the_sets_with_it(said: Any, ask: Any, taken_up: Any) -> None:
+    options = ["--granularity", "head"]
+    plain, out = taken_up(said, *options)
     (out / "sets.json").unlink()
     assert "the sets are not chosen yet: run the same command again" in ask("merge", str(out), code=2)
     assert said(*options, "--out", str(out)) == plain
