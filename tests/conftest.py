@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -19,6 +20,15 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DUAT_CACHE", str(tmp_path_factory.mktemp("duat-cache")))
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_heap() -> None:
+    """What lives as long as the process, imported modules and collected tests, is not looked through for garbage again
+    and again: in front of a module's own fixtures all that is reachable is such.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
