@@ -1,4 +1,4 @@
-"""Settings of the whole test run: one thread, a cache of its own, quick tests first."""
+"""Settings of the whole test run: one thread, a cache of its own, a small heap."""
 
 from __future__ import annotations
 
@@ -29,8 +29,3 @@ def small_heap() -> None:
     """
     gc.collect()
     gc.freeze()
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `slow` run last."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)

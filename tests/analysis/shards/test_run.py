@@ -131,6 +131,7 @@ def test_any_number_of_processes_gives_the_plain_report(
     assert (code, without_run(said)) == (0, plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_run_that_is_killed_again_and_again_goes_on_with_others(
     nursery: Nursery, command: list[str], plain: str, tmp_path: Path, seed: int
