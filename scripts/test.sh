@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Sets up a virtual environment with all that development needs, then lints, type-checks and tests.
+# Sets up a virtual environment with all that development needs, then lints, type-checks and tests; the tests marked
+# `slow` are those of scripts/test_slow.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/setup.sh ".[dev]"
@@ -14,4 +15,4 @@ if ! command -v chromium > /dev/null && [ "$(id -u)" = 0 ] && command -v apt-get
 fi
 command -v chromium > /dev/null || echo "no chromium: tests of pages in a browser are skipped" >&2
 # Two processes, each on one thread: most tests are too small to use two.
-exec .venv/bin/python -m pytest --numprocesses "${DUAT_TEST_PROCESSES:-2}" "$@"
+exec .venv/bin/python -m pytest --numprocesses "${DUAT_TEST_PROCESSES:-2}" -m "not slow" "$@"

@@ -1,7 +1,8 @@
-"""Settings of the whole test run: one thread, a cache of its own, quick tests first."""
+"""Settings of the whole test run: one thread, a cache of its own, a small heap."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -21,6 +22,10 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `slow` run last."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+@pytest.fixture(scope="module", autouse=True)
+def small_heap() -> None:
+    """What lives as long as the process, imported modules and collected tests, is not looked through for garbage again
+    and again: in front of a module's own fixtures all that is reachable is such.
+    """
+    gc.collect()
+    gc.freeze()

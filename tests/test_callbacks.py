@@ -306,20 +306,20 @@ from test_callbacks import told, tiny, trainer_of, with_callback
 from transformers import AutoTokenizer
 from duat_cli.loading.checkpoint.source import demo_path
 
-folder = Path(sys.argv[1])
-trainer = trainer_of(tiny(), AutoTokenizer.from_pretrained(demo_path()), folder / "run", ddp_backend="gloo")
-callback = with_callback(trainer, every=2, policy=sys.argv[2], stop=sys.argv[3] == "stop")
-trainer.train()
-rank = trainer.args.process_index
-assert trainer.args.world_size == 2
-looked = callback.report is not None
-(folder / f"rank{rank}").write_text(f"{trainer.state.global_step} {looked} {sorted(told(trainer))}")
+for stop in (True, False):
+    folder = Path(sys.argv[1]) / ("stops" if stop else "goes on")
+    trainer = trainer_of(tiny(), AutoTokenizer.from_pretrained(demo_path()), folder / "run", ddp_backend="gloo")
+    callback = with_callback(trainer, every=2, policy=sys.argv[2], stop=stop)
+    trainer.train()
+    rank = trainer.args.process_index
+    assert trainer.args.world_size == 2
+    looked = callback.report is not None
+    (folder / f"rank{rank}").write_text(f"{trainer.state.global_step} {looked} {sorted(told(trainer))}")
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("stop", "steps", "looks"), [("stop", 2, "[2]"), ("go on", 4, "[2, 4]")])
-def test_two_processes_end_together(stop: str, steps: int, looks: str, tmp_path: Path) -> None:
+def test_two_processes_end_together(tmp_path: Path) -> None:
     policy = tmp_path / "policy.toml"
     policy.write_text('extends = "default"\n[rules]\n"behaviour.loss" = { level = "error", max = 0.5 }\n')
     script = tmp_path / "rank.py"
@@ -328,9 +328,10 @@ def test_two_processes_end_together(stop: str, steps: int, looks: str, tmp_path:
     environment = os.environ | {"PYTHONPATH": str(here), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
     done = subprocess.run(
-        [*words, str(tmp_path), str(policy), stop], env=environment, capture_output=True, text=True, timeout=PATIENCE,
+        [*words, str(tmp_path), str(policy)], env=environment, capture_output=True, text=True, timeout=PATIENCE,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    assert (tmp_path / "rank0").read_text() == f"{steps} True {looks}"
-    assert (tmp_path / "rank1").read_text() == f"{steps} False []"
+    for folder, steps, looks in ((tmp_path / "stops", 2, "[2]"), (tmp_path / "goes on", 4, "[2, 4]")):
+        assert (folder / "rank0").read_text() == f"{steps} True {looks}"
+        assert (folder / "rank1").read_text() == f"{steps} False []"

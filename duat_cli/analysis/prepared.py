@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.loading.quiet import foreign_errors
 from duat_cli.models.discovery.modality import KINDS, input_name, placed_tensors, stack_of
+from duat_cli.models.signatures import taken_by
 from duat_cli.models.sweep.forwards import forwards
 from duat_cli.text import clean
 
@@ -53,7 +53,7 @@ def parts_of(model: Any) -> list[StackName]:
 
 def _reads(model: Any) -> set[StackName]:
     """What kinds of input its forward pass has names for."""
-    taken = inspect.signature(model.forward).parameters
+    taken = taken_by(model.forward)
     return {stack for stack, names in READS.items() if any(name in taken for name in names)}
 
 
@@ -81,7 +81,7 @@ def prepared_inputs(shell: Any, folder: Path, given: InputFiles, *, trust_remote
         config = getattr(stack_of(shell), "config", shell.config)
         made = default_inputs(name, config, folder, trust_remote_code)
         found = [("drawn picture" if name == "pixel_values" else "computed tone", made)]
-    taken = set(inspect.signature(stack_of(shell).forward).parameters)
+    taken = taken_by(stack_of(shell).forward)
     prepared = []
     for where, tensors in found:
         own = where.startswith("--inputs")
@@ -111,7 +111,7 @@ def _require_kind(shell: Any, name: str, given: InputFiles) -> None:
             raise InputError(f"{option} {clean(files[0])}: {type(shell).__name__} reads {kind}, no {wanted}")
 
 
-def _check(tensors: Mapping[str, Tensor], name: str, taken: set[str], where: str, kind: str) -> None:
+def _check(tensors: Mapping[str, Tensor], name: str, taken: Set[str], where: str, kind: str) -> None:
     unknown = sorted(set(tensors) - taken)
     if unknown:
         raise InputError(f"{where}: {clean(unknown[0])}: {kind} takes no such argument")

@@ -5,10 +5,11 @@ Neither torch nor transformers is imported here or in a command's module: `duat 
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, NoReturn
 
 import typer
@@ -102,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def run(arguments: Sequence[str]) -> int:
     """The exit code of a command line; every error becomes one line on standard error."""
     try:
-        code = app(list(arguments), prog_name="duat", standalone_mode=False)
+        code = _command()(list(arguments), prog_name="duat", standalone_mode=False)
         return code if isinstance(code, int) else EXIT_SOUND
     except signals.Stopped:
         raise
@@ -118,6 +119,12 @@ def run(arguments: Sequence[str]) -> int:
             say_usage(arguments, error)
             _explain(error)
         return EXIT_UNDECIDED
+
+
+@functools.cache
+def _command() -> Callable[..., object]:
+    """Of all commands and their options: built once a process."""
+    return typer.main.get_command(app)
 
 
 def _explain(error: BaseException) -> None:

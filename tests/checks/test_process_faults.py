@@ -201,6 +201,7 @@ def sparse(folder: Path, elements: int, shards: int) -> None:
     (folder / bad.CFG).write_text(json.dumps({"model_type": "llama", "num_hidden_layers": shards}))
 
 
+@pytest.mark.slow
 def test_p24_too_little_memory(tmp_path: Path) -> None:
     """4 GiB of weights under 3 GiB of addresses: refused with both numbers, or streamed."""
     sparse(tmp_path / "big", 1 << 30, 4)

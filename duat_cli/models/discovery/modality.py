@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.signatures import taken_by
 
 Given = Tensor | Mapping[str, Tensor]
 """What a stack is run on: token ids (1, N), or prepared inputs by the names that its forward pass has for them."""
@@ -25,9 +25,9 @@ def stack_of(model: Any) -> Any:
     if is_pair(model):
         return model.get_encoder()
     base, name = model.base_model, str(getattr(model, "main_input_name", "input_ids"))
-    taken = inspect.signature(base.forward).parameters
+    taken = taken_by(base.forward)
     # `base_model` of some image models is an inner encoder, which takes embedded patches (dinov3_vit)
-    inner = name != "input_ids" and name not in taken and name in inspect.signature(model.forward).parameters
+    inner = name != "input_ids" and name not in taken and name in taken_by(model.forward)
     return model if inner else base
 
 
@@ -42,7 +42,7 @@ def decoder_of(model: Any) -> Any:
     if not is_pair(model):
         raise UnsupportedModelError(f"{name} has no encoder beside a decoder")
     decoder = model.get_decoder()
-    taken = inspect.signature(stack_of(decoder).forward).parameters if hasattr(decoder, "config") else ()
+    taken = taken_by(stack_of(decoder).forward) if hasattr(decoder, "config") else ()
     if decoder is model or decoder is model.get_encoder() or not {"input_ids", STATES} <= set(taken):
         raise UnsupportedModelError(f"{name}: its decoder is no model that takes `input_ids` and `{STATES}`")
     return decoder
@@ -52,7 +52,7 @@ def input_name(model: Any) -> str:
     """What its forward pass calls what it reads."""
     stack = stack_of(model)
     name = str(getattr(stack, "main_input_name", "input_ids"))  # as the model's own class states it
-    taken = inspect.signature(stack.forward).parameters
+    taken = taken_by(stack.forward)
     # a forward pass of *args hides what it takes; running it will tell
     return "input_ids" if "input_ids" in taken or name not in taken else name
 

@@ -7,7 +7,6 @@ more than one block's weights and tensors have to be there. What stays unproved 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,6 +28,7 @@ from duat_cli.models.instrument.foreign import model_code
 from duat_cli.models.instrument.plain import InstrumentedPass, PlainPass, deviation
 from duat_cli.models.instrument.rig import Rig
 from duat_cli.models.instrument.tracing import Event, Trace, Tracer
+from duat_cli.models.signatures import taken_by
 
 DISCOVERY_TOKENS = 11  # short, odd, and unlike a count of heads or experts
 SEED = 20240511
@@ -78,7 +78,7 @@ def run_stack(stack: Any, given: Given, mask: Tensor | None = None) -> Any:
 
 def _cache_off(stack: Any) -> dict[str, Any]:
     """A cache would grow with every replay."""
-    return {"use_cache": False} if "use_cache" in inspect.signature(stack.forward).parameters else {}
+    return {"use_cache": False} if "use_cache" in taken_by(stack.forward) else {}
 
 
 def probe_ids(stack: Any, tokens: int, device: str | None = None) -> Tensor:

@@ -14,7 +14,6 @@ H_frozen V(Z) during replay.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -32,6 +31,7 @@ from duat_cli.compat.transformers import (
 )
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_error, rounding
+from duat_cli.models.signatures import taken_by
 
 INTERFACE_NAME = "duat_capture"
 
@@ -258,7 +258,7 @@ def _routed(
 
 def _refuse_foreign(module: nn.Module, eager: Callable[..., Any], kwargs: dict[str, Any]) -> None:
     """Sparse attention hands its choice of keys to unknown functions, and to its own eager one a mask instead."""
-    named = inspect.signature(eager).parameters
+    named = taken_by(eager)
     for name, value in kwargs.items():
         if isinstance(value, Tensor) and name not in named and name not in ATTENTION_ARGUMENTS:
             raise ForeignAttentionError(f"{type(module).__name__} hands `{name}` to attention functions not its own")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from duat_cli.models.discovery.structure import run_stack
 from duat_cli.models.instrument.hooks import patched
+from duat_cli.models.signatures import taken_by
 
 LOGITS_BYTES = 256 << 20  # of the logits that are in memory at once, where the model can give some tokens' alone
 
@@ -31,7 +31,7 @@ def head_logits(model: Any, stack: Any, output: Any, ids: Tensor) -> Iterator[tu
 
 
 def _tokens_at_once(model: Any, tokens: int) -> int:
-    if "logits_to_keep" not in inspect.signature(model.forward).parameters:
+    if "logits_to_keep" not in taken_by(model.forward):
         return tokens
     width = model.get_output_embeddings().weight.shape[0] * model.dtype.itemsize
     return int(max(1, min(tokens, LOGITS_BYTES // width)))

@@ -74,6 +74,7 @@ def test_file_size_limit_leaves_the_old_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [file]
 
 
+@pytest.mark.slow
 def test_two_at_once_leave_one_whole_report(tmp_path: Path) -> None:
     file = tmp_path / "r.json"
     line = command("inspect", "m", "-q", "-o", str(file))

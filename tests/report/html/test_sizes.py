@@ -11,6 +11,7 @@ from duat_cli.cli.shared.pages import page_of
 MOST = 5_000_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_page_of_80_blocks_and_15_prompts_is_below_5_mb(name: str) -> None:
     """Its JSON is whole, or the page names what it lacks."""
