@@ -34,6 +34,7 @@ from duat_cli.cli.terminal import signals, streams, talk
 from duat_cli.cli.terminal.faults import kind_of, line_of
 from duat_cli.cli.terminal.help import Command, Group
 from duat_cli.cli.terminal.versions import versions
+from duat_cli.compat.typer import get_command
 from duat_cli.errors import EXIT_SOUND, EXIT_UNDECIDED, DuatError
 
 PANEL_READ = "Read a checkpoint"
@@ -124,7 +125,7 @@ def run(arguments: Sequence[str]) -> int:
 @functools.cache
 def _command() -> Callable[..., object]:
     """Of all commands and their options: built once a process."""
-    return typer.main.get_command(app)
+    return get_command(app)
 
 
 def _explain(error: BaseException) -> None:
