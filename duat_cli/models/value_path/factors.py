@@ -27,9 +27,7 @@ from duat_cli.operators.kronecker import HeadFactors
 
 SEED = 7
 NO_MIXING = "it has no token mixer, so no token reaches another"
-SEVERAL = (
-    "its values are made of several tokens (a shift or a convolution in front), so V is no map of one token's stream"
-)
+SEVERAL = "its values are made of several tokens (a shift or a convolution): V is no map of one token's stream"
 CHANNEL_HEADS = 1024  # most heads of one channel each
 
 
