@@ -162,8 +162,9 @@ def _form_of(module: nn.Module, written: Trace, known: Known, ends: bool) -> Mix
             if found is not None:
                 return found
         found = search.found()
-    if found is not None:
-        known.forms.append(found)
+    if found is None or (not ends and found.scaled is not None):  # a norm's scale is held where a layer ends the mixer
+        return None
+    known.forms.append(found)
     return found
 
 

@@ -27,7 +27,6 @@ FORMS = [
     ("longformer", 1, 8, None, True),  # softmax over a window, whose output layer is another module's
     ("longt5", 1, 12, None, True),  # softmax over blocks of tokens
     ("nystromformer", 1, 8, None, True),  # softmax rows and a convolution of the values
-    ("yoso", 1, 8, 8, True),  # hash collisions, each head's vector of unit length
 ]
 
 
