@@ -20,7 +20,7 @@ from duat_cli.loading.prompts import Prompt
 
 TYPES = [
     "llama", "gpt2", "bert", "albert", "t5", "mixtral", "gemma2", "gemma3_text", "falcon", "bloom", "deberta-v2",
-    "zamba", "jamba", "llama4_text", "qwen3_next",
+    "zamba", "nystromformer", "jamba", "llama4_text", "qwen3_next",
 ]  # fmt: skip
 
 

@@ -105,7 +105,7 @@ class Growing(Discovery):
     def proof(self) -> Proof:
         """The pass behind it that proves them."""
         found = [self.parts_of(event.module) for event in self.chained()]
-        interface = not self._known.intercepted and not any(parts.intercepted for parts in found)
+        interface = not self._known.intercepted and self.path == "attention interface"
         self._proof = Proof(self.stack, self.forward, self._proved_one, interface=interface, coming=self.elements())
         for parts in found:
             self._proof.learn(parts)

@@ -24,10 +24,11 @@ from duat_cli.models.arrays import equal, gaussian, relative_error, rounding, sa
 from duat_cli.models.block.linears import has_matrix
 from duat_cli.models.block.mixer import Layout, MixerForm
 from duat_cli.models.block.parts import BlockParts, Projection
+from duat_cli.models.discovery.parts import hidden_slot, mixes_tokens, nonlinear_units, with_linears
 from duat_cli.models.instrument.mixer import MixerCall, MixerCode, Ran, repeated
 from duat_cli.models.instrument.tape import Place, Reached
 from duat_cli.models.instrument.tracing import Event, Trace
-from duat_cli.models.value_path.projections import value_projection
+from duat_cli.models.value_path.projections import output_projection, value_projection
 
 SEED = 37
 MISSED = 4
@@ -42,49 +43,85 @@ class Known:
 
 
 def with_mixer(parts: BlockParts, event: Event, written: Trace, known: Known) -> BlockParts:
-    """The block with its one token mixer as attention, if it has no other attention and the mixer can be proved."""
-    if parts.attention or len(parts.mixing) != 1:
+    """The block with its one token mixer as attention, if it can be proved and the block has no attention that is one
+    product of softmax rows and values."""
+    if not parts.attention and len(parts.mixing) <= 1:
+        unit = next(iter(parts.mixing), parts.module)
+    elif len(parts.attention) == 1 and parts.intercepted and not _is_one_product(parts, written):
+        (unit,) = parts.attention
+    else:
         return parts
-    (unit,) = parts.mixing
-    for module in _around(parts.module, unit):
-        form = _form_of(module, written, known)
+    for module, ends in _candidates(parts.module, unit, written):
+        form = _form_of(module, written, known, ends)
         if form is not None:
             return _mixing(parts, form, event, written)
     return parts
 
 
-def _around(block: nn.Module, unit: nn.Module) -> Iterator[nn.Module]:
-    """The unit, and the modules around it inside the block, from the innermost."""
-    holding = [m for m in block.modules() if m is not block and any(inner is unit for inner in m.modules())]
-    return reversed(holding)  # `modules` goes from the outside
+def _is_one_product(parts: BlockParts, written: Trace) -> bool:
+    """Whether what was seen is all of attention: one product H V from every token to every token, which the attention
+    module gives as it is or takes through its own output layer."""
+    calls = [call for call in written.attention if call.module in parts.attention]
+    block = written.calls(parts.module)[0]
+    tokens = parts.hidden.get(block.args, block.kwargs).shape[1]
+    if len(calls) != 1 or (calls[0].output.shape[1], calls[0].value.shape[2]) != (tokens, tokens):
+        return False
+    projection, made = parts.output_projection, written.calls(calls[0].module)[0].result
+    inside = projection is None or projection.linear in set(calls[0].module.modules())
+    return inside or made is None or equal(made, calls[0].output.flatten(2))
+
+
+def _candidates(block: nn.Module, unit: nn.Module, written: Trace) -> Iterator[tuple[nn.Module, bool]]:
+    """Modules that may be the mixer, and whether one is to end in its output layer: those around the unit inside the
+    block, from the innermost, then those inside of it; and the same that leave the layer to a module behind them.
+
+    unit: the block itself where none of its units is known to mix tokens (one that reads a mask beside the stream).
+    """
+    around = [m for m in block.modules() if m is not block and any(inner is unit for inner in m.modules())]
+    found = [*reversed(around), *(m for m in unit.modules() if m not in (unit, block) and any(m.children()))]
+    if unit is block:
+        found = [m for m in found if written.calls(m) and _mixes(written.calls(m)[0], written.calls(block)[0])]
+    yield from ((module, True) for module in found)  # `modules` goes from the outside
+    yield from ((module, False) for module in found)
+
+
+def _mixes(event: Event, block: Event) -> bool:
+    return bool(event.tensors) and mixes_tokens(event, hidden_slot(block).get(block.args, block.kwargs).shape[1])
 
 
 def _mixing(parts: BlockParts, form: MixerForm, event: Event, written: Trace) -> BlockParts:
-    inside = set(form.module.modules())
-    kept = [unit for unit in parts.units if unit not in inside]
-    units = kept if form.affine else [*kept, form.module]
+    replaced = {*parts.attention, form.module}
+    units = list(nonlinear_units(parts.module, written, {form.module}, parts.norms))
     order = {e.module: place for place, e in enumerate(written.events)}
-    last = written.calls(form.output)[0]
-    behind = written.events[written.events.index(last) :]
-    norm = next((e.module for e in behind if e.module in parts.norms and e.tensors and _reads(e, last)), None)
+    units = sorted(units if form.affine else [*units, form.module], key=lambda unit: order[unit])
+    found = with_linears(replace(parts, attention=(form.module,), intercepted=frozenset(), units=tuple(units)), written)
+    inside = set(form.module.modules())
     found = replace(
-        parts,
-        attention=(form.module,),
+        found,
         mixer=form,
-        units=tuple(sorted(units, key=lambda unit: order[unit])),
         mixing=frozenset() if form.affine else frozenset({form.module}),
-        unit_biases={unit: bias for unit, bias in parts.unit_biases.items() if unit not in inside},
-        first_linears={unit: layer for unit, layer in parts.first_linears.items() if unit not in inside},
-        output_projection=Projection(form.output, norm),
+        unit_biases={unit: bias for unit, bias in found.unit_biases.items() if unit not in inside},
+        first_linears={unit: layer for unit, layer in found.first_linears.items() if unit not in inside},
     )
     call = _capture(form, written)
+    written.attention[:] = [c for c in written.attention if c.module not in replaced]
     written.attention.append(call.attention())
+    last = written.calls(form.module if form.output is None else form.output)[0]
     written.ended_before[id(written.attention[-1])] = written.events.index(last)
+    found = replace(found, output_projection=_output_projection(form, found, last, written))
     if not form.affine:
         return found
     value = replace(written.attention[-1], value=_as_made(form, written, call))
     hidden = parts.hidden.get(event.args, event.kwargs)
     return replace(found, value_projection=value_projection(hidden, found, written, value))
+
+
+def _output_projection(form: MixerForm, parts: BlockParts, last: Event, written: Trace) -> Projection | None:
+    if form.output is None:
+        return output_projection(parts, written, written.attention[-1])
+    behind = written.events[written.events.index(last) :]
+    norm = next((e.module for e in behind if e.module in parts.norms and e.tensors and _reads(e, last)), None)
+    return Projection(form.output, norm)
 
 
 def _reads(event: Event, last: Event) -> bool:
@@ -110,23 +147,24 @@ def _capture(form: MixerForm, written: Trace) -> MixerCall:
         return MixerCall.capture(form, form.module.forward, event.args, event.kwargs)
 
 
-def _form_of(module: nn.Module, written: Trace, known: Known) -> MixerForm | None:
+def _form_of(module: nn.Module, written: Trace, known: Known, ends: bool) -> MixerForm | None:
     calls = written.calls(module)
     if len(calls) != 1 or not calls[0].tensors or calls[0].tensors[0].ndim != 3 or calls[0].result is None:
         return None
     event = calls[0]
     output = _output_layer(module, event, written)
-    if output is None:
+    if (output is not None) != ends:
         return None
     search = _Search(module, output, event)
     with torch.no_grad():
         for form in known.forms:
-            found = search.tried(form)
+            found = search.tried(form) if (form.output is not None) == ends else None
             if found is not None:
                 return found
         found = search.found()
-    if found is not None:
-        known.forms.append(found)
+    if found is None or (not ends and found.scaled is not None):  # a norm's scale is held where a layer ends the mixer
+        return None
+    known.forms.append(found)
     return found
 
 
@@ -142,7 +180,7 @@ def _output_layer(module: nn.Module, event: Event, written: Trace) -> nn.Module 
 class _Search:
     """One mixer's code on its own input, and what it does with other values."""
 
-    def __init__(self, module: nn.Module, output: nn.Module, event: Event) -> None:
+    def __init__(self, module: nn.Module, output: nn.Module | None, event: Event) -> None:
         self._module = module
         self._stream = event.tensors[0]
         self._tokens = self._stream.shape[1]
@@ -205,11 +243,10 @@ class _Search:
         return self._plain
 
     def _fits(self, tensor: Tensor, size: int) -> bool:
-        return tensor.numel() == size and tensor.shape[0] == 1 and self._tokens in tensor.shape[1:]
+        return tensor.numel() == size and tensor.ndim > 1 and self._tokens in tensor.shape[1:]
 
     def _layout(self, tensor: Tensor) -> Layout:
-        axis = tensor.shape.index(self._tokens, 1)
-        return Layout(axis, tuple(n for k, n in enumerate(tensor.shape) if k not in (0, axis)))
+        return Layout.of(tensor, self._tokens)
 
     def _scaled(self, place: Place, plain: Ran) -> int | bool | None:
         """What stands between this tensor and the output layer: factors of channels alone (None), with a norm's scale

@@ -18,6 +18,7 @@ from duat_cli.models.arrays import random_like, relative_error, rounding, same_s
 from duat_cli.models.block.norms import NormForm, recognise, scale_invariant
 from duat_cli.models.block.parts import BlockParts, HiddenSlot
 from duat_cli.models.discovery.cross import find_cross, with_projections
+from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.instrument.routers import routing_weights
 from duat_cli.models.instrument.tracing import Event, Trace
 from duat_cli.models.value_path.projections import output_projection, value_projection
@@ -28,6 +29,7 @@ def find_parts(event: Event, name: str, written: Trace) -> BlockParts:
     block = event.module
     inside = set(block.modules())
     hidden = hidden_slot(event)
+    _require_one_stream(event, hidden)
     cross = find_cross(event, hidden, written)
     other = set() if cross is None else {cross.module}
     attention = tuple(dict.fromkeys(c.module for c in written.attention if c.module in inside - other))
@@ -105,7 +107,7 @@ def _holds_stream(event: Event) -> bool:
     return bool(factor.abs() > 1e-3) and relative_error(odd, factor * wide(far)) <= 1e-2
 
 
-def _mixes_tokens(event: Event, tokens: int) -> bool:
+def mixes_tokens(event: Event, tokens: int) -> bool:
     """Whether a change of one token's input, the first's or the last's, moves another token's output."""
     x = event.tensors[0]
     if tokens < 2 or x.ndim < 2 or x.shape[-2] != tokens or event.result is None:
@@ -182,7 +184,7 @@ def with_linears(parts: BlockParts, written: Trace) -> BlockParts:
             firsts[unit] = first
     block = written.events[-1]
     tokens = parts.hidden.get(block.args, block.kwargs).shape[1]
-    mixing = frozenset(unit for unit in parts.units if _mixes_tokens(written.calls(unit)[0], tokens))
+    mixing = frozenset(unit for unit in parts.units if mixes_tokens(written.calls(unit)[0], tokens))
     return replace(parts, unit_biases=biases, first_linears=firsts, mixing=mixing)
 
 
@@ -243,6 +245,26 @@ def hidden_slot(event: Event) -> HiddenSlot:
         if isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 3:
             return HiddenSlot(key)
     raise UnsupportedModelError(f"{name} takes no hidden states of shape (batch, N, M)")
+
+
+def _require_one_stream(event: Event, hidden: HiddenSlot) -> None:
+    """Refuse a block whose output depends on a second tensor of the stream's shape (the embeddings, say): held in a
+    replay, what the input made would pass for a static bias."""
+    own = hidden.get(event.args, event.kwargs)
+    others = [t for t in event.tensors if t is not own and t.shape == own.shape]
+    if not others or event.result is None:
+        return
+    with torch.no_grad():
+        args, kwargs = hidden.put(event.args, event.kwargs, own.clone())
+        plain = event.module(*args, **kwargs)
+        changed = {id(t): random_like(t) for t in others}
+        args = [changed.get(id(a), a) for a in args]
+        moved = event.module(*args, **{k: changed.get(id(v), v) for k, v in kwargs.items()})
+    if not torch.equal(hidden_of(plain, own), hidden_of(moved, own)):
+        raise UnsupportedModelError(
+            f"{type(event.module).__name__} reads a second stream beside its own (such as the embeddings): its output "
+            "is no affine map of one stream"
+        )
 
 
 def _gives_alike(output: Any, like: Tensor) -> bool:

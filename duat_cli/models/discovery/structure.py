@@ -176,7 +176,7 @@ class Discovery:
         parts = [self.parts_of(module) for module in modules]
         for _ in range(MAX_OPENINGS):
             verdicts: list[Verdict] = []
-            interface = not any(p.intercepted for p in parts)
+            interface = self.path == "attention interface"
             proof = Proof(self.stack, self.forward, verdicts.append, interface=interface, factors=self._factors)
             for one in parts:
                 proof.learn(one)

@@ -32,7 +32,7 @@ class Ran:
 
     tensors: dict[Place, Tensor]  # those that were asked for
     held: dict[int, Tensor]  # what its squashing functions and layers gave, by operation
-    arrived: Tensor | None  # at the output layer
+    arrived: Tensor | None  # at the output layer; without one, the module's output
     output: Any
     count: int  # of operations
 
@@ -74,8 +74,11 @@ class MixerCode:
             dict(zip(self.kwargs, repeated(self.kwargs.values(), items), strict=True)),
         )
         tape = Tape(seen, exchanged=exchanged, held=held, until=until)
-        with hooked([self.form.output], at_output), tape:
+        layer = self.form.output
+        with hooked([] if layer is None else [layer], at_output), tape:
             output = self.forward(*args, **kwargs)
+        if layer is None:
+            arrived.append(output if isinstance(output, Tensor) else output[0])
         return Ran(tensors, constants, arrived[0] if len(arrived) == 1 else None, output, tape.count)
 
 
@@ -185,9 +188,13 @@ class MixerCall:
 
     def returning(self, mixed: Tensor) -> Any:
         """The mixer's output where its kernel gives `mixed`, (items, N, heads, d)."""
-        parameter = next(p for p in self.form.output.parameters() if p.is_floating_point())
-        tensor = self.form.output((mixed.flatten(2) * self.gate).to(parameter.dtype))
-        return tensor if isinstance(self.output, Tensor) else (tensor, *self.output[1:])
+        scaled, plain = mixed.flatten(2) * self.gate, isinstance(self.output, Tensor)
+        if self.form.output is None:
+            tensor = scaled.to(self.output.dtype if plain else self.output[0].dtype)
+        else:
+            parameter = next(p for p in self.form.output.parameters() if p.is_floating_point())
+            tensor = self.form.output(scaled.to(parameter.dtype))
+        return tensor if plain else (tensor, *self.output[1:])
 
     def attention(self) -> AttentionCall:
         """The same as a call of attention, whose H is made when it is asked for."""

@@ -54,7 +54,7 @@ def inner_of(structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], w
     each = len(attention)
     heads: tuple[Tensor, HeadFactors] | str = f"it calls attention {each} times; heads are defined for one call"
     if parts.mixer is not None:
-        heads = "its token mixer is no softmax attention, so no head is an average of values"
+        heads = "its token mixer is held as a whole, so no head is shown to be an average of values"
     elif each == 1:
         heads = or_reason(lambda: layer_factors(parts, written, attention[0]))
     routed = sites[parts.module].of("expert")

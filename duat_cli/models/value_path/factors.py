@@ -27,6 +27,7 @@ from duat_cli.operators.kronecker import HeadFactors
 
 SEED = 7
 NO_MIXING = "it has no token mixer, so no token reaches another"
+SEVERAL = "its values are made of several tokens (a shift or a convolution): V is no map of one token's stream"
 CHANNEL_HEADS = 1024  # most heads of one channel each
 
 
@@ -140,7 +141,8 @@ def accept(error: float, dtype: torch.dtype) -> None:
     """Refuses factors that leave more than rounding."""
     if not error <= tolerance_for(dtype):
         raise UnsupportedModelError(
-            f"its attention is no sum of Kronecker products: factors leave a relative residual of {error:.1e}"
+            "its attention is no sum of Kronecker products: factors "
+            + (f"leave a relative residual of {error:.1e}" if error < float("inf") else "do not fit it")
             + ("; --dtype float32 tells whether it is rounding" if dtype in (torch.bfloat16, torch.float16) else "")
         )
 
@@ -163,9 +165,6 @@ def _reach(
     direction = torch.einsum("nhd,hdm->nm", reaching, known.heads.output)
     scale = fit(direction, target)
     return scale[:, 0], relative_error(scale * direction, target)
-
-
-# -- what does not depend on the input -----------------------------------------------------------------------
 
 
 def find_factors(run: BlockRun, base: Replay, base_items: Tensor, given: list[Tensor]) -> BlockFactors:
@@ -205,9 +204,16 @@ def find_factors(run: BlockRun, base: Replay, base_items: Tensor, given: list[Te
             operator_of(run, found, base, base_items, given)
         except UnsupportedModelError as fault:
             faults.append(str(fault))
-            continue
-        return found
-    raise UnsupportedModelError(faults[min(1, len(faults) - 1)])
+        else:
+            return found
+    raise UnsupportedModelError(SEVERAL if _values_mix_tokens(run) else faults[min(1, len(faults) - 1)])
+
+
+def _values_mix_tokens(run: BlockRun) -> bool:
+    """Whether another first token moves the values of the others."""
+    changed = random_like(run.input)
+    changed[:, 1:] = 0
+    return not torch.equal(_values(run, torch.zeros_like(changed))[:, :, 1:], _values(run, changed)[:, :, 1:])
 
 
 def _made_by_units(run: BlockRun) -> bool:

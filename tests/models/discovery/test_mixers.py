@@ -24,6 +24,9 @@ FORMS = [
     ("bamba", 0, 16, 64, False),  # SSD
     ("jamba", 0, 1, None, False),  # selective scan
     ("lfm2_moe", 0, 1, None, True),  # short convolution
+    ("longformer", 1, 8, None, True),  # softmax over a window, whose output layer is another module's
+    ("longt5", 1, 12, None, True),  # softmax over blocks of tokens
+    ("nystromformer", 1, 8, None, True),  # softmax rows and a convolution of the values
 ]
 
 
@@ -66,7 +69,7 @@ def test_w_is_what_the_frozen_block_does_with_each_unit_vector(
             if place is None:
                 image = image - unit[0]  # the stream itself passes through
             assert far(image.reshape(-1), W[:, column]) <= 1e-10, column
-        assert far(rows_of(run) @ operator.values, run.attention[0].output[0].transpose(0, 1)) <= 1e-10
+        assert far(rows_of(run) @ run.attention[0].value[0], run.attention[0].output[0].transpose(0, 1)) <= 1e-10
         assert checked(operator, run, known.factors.tap).error <= 1e-10
         assert step.terms.error <= 1e-10
         seen.append(run.index)
