@@ -30,7 +30,7 @@ def chosen_of_pair(
     if not is_pair(model):
         raise InputError(f"--stack {files.stack}: {name} is no encoder with a decoder")
     if files.stack == "encoder":
-        return loaded, list(prompts)
+        return replace(loaded, stack="encoder"), list(prompts)
     try:
         decoder = decoder_of(model)
     except UnsupportedModelError as fault:
@@ -44,7 +44,8 @@ def chosen_of_pair(
     states = encoder_states(loaded, prompts)
     found = [_prompt(*each) for each in zip(prompts, ids, states, strict=True)]
     note = f"--stack decoder: the {type(decoder).__name__} of the {name} alone; it reads {how}"
-    part = replace(loaded, model=decoder, like=found[0].prepared, warnings=(*loaded.warnings, note))
+    notes = (*loaded.warnings, note)
+    part = replace(loaded, model=decoder, stack="decoder", like=found[0].prepared, warnings=notes)
     return part, found
 
 

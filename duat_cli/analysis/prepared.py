@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,10 +19,14 @@ from duat_cli.loading.inputs.request import READS, InputFiles, StackName
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.loading.quiet import foreign_errors
-from duat_cli.models.discovery.modality import KINDS, input_name, placed_tensors, stack_of
+from duat_cli.models.discovery.modality import KINDS, input_name, is_pair, placed_tensors, stack_of
 from duat_cli.models.signatures import taken_by
 from duat_cli.models.sweep.forwards import forwards
 from duat_cli.text import clean
+
+if TYPE_CHECKING:
+    from duat_cli.analysis.opening import Found, ModelRequest, PromptRequest
+    from duat_cli.analysis.progress import Progress
 
 
 def chosen_stack(model: Any, stack: StackName | None) -> Any:
@@ -42,13 +46,57 @@ def part_of(loaded: LoadedModel, stack: StackName | None) -> LoadedModel:
     if part is loaded.model:
         return loaded
     note = f"--stack {stack}: the {type(part).__name__} of the {type(loaded.model).__name__} alone"
-    return replace(loaded, model=part, warnings=(*loaded.warnings, note))
+    return replace(loaded, model=part, stack=stack, warnings=(*loaded.warnings, note))
 
 
 def parts_of(model: Any) -> list[StackName]:
-    """What --stack can name in a model, of what reads no token ids."""
+    """What --stack can name in a model that is no encoder-decoder."""
     found = [_reads(inner) for inner in model.modules() if isinstance(inner, PreTrainedModel)]
-    return [stack for stack in READS if stack != "text" and {stack} in found]
+    return [stack for stack in READS if {stack} in found]
+
+
+def stack_read(loaded: LoadedModel) -> StackName | None:
+    """Which stack of a model of several is read: the one that --stack named, or the one that is read without it."""
+    model = loaded.model
+    if loaded.stack is not None or is_pair(model):
+        return loaded.stack or "encoder"
+    reads = _reads(model)
+    return next((s for s, names in READS.items() if input_name(model) in names), None) if len(reads) > 1 else None
+
+
+def asked_of_parts(shell: Any, texts: PromptRequest, files: InputFiles) -> list[PromptRequest]:
+    """What --stack all asks of a model that is no encoder-decoder: every part of its own with what that part reads."""
+    stacks = parts_of(shell)
+    if len(stacks) < 2:
+        raise InputError(f"--stack all: {type(shell).__name__} has no two stacks to read; leave it out")
+    if files.tensors:
+        raise InputError("--inputs: tensors are of one stack; give it beside --stack vision, audio or text")
+    given: tuple[tuple[StackName, str, tuple[str, ...]], ...] = (
+        ("vision", "--image", files.images),
+        ("audio", "--audio", files.sounds),
+    )
+    for stack, option, names in given:
+        if names and stack not in stacks:
+            wanted = " or ".join(READS[stack])
+            raise InputError(f"{option}: {type(shell).__name__} has no part that reads {wanted}")
+    found = []
+    for stack in stacks:
+        images, sounds = files.images if stack == "vision" else (), files.sounds if stack == "audio" else ()
+        texted = texts if stack == "text" else replace(texts, prompts=None, file=None)
+        found.append(replace(texted, files=InputFiles(images, sounds, stack=stack)))
+    return found
+
+
+def open_prepared(
+    model: ModelRequest, found: Found, files: InputFiles, prepared: list[Prepared], progress: Progress
+) -> tuple[LoadedModel, list[Prompt]]:
+    """The model, or the part of it that --stack names, and what it reads."""
+    counts = [one.positions for one in prepared if one.positions is not None]
+    loaded = model.load(found, progress, model.counted(counts).way(found, progress))
+    loaded = replace(part_of(loaded, files.part), like=prepared[0].tensors)
+    if files.option is None:
+        loaded = replace(loaded, warnings=(*loaded.warnings, f"no file was given: read was a {prepared[0].where}"))
+    return loaded, as_prompts(loaded, prepared)
 
 
 def _reads(model: Any) -> set[StackName]:

@@ -112,6 +112,17 @@ def set_apart(texts: Sequence[PromptText], share: float) -> tuple[list[PromptTex
     return kept, [text for k, text in enumerate(texts) if k in apart]
 
 
+def share_of(holdout: str | None) -> float | None:
+    """A number is a share; anything else names a file."""
+    try:
+        share = float(holdout or "")
+    except ValueError:
+        return None
+    if not 0 < share < 1:
+        raise InputError(f"--holdout {holdout}: expected a share between 0 and 1, or a file of prompts")
+    return share
+
+
 def _bundled(name: str) -> list[PromptText]:
     raw = (importlib.resources.files("duat_cli.configs") / name).read_bytes()
     return list(lines(io.BytesIO(raw), name, json_lines=True))

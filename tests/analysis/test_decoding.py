@@ -170,6 +170,23 @@ def test_verify_reads_the_decoder(folder: Path, capsys: pytest.CaptureFixture[st
     assert "it reads the tokens of --decoder-prompt" in report["warnings"][-1]
 
 
+def test_all_is_a_report_of_each_stack(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["verify", str(folder), "--prompt", "abcdef", "--decoder-prompt", "xyz", "--json", "--stack"]
+    code, out, _ = answered([*words, "all"], capsys)
+    encoder, decoder = json.loads(out)["stacks"]
+    assert code == 0
+    assert [encoder["model"]["stack"], decoder["model"]["stack"]] == ["encoder", "decoder"]
+    assert decoder["blocks"] == json.loads(answered([*words, "decoder"], capsys)[1])["blocks"]
+    assert (
+        encoder["blocks"] == json.loads(answered(["verify", str(folder), *words[2:4], "--json"], capsys)[1])["blocks"]
+    )
+    words[0] = "inspect"
+    saved, page = tmp_path / "both.json", tmp_path / "both.html"
+    answered([*words, "all", "--null", "uniform", "-o", str(saved)], capsys)
+    assert answered(["report", str(saved), "-o", str(page)], capsys)[0] == 0
+    assert all(f"{stack} stack)" in page.read_text() for stack in ("encoder", "decoder"))
+
+
 def test_inspect_splits_the_stream_into_four(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["inspect", str(folder), "--stack", "decoder", "--prompt", "abcdef", "--null", "uniform", "--terms"]
     code, out, _ = answered([*words, "--json"], capsys)
@@ -208,6 +225,7 @@ def test_support_answers_for_both_stacks(folder: Path, capsys: pytest.CaptureFix
     [
         (["--decoder-prompt", "x"], "--decoder-prompt: only a decoder reads it; give --stack decoder"),
         (["--stack", "decoder"], "--stack decoder: LlamaForCausalLM is no encoder with a decoder"),
+        (["--stack", "all"], "--stack all: LlamaForCausalLM has no two stacks to read; leave it out"),
         (["--stack", "encoder"], "--stack encoder: LlamaForCausalLM is no encoder with a decoder"),
     ],
 )
@@ -216,6 +234,18 @@ def test_what_no_decoder_is_asked_for_is_one_line(
 ) -> None:
     code, out, err = answered(["verify", *words, "--prompt", "a"], capsys)
     assert (code, out, err) == (2, "", f"duat: error: {said}\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--out", "kept", "--stack", "decoder"], ["--matrices", "w.safetensors", "--stack", "all"]],
+)
+def test_what_is_kept_in_files_is_of_one_stack(
+    words: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = answered(["inspect", str(folder), *words, "--prompt", "a"], capsys)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "contradict each other" in err
 
 
 def test_matrix_reads_no_decoder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
