@@ -45,7 +45,7 @@ def chosen_of_pair(
     found = [_prompt(*each) for each in zip(prompts, ids, states, strict=True)]
     note = f"--stack decoder: the {type(decoder).__name__} of the {name} alone; it reads {how}"
     notes = (*loaded.warnings, note)
-    part = replace(loaded, model=decoder, stack="decoder", like=found[0].prepared, warnings=notes)
+    part = replace(loaded, model=decoder, stack="decoder", pair=model, like=found[0].prepared, warnings=notes)
     return part, found
 
 
@@ -61,7 +61,8 @@ def encoder_states(loaded: LoadedModel, prompts: Sequence[Prompt]) -> list[Tenso
 def _prompt(prompt: Prompt, ids: Tensor, states: Tensor) -> Prompt:
     """The decoder's tokens as a prompt; its hash is of the encoder's prompt and of these tokens."""
     hashed = hashlib.sha256(f"{prompt.sha256} {ids.tolist()}".encode()).hexdigest()
-    return Prompt(prompt.text, hashed, ids, prompt.line, prepared={"input_ids": ids, STATES: states})
+    source = prompt.input_ids if prompt.prepared is None else None
+    return Prompt(prompt.text, hashed, ids, prompt.line, prepared={"input_ids": ids, STATES: states}, source_ids=source)
 
 
 def _start(model: Any) -> int:

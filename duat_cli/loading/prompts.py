@@ -44,6 +44,8 @@ class Prompt:
     where the tokenizer does not say."""
     prepared: Mapping[str, Tensor] | None = None
     """What a model that reads no token ids is run on; `input_ids` then counts its positions, from 0."""
+    source_ids: Tensor | None = None
+    """Of a decoder's prompt the token ids that the encoder reads, (1, K); None where it reads none."""
 
     @property
     def given(self) -> Tensor | Mapping[str, Tensor]:

@@ -76,6 +76,8 @@ class LoadedModel:
     """Where the model reads no token ids: inputs of the shapes that it reads, for its discovery."""
     stack: StackName | None = None
     """The stack that --stack named, of which `model` is the part."""
+    pair: PreTrainedModel | None = None
+    """Of a decoder the encoder-decoder that it belongs to, whose head reads what it gives."""
 
     def bring(self, module: nn.Module) -> None:
         """Have the weights of this module in memory, where they are read block by block."""

@@ -34,7 +34,7 @@ DISCOVERY_TOKENS = 11  # short, odd, and unlike a count of heads or experts
 SEED = 20240511
 MAX_OPENINGS = 8
 ENCODER_ALONE = (
-    "decoder stack (cross-attention): only the encoder is read here; inspect and verify take --stack decoder or all"
+    "decoder stack (cross-attention): only the encoder is read here; inspect, verify and attribute take --stack decoder"
 )
 
 
