@@ -35,7 +35,7 @@ def chosen_stack(model: Any, stack: StackName | None) -> Any:
     if stack is None:
         return model
     for inner in model.modules():
-        if isinstance(inner, PreTrainedModel) and _reads(inner) == {stack}:
+        if isinstance(inner, PreTrainedModel) and reads(inner) == {stack}:
             return inner
     raise InputError(f"--stack {stack}: {type(model).__name__} has no part that reads {' or '.join(READS[stack])}")
 
@@ -51,7 +51,7 @@ def part_of(loaded: LoadedModel, stack: StackName | None) -> LoadedModel:
 
 def parts_of(model: Any) -> list[StackName]:
     """What --stack can name in a model that is no encoder-decoder."""
-    found = [_reads(inner) for inner in model.modules() if isinstance(inner, PreTrainedModel)]
+    found = [reads(inner) for inner in model.modules() if isinstance(inner, PreTrainedModel)]
     return [stack for stack in READS if {stack} in found]
 
 
@@ -60,8 +60,9 @@ def stack_read(loaded: LoadedModel) -> StackName | None:
     model = loaded.model
     if loaded.stack is not None or is_pair(model):
         return loaded.stack or "encoder"
-    reads = _reads(model)
-    return next((s for s, names in READS.items() if input_name(model) in names), None) if len(reads) > 1 else None
+    if len(reads(model)) < 2:
+        return None
+    return next((stack for stack, names in READS.items() if input_name(model) in names), None)
 
 
 def asked_of_parts(shell: Any, texts: PromptRequest, files: InputFiles) -> list[PromptRequest]:
@@ -99,7 +100,7 @@ def open_prepared(
     return loaded, as_prompts(loaded, prepared)
 
 
-def _reads(model: Any) -> set[StackName]:
+def reads(model: Any) -> set[StackName]:
     """What kinds of input its forward pass has names for."""
     taken = taken_by(model.forward)
     return {stack for stack, names in READS.items() if any(name in taken for name in names)}
