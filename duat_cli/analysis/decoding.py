@@ -30,7 +30,7 @@ def chosen_of_pair(
     if not is_pair(model):
         raise InputError(f"--stack {files.stack}: {name} is no encoder with a decoder")
     if files.stack == "encoder":
-        return loaded, list(prompts)
+        return replace(loaded, stack="encoder"), list(prompts)
     try:
         decoder = decoder_of(model)
     except UnsupportedModelError as fault:
@@ -44,7 +44,8 @@ def chosen_of_pair(
     states = encoder_states(loaded, prompts)
     found = [_prompt(*each) for each in zip(prompts, ids, states, strict=True)]
     note = f"--stack decoder: the {type(decoder).__name__} of the {name} alone; it reads {how}"
-    part = replace(loaded, model=decoder, like=found[0].prepared, warnings=(*loaded.warnings, note))
+    notes = (*loaded.warnings, note)
+    part = replace(loaded, model=decoder, stack="decoder", pair=model, like=found[0].prepared, warnings=notes)
     return part, found
 
 
@@ -60,7 +61,8 @@ def encoder_states(loaded: LoadedModel, prompts: Sequence[Prompt]) -> list[Tenso
 def _prompt(prompt: Prompt, ids: Tensor, states: Tensor) -> Prompt:
     """The decoder's tokens as a prompt; its hash is of the encoder's prompt and of these tokens."""
     hashed = hashlib.sha256(f"{prompt.sha256} {ids.tolist()}".encode()).hexdigest()
-    return Prompt(prompt.text, hashed, ids, prompt.line, prepared={"input_ids": ids, STATES: states})
+    source = prompt.input_ids if prompt.prepared is None else None
+    return Prompt(prompt.text, hashed, ids, prompt.line, prepared={"input_ids": ids, STATES: states}, source_ids=source)
 
 
 def _start(model: Any) -> int:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import heapq
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from duat_cli.analysis.progress import expect
 from duat_cli.errors import CheckpointError, DuatError, InputError
 from duat_cli.loading.importing import uncollected
+from duat_cli.loading.inputs.request import EVERY
 
 if TYPE_CHECKING:
     from duat_cli.analysis.plan.task import Task
@@ -177,9 +178,9 @@ class PromptRequest:
 
     def read_apart(self, holdout: str | None, progress: Progress) -> tuple[list[PromptText], list[PromptText], bool]:
         """The texts, those held out, and whether these are bundled; holdout: a file, a share, or None: the bundled."""
-        from duat_cli.loading.prompts import holdout_prompts, read_prompts, set_apart
+        from duat_cli.loading.prompts import holdout_prompts, read_prompts, set_apart, share_of
 
-        read, share = self.read(progress), _share(holdout)
+        read, share = self.read(progress), share_of(holdout)
         if share is not None:
             return *set_apart(read, share), not self.own
         if holdout is not None:
@@ -206,13 +207,38 @@ def open_session(model: ModelRequest, texts: PromptRequest, progress: Progress) 
     if texts.files is not None:
         prepared = _prepared(model, found, texts, texts.files, progress)
         if prepared:
-            return _open_prepared(model, found, texts.files, prepared, progress)
-        if texts.files.stack is not None:
+            from duat_cli.analysis.prepared import open_prepared
+
+            return open_prepared(model, found, texts.files, prepared, progress)
+        if texts.files.part is not None:
             from duat_cli.analysis.prepared import part_of
 
             loaded, tokenizer = load_found(model, found, texts, read, progress)
-            return tokens_of(part_of(loaded, texts.files.stack), tokenizer, texts, read)
+            return tokens_of(part_of(loaded, texts.files.part), tokenizer, texts, read)
     return open_found(model, found, texts, read, progress)
+
+
+def open_stacks(
+    model: ModelRequest, texts: PromptRequest, progress: Progress
+) -> Iterator[tuple[LoadedModel, list[Prompt]]]:
+    """As `open_session`; with --stack all every stack of the model in turn."""
+    if texts.files is None or texts.files.stack != EVERY:
+        yield open_session(model, texts, progress)
+        return
+    progress(0, 0, "loading torch and transformers")
+    with uncollected():
+        from duat_cli.analysis.decoding import chosen_of_pair
+        from duat_cli.analysis.prepared import asked_of_parts
+        from duat_cli.loading.model.load import skeleton
+        from duat_cli.models.discovery.modality import is_pair
+    shell = skeleton(model.find(progress).files, model.trust_remote_code)
+    if not is_pair(shell):
+        for asked in asked_of_parts(shell, texts, texts.files):
+            yield open_session(model, asked, progress)
+        return
+    opened = open_session(model, replace(texts, files=replace(texts.files, stack=None)), progress)
+    for files in (replace(texts.files, stack="encoder"), replace(texts.files, stack="decoder")):
+        yield chosen_of_pair(*opened, files, trust_remote_code=model.trust_remote_code)
 
 
 def _prepared(
@@ -228,7 +254,7 @@ def _prepared(
         if files.option is not None:
             from duat_cli.analysis.prepared import parts_of
 
-            parts = parts_of(skeleton(found.files, model.trust_remote_code))
+            parts = [p for p in parts_of(skeleton(found.files, model.trust_remote_code)) if p != "text"]
             way = f", or --stack {' or '.join(parts)}" if parts else ""
             raise InputError(f"{files.option}: {cls.__name__} reads token ids here; give --prompt{way}")
         return []
@@ -239,21 +265,8 @@ def _prepared(
     progress(0, 0, "reading the inputs")
     from duat_cli.analysis.prepared import chosen_stack, prepared_inputs
 
-    shell = chosen_stack(skeleton(found.files, model.trust_remote_code), files.stack)
+    shell = chosen_stack(skeleton(found.files, model.trust_remote_code), files.part)
     return prepared_inputs(shell, found.place.path, files, trust_remote_code=model.trust_remote_code)
-
-
-def _open_prepared(
-    model: ModelRequest, found: Found, files: InputFiles, prepared: list[Prepared], progress: Progress
-) -> tuple[LoadedModel, list[Prompt]]:
-    """The model, or the part of it that --stack names, and what it reads."""
-    from duat_cli.analysis.prepared import as_prompts, part_of
-
-    counts = [one.positions for one in prepared if one.positions is not None]
-    loaded = model.load(found, progress, model.counted(counts).way(found, progress))
-    loaded = replace(part_of(loaded, files.stack), like=prepared[0].tensors)
-    notes = [] if files.option else [f"no file was given: read was a {prepared[0].where}"]
-    return _noted(loaded, notes), as_prompts(loaded, prepared)
 
 
 def open_set(
@@ -358,17 +371,6 @@ def _load(model: ModelRequest, found: Found, progress: Progress, way: Way | None
 
 def _noted(loaded: LoadedModel, notes: list[str]) -> LoadedModel:
     return replace(loaded, warnings=(*loaded.warnings, *notes)) if notes else loaded
-
-
-def _share(holdout: str | None) -> float | None:
-    """A number is a share; anything else names a file."""
-    try:
-        share = float(holdout or "")
-    except ValueError:
-        return None
-    if not 0 < share < 1:
-        raise InputError(f"--holdout {holdout}: expected a share between 0 and 1, or a file of prompts")
-    return share
 
 
 def _encoded(

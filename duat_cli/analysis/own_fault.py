@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
+from duat_cli.analysis.prepared import parts_of
 from duat_cli.errors import ForwardError, is_out_of_memory
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.quiet import described
@@ -28,6 +29,11 @@ def own_fault(loaded: LoadedModel, prompts: Iterable[Given] = ()) -> ForwardErro
         except Exception as fault:
             if is_out_of_memory(fault):
                 raise
+            if len(parts := parts_of(loaded.model)) > 1:
+                return ForwardError(
+                    f"{loaded.name}: {type(loaded.model).__name__} cannot run on one kind of input "
+                    f"({described(fault)}); its parts can: give --stack {', '.join(parts)} or all"
+                )
             return ForwardError(
                 f"{loaded.name}: its own forward pass fails: {described(fault)}; config.json does not describe what "
                 "these weights are: restore it"

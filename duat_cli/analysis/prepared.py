@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,10 +19,14 @@ from duat_cli.loading.inputs.request import READS, InputFiles, StackName
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.loading.quiet import foreign_errors
-from duat_cli.models.discovery.modality import KINDS, input_name, placed_tensors, stack_of
+from duat_cli.models.discovery.modality import KINDS, input_name, is_pair, placed_tensors, stack_of
 from duat_cli.models.signatures import taken_by
 from duat_cli.models.sweep.forwards import forwards
 from duat_cli.text import clean
+
+if TYPE_CHECKING:
+    from duat_cli.analysis.opening import Found, ModelRequest, PromptRequest
+    from duat_cli.analysis.progress import Progress
 
 
 def chosen_stack(model: Any, stack: StackName | None) -> Any:
@@ -31,7 +35,7 @@ def chosen_stack(model: Any, stack: StackName | None) -> Any:
     if stack is None:
         return model
     for inner in model.modules():
-        if isinstance(inner, PreTrainedModel) and _reads(inner) == {stack}:
+        if isinstance(inner, PreTrainedModel) and reads(inner) == {stack}:
             return inner
     raise InputError(f"--stack {stack}: {type(model).__name__} has no part that reads {' or '.join(READS[stack])}")
 
@@ -42,16 +46,61 @@ def part_of(loaded: LoadedModel, stack: StackName | None) -> LoadedModel:
     if part is loaded.model:
         return loaded
     note = f"--stack {stack}: the {type(part).__name__} of the {type(loaded.model).__name__} alone"
-    return replace(loaded, model=part, warnings=(*loaded.warnings, note))
+    return replace(loaded, model=part, stack=stack, warnings=(*loaded.warnings, note))
 
 
 def parts_of(model: Any) -> list[StackName]:
-    """What --stack can name in a model, of what reads no token ids."""
-    found = [_reads(inner) for inner in model.modules() if isinstance(inner, PreTrainedModel)]
-    return [stack for stack in READS if stack != "text" and {stack} in found]
+    """What --stack can name in a model that is no encoder-decoder."""
+    found = [reads(inner) for inner in model.modules() if isinstance(inner, PreTrainedModel)]
+    return [stack for stack in READS if {stack} in found]
 
 
-def _reads(model: Any) -> set[StackName]:
+def stack_read(loaded: LoadedModel) -> StackName | None:
+    """Which stack of a model of several is read: the one that --stack named, or the one that is read without it."""
+    model = loaded.model
+    if loaded.stack is not None or is_pair(model):
+        return loaded.stack or "encoder"
+    if len(reads(model)) < 2:
+        return None
+    return next((stack for stack, names in READS.items() if input_name(model) in names), None)
+
+
+def asked_of_parts(shell: Any, texts: PromptRequest, files: InputFiles) -> list[PromptRequest]:
+    """What --stack all asks of a model that is no encoder-decoder: every part of its own with what that part reads."""
+    stacks = parts_of(shell)
+    if len(stacks) < 2:
+        raise InputError(f"--stack all: {type(shell).__name__} has no two stacks to read; leave it out")
+    if files.tensors:
+        raise InputError("--inputs: tensors are of one stack; give it beside --stack vision, audio or text")
+    given: tuple[tuple[StackName, str, tuple[str, ...]], ...] = (
+        ("vision", "--image", files.images),
+        ("audio", "--audio", files.sounds),
+    )
+    for stack, option, names in given:
+        if names and stack not in stacks:
+            wanted = " or ".join(READS[stack])
+            raise InputError(f"{option}: {type(shell).__name__} has no part that reads {wanted}")
+    found = []
+    for stack in stacks:
+        images, sounds = files.images if stack == "vision" else (), files.sounds if stack == "audio" else ()
+        texted = texts if stack == "text" else replace(texts, prompts=None, file=None)
+        found.append(replace(texted, files=InputFiles(images, sounds, stack=stack)))
+    return found
+
+
+def open_prepared(
+    model: ModelRequest, found: Found, files: InputFiles, prepared: list[Prepared], progress: Progress
+) -> tuple[LoadedModel, list[Prompt]]:
+    """The model, or the part of it that --stack names, and what it reads."""
+    counts = [one.positions for one in prepared if one.positions is not None]
+    loaded = model.load(found, progress, model.counted(counts).way(found, progress))
+    loaded = replace(part_of(loaded, files.part), like=prepared[0].tensors)
+    if files.option is None:
+        loaded = replace(loaded, warnings=(*loaded.warnings, f"no file was given: read was a {prepared[0].where}"))
+    return loaded, as_prompts(loaded, prepared)
+
+
+def reads(model: Any) -> set[StackName]:
     """What kinds of input its forward pass has names for."""
     taken = taken_by(model.forward)
     return {stack for stack, names in READS.items() if any(name in taken for name in names)}

@@ -19,6 +19,7 @@ from duat_cli.analysis.decomposition import Step
 from duat_cli.analysis.geometry import Geometry, geometry
 from duat_cli.analysis.own_fault import own_fault
 from duat_cli.analysis.plan.waves import prompt_waves
+from duat_cli.analysis.prepared import stack_read
 from duat_cli.analysis.progress import Progress
 from duat_cli.cache.tensors import TensorCache, gram_key
 from duat_cli.errors import CheckpointError, DuatError, NoSignalError, UnsupportedModelError, is_out_of_memory
@@ -330,8 +331,6 @@ class Session:
             )
         return fault
 
-    # -- facts -----------------------------------------------------------------------------------------------
-
     def environment(self) -> Environment:
         return Environment(
             python=platform.python_version(),
@@ -351,6 +350,7 @@ class Session:
             revision=self.loaded.revision,
             model_type=model.config.model_type,
             architecture=type(model).__name__,
+            stack=stack_read(self.loaded),
             quantised=self.loaded.files.quantised,
             parameters=sum(p.numel() for p in model.parameters()),
             blocks=len(self.structure.calls),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,12 +13,13 @@ from torch import Tensor
 
 from duat_cli import __version__
 from duat_cli.analysis.decomposition import Decomposition, crossing
-from duat_cli.analysis.prepared import prepared_inputs
+from duat_cli.analysis.prepared import chosen_stack, parts_of, prepared_inputs, reads
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import require_signal
 from duat_cli.errors import DuatError, InputError, UnsupportedModelError
-from duat_cli.loading.inputs.request import InputFiles
+from duat_cli.loading.inputs.request import InputFiles, StackName
 from duat_cli.loading.model.load import LoadedModel
+from duat_cli.loading.quiet import described
 from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.discovery.modality import STATES, decoder_of, input_name, is_pair, stack_of
 from duat_cli.models.discovery.structure import (
@@ -32,22 +34,26 @@ from duat_cli.models.instrument.foreign import model_code
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.value_path.factors import NO_MIXING
 from duat_cli.results.base import Run
-from duat_cli.results.support import SupportEntry, SupportReport
+from duat_cli.results.support import StackEntry, SupportEntry, SupportReport
 from duat_cli.zoo import tiny
+from duat_cli.zoo.inputs import made_inputs
+from duat_cli.zoo.modality import modality_of, modality_of_type
 
 CHECKED_TOKENS = 17
+NOT_TRIED = "not tried"
+"""What the reason of a type begins with of which no tiny model could be made, or no input for it."""
 
 
 def support_of(loaded: LoadedModel) -> SupportEntry:
     """The entry of one loaded checkpoint; one that reads images or sound is run on drawn input."""
     model = loaded.model
     if input_name(model) == "input_ids":
-        return examine(model)
+        return with_stacks(examine(model), model)
     try:
         [made] = prepared_inputs(model, loaded.files.path, InputFiles(), trust_remote_code=False)
     except InputError as fault:
         return _refused(model.config.model_type, str(fault))
-    return examine(model, like=made.tensors)
+    return with_stacks(examine(model, like=made.tensors), model)
 
 
 def support_report(entries: list[SupportEntry], run: Run) -> SupportReport:
@@ -56,19 +62,67 @@ def support_report(entries: list[SupportEntry], run: Run) -> SupportReport:
 
 
 def support_all(progress: Progress) -> list[SupportEntry]:
-    """One entry for every text model type of the installed transformers, each by a tiny random model."""
-    types = tiny.text_model_types()
-    return list(_entries(types, progress))
-
-
-def _entries(types: list[str], progress: Progress) -> Iterable[SupportEntry]:
+    """One entry for every model type of the installed transformers, each by a tiny random model."""
+    types = [*tiny.text_model_types(), *tiny.other_model_types()]
+    found = []
     for number, model_type in enumerate(types):
         progress(number, len(types), model_type)
-        built = tiny.build(model_type)
-        if isinstance(built, tiny.NotBuilt):
-            yield _refused(model_type, f"no tiny configuration can be built: {built.reason}")
-        else:
-            yield examine(built.model, model_type)
+        found.append(entry_of_type(model_type))
+    return found
+
+
+def entry_of_type(model_type: str) -> SupportEntry:
+    """The entry of one type, by a tiny random model on made-up input."""
+    built = tiny.build(model_type) if model_type in tiny.text_model_types() else _built(model_type)
+    if isinstance(built, tiny.NotBuilt):
+        entry = _refused(model_type, f"{NOT_TRIED}: {built.reason}")
+        return entry.model_copy(update={"modality": modality_of_type(model_type)})
+    like = None if input_name(built.model) == "input_ids" else built.inputs
+    try:
+        return with_stacks(examine(built.model, model_type, like), built.model)
+    except Exception as fault:  # its own code fails in a way that says nothing of the form
+        entry = _refused(model_type, f"{type(built.model).__name__}: {described(fault)}")
+        return entry.model_copy(update={"modality": modality_of(type(built.model))})
+
+
+def _built(model_type: str) -> tiny.TinyModel | tiny.NotBuilt:
+    """A tiny model of a type that may read pictures or sound."""
+    try:
+        model = tiny.tiny_model(model_type)
+        name, stack = input_name(model), stack_of(model)
+        inputs = {} if name == "input_ids" else made_inputs(model, stack, name)
+        taken = list(inspect.signature(stack.forward).parameters)
+        if name == "input_ids" and name not in taken:
+            return tiny.NotBuilt(model_type, f"its forward pass takes {', '.join(taken[:3])}: no input is known for it")
+    except Exception as fault:
+        return tiny.NotBuilt(model_type, tiny.one_line(fault))
+    return tiny.TinyModel(model_type, model, inputs)
+
+
+def with_stacks(entry: SupportEntry, model: Any) -> SupportEntry:
+    """The entry with what the model reads, and what --stack can name of it."""
+    found: dict[str, Any] = {"modality": modality_of(type(model))}
+    parts = [] if is_pair(model) else parts_of(model)
+    if len(reads(model)) > 1:
+        found["stacks"] = [_stack(stack, _of_part(chosen_stack(model, stack), entry.model_type)) for stack in parts]
+        if entry.status == "refused" and any(one.status != "refused" for one in found["stacks"]):
+            why = f"as a whole, on one kind of input: {entry.reason}"
+            found |= {"status": "partly", "parts": [why], "reason": None}
+    return entry.model_copy(update=found)
+
+
+def _of_part(part: Any, model_type: str) -> SupportEntry:
+    name = input_name(part)
+    try:
+        like = None if name == "input_ids" else made_inputs(part, stack_of(part), name)
+    except tiny.TinyError as fault:
+        return _refused(model_type, f"{NOT_TRIED}: {fault}")
+    return _examine_stack(part, model_type, like)
+
+
+def _stack(stack: StackName, entry: SupportEntry) -> StackEntry:
+    reason = "; ".join(part for part in entry.parts if part != ENCODER_ALONE) or entry.reason
+    return StackEntry(stack=stack, status="exact" if reason is None else entry.status, reason=reason)
 
 
 def examine(model: Any, model_type: str | None = None, like: Mapping[str, Tensor] | None = None) -> SupportEntry:
@@ -99,6 +153,7 @@ def _of_both(encoder: SupportEntry, decoder: SupportEntry) -> SupportEntry:
         update={
             "status": "partly" if parts else "exact",
             "parts": parts,
+            "stacks": [_stack("encoder", encoder), _stack("decoder", decoder)],
             "relative_error": max(errors),
             "path": "softmax interception" if "softmax interception" in paths else encoder.path,
         }

@@ -321,7 +321,7 @@ def support(
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> SupportResult:
-    """`duat support`: how far duat understands a model, in memory too; all_types: every type of text model."""
+    """`duat support`: how far duat understands a model, in memory too; all_types: every model type."""
     load_libraries()
     with undisturbed():
         from duat_cli.analysis.clock import Clock

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
 
 def page_of(reports: Sequence[tuple[str | None, Result]]) -> str:
-    """The HTML of some reports, each with the name of the file that it comes from, if it does."""
+    """The HTML of some reports, each with the name of the file that it comes from, if it does; those of the stacks of
+    one model stand side by side."""
     from duat_cli.explain.find import everything
     from duat_cli.report.html.document import Given, document
 
@@ -20,4 +21,5 @@ def page_of(reports: Sequence[tuple[str | None, Result]]) -> str:
             for place in entry.where:
                 command, _, path = place.partition(": ")
                 known[command, path] = entry
-    return document([Given(report, source) for source, report in reports], known)
+    each = [(source, one) for source, report in reports for one in getattr(report, "stacks", [report])]
+    return document([Given(report, source) for source, report in each], known)

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch import dtype, nn
+    from torch import Tensor, dtype, nn
 
 # -- attention ---------------------------------------------------------------------------------------------------------
 
@@ -101,6 +101,19 @@ def template_fault(template: str) -> str | None:
 # Fields of a config.json that choose code: 'org/repo' in one of them makes transformers fetch and run a kernel, even
 # when the caller asks for eager. A field that is missing here would let that pass.
 IMPLEMENTATION_FIELD = re.compile(r"_?(attn|experts)_implementation(_internal)?")
+
+
+def encoder_output(states: Tensor) -> Any:
+    """An encoder's states, (1, K, width), as the `encoder_outputs` that an encoder-decoder takes in place of a pass.
+
+    The class is not exported at the top; some models read its field by name, so that a tuple fails there with an error,
+    and those with experts ask for `router_logits` as well, of which they make a loss alone.
+    """
+    from transformers.modeling_outputs import BaseModelOutput
+
+    output = BaseModelOutput(last_hidden_state=states)
+    output.router_logits = None
+    return output
 
 
 def as_weights_are(config: Any) -> Any:

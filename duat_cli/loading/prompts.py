@@ -44,6 +44,8 @@ class Prompt:
     where the tokenizer does not say."""
     prepared: Mapping[str, Tensor] | None = None
     """What a model that reads no token ids is run on; `input_ids` then counts its positions, from 0."""
+    source_ids: Tensor | None = None
+    """Of a decoder's prompt the token ids that the encoder reads, (1, K); None where it reads none."""
 
     @property
     def given(self) -> Tensor | Mapping[str, Tensor]:
@@ -110,6 +112,17 @@ def set_apart(texts: Sequence[PromptText], share: float) -> tuple[list[PromptTex
     apart = set(random.Random(SPLIT_SEED).sample(range(len(texts)), count))
     kept = [text for k, text in enumerate(texts) if k not in apart]
     return kept, [text for k, text in enumerate(texts) if k in apart]
+
+
+def share_of(holdout: str | None) -> float | None:
+    """A number is a share; anything else names a file."""
+    try:
+        share = float(holdout or "")
+    except ValueError:
+        return None
+    if not 0 < share < 1:
+        raise InputError(f"--holdout {holdout}: expected a share between 0 and 1, or a file of prompts")
+    return share
 
 
 def _bundled(name: str) -> list[PromptText]:

@@ -12,7 +12,7 @@ from duat_cli.results.base import Result
 from duat_cli.results.check import CheckReport, UndecidedReport
 from duat_cli.results.compare import CompareReport
 from duat_cli.results.explain import ExplainReport
-from duat_cli.results.inspect import InspectReport, VerifyReport
+from duat_cli.results.inspect import InspectReport, InspectStacks, VerifyReport, VerifyStacks
 from duat_cli.results.lora import LoraReport
 from duat_cli.results.matrix import MatrixReport, NetworkReport
 from duat_cli.results.plan import PlanReport
@@ -33,14 +33,20 @@ REPORTS: dict[str, type[Result]] = {
     "support": SupportReport,
     "explain": ExplainReport,
 }
+STACKS: dict[str, type[Result]] = {"inspect": InspectStacks, "verify": VerifyStacks}
+"""With --stack all."""
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def schema_of(command: str) -> dict[str, Any]:
-    """The schema that every JSON report of a command satisfies; of check its `verdict` tells report from error."""
+    """The schema that every JSON report of a command satisfies; of check its `verdict` tells report from error. Reports
+    of every stack of a model (--stack all) have `stacks`."""
     if command == "check":
         either = TypeAdapter(Annotated[CheckReport | UndecidedReport, Field(discriminator="verdict")])
         return {"$schema": _DIALECT, **either.json_schema(mode="serialization")}
+    if command in STACKS:
+        several: Any = REPORTS[command] | STACKS[command]
+        return {"$schema": _DIALECT, **TypeAdapter(several).json_schema(mode="serialization")}
     return {"$schema": _DIALECT, **REPORTS[command].model_json_schema(mode="serialization")}
 
 

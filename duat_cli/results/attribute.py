@@ -79,6 +79,15 @@ class InnerPart(Result):
     direct: Annotated[Finite, _DIRECT] = Field(description="what it writes straight to the logit")
 
 
+class EncoderPart(Result):
+    """What the encoder's states bring through cross-attention, its weights H held; its biases count as static."""
+
+    value: Annotated[Finite, _TOTAL] = Field(description="of all blocks and states, through all later blocks")
+    direct: Annotated[Finite, _DIRECT] = Field(description="what cross-attention writes of them straight to the logit")
+    blocks: Annotated[list[Finite], _TOTAL] = Field(description="through the cross-attention of each block")
+    tokens: list[TokenPart] = Field(description="of each state: the token of the encoder's input that it stands for")
+
+
 class Parts(Result):
     """The total reading: each part through all later frozen blocks. The sum is the logit."""
 
@@ -93,6 +102,9 @@ class Parts(Result):
         "for its output bias"
     )
     experts: list[InnerPart] = Field(description="the leading experts of all units, by absolute value")
+    encoder: EncoderPart | None = Field(
+        default=None, description="of the encoder's states; in a decoder (--stack decoder), null in other stacks"
+    )
 
 
 class HeadPart(Result):
@@ -289,6 +301,9 @@ class Summary(Result):
     static: Annotated[Finite, _TOTAL] = Field(description="mean of what all biases add")
     units: Annotated[list[Finite], _TOTAL] = Field(description="mean of what the units of each block add")
     head_bias: Annotated[Finite, _TOTAL] = Field(description="mean of the head's bias")
+    encoder: Annotated[Finite | None, _TOTAL] = Field(
+        default=None, description="mean of what the encoder's states bring; in a decoder, null in other stacks"
+    )
     heads: list[Spread] = Field(description="by what they moved")
     neurons: list[Spread]
 

@@ -54,6 +54,9 @@ class ModelFacts(Result):
     revision: str | None = Field(description="commit of a hub checkpoint; null for a local folder")
     model_type: str = Field(description="transformers' name of the architecture, from config.json")
     architecture: str = Field(description="the class that was loaded")
+    stack: Literal["vision", "audio", "text", "encoder", "decoder"] | None = Field(
+        default=None, description="which stack of a model of several the report is of; null where there is one"
+    )
     quantised: str | None = Field(
         default=None,
         description="how the files hold the quantised weights, which are read as the numbers that the format's formula "

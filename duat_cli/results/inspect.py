@@ -299,6 +299,15 @@ class InspectReport(Result):
     run: Annotated[Run, _MACHINE]
 
 
+class InspectStacks(Result):
+    """`duat inspect --stack all`: every stack of one model."""
+
+    schema_version: SchemaVersion = "2"
+    command: Annotated[Literal["inspect"], COMMAND] = "inspect"
+    duat_version: DuatVersion
+    stacks: list[InspectReport] = Field(min_length=1, description="a report a stack, which `model.stack` names")
+
+
 class BlockCertificate(Result):
     """One block: how far what duat rebuilds is from the model's own."""
 
@@ -339,3 +348,12 @@ class VerifyReport(Result):
     skipped: list[Skipped]
     warnings: Warnings
     run: Run
+
+
+class VerifyStacks(Result):
+    """`duat verify --stack all`: every stack of one model."""
+
+    schema_version: SchemaVersion = "2"
+    command: Annotated[Literal["verify"], COMMAND] = "verify"
+    duat_version: DuatVersion
+    stacks: list[VerifyReport] = Field(min_length=1, description="a report a stack, which `model.stack` names")

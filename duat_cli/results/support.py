@@ -9,12 +9,29 @@ from pydantic import Field
 from duat_cli.results.base import COMMAND, DuatVersion, Finite, Result, Run, SchemaVersion
 from duat_cli.results.meaning import Meaning
 
+Status = Literal["exact", "partly", "refused"]
+Modality = Literal["text", "vision", "audio", "vision-language", "audio-language", "several", "other"]
+
+
+class StackEntry(Result):
+    """One stack of a model of several."""
+
+    stack: Literal["vision", "audio", "text", "encoder", "decoder"] = Field(description="the value of --stack")
+    status: Status = Field(description="how much of it is covered")
+    reason: str | None = Field(description="what is not covered, or why it was refused; null where it is exact")
+
 
 class SupportEntry(Result):
     """How far duat understands one model."""
 
     model_type: str = Field(description="transformers' name of the architecture")
-    status: Literal["exact", "partly", "refused"] = Field(description="how much of it is covered")
+    modality: Modality = Field(
+        default="text", description="what its forward pass reads; 'several': more than two kinds"
+    )
+    stacks: list[StackEntry] = Field(
+        default=[], description="of a model of several: what --stack can name, and how far"
+    )
+    status: Status = Field(description="how much of it is covered")
     path: Literal["attention interface", "softmax interception", "frozen kernel"] | None = Field(
         description="how attention was seen"
     )

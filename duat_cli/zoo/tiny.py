@@ -27,6 +27,7 @@ from duat_cli.compat.torch import buffers_of, is_convolution, parameters_of, uns
 from duat_cli.compat.transformers import auto_models, auto_types, eager_model, modeling_files
 
 MAX_PARAMETERS = 3_000_000
+MAX_OTHER = 60_000_000  # of a model that reads pictures or sound: the rule shrinks few of its fields
 FIRST_FREE_ID = 3  # special ids without a place of their own are numbered from here,
 FIRST_ORDINARY_ID = 40  # and prompts are drawn from here: no tiny config has that many
 
@@ -89,11 +90,28 @@ def rule() -> Rule:
 
 def text_model_types() -> list[str]:
     """The model types with token ids in: LMs, text encoders, and the text parts of multimodal models."""
+    return sorted(_text_types())
+
+
+@functools.cache
+def _text_types() -> frozenset[str]:
     listed = {t for task in _TEXT for t in auto_types(task)}
     named = {t for t in CONFIG_MAPPING if t.endswith(("_text", "_text_model"))}
     parts = {t for t in named if not CONFIG_MAPPING[t].sub_configs}
     other = {t for task in _OTHER_MODALITIES for t in auto_types(task)}
-    return sorted((listed | parts) - other)
+    return frozenset((listed | parts) - other)
+
+
+def other_model_types() -> list[str]:
+    """The model types that are not among `text_model_types`, for which transformers has a class."""
+    return sorted(t for t in set(CONFIG_MAPPING) - _text_types() if _has_class(CONFIG_MAPPING[t]))
+
+
+def _has_class(config_class: type[PreTrainedConfig]) -> bool:
+    try:
+        return config_class in auto_models("BASE") or _class_of_config(config_class) is not None
+    except TinyError:
+        return False
 
 
 def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
@@ -103,7 +121,7 @@ def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     """
     tasks = ["CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "TEXT_ENCODING"]
     if config.is_encoder_decoder:
-        tasks.insert(0, tasks.pop(2))
+        tasks = [tasks.pop(2), "SPEECH_SEQ_2_SEQ", *tasks]
     elif getattr(config, "is_decoder", None) is False:
         tasks.insert(0, tasks.pop(1))
     for table in map(auto_models, [*tasks, "BASE"]):
@@ -159,7 +177,7 @@ def _default(config_class: type[PreTrainedConfig], *attempts: dict[str, Any]) ->
             return config_class(**values)
         except Exception as error:
             errors.append(error)
-    raise TinyError(f"{config_class.__name__}() fails: {_one_line(errors[0])}")
+    raise TinyError(f"{config_class.__name__}() fails: {one_line(errors[0])}")
 
 
 def _small_values(default: PreTrainedConfig, declared: set[str], depth: int) -> dict[str, Any]:
@@ -240,7 +258,7 @@ def tiny_model(model_type: str, seed: int = 0) -> PreTrainedModel:
     cls = model_class(config)
     if cls.config_class is config.sub_configs.get("text_config"):
         config = config.get_text_config()  # as AutoModelForCausalLM does (llama4, qwen3_5)
-    _refuse_large(cls, config)
+    _refuse_large(cls, config, MAX_PARAMETERS if model_type in _text_types() else MAX_OTHER)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = eager_model(cls, config, torch.float32)
@@ -248,14 +266,14 @@ def tiny_model(model_type: str, seed: int = 0) -> PreTrainedModel:
     return model.eval()
 
 
-def _refuse_large(cls: type[PreTrainedModel], config: PreTrainedConfig) -> None:
+def _refuse_large(cls: type[PreTrainedModel], config: PreTrainedConfig, most: int) -> None:
     try:
         with torch.device("meta"):
             count = sum(p.numel() for p in cls(config).parameters())
     except Exception:
         return  # a class that cannot be made without memory shows its own error when made with memory
-    if count > MAX_PARAMETERS:
-        raise TinyError(f"{count} parameters, more than {MAX_PARAMETERS}")
+    if count > most:
+        raise TinyError(f"{count} parameters, more than {most}")
 
 
 # Dynamics of state-space and recurrent layers: only their own initial values are stable.
@@ -353,7 +371,7 @@ def build(model_type: str, seed: int = 0) -> TinyModel | NotBuilt:
         with torch.no_grad():
             output = model(**inputs)
     except Exception as error:
-        return NotBuilt(model_type, _one_line(error))
+        return NotBuilt(model_type, one_line(error))
     if not all(torch.isfinite(t).all() for t in _floats(output)):
         return NotBuilt(model_type, "outputs are not finite")
     return TinyModel(model_type, model, inputs)
@@ -366,6 +384,7 @@ def _floats(output: Any) -> list[Tensor]:
     return found
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """What an exception says."""
     text = " ".join(str(error).split())
     return text if isinstance(error, TinyError) else f"{type(error).__name__}: {text}"

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import bad_checkpoints
 import pytest
 import torch
-from decoders import OWN, attentions, given_to, through
-from helpers import single_model
+from attributing import WORDS
+from decoders import IDS, OWN, attentions, given_to, through
+from helpers import as_loaded, prompt_of, single_model
 from torch import Tensor, nn
 from transformers import T5Config, T5ForConditionalGeneration
 
+from duat_cli.analysis.attribute.run import AttributeOptions, attribute
+from duat_cli.analysis.attribute.targets import Asked
 from duat_cli.analysis.decomposition import Carried, Decomposition
 from duat_cli.cli.main import run
 from duat_cli.models.arrays import relative_error
-from duat_cli.models.discovery.modality import STATES
+from duat_cli.models.discovery.modality import STATES, decoder_of
 from duat_cli.models.discovery.proof import ProvedBlock
 from duat_cli.models.instrument.rig import BlockRun
 
@@ -43,12 +46,12 @@ class Dense:
 
     linear: Tensor
     static: Tensor
-    encoder: Tensor
+    encoder: Tensor  # by state of the encoder, (K, N, M)
     dynamic: Tensor
 
     @property
     def total(self) -> Tensor:
-        return self.linear + self.static + self.encoder + self.dynamic
+        return self.linear + self.static + self.encoder.sum(0) + self.dynamic
 
     def each(self, function: Any, bias: Any = 0.0) -> Dense:
         """A linear map of every piece; `bias` is the constant beside it."""
@@ -61,9 +64,9 @@ class Dense:
 
 
 def mixed(weights: Tensor, values: Tensor) -> Tensor:
-    """H V head by head: (heads, N, K), (K, heads d) to (N, heads d)."""
+    """H V head by head: (heads, N, K), (..., K, heads d) to (..., N, heads d)."""
     by_head = values.unflatten(-1, (len(weights), -1))
-    return torch.einsum("hnk,khd->nhd", weights, by_head).flatten(1)
+    return torch.einsum("hnk,...khd->...nhd", weights, by_head).flatten(-2)
 
 
 def by_hand_t5(model: Any, given: dict[str, Tensor]) -> list[Dense]:
@@ -72,7 +75,8 @@ def by_hand_t5(model: Any, given: dict[str, Tensor]) -> list[Dense]:
         x = decoder.embed_tokens(OWN)[0]
     out = attentions(model)
     zero, found = torch.zeros_like(x), []
-    here = Dense(x, zero, zero, zero)
+    here = Dense(x, zero, zero[None], zero)
+    apart = torch.diag_embed(torch.ones(len(states)).double())[..., None] * states  # (K, K, width), one state each
 
     def normed(norm: Any) -> Any:
         # T5 takes the variance in float32, whatever the dtype
@@ -87,10 +91,10 @@ def by_hand_t5(model: Any, given: dict[str, Tensor]) -> list[Dense]:
                 lambda p, a=attention, H=out.attentions[k][0]: mixed(H, p @ a.v.weight.T) @ a.o.weight.T
             )
         )
-        added = mixed(out.cross_attentions[k][0], states @ other.v.weight.T) @ other.o.weight.T
+        added = mixed(out.cross_attentions[k][0], apart @ other.v.weight.T) @ other.o.weight.T
         here = here.plus(Dense(zero, zero, added, zero))
         ffn = last.DenseReluDense(normed(last.layer_norm).total[None])[0]
-        here = here.plus(Dense(zero, zero, zero, ffn))
+        here = here.plus(Dense(zero, zero, zero[None], ffn))
         found.append(here)
     return found
 
@@ -101,7 +105,7 @@ def by_hand_bart(model: Any, given: dict[str, Tensor]) -> list[Dense]:
     with decoder.layers[0].register_forward_pre_hook(lambda _m, args: inputs.append(args[0][0])):
         out = attentions(model)
     zero = torch.zeros_like(inputs[0])
-    here, found = Dense(inputs[0], zero, zero, zero), []
+    here, found = Dense(inputs[0], zero, zero[None], zero), []
 
     def normed(before: Dense, norm: nn.LayerNorm) -> Dense:
         whole = before.total
@@ -115,9 +119,9 @@ def by_hand_bart(model: Any, given: dict[str, Tensor]) -> list[Dense]:
         here = normed(here.plus(added), layer.self_attn_layer_norm)
         constant = (c.v_proj.bias @ c.out_proj.weight.T + c.out_proj.bias).expand_as(zero)
         seen = mixed(cross[0], states @ c.v_proj.weight.T) @ c.out_proj.weight.T
-        here = normed(here.plus(Dense(zero, constant, seen, zero)), layer.encoder_attn_layer_norm)
+        here = normed(here.plus(Dense(zero, constant, seen[None], zero)), layer.encoder_attn_layer_norm)
         up = layer.activation_fn(layer.fc1(here.total)) @ layer.fc2.weight.T
-        here = normed(here.plus(Dense(zero, layer.fc2.bias.expand_as(zero), zero, up)), layer.final_layer_norm)
+        here = normed(here.plus(Dense(zero, layer.fc2.bias.expand_as(zero), zero[None], up)), layer.final_layer_norm)
         found.append(here)
     return found
 
@@ -131,11 +135,52 @@ def test_the_pieces_are_those_of_dense_arithmetic(model_type: str, by_hand: Any)
     for mine, dense, output in zip(pieces, truth, outputs, strict=True):
         assert mine.encoder is not None
         assert relative_error(dense.total, output) < 1e-12
+        dense.encoder = dense.encoder.sum(0)
         for name in ("linear", "encoder", "dynamic"):
             assert relative_error(getattr(mine, name), getattr(dense, name)) < 1e-10, name
         static = torch.zeros_like(output) if mine.static is None else mine.static
         assert float((static - dense.static).norm()) < 1e-10 * float(output.norm())
     assert float(truth[-1].encoder.norm()) > 0.05 * float(outputs[-1].norm())  # a part that matters
+
+
+def test_what_states_of_the_encoder_add_to_a_logit_is_dense_arithmetic() -> None:
+    model = single_model("t5").double()
+    given = given_to(model)
+    with torch.no_grad():
+        last = by_hand_t5(model, given)[-1]
+        norm = model.decoder.final_layer_norm
+        scale = (last.total.float().square().mean(-1, keepdim=True) + norm.variance_epsilon).rsqrt()
+        size = model.model_dim**-0.5 if model.config.scale_decoder_outputs else 1.0
+        logits = (last.encoder * scale * norm.weight * size) @ model.lm_head.weight.T  # (K, N, vocabulary)
+    loaded = replace(as_loaded(model), model=decoder_of(model), pair=model, stack="decoder", like=given)
+    prompt = replace(prompt_of(OWN), prepared=given, source_ids=IDS)
+    options = AttributeOptions(Asked(position="all"))
+    report = attribute(loaded, [prompt], WORDS, options, lambda *_: None)
+    assert report.certificate.residual < 1e-10
+    assert [t.text for t in report.attribution[0].parts.encoder.tokens] == [f"t{k} " for k in IDS[0].tolist()]
+    for one in report.attribution:
+        found = one.parts.encoder
+        wanted = logits[:, one.position, one.target.token.id]
+        assert relative_error(torch.tensor([t.value for t in found.tokens]).double(), wanted) < 1e-6
+        assert sum(found.blocks) == pytest.approx(found.value) == pytest.approx(float(wanted.sum()))
+        straight = sum(h.value for h in one.direct.heads) + sum(u.value for u in one.direct.units) + one.direct.tokens
+        assert straight + found.direct + one.direct.static == pytest.approx(one.logit)  # T5's head has no bias
+
+
+def test_a_decoder_is_attributed_and_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["attribute", str(folder), "--prompt", "abc"]
+    code, out, _ = answered([*words, "--stack", "decoder", "--decoder-prompt", "xyz"], capsys)
+    assert code == 0
+    assert "(T5Stack, decoder stack)" in out
+    assert "By token of the encoder" in out
+    for more, said in (
+        ([], "its logits are its decoder's; give --stack decoder"),
+        (["--stack", "decoder", "--steps", "1"], "not of a decoder yet"),
+        (["--stack", "encoder"], "--stack encoder: duat attribute reads text, and a decoder"),
+    ):
+        code, out, err = answered([*words, *more], capsys)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert said in err
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +215,21 @@ def test_verify_reads_the_decoder(folder: Path, capsys: pytest.CaptureFixture[st
     assert "it reads the tokens of --decoder-prompt" in report["warnings"][-1]
 
 
+def test_all_is_a_report_of_each_stack(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [str(folder), "--prompt", "abcdef", "--decoder-prompt", "xyz", "--stack"]
+    code, out, _ = answered(["verify", *words, "all", "--json"], capsys)
+    encoder, decoder = json.loads(out)["stacks"]
+    assert code == 0
+    assert [encoder["model"]["stack"], decoder["model"]["stack"]] == ["encoder", "decoder"]
+    assert decoder["blocks"] == json.loads(answered(["verify", *words, "decoder", "--json"], capsys)[1])["blocks"]
+    assert encoder["blocks"] == json.loads(answered(["verify", *words[:3], "--json"], capsys)[1])["blocks"]
+    assert len(encoder["blocks"]) == 2
+    saved, page = tmp_path / "both.json", tmp_path / "both.html"
+    answered(["inspect", *words, "all", "--null", "uniform", "-o", str(saved)], capsys)
+    assert answered(["report", str(saved), "-o", str(page)], capsys)[0] == 0
+    assert all(f"{stack} stack)" in page.read_text() for stack in ("encoder", "decoder"))
+
+
 def test_inspect_splits_the_stream_into_four(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["inspect", str(folder), "--stack", "decoder", "--prompt", "abcdef", "--null", "uniform", "--terms"]
     code, out, _ = answered([*words, "--json"], capsys)
@@ -188,15 +248,6 @@ def test_inspect_splits_the_stream_into_four(folder: Path, capsys: pytest.Captur
     assert "enc." in out
 
 
-def test_the_encoder_is_read_as_ever(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plain, named = (
-        json.loads(answered(["verify", str(folder), *more, "--prompt", "abcdef", "--json"], capsys)[1])
-        for more in ([], ["--stack", "encoder"])
-    )
-    assert plain["blocks"] == named["blocks"]
-    assert len(named["blocks"]) == 2
-
-
 def test_support_answers_for_both_stacks(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = answered(["support", str(folder)], capsys)
     assert code == 0
@@ -208,6 +259,7 @@ def test_support_answers_for_both_stacks(folder: Path, capsys: pytest.CaptureFix
     [
         (["--decoder-prompt", "x"], "--decoder-prompt: only a decoder reads it; give --stack decoder"),
         (["--stack", "decoder"], "--stack decoder: LlamaForCausalLM is no encoder with a decoder"),
+        (["--stack", "all"], "--stack all: LlamaForCausalLM has no two stacks to read; leave it out"),
         (["--stack", "encoder"], "--stack encoder: LlamaForCausalLM is no encoder with a decoder"),
     ],
 )
@@ -216,6 +268,18 @@ def test_what_no_decoder_is_asked_for_is_one_line(
 ) -> None:
     code, out, err = answered(["verify", *words, "--prompt", "a"], capsys)
     assert (code, out, err) == (2, "", f"duat: error: {said}\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--out", "kept", "--stack", "decoder"], ["--matrices", "w.safetensors", "--stack", "all"]],
+)
+def test_what_is_kept_in_files_is_of_one_stack(
+    words: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = answered(["inspect", str(folder), *words, "--prompt", "a"], capsys)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "contradict each other" in err
 
 
 def test_matrix_reads_no_decoder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -116,15 +116,18 @@ def test_a_part_of_a_model_of_two(tmp_path: Path, capsys: pytest.CaptureFixture[
     CLIPModel(CLIPConfig(text_config=text, vision_config=SMALL_VIT, projection_dim=8)).save_pretrained(tmp_path)
     bad_checkpoints.tokenizer(tmp_path)
     capsys.readouterr()
-    assert run(["verify", str(tmp_path), "--stack", "vision", "-q", "--json"]) == 0
-    seen = json.loads(capsys.readouterr().out)
+    assert run(["verify", str(tmp_path), "--stack", "all", "--prompt", "ab", "-q", "--json"]) == 0
+    seen, read = json.loads(capsys.readouterr().out)["stacks"]
     assert run(["verify", str(tmp_path), "--stack", "text", "--prompt", "ab", "-q", "--json"]) == 0
-    read = json.loads(capsys.readouterr().out)
+    assert read["blocks"] == json.loads(capsys.readouterr().out)["blocks"]
     assert (len(seen["blocks"]), len(read["blocks"])) == (2, 1)
+    assert (seen["prompts"][0]["tokens"], read["prompts"][0]["tokens"]) == (17, 2)
     assert any(note.startswith("--stack vision: the CLIPVision") for note in seen["warnings"])
     assert any(note.startswith("--stack text: the CLIPText") for note in read["warnings"])
     assert run(["verify", str(tmp_path), "--image", "a.png", "-q"]) == 2
     assert "CLIPModel reads token ids here; give --prompt, or --stack vision\n" in capsys.readouterr().err
+    assert run(["verify", str(tmp_path), "--prompt", "ab", "-q"]) == 2
+    assert "its parts can: give --stack vision, text or all\n" in capsys.readouterr().err
 
 
 WRONG = {

@@ -59,8 +59,8 @@ def test_schema_describes_the_report(command: str) -> None:
 
 
 def test_the_schema_check_can_fail() -> None:
-    schema = schema_of("verify")
-    document = json.loads(to_json(SAMPLES["verify"]))
+    schema = schema_of("compare")
+    document = json.loads(to_json(SAMPLES["compare"]))
     wrong = {**document, "surplus": 1, "warnings": [1], "command": "inspect"}
     del wrong["certificate"]
     found = " ".join(conforms(wrong, schema, schema))

@@ -89,6 +89,7 @@ class Many:
             return None
         blocks = len(found[0].parts.static.blocks)
         units = [0.0] * blocks
+        encoder = [None if one.parts.encoder is None else one.parts.encoder.value for one in found]
         for one in found:
             for unit in one.parts.units:
                 units[unit.block] += unit.value / count
@@ -99,6 +100,7 @@ class Many:
             static=sum(one.parts.static.value for one in found) / count,
             units=units,
             head_bias=sum(one.parts.head_bias for one in found) / count,
+            encoder=None if None in encoder else sum(value for value in encoder if value is not None) / count,
             heads=self._leading(top, heads=True),
             neurons=self._leading(top, heads=False),
         )

@@ -9,16 +9,18 @@ the sum of `duat inspect`. Products are added in float64.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from duat_cli.analysis.attribute.experts import KnownExperts, expert_parts
+from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.instrument.records import UnitCall
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.models.sweep.adjoint import BlockAdjoint, Gradients, Held, biases, products
+from duat_cli.models.sweep.adjoint import BlockAdjoint, Gradients, Held, products
 from duat_cli.models.sweep.gradients import pulled
 from duat_cli.models.terms.sites import Site
 
@@ -49,7 +51,7 @@ class UnitParts:
 
 @dataclass(frozen=True)
 class BlockParts:
-    """One block."""
+    """One block. encoder: what its cross-attention brings of each of the encoder's states, (targets, states)."""
 
     number: int
     static: Tensor  # (targets,)
@@ -57,6 +59,7 @@ class BlockParts:
     heads: Tensor  # total, (targets, heads); of all attention calls
     heads_direct: Tensor
     units: list[UnitParts]
+    encoder: Inner | None = None
 
 
 @dataclass
@@ -75,6 +78,9 @@ class PromptParts:
         for block in self.blocks:
             total += [block.static[:, None], *(u.total[:, None] for u in block.units)]
             direct += [block.static_direct[:, None], block.heads_direct, *(u.direct[:, None] for u in block.units)]
+            if block.encoder is not None:
+                total.append(block.encoder.total)
+                direct.append(block.encoder.direct)
         return torch.cat([*total, self.head[:, None]], dim=1), torch.cat([*direct, self.head[:, None]], dim=1)
 
     def residuals(self) -> tuple[Tensor, Tensor]:
@@ -94,10 +100,20 @@ def block_parts(block: BlockAdjoint, known: KnownExperts) -> BlockParts:
     run = block.run
     calls: dict[nn.Module, int] = {}
     units = []
+    encoder = None
+    if block.total.encoder is not None and block.direct.encoder is not None:
+        encoder = Inner(block.total.encoder, block.direct.encoder)
     for k, unit in enumerate(run.units):
+        if run.parts.is_cross(unit.module):
+            continue
         call = calls[unit.module] = calls.get(unit.module, -1) + 1
         units.append(_unit_parts(block, k, unit, call, known))
-    if not all(_add_up(units, reading, whole) for reading, whole in (("total", block.total), ("direct", block.direct))):
+    both: list[UnitParts | Inner] = [*units, *([] if encoder is None else [encoder])]
+    if not all(_add_up(both, reading, whole) for reading, whole in (("total", block.total), ("direct", block.direct))):
+        if encoder is not None:
+            raise UnsupportedModelError(
+                f"block {block.number}: its output is not linear in what its cross-attention and its FFN give"
+            )
         units = [_joined(units, block)]
     return BlockParts(
         number=block.number,
@@ -106,12 +122,14 @@ def block_parts(block: BlockAdjoint, known: KnownExperts) -> BlockParts:
         heads=_heads(run, block.total),
         heads_direct=_heads(run, block.direct),
         units=units,
+        encoder=encoder,
     )
 
 
-def _add_up(units: list[UnitParts], reading: str, whole: Gradients) -> bool:
+def _add_up(units: Sequence[UnitParts | Inner], reading: str, whole: Gradients) -> bool:
     """Whether the block's output is linear in what each unit gives; some multiply what two of them give."""
-    parts = torch.stack([getattr(unit, reading) for unit in units]) if units else whole.together[None] * 0
+    each = [getattr(unit, reading) for unit in units]
+    parts = torch.stack([p if p.ndim == 1 else p.sum(dim=1) for p in each]) if each else whole.together[None] * 0
     size = parts.abs().sum(dim=0) + whole.together.abs() + whole.constant.abs()
     tolerance = tolerance_for(whole.before.dtype)
     return bool(((parts.sum(dim=0) - whole.together).abs() <= tolerance * size).all())
@@ -148,7 +166,7 @@ def _heads(run: BlockRun, gradients: Gradients) -> Tensor:
 
 def _unit_parts(block: BlockAdjoint, place: int, unit: UnitCall, call: int, known: KnownExperts) -> UnitParts:
     run, total, direct = block.run, block.total.units[place], block.direct.units[place]
-    term = unit.output - biases(run)[place]
+    term = unit.output - block.static[place]
     product = total.double() * term.double()
     held, routed = _of_call(block.held, unit, call, "neuron"), _of_call(block.held, unit, call, "expert")
     both = torch.cat([total, direct])  # of both readings, in one go

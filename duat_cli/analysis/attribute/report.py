@@ -19,6 +19,7 @@ from duat_cli.results.attribute import (
     Attribution,
     Direct,
     DirectUnit,
+    EncoderPart,
     Flow,
     HeadPart,
     InnerPart,
@@ -49,6 +50,7 @@ def attributions(
     texts = [words.text(token) for token in ids]
     if found.parts.tokens.shape[1] != len(texts):  # the blocks read other vectors than the prompt's tokens
         texts = [f"vector {place}" for place in range(found.parts.tokens.shape[1])]
+    sources = None if prompt.source_ids is None else [words.text(token) for token in prompt.source_ids[0].tolist()]
     total, direct = found.parts.residuals()
     if not bool(torch.isfinite(torch.cat([total, direct, found.parts.output])).all()):
         raise UnsupportedModelError(
@@ -63,7 +65,7 @@ def attributions(
             logit=float(found.parts.output[k]),
             capped=found.capped[k],
             rank=found.ranks[k],
-            parts=_parts(found, k, texts, top),
+            parts=_parts(found, k, texts, sources, top),
             direct=_direct(found, k, float(direct[k]), top),
             flows=[_flow(flow) for flow in found.leading[k].flows],
             measured=None if measured is None else _measured(measured, texts),
@@ -102,7 +104,7 @@ def _facts(target: Target, chooser: Chooser) -> TargetFacts:
     )
 
 
-def _parts(found: Found, k: int, texts: Sequence[str], top: int) -> Parts:
+def _parts(found: Found, k: int, texts: Sequence[str], sources: Sequence[str] | None, top: int) -> Parts:
     parts, leading = found.parts, found.leading[k]
     tokens = zip(texts, parts.tokens[k].tolist(), parts.tokens_direct[k].tolist(), strict=True)
     static = [float(block.static[k]) for block in parts.blocks]
@@ -128,6 +130,28 @@ def _parts(found: Found, k: int, texts: Sequence[str], top: int) -> Parts:
         head_bias=float(parts.head[k]),
         neurons=_inner(leading.neurons[:top], parts, neurons=True),
         experts=_inner(leading.experts[:top], parts, neurons=False),
+        encoder=_encoder(parts, k, sources),
+    )
+
+
+def _encoder(parts: PromptParts, k: int, sources: Sequence[str] | None) -> EncoderPart | None:
+    """sources: the tokens that the encoder read; None where it read none."""
+    each = [block.encoder for block in parts.blocks]
+    known = [one for one in each if one is not None]
+    if not known:
+        return None
+    total, direct = (torch.stack([getattr(one, name)[k] for one in known]) for name in ("total", "direct"))
+    by_token = zip(total.sum(dim=0).tolist(), direct.sum(dim=0).tolist(), strict=True)
+    if sources is None or len(sources) != total.shape[1]:
+        sources = [f"state {place}" for place in range(total.shape[1])]
+    return EncoderPart(
+        value=float(total.sum()),
+        direct=float(direct.sum()),
+        blocks=[0.0 if one is None else float(one.total[k].sum()) for one in each],
+        tokens=[
+            TokenPart(position=place, text=text, value=value, direct=straight)
+            for place, (text, (value, straight)) in enumerate(zip(sources, by_token, strict=True))
+        ],
     )
 
 

@@ -19,6 +19,7 @@ from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import tolerance_for
+from duat_cli.models.discovery.modality import is_pair
 from duat_cli.models.instrument.foreign import model_code
 from duat_cli.models.sweep.ending import EndingForm
 from duat_cli.results.attribute import AttributeReport, Attribution, Continuation
@@ -53,11 +54,12 @@ class Attributor:
     ) -> None:
         """count: of all prompts that it will be asked about."""
         loaded = session.loaded
-        if getattr(loaded.model.config, "is_encoder_decoder", False):
+        if is_pair(loaded.model):
             raise UnsupportedModelError(
-                f"{type(loaded.model).__name__}: its decoder's cross-attention is outside the form, so its logits have "
-                "no exact parts"
+                f"{type(loaded.model).__name__}: its logits are its decoder's; give --stack decoder"
             )
+        if loaded.pair is not None and (options.measure or options.steps or options.continuation is not None):
+            raise InputError("--measure, --steps and --continuation: not of a decoder yet; leave them out")
         self._session, self._words, self._options, self._progress = session, words, options, progress
         labels = {int(k): str(v) for k, v in (getattr(loaded.model.config, "id2label", None) or {}).items()}
         self._given = [] if options.continuation is None else given_tokens(words, options.continuation)

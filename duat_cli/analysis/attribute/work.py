@@ -23,12 +23,13 @@ from duat_cli.analysis.plan.waves import recorded_waves
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session
 from duat_cli.compat.libc import give_back_free_memory
+from duat_cli.compat.transformers import encoder_output
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.block.parts import BlockParts as BlockModules
 from duat_cli.models.discovery.growing import Growing
-from duat_cli.models.discovery.modality import stack_of
-from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, probe_ids, run_stack
+from duat_cli.models.discovery.modality import STATES, Given, placed, stack_of
+from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, probe_inputs, run_stack
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.tracing import Trace
 from duat_cli.models.sweep.adjoint import Adjoint
@@ -78,9 +79,11 @@ class Work:
         however many of them are asked about at a time."""
         self._session, self._chooser, self._progress = session, chooser, progress
         self._leading, self._heads, self.count = leading, heads, count
-        self._model = session.loaded.model
-        probe = probe_ids(stack_of(self._model), DISCOVERY_TOKENS, session.loaded.device)
-        self._probe = _Prompt(-1, probe, Prediction(self._model, probe))
+        loaded = session.loaded
+        self._model = loaded.pair or loaded.model
+        probe = probe_inputs(stack_of(loaded.model), loaded.like, DISCOVERY_TOKENS, loaded.device)
+        ids = probe if isinstance(probe, Tensor) else probe["input_ids"]
+        self._probe = _Prompt(-1, ids, Prediction(self._model, probe))
         self.known = KnownExperts()
         self.sites: dict[nn.Module, BlockSites] = {}
         self.form: EndingForm | None = None
@@ -94,15 +97,16 @@ class Work:
         session, model = self._session, self._model
         if session.weights is None:
             if not self.sites:
-                self.sites = find_sites(session.structure)
+                self.sites = find_sites(session.structure, like=session.loaded.like)
                 give_back_free_memory()
             waves = [[number] for number in prompts]
         else:
             waves = self._waves(prompts)
         found = []
         for numbers in waves:
-            every = [(k, prompts[k].input_ids.to(session.loaded.device)) for k in numbers]
-            wave = [_Prompt(k, ids, Prediction(model, ids)) for k, ids in every]
+            device = session.loaded.device
+            every = [(k, prompts[k].input_ids, placed(prompts[k].given, device, model.dtype)) for k in numbers]
+            wave = [_Prompt(k, ids.to(device), Prediction(model, given)) for k, ids, given in every]
             self._record(wave, first=self.form is None)
             found += self._back(wave)
         return sorted(found, key=lambda one: one.prompt)
@@ -261,16 +265,21 @@ class _Guest:
 
 
 class Prediction:
-    """One pass of a model on a prompt, to what it predicts."""
+    """One pass of a model on a prompt, to what it predicts; of an encoder-decoder on the encoder's states and the
+    decoder's tokens."""
 
-    def __init__(self, model: Any, ids: Tensor, mask: Tensor | None = None) -> None:
+    def __init__(self, model: Any, given: Given, mask: Tensor | None = None) -> None:
         """mask: as of `run_stack`."""
-        self._model, self._ids, self._mask = model, ids, mask
+        self._model, self._given, self._mask = model, given, mask
         self.headless = False  # whether that is the mean of its hidden states, once it has run
 
     def __call__(self) -> Tensor:
         """(1, N, vocabulary), (1, classes), or without a head (1, M)."""
-        output = run_stack(self._model, self._ids, self._mask)
+        if isinstance(self._given, Tensor):
+            output = run_stack(self._model, self._given, self._mask)
+        else:
+            states = encoder_output(self._given[STATES])
+            output = self._model(encoder_outputs=states, decoder_input_ids=self._given["input_ids"], use_cache=False)
         for name in ("logits", "prediction_logits"):  # a class for pretraining has several heads
             found = getattr(output, name, None)
             if isinstance(found, Tensor):

@@ -94,6 +94,11 @@ def attribute(
     prompt: options.Prompts = None,
     prompts: options.PromptsFile = None,
     max_tokens: options.MaxTokens = None,
+    image: options.Images = None,
+    audio: options.Sounds = None,
+    tensors: options.InputTensors = None,
+    stack: options.Stack = None,
+    decoder_prompt: options.DecoderPrompt = None,
     target: Target = None,
     against: Against = None,
     position: Position = None,
@@ -141,7 +146,10 @@ def attribute(
         raise InputError("--target and --target-field: each says the target; give one of them")
     if target_field is not None and (prompt or prompts is None):
         raise InputError("--target-field: the targets stand in a file; give --prompts FILE alone")
-    texts = PromptRequest(prompt, prompts, max_tokens)
+    files = options.input_files(image, audio, tensors, stack, decoder_prompt)
+    if stack != "decoder" and (stack or files.option):
+        raise InputError(f"{f'--stack {stack}' if stack else files.option}: duat attribute reads text, and a decoder")
+    texts = PromptRequest(prompt, prompts, max_tokens, files if stack else None)
     talk = talk_of(quiet, verbose, no_color)
     presentation = Presentation.of_page(output, form, json, no_color)
 
@@ -166,6 +174,7 @@ def attribute(
     if not texts.own:
         talk.note("no --prompt given: using the bundled prompts")
     if out is not None:
+        options.refuse_stack("--out", texts.files)
         found = into_folder(wanted, texts, into, talk)
         if found is None:
             return EXIT_SOUND  # the first rank has the report

@@ -124,7 +124,7 @@ def inspect(
     image: options.Images = None,
     audio: options.Sounds = None,
     tensors: options.InputTensors = None,
-    stack: options.Stack = None,
+    stack: options.Stacks = None,
     decoder_prompt: options.DecoderPrompt = None,
     layers: options.Layers = None,
     threshold: Threshold = 0.01,
@@ -181,6 +181,8 @@ def inspect(
     chosen = options.parse_layers(layers)
     at_least("--threshold", threshold, 0)
     presentation = Presentation.of_page(output, form, json, no_color, wide=wide)
+    if stack == options.EVERY and presentation.form == "model-card":
+        raise InputError("--stack all and --format model-card contradict each other: a section is of one stack")
     matrix_file = _matrix_file(matrices, presentation)
     saved = saved_of(save, save_to)
 
@@ -207,19 +209,25 @@ def inspect(
             raise InputError("--out and --maps contradict each other: maps are drawn by one process")
         if saved is not None:
             raise InputError("--out and --save contradict each other: what --save writes is written by one process")
+        options.refuse_stack("--out", texts.files)
         found = into_folder(wanted, texts, functools.partial(_into, Path(out), settings, max_tokens), talk)
         if found is None:
             return EXIT_SOUND  # the first rank has the report
-        report = found
+        reports = [found]
     else:
+        if stack == options.EVERY and (matrix_file is not None or saved is not None):
+            name = "--matrices" if matrix_file is not None else "--save"
+            raise InputError(f"--stack all and {name} contradict each other: files are of one stack")
         announce(model, talk)
         mapped = int(presentation.form == "html") if maps is None else maps
-        report = _alone(wanted, texts, settings, matrix_file, mapped, saved, talk)
+        reports = _alone(wanted, texts, settings, matrix_file, mapped, saved, talk)
 
     from duat_cli.report.tables.inspect import render_inspect
+    from duat_cli.results.inspect import InspectStacks
 
-    presentation.emit(report, render_inspect, talk)
-    return EXIT_SOUND if report.certificate.exact else EXIT_FINDINGS
+    several = InspectStacks(duat_version=reports[0].duat_version, stacks=reports) if stack == options.EVERY else None
+    presentation.emit_stacks(reports, several, render_inspect, talk)
+    return EXIT_SOUND if all(report.certificate.exact for report in reports) else EXIT_FINDINGS
 
 
 def _into(
@@ -244,33 +252,36 @@ def _alone(
     mapped: int,
     saved: Saved | None,
     talk: Talk,
-) -> InspectReport:
-    from duat_cli.analysis.opening import open_session
+) -> list[InspectReport]:
+    from duat_cli.analysis.opening import open_stacks
     from duat_cli.cli.shared.tensor_target import operator_file, token_texts
     from duat_cli.cli.terminal.progress import Progress
 
-    with Progress(talk) as progress, contextlib.ExitStack() as stack:
-        loaded, inputs = open_session(wanted, texts, progress)
-        from duat_cli.analysis.inspect.maps import Maps
-        from duat_cli.analysis.inspect.run import inspect as compute
+    reports, count = [], 0
+    with Progress(talk) as progress:
+        for loaded, inputs in open_stacks(wanted, texts, progress):
+            from duat_cli.analysis.inspect.maps import Maps
+            from duat_cli.analysis.inspect.run import inspect as compute
 
-        decode = token_texts(loaded, wanted.trust_remote_code) if mapped or saved else None
-        maps = Maps(inputs[:mapped], decode) if mapped and decode else None
-        file = stack.enter_context(operator_file(matrix_file, loaded, wanted.trust_remote_code))
-        states = None
-        if saved is not None and decode is not None:
-            from duat_cli.analysis.inspect.states import saving
+            count += len(inputs)
+            decode = token_texts(loaded, wanted.trust_remote_code) if mapped or saved else None
+            maps = Maps(inputs[:mapped], decode) if mapped and decode else None
+            with contextlib.ExitStack() as stack:
+                file = stack.enter_context(operator_file(matrix_file, loaded, wanted.trust_remote_code))
+                states = None
+                if saved is not None and decode is not None:
+                    from duat_cli.analysis.inspect.states import saving
 
-            kinds, folder = saved
-            states = stack.enter_context(saving(folder, kinds, decode))
-        report = compute(loaded, inputs, settings(), progress, file, maps=maps, states=states)
+                    kinds, folder = saved
+                    states = stack.enter_context(saving(folder, kinds, decode))
+                reports.append(compute(loaded, inputs, settings(), progress, file, maps=maps, states=states))
     if matrix_file is not None:
         talk.note(f"wrote {matrix_file.path}")
     if saved is not None:
         from duat_cli.loading.wording import counted
 
-        talk.note(f"wrote {counted(len(inputs), 'file')} to {saved[1]}")
-    return report
+        talk.note(f"wrote {counted(count, 'file')} to {saved[1]}")
+    return reports
 
 
 def _matrix_file(name: str | None, presentation: Presentation) -> Target | None:

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 All = Annotated[
     bool,
-    options.compute_option(
-        "--all", metavar="", help="Every text model type that transformers has, on tiny random models."
-    ),
+    options.compute_option("--all", metavar="", help="Every model type that transformers has, on tiny random models."),
 ]
 _EXIT_CODES = {"exact": EXIT_SOUND, "partly": EXIT_FINDINGS, "refused": EXIT_UNDECIDED}
 

@@ -14,7 +14,7 @@ def verify(
     image: options.Images = None,
     audio: options.Sounds = None,
     tensors: options.InputTensors = None,
-    stack: options.Stack = None,
+    stack: options.Stacks = None,
     decoder_prompt: options.DecoderPrompt = None,
     device: options.Device = "auto",
     device_map: options.DeviceMap = None,
@@ -36,7 +36,7 @@ def verify(
 
     Exit code: 0 exact, 1 not exact, 2 could not tell.
     """
-    from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_session
+    from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_stacks
     from duat_cli.analysis.plan.task import Task
     from duat_cli.cli.shared.announce import announce
     from duat_cli.cli.shared.presentation import Presentation, talk_of
@@ -55,12 +55,15 @@ def verify(
 
     announce(model, talk)
     with Progress(talk) as progress:
-        loaded, inputs = open_session(wanted, texts, progress)
-        from duat_cli.analysis.inspect.run import verify as compute
+        reports = []
+        for loaded, inputs in open_stacks(wanted, texts, progress):
+            from duat_cli.analysis.inspect.run import verify as compute
 
-        report = compute(loaded, inputs, progress)
+            reports.append(compute(loaded, inputs, progress))
 
     from duat_cli.report.tables.verify import render_verify
+    from duat_cli.results.inspect import VerifyStacks
 
-    presentation.emit(report, render_verify, talk)
-    return EXIT_SOUND if report.certificate.exact else EXIT_FINDINGS
+    several = VerifyStacks(duat_version=reports[0].duat_version, stacks=reports) if stack == options.EVERY else None
+    presentation.emit_stacks(reports, several, render_verify, talk)
+    return EXIT_SOUND if all(report.certificate.exact for report in reports) else EXIT_FINDINGS

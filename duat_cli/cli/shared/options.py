@@ -10,7 +10,7 @@ import typer
 
 from duat_cli.cli.terminal.talk import hide
 from duat_cli.errors import InputError
-from duat_cli.loading.inputs.request import InputFiles, StackName
+from duat_cli.loading.inputs.request import EVERY, InputFiles, StackName
 from duat_cli.text import clean
 
 PANEL_INPUT = "Input"
@@ -104,14 +104,24 @@ Stack = Annotated[
         help="vision, audio or text: that part of a model of several alone. encoder or decoder: of an encoder-decoder.",
     ),
 ]
+Stacks = Annotated[
+    Literal["vision", "audio", "text", "encoder", "decoder", "all"] | None,
+    input_option(
+        "--stack",
+        metavar="PART",
+        show_default=False,
+        help="vision, audio or text: that part of a model of several alone. encoder or decoder: of an encoder-decoder. "
+        "all: every stack in turn, a report each.",
+    ),
+]
 DecoderPrompt = Annotated[
     str | None,
     input_option(
         "--decoder-prompt",
         metavar="TEXT",
         show_default=False,
-        help="With --stack decoder: what the decoder reads, for every prompt. Without: the first 15 tokens that the "
-        "model itself writes.",
+        help="With --stack decoder or all: what the decoder reads, for every prompt. Without: the first 15 tokens "
+        "that the model itself writes.",
     ),
 ]
 Layers = Annotated[
@@ -234,13 +244,20 @@ def input_files(
     images: list[str] | None,
     sounds: list[str] | None,
     tensors: list[str] | None,
-    stack: StackName | None,
+    stack: StackName | Literal["all"] | None,
     decoder_prompt: str | None = None,
 ) -> InputFiles:
     """What a model of images or sound is to read, and which stack of a model of several."""
-    if decoder_prompt is not None and stack != "decoder":
+    if decoder_prompt is not None and stack not in ("decoder", EVERY):
         raise InputError("--decoder-prompt: only a decoder reads it; give --stack decoder")
     return InputFiles(tuple(images or ()), tuple(sounds or ()), tuple(tensors or ()), stack, decoder_prompt)
+
+
+def refuse_stack(option: str, files: InputFiles | None) -> None:
+    """Of an option that keeps results of texts alone."""
+    if files is not None and (files.stack or files.option):
+        other = "--stack" if files.stack else files.option
+        raise InputError(f"{option} and {other} contradict each other: results are kept of texts, for the whole model")
 
 
 def parse_memory(text: str | None) -> int | None:

@@ -28,7 +28,7 @@ def read_report(name: str, commands: Collection[str] | None = None, what: str = 
     from pydantic import ValidationError
 
     from duat_cli.report.html.sheets import SHEETS
-    from duat_cli.report.schema import REPORTS
+    from duat_cli.report.schema import REPORTS, STACKS
     from duat_cli.results.check import UndecidedReport
 
     where = f"FILE '{clean(name)}'"
@@ -40,7 +40,7 @@ def read_report(name: str, commands: Collection[str] | None = None, what: str = 
     try:
         if command == "check" and document.get("verdict") == "undecided":
             return UndecidedReport.model_validate(document)
-        return REPORTS[command].model_validate(document)
+        return (STACKS if "stacks" in document else REPORTS)[command].model_validate(document)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])

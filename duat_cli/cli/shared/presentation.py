@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -76,6 +76,15 @@ class Presentation:
             self.target.write(render(report, self.page()))
         if self.target.path is not None:
             talk.note(f"wrote {self.target.path}")
+
+    def emit_stacks(
+        self, reports: Sequence[Report], together: Result | None, render: Callable[[Report, Page], str], talk: Talk
+    ) -> None:
+        """Write reports of the stacks of one model. together: all of them; None where there is one."""
+        if together is None:
+            self.emit(reports[0], render, talk)
+        else:
+            self.emit(together, lambda _all, page: "\n\n".join(render(each, page) for each in reports), talk)
 
     def page(self) -> Page:
         """The sheet to print on."""

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 StackName = Literal["vision", "audio", "text", "encoder", "decoder"]
+EVERY: Literal["all"] = "all"
+"""What --stack names them all by."""
 
 READS: dict[StackName, tuple[str, ...]] = {
     "vision": ("pixel_values",),
@@ -22,13 +24,18 @@ class InputFiles:
     images: tuple[str, ...] = ()
     sounds: tuple[str, ...] = ()
     tensors: tuple[str, ...] = ()
-    stack: StackName | None = None
+    stack: StackName | Literal["all"] | None = None
     decoder_prompt: str | None = None
 
     @property
     def of_pair(self) -> bool:
         """Whether it names a stack of an encoder-decoder."""
         return self.stack in ("encoder", "decoder")
+
+    @property
+    def part(self) -> StackName | None:
+        """The one stack that is named."""
+        return None if self.stack == EVERY else self.stack
 
     @property
     def option(self) -> str | None:

@@ -24,6 +24,7 @@ from duat_cli.loading.checkpoint.files import open_file, read_json
 from duat_cli.loading.checkpoint.preflight import CONFIG, CheckpointFiles, inspect_folder
 from duat_cli.loading.checkpoint.source import TOKENIZER_FILES, Source, has_tokenizer, resolve
 from duat_cli.loading.checkpoint.stored import STORED, readers
+from duat_cli.loading.inputs.request import StackName
 from duat_cli.loading.model.blame import blamed
 from duat_cli.loading.model.device_map import Placed
 from duat_cli.loading.model.fingerprint import combined, digest, saved
@@ -73,6 +74,10 @@ class LoadedModel:
     """Bytes that the process was planned to take at most."""
     like: Mapping[str, Tensor] | None = None
     """Where the model reads no token ids: inputs of the shapes that it reads, for its discovery."""
+    stack: StackName | None = None
+    """The stack that --stack named, of which `model` is the part."""
+    pair: PreTrainedModel | None = None
+    """Of a decoder the encoder-decoder that it belongs to, whose head reads what it gives."""
 
     def bring(self, module: nn.Module) -> None:
         """Have the weights of this module in memory, where they are read block by block."""

@@ -33,7 +33,9 @@ from duat_cli.models.signatures import taken_by
 DISCOVERY_TOKENS = 11  # short, odd, and unlike a count of heads or experts
 SEED = 20240511
 MAX_OPENINGS = 8
-ENCODER_ALONE = "decoder stack (cross-attention); only the encoder is analysed; inspect and verify take --stack decoder"
+ENCODER_ALONE = (
+    "decoder stack (cross-attention): only the encoder is read here; inspect, verify and attribute take --stack decoder"
+)
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,14 @@ from torch import Tensor, nn
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_error, tolerance_for
 from duat_cli.models.discovery.structure import ModelStructure
-from duat_cli.models.instrument.records import Replay
+from duat_cli.models.instrument.records import CrossCall, Replay, UnitCall
 from duat_cli.models.instrument.rig import BlockRun, Rig
 from duat_cli.models.sweep.gradients import pulled
 from duat_cli.models.sweep.passes import BlockCall
 from duat_cli.models.terms.sites import BlockSites, Site, watching
 
 Reading = Literal["total", "direct"]
+READINGS: tuple[Reading, ...] = "total", "direct"
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Gradients:
     heads: list[Tensor]  # at H V, an attention call: (targets, 1, N, heads, d)
     constant: Tensor  # ⟨λ, c⟩, (targets,) float64: c is what the block gives for zeros, its units their biases alone
     together: Tensor  # ⟨λ, U f⟩, (targets,) float64: what all units' outputs, less their biases, are in its output
+    encoder: Tensor | None = None  # ⟨λ, C e_k⟩ of every state e_k, C its cross-attention, H held, (targets, K) float64
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class BlockAdjoint:
     total: Gradients
     direct: Gradients
     held: list[Held]  # in call order
+    static: list[Tensor]  # of each unit call, as of `biases`
 
 
 class Adjoint:
@@ -90,8 +93,9 @@ class Adjoint:
                     f"block {number} ({run.parts.name}) gives something else when it runs once more from its input: it "
                     "reads more of the blocks in front of it than their hidden states"
                 )
-            total, direct = self._gradients(run, "total"), self._gradients(run, "direct")
-            found.append(BlockAdjoint(number, run, total, direct, held))
+            static = biases(run)
+            total, direct = (self._gradients(run, reading, static) for reading in READINGS)
+            found.append(BlockAdjoint(number, run, total, direct, held, static))
 
         interface = self._structure.path == "attention interface"
         rig = Rig(self._structure.stack, [proved.parts], interface=interface, whole=True)
@@ -101,8 +105,8 @@ class Adjoint:
         self.at = {"total": found[0].total.before, "direct": found[0].direct.before}
         return found[0]
 
-    def _gradients(self, run: BlockRun, reading: Reading) -> Gradients:
-        probes, static = self.at[reading], biases(run)
+    def _gradients(self, run: BlockRun, reading: Reading, static: list[Tensor]) -> Gradients:
+        probes = self.at[reading]
         cut = None
         if reading == "direct" and run.attention:
             cut = torch.zeros_like(run.attention[0].output).requires_grad_()
@@ -128,7 +132,7 @@ class Adjoint:
                 _, whole = replayed([u.output[None] for u in run.units])
             at_heads = _pulled(_output(whole), whole.mixed, probes)
             together = products(probes, _output(whole) - output)
-        return Gradients(grads[0], at_units, at_heads, constant, together)
+        return Gradients(grads[0], at_units, at_heads, constant, together, _of_states(run, at_units))
 
 
 def _output(replay: Replay) -> Tensor:
@@ -145,12 +149,41 @@ def _pulled(output: Tensor, inputs: list[Tensor], probes: Tensor) -> list[Tensor
 
 
 def biases(run: BlockRun) -> list[Tensor]:
-    """What of each unit call's output is static: its last layer's bias, or zero; in the output's shape."""
+    """What of each unit call's output is static: its last layer's bias, or zero, or what cross-attention gives for
+    states of zeros; in the output's shape."""
     found = []
     for unit in run.units:
+        if run.parts.is_cross(unit.module):
+            found.append(_crossed(run, unit, torch.zeros_like(_cross_call(run).states)).detach())
+            continue
         bias = run.parts.unit_biases.get(unit.module)
         found.append(torch.zeros_like(unit.output) if bias is None else bias.to(unit.output).expand_as(unit.output))
     return found
+
+
+def _crossed(run: BlockRun, unit: UnitCall, states: Tensor) -> Tensor:
+    """What cross-attention gives for these states of the encoder, H held; in the shape of its output."""
+    output = run.crossed(states).output
+    assert output is not None
+    return output.reshape(unit.output.shape)
+
+
+def _of_states(run: BlockRun, at_units: list[Tensor]) -> Tensor | None:
+    """What cross-attention brings of each of the encoder's states, of which it is an affine map."""
+    if run.parts.cross is None:
+        return None
+    place, unit = next((k, unit) for k, unit in enumerate(run.units) if run.parts.is_cross(unit.module))
+    states = _cross_call(run).states.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        output = _crossed(run, unit, states)
+    (back,) = pulled(output, [states], at_units[place].reshape(-1, *output.shape))
+    return (back.double() * states.detach().double()).sum(dim=-1).flatten(1)
+
+
+def _cross_call(run: BlockRun) -> CrossCall:
+    if run.recording.cross is None:
+        raise UnsupportedModelError(f"block {run.index}: its cross-attention runs more than once, or not at all")
+    return run.recording.cross
 
 
 def products(gradients: Tensor, value: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ from duat_cli.kinds import Kind
 from duat_cli.models.arrays import relative_error, rounding, same_storage
 from duat_cli.models.block.linears import has_matrix
 from duat_cli.models.block.parts import BlockParts
-from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
+from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_inputs, run_stack
 from duat_cli.models.instrument.calls import without_cache
 from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.tracing import Event, Trace, trace
@@ -164,12 +164,14 @@ def _put(args: Sequence[Any], kwargs: dict[str, Any], key: int | str, value: Ten
 
 
 def find_sites(
-    structure: ModelStructure, bring: Callable[[nn.Module], None] = lambda _block: None
+    structure: ModelStructure,
+    bring: Callable[[nn.Module], None] = lambda _block: None,
+    like: Mapping[str, Tensor] | None = None,
 ) -> dict[nn.Module, BlockSites]:
     """The sites of every distinct block module, found on one short run. bring: called with a block whose layers are
-    about to run by themselves, outside of it."""
-    ids = probe_ids(structure.stack, DISCOVERY_TOKENS)
-    written = trace(structure.stack, lambda: run_stack(structure.stack, ids))
+    about to run by themselves, outside of it. like: as of `discover`."""
+    given = probe_inputs(structure.stack, like, DISCOVERY_TOKENS)
+    written = trace(structure.stack, lambda: run_stack(structure.stack, given))
     found = {}
     for block in structure.blocks:
         bring(block.parts.module)

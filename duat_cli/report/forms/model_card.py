@@ -9,11 +9,11 @@ from duat_cli.errors import InputError
 from duat_cli.report.check.markdown import escaped
 from duat_cli.report.check.words import limit, own, verdict
 from duat_cli.report.forms.prompts import digest, said
-from duat_cli.report.tables import numbers
+from duat_cli.report.tables import facts, numbers
 from duat_cli.results.base import Certificate, Environment, PromptFacts, Result
 from duat_cli.results.behaviour import Behaviour
 from duat_cli.results.check import CheckReport, UndecidedReport
-from duat_cli.results.inspect import InspectReport
+from duat_cli.results.inspect import InspectReport, InspectStacks
 from duat_cli.text import clean
 
 COMMANDS = ("check", "inspect")
@@ -31,6 +31,9 @@ def model_card(report: Result) -> str:
         return _checked(report)
     if isinstance(report, InspectReport):
         return _inspected(report)
+    if isinstance(report, InspectStacks):
+        names = " or ".join(str(one.model.stack) for one in report.stacks)
+        raise InputError(f"model-card: a section is of one report; give --stack {names}")
     raise InputError("model-card: only of a report of 'duat check' or 'duat inspect'")
 
 
@@ -76,7 +79,7 @@ def _inspected(report: InspectReport) -> str:
     heads = numbers.plural(model.heads, "head")
     shape = f"{numbers.plural(model.blocks, 'block')}, width {model.hidden_size}, {heads} ({model.kv_heads} key/value)"
     rows: list[Row] = [
-        ("Model", f"{escaped(model.architecture)}, {model.parameters:,} parameters"),
+        ("Model", f"{escaped(facts.architecture(model))}, {model.parameters:,} parameters"),
         ("Shape", shape),
         *_identity(model.fingerprint, model.revision),
         *_certificate(report.certificate),
@@ -92,7 +95,7 @@ def _inspected(report: InspectReport) -> str:
     if summary.notable:
         lines += [*(f"- {escaped(sentence)}" for sentence in summary.notable), ""]
     words = ["duat", "inspect", model.name, *_option("--revision", model.revision)]
-    words += _option("--dtype", report.environment.dtype)
+    words += [*_option("--stack", model.stack), *_option("--dtype", report.environment.dtype)]
     return "\n".join([*lines, *_reproduce(report.duat_version, words, report.prompts)])
 
 

@@ -65,6 +65,7 @@ def _prediction(one: Attribution, page: Page, prompts: int) -> list[RenderableTy
         _BLANK,
         *_tokens(one, page),
         _BLANK,
+        *_encoder(one, page),
         *_map(one, page),
         _BLANK,
         *_blocks(one, page),
@@ -101,6 +102,9 @@ def _sums(one: Attribution) -> list[str]:
     )
     heads, units = sum(h.value for h in d.heads), sum(u.value for u in d.units)
     direct = f"tokens {plain(d.tokens)}, biases {plain(d.static)}, heads {plain(heads)}, UAT terms {plain(units)}"
+    if p.encoder is not None:
+        total += f", encoder {plain(p.encoder.value)}"
+        direct += f", encoder {plain(p.encoder.direct)}"
     found = [f"total: {total}, head {plain(p.head_bias)}", f"direct: {direct}, head {plain(d.head_bias)}"]
     return found if one.capped is None else [*found, f"behind the model's cap: {numbers.plain(one.capped)}"]
 
@@ -127,6 +131,19 @@ def _tokens(one: Attribution, page: Page) -> list[RenderableType]:
     left = len(tokens) - len(shown)
     more = [line(f"{left} tokens with smaller parts: --json has them.", "dim")] if left else []
     return [line("By token: its embedding, and the UAT terms computed at it", "bold"), table, *more]
+
+
+def _encoder(one: Attribution, page: Page) -> list[RenderableType]:
+    """Of a decoder: one row a state of the encoder, of the leading ones."""
+    if one.parts.encoder is None:
+        return []
+    tokens, plain = one.parts.encoder.tokens, numbers.signed(numbers.plain)
+    shown = sorted(sorted(tokens, key=lambda t: -max(abs(t.value), abs(t.direct)))[:_TOKENS], key=lambda t: t.position)
+    rows = [(f"{t.position} '{_cut(t.text)}'", plain(t.value), plain(t.direct)) for t in shown]
+    left = len(tokens) - len(shown)
+    more = [line(f"{left} states with smaller parts: --json has them.", "dim")] if left else []
+    title = line("By token of the encoder: what its state brings through cross-attention", "bold")
+    return [title, _rows(("token", "total", "direct"), rows, page), *more, _BLANK]
 
 
 def _computed(one: Attribution) -> list[float]:
@@ -309,7 +326,7 @@ def _summary(found: Summary, page: Page) -> list[RenderableType]:
     means = (
         f"mean logit {numbers.plain(found.logit)}: tokens {plain(found.tokens)}, biases {plain(found.static)}, "
         f"UAT terms {plain(sum(found.units))}, head {plain(found.head_bias)}"
-    )
+    ) + ("" if found.encoder is None else f", encoder {plain(found.encoder)}")
     parts: list[RenderableType] = [line(f"Over all {found.predictions} predictions", "bold"), line(means)]
     for word, spreads in (("head", found.heads), ("neuron", found.neurons)):
         rows = [

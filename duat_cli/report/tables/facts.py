@@ -21,12 +21,17 @@ def loaded(model: ModelFacts, prompts: list[PromptFacts], environment: Environme
     """What was loaded and what ran through it."""
     kv = "" if model.kv_heads == model.heads else f" ({model.kv_heads} kv)"
     shape = (
-        f"{model.model_type} ({model.architecture}), {numbers.count(model.parameters)} parameters, "
+        f"{model.model_type} ({architecture(model)}), {numbers.count(model.parameters)} parameters, "
         f"{numbers.plural(model.blocks, 'block')}, width {model.hidden_size}, "
         f"{numbers.plural(model.heads, 'head')}{kv}{quantised(model.quantised)}"
     )
     name = f"{model.name} at {model.revision}" if model.revision else model.name
     return [line(name, "bold"), line(shape), line(f"{tokens(prompts)}; {arithmetic(environment)}")]
+
+
+def architecture(model: ModelFacts) -> str:
+    """The class, and which of its stacks was read."""
+    return model.architecture if model.stack is None else f"{model.architecture}, {model.stack} stack"
 
 
 def quantised(how: str | None) -> str:

@@ -29,6 +29,9 @@ def render_support(report: SupportReport, page: Page) -> str:
 def _table(entries: list[SupportEntry], page: Page) -> Table:
     table = Table(box=page.rule, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("model type", overflow="fold", max_width=page.width // 3)
+    several = len({entry.modality for entry in entries}) > 1
+    if several:
+        table.add_column("reads", no_wrap=True)
     table.add_column("status", no_wrap=True)
     table.add_column("path", no_wrap=True)
     table.add_column("rel. error", no_wrap=True, justify="right")
@@ -36,7 +39,8 @@ def _table(entries: list[SupportEntry], page: Page) -> Table:
     for entry in entries:
         status = Text(entry.status, style=_STYLES[entry.status])
         error = numbers.error(entry.relative_error)
-        table.add_row(line(entry.model_type), status, _path(entry), error, line(_remark(entry)))
+        read = [entry.modality] if several else []
+        table.add_row(line(entry.model_type), *read, status, _path(entry), error, line(_remark(entry)))
     return table
 
 
@@ -51,10 +55,15 @@ def _path(entry: SupportEntry) -> str:
 
 
 def _remark(entry: SupportEntry) -> str:
-    return "; ".join([*entry.parts, *([entry.reason] if entry.reason else [])])
+    stacks = ", ".join(f"{one.stack} {one.status}" for one in entry.stacks)
+    named = [f"--stack {stacks}"] if stacks else []
+    return "; ".join([*entry.parts, *([entry.reason] if entry.reason else []), *named])
 
 
 def _total(report: SupportReport) -> str:
     counts = Counter[str](entry.status for entry in report.entries)
     shares = ", ".join(f"{counts[status]} {status}" for status in _STYLES if counts[status])
-    return f"{shares or 'none'} of {len(report.entries)}; transformers {report.transformers}"
+    kinds = Counter[str](entry.modality for entry in report.entries)
+    read = ", ".join(f"{name} {count}" for name, count in kinds.items()) if len(kinds) > 1 else ""
+    total = f"{shares or 'none'} of {len(report.entries)}{f' ({read})' if read else ''}"
+    return f"{total}; transformers {report.transformers}"

@@ -254,12 +254,6 @@ def test_a_replay_that_is_wrong_is_not_exact(monkeypatch: pytest.MonkeyPatch) ->
     assert report.certificate.residual > 1e-5
 
 
-def test_an_encoder_with_a_decoder_is_refused() -> None:
-    model = tiny.tiny_model("t5")
-    with pytest.raises(UnsupportedModelError, match="its decoder's cross-attention is outside the form"):
-        report_of(model, token_ids(model))
-
-
 def test_a_prompt_of_one_token() -> None:
     model = single_model("llama")
     report = report_of(model, token_ids(model, tokens=1))

@@ -9,6 +9,8 @@ from duat_cli.report.html.drawing.table import Head, Table
 from duat_cli.report.tables import numbers
 from duat_cli.results.attribute import AttributeReport, Attribution, Continuation
 
+_STATES = 200  # of the encoder, in their table: those with the largest parts
+
 
 def coloured(report: AttributeReport, number: int, *, whole: bool = True) -> Figure:
     """number: of the prediction among the report's. whole: with a table of the sums."""
@@ -30,7 +32,7 @@ def coloured(report: AttributeReport, number: int, *, whole: bool = True) -> Fig
         says="Each token with what it adds: its embedding, and the UAT terms computed at it. + towards the prediction, "
         "\N{MINUS SIGN} against it; unmarked tokens add little.",
         picture=words(tokens) + scale_of_cells(largest),
-        tables=[_tokens(one, number, here, kept), *([_sums(one)] if whole else [])],
+        tables=[_tokens(one, number, here, kept), *_encoder(one, number), *([_sums(one)] if whole else [])],
         terms=["attribution[].parts.tokens[].value", "attribution[].parts.units[].tokens", "attribution[].logit"],
         notes=[f"{numbers.plural(left, 'unmarked token')}: in the JSON."] if left else [],
     )
@@ -46,13 +48,37 @@ def _sums(one: Attribution) -> Table:
         ["straight to the logit", SIGNED(d.tokens), SIGNED(d.static), SIGNED(sum(h.value for h in d.heads)),
          SIGNED(sum(u.value for u in d.units)), SIGNED(d.head_bias)],
     ]  # fmt: skip
+    names = ["tokens", "biases", "heads", "UAT terms", "head bias"]
+    if p.encoder is not None:
+        names.append("encoder")
+        rows = [[*row, SIGNED(value)] for row, value in zip(rows, (p.encoder.value, p.encoder.direct), strict=True)]
     return Table(
         [
             Head("reading", number=False),
-            *(Head(n, "logits") for n in ("tokens", "biases", "heads", "UAT terms", "head bias")),
+            *(Head(n, "logits") for n in names),
         ],
         rows,
     )
+
+
+def _encoder(one: Attribution, number: int) -> list[Table]:
+    """Of a decoder: what the encoder's states bring, the leading ones."""
+    if one.parts.encoder is None:
+        return []
+    tokens = one.parts.encoder.tokens
+    kept = sorted(sorted(range(len(tokens)), key=lambda k: -abs(tokens[k].value))[:_STATES])
+    return [
+        Table(
+            heads=[
+                Head("token of the encoder", number=False),
+                Head("what its state brings", "logits", "value"),
+                Head("of it straight to the logit", "logits", "direct"),
+            ],
+            rows=[[f"{t.position} '{t.text}'", SIGNED(t.value), SIGNED(t.direct)] for t in (tokens[k] for k in kept)],
+            place="attribution[].parts.encoder.tokens[].",
+            at=[f"attribution.{number}.parts.encoder.tokens.{k}" for k in kept],
+        )
+    ]
 
 
 def _tokens(one: Attribution, number: int, here: list[float], kept: list[int]) -> Table:

@@ -18,7 +18,7 @@ def loaded(model: ModelFacts, environment: Environment, prompts: Sequence[Prompt
     """What was loaded, what ran, and with which arithmetic."""
     kv = "" if model.kv_heads == model.heads else f" ({model.kv_heads} key/value)"
     return [
-        f"{model.model_type} ({model.architecture}), {numbers.count(model.parameters)} parameters, "
+        f"{model.model_type} ({facts.architecture(model)}), {numbers.count(model.parameters)} parameters, "
         f"{numbers.plural(model.blocks, 'block')}, width {model.hidden_size}, "
         f"{numbers.plural(model.heads, 'head')}{kv}{facts.quantised(model.quantised)}",
         f"{facts.tokens(list(prompts))}; {facts.arithmetic(environment)}",

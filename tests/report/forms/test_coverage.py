@@ -1,0 +1,67 @@
+"""The page of coverage: its form, and whether it says what the installed transformers gives."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import sample_reports as sample
+import transformers
+
+from duat_cli.analysis.support import entry_of_type
+from duat_cli.report.forms.coverage import coverage, mechanism, status_of
+from duat_cli.results.support import StackEntry
+from duat_cli.zoo import tiny
+
+PAGE = Path(__file__).parents[3] / "configs" / "docs" / "coverage.md"
+ONE_EACH = ["rwkv", "vit", "clip"]
+
+
+def statuses(page: str) -> dict[str, str]:
+    """Model type -> status, read back from a page; what --stack reads left out."""
+    found = {}
+    for section in page.split("\n## ")[1:]:
+        text = section.partition("With `--stack`")[0]
+        for status, body in re.findall(
+            r"^(Exact|Partly|Refused|Not tried):(.*?)(?=^\S+(?: tried)?:|\Z)", text, re.M | re.S
+        ):
+            for names in re.split(r"\n- ", body):
+                for name in " ".join(names.split()).rpartition(": ")[2].split(","):
+                    if name.strip():
+                        found[name.strip()] = status.lower()
+    return found
+
+
+def test_every_type_stands_under_its_status() -> None:
+    report = sample.support_report()
+    stacks = [StackEntry(stack=name, status="exact", reason=None) for name in ("encoder", "decoder")]
+    first = report.entries[0].model_copy(update={"stacks": stacks})
+    report = report.model_copy(update={"entries": [first, *report.entries[1:]]})
+    page = coverage(report)
+    assert statuses(page) == {entry.model_type: status_of(entry) for entry in report.entries}
+    assert f"- `encoder` and `decoder`: {first.model_type}\n" in page
+    assert all(len(line) <= 120 for line in page.splitlines())
+
+
+def test_a_mechanism_has_no_names_of_one_model() -> None:
+    assert mechanism("layers.3: with its parameters frozen it is not affine (relative error 2.0e-01)") == (
+        "a block: with its parameters frozen it is not affine"
+    )
+    assert mechanism("RwkvForCausalLM: no attention") == "no attention"
+    assert mechanism("decoder: layers.0: not affine") == "decoder: a block: not affine"
+    assert mechanism("operator of block 0, 1: residual of 4.1e-01") == "operator of a block: residual"
+
+
+def test_the_page_is_current() -> None:
+    """Written anew by scripts/coverage.py: every text type of this transformers is on it, none that it lacks, and some
+    are as they say. Which others have a class is known only once all their files are imported."""
+    page = PAGE.read_text(encoding="utf-8")
+    written = re.search(r"on transformers ([\w.]+);", page)
+    assert written is not None
+    if written[1] != transformers.__version__:
+        pytest.skip(f"the page is of transformers {written[1]}")
+    found = statuses(page)
+    assert set(tiny.text_model_types()) <= set(found) <= set(transformers.CONFIG_MAPPING)
+    for name in ONE_EACH:
+        assert found[name] == status_of(entry_of_type(name)), name

@@ -1,0 +1,44 @@
+"""Made-up pictures and sounds: what tiny models of every kind take."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import ViTConfig, ViTModel, Wav2Vec2Config, Wav2Vec2Model, WhisperConfig, WhisperModel
+
+from duat_cli.models.discovery.modality import input_name, stack_of
+from duat_cli.zoo.inputs import made_inputs
+from duat_cli.zoo.tiny import TinyError
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+SOUND = {
+    "d_model": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+}
+WAVES = {"conv_dim": (8, 8), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_feat_extract_layers": 2}
+
+
+def test_a_picture_a_spectrogram_and_samples() -> None:
+    models = {
+        (1, 3, 16, 16): ViTModel(ViTConfig(**SMALL, image_size=16, patch_size=4)),
+        (1, 8, 32): WhisperModel(
+            WhisperConfig(**SOUND, num_mel_bins=8, max_source_positions=16, vocab_size=9, pad_token_id=0)
+        ),
+        (1, 8000): Wav2Vec2Model(
+            Wav2Vec2Config(**SMALL, **WAVES, num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2)
+        ),
+    }
+    for shape, model in models.items():
+        made = made_inputs(model.eval(), stack_of(model), input_name(model))
+        assert [tuple(value.shape) for value in made.values()] == [shape]
+        with torch.no_grad():
+            assert bool(torch.isfinite(stack_of(model)(**made)[0]).all())
+
+
+def test_what_takes_something_else_is_said() -> None:
+    model = ViTModel(ViTConfig(**SMALL, image_size=16, patch_size=4))
+    with pytest.raises(TinyError, match="no made-up `input_values` suits it: "):
+        made_inputs(model, model, "input_values")
