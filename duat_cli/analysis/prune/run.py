@@ -224,7 +224,7 @@ def conclude(begun: Begun) -> PruneOutcome:
         protocol=_protocol(work),
         blocks=blocks_of(session, terms, options.budget),
         prediction=predictions_of(
-            work.terms, work.kinds, damage[0], work.measured(), scores, work.metric.name, options.confidence
+            work.terms, work.sample, damage[0], work.measured(), scores, work.metric.name, options.confidence
         ),
         plans=plans,
         eq16=eq16,
