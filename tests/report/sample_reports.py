@@ -112,7 +112,16 @@ from duat_cli.results.plan import MemoryTerm, PlannedPart, PlannedWeights, PlanR
 from duat_cli.results.prune.eq16 import Eq16
 from duat_cli.results.prune.repair import RepairedSet, SetRepair
 from duat_cli.results.prune.report import PruneReport
-from duat_cli.results.prune.sets import CurvePoint, Guarantee, HeldOut, MeanGuarantee, Plan, SetSize, SketchRound
+from duat_cli.results.prune.sets import (
+    CurvePoint,
+    Guarantee,
+    HeldOut,
+    MeanGuarantee,
+    Plan,
+    PooledCosine,
+    SetSize,
+    SketchRound,
+)
 from duat_cli.results.prune.terms import (
     Estimated,
     HeadSummary,
@@ -928,12 +937,26 @@ def prune_report(
             plan("head", 270, 0 if nothing else 17, passed=False),
             plan("ffn", 30, 0),
         ],
+        pooled=[pooled("neuron", 12040, held_out=True), pooled("head", 17, held_out=False)] if hidden else [],
         eq16=[] if joint else eq16_rows(nothing=nothing),
         terms=[prune_term(k) for k in range(3)],
         written=written(bare=hidden) if repaired or hidden else None,
         skipped=[Skipped(what="heads of block 2", why="the block has no softmax attention")],
         warnings=["3 of 31 held-out prompts are left out: the same tokens chose the sets, or came before"],
         run=run(),
+    )
+
+
+def pooled(kind: Kind, removed: int, *, held_out: bool) -> PooledCosine:
+    return PooledCosine(
+        granularity=kind,
+        removed=removed,
+        pooling="mean over tokens",
+        mean=0.99731,
+        lowest=0.98114,
+        held_out_mean=0.99524 if held_out else None,
+        held_out_lowest=0.96302 if held_out else None,
+        reasons={} if held_out else dict.fromkeys(("held_out_mean", "held_out_lowest"), "no held-out prompts"),
     )
 
 

@@ -74,6 +74,7 @@ class Work:
             self._ground = ground_beside(session, options.metric, beside, means=options.ablate_mean)
         self.structure, self.sites, self.branches = session.structure, self._ground.sites, self._ground.branches
         self.metric: Metric = self._ground.metric
+        self.embeds = self.metric.name == "hidden" and not self._ground.head.exists
         self.skipped: list[Skipped] = []
         self.kinds = kinds_of(self.structure, self.sites, options, self.skipped)
         self.terms = TermList.of(self.structure, self.sites, self.kinds)
