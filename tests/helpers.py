@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -301,7 +302,8 @@ def chunked(rows: Tensor, step: int) -> Iterator[tuple[int, Tensor]]:
 
 def as_loaded(model: Any) -> LoadedModel:
     return LoadedModel(
-        model=model, name="planted", revision=None, files=SimpleNamespace(tensors={}, quantised=None, config={}),  # type: ignore[arg-type]
+        model=model, name="planted", revision=None,
+        files=SimpleNamespace(tensors={}, quantised=None, config={}, path=Path("planted")),  # type: ignore[arg-type]
         dtype="float32", device="cpu", warnings=(), nonfinite_weights={},
     )  # fmt: skip
 

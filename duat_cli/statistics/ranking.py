@@ -1,4 +1,8 @@
-"""How well one list of numbers orders another: rank correlations and ratios, with bootstrap intervals."""
+"""How well one list of numbers orders another: rank correlations and ratios, with bootstrap intervals.
+
+Items that were drawn with unequal chances stand for unequally many: each has a weight, 1 / its chance, and counts as so
+many items would.
+"""
 
 from __future__ import annotations
 
@@ -13,63 +17,88 @@ RESAMPLES = 1000
 SEED = 17
 
 
+Statistic = Callable[[Tensor, Tensor, Tensor], Tensor]  # of x, y and the weights, along the last axis
+
+
 @dataclass(frozen=True)
 class Estimate:
-    """A value with the percentile bootstrap interval over the items (Efron 1979)."""
+    """A value with its interval: of `bootstrap`, the percentile interval over the items (Efron 1979)."""
 
     value: float
     low: float
     high: float
 
 
-def ranks(x: Tensor) -> Tensor:
+def ranks(x: Tensor, weights: Tensor | None = None) -> Tensor:
     """Ranks from 1 along the last axis; ties get their mean rank."""
+    w = _ones(x) if weights is None else weights.double()
     ordered, places = x.double().sort(dim=-1)
-    counts = torch.arange(1, x.shape[-1] + 1, dtype=torch.float64).expand(x.shape)
-    below = torch.searchsorted(ordered, ordered, side="left").double()
-    above = torch.searchsorted(ordered, ordered, side="right").double()
+    upto = torch.nn.functional.pad(w.gather(-1, places).cumsum(dim=-1), (1, 0))
+    below = upto.gather(-1, torch.searchsorted(ordered, ordered, side="left"))
+    above = upto.gather(-1, torch.searchsorted(ordered, ordered, side="right"))
     mean = (below + above + 1) / 2
-    return torch.empty_like(counts).scatter_(-1, places, mean)
+    return torch.empty_like(mean).scatter_(-1, places, mean)
 
 
-def spearman(x: Tensor, y: Tensor) -> Tensor:
+def spearman(x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
     """Spearman's rank correlation along the last axis; NaN where one side is constant."""
-    a, b = (r - r.mean(dim=-1, keepdim=True) for r in (ranks(x), ranks(y)))
-    return (a * b).sum(dim=-1) / (a.square().sum(dim=-1) * b.square().sum(dim=-1)).sqrt()
+    w = _ones(x) if weights is None else weights.double()
+    both = [ranks(v, w) for v in (x, y)]
+    a, b = (r - (w * r).sum(dim=-1, keepdim=True) / w.sum(dim=-1, keepdim=True) for r in both)
+    return (w * a * b).sum(dim=-1) / ((w * a.square()).sum(dim=-1) * (w * b.square()).sum(dim=-1)).sqrt()
 
 
-def kendall(x: Tensor, y: Tensor) -> Tensor:
+def kendall(x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
     """Kendall's τ-b along the last axis; NaN where one side is constant."""
+    w = _ones(x) if weights is None else weights.double()
+    pair = w[..., :, None] * w[..., None, :]
     a, b = (torch.sign(v[..., :, None] - v[..., None, :]) for v in (x.double(), y.double()))
-    return (a * b).sum(dim=(-1, -2)) / (a.square().sum(dim=(-1, -2)) * b.square().sum(dim=(-1, -2))).sqrt()
+    x_pairs, y_pairs = ((pair * v.square()).sum(dim=(-1, -2)) for v in (a, b))
+    return (pair * a * b).sum(dim=(-1, -2)) / (x_pairs * y_pairs).sqrt()
 
 
-def median_ratio(x: Tensor, y: Tensor) -> Tensor:
-    """Median of x / y along the last axis: of an even number of ratios the mean of the two in the middle."""
-    ratio = x / y
-    lower, upper = ratio.nanmedian(dim=-1).values, -(-ratio).nanmedian(dim=-1).values
-    return (lower + upper) / 2
+def median_ratio(x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Median of x / y along the last axis: where two ratios share the middle, their mean."""
+    w = _ones(x) if weights is None else weights.double()
+    ratio, places = (x / y).sort(dim=-1)  # NaN last
+    w = w.gather(-1, places) * ratio.isfinite()
+    upto = w.cumsum(dim=-1)
+    half = upto[..., -1:] / 2
+    slack = 1e-12 * half
+    lower = torch.searchsorted(upto, half - slack, side="left")
+    upper = torch.searchsorted(upto, half + slack, side="right").clamp_max(x.shape[-1] - 1)
+    return (ratio.gather(-1, lower) + ratio.gather(-1, upper))[..., 0] / 2
 
 
-def worst_ratio(x: Tensor, y: Tensor) -> Tensor:
-    """The ratio x / y farthest from one, as a factor of at least one."""
+def worst_ratio(x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The ratio x / y farthest from one, as a factor of at least one; of those that are there, whatever they weigh."""
     logs = (x / y).log().abs()
     return torch.where(logs.isnan(), -1.0, logs).amax(dim=-1).exp()
 
 
 def bootstrap(
-    statistic: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor, confidence: float, chunk: int = 50
+    statistic: Statistic,
+    x: Tensor,
+    y: Tensor,
+    confidence: float,
+    chunk: int = 50,
+    weights: Tensor | None = None,
 ) -> Estimate | None:
     """The statistic of (x, y), both (n,), with its interval; None where it is undefined."""
-    value = float(statistic(x.double(), y.double()))
+    w = _ones(x) if weights is None else weights.double()
+    value = float(statistic(x.double(), y.double(), w))
     if not math.isfinite(value):
         return None
     generator = torch.Generator().manual_seed(SEED)
     picks = torch.randint(len(x), (RESAMPLES, len(x)), generator=generator)
-    found = torch.cat([statistic(x.double()[p], y.double()[p]) for p in picks.split(chunk)])
+    found = torch.cat([statistic(x.double()[p], y.double()[p], w[p]) for p in picks.split(chunk)])
     found = found[found.isfinite()]
     if not len(found):
         return None
     tail = (1 - confidence) / 2
     low, high = torch.quantile(found, torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
     return Estimate(value, min(low, value), max(high, value))
+
+
+def _ones(x: Tensor) -> Tensor:
+    return torch.ones(x.shape, dtype=torch.float64)

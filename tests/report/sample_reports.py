@@ -112,7 +112,16 @@ from duat_cli.results.plan import MemoryTerm, PlannedPart, PlannedWeights, PlanR
 from duat_cli.results.prune.eq16 import Eq16
 from duat_cli.results.prune.repair import RepairedSet, SetRepair
 from duat_cli.results.prune.report import PruneReport
-from duat_cli.results.prune.sets import CurvePoint, Guarantee, HeldOut, MeanGuarantee, Plan, SetSize, SketchRound
+from duat_cli.results.prune.sets import (
+    CurvePoint,
+    Guarantee,
+    HeldOut,
+    MeanGuarantee,
+    Plan,
+    PooledCosine,
+    SetSize,
+    SketchRound,
+)
 from duat_cli.results.prune.terms import (
     Estimated,
     HeadSummary,
@@ -928,12 +937,26 @@ def prune_report(
             plan("head", 270, 0 if nothing else 17, passed=False),
             plan("ffn", 30, 0),
         ],
+        pooled=[pooled("neuron", 12040, held_out=True), pooled("head", 17, held_out=False)] if hidden else [],
         eq16=[] if joint else eq16_rows(nothing=nothing),
         terms=[prune_term(k) for k in range(3)],
         written=written(bare=hidden) if repaired or hidden else None,
         skipped=[Skipped(what="heads of block 2", why="the block has no softmax attention")],
         warnings=["3 of 31 held-out prompts are left out: the same tokens chose the sets, or came before"],
         run=run(),
+    )
+
+
+def pooled(kind: Kind, removed: int, *, held_out: bool) -> PooledCosine:
+    return PooledCosine(
+        granularity=kind,
+        removed=removed,
+        pooling="mean over tokens",
+        mean=0.99731,
+        lowest=0.98114,
+        held_out_mean=0.99524 if held_out else None,
+        held_out_lowest=0.96302 if held_out else None,
+        reasons={} if held_out else dict.fromkeys(("held_out_mean", "held_out_lowest"), "no held-out prompts"),
     )
 
 
@@ -1041,14 +1064,18 @@ def prediction(kind: Kind, n: int, of: int) -> Prediction:
     if n < 3:
         names = ("spearman", "kendall", "median_ratio", "worst_ratio", "valid_to")
         return Prediction(
-            granularity=kind, metric="kl", n=n, of=of, criteria={},
-            reasons=dict.fromkeys(names, f"{n} ablated terms cannot be ranked"), **dict.fromkeys(names),
+            granularity=kind, metric="kl", n=n, of=of, mean_predicted=0.643, mean_measured=None, criteria={},
+            reasons=dict.fromkeys(names, f"{n} ablated terms cannot be ranked")
+            | {"mean_measured": f"{n} ablated terms say too little of all {of}"},
+            **dict.fromkeys(names),
         )  # fmt: skip
     return Prediction(
         granularity=kind,
         metric="kl",
         n=n,
         of=of,
+        mean_predicted=0.00118,
+        mean_measured=Estimated(value=0.00124, low=0.00119, high=0.00129),
         spearman=Estimated(value=0.991, low=0.959, high=1.0),
         kendall=Estimated(value=0.949, low=0.88, high=0.99),
         median_ratio=Estimated(value=0.942, low=0.9, high=1.1),

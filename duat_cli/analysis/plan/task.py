@@ -23,7 +23,7 @@ class Spent:
     """How much `duat prune-bound` computes where nothing else is said."""
 
     probes: int = 32
-    measure: int = 24
+    measure: int = 16
     points: int = 8
     """Sets of each order that are measured on the prompts, about."""
     tested: int = 8
@@ -56,7 +56,7 @@ class PruneOptions:
     kinds: tuple[Kind, ...] = KINDS
     metric: MetricName | None = None
     probes: int = 32
-    measure: int = 24
+    measure: int = 16
     budget: float = 0.1
     confidence: float = 0.95
     exceed: float = 0.1

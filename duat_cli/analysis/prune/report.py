@@ -13,6 +13,7 @@ from duat_cli.analysis.prune.terms.certified import Bound
 from duat_cli.analysis.prune.terms.criteria import Scores
 from duat_cli.analysis.prune.terms.readings import Readings
 from duat_cli.analysis.prune.terms.responses import TermList
+from duat_cli.analysis.prune.wanted import Sample
 from duat_cli.analysis.session import Session
 from duat_cli.kinds import Kind, MetricName
 from duat_cli.models.discovery.structure import ModelStructure
@@ -20,6 +21,7 @@ from duat_cli.models.terms.branches import Branches, branch_at
 from duat_cli.models.terms.sites import BlockSites, TermId
 from duat_cli.results.prune.terms import Estimated, HeadSummary, NeuronSummary, Prediction, PruneBlock, PruneTerm
 from duat_cli.statistics.ranking import Estimate, bootstrap, kendall, median_ratio, spearman, worst_ratio
+from duat_cli.statistics.survey import mean_of
 
 FEWEST = 3  # terms that can be ranked
 _STATISTICS = {  # field of the report -> statistic of predicted and measured damages, and whether it divides them
@@ -222,7 +224,7 @@ def _neurons(neurons: list[PruneTerm], budget: float) -> NeuronSummary | None:
 
 def predictions_of(
     terms: TermList,
-    kinds: Sequence[Kind],
+    samples: Mapping[Kind, Sample],
     damage: Tensor,
     measured: Mapping[TermId, float],
     scores: Scores,
@@ -231,25 +233,25 @@ def predictions_of(
 ) -> list[Prediction]:
     """How each kind's prediction, and each criterion, compares with the ablations."""
     found = []
-    for kind in kinds:
-        here = terms.places(kind)
-        places = [k for k in range(here.start, here.stop) if terms.ids[k] in measured]
-        truth = torch.tensor([measured[terms.ids[k]] for k in places], dtype=torch.float64)
-        picked = torch.tensor(places, dtype=torch.long)
-        found.append(_prediction(kind, here.stop - here.start, damage, truth, picked, scores, metric, confidence))
+    for kind, sample in samples.items():
+        truth = torch.tensor([measured[terms.ids[k]] for k in sample.places], dtype=torch.float64)
+        found.append(_prediction(kind, terms.places(kind), damage, truth, sample, scores, metric, confidence))
     return found
 
 
 def _prediction(
     kind: Kind,
-    total: int,
+    here: slice,
     damage: Tensor,
     truth: Tensor,
-    picked: Tensor,
+    sample: Sample,
     scores: Scores,
     metric: MetricName,
     confidence: float,
 ) -> Prediction:
+    picked = torch.tensor(sample.places, dtype=torch.long)
+    every, chance = damage[here], torch.tensor(sample.chance, dtype=torch.float64)
+    weights = 1 / chance
     enough = len(truth) >= FEWEST
     within, names = None, (*_STATISTICS, "valid_to")
     reasons = {} if enough else dict.fromkeys(names, f"{len(truth)} ablated terms cannot be ranked")
@@ -259,8 +261,10 @@ def _prediction(
         guess = damage[picked]
         both = (guess > 0) & (truth > 0)  # a ratio needs both; a loss may fall
         for name, (statistic, divides) in _STATISTICS.items():
-            x, y = (guess[both], truth[both]) if divides else (guess, truth)
-            values[name] = _estimated(bootstrap(statistic, x, y, confidence)) if len(x) >= FEWEST else None
+            which = both if divides else torch.ones_like(both)
+            x, y, w = guess[which], truth[which], weights[which]
+            ranked = bootstrap(statistic, x, y, confidence, weights=w) if len(x) >= FEWEST else None
+            values[name] = _estimated(ranked)
             if values[name] is None:
                 reasons[name] = "one side is constant" if len(x) >= FEWEST else "too few damages above zero"
         within = valid_to(guess[both], truth[both]) if len(guess[both]) >= FEWEST else None
@@ -269,12 +273,17 @@ def _prediction(
             reasons["valid_to"] = "too few damages above zero" if few else "the smallest prediction is further off"
         for name, score in scores.items():
             if bool(torch.isfinite(score[picked]).all()):
-                criteria[name] = _estimated(bootstrap(spearman, score[picked], truth, confidence))
+                criteria[name] = _estimated(bootstrap(spearman, score[picked], truth, confidence, weights=weights))
+    mean = mean_of(every, picked - here.start, chance, truth, confidence)
+    if mean is None:
+        reasons["mean_measured"] = f"{len(truth)} ablated terms say too little of all {len(every)}"
     return Prediction(
         granularity=kind,
         metric=metric,
         n=len(truth),
-        of=total,
+        of=len(every),
+        mean_predicted=float(every.double().mean()),
+        mean_measured=_estimated(mean),
         criteria=criteria,
         reasons=reasons,
         valid_to=within,

@@ -16,6 +16,7 @@ from torch import nn
 from duat_cli import __version__
 from duat_cli.analysis.plan.task import PruneOptions, longest
 from duat_cli.analysis.progress import Progress
+from duat_cli.analysis.prune.pooled import pooled_cosines
 from duat_cli.analysis.prune.printed import Printing
 from duat_cli.analysis.prune.repair.choice import repair_sets
 from duat_cli.analysis.prune.repair.repairer import Repairer
@@ -211,6 +212,7 @@ def conclude(begun: Begun) -> PruneOutcome:
         plan_of(one, setting, trials.get(name), digest, size_of, reports.get(name)) for name, one in nested.items()
     ]
     eq16 = printing.rows()
+    pooled, unpooled = pooled_cosines(work, plans, nested, held_out)
     damage, scores, bounds = work.damage, work.scores(), certified(work)
     terms = terms_of(
         session.structure, work.sites, work.terms, damage, work.readings, bounds, work.measured(), work.branches
@@ -224,13 +226,14 @@ def conclude(begun: Begun) -> PruneOutcome:
         protocol=_protocol(work),
         blocks=blocks_of(session, terms, options.budget),
         prediction=predictions_of(
-            work.terms, work.kinds, damage[0], work.measured(), scores, work.metric.name, options.confidence
+            work.terms, work.sample, damage[0], work.measured(), scores, work.metric.name, options.confidence
         ),
         plans=plans,
+        pooled=pooled,
         eq16=eq16,
         terms=terms,
         written=None,
-        skipped=[*session.skipped(), *work.skipped, *(repairs.skipped if repairs else [])],
+        skipped=[*session.skipped(), *work.skipped, *(repairs.skipped if repairs else []), *unpooled],
         warnings=[*session.warnings(), *begun.notes, *(repairs.warnings if repairs else [])],
         run=session.run_facts(),
     )

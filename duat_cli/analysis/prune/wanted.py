@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from duat_cli.analysis.plan.task import PruneOptions, ablated
 from duat_cli.analysis.prune.terms.responses import SEED, TermList
@@ -14,6 +15,7 @@ from duat_cli.kinds import NAMES, Kind
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.terms.sites import BlockSites
 from duat_cli.results.base import Skipped
+from duat_cli.statistics.survey import chances, draw
 
 
 def kinds_of(
@@ -35,13 +37,22 @@ def kinds_of(
     return tuple(kept)
 
 
-def sample_of(terms: TermList, kind: Kind, measure: int) -> list[int]:
-    """Places of the terms of a kind that are ablated for real: all, or a uniform sample."""
+@dataclass(frozen=True)
+class Sample:
+    """Terms of one kind that are ablated for real."""
+
+    places: list[int]
+    """In the term list, rising."""
+    chance: list[float]
+    """Of each, above 0 and at most 1: to be among them."""
+
+
+def sample_of(terms: TermList, kind: Kind, measure: int, prediction: Tensor) -> Sample:
+    """All, or a random sample: terms are drawn with chances that grow with their predicted damage.
+
+    prediction: of every term in the list, made before any is ablated; it decides on the sample, not on what is true.
+    """
     here = terms.places(kind)
-    count = here.stop - here.start
-    wanted = ablated(kind, count, measure)
-    if count <= wanted:
-        return list(range(here.start, here.stop))
-    generator = torch.Generator().manual_seed(SEED)
-    picked = torch.randperm(count, generator=generator)[:wanted]
-    return sorted((picked + here.start).tolist())
+    chance = chances(prediction[here], ablated(kind, here.stop - here.start, measure))
+    drawn = draw(chance, torch.Generator().manual_seed(SEED))
+    return Sample([here.start + k for k in drawn], chance[drawn].tolist())

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from duat_cli.analysis.decomposition import Decomposition
-from duat_cli.analysis.plan.task import PruneOptions
+from duat_cli.analysis.plan.task import PruneOptions, ablated
 from duat_cli.analysis.plan.waves import waves
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.prune.part import Measured, Part, Responded
@@ -35,7 +35,7 @@ from duat_cli.analysis.prune.terms.damage import Interval, Metric
 from duat_cli.analysis.prune.terms.ground import ground_beside, ground_of
 from duat_cli.analysis.prune.terms.readings import Reader, Readings
 from duat_cli.analysis.prune.terms.responses import TermList, Without
-from duat_cli.analysis.prune.wanted import kinds_of, sample_of
+from duat_cli.analysis.prune.wanted import Sample, kinds_of, sample_of
 from duat_cli.analysis.session import Listener, Session
 from duat_cli.errors import InputError
 from duat_cli.kinds import NAMES, Kind, names_of
@@ -46,6 +46,8 @@ from duat_cli.models.sweep.lockstep import Pass, Visit
 from duat_cli.models.sweep.passes import BlockCall, BlockPass, Means, Recorded, record, recording
 from duat_cli.models.terms.sites import TermId
 from duat_cli.results.base import Skipped
+
+DRAWN_BY = 4  # prompts whose predictions say with which chances terms are ablated
 
 
 class Work:
@@ -72,10 +74,12 @@ class Work:
             self._ground = ground_beside(session, options.metric, beside, means=options.ablate_mean)
         self.structure, self.sites, self.branches = session.structure, self._ground.sites, self._ground.branches
         self.metric: Metric = self._ground.metric
+        self.embeds = self.metric.name == "hidden" and not self._ground.head.exists
         self.skipped: list[Skipped] = []
         self.kinds = kinds_of(self.structure, self.sites, options, self.skipped)
         self.terms = TermList.of(self.structure, self.sites, self.kinds)
-        self.sample = {kind: sample_of(self.terms, kind, options.measure) for kind in self.kinds}
+        self.sample: dict[Kind, Sample] = {}  # what is ablated by itself, see `draw`
+        self._drawn_by: dict[int, Responded] = {}  # of the prompts that it was drawn by
         self.responses: list[Tensor] = []  # a prompt: (probes, terms)
         self.readings: list[Readings] = []
         self.errors: list[float] = []
@@ -92,7 +96,7 @@ class Work:
                 "round; leave it out, or run it where the model fits"
             )
         self.moved: list[dict[TermId, float]] = []  # a prompt, an ablated term: how far the last block's output moves
-        self._damage = {kind: torch.zeros(len(places), dtype=torch.float64) for kind, places in self.sample.items()}
+        self._damage: dict[TermId, float] = {}  # of every ablated term, summed over the prompts
         self._taylor = torch.zeros(len(self.terms.ids), dtype=torch.float64)
         self._scored = 0
         self.losses: list[tuple[float, int]] = []  # a prompt's own loss, nats a token, and the size of the vocabulary
@@ -119,6 +123,7 @@ class Work:
             self._together(self._ground.recorded, finals)
             self._ground.recorded.clear()
             return
+        self.draw()
         for number in range(len(self._ids)):
             self.add(self.parts([number])[0])
         self._choose(finals)
@@ -127,9 +132,27 @@ class Work:
         """What some prompts give: one, where all weights are in memory; else they go side by side."""
         seen = [Activations() for _ in numbers]
         recorded = self._record(numbers, seen)
-        responded = self._respond(numbers, recorded)
+        known = all(k in self._drawn_by for k in numbers)
+        responded = [self._drawn_by.pop(k) for k in numbers] if known else self._respond(numbers, recorded)
         measured = self._measure(numbers, self._ablations(numbers, recorded), [])
         return [Part(*three) for three in zip(responded, measured, seen, strict=True)]
+
+    def draw(self) -> None:
+        """The sample, by the first prompts; with `parts` before any of them is asked for."""
+        numbers = range(min(DRAWN_BY, len(self.prompts)))
+        for some in [[k] for k in numbers] if self.weights is None else [list(numbers)]:
+            found = self._respond(some, self._record(some, [Activations() for _ in some]))
+            self._drawn_by |= dict(zip(some, found, strict=True))
+        self._draw(list(self._drawn_by.values()))
+
+    def _draw(self, responded: Sequence[Responded]) -> None:
+        prediction = self.metric.of_set(torch.stack([one.responses for one in responded[:DRAWN_BY]])).mean(dim=0)
+        self.sample = {k: sample_of(self.terms, k, self.options.measure, prediction) for k in self.kinds}
+
+    @property
+    def ablated(self) -> list[TermId]:
+        """The terms of the sample, kind by kind."""
+        return [self.terms.ids[place] for one in self.sample.values() for place in one.places]
 
     def _record(self, numbers: Sequence[int], seen: Sequence[Activations]) -> list[Recorded]:
         passes, calls = list[BlockPass](), list[list[BlockCall]]()
@@ -152,11 +175,9 @@ class Work:
             self._scored += 1
         if responded.loss is not None:
             self.losses.append(responded.loss)
-        slots = [(kind, k) for kind, places in self.sample.items() for k in range(len(places))]
-        for (kind, k), damage in zip(slots, measured.damages, strict=True):
-            self._damage[kind][k] += damage
-        ablated = [self.terms.ids[place] for places in self.sample.values() for place in places]
-        self.moved.append(dict(zip(ablated, measured.moved, strict=True)))
+        for term, damage in zip(self.ablated, measured.damages, strict=True):
+            self._damage[term] = self._damage.get(term, 0.0) + damage
+        self.moved.append(dict(zip(self.ablated, measured.moved, strict=True)))
 
     def choose(self) -> None:
         """The measured sets, the certified bounds and the scores of weights, once every prompt's part is added."""
@@ -190,6 +211,7 @@ class Work:
         """The same for prompts side by side, each of them recorded already."""
         numbers = range(len(self.prompts))
         responded = self._respond(numbers, recorded)
+        self._draw(responded)
         chooser = self._chooser([one.responses for one in responded])
         wanted = [chooser.candidates(kinds) for kinds in self.groups]
         singles = self._ablations(numbers, recorded)
@@ -258,7 +280,8 @@ class Work:
         return f"{every} prompts side by side" if len(numbers) > 1 else f"prompt {numbers[0] + 1} of {every}"
 
     def _steps(self) -> int:
-        return 3 + sum(map(len, self.sample.values()))
+        here = [(kind, self.terms.places(kind)) for kind in self.kinds]
+        return 3 + sum(ablated(kind, each.stop - each.start, self.options.measure) for kind, each in here)
 
     def _respond(self, numbers: Sequence[int], recorded: Sequence[Recorded]) -> list[Responded]:
         what = f"{self._name(numbers)}: responses of {len(self.terms.ids)} terms"
@@ -269,8 +292,7 @@ class Work:
 
     def _ablations(self, numbers: Sequence[int], recorded: Sequence[Recorded]) -> list[Ablation]:
         """Of the terms in the sample, a prompt after the other."""
-        gone = [self.ablator.removals([self.terms.ids[k]]) for places in self.sample.values() for k in places]
-        kinds = [kind for kind, places in self.sample.items() for _ in places]
+        gone = [self.ablator.removals([term]) for term in self.ablated]
         done, total = numbers[0] * self._steps(), len(self.prompts) * self._steps()
         steps = itertools.count(done + 4)
 
@@ -283,11 +305,11 @@ class Work:
                 one,
                 self._ids[number],
                 removals,
-                functools.partial(tick, f"{self._name(numbers)}: ablating {NAMES[kind]}"),
+                functools.partial(tick, f"{self._name(numbers)}: ablating {NAMES[term.kind]}"),
                 self.weights,
             )
             for number, one in zip(numbers, recorded, strict=True)
-            for removals, kind in zip(gone, kinds, strict=True)
+            for removals, term in zip(gone, self.ablated, strict=True)
         ]
 
     def _set_ablations(self, wanted: Candidates, recorded: Sequence[Recorded]) -> list[list[Ablation]]:
@@ -349,7 +371,7 @@ class Work:
 
     def _followed(self) -> set[TermId]:
         """The terms carried to the last block: all but neurons where they are few, and everything that is ablated."""
-        sampled = {self.terms.ids[place] for places in self.sample.values() for place in places}
+        sampled = set(self.ablated)
         others = [term for term in self.terms.ids if term.kind != "neuron"]
         return sampled | set(others) if len(others) <= CARRIED else sampled
 
@@ -357,11 +379,7 @@ class Work:
 
     def measured(self) -> dict[TermId, float]:
         """Mean damage of the ablated terms."""
-        return {
-            self.terms.ids[place]: float(value) / len(self.prompts)
-            for kind, places in self.sample.items()
-            for place, value in zip(places, self._damage[kind], strict=True)
-        }
+        return {term: damage / len(self.prompts) for term, damage in self._damage.items()}
 
     def scores(self) -> Scores:
         """Every criterion for every term."""

@@ -22,6 +22,7 @@ from duat_cli.analysis.prune.run import Begun, PruneOutcome, conclude
 from duat_cli.analysis.prune.sets.nested import Nested
 from duat_cli.analysis.prune.terms.criteria import Activations
 from duat_cli.analysis.prune.terms.readings import Readings
+from duat_cli.analysis.prune.wanted import Sample
 from duat_cli.analysis.prune.work import Work
 from duat_cli.analysis.shards.folder import Folder
 from duat_cli.analysis.shards.ranks import Ranks
@@ -70,7 +71,10 @@ class Choice(Stored):
 
 
 class Facts(Stored):
-    """Nothing: the report is made at the end."""
+    """Which terms every process ablates."""
+
+    sample: dict[Kind, Sample]
+    """As the process drew it that began the folder: rounding may have others draw otherwise."""
 
 
 class PruneRecord(PromptRecord):
@@ -160,7 +164,7 @@ def prune_into(
 
     begun: in parts.
     """
-    worker = _Worker(begun, max_tokens, progress)
+    worker = _Worker(path, begun, max_tokens, progress)
     return share(path, begun.session, _set_of(begun.work.prompts), worker, ranks, progress)
 
 
@@ -169,8 +173,8 @@ class _Worker:
 
     command = "prune-bound"
 
-    def __init__(self, begun: Begun, max_tokens: int | None, progress: Progress) -> None:
-        self._begun, self._progress = begun, progress
+    def __init__(self, path: Path, begun: Begun, max_tokens: int | None, progress: Progress) -> None:
+        self._path, self._begun, self._progress = path, begun, progress
         options = begun.work.options
         self.settings = Settings(
             granularity=options.kinds,
@@ -183,17 +187,22 @@ class _Worker:
         )
 
     def begin(self, first: Prompt) -> None:
-        """The comparison with the model that has no instruments."""
+        """The comparison with the model that has no instruments; and which terms are ablated."""
         self._begun.session.sweep_beside([first], lambda _place: lambda _run: None, [])
+        self._begun.work.draw()
 
     def __call__(self, chunk: Sequence[tuple[int, Prompt]]) -> list[PruneRecord]:
         """Of prompts with their positions."""
         work = self._begun.work
+        self._take_sample(Folder.read(self._path))
         found = zip(chunk, work.parts([position for position, _ in chunk]), strict=True)
         return [PruneRecord.of(prompt, part, work) for (_, prompt), part in found]
 
     def facts(self) -> Facts:
-        return Facts()
+        return Facts(sample=self._begun.work.sample)
+
+    def _take_sample(self, folder: Folder) -> None:
+        self._begun.work.sample = Facts.model_validate(folder.manifest.facts).sample
 
     def beside(self, folder: Folder, counts: set[int], ranks: Ranks) -> None:
         """Nothing."""
@@ -206,6 +215,7 @@ class _Worker:
         if known is not None and known.choice == choice:
             return _outcome(begun, known)
         index = complete(folder)
+        self._take_sample(folder)
         for done, line in enumerate(folder.lines(index), 1):
             self._progress(done, index.found, "reading what the prompts gave")
             work.add(PruneRecord.model_validate_json(line.record).part(work))

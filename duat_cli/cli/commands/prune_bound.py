@@ -63,7 +63,7 @@ Measure = Annotated[
         min=0,
         show_default=False,
         help="Terms of every kind to ablate for real: all if there are no more, else a random sample; of whole parts "
-        "four times as many. Default: 24.",
+        "four times as many. Default: 16.",
     ),
 ]
 Budget = Annotated[

@@ -23,7 +23,8 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 _BESIDE_TOKENIZER = ("merges.txt", "special_tokens_map.json", "added_tokens.json")
 _HUB_FILES = (
-    "config.json", WEIGHTS, INDEX, "model-?????-of-?????.safetensors", *TOKENIZER_FILES, *_BESIDE_TOKENIZER,
+    "config.json", "1_Pooling/config.json", WEIGHTS, INDEX, "model-?????-of-?????.safetensors", *TOKENIZER_FILES,
+    *_BESIDE_TOKENIZER,
 )  # fmt: skip
 
 

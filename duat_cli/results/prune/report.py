@@ -20,7 +20,7 @@ from duat_cli.results.base import (
     Warnings,
 )
 from duat_cli.results.prune.eq16 import Eq16
-from duat_cli.results.prune.sets import Plan
+from duat_cli.results.prune.sets import Plan, PooledCosine
 from duat_cli.results.prune.terms import Prediction, Protocol, PruneBlock, PruneTerm
 from duat_cli.results.prune.written import Written
 
@@ -39,6 +39,9 @@ class PruneReport(Result):
     blocks: list[PruneBlock]
     prediction: list[Prediction]
     plans: list[Plan]
+    pooled: list[PooledCosine] = Field(
+        default_factory=list, description="of the plans' sets, where the metric is hidden and there is no LM head"
+    )
     eq16: list[Eq16] = Field(description="of every whole part and of the chosen set of every plan")
     terms: list[PruneTerm]
     written: Written | None = Field(description="the checkpoint that --apply wrote; null without it")

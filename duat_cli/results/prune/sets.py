@@ -153,6 +153,29 @@ class MeanGuarantee(WithReasons):
     )
 
 
+_COSINE = Meaning(
+    "-1 to 1",
+    "measured",
+    formula="<u, v> / (|u| |v|), u and v the pooled final hidden states of the model and of the ablated one",
+    how="before any layer that the embedder has behind its pooling",
+    signed=True,
+)
+
+
+class PooledCosine(WithReasons):
+    """How far a set turns the pooled output of an embedder,: of a model without an LM head."""
+
+    granularity: str = Field(description="the kinds of terms, as of the plan")
+    removed: Annotated[int, _COUNT] = Field(description="how many terms the set has: the plan's, or the guaranteed one")
+    pooling: str = Field(
+        description="what is made of the final hidden states: as 1_Pooling/config.json states it, else their mean"
+    )
+    mean: Annotated[Finite, _COSINE] = Field(description="mean cosine over the prompts that chose the set")
+    lowest: Annotated[Finite, _COSINE] = Field(description="lowest cosine of one of them")
+    held_out_mean: Annotated[Finite | None, _COSINE] = Field(description="mean cosine over the held-out prompts")
+    held_out_lowest: Annotated[Finite | None, _COSINE] = Field(description="lowest cosine of one of them")
+
+
 class Plan(WithReasons):
     """The largest set of one kind within the budget."""
 

@@ -21,7 +21,9 @@ Metric = Annotated[
         "nll (nats a token)"
     ),
 ]
-_BOOTSTRAP = "with a percentile bootstrap interval over the terms (Efron 1979)"
+_BOOTSTRAP = (
+    "with a percentile bootstrap interval over the terms (Efron 1979), each weighing 1 / its chance to be drawn"
+)
 _LINEARISED = Meaning("the metric's", "estimate", how="linearised", signed=True)  # with nll, whose damage may be a gain
 _LINEARISED_END = Meaning("the metric's", "estimate", how="end of an interval", signed=True)
 _ABLATED = Meaning("the metric's", "measured", signed=True)
@@ -206,7 +208,7 @@ class PruneBlock(WithReasons):
 
 
 class Estimated(Result):
-    """A value with its interval over the terms (percentile bootstrap)."""
+    """A value with its interval over the terms: a percentile bootstrap, or, of a mean, that of the sampling."""
 
     value: Annotated[Finite, Meaning("the statistic's", "estimate", how=_BOOTSTRAP, signed=True)] = Field(
         description="the value itself"
@@ -221,7 +223,27 @@ class Prediction(WithReasons):
     granularity: Kind = Field(description="the kind of terms: neuron, head, expert, ffn, attention or block")
     metric: Metric
     n: Annotated[int, _COUNT] = Field(description="terms ablated for real")
-    of: int = Field(description="terms of this kind in the model")
+    of: Annotated[int, _COUNT] = Field(description="terms of this kind in the model")
+    mean_predicted: Annotated[Finite, _LINEARISED] = Field(
+        description="predicted damage of removing one term, mean over all terms of this kind"
+    )
+    mean_measured: Annotated[
+        Estimated | None,
+        Meaning(
+            "the metric's",
+            "estimate",
+            how="unbiased; the interval is of which terms are drawn, not of which prompts, and holds less often than "
+            "said where few terms that are predicted to be small hold most of the error; exact where all are ablated",
+            formula="(sum of all predictions + sum over ablated terms of (measured - predicted) / chance) / terms",
+            source="difference estimator, Särndal, Swensson & Wretman (1992); variance by Hájek (1964); ends of the "
+            "interval by Student's t or the studentised bootstrap, whichever is further out",
+            signed=True,
+        ),
+    ] = Field(
+        description="damage of really removing one term, mean over all terms of this kind, estimated from those that "
+        "were ablated, which are drawn with chances that grow with the prediction, with the prediction as control "
+        "variate"
+    )
     spearman: Annotated[
         Estimated | None,
         Meaning(

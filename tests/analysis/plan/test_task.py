@@ -11,7 +11,7 @@ from duat_cli.kinds import Kind
 def test_what_is_given_goes_before_the_effort() -> None:
     assert effort_of("quick", None, None) == (EFFORTS["quick"].probes, EFFORTS["quick"].measure)
     assert effort_of("quick", 50, 0) == (50, 0)
-    assert effort_of("default", None, None) == (32, 24)
+    assert effort_of("default", None, None) == (32, 16)
 
 
 def test_more_effort_is_more_of_everything() -> None:

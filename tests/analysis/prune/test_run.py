@@ -18,6 +18,7 @@ from duat_cli.kinds import Kind
 from duat_cli.loading.model.load import LoadedModel, load, load_tokenizer
 from duat_cli.loading.prompts import Prompt, default_prompts, encode, limits
 from duat_cli.results.prune.report import PruneReport
+from duat_cli.statistics.ranking import spearman
 
 
 def quiet(done: int, total: int, what: str) -> None:
@@ -49,7 +50,6 @@ def analysed(name: str | None, kind: Kind, *, measure: int, probes: int = 32, co
         ("minilm", "neuron", 50, 32, 0.96),
         ("minilm", "head", 40, 32, 0.92),
         ("demo", "neuron", 50, 32, 0.96),
-        ("demo", "head", 36, 32, 0.93),
         ("demo", "head", 36, 128, 0.96),
     ],
 )
@@ -168,6 +168,30 @@ def test_a_quick_run_says_what_it_leaves_out() -> None:
     assert {term.certified for term in report.terms} == {None}
     assert {term.reasons["certified"] for term in report.terms} == {"certified bounds are left out by --effort quick"}
     assert all(term.frozen is not None for term in report.terms)
+
+
+def test_a_few_ablations_say_what_all_would() -> None:
+    """Of the demo's heads: the mean over all of them, the most harmful ones, and which criterion orders them best."""
+    every, few = (analysed(None, "head", measure=n) for n in (36, 12))
+    [all_of_them], [some] = every.prediction, few.prediction
+    assert (all_of_them.n, some.n, some.of) == (36, 12, 36)
+    assert all_of_them.spearman is not None
+    assert all_of_them.spearman.value >= 0.93
+    exact, mean = all_of_them.mean_measured, some.mean_measured
+    assert exact is not None
+    assert mean is not None
+    truth = [term.measured for term in every.terms]
+    assert exact.low == exact.value == exact.high == pytest.approx(sum(truth) / 36)
+    assert mean.low <= exact.value <= mean.high
+    assert mean.high - mean.low < 0.3 * exact.value
+    assert some.mean_predicted == all_of_them.mean_predicted
+    known = [term.linearised if term.measured is None else term.measured for term in few.terms]
+    assert float(spearman(torch.tensor(known), torch.tensor(truth))) >= 0.95
+    worst = [set(torch.tensor(values).topk(6).indices.tolist()) for values in (known, truth)]
+    assert worst[0] == worst[1]
+    for one in (all_of_them, some):
+        assert one.spearman is not None
+        assert all(one.spearman.value >= other.value for other in one.criteria.values() if other is not None)
 
 
 def test_a_prediction_is_valid_up_to_the_first_that_is_off_by_more_than_twice() -> None:

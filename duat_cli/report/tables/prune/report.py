@@ -218,6 +218,7 @@ def _predictions(report: PruneReport, page: Page) -> list[RenderableType]:
         *facts.section(f"no value ({numbers.ABSENT})", _absent(rows)),
         *_valid(report, rows),
         *_criteria(rows, names, page),
+        *_means(report, rows, page),
     ]
 
 
@@ -239,6 +240,31 @@ def _absent(rows: list[Prediction]) -> list[str]:
             by_reason.setdefault(why, []).append(name.replace("_", " "))
         found += [f"{row.granularity}: {', '.join(names)}: {why}" for why, names in by_reason.items()]
     return found
+
+
+def _means(report: PruneReport, rows: list[Prediction], page: Page) -> list[RenderableType]:
+    """The mean over all terms of a kind, estimated from those that were ablated."""
+    title = (
+        f"Mean damage of really removing one term, over all of its kind, {report.protocol.unit}: estimate from the "
+        f"ablated ones with the prediction as control variate, {numbers.exactly(report.protocol.confidence)} % interval"
+    )
+    columns = _mean_columns(sets.UNITS[report.protocol.metric])
+    return [
+        _BLANK,
+        line(title, "bold"),
+        *(part for table in grids(rows, _KIND, columns, page) for part in (_BLANK, table)),
+    ]
+
+
+def _mean_columns(unit: str) -> list[Column]:
+    return [
+        Column(("all", "terms"), "of", numbers.whole),
+        Column(("ablated", "terms"), "n", numbers.whole),
+        Column(("mean", "pred.", unit), "mean_predicted", numbers.plain),
+        Column(("mean", "estimate", unit), "mean_measured", numbers.plain),
+        Column(("low", "estimate", unit), "mean_measured.low", numbers.plain),
+        Column(("high", "estimate", unit), "mean_measured.high", numbers.plain),
+    ]
 
 
 def _criteria(rows: list[Prediction], names: list[str], page: Page) -> list[RenderableType]:
@@ -274,5 +300,5 @@ TABLES = {
     **sets.TABLES,
     **repair.TABLES,
     **EQ16_TABLES,
-    "prediction[].": _PREDICTION_COLUMNS,
+    "prediction[].": [*_PREDICTION_COLUMNS, *_mean_columns("")],
 }

@@ -13,7 +13,7 @@ from duat_cli.report.tables.grid import Column, Labels, filled, grids
 from duat_cli.report.tables.page import Page, item, line
 from duat_cli.report.tables.prune.repair import repair
 from duat_cli.results.prune.report import PruneReport
-from duat_cli.results.prune.sets import HeldOut, Plan
+from duat_cli.results.prune.sets import HeldOut, Plan, PooledCosine
 
 _BLANK = Text("")
 _KIND = Labels(("what",), lambda row: row.granularity if isinstance(row, Plan) else "", False)
@@ -47,6 +47,7 @@ def _plans(report: PruneReport, page: Page) -> list[RenderableType]:
         *_held(report.plans),
         *_rounds(report, page, unit),
         *_held_out(report, page, unit),
+        *_pooled(report, page),
         *repair(report, page, unit),
         _BLANK,
         line("Guarantee", "bold"),
@@ -124,6 +125,23 @@ def _held_out(report: PruneReport, page: Page, unit: str) -> list[RenderableType
     ]
 
 
+def _cosine(value: float | None) -> str:
+    return numbers.ABSENT if value is None else f"{value:.4f}"
+
+
+def _pooled(report: PruneReport, page: Page) -> list[RenderableType]:
+    """How far sets turn what an embedder gives."""
+    if not report.pooled:
+        return []
+    labels = Labels(("what",), lambda row: row.granularity if isinstance(row, PooledCosine) else "", False)
+    shown = filled(report.pooled, POOLED_COLUMNS)
+    return [
+        _BLANK,
+        line(f"Cosine of the pooled outputs with and without the set ({report.pooled[0].pooling})", "bold"),
+        *(part for table in grids(report.pooled, labels, shown, page) for part in (_BLANK, table)),
+    ]
+
+
 def plan_columns(unit: str) -> list[Column]:
     return [
         Column(("removed", "terms"), "removed", numbers.whole),
@@ -146,6 +164,15 @@ def held_out_columns(unit: str) -> list[Column]:
         Column(("over", "budget, %"), "share_exceeded", numbers.percent),
         Column(("run on", "prompts"), "prompts", numbers.whole),
     ]
+
+
+POOLED_COLUMNS = [
+    Column(("removed", "terms"), "removed", numbers.whole),
+    Column(("mean", "cosine"), "mean", _cosine),
+    Column(("lowest", "cosine"), "lowest", _cosine),
+    Column(("held out,", "mean cosine"), "held_out_mean", _cosine),
+    Column(("held out,", "lowest"), "held_out_lowest", _cosine),
+]
 
 
 def _millions(value: float | None) -> str:
@@ -233,6 +260,7 @@ def _bar(value: float, top: float, width: int, full: str, half: str) -> str:
 
 
 TABLES = {
+    "pooled[].": POOLED_COLUMNS,
     "plans[].": plan_columns(""),
     "plans[].held_out[].": held_out_columns(""),
     "plans[].rounds[].": round_columns(""),

@@ -11,6 +11,7 @@ from duat_cli.analysis.prune.sets.trial import CAP, Claim, Trial, try_alone
 from duat_cli.errors import InputError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.terms.sites import TermId
+from duat_cli.statistics.betting import mean_is_below
 from duat_cli.statistics.binomial import NestedChoice, allowed, prompts_needed
 
 
@@ -47,6 +48,34 @@ def test_the_statement_fails_no_more_often_than_it_says(share: float, confidence
     assert given > 0.3 * rounds
     assert wrong / rounds <= (1 - confidence) + 3 * ((1 - confidence) * confidence / rounds) ** 0.5
     assert wrong > 0  # the level is used, not undercut by far
+
+
+@pytest.mark.parametrize(("budget", "share", "confidence"), [(1.0, 0.1, 0.95), (0.6, 0.3, 0.8), (0.3, 0.1, 0.9)])
+def test_scipy_counts_the_same_though_sets_that_failed_are_run_no_more(
+    budget: float, share: float, confidence: float
+) -> None:
+    """From all damages of all sets: binomial tests in order, and the mean's as long as it is shown."""
+    stats = pytest.importorskip("scipy.stats")
+    generator, stopped = torch.Generator().manual_seed(2), set()
+    for _ in range(12):
+        effect = torch.randn(90, generator=generator, dtype=torch.float64).exp() / 6
+        every = [(size * effect).tolist() for size in range(1, 9)]
+        trial = tried(
+            Fake(lambda prompt, removed, every=every: every[removed - 1][prompt]), nested(8), prompts(90), budget,
+            share, confidence,
+        )  # fmt: skip
+        counts = [sum(value > budget for value in row) for row in every]
+        passed = [stats.binomtest(k, 90, share, alternative="less").pvalue <= 1 - confidence for k in counts]
+        first = next((k for k, one in enumerate(passed) if not one), 8)
+        choice = trial.choice()
+        assert choice.chosen == (first - 1 if first else None)
+        assert choice.exceeded == tuple(counts[: first + 1])
+        assert choice.limits == pytest.approx([stats.beta.ppf(confidence, k + 1, 90 - k) for k in choice.exceeded])
+        shown = [mean_is_below(row, budget, CAP * budget, confidence) for row in every]
+        first_mean = next((k for k, one in enumerate(shown) if not one), 8)
+        assert trial.mean_choice() == (first_mean - 1 if first_mean else None)
+        stopped.add(min(map(len, trial.damages)) < 90)
+    assert True in stopped
 
 
 def test_the_counts_are_those_of_the_set_that_is_named() -> None:

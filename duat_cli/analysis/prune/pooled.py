@@ -1,0 +1,89 @@
+"""How far sets turn the pooled output of an embedder: its users compare directions, and damage is of all tokens."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+from torch.nn import functional
+
+from duat_cli.analysis.plan.waves import waves
+from duat_cli.analysis.prune.sets.nested import Nested
+from duat_cli.analysis.prune.work import Work
+from duat_cli.loading.declared.pooling import Pooling, pooling_of
+from duat_cli.loading.prompts import Prompt
+from duat_cli.models.sweep.budgets import ABLATION_BYTES, waiting_bytes
+from duat_cli.models.sweep.lockstep import Pass
+from duat_cli.models.sweep.passes import Leading, Removals, without
+from duat_cli.results.base import Skipped
+from duat_cli.results.prune.sets import Plan, PooledCosine
+
+WHAT = "cosines of pooled outputs"
+REPAIRED = "--repair: sets are judged with the repaired weights, and the cosines would be without"
+NO_HOLDOUT = "no held-out prompts"
+
+
+def pooled_cosines(
+    work: Work, plans: Sequence[Plan], nested: Mapping[str, Nested], held_out: Sequence[Prompt]
+) -> tuple[list[PooledCosine], list[Skipped]]:
+    """Of every plan's set, and of the guaranteed one, under the prompts that chose it and under the held-out ones; or
+    why there are none. It takes one more read of weights that are read block by block."""
+    if not work.embeds:
+        return [], []
+    pooling = pooling_of(work.session.loaded.files.path)
+    if isinstance(pooling, str) or work.options.repair:
+        return [], [Skipped(what=WHAT, why=pooling if isinstance(pooling, str) else REPAIRED)]
+    wanted = [
+        (plan.granularity, removed)
+        for plan in plans
+        for removed in sorted({plan.removed, plan.guarantee.removed if plan.guarantee else 0} - {0})
+    ]
+    sets = [work.ablator.removals(nested[kind].order[:removed]) for kind, removed in wanted]
+    cosines = _cosines(work, pooling, sets, [*work.prompts, *held_out])
+    found = []
+    for k, (kind, removed) in enumerate(wanted):
+        row = [cosine[k] for cosine in cosines]
+        inside, outside = row[: len(work.prompts)], row[len(work.prompts) :]
+        found.append(
+            PooledCosine(
+                granularity=kind,
+                removed=removed,
+                pooling=pooling.name,
+                mean=statistics.fmean(inside),
+                lowest=min(inside),
+                held_out_mean=statistics.fmean(outside) if outside else None,
+                held_out_lowest=min(outside, default=None),
+                reasons={} if outside else dict.fromkeys(("held_out_mean", "held_out_lowest"), NO_HOLDOUT),
+            )
+        )
+    return found, []
+
+
+def _cosines(work: Work, pooling: Pooling, sets: Sequence[Removals], prompts: Sequence[Prompt]) -> list[list[float]]:
+    """A prompt, a set."""
+    if not sets:
+        return [[] for _ in prompts]
+    width, found = work.structure.hidden_size, list[list[float]]()
+    sizes = [(1 + len(sets)) * waiting_bytes(one.input_ids.shape[1], width) for one in prompts]
+    for wave in waves(sizes, ABLATION_BYTES) if work.weights is not None else [[k] for k in range(len(prompts))]:
+        work.progress(wave[0], len(prompts), WHAT)
+        found += _together(work, pooling, sets, [prompts[k] for k in wave])
+    return found
+
+
+def _together(work: Work, pooling: Pooling, sets: Sequence[Removals], prompts: Sequence[Prompt]) -> list[list[float]]:
+    """A prompt's own pass, and behind it those without each set."""
+    passes, rows = list[Pass](), []
+    for prompt in prompts:
+        forward = work.metric.forward(work.ablator.place(prompt))
+        own = Leading(work.structure, forward)
+        rows.append((own, [without(work.structure, forward, own, gone, work.weights) for gone in sets]))
+        passes += [own, *rows[-1][1]]
+    work.session.together(passes)
+    return [[_cosine(pooling.of(own.output), pooling.of(one.output)) for one in ones] for own, ones in rows]
+
+
+def _cosine(one: Tensor, other: Tensor) -> float:
+    """At most 1, which rounding may pass."""
+    return min(1.0, float(functional.cosine_similarity(one, other, dim=0)))

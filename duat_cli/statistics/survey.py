@@ -1,0 +1,107 @@
+"""A mean over many items of which few are measured, with a prediction of all of them as control variate.
+
+The sum of all predictions is known; what is estimated is only how far off they are in sum. An item is drawn with a
+probability that grows with its prediction, so that the few that hold most of the sum are looked at: the estimate is
+unbiased whatever the prediction is worth (Horvitz & Thompson 1952; the difference estimator of Särndal, Swensson &
+Wretman 1992, section 6.3), and narrow where it is worth much.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from duat_cli.statistics.ranking import Estimate
+
+FEWEST = 5  # drawn items that might not have been drawn; fewer say too little of how far predictions are off
+RESAMPLES = 2000
+SEED = 29
+
+
+def chances(prediction: Tensor, count: int) -> Tensor:
+    """Of each item, (items,) float64, to be among the `count` that are drawn: half by its share of all predictions,
+    half alike; 1 for what would be drawn more than once."""
+    size = prediction.double().abs().nan_to_num(posinf=0.0)
+    if count >= len(size):
+        return torch.ones_like(size)
+    size = size / size.mean() + 1 if bool(size.any()) else torch.ones_like(size)
+    found = torch.zeros_like(size)
+    while count:
+        left = found < 1
+        found[left] = size[left] * (count - int((~left).sum())) / size[left].sum()
+        if not bool((found > 1).any()):
+            break
+        found.clamp_(max=1)
+    return found
+
+
+def draw(chance: Tensor, generator: torch.Generator) -> list[int]:
+    """As many items as the chances add up to, each with its chance, rising: those of chance 1, and of the others a
+    systematic sample of the shuffled list (Madow 1949)."""
+    certain, others = (chance >= 1).nonzero()[:, 0], ((chance < 1) & (chance > 0)).nonzero()[:, 0]
+    others = others[torch.randperm(len(others), generator=generator)]
+    ends = chance[others].cumsum(0)
+    count = round(float(ends[-1])) if len(others) else 0
+    if not count:
+        return certain.tolist()
+    points = torch.rand(1, generator=generator, dtype=torch.float64) + torch.arange(count, dtype=torch.float64)
+    places = torch.searchsorted(ends, points * float(ends[-1]) / count, right=True).clamp_max(len(others) - 1)
+    return sorted({*certain.tolist(), *others[places].tolist()})
+
+
+def mean_of(prediction: Tensor, drawn: Tensor, chance: Tensor, measured: Tensor, confidence: float) -> Estimate | None:
+    """The mean over all items of what was measured of `drawn`, (n,) places, with an interval.
+
+    prediction: of every item. chance: of the drawn ones, to be drawn. The variance is that of samples of a fixed size
+    with unequal chances (Hájek 1964); each end of the interval is the outer one of Student's and of the studentised
+    bootstrap (Efron & Tibshirani 1993, section 12.5), since how far predictions are off is skewed. Items that are drawn
+    for certain add nothing to it: with all of them the mean is exact. None where too few of the others are drawn. No
+    interval can know of items that are far off, are predicted to be small and were not drawn.
+    """
+    off = (measured.double() - prediction.double()[drawn]) / chance
+    value = float((prediction.double().sum() + off.sum()) / len(prediction))
+    if len(drawn) == len(prediction):
+        return Estimate(value, value, value)
+    spread, weight = off[chance < 1], 1 - chance[chance < 1]
+    count = len(spread)
+    if count < FEWEST:
+        return None
+    error = float(_error(spread, weight))
+    student = quantile((1 + confidence) / 2, count - 1)
+    picks = torch.randint(count, (RESAMPLES, count), generator=torch.Generator().manual_seed(SEED))
+    again, errors = spread[picks], _error(spread[picks], weight[picks])
+    moved = (again.sum(dim=1) - count * spread.mean()) * weight.mean().sqrt() / errors
+    tails = torch.tensor([(1 - confidence) / 2, (1 + confidence) / 2], dtype=torch.float64)
+    known = moved[errors > 1e-9 * error]
+    low, high = torch.quantile(known, tails).tolist() if len(known) else (-student, student)
+    outer = max(student, high), max(student, -low)
+    return Estimate(value, value - outer[0] * error / len(prediction), value + outer[1] * error / len(prediction))
+
+
+def _error(spread: Tensor, weight: Tensor) -> Tensor:
+    """Standard error of the sum along the last axis."""
+    middle = (weight * spread).sum(dim=-1, keepdim=True) / weight.sum(dim=-1, keepdim=True)
+    count = spread.shape[-1]
+    return ((weight * (spread - middle).square()).sum(dim=-1) * count / (count - 1)).sqrt()
+
+
+def quantile(share: float, degrees: int) -> float:
+    """The value that Student's t stays below with probability `share`, above a half; degrees: of freedom."""
+    low, high = 0.0, math.pi / 2  # of the arc tangent of t / sqrt(degrees)
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, degrees) < 2 * share - 1 else (low, middle)
+    return math.tan(low) * math.sqrt(degrees)
+
+
+def _within(angle: float, degrees: int) -> float:
+    """P(|t| < sqrt(degrees) tan(angle)), Abramowitz & Stegun 26.7.3 and 26.7.4."""
+    odd = degrees % 2
+    term = math.cos(angle) if odd else 1.0
+    total = term if degrees > 1 else 0.0
+    for k in range(2 + odd, degrees - 1, 2):
+        term *= (k - 1) / k * math.cos(angle) ** 2
+        total += term
+    return 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
