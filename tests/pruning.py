@@ -1,7 +1,8 @@
-"""An ablator whose damage is told, prompts for it, and a tiny checkpoint whose words are known."""
+"""An ablator whose damage is told, prompts for it, bounds alone, and a tiny checkpoint whose words are known."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,13 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from duat_cli.analysis.prune.terms.certified import BlockBounds, Certified
 from duat_cli.analysis.prune.terms.damage import Hidden
+from duat_cli.kinds import KINDS, Kind
 from duat_cli.loading.prompts import Prompt
+from duat_cli.models.discovery.structure import ModelStructure
+from duat_cli.models.sweep.lockstep import one_by_one
+from duat_cli.models.terms.sites import find_sites
 from duat_cli.zoo import tiny
 
 WORDS = [f"w{k}" for k in range(20)]
@@ -37,6 +43,14 @@ class Fake:
 
     def damages(self, recorded: None, ids: int, gone: Any, done: Any) -> list[float]:
         return [self.damage(recorded, ids, one) for one in gone]
+
+
+def certified_bounds(structure: ModelStructure, kinds: Sequence[Kind] = KINDS) -> list[BlockBounds]:
+    """One entry a block call, by passes that run alone."""
+    found = Certified(structure, find_sites(structure), kinds=kinds)
+    with found.attached():
+        one_by_one(found.passes)
+    return found.bounds
 
 
 def prompts(count: int) -> list[Prompt]:

@@ -67,6 +67,7 @@ def test_the_ridge_is_the_one_that_leaves_least_on_other_tokens() -> None:
     best = min(errors, key=lambda ridge: errors[ridge])
     assert best not in (RIDGES[0], RIDGES[-1])  # else the test could not tell
     assert chosen_ridge(fit, back) == best
+    assert [chosen_ridge(fit, back, near=ridge) for ridge in RIDGES] == [best] * len(RIDGES)
 
 
 def test_no_change_is_a_choice() -> None:
@@ -74,7 +75,8 @@ def test_no_change_is_a_choice() -> None:
     inputs, _ = drawn(40, 5, 2, seed=8)
     lacking = inputs[:, :2].clone()
     assert chosen_ridge(moments(inputs, lacking), moments(inputs, lacking)) == RIDGES[0]
-    assert chosen_ridge(moments(inputs, lacking), moments(inputs, -lacking)) is None
+    for near in (None, RIDGES[0]):
+        assert chosen_ridge(moments(inputs, lacking), moments(inputs, -lacking), near=near) is None
 
 
 def test_sums_join_and_nothing_leaves_nothing_to_fit() -> None:

@@ -8,26 +8,34 @@ from __future__ import annotations
 from duat_cli.analysis.plan.shape import Shape
 from duat_cli.analysis.plan.task import Task
 from duat_cli.analysis.plan.terms import Moment, term
+from duat_cli.models.sweep.budgets import KEPT_BYTES
 
 SUMS = 5  # (K, K) and (K, M): of the tokens fitted and held back, two while they are solved, and one between
 SETS = 3  # whose new weights are there at once: the chosen one's, the one under way, the one before it
 STREAMS = 6  # (T, M): before and behind a block, of the dense and the pruned model, a layer's output, and one more
 ROWS = 4  # (N, K) of one prompt: as they are, in float64, those kept, with a column of ones
 REPAIRED = 12  # sets of each kind: four to halve the curve, eight to test
-RUNS = 8  # of every block a set: dense, before each of two layers, and behind them; and for both halves together
-RIDGES = 9  # and once more with all tokens
-FITS = 3  # to all prompts, and to each half of them
+RUNS = 4  # of every block a set: in front of each of two layers; and for both halves together
+SOLVED = 9 + 2 * 5  # systems of a layer: every ridge, and once more with all tokens; near that ridge for each half
+OWN = 2  # (T, M) of a block's own that are kept of the dense model: behind it, and behind attention
 
 
 def repairing(shape: Shape, task: Task) -> Moment:
     """Beside the model."""
     tokens = task.calibration or task.tokens
     inputs, layers = _inputs(shape)
-    every = len(shape.parts.blocks) * sum(layers)
+    blocks = len(shape.parts.blocks)
+    every = blocks * sum(layers)
+    row = (blocks * shape.width + (shape.vocabulary or shape.width)) * shape.element
     return [
         term("sums over tokens of a layer", SUMS * inputs * (inputs + shape.width) * 8),
         term("new weights of sets", SETS * every * shape.width * shape.element),
         term("calibration prompts in front of a block", STREAMS * sum(tokens) * shape.width * shape.element),
+        term(
+            "the dense model's states, kept", min(KEPT_BYTES, OWN * blocks * sum(tokens) * shape.width * shape.element)
+        ),
+        term("prompts' own passes, kept", min(KEPT_BYTES, sum((*task.chosen_on, *task.tested_on)) * row)),
+        term("inputs of a layer", sum(tokens) * inputs * shape.element),
         term("inputs of a layer under one prompt", ROWS * max(tokens, default=0) * inputs * 8),
         term("masks of the calibration prompts", sum(n * n for n in tokens) * shape.element),
     ]
@@ -38,7 +46,7 @@ def solving(shape: Shape, tokens: int) -> float:
     found = 0.0
     for inputs in _inputs(shape)[1]:
         sums = 2 * tokens * inputs * (inputs + shape.width)
-        found += 2 * sums + FITS * RIDGES * (inputs**3 / 3 + 4 * inputs**2 * shape.width)
+        found += 2 * sums + SOLVED * (inputs**3 / 3 + 4 * inputs**2 * shape.width)
     return found * len(shape.parts.blocks)
 
 

@@ -16,6 +16,8 @@ ROW_TOKENS = 512
 """Of removals that go side by side through one prompt's pass: more of them are no faster."""
 ROW_ELEMENTS = 1 << 24
 """Of their outputs: 64 MB in float32, less than the probes take at another time."""
+KEPT_BYTES = 512 << 20
+"""Of prompts' own passes that every set of a repair is compared with; and as much of what it is fitted to."""
 TARGET_BYTES = 256 << 20
 """Of one block's gradients of several targets of a prompt."""
 CARRIED = 256

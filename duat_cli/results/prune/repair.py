@@ -43,7 +43,8 @@ class RepairedSet(Result):
     share_exceeded_after: Annotated[Finite, _SHARE] = Field(description="the same with repair")
     dropped: bool = Field(
         description="whether the repair was left out, because it did not lower the mean damage on the prompts that "
-        "choose sets, or one fitted to half of them not that on the other half: then both damages are those without it"
+        "choose sets, or one fitted to half of them not that on the other: then both damages are those without it; "
+        "of a set that is only tried and above the budget as fitted to all, halves are not fitted"
     )
 
 

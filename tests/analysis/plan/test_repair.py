@@ -7,7 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from duat_cli.analysis.plan.memory import peak
-from duat_cli.analysis.plan.repair import RIDGES, SETS, SUMS, repairing, solving
+from duat_cli.analysis.plan.repair import SETS, SOLVED, SUMS, repairing, solving
 from duat_cli.analysis.plan.shape import Shape, shape_of
 from duat_cli.analysis.plan.task import PruneOptions, Task
 from duat_cli.analysis.plan.terms import size_of
@@ -30,7 +30,7 @@ def test_the_sums_and_the_new_weights_are_those_of_the_layers(shape: Shape) -> N
     sums = Moments(384, 192, torch.device("cpu"))
     assert found["sums over tokens of a layer"] == SUMS * (sums.gram.nbytes + sums.cross.nbytes)
     assert found["new weights of sets"] == SETS * 6 * (192 * 384 + 192 * 192) * 4
-    assert len(TRIED) <= RIDGES
+    assert len(TRIED) <= SOLVED
 
 
 def test_calibration_stands_in_place_of_the_prompts(shape: Shape) -> None:

@@ -8,6 +8,7 @@ the repair of its own.
 from __future__ import annotations
 
 import hashlib
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -111,7 +112,7 @@ class _Sets:
         middle = high
         while low <= high:
             size = self._nested.curve[middle].removed
-            repaired = self._repaired(size)
+            repaired = self._repaired(size, self._claim.budget)
             self._on_prompts[size] = self._set(size, repaired, repaired.damages)
             if repaired.after <= self._claim.budget:
                 best, low = (middle, repaired), middle + 1
@@ -120,8 +121,8 @@ class _Sets:
             middle = (low + high) // 2
         return best
 
-    def _repaired(self, size: int) -> Repaired:
-        found = self._repairer.repaired(self._nested.order[:size])
+    def _repaired(self, size: int, limit: float = math.inf) -> Repaired:
+        found = self._repairer.repaired(self._nested.order[:size], limit)
         self.seen.append(replace(found, refit=replace(found.refit, values={})))  # what is told of it needs no weights
         return found
 
@@ -167,8 +168,8 @@ class _Sets:
             refitted=len(refit.ridges),
             unchanged=refit.unchanged,
             short=refit.short,
-            ridge_low=min(refit.ridges, default=None),
-            ridge_high=max(refit.ridges, default=None),
+            ridge_low=min(refit.ridges.values(), default=None),
+            ridge_high=max(refit.ridges.values(), default=None),
             chosen_on=[self._on_prompts[size] for size in sorted(self._on_prompts)],
             held_out=tested,
             reasons={} if refit.ridges else dict.fromkeys(("ridge_low", "ridge_high"), NOTHING_REPAIRED),

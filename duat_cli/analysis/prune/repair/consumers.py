@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from duat_cli.compat.torch import parameters_of
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.kinds import Kind
+from duat_cli.models.arrays import wide
 from duat_cli.models.block.linears import applied_axis, bias_of
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.sweep.passes import Removal
@@ -63,6 +64,17 @@ class Consumer:
         if self.bias is not None:
             found[self.bias] = (self.bias.detach().double() + change[-1]).to(dtype).to(self.bias)
         return found
+
+    def moved(self, after: Tensor, inputs: Tensor, values: Mapping[nn.Parameter, Tensor]) -> Tensor:
+        """What the block gives with these parameters, where the layer's output arrives. after: what it gave without
+        them; inputs: of the layer, those that are gone zero."""
+        if self.weight not in values:
+            return after
+        apart = (wide(values[self.weight]) - wide(self.weight.detach())).movedim(self.axis, 0)
+        step = wide(inputs) @ apart
+        if self.bias is not None:
+            step = step + (wide(values[self.bias]) - wide(self.bias.detach()))
+        return after + step.to(after).reshape(after.shape)
 
 
 def consumers(

@@ -7,9 +7,10 @@ repaired up to there. The dense block runs; then each layer of the block that re
 
 with X_K what the pruned model feeds it, and R what is missing: the dense layer's output less the layer's own; of a
 layer whose output is in the block's as it is, the dense block's output less the block's own, so that it also makes good
-what was lost in front of it. (An attention layer that did so would repair what the FFN behind it is about to.) Nothing
-but sums over tokens is kept of X and R. λ is the one that leaves least on prompts that were held back, and no change is
-one of the choices; with that λ all tokens are fitted.
+what was lost in front of it. (An attention layer that did so would repair what the FFN behind it is about to.) Of R
+nothing is kept but sums over tokens, of X also what a block's output follows from once its last layer is refitted. λ is
+the one that leaves least on prompts that were held back, and no change is one of the choices; with that λ all tokens
+are fitted. What the dense model gives is the same for every set, and kept as far as it fits.
 
 A token counts 1 / max(|y|^2, its median over tokens), y what the dense model gives there: what is left is relative.
 Else the few tokens with massive activations (Sun et al. 2024; BERT's [CLS] has 96 % of |R|^2 in a layer of MiniLM)
@@ -32,10 +33,14 @@ from duat_cli.models.edits.exchanged import exchanged
 from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.sweep.passes import BlockCall, Removal, Removals
 from duat_cli.models.terms.sites import Site, watching
-from duat_cli.operators.refit import Moments, chosen_ridge
+from duat_cli.operators.refit import RIDGES, Moments, chosen_ridge
 
 HELD_BACK = 4  # one prompt, or token, in so many chooses the ridge
 Values = dict[nn.Parameter, Tensor]
+
+
+Own = Mapping[Site, list[Tensor]]
+"""What layers gave, by the sites of their outputs: one tensor, of a layer that runs once."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +49,24 @@ class Calls:
 
     first: Tensor
     arguments: Sequence[tuple[Sequence[Any], dict[str, Any]]]
+    after: Sequence[Tensor] = ()
+    """Behind every block of the dense model; empty: not kept, so that the dense model runs again for every set."""
+    own: Own = field(default_factory=dict)
+    """Where that is kept."""
 
     @classmethod
-    def of(cls, structure: ModelStructure, calls: Sequence[BlockCall]) -> Calls:
-        """Of a recorded pass, whose other hidden states are let go."""
+    def of(cls, structure: ModelStructure, calls: Sequence[BlockCall], own: Own | None = None) -> Calls:
+        """Of a recorded pass. own: what the layers of `outputs` gave; None: hidden states behind blocks are let go."""
         empty = torch.empty(0)
         kept = [structure.block(k).parts.hidden.put(c.args, c.kwargs, empty) for k, c in enumerate(calls)]
-        return cls(calls[0].before, kept)
+        if own is None:
+            return cls(calls[0].before, kept)
+        return cls(calls[0].before, kept, [call.after for call in calls], own)
+
+
+def outputs(consumers: Mapping[int, Sequence[Consumer]]) -> list[Site]:
+    """Where the layers are seen whose own output is what their refit is to give."""
+    return [_output(one) for here in consumers.values() for one in here if not one.arrives]
 
 
 @dataclass
@@ -59,8 +75,8 @@ class Refit:
 
     values: Values = field(default_factory=dict)
     """Parameter -> what it holds."""
-    ridges: list[float] = field(default_factory=list)
-    """Of every layer that was refitted."""
+    ridges: dict[nn.Parameter, float] = field(default_factory=dict)
+    """Of every layer that was refitted, by its weight."""
     unchanged: int = 0
     """Layers that every refit would have made worse on the prompts held back."""
     short: int = 0
@@ -84,51 +100,72 @@ class Refitting:
         self.tokens = sum(prompt.first.shape[1] for prompt in prompts)
 
     @torch.no_grad()
-    def refit(self, removals: Removals, tick: Callable[[int, int], None]) -> Refit:
-        """The repair of a set. The model is as it was, afterwards."""
+    def refit(self, removals: Removals, tick: Callable[[int, int], None], near: Refit | None = None) -> Refit:
+        """The repair of a set. The model is as it was, afterwards. near: one of the same set, fitted to more prompts,
+        from whose ridges those of this one are looked for."""
         found, first = Refit(), min(removals)
         dense = [prompt.first for prompt in self._prompts]
         for number in range(first):
-            dense = [self._run(number, place, hidden, None) for place, hidden in enumerate(dense)]
-        pruned, count = list(dense), len(self._structure.calls)
+            dense = self._dense(number, dense, ()).after
+        pruned, count = dense, len(self._structure.calls)
         with contextlib.ExitStack() as stack:
             for number in range(first, count):
                 tick(number - first, count - first)
-                removal = removals.get(number)
+                removal, after = removals.get(number), None
                 here = [one for one in self._consumers[number] if not one.silent(removal)]
                 wanted = self._dense(number, dense, here)
                 for one in here:
-                    values = self._layer(number, one, removal, pruned, wanted, found)
+                    start = None if near is None else near.ridges.get(one.weight, RIDGES[-1])
+                    values, after = self._layer(number, one, removal, pruned, wanted, found, start)
                     stack.enter_context(exchanged(values))
                     found.values |= values
                 dense = wanted.after
-                pruned = [self._run(number, place, hidden, removal) for place, hidden in enumerate(pruned)]
+                if after is None:
+                    after = [self._run(number, place, hidden, removal) for place, hidden in enumerate(pruned)]
+                pruned = after
         return found
 
     def _run(
-        self, number: int, place: int, hidden: Tensor, removal: Removal | None, watch: Mapping[Site, list[Tensor]] = {}
+        self,
+        number: int,
+        place: int,
+        hidden: Tensor,
+        removal: Removal | None,
+        watch: Mapping[Site, list[Tensor]] = {},
+        until: Site | None = None,
     ) -> Tensor:
-        """One block on one prompt; what the sites in `watch` hold is put into their lists."""
+        """One block on one prompt; what the sites in `watch` hold is put into their lists. until: one of them, behind
+        which nothing is wanted: then the hidden states are those in front of the block."""
 
         def see(site: Site, value: Tensor, index: Tensor | None) -> None:
             watch[site].append(value.detach().clone())
+            if site == until:
+                raise _SeenError
 
+        if removal is not None and removal.whole:
+            return removal.bridge(hidden)
         parts, before = self._structure.block(number).parts, hidden.clone()  # blocks may write to it
         args, kwargs = parts.hidden.put(*self._prompts[place].arguments[number], before)
         with contextlib.ExitStack() as stack:
             if removal is not None:  # first: what is seen then is what is left
                 stack.enter_context(watching(list(removal.masks), removal.edit))
             stack.enter_context(watching(list(watch), see))
-            after = hidden_of(parts.module(*args, **kwargs), hidden)
-        return removal.bridge(hidden) if removal is not None and removal.whole else after
+            try:
+                return hidden_of(parts.module(*args, **kwargs), hidden)
+            except _SeenError:
+                return hidden
 
     def _dense(self, number: int, dense: Sequence[Tensor], here: Sequence[Consumer]) -> _Wanted:
-        own: list[dict[Consumer, list[Tensor]]] = []
+        own: list[Own] = []
         after = []
         for place, hidden in enumerate(dense):
-            own.append({one: [] for one in here if not one.arrives})
-            watch = {_output(one): kept for one, kept in own[-1].items()}
-            after.append(self._run(number, place, hidden, None, watch))
+            prompt = self._prompts[place]
+            if prompt.after:
+                own.append(prompt.own)
+                after.append(prompt.after[number])
+            else:
+                own.append({_output(one): [] for one in here if not one.arrives})
+                after.append(self._run(number, place, hidden, None, own[-1]))
         return _Wanted(after, own)
 
     def _layer(
@@ -139,25 +176,32 @@ class Refitting:
         pruned: Sequence[Tensor],
         wanted: _Wanted,
         found: Refit,
-    ) -> Values:
-        """The layer's new weights; none where nothing is left of it, or nothing helps."""
+        near: float | None,
+    ) -> tuple[Values, list[Tensor] | None]:
+        """The layer's new weights: none where nothing is left of it, or nothing helps. And what the block gives with
+        them, where that follows from what was seen."""
         kept = one.kept(removal)
         features = len(kept) + (one.bias is not None)
         if not len(kept):
-            return {}
-        outputs = one.weight.shape[1 - one.axis]
+            return {}, None
+        width = one.weight.shape[1 - one.axis]
         bias = one.bias is not None
-        fit, back = (Moments(features, outputs, one.weight.device, bias=bias) for _ in range(2))
-        targets = [[whole] if one.arrives else own[one] for whole, own in zip(wanted.after, wanted.own, strict=True)]
+        fit, back = (Moments(features, width, one.weight.device, bias=bias) for _ in range(2))
+        output = _output(one)
+        targets = [[whole] if one.arrives else own[output] for whole, own in zip(wanted.after, wanted.own, strict=True)]
         typical = _typical(targets)
+        behind: list[tuple[Tensor, Tensor]] = []
         for place, hidden in enumerate(pruned):
             inputs: list[Tensor] = []
             given: list[Tensor] = []
-            after = self._run(number, place, hidden, removal, {one.site: inputs, _output(one): given})
+            stop = None if one.arrives or not place else output  # the first prompt shows how often the layer runs
+            after = self._run(number, place, hidden, removal, {one.site: inputs, output: given}, stop)
             target, got = targets[place], [after] if one.arrives else given
             if len(inputs) != 1 or len(target) != 1 or inputs[0].shape[:-1] != target[0].shape[:-1]:
                 found.irregular.add(number)
-                return {}
+                return {}, None
+            if one.arrives:
+                behind.append((after, inputs[0]))
             rows = inputs[0].flatten(0, -2).index_select(1, kept).double()
             if one.bias is not None:
                 rows = torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1)
@@ -167,14 +211,16 @@ class Refitting:
             fit.add(rows[held:], lacking[held:])
             back.add(rows[:held], lacking[:held])
         found.short += fit.tokens + back.tokens < features
-        ridge = chosen_ridge(fit, back)
+        ridge = chosen_ridge(fit, back, near=near)
         fit.join(back)
         change = None if ridge is None else fit.change(ridge)
+        values: Values = {}
         if ridge is None or change is None:
             found.unchanged += 1
-            return {}
-        found.ridges.append(ridge)
-        return one.changed(change, kept, self._dtype)
+        else:
+            found.ridges[one.weight] = ridge
+            values = one.changed(change, kept, self._dtype)
+        return values, [one.moved(after, inputs, values) for after, inputs in behind] or None
 
     def _held_back(self, place: int, tokens: int) -> int:
         """How many tokens of a prompt choose the ridge: all of every fourth prompt, or of the last of two or three. One
@@ -189,7 +235,11 @@ class _Wanted:
     """What the dense model gives at one block, a prompt: the block's output, and that of layers to be refitted."""
 
     after: list[Tensor]
-    own: list[dict[Consumer, list[Tensor]]]
+    own: list[Own]
+
+
+class _SeenError(Exception):
+    """A signal: what is wanted of a block has been seen."""
 
 
 def _sizes(target: Sequence[Tensor]) -> Tensor:

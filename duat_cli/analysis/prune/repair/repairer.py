@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from duat_cli.analysis.prune.repair.consumers import consumers
-from duat_cli.analysis.prune.repair.refit import Calls, Refit, Refitting
+from duat_cli.analysis.prune.repair.refit import Calls, Refit, Refitting, outputs
 from duat_cli.analysis.prune.terms.ablation import Ablator
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.edits.exchanged import exchanged
-from duat_cli.models.terms.sites import TermId
+from duat_cli.models.sweep.budgets import KEPT_BYTES
+from duat_cli.models.sweep.passes import Recorded, record
+from duat_cli.models.terms.sites import BlockSites, Site, TermId
 from duat_cli.results.base import Skipped
 
 Say = Callable[[str, int, int], None]  # what is done, steps done, steps in all
 Damages = list[tuple[float, float]]
 """Of every prompt: without the repair, and with it."""
+Key = tuple[int, ...]  # a prompt's tokens
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,26 @@ class Repaired:
         return exchanged({} if self.dropped else self.refit.values)
 
 
+class Records:
+    """Prompts' own passes, kept as far as they fit: every set is compared with them."""
+
+    def __init__(self, ablator: Ablator) -> None:
+        self._ablator, self._left = ablator, KEPT_BYTES
+        self._kept: dict[Key, Recorded] = {}
+
+    def of(self, ids: Tensor) -> Recorded:
+        """ids: (1, N)."""
+        key = key_of(ids)
+        if key in self._kept:
+            return self._kept[key]
+        found = self._ablator.record(ids)
+        size = size_of(found.output) + sum(size_of(call.after) for call in found.calls)
+        if size <= self._left:
+            self._kept[key] = found
+            self._left -= size
+        return found
+
+
 class Repairer:
     """Repairs sets of one model, all of them with the same calibration prompts."""
 
@@ -61,10 +85,13 @@ class Repairer:
         self._ablator, self._prompts, self._say = ablator, prompts, say
         self.calibration = calibration
         self._consumers, self.left = consumers(model, ablator.structure, ablator.sites)
-        calls = []
+        self._records = Records(ablator)
+        self._without: tuple[Sequence[TermId], dict[Key, float]] = ((), {})  # a set, and what it does without repair
+        calls, left = [], KEPT_BYTES
         for k, prompt in enumerate(calibration):
             say("recording calibration prompts", k, len(calibration))
-            calls.append(Calls.of(ablator.structure, ablator.record(ablator.place(prompt)).calls))
+            calls.append(self._calls(ablator.place(prompt), left))
+            left -= sum(map(size_of, calls[-1].after))
         self._refitting = Refitting(ablator.structure, self._consumers, calls, dtype)
         self._folds: list[tuple[Refitting, Sequence[Prompt]]] = []
         """One half of the prompts is judged with what is fitted to the other; none where other prompts choose sets."""
@@ -75,36 +102,60 @@ class Repairer:
             ]
         self.tokens = self._refitting.tokens
 
-    def repaired(self, terms: Sequence[TermId]) -> Repaired:
+    def _calls(self, ids: Tensor, left: int) -> Calls:
+        """Of a calibration prompt; what the dense model gives is kept where that takes no more than `left` bytes."""
+        structure, sites = self._ablator.structure, outputs(self._consumers)
+        own: dict[Site, list[Tensor]] = {site: [] for site in sites}
+
+        def see(number: int, site: Site, value: Tensor) -> None:
+            own[site].append(value.detach().clone())
+
+        seen = {
+            module: BlockSites(tuple(s for s in sites if s.module in set(module.modules())))
+            for module in structure.calls
+        }
+        recorded = record(structure, self._ablator.metric.forward(ids), seen, see)
+        size = sum(size_of(call.after) for call in recorded.calls)
+        return Calls.of(structure, recorded.calls, own if 2 * size <= left else None)
+
+    def repaired(self, terms: Sequence[TermId], limit: float = math.inf) -> Repaired:
         """The repair of a set, kept where it lowers the mean damage on the prompts that choose sets, and each half's
-        repair that on the other half."""
+        repair that on the other half. limit: of the mean damage; the halves of a set that is above it, and so left out
+        in any case, are not looked at."""
         what = f"repair without {len(terms)} terms"
-        unfitted = Damages()
-        for refitting, others in self._folds:
-            half = self._fitted(refitting, terms, f"{what}: half of the prompts")
-            unfitted += self.damages(terms, half, others, f"{what}: damage of the other half")
         found = self._fitted(self._refitting, terms, what)
         found.damages.extend(self.damages(terms, found, self._prompts, f"{what}: damage"))
-        return replace(found, dropped=not all(_lower(each) for each in (found.damages, unfitted) if each))
+        if not _lower(found.damages):
+            return replace(found, dropped=True)
+        unfitted = Damages()
+        for refitting, others in self._folds if found.after <= limit else ():
+            half = self._fitted(refitting, terms, f"{what}: half of the prompts", found.refit)
+            unfitted += self.damages(terms, half, others, f"{what}: damage of the other half")
+        return replace(found, dropped=bool(unfitted) and not _lower(unfitted))
 
-    def _fitted(self, refitting: Refitting, terms: Sequence[TermId], what: str) -> Repaired:
+    def _fitted(self, refitting: Refitting, terms: Sequence[TermId], what: str, near: Refit | None = None) -> Repaired:
         def tick(done: int, total: int) -> None:
             self._say(f"{what}: block", done, total)
 
-        return Repaired(refitting.refit(self._ablator.removals(terms), tick), [], dropped=False)
+        return Repaired(refitting.refit(self._ablator.removals(terms), tick, near), [], dropped=False)
 
     def damages(self, terms: Sequence[TermId], repaired: Repaired, prompts: Sequence[Prompt], what: str) -> Damages:
         """What the set does to prompts."""
         gone, found = self._ablator.removals(terms), Damages()
+        if self._without[0] != terms:
+            self._without = (terms, {})
+        without = self._without[1]
         for k, prompt in enumerate(prompts):
             self._say(what, k, len(prompts))
             ids = self._ablator.place(prompt)
-            recorded = self._ablator.record(ids)
-            before = after = self._ablator.damage(recorded, ids, gone)
+            recorded, key = self._records.of(ids), key_of(ids)
+            if key not in without:
+                without[key] = self._ablator.damage(recorded, ids, gone)
+            after = without[key]
             if repaired.refit.values and not repaired.dropped:
                 with repaired.in_place():
                     after = self._ablator.damage(recorded, ids, gone)
-            found.append((before, after))
+            found.append((without[key], after))
         return found
 
     def skipped(self, refits: Sequence[Refit]) -> list[Skipped]:
@@ -116,3 +167,12 @@ class Repairer:
 
 def _lower(damages: Damages) -> bool:
     return sum(after for _, after in damages) < sum(before for before, _ in damages)
+
+
+def key_of(ids: Tensor) -> Key:
+    return tuple(ids.flatten().tolist())
+
+
+def size_of(value: Tensor) -> int:
+    """Bytes."""
+    return value.numel() * value.element_size()

@@ -12,7 +12,7 @@ max|g| / sqrt(eps), a thousand and more each: nothing true that could be said th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from duat_cli.analysis.prune.terms.layers import Layers
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.kinds import Kind
+from duat_cli.kinds import KINDS, Kind
 from duat_cli.models.arrays import equal
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
 from duat_cli.models.edits.surgery import neuron_parameters
@@ -29,18 +29,19 @@ from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.instrument.plain import InstrumentedPass
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.tracing import Event, Trace, Tracer
-from duat_cli.models.sweep.lockstep import Pass, Visit, Weights, one_by_one
+from duat_cli.models.sweep.lockstep import Pass, Visit, Weights
 from duat_cli.models.terms.arrival import Arrival, BlockArrivals, block_arrivals
 from duat_cli.models.terms.experts import Experts
 from duat_cli.models.terms.feedforward import FeedForward
 from duat_cli.models.terms.inner import Inner, inner_of, or_reason
 from duat_cli.models.terms.reach import ball_of
-from duat_cli.models.terms.sites import BlockSites, Site, find_sites
+from duat_cli.models.terms.sites import BlockSites, Site
 from duat_cli.models.value_path.heads import norm_before, require_averages
 from duat_cli.operators.bounds import Ball, head_maximum, spectral_limit
 from duat_cli.operators.kronecker import HeadFactors
 
 SHARED = "it adds something to its routed experts that is not bounded here"
+NOT_ASKED = "terms of this kind were not asked for"
 REST = "what is left of the branch is rescaled by the norm behind it, so a term may matter more than its size"
 
 
@@ -126,14 +127,15 @@ class Certified:
         sites: Mapping[nn.Module, BlockSites],
         device: str | None = None,
         weights: Weights | None = None,
+        kinds: Collection[Kind] = KINDS,
     ) -> None:
-        """device: as of `probe_ids`. weights: as of `Visit`."""
+        """device: as of `probe_ids`. weights: as of `Visit`. kinds: of the terms whose bounds are asked for."""
         ids = probe_ids(structure.stack, DISCOVERY_TOKENS, device)
 
         def forward() -> Any:
             return run_stack(structure.stack, ids)
 
-        self._structure, self._sites = structure, sites
+        self._structure, self._sites, self._kinds = structure, sites, kinds
         self._written: list[tuple[Event, Trace] | None] = []  # a block call; None: its bounds are found
         self._inner: dict[int, tuple[Inner, _Norms]] = {}
         self._arrivals: dict[int, BlockArrivals] = {}
@@ -175,7 +177,7 @@ class Certified:
     def _bound(self, number: int) -> None:
         known, norms = self._inner.pop(number)
         with torch.no_grad():
-            self.bounds.append(_Block(norms, known, self._arrivals.pop(number)).bounds())
+            self.bounds.append(_Block(norms, known, self._arrivals.pop(number), self._kinds).bounds())
 
 
 @dataclass(frozen=True)
@@ -190,14 +192,6 @@ class _Traced:
 
     def run(self) -> None:
         self.forward()
-
-
-def certified_bounds(structure: ModelStructure) -> list[BlockBounds]:
-    """One entry a block call, by passes that run alone."""
-    found = Certified(structure, find_sites(structure))
-    with found.attached():
-        one_by_one(found.passes)
-    return found.bounds
 
 
 @dataclass(frozen=True)
@@ -232,6 +226,7 @@ class _Block:
     norms: _Norms
     inner: Inner
     arrivals: BlockArrivals
+    kinds: Collection[Kind]
 
     def bounds(self) -> BlockBounds:
         heads, attention = _both(self._heads)
@@ -239,9 +234,15 @@ class _Block:
         block = or_reason(lambda: self._whole(attention, units))
         return BlockBounds(heads, attention, units, _none(block) if isinstance(block, str) else block)
 
+    def _require(self, *kinds: Kind) -> None:
+        """UnsupportedModelError where none of these is asked for."""
+        if not set(kinds) & set(self.kinds):
+            raise UnsupportedModelError(NOT_ASKED)
+
     # -- attention ---------------------------------------------------------------------------------------------
 
     def _heads(self) -> tuple[TermBounds, TermBounds]:
+        self._require("head", "attention", "block")
         if isinstance(self.inner.heads, str) or self.inner.attention is None:
             raise UnsupportedModelError(str(self.inner.heads))
         source, factors = self.inner.heads
@@ -277,6 +278,7 @@ class _Block:
         return UnitBounds(module, form.down, neurons, whole, _none("it routes to no experts"), neuron_parameters(form))
 
     def _neurons(self, arrival: Arrival, form: FeedForward | str) -> tuple[TermBounds, TermBounds]:
+        self._require("neuron", "ffn", "block")
         whole = self._through_norm(arrival)
         if isinstance(form, str):
             return _none(form), whole or _none(form)
@@ -289,6 +291,8 @@ class _Block:
         neurons = sizes * torch.linalg.vector_norm(columns, dim=-1)
         if whole is not None:
             return self._capped(arrival, form.neurons, neurons, REST), whole
+        if not {"ffn", "block"} & set(self.kinds):
+            return TermBounds(neurons * arrival.factor), _none(NOT_ASKED)
         total = layers.largest(ball, sizes, columns, form.bias)
         return TermBounds(neurons * arrival.factor), _one(total * arrival.factor)
 

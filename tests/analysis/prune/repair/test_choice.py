@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+import torch
 from pruning import prompts
+from torch import nn
 
 from duat_cli.analysis.prune.repair.choice import repair_sets
 from duat_cli.analysis.prune.repair.refit import Refit
@@ -16,6 +18,7 @@ from duat_cli.analysis.prune.sets.trial import Claim
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.terms.sites import TermId
 
+LAYERS = [nn.Parameter(torch.zeros(1)) for _ in range(2)]
 CLAIM = Claim(budget=0.5, share=0.1, confidence=0.95)
 
 
@@ -28,9 +31,9 @@ class Fake:
         self.damage_of, self.short, self.asked = damage, short, list[int]()
         self.calibration = prompts(3)
 
-    def repaired(self, terms: Sequence[TermId]) -> Repaired:
+    def repaired(self, terms: Sequence[TermId], limit: float = 0) -> Repaired:
         self.asked.append(len(terms))
-        refit = Refit(ridges=[0.1, 1.0], unchanged=1, short=self.short)
+        refit = Refit(ridges=dict(zip(LAYERS, (0.1, 1.0), strict=True)), unchanged=1, short=self.short)
         return Repaired(refit, self.damages(terms, None, prompts(4), ""), dropped=False)
 
     def damages(self, terms: Sequence[TermId], repaired: Any, on: Sequence[Prompt], what: str) -> Damages:

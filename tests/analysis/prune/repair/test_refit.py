@@ -55,7 +55,8 @@ class Tool:
         self.gone = removals(self.structure, self.sites, terms)
         found, self.left = consumers(self.model, self.structure, self.sites)
         recorded = [Calls.of(self.structure, record(self.structure, self.forward(x)).calls) for x in self.ids]
-        self.refit: Refit = Refitting(self.structure, found, recorded, torch.float64).refit(self.gone, lambda *_: None)
+        self.refitting = Refitting(self.structure, found, recorded, torch.float64)
+        self.refit: Refit = self.refitting.refit(self.gone, lambda *_: None)
 
     def forward(self, ids: Tensor) -> Any:
         return lambda: run_stack(self.model, ids)[0]
@@ -162,7 +163,7 @@ def test_the_repair_is_that_of_plain_hooks_and_lstsq(model_type: str) -> None:
     tool = Tool(model_type, TERMS)
     before = {name: value.clone() for name, value in tool.model.state_dict().items()}
     hand = ByHand(tool.model, model_type, TERMS, tool.ids)
-    assert hand.ridges == tool.refit.ridges
+    assert hand.ridges == list(tool.refit.ridges.values())
     assert len(hand.ridges) + tool.refit.unchanged == 2 * BLOCKS
     assert hand.ridges
     assert hand.worse == 0

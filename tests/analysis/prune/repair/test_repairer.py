@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from duat_cli.analysis.prune.repair import repairer as module
 from duat_cli.analysis.prune.repair.refit import Refit, Refitting
 from duat_cli.analysis.prune.repair.repairer import Repairer
 from duat_cli.analysis.prune.terms.ablation import Ablator
@@ -63,6 +64,55 @@ def test_a_repair_helps_prompts_that_took_no_part(loaded: LoadedModel, ablator: 
         assert sum("down_proj" in name for name in changed) == 6
         weight = loaded.model.model.layers[2].mlp.down_proj.weight
         assert not bool(weight[:, ::2].any())
+
+
+def test_what_is_kept_of_the_dense_model_changes_nothing(
+    loaded: LoadedModel, ablator: Ablator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With room for nothing the dense model runs again, for every set and prompt."""
+    prompts = texts(loaded, held_out=True)[:3]
+    passes: list[int] = []
+    plain = Ablator.record
+
+    def record(self: Ablator, ids: torch.Tensor) -> Any:
+        passes.append(1)
+        return plain(self, ids)
+
+    monkeypatch.setattr(Ablator, "record", record)
+    found, counts = [], []
+    for room in (1 << 30, 0):
+        monkeypatch.setattr(module, "KEPT_BYTES", room)
+        tool = Repairer(loaded.model, ablator, prompts, prompts, torch.float32, quiet)
+        found.append(tool.repaired(HALF))
+        counts.append(len(passes))
+    kept, again = found
+    assert counts[0] == 3  # of the prompts, which are also those of the halves
+    assert counts[1] - counts[0] == 6
+    assert kept.refit.ridges == again.refit.ridges
+    assert torch.allclose(torch.tensor(kept.damages), torch.tensor(again.damages), rtol=1e-4)
+    for parameter, value in kept.refit.values.items():
+        assert float((value - again.refit.values[parameter]).norm() / value.norm()) < 1e-5
+
+
+def test_the_halves_are_not_asked_above_the_limit(
+    loaded: LoadedModel, ablator: Ablator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts, fits = texts(loaded, held_out=True)[:2], list[int]()
+    weight = loaded.model.model.layers[3].mlp.down_proj.weight
+
+    def refit(self: Refitting, *given: Any) -> Refit:
+        fits.append(self.tokens)
+        return Refit(values={weight: weight.data})
+
+    monkeypatch.setattr(Refitting, "refit", refit)
+    monkeypatch.setattr(module, "_lower", lambda damages: True)
+    tool = Repairer(loaded.model, ablator, prompts, prompts, torch.bfloat16, quiet)
+    damage = tool.repaired(HALF).after
+    assert len(fits) == 3
+    assert not tool.repaired(HALF, 0.9 * damage).dropped
+    assert fits[3:] == [tool.tokens]
+    tool.repaired(HALF, 1.1 * damage)
+    assert len(fits) == 7
 
 
 def test_a_repair_that_does_not_help_is_dropped(

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 import torch
 from helpers import single_model
+from pruning import certified_bounds
 from torch import Tensor, nn
 
-from duat_cli.analysis.prune.terms.certified import BlockBounds, certified_bounds
+from duat_cli.analysis.prune.terms.certified import NOT_ASKED, BlockBounds
+from duat_cli.kinds import Kind
 from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
 from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.sweep.passes import record
@@ -341,6 +343,20 @@ def test_other_dtypes_give_the_bounds_of_the_same_weights(
         assert a.stream is not None
         assert b.stream is not None
         assert torch.allclose(a.stream, b.stream, rtol=tolerance)
+
+
+@pytest.mark.parametrize("kind", ["neuron", "head"])
+def test_bounds_of_other_kinds_are_not_computed(kind: Kind) -> None:
+    """And those that are asked for are the same."""
+    structure = discover(single_model("llama"))
+    every, one = certified_bounds(structure)[BLOCK], certified_bounds(structure, [kind])[BLOCK]
+    sites = find_sites(structure)[structure.calls[BLOCK]]
+    assert one.of(sites, kind) == every.of(sites, kind)
+    assert all(bound.value is not None for bound in one.of(sites, kind))
+    for other in ("ffn", "block"):
+        [bound] = one.of(sites, other)
+        assert (bound.value, bound.reason) == (None, NOT_ASKED)
+    assert (one.attention.stream is None) == (kind == "neuron")
 
 
 def test_nothing_is_left_behind() -> None:

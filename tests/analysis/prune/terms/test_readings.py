@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from helpers import far, single_model, token_ids
+from pruning import certified_bounds
 from torch import Tensor
 
 from duat_cli.analysis.decomposition import Decomposition
-from duat_cli.analysis.prune.terms.certified import certified_bounds
 from duat_cli.analysis.prune.terms.readings import Reader, Readings
 from duat_cli.analysis.prune.terms.responses import TermList
 from duat_cli.kinds import Kind
