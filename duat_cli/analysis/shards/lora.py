@@ -13,6 +13,7 @@ from pathlib import Path
 from pydantic import Field
 
 from duat_cli.analysis.lora.eq18 import INPUTS
+from duat_cli.analysis.lora.places import FrontNorms
 from duat_cli.analysis.lora.prompts import Compared, Findings
 from duat_cli.analysis.lora.report import Pair, whole_report
 from duat_cli.analysis.lora.run import Asked
@@ -107,20 +108,24 @@ class _Worker:
         self.settings = settings
         self._pair, self._run, self._prompts, self._progress = pair, asked.run, prompts, progress
         self._compare = pair.comparer(asked.decode, len(prompts.keys))
-        self._first: Prompt | None = None
+        self._norms: FrontNorms | None = None
+        self._begun = False
 
     def begin(self, first: Prompt) -> None:
         self([(0, first)])
 
     def __call__(self, chunk: Sequence[tuple[int, Prompt]]) -> list[LoraRecord]:
         """Of prompts with their positions."""
-        self._first = self._first or chunk[0][1]
-        found = zip(chunk, self._compare(chunk), strict=True)
+        beside = None
+        if not self._begun:
+            self._begun, beside = True, self._pair.norms(chunk[0][1])
+            self._norms = beside
+        found = zip(chunk, self._compare(chunk, beside), strict=True)
         return [LoraRecord.of(prompt, one, self._pair) for (_, prompt), one in found]
 
     def facts(self) -> Facts:
-        assert self._first is not None
-        head = self._pair.head(self._first)
+        assert self._begun
+        head = self._pair.head(self._norms)
         assert head.environment is not None
         return Facts(report=head.model_copy(update={"environment": anywhere(head.environment)}))
 
@@ -128,7 +133,8 @@ class _Worker:
         """Eq. 18."""
         if ranks.first and folder.aside(_EQ18, Eq18Record) is None:
             prompts = itertools.islice(self._prompts.prompts(lambda position: position < INPUTS), INPUTS)
-            eq18 = self._pair.eq18([prompt for _, prompt in prompts])
+            self._progress(0, 1, "testing Eq. 18")
+            eq18 = self._pair.eq18([prompt for _, prompt in prompts]).alone().found()
             folder.put_aside(_EQ18, Eq18Record(seal=folder.seal.hex(), eq18=eq18))
 
     def merged(self, folder: Folder) -> LoraReport:
