@@ -17,7 +17,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from duat_cli.analysis.aggregate import Mean
 from duat_cli.analysis.decomposition import Decomposition, Step
 from duat_cli.analysis.lora.ground import Ground
 from duat_cli.analysis.progress import Progress
@@ -94,57 +93,6 @@ class _Row:
 
     def ended(self, _number: int, output: Any) -> None:
         self.outputs.append(output)
-
-
-class Findings:
-    """Of the prompts so far; what lists them grows with them."""
-
-    def __init__(self) -> None:
-        self._first: list[BlockChange] = []  # of the first prompt
-        self._means: list[tuple[Mean[OperatorChange], Mean[TermsChange]]] = []
-        self._errors: list[tuple[float, float]] = []  # of a block: the base's certificate, the tuned model's
-        self._prompts: list[PromptChange] = []
-        self.base_error = 0.0
-
-    def add(self, found: Compared) -> None:
-        """The next prompt."""
-        if not self._first:
-            self._first = found.blocks
-            self._means = [(Mean(), Mean()) for _ in found.blocks]
-            self._errors = [(0.0, 0.0) for _ in found.blocks]
-        for number, block in enumerate(found.blocks):
-            operator, terms = self._means[number]
-            operator.add(block.operator)
-            terms.add(block.terms)
-            base, tuned = self._errors[number]
-            self._errors[number] = max(base, block.base_certificate), max(tuned, block.tuned_certificate)
-        self.base_error = max(self.base_error, found.base_error)
-        self._prompts.append(found.change)
-
-    @property
-    def blocks(self) -> list[BlockChange]:
-        """Means."""
-        return [
-            BlockChange(
-                index=block.index,
-                name=block.name,
-                operator=operator.value(),
-                terms=terms.value(),
-                base_certificate=base,
-                tuned_certificate=tuned,
-            )
-            for block, (operator, terms), (base, tuned) in zip(self._first, self._means, self._errors, strict=True)
-        ]
-
-    @property
-    def prompts(self) -> list[PromptChange]:
-        """Those that moved most come first."""
-        known = all(p.kl is not None for p in self._prompts)
-        return sorted(self._prompts, key=lambda p: -(p.kl or 0.0) if known else -p.output)
-
-    @property
-    def tuned_error(self) -> float:
-        return max(tuned for _, tuned in self._errors)
 
 
 class Comparer:

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
+from duat_cli.analysis.aggregate import Mean
 from duat_cli.analysis.lora.applied import by_parameter, refuse_other_base, tied_changes, tuned_model, whole
 from duat_cli.analysis.lora.change import Change, Read, adapter_tensors, change_of
 from duat_cli.analysis.lora.eq18 import Eq18Test, Stated
 from duat_cli.analysis.lora.ground import Ground, ground_of
 from duat_cli.analysis.lora.places import NONE_IN_FRONT, Front, FrontNorms, sup_local
-from duat_cli.analysis.lora.prompts import ONE_TOKEN, Comparer, Decode, Findings
+from duat_cli.analysis.lora.prompts import ONE_TOKEN, Compared, Comparer, Decode
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session, prompt_facts
 from duat_cli.errors import UnsupportedModelError
@@ -30,7 +31,7 @@ from duat_cli.loading.prompts import Prompt
 from duat_cli.models.edits.tuned import Value, own_names
 from duat_cli.operators.lowrank import Piece, is_zero
 from duat_cli.results.base import Certificate, PromptFacts, Run
-from duat_cli.results.lora import Eq18, LoraReport, LoraSummary
+from duat_cli.results.lora import BlockChange, Eq18, LoraReport, LoraSummary, OperatorChange, PromptChange, TermsChange
 from duat_cli.results.weight_change import ModuleChange
 
 
@@ -72,6 +73,57 @@ def checkpoint_pair(report: LoraReport, loaded: LoadedModel, tuned: LoadedModel,
 
     with weights[0], weights[1]:
         yield Pair(report, loaded, tuned, stated, None, progress)
+
+
+class Findings:
+    """Of the prompts so far; what lists them grows with them."""
+
+    def __init__(self) -> None:
+        self._first: list[BlockChange] = []  # of the first prompt
+        self._means: list[tuple[Mean[OperatorChange], Mean[TermsChange]]] = []
+        self._errors: list[tuple[float, float]] = []  # of a block: the base's certificate, the tuned model's
+        self._prompts: list[PromptChange] = []
+        self.base_error = 0.0
+
+    def add(self, found: Compared) -> None:
+        """The next prompt."""
+        if not self._first:
+            self._first = found.blocks
+            self._means = [(Mean(), Mean()) for _ in found.blocks]
+            self._errors = [(0.0, 0.0) for _ in found.blocks]
+        for number, block in enumerate(found.blocks):
+            operator, terms = self._means[number]
+            operator.add(block.operator)
+            terms.add(block.terms)
+            base, tuned = self._errors[number]
+            self._errors[number] = max(base, block.base_certificate), max(tuned, block.tuned_certificate)
+        self.base_error = max(self.base_error, found.base_error)
+        self._prompts.append(found.change)
+
+    @property
+    def blocks(self) -> list[BlockChange]:
+        """Means."""
+        return [
+            BlockChange(
+                index=block.index,
+                name=block.name,
+                operator=operator.value(),
+                terms=terms.value(),
+                base_certificate=base,
+                tuned_certificate=tuned,
+            )
+            for block, (operator, terms), (base, tuned) in zip(self._first, self._means, self._errors, strict=True)
+        ]
+
+    @property
+    def prompts(self) -> list[PromptChange]:
+        """Those that moved most come first."""
+        known = all(p.kl is not None for p in self._prompts)
+        return sorted(self._prompts, key=lambda p: -(p.kl or 0.0) if known else -p.output)
+
+    @property
+    def tuned_error(self) -> float:
+        return max(tuned for _, tuned in self._errors)
 
 
 class Pair:

@@ -14,14 +14,14 @@ from pydantic import Field
 
 from duat_cli.analysis.lora.eq18 import INPUTS
 from duat_cli.analysis.lora.places import FrontNorms
-from duat_cli.analysis.lora.prompts import Compared, Findings
-from duat_cli.analysis.lora.report import Pair, whole_report
+from duat_cli.analysis.lora.prompts import Compared
+from duat_cli.analysis.lora.report import Findings, Pair, whole_report
 from duat_cli.analysis.lora.run import Asked
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.shards.folder import Folder
 from duat_cli.analysis.shards.ranks import Ranks
 from duat_cli.analysis.shards.records import Aside, PromptRecord, Stored
-from duat_cli.analysis.shards.run import anywhere, share
+from duat_cli.analysis.shards.run import Worker, anywhere, share
 from duat_cli.analysis.shards.state import complete
 from duat_cli.errors import InputError
 from duat_cli.loading.prompt_set import PromptSet
@@ -99,7 +99,7 @@ class IntoFolder:
         return share(self.path, pair.base, asked.prompts, worker, self.ranks, self.progress)
 
 
-class _Worker:
+class _Worker(Worker[LoraReport]):
     """As of `share`."""
 
     command = "lora-diff"
@@ -110,9 +110,6 @@ class _Worker:
         self._compare = pair.comparer(asked.decode, len(prompts.keys))
         self._norms: FrontNorms | None = None
         self._begun = False
-
-    def begin(self, first: Prompt) -> None:
-        self([(0, first)])
 
     def __call__(self, chunk: Sequence[tuple[int, Prompt]]) -> list[LoraRecord]:
         """Of prompts with their positions."""
