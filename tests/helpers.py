@@ -292,6 +292,13 @@ def token_ids(model: Any, tokens: int = 7, seed: int = 0) -> Tensor:
     return tiny.tiny_inputs(model, tokens, seed)["input_ids"]
 
 
+@torch.no_grad()
+def logits_of(model: Any, ids: Tensor) -> Tensor:
+    """(N, vocabulary) of one prompt (1, N), by the model's own forward."""
+    held: Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0]
+    return held
+
+
 def chunked(rows: Tensor, step: int) -> Iterator[tuple[int, Tensor]]:
     for start in range(0, rows.shape[1], step):
         yield start, rows[:, start : start + step]

@@ -29,13 +29,30 @@ def planned(_runs: int) -> list[Row]:
         write(shape, SHAPES["135M"])
         for name in ("tokenizer.json", "tokenizer_config.json"):  # of fewer tokens than the shape has
             shutil.copy(DEMO / name, shape)
+        moved = _tuned(shape, Path(folder) / "tuned")
         rows = []
         for what, model in (("demo", str(DEMO)), ("135M", str(shape))):
             for command, extra in COMMANDS.items():
-                tuned = str(DEMO.parent / "adapter" if what == "demo" else shape)
+                tuned = str(DEMO.parent / "adapter" if what == "demo" else moved)
                 given = [*extra, tuned] if command == "lora-diff" else extra
                 rows += _rows(what, command, model, given, folder)
     return rows
+
+
+def _tuned(shape: Path, folder: Path) -> Path:
+    """The same checkpoint with every tensor moved: of one that is compared with itself no difference is formed."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(shape, folder)
+    generator = torch.Generator().manual_seed(1)
+    for file in folder.glob("*.safetensors"):
+        moved = {
+            name: (one + 0.01 * one.float().std() * torch.randn(one.shape, generator=generator)).to(one.dtype)
+            for name, one in load_file(file).items()
+        }
+        save_file(moved, file, metadata={"format": "pt"})
+    return folder
 
 
 def _rows(what: str, command: str, model: str, extra: list[str], folder: str) -> list[Row]:

@@ -46,7 +46,6 @@ def test_the_exact_share_is_the_count(left: Tensor, factors: HeadFactors, dense:
 def test_the_exact_share_of_extremes(left: Tensor, factors: HeadFactors, dense: Tensor) -> None:
     assert exact_share(left, factors, 0.0).share == int((dense > 0).sum()) / dense.numel() == 45 / 81
     assert exact_share(left, factors, float(dense.max()) * 2).share == 0.0
-    assert exact_share(left, factors, -1.0).share == 1.0
 
 
 def test_sampled_entries_are_entries_of_the_head_maps(factors: HeadFactors) -> None:

@@ -20,16 +20,12 @@ from duat_cli.analysis.session import Session
 from duat_cli.checks.answers.recorded import LIMIT, Answers
 from duat_cli.checks.sketch import Sketch
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.causality import HeadTest, head_of
 from duat_cli.models.discovery.growing import Growing
 from duat_cli.models.discovery.modality import stack_of
 from duat_cli.models.discovery.structure import run_stack
-from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.models.instrument.tracing import Trace
-from duat_cli.models.sweep.guest import Guest
+from duat_cli.models.sweep.guest import Guest, Riders
 from duat_cli.models.sweep.head import head_logits
-from duat_cli.models.sweep.lockstep import Pass
 from duat_cli.results.behaviour import Behaviour, Predicts, TunedBehaviour
 
 EVERY = 7  # a masked language model is asked at every seventh token, about the share that such models are trained on
@@ -73,7 +69,7 @@ class Asking:
 
         def begin(found: Growing) -> Guest:
             self._head = HeadTest(session.loaded.model, found.stack, session.loaded.device)
-            return _Guest(self._head)
+            return Riders(self._head.passes)
 
         return begin
 
@@ -185,22 +181,6 @@ class Asking:
         elif size == 0 and scored and _finite(loss) is not None:
             reasons["loss_per_byte"] = "the scored tokens stand for no text"
         return values, {name: why for name, why in reasons.items() if values[name] is None}
-
-
-class _Guest:
-    """The passes that show whether there is a head."""
-
-    def __init__(self, head: HeadTest) -> None:
-        self._head = head
-
-    def proved(self, parts: BlockParts, written: Trace) -> None:
-        """Nothing is asked of a block."""
-
-    def probe(self, run: BlockRun, /) -> None:
-        """Nothing is asked of the probe prompt."""
-
-    def passes(self) -> Sequence[Pass]:
-        return self._head.passes
 
 
 class _Masked:

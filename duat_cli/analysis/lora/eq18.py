@@ -8,6 +8,7 @@ run of the tuned model. Eq. 18 says nothing of attention: dW_q and dW_k act thro
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,17 +17,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from duat_cli.analysis.lora.ground import Ground, Side
 from duat_cli.analysis.session import Session
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import relative_error, tolerance_for
 from duat_cli.models.block.linears import applied_axis
-from duat_cli.models.block.parts import BlockParts
-from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
+from duat_cli.models.discovery.structure import ModelStructure, run_stack
 from duat_cli.models.edits.tuned import own_names
 from duat_cli.models.instrument.hooks import hooked
-from duat_cli.models.instrument.tracing import Trace, trace
-from duat_cli.models.terms.feedforward import FeedForward, find_feedforward
+from duat_cli.models.sweep.forwards import Watched
+from duat_cli.models.sweep.in_step import in_step
+from duat_cli.models.sweep.lockstep import Pass, Visit, one_by_one
 from duat_cli.models.terms.inner import or_reason
 from duat_cli.operators.lowrank import LowRank, Piece
 from duat_cli.results.base import Skipped
@@ -37,8 +39,6 @@ CHANGE_TOLERANCE = 1e-3  # of |dW x|: a scale that is wrong by 1 % shows tenfold
 INPUTS = 64  # input vectors a layer, and prompts that they are taken from, at most
 _ROUNDINGS = 3  # times its standard size that rounding may make
 
-Side = Literal["second", "third"]
-_Inputs = dict[str, tuple[Tensor, Tensor]]
 Stated = Callable[[str], Piece | None]
 """A parameter's dW in the base's layout, from the adapter or the files; None where they change nothing."""
 
@@ -60,92 +60,115 @@ class _Layer:
         return self.change_error <= CHANGE_TOLERANCE
 
 
-def check_eq18(
-    base: Session, tuned: Session, prompts: Sequence[Prompt], changed: Sequence[str], stated: Stated
-) -> Eq18:
+class Eq18Test:
     """Every FFN layer whose weights differ, or for which a change is stated, on the first INPUTS of the prompts.
-    changed: the report's parameters."""
-    model, tolerance = base.loaded.model, tolerance_for(base.loaded.model.dtype)
-    sides, reasons = _ffn_linears(base)
-    places = own_names(model, list(changed))
-    inputs = _inputs(tuned, list(sides), prompts[:INPUTS])
-    tested = _tested(base, tuned, inputs, places, stated, reasons)
-    failed = [name for name, layer in tested.items() if not layer.holds(tolerance)]
-    found: dict[str, list[str]] = {place: [] for place in ("second", "third", "attention", "elsewhere", "block")}
-    for name, (module, _) in places.items():
-        place = sides[module] if module in tested else _where(model, base.structure, module)
-        found[place].append(name)
-    none = "no linear layer of an FFN changes, or none could be tested"
-    return Eq18(
-        statement=STATEMENT,
-        relative_error=max((t.relative_error for t in tested.values()), default=None),
-        tolerance=tolerance,
-        change_error=max((t.change_error for t in tested.values()), default=None),
-        change_tolerance=CHANGE_TOLERANCE,
-        holds=not failed if tested else None,
-        inputs=max((len(inputs[name][0]) for name in tested), default=0),
-        failed=failed,
-        on_second=found["second"],
-        on_third=found["third"],
-        through_attention=found["attention"],
-        elsewhere=found["elsewhere"],
-        not_covered=[Skipped(what=name, why=_why(model, places[name][0], reasons)) for name in found["block"]],
-        reasons={} if tested else dict.fromkeys(("relative_error", "change_error", "holds"), none),
-    )
 
+    Its passes go through the tuned model; behind them in each block its layers are tested while the block's weights are
+    there, and those of the base, where these are read a block ahead. `alone` sees to that.
+    """
 
-def _tested(
-    base: Session,
-    tuned: Session,
-    inputs: _Inputs,
-    places: Mapping[str, tuple[str, str]],
-    stated: Stated,
-    reasons: dict[str, str],
-) -> dict[str, _Layer]:
-    """The layers whose test says something; why the others' does not goes into `reasons`."""
-    tested = {}
-    for name, seen in inputs.items():
+    def __init__(
+        self, base: Ground, tuned: Session, prompts: Sequence[Prompt], changed: Sequence[str], stated: Stated
+    ) -> None:
+        """base: with its layers. changed: the report's parameters."""
+        self._ground, self._base, self._tuned, self._stated = base, base.session, tuned, stated
+        self._places = own_names(self._base.loaded.model, list(changed))
+        self._reasons = dict(base.reasons)
+        self._sides: dict[str, Side] = {name: side for one in base.layers.values() for name, side in one.items()}
+        model, stack, device = tuned.loaded.model, tuned.structure.stack, tuned.loaded.device
+        layers = ((name, _tuned_module(model, name)) for name in self._sides)
+        self._layers = {name: module for name, module in layers if module is not None}
+        first = prompts[:INPUTS]
+        self._each = max(1, INPUTS // len(first))
+        self._seen: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        self._found: dict[str, _Layer | None] = {}
+        self._runs = [Watched(functools.partial(run_stack, stack, one.input_ids.to(device))) for one in first]
+        self.passes: list[Pass] = [*self._runs, Visit(tuned.structure.calls, self._look, tuned.weights)]
+
+    def attached(self) -> contextlib.AbstractContextManager[None]:
+        """Around the passes."""
+        return hooked(set(self._layers.values()), after=self._watch)
+
+    def alone(self) -> Eq18Test:
+        """Run the passes, and nothing beside them; returns itself."""
+        before, after = self._base.weights, self._tuned.weights
+        with self.attached():
+            if before is None or after is None:
+                one_by_one(self.passes)
+                return self
+            visit = Visit(self._base.structure.calls, lambda _number: None, before)
+            in_step(before, lambda: self._base.together([visit]), after, lambda: self._tuned.together(self.passes))
+        return self
+
+    def found(self) -> Eq18:
+        """Once the passes have run."""
+        for name in self._layers:
+            if name in self._seen and name not in self._found:
+                self._test(name)
+        places, tolerance = self._places, tolerance_for(self._base.loaded.model.dtype)
+        tested = {name: layer for name in self._seen if (layer := self._found.get(name)) is not None}
+        failed = [name for name, layer in tested.items() if not layer.holds(tolerance)]
+        found: dict[str, list[str]] = {place: [] for place in ("second", "third", "attention", "elsewhere", "block")}
+        model, structure = self._base.loaded.model, self._base.structure
+        for name, (module, _) in places.items():
+            place = self._sides[module] if module in tested else _where(model, structure, module)
+            found[place].append(name)
+        none = "no linear layer of an FFN changes, or none could be tested"
+        return Eq18(
+            statement=STATEMENT,
+            relative_error=max((t.relative_error for t in tested.values()), default=None),
+            tolerance=tolerance,
+            change_error=max((t.change_error for t in tested.values()), default=None),
+            change_tolerance=CHANGE_TOLERANCE,
+            holds=not failed if tested else None,
+            inputs=max((sum(len(x) for x, _ in self._seen[name]) for name in tested), default=0),
+            failed=failed,
+            on_second=found["second"],
+            on_third=found["third"],
+            through_attention=found["attention"],
+            elsewhere=found["elsewhere"],
+            not_covered=[
+                Skipped(what=name, why=_why(model, places[name][0], self._reasons)) for name in found["block"]
+            ],
+            reasons={} if tested else dict.fromkeys(("relative_error", "change_error", "holds"), none),
+        )
+
+    def _watch(self, module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
+        """What the tuned model's layers read (n, in) and gave (n, out): some tokens of every prompt, evenly spread."""
+        if not any(run.on for run in self._runs):
+            return
+        x, y = (value.reshape(-1, value.shape[-1]) for value in (args[0], output))
+        at = torch.linspace(0, len(x) - 1, min(self._each, len(x)), device=x.device).round().long()
+        for name in (n for n, layer in self._layers.items() if layer is module):
+            self._seen.setdefault(name, []).append((x[at].cpu(), y[at].cpu()))
+
+    def _look(self, number: int) -> None:
+        calls = self._base.structure.calls
+        if calls[number] in calls[number + 1 :]:
+            return
+        for name in self._ground.layers[calls[number]]:
+            layers = self._base.loaded.model.get_submodule(name), self._layers.get(name)
+            there = not any(p.is_meta for one in layers if one is not None for p in one.parameters())
+            if name in self._seen and there:  # else it is brought in the end
+                self._test(name)
+
+    def _test(self, name: str) -> None:
+        """One layer, if its test says something; why it does not goes into `reasons`."""
+        pairs, self._found[name] = self._seen[name], None
+        seen = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
         try:
-            found = _compared(base, tuned, name, seen, places, stated)
+            found = _compared(self._base, self._tuned, name, seen, self._places, self._stated)
         except UnsupportedModelError as reason:
-            reasons[name] = str(reason)
-            continue
-        if found is not None and found.holds(tolerance_for(base.loaded.model.dtype)) is None:
-            share, dtype = f"{found.rounding:.1%}", tuned.loaded.dtype
-            reasons[name] = f"rounding to {dtype} makes about {share} of dW x there; a wider --dtype tells"
-        elif found is not None:
-            tested[name] = found
-    return tested
+            self._reasons[name] = str(reason)
+            return
+        if found is not None and found.holds(tolerance_for(self._base.loaded.model.dtype)) is None:
+            share, dtype = f"{found.rounding:.1%}", self._tuned.loaded.dtype
+            self._reasons[name] = f"rounding to {dtype} makes about {share} of dW x there; a wider --dtype tells"
+            return
+        self._found[name] = found
 
 
 # -- where -----------------------------------------------------------------------------------------------------
-
-
-def _ffn_linears(session: Session) -> tuple[dict[str, Side], dict[str, str]]:
-    """(linear layer -> its side of the nonlinearity, unit -> why its layers are not known), by names in the model."""
-    names = {module: name for name, module in session.loaded.model.named_modules()}
-    structure = session.structure
-    ids = probe_ids(structure.stack, DISCOVERY_TOKENS)
-    written = trace(structure.stack, lambda: run_stack(structure.stack, ids))
-    sides: dict[str, Side] = {}
-    reasons: dict[str, str] = {}
-    for block in structure.blocks:
-        session.loaded.bring(block.parts.module)
-        for unit in block.parts.units:
-            form = _form(unit, written, block.parts)
-            if isinstance(form, str):
-                reasons[names[unit]] = form
-                reasons.setdefault(names[block.parts.module], form)  # its layers may stand outside of it
-                continue
-            sides |= {names[linear]: "second" for linear in form.linears}
-            sides[names[form.down]] = "third"
-    return sides, reasons
-
-
-def _form(unit: nn.Module, written: Trace, parts: BlockParts) -> FeedForward | str:
-    if unit in parts.mixing:
-        return f"{type(unit).__name__} mixes tokens: Eq. 18 is about FFNs"
-    return or_reason(lambda: find_feedforward(unit, written, parts.module))
 
 
 def _where(model: nn.Module, structure: ModelStructure, module: str) -> Literal["attention", "block", "elsewhere"]:
@@ -160,7 +183,7 @@ def _where(model: nn.Module, structure: ModelStructure, module: str) -> Literal[
     return "elsewhere"
 
 
-def _why(model: nn.Module, module: str, reasons: dict[str, str]) -> str:
+def _why(model: nn.Module, module: str, reasons: Mapping[str, str]) -> str:
     """The reason of the layer itself, or of the unit or block that it stands in; a norm's is that it is no layer."""
     around = [name for name in reasons if module == name or module.startswith(f"{name}.")]
     matrix = any(p.ndim > 1 for p in model.get_submodule(module).parameters())
@@ -168,28 +191,6 @@ def _why(model: nn.Module, module: str, reasons: dict[str, str]) -> str:
 
 
 # -- the layers on the tuned run -------------------------------------------------------------------------------
-
-
-def _inputs(tuned: Session, names: list[str], prompts: Sequence[Prompt]) -> _Inputs:
-    """What the tuned model's layers read (n, in) and gave (n, out): some tokens of every prompt, evenly spread."""
-    each = max(1, INPUTS // len(prompts))
-    seen: dict[str, list[tuple[Tensor, Tensor]]] = {}
-
-    model = tuned.loaded.model
-    layers = {name: module for name in names if (module := _tuned_module(model, name)) is not None}
-
-    def watch(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
-        x, y = (value.reshape(-1, value.shape[-1]) for value in (args[0], output))
-        at = torch.linspace(0, len(x) - 1, min(each, len(x)), device=x.device).round().long()
-        for name in (n for n, layer in layers.items() if layer is module):
-            seen.setdefault(name, []).append((x[at].cpu(), y[at].cpu()))
-
-    def run(prompt: Prompt) -> Any:
-        return run_stack(tuned.structure.stack, prompt.input_ids.to(tuned.loaded.device))
-
-    with hooked(set(layers.values()), after=watch):
-        tuned.forwards([functools.partial(run, prompt) for prompt in prompts])
-    return {name: (torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])) for name, pairs in seen.items()}
 
 
 def _tuned_module(model: Any, name: str) -> nn.Module | None:

@@ -2,59 +2,107 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from duat_cli.analysis.session import Session
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import random_like, same_storage, wide
 from duat_cli.models.block.norms import NormForm
-from duat_cli.models.discovery.structure import ModelStructure, run_stack
+from duat_cli.models.discovery.structure import run_stack
 from duat_cli.models.edits.tuned import own_names
 from duat_cli.models.instrument.hooks import hooked
+from duat_cli.models.sweep.forwards import Watched
+from duat_cli.models.sweep.lockstep import Pass, Visit
 from duat_cli.operators.lowrank import LowRank, Piece, spectrum
 
 NONE_IN_FRONT = "no norm of its block stands directly in front of it"
 LARGE = 1e3  # so far out that a norm's epsilon does not show
 
 
-Norms = dict[str, tuple[nn.Module, NormForm]]
-"""By parameter: the norm whose output its module reads."""
+@dataclass(frozen=True)
+class Front:
+    """The norm whose output a module reads."""
+
+    norm: nn.Module
+    form: NormForm
+    gain: Tensor  # as of `true_gain`
 
 
-def norms_in_front(model: Any, structure: ModelStructure, prompt: Prompt, names: list[str]) -> Norms:
-    """One plain run with eyes on the changed modules: who reads a norm's very output."""
-    own = own_names(model, names)
-    modules = {name: model.get_submodule(module) for name, (module, _) in own.items()}
-    forms = {norm: form for block in structure.blocks for norm, form in block.parts.norms.items()}
-    made: dict[nn.Module, Tensor] = {}
-    read: dict[nn.Module, Tensor] = {}
+class FrontNorms:
+    """One plain pass with eyes on the changed modules: who reads a norm's very output. Behind it in each block the
+    gains of the norms are read, for which their weights have to be there."""
 
-    def see(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def __init__(self, session: Session, prompt: Prompt, names: Sequence[str]) -> None:
+        """names: of the changed parameters. UnsupportedModelError where one has no place in the model."""
+        model, structure, device = session.loaded.model, session.structure, session.loaded.device
+        own = own_names(model, list(names))
+        self._modules = {name: model.get_submodule(module) for name, (module, _) in own.items()}
+        self._loaded = session.loaded
+        self._forms = {norm: form for block in structure.blocks for norm, form in block.parts.norms.items()}
+        self._made: dict[nn.Module, Tensor] = {}
+        self._read: dict[nn.Module, Tensor] = {}
+        self._gains: dict[nn.Module, Tensor] = {}
+        run = functools.partial(run_stack, structure.stack, prompt.input_ids.to(device))
+        self._pass = Watched(run)
+        self.passes: list[Pass] = [self._pass, Visit(structure.calls, self._look, session.weights)]
+
+    def attached(self) -> contextlib.AbstractContextManager[None]:
+        """Around the passes."""
+        return hooked({*self._forms, *self._modules.values()}, after=self._see)
+
+    def _see(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if not self._pass.on:
+            return
         several = output if isinstance(output, (tuple, list)) else (output,)
         out = next((o for o in several if isinstance(o, Tensor)), None)
         if out is not None:
-            made[module] = out
+            self._made[module] = out
         if args and isinstance(args[0], Tensor):
-            read[module] = args[0]
+            self._read[module] = args[0]
 
-    with torch.no_grad(), hooked({*forms, *modules.values()}, after=see):
-        run_stack(structure.stack, prompt.input_ids.to(model.device))
-    in_front = {}
-    for name, module in modules.items():
-        source = next((n for n in forms if n in made and module in read and same_storage(made[n], read[module])), None)
-        if source is not None and source is not module and read[module].shape[-1] == forms[source].gain.numel():
-            in_front[name] = (source, forms[source])
-    return in_front
+    def _look(self, _number: int) -> None:
+        for norm in self._in_front().values():
+            if norm not in self._gains and not any(p.is_meta for p in norm.parameters()):
+                self._gains[norm] = true_gain(norm, self._forms[norm])
+
+    def _in_front(self) -> dict[str, nn.Module]:
+        """By parameter, as far as the pass has come."""
+        made, found = self._made, {}
+        for name, module in self._modules.items():
+            read = self._read.get(module)
+            norm = next(
+                (n for n in made if n in self._forms and read is not None and same_storage(made[n], read)), None
+            )
+            if norm is None or norm is module or read is None:
+                continue
+            if read.shape[-1] == self._forms[norm].gain.numel():
+                found[name] = norm
+        return found
+
+    def found(self) -> dict[str, Front]:
+        """By parameter, of those that a norm stands in front of, once the passes have run."""
+        found = {}
+        for name, norm in self._in_front().items():
+            if norm not in self._gains:  # of a block in front of the one that reads it
+                self._loaded.bring(norm)
+                self._gains[norm] = true_gain(norm, self._forms[norm])
+            found[name] = Front(norm, self._forms[norm], self._gains[norm])
+        return found
 
 
-def sup_local(pieces: tuple[Piece, ...], inputs_first: bool, norm: nn.Module, form: NormForm) -> float:
+def sup_local(pieces: tuple[Piece, ...], inputs_first: bool, gain: Tensor, form: NormForm) -> float:
     """√M σ_max(ΔW diag(γ) P) + ‖ΔW β‖: the most the change adds to the output of a layer behind this norm.
 
-    Behind it a token is γ ∘ (P x)/rms(P x) + β, and P x / rms(P x) lies on a sphere of radius √M.
+    gain: γ, as of `true_gain`. Behind the norm a token is γ ∘ (P x)/rms(P x) + β, and P x / rms(P x) lies on a sphere
+    of radius √M.
     """
-    gain = true_gain(norm, form)
     bias = None if form.bias is None else form.bias.detach().reshape(-1).double().cpu()
     [piece] = pieces
     change = (

@@ -7,35 +7,35 @@ weights of both are read block by block, both go through each block in turn, wit
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
-from duat_cli.analysis.aggregate import Mean
 from duat_cli.analysis.decomposition import Decomposition, Step
+from duat_cli.analysis.lora.ground import Ground
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Listener, Session
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import wide
-from duat_cli.models.discovery.causality import why_no_next_token
-from duat_cli.models.edits.tuned import logits_of
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.models.sweep.in_step import Weights, in_step
-from duat_cli.models.terms.branches import Branches, ffn_terms, find_branches
-from duat_cli.models.terms.sites import find_sites
+from duat_cli.models.sweep.guest import Riders
+from duat_cli.models.sweep.head import head_logits
+from duat_cli.models.sweep.in_step import in_step
+from duat_cli.models.sweep.lockstep import Pass, Weights, one_by_one
+from duat_cli.models.terms.branches import Branches, ffn_terms
 from duat_cli.operators.kronecker import HeadFactors, gram
 from duat_cli.operators.operator_change import maps_and_changes, split
 from duat_cli.results.lora import BlockChange, OperatorChange, PromptChange, TermsChange, TokenChange
 from duat_cli.statistics.divergence import kl
 
 KEPT_BYTES = 4 << 30  # of one prompt's base run
-LOGITS_BYTES = 256 << 20  # of prompts that run side by side
 MOVED_TOKENS = 5
 _SPLIT = ("routing", "weights", "interaction")
 SCALE_OPEN = (
@@ -74,6 +74,14 @@ class Compared:
     change: PromptChange
 
 
+class Beside(Protocol):
+    """Passes that go through a model beside the prompts, all hooks that they need attached."""
+
+    passes: list[Pass]
+
+    def attached(self) -> contextlib.AbstractContextManager[None]: ...
+
+
 @dataclass
 class _Row:
     """One prompt on its way through both models."""
@@ -81,103 +89,78 @@ class _Row:
     blocks: list[BlockChange] = field(default_factory=list)
     base_error: float = 0.0
     output: float = 0.0  # how far the last block's output moved, relative
+    outputs: list[Any] = field(default_factory=list)  # what the stacks returned, the base's first
 
-
-class Findings:
-    """Of the prompts so far; what lists them grows with them."""
-
-    def __init__(self) -> None:
-        self._first: list[BlockChange] = []  # of the first prompt
-        self._means: list[tuple[Mean[OperatorChange], Mean[TermsChange]]] = []
-        self._errors: list[tuple[float, float]] = []  # of a block: the base's certificate, the tuned model's
-        self._prompts: list[PromptChange] = []
-        self.base_error = 0.0
-
-    def add(self, found: Compared) -> None:
-        """The next prompt."""
-        if not self._first:
-            self._first = found.blocks
-            self._means = [(Mean(), Mean()) for _ in found.blocks]
-            self._errors = [(0.0, 0.0) for _ in found.blocks]
-        for number, block in enumerate(found.blocks):
-            operator, terms = self._means[number]
-            operator.add(block.operator)
-            terms.add(block.terms)
-            base, tuned = self._errors[number]
-            self._errors[number] = max(base, block.base_certificate), max(tuned, block.tuned_certificate)
-        self.base_error = max(self.base_error, found.base_error)
-        self._prompts.append(found.change)
-
-    @property
-    def blocks(self) -> list[BlockChange]:
-        """Means."""
-        return [
-            BlockChange(
-                index=block.index,
-                name=block.name,
-                operator=operator.value(),
-                terms=terms.value(),
-                base_certificate=base,
-                tuned_certificate=tuned,
-            )
-            for block, (operator, terms), (base, tuned) in zip(self._first, self._means, self._errors, strict=True)
-        ]
-
-    @property
-    def prompts(self) -> list[PromptChange]:
-        """Those that moved most come first."""
-        known = all(p.kl is not None for p in self._prompts)
-        return sorted(self._prompts, key=lambda p: -(p.kl or 0.0) if known else -p.output)
-
-    @property
-    def tuned_error(self) -> float:
-        return max(tuned for _, tuned in self._errors)
+    def ended(self, _number: int, output: Any) -> None:
+        self.outputs.append(output)
 
 
 class Comparer:
     """Both models, and what is known of a pair of blocks."""
 
-    def __init__(self, base: Session, tuned: Session, decode: Decode, total: int, progress: Progress) -> None:
-        """total: how many prompts there are in all."""
+    def __init__(self, before: Ground, after: Ground, decode: Decode, total: int, progress: Progress) -> None:
+        """before, after: of the base and of the tuned model. total: how many prompts there are in all."""
+        base, tuned = before.session, after.session
         if len(base.structure.calls) != len(tuned.structure.calls):
             raise UnsupportedModelError("base and tuned model have another number of blocks")
         self.base, self.tuned = base, tuned
         self._decode, self._total, self._progress = decode, total, progress
-        reasons = (why_no_next_token(one.loaded.model, one.structure) for one in (base, tuned))
-        self._why_not = next((why for why in reasons if why is not None), None)
-        self._before, self._after = (
-            find_branches(s.structure, find_sites(s.structure, s.loaded.bring)) for s in (base, tuned)
-        )
+        self._why_not = before.why_no_next_token or after.why_no_next_token
+        self._before, self._after = before.branches, after.branches
         self._grams: dict[int, Tensor] = {}
 
-    def __call__(self, chunk: Sequence[tuple[int, Prompt]]) -> list[Compared]:
-        """Of prompts with their numbers."""
-        prompts = [prompt for _, prompt in chunk]
-        if self.base.loaded.paged is None or self.tuned.loaded.paged is None:
-            rows = self._one_by_one(chunk)
-        else:
-            rows = self._in_step(chunk, self.base.loaded.paged.pager, self.tuned.loaded.paged.pager)
-        return [
-            Compared(row.blocks, row.base_error, _prompt(number, prompt, row.output, logits, self._decode))
-            for (number, prompt), row, logits in zip(chunk, rows, self._logits(prompts), strict=True)
-        ]
-
-    def _one_by_one(self, chunk: Sequence[tuple[int, Prompt]]) -> list[_Row]:
-        """Each prompt through the base, then through the tuned model."""
-        found = []
-        for number, prompt in chunk:
-            _check_room(self.base, prompt)
-            kept: dict[int, Kept] = {}
-            row = _Row()
-            which = f"prompt {number + 1} of {self._total}"
-            self._progress(2 * number, 2 * self._total, f"base model, {which}")
-            self.base.sweep(prompt, self._keeping(kept, row))
-            self._progress(2 * number + 1, 2 * self._total, f"tuned model, {which}")
-            self.tuned.sweep(prompt, self._comparing(kept, row))
-            found.append(row)
+    def __call__(
+        self, chunk: Sequence[tuple[int, Prompt]], with_base: Beside | None = None, with_tuned: Beside | None = None
+    ) -> list[Compared]:
+        """Of prompts with their numbers. with_base, with_tuned: what goes through a model beside the first of them."""
+        found, beside = list[Compared](), (with_base, with_tuned)
+        for some in self._side_by_side(chunk):
+            with contextlib.ExitStack() as stack:
+                for one in beside:
+                    stack.enter_context(contextlib.nullcontext() if one is None else one.attached())
+                passes = [[] if one is None else one.passes for one in beside]
+                rows = self._rows(some, passes[0], passes[1])
+            beside = None, None
+            for (number, prompt), row in zip(some, rows, strict=True):
+                change = _prompt(number, prompt, row.output, self._logits(prompt, row), self._decode)
+                found.append(Compared(row.blocks, row.base_error, change))
         return found
 
-    def _in_step(self, chunk: Sequence[tuple[int, Prompt]], before: Weights, after: Weights) -> list[_Row]:
+    def _side_by_side(self, chunk: Sequence[tuple[int, Prompt]]) -> list[list[tuple[int, Prompt]]]:
+        """As many as go through both models at once."""
+        if self.base.weights is None or self.tuned.weights is None:
+            return [[one] for one in chunk]
+        return [[chunk[place] for place in wave] for wave in self.base.waves([prompt for _, prompt in chunk])]
+
+    def _rows(
+        self, chunk: Sequence[tuple[int, Prompt]], with_base: Sequence[Pass], with_tuned: Sequence[Pass]
+    ) -> list[_Row]:
+        """Of prompts that go side by side."""
+        if self.base.weights is not None and self.tuned.weights is not None:
+            return self._in_step(chunk, self.base.weights, self.tuned.weights, (with_base, with_tuned))
+        [row] = [self._alone(number, prompt) for number, prompt in chunk]
+        one_by_one([*with_base, *with_tuned])
+        return [row]
+
+    def _alone(self, number: int, prompt: Prompt) -> _Row:
+        """A prompt through the base, then through the tuned model."""
+        _check_room(self.base, prompt)
+        kept: dict[int, Kept] = {}
+        row = _Row()
+        which = f"prompt {number + 1} of {self._total}"
+        self._progress(2 * number, 2 * self._total, f"base model, {which}")
+        self.base.sweep_all([prompt], lambda _: self._keeping(kept, row), row.ended)
+        self._progress(2 * number + 1, 2 * self._total, f"tuned model, {which}")
+        self.tuned.sweep_all([prompt], lambda _: self._comparing(kept, row), row.ended)
+        return row
+
+    def _in_step(
+        self,
+        chunk: Sequence[tuple[int, Prompt]],
+        before: Weights,
+        after: Weights,
+        beside: tuple[Sequence[Pass], Sequence[Pass]],
+    ) -> list[_Row]:
         """All prompts through a block of the base, then of the tuned model, then through the next. Of the base's run,
         one block is kept."""
         prompts = [prompt for _, prompt in chunk]
@@ -196,11 +179,17 @@ class Comparer:
 
             return listen
 
+        def ended(place: int, output: Any) -> None:
+            rows[place].ended(place, output)
+
+        with_base, with_tuned = (lambda _found, passes=passes: Riders(passes) for passes in beside)
         in_step(
             before,
-            lambda: self.base.sweep_all(prompts, lambda place: self._keeping(kept[place], rows[place])),
+            lambda: self.base.sweep_all(
+                prompts, lambda place: self._keeping(kept[place], rows[place]), ended, with_base
+            ),
             after,
-            lambda: self.tuned.sweep_all(prompts, comparing),
+            lambda: self.tuned.sweep_all(prompts, comparing, ended, with_tuned),
         )
         return rows
 
@@ -224,19 +213,19 @@ class Comparer:
 
         return listen
 
-    def _logits(self, prompts: Sequence[Prompt]) -> Iterator[tuple[Tensor, Tensor] | str]:
-        """Of every prompt the logits of both models, or why they are not those of the next token."""
+    def _logits(self, prompt: Prompt, row: _Row) -> tuple[Tensor, Tensor] | str:
+        """Of both models, or why they are not those of the next token."""
         if self._why_not is not None:
-            yield from (self._why_not for _ in prompts)
-            return
-        sessions = (self.base, self.tuned)
-        models = [session.loaded.model for session in sessions]
-        for some in _together(prompts, models) if self.base.loaded.paged else ([one] for one in prompts):
-            both = [
-                session.forwards([functools.partial(logits_of, model, one.input_ids) for one in some])
-                for session, model in zip(sessions, models, strict=True)
-            ]
-            yield from zip(*both, strict=True)
+            return self._why_not
+        sessions, ids = (self.base, self.tuned), prompt.input_ids
+        p, q = (logits_of(session, output, ids) for session, output in zip(sessions, row.outputs, strict=True))
+        return p, q
+
+
+def logits_of(session: Session, output: Any, ids: Tensor) -> Tensor:
+    """(N, vocabulary) of one prompt (1, N). output: what the stack gave for it."""
+    pieces = head_logits(session.loaded.model, session.structure.stack, output, ids.to(session.loaded.device))
+    return torch.cat([logits for _, logits in pieces])
 
 
 def _check_room(base: Session, prompt: Prompt) -> None:
@@ -336,18 +325,6 @@ def _terms(before: Kept, after: Kept) -> TermsChange:
 
 
 # -- one prompt ----------------------------------------------------------------------------------------------
-
-
-def _together(prompts: Sequence[Prompt], models: Sequence[Any]) -> Iterator[list[Prompt]]:
-    """Prompts by as many as have room for their logits."""
-    width = sum(model.get_output_embeddings().weight.shape[0] * model.dtype.itemsize for model in models)
-    some: list[Prompt] = []
-    for prompt in prompts:
-        if some and width * sum(one.input_ids.shape[1] for one in (*some, prompt)) > LOGITS_BYTES:
-            yield some
-            some = []
-        some.append(prompt)
-    yield some
 
 
 def _prompt(

@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 
+from duat_cli.analysis.aggregate import Mean
 from duat_cli.analysis.lora.applied import by_parameter, refuse_other_base, tied_changes, tuned_model, whole
 from duat_cli.analysis.lora.change import Change, Read, adapter_tensors, change_of
-from duat_cli.analysis.lora.eq18 import Stated, check_eq18
-from duat_cli.analysis.lora.places import NONE_IN_FRONT, Norms, norms_in_front, sup_local
-from duat_cli.analysis.lora.prompts import ONE_TOKEN, Comparer, Decode, Findings
+from duat_cli.analysis.lora.eq18 import Eq18Test, Stated
+from duat_cli.analysis.lora.ground import Ground, ground_of
+from duat_cli.analysis.lora.places import NONE_IN_FRONT, Front, FrontNorms, sup_local
+from duat_cli.analysis.lora.prompts import ONE_TOKEN, Compared, Comparer, Decode
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session, prompt_facts
 from duat_cli.errors import UnsupportedModelError
@@ -29,7 +31,7 @@ from duat_cli.loading.prompts import Prompt
 from duat_cli.models.edits.tuned import Value, own_names
 from duat_cli.operators.lowrank import Piece, is_zero
 from duat_cli.results.base import Certificate, PromptFacts, Run
-from duat_cli.results.lora import Eq18, LoraReport, LoraSummary
+from duat_cli.results.lora import BlockChange, Eq18, LoraReport, LoraSummary, OperatorChange, PromptChange, TermsChange
 from duat_cli.results.weight_change import ModuleChange
 
 
@@ -73,6 +75,57 @@ def checkpoint_pair(report: LoraReport, loaded: LoadedModel, tuned: LoadedModel,
         yield Pair(report, loaded, tuned, stated, None, progress)
 
 
+class Findings:
+    """Of the prompts so far; what lists them grows with them."""
+
+    def __init__(self) -> None:
+        self._first: list[BlockChange] = []  # of the first prompt
+        self._means: list[tuple[Mean[OperatorChange], Mean[TermsChange]]] = []
+        self._errors: list[tuple[float, float]] = []  # of a block: the base's certificate, the tuned model's
+        self._prompts: list[PromptChange] = []
+        self.base_error = 0.0
+
+    def add(self, found: Compared) -> None:
+        """The next prompt."""
+        if not self._first:
+            self._first = found.blocks
+            self._means = [(Mean(), Mean()) for _ in found.blocks]
+            self._errors = [(0.0, 0.0) for _ in found.blocks]
+        for number, block in enumerate(found.blocks):
+            operator, terms = self._means[number]
+            operator.add(block.operator)
+            terms.add(block.terms)
+            base, tuned = self._errors[number]
+            self._errors[number] = max(base, block.base_certificate), max(tuned, block.tuned_certificate)
+        self.base_error = max(self.base_error, found.base_error)
+        self._prompts.append(found.change)
+
+    @property
+    def blocks(self) -> list[BlockChange]:
+        """Means."""
+        return [
+            BlockChange(
+                index=block.index,
+                name=block.name,
+                operator=operator.value(),
+                terms=terms.value(),
+                base_certificate=base,
+                tuned_certificate=tuned,
+            )
+            for block, (operator, terms), (base, tuned) in zip(self._first, self._means, self._errors, strict=True)
+        ]
+
+    @property
+    def prompts(self) -> list[PromptChange]:
+        """Those that moved most come first."""
+        known = all(p.kl is not None for p in self._prompts)
+        return sorted(self._prompts, key=lambda p: -(p.kl or 0.0) if known else -p.output)
+
+    @property
+    def tuned_error(self) -> float:
+        return max(tuned for _, tuned in self._errors)
+
+
 class Pair:
     """Base and tuned model, ready to run, and the report on what their weights say."""
 
@@ -93,13 +146,24 @@ class Pair:
 
     def comparer(self, decode: Decode, total: int) -> Comparer:
         """What runs prompts, of which there are so many in all."""
-        return Comparer(self.base, self.tuned, decode, total, self.progress)
+        return Comparer(*self._grounds, decode, total, self.progress)
 
-    def head(self, first: Prompt) -> LoraReport:
-        """What no prompt changes, once one has run. first: of all prompts."""
+    @functools.cached_property
+    def _grounds(self) -> tuple[Ground, Ground]:
+        self.progress(0, 1, "discovery of both models' structure")
+        return ground_of(self.base, layers=True), ground_of(self.tuned, layers=False)
+
+    def norms(self, first: Prompt) -> FrontNorms | None:
+        """What has to go through the base with the first of all prompts; None for a checkpoint, of which no largest
+        effect is said."""
+        return None if self._pieces is None else FrontNorms(self.base, first, self._changed)
+
+    def head(self, norms: FrontNorms | None) -> LoraReport:
+        """What no prompt changes, once one has run. norms: what went with the first."""
         base, tuned = self.base, self.tuned
-        norms = norms_in_front(base.loaded.model, base.structure, first, self._changed)
-        modules = self._report.modules if self._pieces is None else self._modules(norms, self._pieces)
+        modules = self._report.modules
+        if norms is not None and self._pieces is not None:
+            modules = self._modules(norms.found(), self._pieces)
         said = [note for one in (base.loaded, tuned.loaded) for note in (*one.warnings, *one.value_notes())]
         notes = [note for note in said if note not in self._report.warnings]
         return self._report.model_copy(
@@ -115,28 +179,24 @@ class Pair:
             }
         )
 
-    def _modules(self, norms: Norms, pieces: Callable[[str], Change]) -> list[ModuleChange]:
-        loaded, modules = self.base.loaded, []
-        moved = _changed_modules(loaded.model, self._changed)
-        for module, name in zip(self._report.modules, self._changed, strict=True):
-            if name in norms:
-                loaded.bring(norms[name][0])
-            modules.append(_with_sup(module, name, norms, pieces, moved))
-        return modules
+    def _modules(self, norms: Mapping[str, Front], pieces: Callable[[str], Change]) -> list[ModuleChange]:
+        moved = _changed_modules(self.base.loaded.model, self._changed)
+        each = zip(self._report.modules, self._changed, strict=True)
+        return [_with_sup(module, name, norms, pieces, moved) for module, name in each]
 
-    def eq18(self, prompts: Sequence[Prompt]) -> Eq18:
-        """Eq. 18, on the first of the prompts."""
-        self.progress(0, 1, "testing Eq. 18")
-        return check_eq18(self.base, self.tuned, prompts, self._changed, self._stated)
+    def eq18(self, prompts: Sequence[Prompt]) -> Eq18Test:
+        """Of Eq. 18, on the first of the prompts."""
+        return Eq18Test(self._grounds[0], self.tuned, prompts, self._changed, self._stated)
 
     def report(self, prompts: Sequence[Prompt], decode: Decode, run: Callable[[], Run]) -> LoraReport:
         """On prompts, all at hand."""
-        found = Findings()
-        for one in self.comparer(decode, len(prompts))(list(enumerate(prompts))):
+        found, compare = Findings(), self.comparer(decode, len(prompts))
+        norms, eq18 = self.norms(prompts[0]), self.eq18(prompts)
+        for one in compare(list(enumerate(prompts)), norms, eq18):
             found.add(one)
-        head, eq18 = self.head(prompts[0]), self.eq18(prompts)
+        head = self.head(norms)
         return whole_report(
-            head, prompt_facts(prompts), found, (self.base.plain_error, self.tuned.plain_error), eq18, run()
+            head, prompt_facts(prompts), found, (self.base.plain_error, self.tuned.plain_error), eq18.found(), run()
         )
 
 
@@ -202,17 +262,17 @@ def _changed_modules(model: Any, changed: list[str]) -> set[int]:
 
 
 def _with_sup(
-    entry: ModuleChange, name: str, norms: Norms, pieces: Callable[[str], Change], moved: set[int]
+    entry: ModuleChange, name: str, norms: Mapping[str, Front], pieces: Callable[[str], Change], moved: set[int]
 ) -> ModuleChange:
     """The entry with its largest possible effect, where a norm that itself stays as it is stands in front."""
     why = NONE_IN_FRONT
     if name in norms and entry.parameter == "weight":
-        norm, form = norms[name]
+        front = norms[name]
         change = pieces(name)
-        if id(norm) in moved:
+        if id(front.norm) in moved:
             why = "the norm in front changes as well"
         elif len(change.pieces) == 1:
-            value = sup_local(change.pieces, change.plan.inputs_first, norm, form)
+            value = sup_local(change.pieces, change.plan.inputs_first, front.gain, front.form)
             reasons = {k: v for k, v in entry.reasons.items() if k != "sup_local"}
             return entry.model_copy(update={"sup_local": value, "reasons": reasons})
     return entry.model_copy(update={"reasons": {**entry.reasons, "sup_local": why}})

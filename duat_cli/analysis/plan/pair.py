@@ -11,6 +11,7 @@ from duat_cli.results.plan import MemoryTerm, Residence
 PLAIN = 60 << 20  # Python and duat, without torch
 PIECE = 64 << 20  # of a tensor that is looked at piece by piece
 ADAPTED, COMPARED = 4, 6.5  # a matrix in float64: its change, and what spectrum and rounding of it take
+TESTED = 3  # the same of a layer that Eq. 18 is tested on
 STATES = 8  # (N, M) of a block under one prompt, kept until another comes there: in and out, biases, the hidden layer
 KEPT = 4  # (N, M) of a block that the other model's is compared with
 
@@ -21,8 +22,7 @@ def look_at_weights(shape: Shape, task: Task, weights: Residence, tuned: Shape |
         return [[term("libraries", PLAIN), term("a piece of a tensor", min(PIECE, shape.largest_tensor))]]
     if task.command != "lora-diff":
         return []
-    inside = max((t.elements for block in shape.parts.blocks for t in block.tensors.values()), default=0)
-    change = ADAPTED * inside if tuned is None else COMPARED * shape.largest_elements
+    change = ADAPTED * _inside(shape) if tuned is None else COMPARED * shape.largest_elements
     return [
         [
             *(held(shape, weights, running=False) if task.runs else [term("libraries", TORCH)]),
@@ -37,20 +37,25 @@ def two_models(shape: Shape, task: Task, weights: Residence, tuned: Shape | None
     all blocks of the base are kept; else one block of all prompts."""
     other, longest, blocks = tuned or shape, max(task.tokens, default=0), len(shape.parts.blocks)
     sizes = [state_bytes(count, shape.width, shape.element) for count in task.tokens]
+    tested = term("a layer that Eq. 18 is tested on, in float64", 8 * TESTED * _inside(shape))
     if weights == "resident":
         size = task.changed * shape.element if tuned is None else tuned.weights
         second = term("weights of the tuned model", size)
+        running = [
+            *held(shape, weights),
+            second,
+            term("the tuned model's structure", structure_bytes(other)),
+            term("values of all blocks, V", 4 * blocks * shape.values),
+            term("outputs of all blocks, O", blocks * shape.outputs),
+        ]
         return [
             [*held(shape, weights, running=False), second, term("the largest tensor, as stored", other.largest_tensor)],
             [
-                *held(shape, weights),
-                second,
-                term("the tuned model's structure", structure_bytes(other)),
-                term("values of all blocks, V", 4 * blocks * shape.values),
-                term("outputs of all blocks, O", blocks * shape.outputs),
+                *running,
                 term("one prompt in all blocks of the base", blocks * _kept(shape, longest)),
                 through_block(shape, longest),
             ],
+            [*running, tested],
         ]
     both = [
         *held(shape, weights),
@@ -59,16 +64,17 @@ def two_models(shape: Shape, task: Task, weights: Residence, tuned: Shape | None
     ]
     wave = prompt_waves(task.tokens, shape.width, shape.element)
     waiting = max((sum(2 * sizes[k] + _kept(shape, task.tokens[k]) for k in numbers) for numbers in wave), default=0)
+    prompts = term("prompts of both models", waiting)
+    pages = [
+        *both,
+        *page_of(shape),
+        *page_of(other),
+        term("V and O of the blocks", 4 * shape.values + 2 * shape.outputs),
+    ]
     return [
-        [
-            *both,
-            *page_of(shape),
-            *page_of(other),
-            term("V and O of the blocks", 4 * shape.values + 2 * shape.outputs),
-            term("prompts of both models", waiting),
-            through_block(shape, longest),
-        ],
-        [*both, *layer_of(shape), *layer_of(other)[:1], term("prompts of both models", waiting)],
+        [*pages, prompts, through_block(shape, longest)],
+        [*pages, prompts, tested],
+        [*both, *layer_of(shape), *layer_of(other)[:1], prompts],
     ]
 
 
@@ -81,6 +87,11 @@ def kept_prompts(shape: Shape, task: Task, weights: Residence) -> MemoryTerm:
         return term("attention of all prompts", (len(task.tokens) + 1) * blocks * scores)
     state = scores + STATES * shape.width * longest * shape.wide
     return term("the first prompt in the blocks", (blocks if weights == "resident" else 1) * state)
+
+
+def _inside(shape: Shape) -> int:
+    """Elements of the largest tensor of a block."""
+    return max((t.elements for block in shape.parts.blocks for t in block.tensors.values()), default=0)
 
 
 def _kept(shape: Shape, tokens: int) -> int:

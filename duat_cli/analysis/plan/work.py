@@ -18,7 +18,6 @@ from duat_cli.results.plan import Residence
 STATISTICS = 3  # passes that the replays of a block and the statistics of W' are worth
 CERTIFIED = 20  # F M² of a block: largest singular values in float64
 SWEPT = 2  # passes of a prompt for Eq. 16, under instruments and without, beside those without a set
-PAIR_READS = 6  # of each of two models that are read block by block: sweeps, logits, norms and Eq. 18
 
 
 def operations(shape: Shape, task: Task) -> float:
@@ -80,22 +79,25 @@ def _repaired(shape: Shape, task: Task, options: PruneOptions, once: float, apar
 def weight_reads(shape: Shape, task: Task, weights: Residence) -> float:
     """Bytes read / bytes of all tensors in the files.
 
-    Streamed, every wave of prompts reads the blocks once, and `matrix` once more, for their number; `prune-bound` as
-    its passes go. Rows of embeddings that a prompt needs are left out.
+    Streamed, every wave of prompts reads the blocks once, and `matrix` once more, for their number; of `lora-diff` both
+    models once more, for their discovery, and a head for the logits of every wave; `prune-bound` as its passes go. Rows
+    of embeddings that a prompt needs are left out.
     """
     parts = shape.parts
     layers = [layer.stored for layer in parts.layers]
     blocks, once = sum(block.stored for block in parts.blocks), parts.frame.stored + sum(layers)
     total = once + blocks
     looked_at = 1.0 if task.command in ("check", "lora-diff") else 0.0
+    looked_at += task.tuned is not None
     if not task.runs or not total:
         return looked_at or 1.0
     if weights == "resident":
         return looked_at + (2 if task.tuned is not None else 1)
+    head = max(layers, default=0) if shape.vocabulary else 0
     if task.command == "lora-diff":
-        return looked_at + 2 * PAIR_READS
+        waves = len(prompt_waves(task.tokens, shape.width, shape.element))
+        return looked_at + 2 * (once + blocks + waves * (blocks + head)) / total
     if task.command == "attribute":
-        head = max(layers, default=0) if shape.vocabulary else 0
         return (once + head + attribution_reads(shape, task) * blocks) / total
     found = 0.0
     if task.command != "prune-bound":

@@ -17,7 +17,7 @@ from duat_cli.analysis.session import Session
 from duat_cli.analysis.shards.folder import Folder
 from duat_cli.analysis.shards.ranks import Ranks
 from duat_cli.analysis.shards.records import PromptRecord, Stored, packed, unpacked
-from duat_cli.analysis.shards.run import anywhere, share
+from duat_cli.analysis.shards.run import Worker, anywhere, share
 from duat_cli.analysis.shards.state import complete
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompt_set import PromptSet
@@ -109,7 +109,7 @@ def attribute_into(
     return share(path, session, prompts, _Worker(session, each, options, max_tokens, progress), ranks, progress)
 
 
-class _Worker:
+class _Worker(Worker[AttributeReport]):
     """As of `share`."""
 
     command = "attribute"
@@ -136,9 +136,6 @@ class _Worker:
             top=options.top,
             max_tokens=max_tokens,
         )
-
-    def begin(self, first: Prompt) -> None:
-        self([(0, first)])
 
     def __call__(self, chunk: Sequence[tuple[int, Prompt]]) -> list[AttributeRecord]:
         """Of prompts with their positions."""

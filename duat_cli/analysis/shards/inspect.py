@@ -16,7 +16,7 @@ from duat_cli.analysis.session import Session
 from duat_cli.analysis.shards.folder import Folder
 from duat_cli.analysis.shards.ranks import Ranks
 from duat_cli.analysis.shards.records import Aside, PromptRecord, Stored
-from duat_cli.analysis.shards.run import anywhere, share
+from duat_cli.analysis.shards.run import Worker, anywhere, share
 from duat_cli.analysis.shards.state import complete
 from duat_cli.errors import DuatError, InputError
 from duat_cli.loading.model.load import LoadedModel
@@ -120,7 +120,7 @@ def inspect_into(
     return share(path, session, prompts, worker, ranks, progress)
 
 
-class _Worker:
+class _Worker(Worker[InspectReport]):
     """As of `share`."""
 
     command = "inspect"
@@ -142,9 +142,6 @@ class _Worker:
             max_tokens=max_tokens,
         )
         self._first: list[PromptSweep] = []
-
-    def begin(self, first: Prompt) -> None:
-        self([(0, first)])
 
     def __call__(self, chunk: Sequence[tuple[int, Prompt]]) -> list[PromptRecord]:
         """Of prompts with their positions, with the progress of all."""

@@ -13,14 +13,15 @@ from pathlib import Path
 from pydantic import Field
 
 from duat_cli.analysis.lora.eq18 import INPUTS
-from duat_cli.analysis.lora.prompts import Compared, Findings
-from duat_cli.analysis.lora.report import Pair, whole_report
+from duat_cli.analysis.lora.places import FrontNorms
+from duat_cli.analysis.lora.prompts import Compared
+from duat_cli.analysis.lora.report import Findings, Pair, whole_report
 from duat_cli.analysis.lora.run import Asked
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.shards.folder import Folder
 from duat_cli.analysis.shards.ranks import Ranks
 from duat_cli.analysis.shards.records import Aside, PromptRecord, Stored
-from duat_cli.analysis.shards.run import anywhere, share
+from duat_cli.analysis.shards.run import Worker, anywhere, share
 from duat_cli.analysis.shards.state import complete
 from duat_cli.errors import InputError
 from duat_cli.loading.prompt_set import PromptSet
@@ -98,7 +99,7 @@ class IntoFolder:
         return share(self.path, pair.base, asked.prompts, worker, self.ranks, self.progress)
 
 
-class _Worker:
+class _Worker(Worker[LoraReport]):
     """As of `share`."""
 
     command = "lora-diff"
@@ -107,20 +108,21 @@ class _Worker:
         self.settings = settings
         self._pair, self._run, self._prompts, self._progress = pair, asked.run, prompts, progress
         self._compare = pair.comparer(asked.decode, len(prompts.keys))
-        self._first: Prompt | None = None
-
-    def begin(self, first: Prompt) -> None:
-        self([(0, first)])
+        self._norms: FrontNorms | None = None
+        self._begun = False
 
     def __call__(self, chunk: Sequence[tuple[int, Prompt]]) -> list[LoraRecord]:
         """Of prompts with their positions."""
-        self._first = self._first or chunk[0][1]
-        found = zip(chunk, self._compare(chunk), strict=True)
+        beside = None
+        if not self._begun:
+            self._begun, beside = True, self._pair.norms(chunk[0][1])
+            self._norms = beside
+        found = zip(chunk, self._compare(chunk, beside), strict=True)
         return [LoraRecord.of(prompt, one, self._pair) for (_, prompt), one in found]
 
     def facts(self) -> Facts:
-        assert self._first is not None
-        head = self._pair.head(self._first)
+        assert self._begun
+        head = self._pair.head(self._norms)
         assert head.environment is not None
         return Facts(report=head.model_copy(update={"environment": anywhere(head.environment)}))
 
@@ -128,7 +130,8 @@ class _Worker:
         """Eq. 18."""
         if ranks.first and folder.aside(_EQ18, Eq18Record) is None:
             prompts = itertools.islice(self._prompts.prompts(lambda position: position < INPUTS), INPUTS)
-            eq18 = self._pair.eq18([prompt for _, prompt in prompts])
+            self._progress(0, 1, "testing Eq. 18")
+            eq18 = self._pair.eq18([prompt for _, prompt in prompts]).alone().found()
             folder.put_aside(_EQ18, Eq18Record(seal=folder.seal.hex(), eq18=eq18))
 
     def merged(self, folder: Folder) -> LoraReport:

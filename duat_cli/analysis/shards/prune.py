@@ -27,7 +27,7 @@ from duat_cli.analysis.prune.work import Work
 from duat_cli.analysis.shards.folder import Folder
 from duat_cli.analysis.shards.ranks import Ranks
 from duat_cli.analysis.shards.records import Aside, PromptRecord, Stored, packed, unpacked
-from duat_cli.analysis.shards.run import share
+from duat_cli.analysis.shards.run import Worker, share
 from duat_cli.analysis.shards.state import complete
 from duat_cli.errors import InputError
 from duat_cli.kinds import Effort, Kind, MetricName
@@ -168,7 +168,7 @@ def prune_into(
     return share(path, begun.session, _set_of(begun.work.prompts), worker, ranks, progress)
 
 
-class _Worker:
+class _Worker(Worker[PruneOutcome]):
     """As of `share`."""
 
     command = "prune-bound"

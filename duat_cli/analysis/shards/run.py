@@ -34,19 +34,14 @@ R_co = TypeVar("R_co", covariant=True)
 class Worker(Protocol[R_co]):
     """A command that keeps the result of every prompt."""
 
-    @property
-    def command(self) -> str:
-        """Its name."""
-        ...
+    command: str
+    """Its name."""
+    settings: Stored
+    """The options that numbers or the report follow from."""
 
-    @property
-    def settings(self) -> Stored:
-        """The options that numbers or the report follow from."""
-        ...
-
-    def begin(self, first: Prompt, /) -> None:
-        """Find out with the set's first prompt what `facts` says."""
-        ...
+    def begin(self, first: Prompt) -> None:
+        """Find out with the set's first prompt what `facts` says; where nothing less tells, by its whole result."""
+        self([(0, first)])
 
     def __call__(self, chunk: Sequence[tuple[int, Prompt]], /) -> Sequence[PromptRecord]:
         """The results of prompts with their positions in the set."""

@@ -112,10 +112,3 @@ class TunedPages:
 
 def _users(model: nn.Module, tensor: Tensor) -> list[tuple[nn.Module, str]]:
     return [(m, leaf) for m in model.modules() for leaf, held in parameters_of(m).items() if held is tensor]
-
-
-@torch.no_grad()
-def logits_of(model: Any, ids: Tensor) -> Tensor:
-    """(N, vocabulary) of one prompt (1, N), unbatched."""
-    held: Tensor = model(input_ids=ids.to(model.device), attention_mask=torch.ones_like(ids).to(model.device)).logits[0]
-    return held

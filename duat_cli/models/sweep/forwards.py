@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,26 @@ class _Forward:
 
     def run(self) -> None:
         self.result = self._call()
+
+
+class Watched:
+    """A pass among others whose hooks look at it alone: they ask `on`."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call, self.on = call, False
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """What `run` needs around it."""
+        self.on = True
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self.on = False
+
+    def run(self) -> None:
+        self._call()
 
 
 def forwards(weights: Weights | None, calls: Sequence[Callable[[], Any]]) -> list[Any]:

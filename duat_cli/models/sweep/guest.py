@@ -28,3 +28,19 @@ class Guest(Protocol):
     def passes(self) -> Sequence[Pass]:
         """To go through every block once it is proved."""
         ...
+
+
+class Riders:
+    """Passes that go along, and ask nothing of discovery."""
+
+    def __init__(self, passes: Sequence[Pass]) -> None:
+        self._passes = passes
+
+    def proved(self, parts: BlockParts, written: Trace) -> None:
+        """Nothing is asked of a block."""
+
+    def probe(self, run: BlockRun, /) -> None:
+        """Nothing is asked of the probe prompt."""
+
+    def passes(self) -> Sequence[Pass]:
+        return self._passes

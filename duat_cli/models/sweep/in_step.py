@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
-
-class Weights(Protocol):
-    """Weights of which one page at a time is in memory."""
-
-    turning: Callable[[Any], None]  # called before another page is read
-
-    def depth(self, page: Any) -> int: ...
+from duat_cli.models.sweep.lockstep import Weights
 
 
 def in_step(first: Weights, run_first: Callable[[], None], second: Weights, run_second: Callable[[], None]) -> None:

@@ -33,11 +33,14 @@ class Weights(Protocol):
     """Weights of which one page at a time is in memory."""
 
     at_door: Callable[[Any], None]  # called in front of a module without its page
+    turning: Callable[[Any], None]  # called before another page is read
     held: Any
 
     def hold(self, page: Any) -> None: ...
 
     def release(self) -> None: ...
+
+    def depth(self, page: Any) -> int: ...
 
     def bring(self, module: nn.Module) -> None:
         """Have the weights of a block in memory, outside of any call of it."""

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from duat_cli.analysis.lora.adapter_diff import LoraOptions, adapter_report
 from duat_cli.analysis.lora.checkpoint_diff import checkpoint_report
-from duat_cli.analysis.lora.places import norms_in_front, sup_local, true_gain
-from duat_cli.analysis.lora.prompts import Comparer, Findings
-from duat_cli.analysis.lora.report import adapter_pair, checkpoint_pair
+from duat_cli.analysis.lora.ground import ground_of
+from duat_cli.analysis.lora.places import FrontNorms, sup_local, true_gain
+from duat_cli.analysis.lora.prompts import Comparer, logits_of
+from duat_cli.analysis.lora.report import Findings, adapter_pair, checkpoint_pair
 from duat_cli.analysis.lora.weight_change import Directions
 from duat_cli.analysis.session import Session
 from duat_cli.errors import InputError, UnsupportedModelError
@@ -29,7 +30,8 @@ from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import Source
 from duat_cli.loading.model.load import load
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.edits.tuned import logits_of, tuned_copy
+from duat_cli.models.edits.tuned import tuned_copy
+from duat_cli.models.sweep.lockstep import one_by_one
 from duat_cli.operators.lowrank import LowRank
 from duat_cli.results.base import Run
 from duat_cli.results.lora import LoraReport
@@ -60,7 +62,8 @@ def shown(token: int) -> str:
 
 def compare_on_prompts(base: Session, tuned: Session, prompts: list[Prompt]) -> Findings:
     found = Findings()
-    for one in Comparer(base, tuned, str, len(prompts), quiet)(list(enumerate(prompts))):
+    grounds = (ground_of(one, layers=False) for one in (base, tuned))
+    for one in Comparer(*grounds, str, len(prompts), quiet)(list(enumerate(prompts))):
         found.add(one)
     return found
 
@@ -273,7 +276,11 @@ def test_the_largest_effect_is_never_exceeded(model_type: str, name: str, tmp_pa
     session = Session(loaded, quiet, cache=False)
     for module in [m for m in report.modules if m.name.endswith(name)]:
         key = f"{module.name}.weight"
-        norm, form = norms_in_front(loaded.model, session.structure, some_prompts(model, 1)[0], [key])[key]
+        norms = FrontNorms(session, some_prompts(model, 1)[0], [key])
+        with norms.attached():
+            one_by_one(norms.passes)
+        front = norms.found()[key]
+        norm, form = front.norm, front.form
         change = changes[key].T if model_type == "gpt2" else changes[key]  # (out, in)
         generator = torch.Generator().manual_seed(0)
         x = 50 * torch.randn(4000, change.shape[1], generator=generator)
@@ -282,7 +289,7 @@ def test_the_largest_effect_is_never_exceeded(model_type: str, name: str, tmp_pa
         assert module.sup_local is not None
         assert float(reached.max()) <= module.sup_local * (1 + 1e-5)
         if form.bias is None and not form.centered:  # attained, at the leading right vector
-            best = torch.linalg.svd(change * true_gain(norm, form))[2][0].float()
+            best = torch.linalg.svd(change * front.gain)[2][0].float()
             with torch.no_grad():
                 reached = (norm(1e3 * best[None, None])[0].double() @ change.T).norm(dim=1)
             assert float(reached) == pytest.approx(module.sup_local, rel=1e-4)
@@ -301,7 +308,7 @@ def test_the_largest_effect_of_factors_and_of_the_matrix_are_one() -> None:
     assert form is not None
     torch.testing.assert_close(true_gain(norm, form), norm.weight.detach().double(), rtol=1e-4, atol=1e-5)
     low = LowRank(torch.randn(9, 2, dtype=torch.float64), torch.randn(2, norm.weight.numel(), dtype=torch.float64))
-    values = [sup_local((piece,), turned, norm, form) for piece, turned in
+    values = [sup_local((piece,), turned, true_gain(norm, form), form) for piece, turned in
               ((low, False), (low.dense(), False), (low.mT, True), (low.dense().T, True))]  # fmt: skip
     assert values == pytest.approx([values[0]] * 4)
 
@@ -350,8 +357,8 @@ def test_the_tuned_model_is_pefts(model_type: str, config: dict[str, Any], tmp_p
         {name: (lambda c=change: c) for name, change in adapters.ours(base, adapter).items()},
         tied=frozenset({"transformer.wte.weight"}),
     )
-    expected = logits_of(wrapped_model(base, adapter), prompt.input_ids)
-    torch.testing.assert_close(logits_of(tuned, prompt.input_ids), expected, rtol=1e-4, atol=1e-4)
+    expected = helpers.logits_of(wrapped_model(base, adapter), prompt.input_ids)
+    torch.testing.assert_close(helpers.logits_of(tuned, prompt.input_ids), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_checkpoint_under_prompts_is_its_adapter(tmp_path: Path) -> None:
@@ -422,8 +429,8 @@ def test_logits_that_rule_out_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyP
     base, adapter = made("llama", tmp_path)
     plain, calls = report_of(base, adapter), []
 
-    def ruled_out(model: Any, ids: Tensor) -> Tensor:
-        calls.append(logits_of(model, ids).clone())
+    def ruled_out(session: Session, output: Any, ids: Tensor) -> Tensor:
+        calls.append(logits_of(session, output, ids).clone())
         calls[-1][:, 0] = -torch.inf
         if tuned_only and len(calls) == 4:
             calls[-1][0, 1] = -torch.inf

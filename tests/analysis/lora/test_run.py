@@ -12,12 +12,15 @@ import bad_checkpoints
 import peft
 import pytest
 import torch
-from paging import streaming
+from paging import pager_of, streaming
 from safetensors.torch import load_file, save_file
 
+from duat_cli.analysis.lora.report import Pair
 from duat_cli.analysis.lora.run import LoraRequest, lora_diff, task_of
 from duat_cli.analysis.opening import Found, ModelRequest, PromptRequest
 from duat_cli.analysis.plan.run import plan
+from duat_cli.analysis.plan.shape import shape_of
+from duat_cli.analysis.plan.work import weight_reads
 from duat_cli.errors import CheckpointError, InputError, UnsupportedModelError
 from duat_cli.loading.adapter.source import find_tuned
 from duat_cli.loading.checkpoint.preflight import inspect_folder
@@ -113,9 +116,18 @@ def every_layer_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("tuned", [ADAPTER, DEMO])
-def test_the_demo_read_block_by_block_has_the_same_report(tuned: str) -> None:
+def test_the_demo_read_block_by_block_has_the_same_report(tuned: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From two reads of each model beside what the comparison of weights takes, as planned."""
+    pairs, head = list[Pair](), Pair.head
+    monkeypatch.setattr(Pair, "head", lambda pair, norms: (pairs.append(pair), head(pair, norms))[1])
     whole, parts = both(None, tuned)
     assert parts == whole
+    files = inspect_folder(demo_path())
+    task = replace(task_of(Found(resolve(None), files), find_tuned(tuned), runs=True), tokens=(5, 3))
+    read = sum(pager_of(one.loaded).bytes_read for one in (pairs[-1].base, pairs[-1].tuned)) / files.total_bytes
+    looked_at = 1 + (tuned == DEMO)
+    assert weight_reads(shape_of(files, "float32"), task, "streamed") == pytest.approx(looked_at + read)
+    assert read <= 4
 
 
 @pytest.mark.usefixtures("every_layer_a_page")

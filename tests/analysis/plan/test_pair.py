@@ -9,6 +9,7 @@ import pytest
 from duat_cli.analysis.lora.run import task_of
 from duat_cli.analysis.opening import Found
 from duat_cli.analysis.plan.memory import peak
+from duat_cli.analysis.plan.pair import two_models
 from duat_cli.analysis.plan.shape import Shape, shape_of
 from duat_cli.analysis.plan.task import Task
 from duat_cli.analysis.plan.terms import size_of
@@ -20,6 +21,7 @@ from duat_cli.loading.adapter.plan import plans
 from duat_cli.loading.adapter.source import find_tuned
 from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import demo_adapter_path, demo_path, resolve
+from duat_cli.results.plan import Residence
 
 MIB = 1 << 20
 
@@ -52,6 +54,17 @@ def test_a_tuned_checkpoint_is_a_second_model(found: Found, shape: Shape) -> Non
     both = size_of(peak(shape, task, "resident", shape))
     assert shape.weights < both - alone < shape.weights + 40 * MIB
     assert size_of(peak(shape, task, "streamed", shape)) < both
+
+
+@pytest.mark.parametrize("weights", ["resident", "streamed"])
+def test_eq_18_takes_three_float64_copies_of_a_layer_beside_both_models(
+    found: Found, shape: Shape, weights: Residence
+) -> None:
+    task = replace(task_of(found, find_tuned(None), runs=True), tokens=(1,))
+    sizes = [tensor.elements for name, tensor in found.files.tensors.items() if ".layers." in name]
+    moments = two_models(shape, task, weights, None)
+    [tested] = [one for moment in moments for one in moment if "Eq. 18" in one.what]
+    assert tested.bytes == 3 * 8 * max(sizes)
 
 
 def test_without_prompts_no_model_is_there(found: Found, shape: Shape) -> None:

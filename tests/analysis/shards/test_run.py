@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 from children import PATIENCE
+from safetensors.torch import load_file, save_file
 
 from duat_cli.analysis.plan import run as plan_module
 from duat_cli.analysis.shards import run as module
@@ -156,6 +158,27 @@ def test_a_run_that_is_killed_again_and_again_goes_on_with_others(
     said, nothing = (nursery.wait(number)[1] for number in started)
     assert (without_run(said), nothing) == (plain, "")
     assert without_run(nursery.run("merge", str(out), "--json")[1]) == plain
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", ["lora-diff", "prune-bound"])
+def test_other_commands_go_on_after_a_kill(
+    nursery: Nursery, two_layers: Path, few: Path, tmp_path: Path, asked: str
+) -> None:
+    words = [asked, str(two_layers), "--prompts", str(few), "--json", "-q", "--device", "cpu"]
+    if asked == "prune-bound":
+        words += ["--probes", "4", "--measure", "2"]
+    else:
+        tuned = shutil.copytree(two_layers, tmp_path / "tuned")
+        weights = load_file(tuned / "model.safetensors")
+        save_file({name: 1.1 * one for name, one in weights.items()}, tuned / "model.safetensors", {"format": "pt"})
+        words.insert(2, str(tuned))
+    out = tmp_path / "out"
+    number = nursery.start(*words, "--out", str(out))
+    until(nursery, [number], lambda: lines(out) >= 2)
+    os.kill(number, signal.SIGKILL)
+    assert nursery.wait(number)[0] == -signal.SIGKILL
+    assert without_run(nursery.run(*words, "--out", str(out))[1]) == without_run(nursery.run(*words)[1])
 
 
 def test_an_interrupt_leaves_whole_lines(nursery: Nursery, command: list[str], plain: str, tmp_path: Path) -> None:

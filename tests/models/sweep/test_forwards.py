@@ -13,7 +13,6 @@ import torch
 from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import Source
 from duat_cli.loading.model.load import load_files
-from duat_cli.models.edits.tuned import logits_of
 from duat_cli.models.sweep.forwards import forwards
 from duat_cli.zoo import tiny
 
@@ -26,7 +25,7 @@ def test_side_by_side_they_give_the_same_from_one_read(model_type: str, tmp_path
     ids = [helpers.token_ids(whole.model, tokens=4 + k, seed=k) for k in range(3)]
 
     def calls(model: Any) -> list[Any]:
-        return [functools.partial(logits_of, model, one) for one in ids]
+        return [functools.partial(helpers.logits_of, model, one) for one in ids]
 
     assert parts.paged is not None
     expected, got = forwards(None, calls(whole.model)), forwards(parts.paged.pager, calls(parts.model))

@@ -1,0 +1,109 @@
+"""What is found of a model before a prompt runs: where its branches meet the stream, the linear layers of its FFNs, and
+whether it predicts the next token.
+
+Where the weights are read block by block, all of it goes through the model beside its discovery: one read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from duat_cli.analysis.session import Session
+from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.discovery.causality import HeadTest
+from duat_cli.models.discovery.growing import Growing
+from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, probe_ids, run_stack
+from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.instrument.tracing import Trace, trace
+from duat_cli.models.sweep.lockstep import Pass, one_by_one
+from duat_cli.models.terms.branches import Branch, Branches, block_branches
+from duat_cli.models.terms.feedforward import FeedForward, find_feedforward
+from duat_cli.models.terms.inner import or_reason
+from duat_cli.models.terms.sites import BlockSites, Site, block_sites
+
+Side = Literal["second", "third"]
+
+
+@dataclass(frozen=True)
+class Ground:
+    """A model that is ready to run prompts."""
+
+    session: Session
+    branches: Branches
+    layers: Mapping[nn.Module, Mapping[str, Side]]
+    """By block module: its FFN's linear layers by their names in the model, and on which side of the nonlinearity
+    (Eq. 11's index of W') each stands."""
+    reasons: Mapping[str, str]
+    """By the name of an FFN, or of its block: why the layers are not known."""
+    why_no_next_token: str | None
+
+
+def ground_of(session: Session, *, layers: bool) -> Ground:
+    """layers: whether the FFNs' linear layers are looked for."""
+    model, guests = session.loaded.model, list[_Guest]()
+
+    def begin(found: Growing) -> _Guest:
+        guests.append(_Guest(model, HeadTest(model, found.stack, session.loaded.device), layers=layers))
+        return guests[-1]
+
+    if session.weights is not None:
+        session.discover_beside(begin)
+        guest = guests[-1]
+    else:
+        structure = session.structure
+        guest = _Guest(model, HeadTest(model, structure.stack), layers=layers)
+        ids = probe_ids(structure.stack, DISCOVERY_TOKENS)
+        written = trace(structure.stack, lambda: run_stack(structure.stack, ids))
+        for block in structure.blocks:
+            guest.proved(block.parts, written)
+        with structure.rig().active() as rig:
+            rig.run(lambda: run_stack(structure.stack, ids), guest.probe)
+        one_by_one(guest.passes())
+    return Ground(session, guest.branches, guest.layers, guest.reasons, guest.head.why_no_next_token())
+
+
+class _Guest:
+    """What goes through the model beside one attempt at its discovery."""
+
+    def __init__(self, model: nn.Module, head: HeadTest, *, layers: bool) -> None:
+        self._names = {module: name for name, module in model.named_modules()}
+        self._sites: dict[nn.Module, BlockSites] = {}
+        self._layers = layers
+        self.branches: dict[nn.Module, Mapping[Site, Branch | str]] = {}
+        self.layers: dict[nn.Module, Mapping[str, Side]] = {}
+        self.reasons: dict[str, str] = {}
+        self.head = head
+
+    def proved(self, parts: BlockParts, written: Trace) -> None:
+        self._sites[parts.module] = block_sites(parts, written)
+        if self._layers:
+            self.layers[parts.module] = self._linears(parts, written)
+
+    def probe(self, run: BlockRun) -> None:
+        if run.parts.module not in self.branches:
+            self.branches[run.parts.module] = block_branches(run, self._sites[run.parts.module])
+
+    def passes(self) -> Sequence[Pass]:
+        return self.head.passes
+
+    def _linears(self, parts: BlockParts, written: Trace) -> dict[str, Side]:
+        sides: dict[str, Side] = {}
+        for unit in parts.units:
+            form = _form(unit, written, parts)
+            if isinstance(form, str):
+                self.reasons[self._names[unit]] = form
+                self.reasons.setdefault(self._names[parts.module], form)  # its layers may stand outside of it
+                continue
+            sides |= {self._names[linear]: "second" for linear in form.linears}
+            sides[self._names[form.down]] = "third"
+        return sides
+
+
+def _form(unit: nn.Module, written: Trace, parts: BlockParts) -> FeedForward | str:
+    if unit in parts.mixing:
+        return f"{type(unit).__name__} mixes tokens: Eq. 18 is about FFNs"
+    return or_reason(lambda: find_feedforward(unit, written, parts.module))
