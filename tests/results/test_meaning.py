@@ -102,6 +102,7 @@ def test_what_the_metadata_says_of_known_fields() -> None:
 def test_every_report_has_a_schema_with_its_metadata() -> None:
     for command in REPORTS:
         schema = schema_of(command)
-        tagged = schema.get("discriminator", {}).get("mapping", {})
-        branches = [schema["$defs"][name.rpartition("/")[2]] for name in tagged.values()]
+        named = schema.get("discriminator", {}).get("mapping", {}).values()
+        named = [*named, *(branch["$ref"] for branch in schema.get("anyOf", []))]
+        branches = [schema["$defs"][name.rpartition("/")[2]] for name in named]
         assert all(branch["properties"] for branch in branches or [schema])
