@@ -9,30 +9,18 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Layout:
-    """How a tensor of a mixer holds one vector a token: (1, ..., N, ...), N at `axis`, the rest the channels; or with
-    the heads folded into the batch, (heads, ..., N, ...)."""
+    """How a tensor of a mixer holds one vector a token: (1, ..., N, ...), N at `axis`, the rest the channels."""
 
     axis: int
     rest: tuple[int, ...]
-    folded: bool = False
-
-    @classmethod
-    def of(cls, tensor: Tensor, tokens: int) -> Layout:
-        """Of a tensor of one item."""
-        folded = tensor.shape[0] > 1
-        whole = tensor[None] if folded else tensor
-        axis = whole.shape.index(tokens, 1 + folded)
-        return cls(axis, tuple(n for k, n in enumerate(whole.shape) if k not in (0, axis)), folded)
 
     def by_token(self, tensor: Tensor) -> Tensor:
         """(items, N, channels)."""
-        tensor = tensor.unflatten(0, (-1, self.rest[0])) if self.folded else tensor
         return tensor.movedim(self.axis, 1).flatten(2) if tensor.ndim > 2 else tensor[..., None]
 
     def lay(self, values: Tensor) -> Tensor:
         """The inverse."""
-        laid = values.reshape(*values.shape[:2], *self.rest).movedim(1, self.axis)
-        return (laid.flatten(0, 1) if self.folded else laid).contiguous()
+        return values.reshape(*values.shape[:2], *self.rest).movedim(1, self.axis).contiguous()
 
 
 @dataclass(frozen=True)

@@ -243,10 +243,11 @@ class _Search:
         return self._plain
 
     def _fits(self, tensor: Tensor, size: int) -> bool:
-        return tensor.numel() == size and tensor.ndim > 1 and self._tokens in tensor.shape[1:]
+        return tensor.numel() == size and tensor.shape[0] == 1 and self._tokens in tensor.shape[1:]
 
     def _layout(self, tensor: Tensor) -> Layout:
-        return Layout.of(tensor, self._tokens)
+        axis = tensor.shape.index(self._tokens, 1)
+        return Layout(axis, tuple(n for k, n in enumerate(tensor.shape) if k not in (0, axis)))
 
     def _scaled(self, place: Place, plain: Ran) -> int | bool | None:
         """What stands between this tensor and the output layer: factors of channels alone (None), with a norm's scale
