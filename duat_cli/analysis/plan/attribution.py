@@ -15,6 +15,7 @@ from duat_cli.results.plan import Residence
 
 LOGITS = 2  # (N, V) beside the recorded output: what the map behind the last block gives, or gradients, and a copy
 CARRIED = 2  # (T, N, M): at a block's output, of both readings
+RETURNED = 32 << 20  # bytes: what is smaller the allocator may keep when it is freed
 ROWS = 16  # bytes of a number of every target's row of the output: smaller than what goes back to the system when freed
 
 
@@ -37,10 +38,11 @@ def attribution(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
         together = min(count, max(1, TARGET_BYTES // max(1, each))) * each
         output = term("the output and its gradients", LOGITS * longest * ending * shape.wide)
         gradients = term("gradients in a block", together)
+        kept = [output] if output.bytes < LOGITS * RETURNED else []
         rows = term("the targets' rows of the output", ROWS * count * ending if count > 1 else 0)
         found += [
             [*every, *head, recorded, output],
-            [*every, *page, recorded, carried, rows, gradients, through_block(shape, longest)],
+            [*every, *page, recorded, *kept, carried, rows, gradients, through_block(shape, longest)],
         ]
     return found
 
