@@ -205,7 +205,7 @@ def open_session(model: ModelRequest, texts: PromptRequest, progress: Progress) 
         return chosen_of_pair(*opened, texts.files, trust_remote_code=model.trust_remote_code)
     read, found = texts.read(progress), model.find(progress)
     if texts.files is not None:
-        prepared = _prepared(model, found, texts, texts.files, progress)
+        prepared = _prepared(model, found, texts, texts.files, read if texts.own else [], progress)
         if prepared:
             from duat_cli.analysis.prepared import open_prepared
 
@@ -242,22 +242,26 @@ def open_stacks(
 
 
 def _prepared(
-    model: ModelRequest, found: Found, texts: PromptRequest, files: InputFiles, progress: Progress
+    model: ModelRequest,
+    found: Found,
+    texts: PromptRequest,
+    files: InputFiles,
+    own: Sequence[PromptText],
+    progress: Progress,
 ) -> list[Prepared]:
-    """What a model of images or sound reads; nothing for a model that reads token ids."""
+    """What a model of images or sound reads; nothing for one that reads token ids alone. own: the user's texts."""
     progress(0, 0, "loading torch and transformers")
     with uncollected():
         from duat_cli.loading.model.load import class_of, skeleton
         from duat_cli.models.discovery.modality import class_reads_ids
     cls = class_of(found.files, model.trust_remote_code)
     if files.stack == "text" or (files.stack is None and class_reads_ids(cls)):
-        if files.option is not None:
-            from duat_cli.analysis.prepared import parts_of
+        if files.option is None:
+            return []
+        from duat_cli.analysis.prepared import within_texts
 
-            parts = [p for p in parts_of(skeleton(found.files, model.trust_remote_code)) if p != "text"]
-            way = f", or --stack {' or '.join(parts)}" if parts else ""
-            raise InputError(f"{files.option}: {cls.__name__} reads token ids here; give --prompt{way}")
-        return []
+        shell, trust = skeleton(found.files, model.trust_remote_code), model.trust_remote_code
+        return within_texts(shell, found.place.path, files, own, texts.max_tokens, trust=trust)
     if texts.own and not texts.made_up:
         raise InputError(
             f"--prompt and --prompts: {cls.__name__} reads no token ids here; give --image, --audio or --inputs"

@@ -16,9 +16,11 @@ from duat_cli.errors import InputError
 from duat_cli.loading.inputs.drawn import default_inputs
 from duat_cli.loading.inputs.files import read_image, read_sound, read_tensors
 from duat_cli.loading.inputs.request import READS, InputFiles, StackName
+from duat_cli.loading.inputs.within import DEFAULT, placeholder_of, with_pictures
 from duat_cli.loading.model.load import LoadedModel
-from duat_cli.loading.prompts import Prompt
+from duat_cli.loading.prompts import Prompt, limits
 from duat_cli.loading.quiet import foreign_errors
+from duat_cli.loading.texts import PromptText
 from duat_cli.models.discovery.modality import KINDS, input_name, is_pair, placed_tensors, stack_of
 from duat_cli.models.signatures import taken_by
 from duat_cli.models.sweep.forwards import forwards
@@ -94,7 +96,10 @@ def open_prepared(
     """The model, or the part of it that --stack names, and what it reads."""
     counts = [one.positions for one in prepared if one.positions is not None]
     loaded = model.load(found, progress, model.counted(counts).way(found, progress))
-    loaded = replace(part_of(loaded, files.part), like=prepared[0].tensors)
+    text = prepared[0].text
+    loaded = replace(part_of(loaded, files.part) if text is None else loaded, like=prepared[0].tensors)
+    if text is not None and text.where == DEFAULT:
+        loaded = replace(loaded, warnings=(*loaded.warnings, f"no --prompt was given: read was {text.text!r}"))
     if files.option is None:
         loaded = replace(loaded, warnings=(*loaded.warnings, f"no file was given: read was a {prepared[0].where}"))
     return loaded, as_prompts(loaded, prepared)
@@ -114,6 +119,8 @@ class Prepared:
     tensors: Mapping[str, Tensor]
     positions: int | None
     """How many hidden states the model makes of it; None where only a real pass tells."""
+    text: PromptText | None = None
+    """The text that it is in, where the model reads it within one."""
 
 
 def prepared_inputs(shell: Any, folder: Path, given: InputFiles, *, trust_remote_code: bool) -> list[Prepared]:
@@ -140,10 +147,53 @@ def prepared_inputs(shell: Any, folder: Path, given: InputFiles, *, trust_remote
     return prepared
 
 
+def within_texts(
+    shell: Any, folder: Path, given: InputFiles, read: Sequence[PromptText], max_tokens: int | None, *, trust: bool
+) -> list[Prepared]:
+    """What a model of text reads where pictures stand within it: one a text, or a file of --inputs.
+
+    shell: the model without weights; read: the user's texts. InputError where the model reads no such thing.
+    """
+    stack, kind = stack_of(shell), type(shell).__name__
+    taken, placeholder = taken_by(stack.forward), placeholder_of(shell.config)
+    if placeholder is None or "text" not in reads(stack) or len(reads(stack)) < 2 or given.sounds:
+        parts = [part for part in parts_of(shell) if part != "text"]
+        way = f", or --stack {' or '.join(parts)}" if parts else ""
+        raise InputError(f"{given.option}: {kind} reads token ids here; give --prompt{way}")
+    if max_tokens is not None:
+        raise InputError("--max-tokens: a text with pictures in it is read whole; leave it out")
+    if given.tensors and (read or given.images):
+        raise InputError("--inputs: its tensors hold the text and the pictures; leave out --prompt and --image")
+    found = []
+    for file in given.tensors:
+        where, tensors = clean(f"--inputs {file}"), read_tensors(file)
+        _check(tensors, "input_ids", taken, where, kind, whole=("input_ids", "attention_mask"))
+        found.append((PromptText(file, where, 1), tensors))
+    if given.images:
+        made = with_pictures(read, given.images, folder, placeholder, trust)
+        found += [(one.text, {k: v for k, v in one.tensors.items() if k in taken}) for one in made]
+    room, prepared = limits(shell).max_positions, []
+    for text, tensors in found:
+        count = tensors["input_ids"].shape[1]
+        if room is not None and count > room:
+            raise InputError(f"{text.where}: too long, {count} tokens with its pictures, the model has {room} positions")
+        whole = {"attention_mask": torch.ones_like(tensors["input_ids"]), **tensors}
+        prepared.append(Prepared(text.where, whole, count, text))
+    return prepared
+
+
 def as_prompts(loaded: LoadedModel, prepared: Sequence[Prepared]) -> list[Prompt]:
     """The same as prompts; where only a real pass tells how many positions there are, by one."""
     found = []
     for line, one in enumerate(prepared, 1):
+        if one.text is not None:
+            ids = one.tensors["input_ids"]
+            pictures = (ids[0] == placeholder_of(loaded.model.config)).nonzero().flatten().tolist()
+            where = one.text
+            found.append(
+                Prompt(where.text, _digest(one.tensors), ids, where.line, prepared=one.tensors, pictures=tuple(pictures))
+            )
+            continue
         positions = one.positions
         if positions is None:
             positions = _real_positions(loaded, one)
@@ -160,7 +210,15 @@ def _require_kind(shell: Any, name: str, given: InputFiles) -> None:
             raise InputError(f"{option} {clean(files[0])}: {type(shell).__name__} reads {kind}, no {wanted}")
 
 
-def _check(tensors: Mapping[str, Tensor], name: str, taken: Set[str], where: str, kind: str) -> None:
+def _check(
+    tensors: Mapping[str, Tensor],
+    name: str,
+    taken: Set[str],
+    where: str,
+    kind: str,
+    whole: Sequence[str] | None = None,
+) -> None:
+    """whole: the tensors that have 1 in front; None: all of them."""
     unknown = sorted(set(tensors) - taken)
     if unknown:
         raise InputError(f"{where}: {clean(unknown[0])}: {kind} takes no such argument")
@@ -168,7 +226,7 @@ def _check(tensors: Mapping[str, Tensor], name: str, taken: Set[str], where: str
         held = ", ".join(map(clean, sorted(tensors))) or "nothing"
         raise InputError(f"{where}: it holds {held}; {kind} reads `{name}`")
     for key, value in tensors.items():
-        if value.ndim == 0 or value.shape[0] != 1:
+        if (whole is None or key in whole) and (value.ndim == 0 or value.shape[0] != 1):
             raise InputError(
                 f"{where}: {clean(key)} has shape {list(value.shape)}; expected 1 in front: one input a file"
             )

@@ -47,6 +47,9 @@ class Prompt:
     source_ids: Tensor | None = None
     """Of a decoder's prompt the token ids that the encoder reads, (1, K); None where it reads none."""
 
+    pictures: tuple[int, ...] = ()
+    """Positions that hold a piece of a picture in place of a word."""
+
     @property
     def given(self) -> Tensor | Mapping[str, Tensor]:
         """What the model is run on."""

@@ -23,6 +23,13 @@ MAX_BYTES = 1 << 30  # of one file
 
 def read_image(name: str, folder: Path, trust_remote_code: bool) -> dict[str, Tensor]:
     """A picture through the checkpoint's image processor."""
+    pixels = open_picture(name)
+    processor = load_processor(AutoImageProcessor, "--image", folder, trust_remote_code)
+    return _processed("--image", name, lambda: processor(images=pixels, return_tensors="pt"))
+
+
+def open_picture(name: str) -> Any:
+    """The file of --image as Pillow's picture, RGB."""
     path = _regular("--image", name)
     try:
         from PIL import Image, UnidentifiedImageError
@@ -32,11 +39,9 @@ def read_image(name: str, folder: Path, trust_remote_code: bool) -> dict[str, Te
         ) from error
     try:
         with Image.open(path) as picture:
-            pixels = picture.convert("RGB")
+            return picture.convert("RGB")
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise InputError(f"--image {clean(name)}: no picture that Pillow can read ({clean(str(error))})") from error
-    processor = _processor(AutoImageProcessor, "--image", folder, trust_remote_code)
-    return _processed("--image", name, lambda: processor(images=pixels, return_tensors="pt"))
 
 
 def read_sound(name: str, folder: Path, trust_remote_code: bool) -> dict[str, Tensor]:
@@ -95,7 +100,8 @@ def _regular(option: str, name: str) -> Path:
     return path
 
 
-def _processor(kind: Any, option: str, folder: Path, trust_remote_code: bool) -> Any:
+def load_processor(kind: Any, option: str, folder: Path, trust_remote_code: bool) -> Any:
+    """A checkpoint's processor of a kind; InputError where there is none, or it cannot be loaded."""
     if not any((folder / file).is_file() for file in PROCESSORS):
         raise InputError(
             f"{option}: {clean(str(folder))} has no {PROCESSORS[0]}, which says how its input is made; give prepared "
@@ -106,7 +112,7 @@ def _processor(kind: Any, option: str, folder: Path, trust_remote_code: bool) ->
 
 
 def _extractor(folder: Path, trust_remote_code: bool, option: str) -> tuple[int, Any]:
-    extractor = _processor(AutoFeatureExtractor, option, folder, trust_remote_code)
+    extractor = load_processor(AutoFeatureExtractor, option, folder, trust_remote_code)
     rate = getattr(extractor, "sampling_rate", None)
     if not isinstance(rate, int):
         raise InputError(

@@ -57,6 +57,18 @@ def input_name(model: Any) -> str:
     return "input_ids" if "input_ids" in taken or name not in taken else name
 
 
+def text_part(stack: Any, given: Given | None) -> Any:
+    """The part of a model whose blocks are meant where it reads pictures or sound within a text: the outermost of its
+    models that takes token ids and nothing else. None where it is given either alone, or is no such model."""
+    if given is None or isinstance(given, Tensor) or "input_ids" not in given or not KINDS.keys() & given.keys():
+        return None
+    for inner in stack.modules():
+        taken = taken_by(inner.forward) if hasattr(inner, "config") else frozenset()
+        if "input_ids" in taken and not KINDS.keys() & taken:
+            return inner
+    return None
+
+
 def class_reads_ids(cls: type[Any]) -> bool:
     """Whether models of a class read token ids, as the class states it."""
     return getattr(cls, "main_input_name", "input_ids") not in KINDS

@@ -18,10 +18,19 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.cross import require_apart
 from duat_cli.models.discovery.mixers import Known, with_mixer
-from duat_cli.models.discovery.modality import STATES, Given, is_pair, noise_like, placed, require_token_ids, stack_of
+from duat_cli.models.discovery.modality import (
+    STATES,
+    Given,
+    is_pair,
+    noise_like,
+    placed,
+    require_token_ids,
+    stack_of,
+    text_part,
+)
 from duat_cli.models.discovery.parts import find_parts, hidden_slot
 from duat_cli.models.discovery.proof import Proof, ProvedBlock, Verdict, opened
-from duat_cli.models.discovery.unread import unread_attention
+from duat_cli.models.discovery.unread import beside_notes, unread_attention
 from duat_cli.models.instrument.attention import CapturePath, ForeignAttentionError
 from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.instrument.foreign import model_code
@@ -159,9 +168,12 @@ class Discovery:
         self.stack, self._uncovered = _stack_of(model)
         self.probe = probe_inputs(self.stack, like, DISCOVERY_TOKENS, device)
         self._names = {module: name for name, module in self.stack.named_modules()}
-        self.lists = outermost_lists(self.stack)
+        within = text_part(self.stack, like)
+        self.lists = outermost_lists(self.stack if within is None else within)
+        if within is not None:
+            self.lists = {f"{self._names[within]}.{name}": found for name, found in self.lists.items()}
         self.list_of = {module: name for name, found in self.lists.items() for module in found}
-        self.tracer = Tracer(self.stack, self.list_of, self.learn, interface=interface)
+        self.tracer = Tracer(self.stack, self.list_of, self.learn, interface=interface, within=within)
         self._calls: dict[str, list[Event]] = {name: [] for name in self.lists}
         self.parts: dict[nn.Module, BlockParts | Exception] = {}
         self.written: dict[nn.Module, Trace] = {}
@@ -192,7 +204,8 @@ class Discovery:
 
     def structure(self) -> ModelStructure:
         """What was found, but for `plain_error`."""
-        unread = unread_attention(self.model, self.tracer.ran | set(self.tracer.attention))
+        seen, beside = set(self.tracer.attention), self.tracer.beside
+        unread = [*unread_attention(self.model, self.tracer.ran | seen), *beside_notes(self.stack, beside)]
         return self.structure_of(self.chained(), tuple(unread))
 
     @property

@@ -34,6 +34,26 @@ def unread_attention(model: Any, ran: Collection[nn.Module]) -> list[str]:
     ]
 
 
+def beside_notes(stack: nn.Module, beside: Collection[nn.Module]) -> list[str]:
+    """One note for every direct part of `stack` with attention that ran in front of the blocks that are read."""
+    parts = {name: part for name, part in _models(stack, "") if any(inner in beside for inner in part.modules())}
+    return [
+        f"{name} ({type(part).__name__}) runs in front of the blocks: what it gives is part of x_0, and --stack vision "
+        "reads it alone"
+        for name, part in parts.items()
+    ]
+
+
+def _models(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+    """The outermost models of their own inside `module`."""
+    for child_name, child in module.named_children():
+        place = f"{name}.{child_name}".lstrip(".")
+        if hasattr(child, "config"):
+            yield place, child
+        else:
+            yield from _models(child, place)
+
+
 def _decoder(model: Any) -> set[nn.Module]:
     if not is_pair(model):
         return set()

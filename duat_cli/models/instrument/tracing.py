@@ -102,7 +102,8 @@ class Tracer:
 
     blocks: modules that may be blocks; none is inside another. on_block(call of the block, what happened in it) is
     called behind every call of one, with the trace held; what it runs is not written down.
-    interface: whether attention is seen through transformers' interface, or by its softmax alone.
+    interface: whether attention is seen through transformers' interface, or by its softmax alone. within: the part of
+    the model whose attention is looked at; None: all of it.
     """
 
     def __init__(
@@ -112,11 +113,14 @@ class Tracer:
         on_block: Callable[[Event, Trace], None],
         *,
         interface: bool,
+        within: nn.Module | None = None,
     ) -> None:
         self._model, self._blocks, self._on_block, self._interface = model, set(blocks), on_block, interface
         self.ran: set[nn.Module] = set()  # every module that was called
         self.outside: list[Event] = []  # calls of modules without children, outside of blocks
         self.attention: dict[nn.Module, CapturePath] = {}  # modules whose attention was seen, in order
+        self.beside: set[nn.Module] = set()  # modules elsewhere whose attention ran
+        self._looked_at = set(model.modules() if within is None else within.modules())
         self._watch = Watch(self)
         self._stack: list[nn.Module] = []
         self._inside: Trace | None = None
@@ -173,6 +177,9 @@ class Tracer:
     # -- probe protocol ------------------------------------------------------------------------------------
 
     def captured(self, call: AttentionCall) -> None:
+        if call.module not in self._looked_at:
+            self.beside.add(call.module)
+            return
         self.attention.setdefault(call.module, call.path)
         if self._inside is not None:
             self._inside.ended_before[id(call)] = len(self._inside.events)

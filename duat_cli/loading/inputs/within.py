@@ -1,0 +1,80 @@
+"""Pictures within a text, by the checkpoint's own processor: one set of tensors a text. Errors are one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from transformers import AutoProcessor
+
+from duat_cli.errors import InputError
+from duat_cli.loading.inputs.files import PROCESSORS, load_processor, open_picture
+from duat_cli.loading.quiet import foreign_errors, hushed
+from duat_cli.loading.texts import PromptText
+from duat_cli.text import clean
+
+DEFAULT = "the default question"  # where it stands, for messages
+QUESTION = "What is in the picture?"
+
+
+@dataclass(frozen=True)
+class Within:
+    """A text with its pictures in place."""
+
+    text: PromptText
+    tensors: Mapping[str, Tensor]
+    """By the names of the forward pass's arguments."""
+
+
+def placeholder_of(config: Any) -> int | None:
+    """The token id that a config reserves for a piece of a picture in the text; None where it has none."""
+    found = (getattr(config, name, None) for name in ("image_token_id", "image_token_index"))
+    return next((token for token in found if isinstance(token, int)), None)
+
+
+def with_pictures(
+    texts: Sequence[PromptText], images: Sequence[str], folder: Path, placeholder: int, trust_remote_code: bool
+) -> list[Within]:
+    """Every text with all the pictures, in their order. Without texts a question of duat's own, asked as the
+    checkpoint's template says."""
+    pictures = [open_picture(name) for name in images]
+    processor = load_processor(AutoProcessor, "--image", folder, trust_remote_code)
+    if not callable(getattr(processor, "image_processor", None)) or getattr(processor, "tokenizer", None) is None:
+        raise InputError(
+            f"--image: the processor of {clean(str(folder))} reads no text with its pictures; give prepared tensors "
+            "with --inputs"
+        )
+    asked = texts or [_question(processor, len(pictures))]
+    return [_one(text, pictures, processor, placeholder) for text in asked]
+
+
+def _one(text: PromptText, pictures: Sequence[Any], processor: Any, placeholder: int) -> Within:
+    where = f"{text.where}: the checkpoint's processor cannot put {len(pictures)} picture(s) into it"
+    with hushed(), foreign_errors(where, InputError):
+        made = processor(images=list(pictures), text=text.text, return_tensors="pt")
+    tensors = {name: value for name, value in made.items() if isinstance(value, Tensor)}
+    if not bool((tensors["input_ids"] == placeholder).any()):
+        raise InputError(
+            f"{text.where}: says nowhere where the picture goes; put {clean(_mark(processor))} there for each --image"
+        )
+    return Within(text, tensors)
+
+
+def _question(processor: Any, count: int) -> PromptText:
+    """What is asked of pictures where the user asks nothing."""
+    if getattr(processor, "chat_template", None):
+        content = [*({"type": "image"} for _ in range(count)), {"type": "text", "text": QUESTION}]
+        with hushed(), foreign_errors(f"{PROCESSORS[1]}: its chat template fails; give --prompt", InputError):
+            said = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+        return PromptText(str(said), DEFAULT, 1)
+    return PromptText(f"{_mark(processor) * count}\n{QUESTION}", DEFAULT, 1)
+
+
+def _mark(processor: Any) -> str:
+    """What stands for a picture in a text."""
+    names = ("boi_token", "image_token", "fake_image_token")
+    found = (getattr(processor, name, None) for name in names)
+    return next((str(mark) for mark in found if mark), "<image>")
