@@ -11,7 +11,7 @@ images, a block that is not affine cannot pass.
 
 In a decoder the encoder's states e enter every block through its cross-attention, whose output with H held is affine in
 them, C_i e + d_i: d_i belongs to the static bias, and Σ_j (T_L…T_{j+1}) U_j C_j e is a fourth piece, the encoder's,
-carried as the dynamic one is.
+carried as the dynamic one is. Features of pictures that are added to the stream between blocks belong to it too.
 """
 
 from __future__ import annotations
@@ -130,11 +130,16 @@ class Decomposition:
         uniform attention, 2 N times the work."""
         self._one_by_one, self._own, self._by_source = one_by_one, own, by_source
         self.carried: Carried | None = None
+        self._given_last: Tensor | None = None  # the last block's output, (N, M)
 
     def advance(self, run: BlockRun) -> Step:
         """Carry the pieces through this block. Memory: a few times one block's activations."""
         x = run.input[0]
         before = self.carried or Carried(x, None, torch.zeros_like(x))
+        if self._given_last is not None and not torch.equal(x, self._given_last):
+            added = x - self._given_last
+            before = replace(before, encoder=added if before.encoder is None else before.encoder + added)
+        self._given_last = run.output[0]
         if run.parts.cross is not None and before.encoder is None:
             before = replace(before, encoder=torch.zeros_like(x))
         bare = run.parts.homogeneous and before.static is None

@@ -205,7 +205,7 @@ def open_session(model: ModelRequest, texts: PromptRequest, progress: Progress) 
         return chosen_of_pair(*opened, texts.files, trust_remote_code=model.trust_remote_code)
     read, found = texts.read(progress), model.find(progress)
     if texts.files is not None:
-        prepared = _prepared(model, found, texts, texts.files, read if texts.own else [], progress)
+        prepared = _prepared(model, found, texts, texts.files, read, progress)
         if prepared:
             from duat_cli.analysis.prepared import open_prepared
 
@@ -246,10 +246,10 @@ def _prepared(
     found: Found,
     texts: PromptRequest,
     files: InputFiles,
-    own: Sequence[PromptText],
+    read: Sequence[PromptText],
     progress: Progress,
 ) -> list[Prepared]:
-    """What a model of images or sound reads; nothing for one that reads token ids alone. own: the user's texts."""
+    """What a model of images or sound reads; nothing for one that reads token ids alone. read: the texts."""
     progress(0, 0, "loading torch and transformers")
     with uncollected():
         from duat_cli.loading.model.load import class_of, skeleton
@@ -261,6 +261,7 @@ def _prepared(
         from duat_cli.analysis.prepared import within_texts
 
         shell, trust = skeleton(found.files, model.trust_remote_code), model.trust_remote_code
+        own = read if texts.own and not texts.made_up else []
         return within_texts(shell, found.place.path, files, own, texts.max_tokens, trust=trust)
     if texts.own and not texts.made_up:
         raise InputError(

@@ -176,7 +176,9 @@ def within_texts(
     for text, tensors in found:
         count = tensors["input_ids"].shape[1]
         if room is not None and count > room:
-            raise InputError(f"{text.where}: too long, {count} tokens with its pictures, the model has {room} positions")
+            raise InputError(
+                f"{text.where}: too long, {count} tokens with its pictures, the model has {room} positions"
+            )
         whole = {"attention_mask": torch.ones_like(tensors["input_ids"]), **tensors}
         prepared.append(Prepared(text.where, whole, count, text))
     return prepared
@@ -187,12 +189,7 @@ def as_prompts(loaded: LoadedModel, prepared: Sequence[Prepared]) -> list[Prompt
     found = []
     for line, one in enumerate(prepared, 1):
         if one.text is not None:
-            ids = one.tensors["input_ids"]
-            pictures = (ids[0] == placeholder_of(loaded.model.config)).nonzero().flatten().tolist()
-            where = one.text
-            found.append(
-                Prompt(where.text, _digest(one.tensors), ids, where.line, prepared=one.tensors, pictures=tuple(pictures))
-            )
+            found.append(_text_prompt(one.text, one.tensors, placeholder_of(loaded.model.config)))
             continue
         positions = one.positions
         if positions is None:
@@ -200,6 +197,12 @@ def as_prompts(loaded: LoadedModel, prepared: Sequence[Prepared]) -> list[Prompt
         ids = torch.arange(positions)[None]
         found.append(Prompt(one.where, _digest(one.tensors), ids, line, prepared=one.tensors))
     return found
+
+
+def _text_prompt(text: PromptText, tensors: Mapping[str, Tensor], placeholder: int | None) -> Prompt:
+    ids = tensors["input_ids"]
+    pictures = tuple(place for place, token in enumerate(ids[0].tolist()) if token == placeholder)
+    return Prompt(text.text, _digest(tensors), ids, text.line, prepared=tensors, pictures=pictures)
 
 
 def _require_kind(shell: Any, name: str, given: InputFiles) -> None:

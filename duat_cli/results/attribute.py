@@ -88,6 +88,16 @@ class EncoderPart(Result):
     tokens: list[TokenPart] = Field(description="of each state: the token of the encoder's input that it stands for")
 
 
+class PicturePart(Result):
+    """What stands at the positions that a picture takes in the text: a sum over `tokens`, and over what units give
+    there. No part beside them."""
+
+    positions: int = Field(description="how many positions hold pieces of pictures")
+    value: Annotated[Finite, _TOTAL] = Field(description="their own parts: what the vision part of the model put there")
+    direct: Annotated[Finite, _DIRECT] = Field(description="what that writes straight to the logit")
+    computed: Annotated[Finite, _TOTAL] = Field(description="UAT terms computed at these positions, of all blocks")
+
+
 class Parts(Result):
     """The total reading: each part through all later frozen blocks. The sum is the logit."""
 
@@ -104,6 +114,9 @@ class Parts(Result):
     experts: list[InnerPart] = Field(description="the leading experts of all units, by absolute value")
     encoder: EncoderPart | None = Field(
         default=None, description="of the encoder's states; in a decoder (--stack decoder), null in other stacks"
+    )
+    picture: PicturePart | None = Field(
+        default=None, description="of pictures within the text (--image, --inputs); null where there are none"
     )
 
 

@@ -114,7 +114,8 @@ class Terms(WithReasons):
     encoder: Annotated[Part | None, _ENCODER] = Field(
         default=None,
         description="of all up to here: the encoder's states, through the cross-attention of this block and all before "
-        "it, H held; its biases are in `static`. In a decoder (--stack decoder), null in other stacks",
+        "it, H held; its biases are in `static`. In a decoder (--stack decoder); with pictures in a text, what "
+        "the vision part adds to the stream between blocks; else null",
     )
     own: Annotated[Part, Meaning(exactness="exact", source=_SUM)] = Field(
         description="this block's own UAT term U_j f_j in its output: a part of `dynamic`, the FFN's output bias not "

@@ -26,6 +26,7 @@ from duat_cli.results.attribute import (
     MeasuredParts,
     Move,
     Parts,
+    PicturePart,
     RemovedPart,
     RemovedToken,
     StaticPart,
@@ -47,7 +48,8 @@ def attributions(
 ) -> list[Attribution]:
     """Those of some targets of one prompt. top: how many neurons and experts are shown. measured: of its one target."""
     ids = prompt.input_ids[0].tolist()
-    texts = [words.text(token) for token in ids]
+    pieces = {place: f"<image {number}>" for number, place in enumerate(prompt.pictures, 1)}
+    texts = [pieces.get(place) or words.text(token) for place, token in enumerate(ids)]
     if found.parts.tokens.shape[1] != len(texts):  # the blocks read other vectors than the prompt's tokens
         texts = [f"vector {place}" for place in range(found.parts.tokens.shape[1])]
     sources = None if prompt.source_ids is None else [words.text(token) for token in prompt.source_ids[0].tolist()]
@@ -65,7 +67,7 @@ def attributions(
             logit=float(found.parts.output[k]),
             capped=found.capped[k],
             rank=found.ranks[k],
-            parts=_parts(found, k, texts, sources, top),
+            parts=_parts(found, k, texts, sources, top, prompt.pictures),
             direct=_direct(found, k, float(direct[k]), top),
             flows=[_flow(flow) for flow in found.leading[k].flows],
             measured=None if measured is None else _measured(measured, texts),
@@ -104,7 +106,9 @@ def _facts(target: Target, chooser: Chooser) -> TargetFacts:
     )
 
 
-def _parts(found: Found, k: int, texts: Sequence[str], sources: Sequence[str] | None, top: int) -> Parts:
+def _parts(
+    found: Found, k: int, texts: Sequence[str], sources: Sequence[str] | None, top: int, pictures: Sequence[int]
+) -> Parts:
     parts, leading = found.parts, found.leading[k]
     tokens = zip(texts, parts.tokens[k].tolist(), parts.tokens_direct[k].tolist(), strict=True)
     static = [float(block.static[k]) for block in parts.blocks]
@@ -131,6 +135,21 @@ def _parts(found: Found, k: int, texts: Sequence[str], sources: Sequence[str] | 
         neurons=_inner(leading.neurons[:top], parts, neurons=True),
         experts=_inner(leading.experts[:top], parts, neurons=False),
         encoder=_encoder(parts, k, sources),
+        picture=_picture(parts, k, pictures),
+    )
+
+
+def _picture(parts: PromptParts, k: int, places: Sequence[int]) -> PicturePart | None:
+    """places: the positions of its pieces."""
+    if not places:
+        return None
+    at = list(places)
+    rows = [unit.tokens[k, at].sum() for block in parts.blocks for unit in block.units if unit.tokens is not None]
+    return PicturePart(
+        positions=len(at),
+        value=float(parts.tokens[k, at].sum()),
+        direct=float(parts.tokens_direct[k, at].sum()),
+        computed=float(sum(rows)),
     )
 
 

@@ -58,8 +58,9 @@ class Attributor:
             raise UnsupportedModelError(
                 f"{type(loaded.model).__name__}: its logits are its decoder's; give --stack decoder"
             )
-        if loaded.pair is not None and (options.measure or options.steps or options.continuation is not None):
-            raise InputError("--measure, --steps and --continuation: not of a decoder yet; leave them out")
+        if loaded.like is not None and (options.measure or options.steps or options.continuation is not None):
+            what = "a decoder" if loaded.pair is not None else "pictures within a text"
+            raise InputError(f"--measure, --steps and --continuation: not of {what} yet; leave them out")
         self._session, self._words, self._options, self._progress = session, words, options, progress
         labels = {int(k): str(v) for k, v in (getattr(loaded.model.config, "id2label", None) or {}).items()}
         self._given = [] if options.continuation is None else given_tokens(words, options.continuation)

@@ -131,6 +131,11 @@ class Work:
                 self._session.together(self.chain.passes)
         if first:
             structure = self._session.structure
+            if structure.seams:
+                raise UnsupportedModelError(
+                    f"{type(self._model).__name__}: adds features of pictures to the stream between blocks, which are "
+                    "no part here yet; duat inspect carries them, and a prompt without pictures has none"
+                )
             self._progress(0, 1, "what stands between the last block and the output")
             self.form = find_ending(
                 self._model, structure, self._probe.forward, self._probe.recorded(), self._session.weights
@@ -265,8 +270,8 @@ class _Guest:
 
 
 class Prediction:
-    """One pass of a model on a prompt, to what it predicts; of an encoder-decoder on the encoder's states and the
-    decoder's tokens."""
+    """One pass of a model on a prompt, with its pictures if it has any, to what it predicts; of an encoder-decoder on
+    the encoder's states and the decoder's tokens."""
 
     def __init__(self, model: Any, given: Given, mask: Tensor | None = None) -> None:
         """mask: as of `run_stack`."""
@@ -275,7 +280,7 @@ class Prediction:
 
     def __call__(self) -> Tensor:
         """(1, N, vocabulary), (1, classes), or without a head (1, M)."""
-        if isinstance(self._given, Tensor):
+        if isinstance(self._given, Tensor) or STATES not in self._given:
             output = run_stack(self._model, self._given, self._mask)
         else:
             states = encoder_output(self._given[STATES])

@@ -16,7 +16,7 @@ NOT_COUNTED = "W' is zero, or no drawn pair of tokens met a nonzero block"
 ZERO_STREAM = "the vector to share is zero"
 ONE_TOKEN = "needs a second token"
 NO_SPECTRUM = "computed with --spectrum"
-NO_ENCODER = "the stack reads no encoder"
+NO_ENCODER = "no encoder is read, and no features of pictures are added up to here"
 
 
 class DensityOptions(Protocol):

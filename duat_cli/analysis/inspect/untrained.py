@@ -230,7 +230,9 @@ class _RunsInParts:
         built = f"{cls.__name__} cannot be built from its config"
         with hushed(), foreign_errors(built, UnsupportedModelError), seeded():
             model, pager = untrained_model(cls, config, trained.model.dtype, trained.device)
-        loaded = replace(trained, model=model, paged=PagedWeights(pager, Scan(), {}, 0), nonfinite_weights={})
+        first = None if like is None else next(iter(like.values()))
+        pages = PagedWeights(pager, Scan(), {}, 0)
+        loaded = replace(trained, model=model, paged=pages, nonfinite_weights={}, like=first)
         self._session, self._threshold, self._like = Session(loaded, _unseen, cache=False), threshold, like
         self._found: dict[int, list[BlockNull]] = {}
         self._run(counts)

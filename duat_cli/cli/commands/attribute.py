@@ -147,9 +147,9 @@ def attribute(
     if target_field is not None and (prompt or prompts is None):
         raise InputError("--target-field: the targets stand in a file; give --prompts FILE alone")
     files = options.input_files(image, audio, tensors, stack, decoder_prompt)
-    if stack != "decoder" and (stack or files.option):
-        raise InputError(f"{f'--stack {stack}' if stack else files.option}: duat attribute reads text, and a decoder")
-    texts = PromptRequest(prompt, prompts, max_tokens, files if stack else None)
+    if stack not in (None, "text", "decoder"):
+        raise InputError(f"--stack {stack}: duat attribute reads text, with pictures or without, and a decoder")
+    texts = PromptRequest(prompt, prompts, max_tokens, files if stack or files.option else None)
     talk = talk_of(quiet, verbose, no_color)
     presentation = Presentation.of_page(output, form, json, no_color)
 
@@ -171,7 +171,7 @@ def attribute(
 
         return attribute_into(Path(out or ""), loaded, read, *settings(loaded), max_tokens, ranks, progress)
 
-    if not texts.own:
+    if not texts.own and files.option is None:
         talk.note("no --prompt given: using the bundled prompts")
     if out is not None:
         options.refuse_stack("--out", texts.files)

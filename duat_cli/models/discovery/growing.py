@@ -106,7 +106,7 @@ class Growing(Discovery):
         """The pass behind it that proves them."""
         found = [self.parts_of(event.module) for event in self.chained()]
         interface = not self._known.intercepted and self.path == "attention interface"
-        self._proof = Proof(self.stack, self.forward, self._proved_one, interface=interface, coming=self.elements())
+        self._proof = Proof(self.part, self.forward, self._proved_one, interface=interface, coming=self.elements())
         for parts in found:
             self._proof.learn(parts)
         return self._proof
@@ -116,7 +116,7 @@ class Growing(Discovery):
         interface = not self._known.intercepted and self.path == "attention interface"
         known = [proved.parts for proved in self.proved.values()]
         self._path = self.path
-        self._rigs.append(Rig(self.stack, known, interface=interface, coming=self.elements()))
+        self._rigs.append(Rig(self.part, known, interface=interface, coming=self.elements()))
         return self._rigs[-1]
 
     def elements(self) -> list[nn.Module]:

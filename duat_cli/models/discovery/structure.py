@@ -52,11 +52,13 @@ class ModelStructure:
     """What discovery found and proved."""
 
     stack: Any  # the module to run: the base model without its head, or one stack of an encoder-decoder
+    part: Any  # the part of it that holds the blocks: the stack itself, unless it reads pictures within a text
     blocks: tuple[ProvedBlock, ...]  # one a distinct block module
     calls: tuple[nn.Module, ...]  # block modules in call order; a shared module stands here more than once
     path: CapturePath
     hidden_size: int
     uncovered: tuple[str, ...]  # parts of the model that the DUAT form leaves out
+    seams: frozenset[int]  # block calls in front of which features of pictures are added to the stream
     plain_error: float  # of a pass of the probe prompt under instruments, relative to one without
 
     def block(self, call: int) -> ProvedBlock:
@@ -75,7 +77,7 @@ class ModelStructure:
         """The instruments for a run of `stack`."""
         interface = self.path != "softmax interception"
         parts = [b.parts for b in self.blocks]
-        return Rig(self.stack, parts, interface=interface, row_budget=row_budget, whole=whole)
+        return Rig(self.part, parts, interface=interface, row_budget=row_budget, whole=whole)
 
 
 def run_stack(stack: Any, given: Given, mask: Tensor | None = None) -> Any:
@@ -169,11 +171,13 @@ class Discovery:
         self.probe = probe_inputs(self.stack, like, DISCOVERY_TOKENS, device)
         self._names = {module: name for name, module in self.stack.named_modules()}
         within = text_part(self.stack, like)
-        self.lists = outermost_lists(self.stack if within is None else within)
+        self.part = self.stack if within is None else within
+        self.seams: set[int] = set()  # block calls whose input is not only what the call in front of them gives
+        self.lists = outermost_lists(self.part)
         if within is not None:
             self.lists = {f"{self._names[within]}.{name}": found for name, found in self.lists.items()}
         self.list_of = {module: name for name, found in self.lists.items() for module in found}
-        self.tracer = Tracer(self.stack, self.list_of, self.learn, interface=interface, within=within)
+        self.tracer = Tracer(self.stack, self.list_of, self.learn, interface=interface, part=self.part)
         self._calls: dict[str, list[Event]] = {name: [] for name in self.lists}
         self.parts: dict[nn.Module, BlockParts | Exception] = {}
         self.written: dict[nn.Module, Trace] = {}
@@ -191,7 +195,7 @@ class Discovery:
         for _ in range(MAX_OPENINGS):
             verdicts: list[Verdict] = []
             interface = self.path == "attention interface"
-            proof = Proof(self.stack, self.forward, verdicts.append, interface=interface, factors=self._factors)
+            proof = Proof(self.part, self.forward, verdicts.append, interface=interface, factors=self._factors)
             for one in parts:
                 proof.learn(one)
             with proof.active():
@@ -204,8 +208,8 @@ class Discovery:
 
     def structure(self) -> ModelStructure:
         """What was found, but for `plain_error`."""
-        seen, beside = set(self.tracer.attention), self.tracer.beside
-        unread = [*unread_attention(self.model, self.tracer.ran | seen), *beside_notes(self.stack, beside)]
+        ran = self.tracer.ran | set(self.tracer.attention)
+        unread = [*unread_attention(self.model, ran), *beside_notes(self.stack, self.part)]
         return self.structure_of(self.chained(), tuple(unread))
 
     @property
@@ -220,7 +224,9 @@ class Discovery:
         uncovered = (*self._uncovered, *_mixing_notes([b.parts for b in blocks]), *_proof_notes(blocks), *unread)
         width = blocks[0].parts.hidden.get(calls[0].args, calls[0].kwargs).shape[-1]
         path = self.path if self.tracer.attention else "frozen kernel"
-        return ModelStructure(self.stack, blocks, modules, path, width, uncovered, 0.0)
+        return ModelStructure(
+            self.stack, self.part, blocks, modules, path, width, uncovered, frozenset(self.seams), 0.0
+        )
 
     def forward(self) -> Any:
         return run_stack(self.stack, self.probe)
@@ -262,8 +268,8 @@ class Discovery:
         home = self.list_of[event.module]
         calls = self._calls[home]
         try:
-            if calls:
-                _require_chained(len(calls) - 1, calls[-1], event)
+            if calls and not _chained(len(calls) - 1, calls[-1], event, added=self.part is not self.stack):
+                self.seams.add(len(calls))
         except UnsupportedModelError as fault:
             self._unchained.setdefault(home, fault)
         calls.append(event)
@@ -295,16 +301,23 @@ def outermost_lists(stack: nn.Module) -> dict[str, nn.ModuleList]:
     return {n: found for n, found in lists.items() if not any(n.startswith(other + ".") for other in lists)}
 
 
-def _require_chained(position: int, before: Event, after: Event) -> None:
+def _chained(position: int, before: Event, after: Event, *, added: bool) -> bool:
+    """Whether a block takes what the one in front of it gives; UnsupportedModelError where it does not and may not.
+
+    added: whether features of pictures may come on top of it.
+    """
     taken = hidden_slot(after).get(after.args, after.kwargs)
     if not bool(torch.isfinite(taken).all()):
         raise UnsupportedModelError(f"block {position} puts out values that are not finite")
     given = hidden_of(before.output, taken)
-    if not torch.equal(taken, given):
+    if torch.equal(taken, given):
+        return True
+    if not added or taken.shape != given.shape:
         raise UnsupportedModelError(
             f"the input of block {position + 1} is not the output of block {position}: "
             "the model changes the residual stream between its blocks"
         )
+    return False
 
 
 def _mixing_notes(blocks: Sequence[BlockParts]) -> list[str]:

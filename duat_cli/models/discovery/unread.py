@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from duat_cli.models.discovery.modality import is_pair
+from duat_cli.models.signatures import taken_by
 
 _NAMED = re.compile(r"attention|attn", re.IGNORECASE)  # what transformers itself goes by in classes
 _FUSED = re.compile(r"(?i)^(w_?)?(qkv|query_key_value|c_attn|in_proj)(_proj)?$")
@@ -34,14 +35,19 @@ def unread_attention(model: Any, ran: Collection[nn.Module]) -> list[str]:
     ]
 
 
-def beside_notes(stack: nn.Module, beside: Collection[nn.Module]) -> list[str]:
-    """One note for every direct part of `stack` with attention that ran in front of the blocks that are read."""
-    parts = {name: part for name, part in _models(stack, "") if any(inner in beside for inner in part.modules())}
+def beside_notes(stack: nn.Module, part: nn.Module) -> list[str]:
+    """One note for every other model inside `stack` with attention than `part`, which holds the blocks."""
+    if part is stack:
+        return []
     return [
-        f"{name} ({type(part).__name__}) runs in front of the blocks: what it gives is part of x_0, and --stack vision "
-        "reads it alone"
-        for name, part in parts.items()
+        f"{name} ({type(other).__name__}) runs as well; what it gives is taken as it is{_alone(other)}"
+        for name, other in _models(stack, "")
+        if other is not part and any(map(_is_attention, other.modules()))
     ]
+
+
+def _alone(other: nn.Module) -> str:
+    return ", and --stack vision reads it alone" if "pixel_values" in taken_by(other.forward) else ""
 
 
 def _models(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:

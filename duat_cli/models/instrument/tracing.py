@@ -102,7 +102,7 @@ class Tracer:
 
     blocks: modules that may be blocks; none is inside another. on_block(call of the block, what happened in it) is
     called behind every call of one, with the trace held; what it runs is not written down.
-    interface: whether attention is seen through transformers' interface, or by its softmax alone. within: the part of
+    interface: whether attention is seen through transformers' interface, or by its softmax alone. part: the part of
     the model whose attention is looked at; None: all of it.
     """
 
@@ -113,14 +113,14 @@ class Tracer:
         on_block: Callable[[Event, Trace], None],
         *,
         interface: bool,
-        within: nn.Module | None = None,
+        part: Any = None,
     ) -> None:
         self._model, self._blocks, self._on_block, self._interface = model, set(blocks), on_block, interface
         self.ran: set[nn.Module] = set()  # every module that was called
         self.outside: list[Event] = []  # calls of modules without children, outside of blocks
         self.attention: dict[nn.Module, CapturePath] = {}  # modules whose attention was seen, in order
-        self.beside: set[nn.Module] = set()  # modules elsewhere whose attention ran
-        self._looked_at = set(model.modules() if within is None else within.modules())
+        self._part = model if part is None else part
+        self._looked_at = set(self._part.modules())
         self._watch = Watch(self)
         self._stack: list[nn.Module] = []
         self._inside: Trace | None = None
@@ -136,7 +136,7 @@ class Tracer:
         """What a pass that is written down needs around it; left and entered again where the pass is interrupted."""
         with contextlib.ExitStack() as context:
             if self._interface:
-                context.enter_context(interface_installed(self._model))
+                context.enter_context(interface_installed(self._part))
             context.enter_context(watched(self._model.modules(), self._watch))
             context.enter_context(torch.no_grad())
             context.enter_context(SoftmaxInterception(self._watch, lambda: self._stack[-1]))
@@ -178,7 +178,6 @@ class Tracer:
 
     def captured(self, call: AttentionCall) -> None:
         if call.module not in self._looked_at:
-            self.beside.add(call.module)
             return
         self.attention.setdefault(call.module, call.path)
         if self._inside is not None:

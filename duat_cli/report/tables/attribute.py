@@ -130,6 +130,10 @@ def _tokens(one: Attribution, page: Page) -> list[RenderableType]:
         table.add_row(*map(Text, cells), *([_bar(both[t], largest, width, page)] if bars else []))
     left = len(tokens) - len(shown)
     more = [line(f"{left} tokens with smaller parts: --json has them.", "dim")] if left else []
+    picture = one.parts.picture
+    if picture is not None:
+        own, at_it = plain(picture.value), plain(picture.computed)
+        more.append(line(f"All {picture.positions} positions of pictures: own parts {own}, UAT terms at them {at_it}."))
     return [line("By token: its embedding, and the UAT terms computed at it", "bold"), table, *more]
 
 

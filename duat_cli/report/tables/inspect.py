@@ -126,9 +126,9 @@ def _legend(report: InspectReport) -> list[RenderableType]:
         )
         if not columns.has_encoder(report)
         else line(
-            "linear, static, enc., dyn.: of all up to here, shares of the block's output: the decoder's own tokens, "
-            "biases (carried by T, which the input sets), the encoder's states through cross-attention, UAT terms; sum "
-            "100. own: this block's own UAT term.",
+            "linear, static, enc., dyn.: of all up to here, shares of the block's output: the stack's own tokens, "
+            "biases (carried by T, which the input sets), the encoder's states through cross-attention, or features of "
+            "pictures that are added between blocks, UAT terms; sum 100. own: this block's own UAT term.",
             "dim",
         ),
     ]
