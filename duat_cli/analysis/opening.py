@@ -238,7 +238,8 @@ def open_stacks(
         return
     opened = open_session(model, replace(texts, files=replace(texts.files, stack=None)), progress)
     for files in (replace(texts.files, stack="encoder"), replace(texts.files, stack="decoder")):
-        yield chosen_of_pair(*opened, files, trust_remote_code=model.trust_remote_code)
+        loaded, prompts = chosen_of_pair(*opened, files, trust_remote_code=model.trust_remote_code)
+        yield replace(loaded, every_stack=True), prompts
 
 
 def _prepared(
