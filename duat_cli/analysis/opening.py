@@ -248,26 +248,16 @@ def _prepared(
     """What a model of images or sound reads; nothing for a model that reads token ids."""
     progress(0, 0, "loading torch and transformers")
     with uncollected():
+        from duat_cli.analysis.prepared import asked_inputs
         from duat_cli.loading.model.load import class_of, skeleton
-        from duat_cli.models.discovery.modality import class_reads_ids
-    cls = class_of(found.files, model.trust_remote_code)
-    if files.stack == "text" or (files.stack is None and class_reads_ids(cls)):
-        if files.option is not None:
-            from duat_cli.analysis.prepared import parts_of
+    trust = model.trust_remote_code
 
-            parts = [p for p in parts_of(skeleton(found.files, model.trust_remote_code)) if p != "text"]
-            way = f", or --stack {' or '.join(parts)}" if parts else ""
-            raise InputError(f"{files.option}: {cls.__name__} reads token ids here; give --prompt{way}")
-        return []
-    if texts.own and not texts.made_up:
-        raise InputError(
-            f"--prompt and --prompts: {cls.__name__} reads no token ids here; give --image, --audio or --inputs"
-        )
-    progress(0, 0, "reading the inputs")
-    from duat_cli.analysis.prepared import chosen_stack, prepared_inputs
+    def shell() -> Any:
+        progress(0, 0, "reading the inputs")
+        return skeleton(found.files, trust)
 
-    shell = chosen_stack(skeleton(found.files, model.trust_remote_code), files.part)
-    return prepared_inputs(shell, found.place.path, files, trust_remote_code=model.trust_remote_code)
+    cls = class_of(found.files, trust)
+    return asked_inputs(cls, shell, found.place.path, texts, files, trust_remote_code=trust)
 
 
 def open_set(

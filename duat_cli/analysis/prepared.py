@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,12 +13,20 @@ from transformers import PreTrainedModel
 
 from duat_cli.errors import InputError
 from duat_cli.loading.inputs.drawn import default_inputs
-from duat_cli.loading.inputs.files import read_image, read_sound, read_tensors
-from duat_cli.loading.inputs.request import READS, InputFiles, StackName
+from duat_cli.loading.inputs.files import Home, read_image, read_sound, read_tensors
+from duat_cli.loading.inputs.request import READS, InputFiles, StackName, label
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.loading.quiet import foreign_errors
-from duat_cli.models.discovery.modality import KINDS, input_name, is_pair, placed_tensors, stack_of
+from duat_cli.models.discovery.modality import (
+    KINDS,
+    class_reads_ids,
+    input_name,
+    is_pair,
+    placed_tensors,
+    require_token_ids,
+    stack_of,
+)
 from duat_cli.models.signatures import taken_by
 from duat_cli.models.sweep.forwards import forwards
 from duat_cli.text import clean
@@ -94,6 +101,24 @@ def open_prepared(
     """The model, or the part of it that --stack names, and what it reads."""
     counts = [one.positions for one in prepared if one.positions is not None]
     loaded = model.load(found, progress, model.counted(counts).way(found, progress))
+    return _reading(loaded, files, prepared)
+
+
+def open_given(
+    loaded: LoadedModel, processor: Any, texts: PromptRequest, files: InputFiles
+) -> tuple[LoadedModel, list[Prompt] | None]:
+    """Of a model in memory: itself, or the part of it that `stack` names, and what it reads; None where that is token
+    ids. processor: what makes pictures and sounds into tensors, if there is one."""
+    model = loaded.model
+    prepared = asked_inputs(type(model), lambda: model, processor, texts, files, trust_remote_code=False)
+    if prepared:
+        return _reading(loaded, files, prepared)
+    part = part_of(loaded, files.part)
+    require_token_ids(part.model)
+    return part, None
+
+
+def _reading(loaded: LoadedModel, files: InputFiles, prepared: Sequence[Prepared]) -> tuple[LoadedModel, list[Prompt]]:
     loaded = replace(part_of(loaded, files.part), like=prepared[0].tensors)
     if files.option is None:
         loaded = replace(loaded, warnings=(*loaded.warnings, f"no file was given: read was a {prepared[0].where}"))
@@ -116,27 +141,54 @@ class Prepared:
     """How many hidden states the model makes of it; None where only a real pass tells."""
 
 
-def prepared_inputs(shell: Any, folder: Path, given: InputFiles, *, trust_remote_code: bool) -> list[Prepared]:
+def asked_inputs(
+    cls: type[Any],
+    shell_of: Callable[[], Any],
+    home: Home,
+    texts: PromptRequest,
+    files: InputFiles,
+    *,
+    trust_remote_code: bool,
+) -> list[Prepared]:
+    """What a model of images or sound reads; nothing for a model of `cls` that reads token ids.
+
+    shell_of: makes the model without weights. InputError where the other kind was given.
+    """
+    if files.stack == "text" or (files.stack is None and class_reads_ids(cls)):
+        if files.option is not None:
+            parts = [part for part in parts_of(shell_of()) if part != "text"]
+            way = f", or --stack {' or '.join(parts)}" if parts else ""
+            raise InputError(f"{files.option}: {cls.__name__} reads token ids here; give --prompt{way}")
+        return []
+    if texts.own and not texts.made_up:
+        raise InputError(
+            f"--prompt and --prompts: {cls.__name__} reads no token ids here; give --image, --audio or --inputs"
+        )
+    shell = chosen_stack(shell_of(), files.part)
+    return prepared_inputs(shell, home, files, trust_remote_code=trust_remote_code)
+
+
+def prepared_inputs(shell: Any, home: Home, given: InputFiles, *, trust_remote_code: bool) -> list[Prepared]:
     """One a file; without files, one of a drawn picture or a computed tone.
 
     shell: the model without weights. InputError names the file, and what was expected of it.
     """
     name, kind = input_name(shell), type(shell).__name__
     _require_kind(shell, name, given)
-    found = [(f"--image {file}", read_image(file, folder, trust_remote_code)) for file in given.images]
-    found += [(f"--audio {file}", read_sound(file, folder, trust_remote_code)) for file in given.sounds]
-    found += [(f"--inputs {file}", read_tensors(file)) for file in given.tensors]
-    if not found:
+    images, sounds, tensors = (list(enumerate(files, 1)) for files in (given.images, given.sounds, given.tensors))
+    found = [(label("--image", one, n), read_image(one, home, trust_remote_code, n)) for n, one in images]
+    found += [(label("--audio", one, n), read_sound(one, home, trust_remote_code)) for n, one in sounds]
+    own = [(label("--inputs", one, n), read_tensors(one, n)) for n, one in tensors]
+    if not found and not own:
         config = getattr(stack_of(shell), "config", shell.config)
-        made = default_inputs(name, config, folder, trust_remote_code)
+        made = default_inputs(name, config, home, trust_remote_code)
         found = [("drawn picture" if name == "pixel_values" else "computed tone", made)]
     taken = taken_by(stack_of(shell).forward)
+    kept = [(where, {key: value for key, value in held.items() if key in taken}) for where, held in found]
     prepared = []
-    for where, tensors in found:
-        own = where.startswith("--inputs")
-        kept = tensors if own else {key: value for key, value in tensors.items() if key in taken}
-        _check(kept, name, taken, clean(where), kind)
-        prepared.append(Prepared(clean(where), kept, _expected_positions(shell, kept)))
+    for where, held in (*kept, *own):
+        _check(held, name, taken, where, kind)
+        prepared.append(Prepared(where, held, _expected_positions(shell, held)))
     return prepared
 
 
@@ -157,7 +209,7 @@ def _require_kind(shell: Any, name: str, given: InputFiles) -> None:
     kind = KINDS.get(name, f"`{name}`")
     for option, files, wanted in (("--image", given.images, "images"), ("--audio", given.sounds, "sound")):
         if files and kind != wanted:
-            raise InputError(f"{option} {clean(files[0])}: {type(shell).__name__} reads {kind}, no {wanted}")
+            raise InputError(f"{label(option, files[0], 1)}: {type(shell).__name__} reads {kind}, no {wanted}")
 
 
 def _check(tensors: Mapping[str, Tensor], name: str, taken: Set[str], where: str, kind: str) -> None:
