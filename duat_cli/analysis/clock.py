@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from duat_cli.results.base import Run
 
+NOT_PLANNED = "nothing was planned: no weights were read, or the model was in memory already"
+
 
 class Clock:
     """Started when it is made."""
@@ -17,16 +19,22 @@ class Clock:
         self._started = datetime.now(UTC)
         self._tick = time.perf_counter()
 
-    def run(self, planned_memory: int | None = None) -> Run:
-        """The report's `run` object. planned_memory: bytes at most, where it was planned."""
+    def run(self, planned_memory: int | None = None, not_planned: str = NOT_PLANNED) -> Run:
+        """The report's `run` object. planned_memory: bytes at most, where it was planned; else why it was not."""
         from duat_cli.loading.model.memory import peak_memory
         from duat_cli.results.base import Run
 
         started = self._started.isoformat(timespec="seconds")
         seconds = round(time.perf_counter() - self._tick, 3)
+        peak, reasons = peak_memory(), {}
+        if peak is None:
+            reasons["peak_memory_bytes"] = "the system does not say"
+        if planned_memory is None:
+            reasons["planned_memory_bytes"] = not_planned
         return Run(
             started=started,
             seconds=seconds,
-            peak_memory_bytes=peak_memory(),
+            peak_memory_bytes=peak,
             planned_memory_bytes=planned_memory,
+            reasons=reasons,
         )

@@ -23,9 +23,15 @@ STEPS = 15  # tokens that the model writes behind its start token where no text 
 
 
 def chosen_of_pair(
-    loaded: LoadedModel, prompts: Sequence[Prompt], files: InputFiles, *, trust_remote_code: bool
+    loaded: LoadedModel,
+    prompts: Sequence[Prompt],
+    files: InputFiles,
+    *,
+    trust_remote_code: bool = False,
+    tokenizer: Any = None,
 ) -> tuple[LoadedModel, list[Prompt]]:
-    """The stack that --stack names of an encoder-decoder, and what it reads of these prompts."""
+    """The stack that --stack names of an encoder-decoder, and what it reads of these prompts. tokenizer: of a model in
+    memory; a checkpoint's is read where it is needed."""
     model, name = loaded.model, type(loaded.model).__name__
     if not is_pair(model):
         raise InputError(f"--stack {files.stack}: {name} is no encoder with a decoder")
@@ -36,7 +42,8 @@ def chosen_of_pair(
     except UnsupportedModelError as fault:
         raise InputError(f"--stack decoder: {fault}") from fault
     if files.decoder_prompt is not None:
-        tokenizer = load_tokenizer(loaded.files.path, trust_remote_code=trust_remote_code)
+        if tokenizer is None:
+            tokenizer = load_tokenizer(loaded.files.path, trust_remote_code=trust_remote_code)
         same = _of_text(model, tokenizer, files.decoder_prompt)
         ids, how = [same] * len(prompts), "the tokens of --decoder-prompt"
     else:

@@ -238,7 +238,8 @@ def open_stacks(
         return
     opened = open_session(model, replace(texts, files=replace(texts.files, stack=None)), progress)
     for files in (replace(texts.files, stack="encoder"), replace(texts.files, stack="decoder")):
-        yield chosen_of_pair(*opened, files, trust_remote_code=model.trust_remote_code)
+        loaded, prompts = chosen_of_pair(*opened, files, trust_remote_code=model.trust_remote_code)
+        yield replace(loaded, every_stack=True), prompts
 
 
 def _prepared(
@@ -252,26 +253,16 @@ def _prepared(
     """What a model of images or sound reads; nothing for one that reads token ids alone. read: the texts."""
     progress(0, 0, "loading torch and transformers")
     with uncollected():
+        from duat_cli.analysis.prepared import asked_inputs
         from duat_cli.loading.model.load import class_of, skeleton
-        from duat_cli.models.discovery.modality import class_reads_ids
-    cls = class_of(found.files, model.trust_remote_code)
-    if files.stack == "text" or (files.stack is None and class_reads_ids(cls)):
-        if files.option is None:
-            return []
-        from duat_cli.analysis.prepared import within_texts
+    trust = model.trust_remote_code
 
-        shell, trust = skeleton(found.files, model.trust_remote_code), model.trust_remote_code
-        own = read if texts.own and not texts.made_up else []
-        return within_texts(shell, found.place.path, files, own, texts.max_tokens, trust=trust)
-    if texts.own and not texts.made_up:
-        raise InputError(
-            f"--prompt and --prompts: {cls.__name__} reads no token ids here; give --image, --audio or --inputs"
-        )
-    progress(0, 0, "reading the inputs")
-    from duat_cli.analysis.prepared import chosen_stack, prepared_inputs
+    def shell() -> Any:
+        progress(0, 0, "reading the inputs")
+        return skeleton(found.files, trust)
 
-    shell = chosen_stack(skeleton(found.files, model.trust_remote_code), files.part)
-    return prepared_inputs(shell, found.place.path, files, trust_remote_code=model.trust_remote_code)
+    cls = class_of(found.files, trust)
+    return asked_inputs(cls, shell, found.place.path, texts, files, read, trust_remote_code=trust)
 
 
 def open_set(

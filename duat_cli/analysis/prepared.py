@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,14 +13,22 @@ from transformers import PreTrainedModel
 
 from duat_cli.errors import InputError
 from duat_cli.loading.inputs.drawn import default_inputs
-from duat_cli.loading.inputs.files import read_image, read_sound, read_tensors
-from duat_cli.loading.inputs.request import READS, InputFiles, StackName
+from duat_cli.loading.inputs.files import Home, read_image, read_sound, read_tensors
+from duat_cli.loading.inputs.request import READS, InputFiles, StackName, label
 from duat_cli.loading.inputs.within import DEFAULT, placeholder_of, with_pictures
 from duat_cli.loading.model.load import LoadedModel
-from duat_cli.loading.prompts import Prompt, limits
+from duat_cli.loading.prompts import Prompt, limits, read_prompts
 from duat_cli.loading.quiet import foreign_errors
 from duat_cli.loading.texts import PromptText
-from duat_cli.models.discovery.modality import KINDS, input_name, is_pair, placed_tensors, stack_of
+from duat_cli.models.discovery.modality import (
+    KINDS,
+    class_reads_ids,
+    input_name,
+    is_pair,
+    placed_tensors,
+    require_token_ids,
+    stack_of,
+)
 from duat_cli.models.signatures import taken_by
 from duat_cli.models.sweep.forwards import forwards
 from duat_cli.text import clean
@@ -96,6 +103,25 @@ def open_prepared(
     """The model, or the part of it that --stack names, and what it reads."""
     counts = [one.positions for one in prepared if one.positions is not None]
     loaded = model.load(found, progress, model.counted(counts).way(found, progress))
+    return _reading(loaded, files, prepared)
+
+
+def open_given(
+    loaded: LoadedModel, processor: Any, texts: PromptRequest, files: InputFiles
+) -> tuple[LoadedModel, list[Prompt] | None]:
+    """Of a model in memory: itself, or the part of it that `stack` names, and what it reads; None where that is token
+    ids. processor: what makes pictures and sounds into tensors, if there is one."""
+    model = loaded.model
+    read = read_prompts(texts.prompts or [], None, None)
+    prepared = asked_inputs(type(model), lambda: model, processor, texts, files, read, trust_remote_code=False)
+    if prepared:
+        return _reading(loaded, files, prepared)
+    part = part_of(loaded, files.part)
+    require_token_ids(part.model)
+    return part, None
+
+
+def _reading(loaded: LoadedModel, files: InputFiles, prepared: Sequence[Prepared]) -> tuple[LoadedModel, list[Prompt]]:
     text = prepared[0].text
     loaded = replace(part_of(loaded, files.part) if text is None else loaded, like=prepared[0].tensors)
     if text is not None and text.where == DEFAULT:
@@ -123,32 +149,59 @@ class Prepared:
     """The text that it is in, where the model reads it within one."""
 
 
-def prepared_inputs(shell: Any, folder: Path, given: InputFiles, *, trust_remote_code: bool) -> list[Prepared]:
+def asked_inputs(
+    cls: type[Any],
+    shell_of: Callable[[], Any],
+    home: Home,
+    texts: PromptRequest,
+    files: InputFiles,
+    read: Sequence[PromptText],
+    *,
+    trust_remote_code: bool,
+) -> list[Prepared]:
+    """What a model of images or sound reads; nothing for a model of `cls` that reads token ids alone.
+
+    shell_of: makes the model without weights; read: the texts. InputError where the other kind was given.
+    """
+    if files.stack == "text" or (files.stack is None and class_reads_ids(cls)):
+        if files.option is None:
+            return []
+        own = read if texts.own and not texts.made_up else []
+        return within_texts(shell_of(), home, files, own, texts.max_tokens, trust=trust_remote_code)
+    if texts.own and not texts.made_up:
+        raise InputError(
+            f"--prompt and --prompts: {cls.__name__} reads no token ids here; give --image, --audio or --inputs"
+        )
+    shell = chosen_stack(shell_of(), files.part)
+    return prepared_inputs(shell, home, files, trust_remote_code=trust_remote_code)
+
+
+def prepared_inputs(shell: Any, home: Home, given: InputFiles, *, trust_remote_code: bool) -> list[Prepared]:
     """One a file; without files, one of a drawn picture or a computed tone.
 
     shell: the model without weights. InputError names the file, and what was expected of it.
     """
     name, kind = input_name(shell), type(shell).__name__
     _require_kind(shell, name, given)
-    found = [(f"--image {file}", read_image(file, folder, trust_remote_code)) for file in given.images]
-    found += [(f"--audio {file}", read_sound(file, folder, trust_remote_code)) for file in given.sounds]
-    found += [(f"--inputs {file}", read_tensors(file)) for file in given.tensors]
-    if not found:
+    images, sounds, tensors = (list(enumerate(files, 1)) for files in (given.images, given.sounds, given.tensors))
+    found = [(label("--image", one, n), read_image(one, home, trust_remote_code, n)) for n, one in images]
+    found += [(label("--audio", one, n), read_sound(one, home, trust_remote_code)) for n, one in sounds]
+    own = [(label("--inputs", one, n), read_tensors(one, n)) for n, one in tensors]
+    if not found and not own:
         config = getattr(stack_of(shell), "config", shell.config)
-        made = default_inputs(name, config, folder, trust_remote_code)
+        made = default_inputs(name, config, home, trust_remote_code)
         found = [("drawn picture" if name == "pixel_values" else "computed tone", made)]
     taken = taken_by(stack_of(shell).forward)
+    kept = [(where, {key: value for key, value in held.items() if key in taken}) for where, held in found]
     prepared = []
-    for where, tensors in found:
-        own = where.startswith("--inputs")
-        kept = tensors if own else {key: value for key, value in tensors.items() if key in taken}
-        _check(kept, name, taken, clean(where), kind)
-        prepared.append(Prepared(clean(where), kept, _expected_positions(shell, kept)))
+    for where, held in (*kept, *own):
+        _check(held, name, taken, where, kind)
+        prepared.append(Prepared(where, held, _expected_positions(shell, held)))
     return prepared
 
 
 def within_texts(
-    shell: Any, folder: Path, given: InputFiles, read: Sequence[PromptText], max_tokens: int | None, *, trust: bool
+    shell: Any, home: Home, given: InputFiles, read: Sequence[PromptText], max_tokens: int | None, *, trust: bool
 ) -> list[Prepared]:
     """What a model of text reads where pictures stand within it: one a text, or a file of --inputs.
 
@@ -165,12 +218,12 @@ def within_texts(
     if given.tensors and (read or given.images):
         raise InputError("--inputs: its tensors hold the text and the pictures; leave out --prompt and --image")
     found = []
-    for file in given.tensors:
-        where, tensors = clean(f"--inputs {file}"), read_tensors(file)
+    for number, file in enumerate(given.tensors, 1):
+        where, tensors = label("--inputs", file, number), read_tensors(file, number)
         _check(tensors, "input_ids", taken, where, kind, whole=("input_ids", "attention_mask"))
-        found.append((PromptText(file, where, 1), tensors))
+        found.append((PromptText(where, where, number), tensors))
     if given.images:
-        made = with_pictures(read, given.images, folder, placeholder, trust)
+        made = with_pictures(read, given.images, home, placeholder, trust)
         found += [(one.text, {k: v for k, v in one.tensors.items() if k in taken}) for one in made]
     room, prepared = limits(shell).max_positions, []
     for text, tensors in found:
@@ -210,7 +263,7 @@ def _require_kind(shell: Any, name: str, given: InputFiles) -> None:
     kind = KINDS.get(name, f"`{name}`")
     for option, files, wanted in (("--image", given.images, "images"), ("--audio", given.sounds, "sound")):
         if files and kind != wanted:
-            raise InputError(f"{option} {clean(files[0])}: {type(shell).__name__} reads {kind}, no {wanted}")
+            raise InputError(f"{label(option, files[0], 1)}: {type(shell).__name__} reads {kind}, no {wanted}")
 
 
 def _check(

@@ -29,7 +29,7 @@ from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.discovery.growing import Growing, Known, OpenedError, PathError, blocks_expected
 from duat_cli.models.discovery.modality import Given, placed, stack_of
-from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
+from duat_cli.models.discovery.structure import ENCODER_ALONE, ModelStructure, discover, run_stack
 from duat_cli.models.instrument.attention import ForeignAttentionError
 from duat_cli.models.instrument.plain import InstrumentedPass, PlainPass, deviation
 from duat_cli.models.instrument.rig import BlockRun, Rig
@@ -376,11 +376,11 @@ class Session:
 
     def skipped(self) -> list[Skipped]:
         """Parts of the model outside the DUAT form, and blocks whose W' has no closed form."""
-        found = [Skipped(what="model", why=note) for note in self.structure.uncovered]
-        for call in range(len(self.structure.calls)):
-            block = self.structure.block(call)
-            reasons = {"operator": block.factors_reason, "cross-attention's operator": block.cross_reason}
-            found += [Skipped(what=f"{what} of block {call}", why=why) for what, why in reasons.items() if why]
+        notes = [n for n in self.structure.uncovered if n != ENCODER_ALONE or not self.loaded.every_stack]
+        found = [Skipped(what="model", why=note) for note in notes]
+        for call, block in enumerate(map(self.structure.block, range(len(self.structure.calls)))):
+            reasons = ("operator", block.factors_reason), ("cross-attention's operator", block.cross_reason)
+            found += [Skipped(what=f"{what} of block {call}", why=why) for what, why in reasons if why]
         return found
 
     def run_facts(self) -> Run:

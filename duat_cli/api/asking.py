@@ -5,13 +5,22 @@ from __future__ import annotations
 import copy
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, get_args
 
-from duat_cli.analysis.opening import ModelRequest, PromptRequest, load_found, open_with_holdout, tokens_of
+from duat_cli.analysis.opening import (
+    ModelRequest,
+    PromptRequest,
+    load_found,
+    open_session,
+    open_with_holdout,
+    tokens_of,
+)
+from duat_cli.api.settings import one_of
 from duat_cli.errors import InputError
+from duat_cli.loading.inputs.request import InputFiles, StackName
 
 if TYPE_CHECKING:
     from duat_cli.analysis.plan.task import Task
@@ -23,6 +32,8 @@ if TYPE_CHECKING:
 Model = Any  # a folder or hub id (str or path), None for the bundled demo, or a transformers or PEFT model in memory
 Texts = str | Sequence[str]
 File = str | os.PathLike[str]
+Pictures = Any  # a file or a PIL picture, or a list of them
+Tensors = File | Mapping[str, Any] | Sequence[File | Mapping[str, Any]]
 
 
 class Loading(TypedDict, total=False):
@@ -52,16 +63,23 @@ class Opened:
 
     loaded: LoadedModel
     prompts: list[Prompt]
-    tokenizer: Any
+    tokenizer_of: Callable[[], Any]
+
+    @functools.cached_property
+    def tokenizer(self) -> Any:
+        """The one beside the model, or the checkpoint's; InputError where there is none."""
+        return self.tokenizer_of()
 
     def text(self, token: int) -> str:
         """What a token says; it may be part of a character."""
         return self.texts([token])
 
     def texts(self, tokens: list[int]) -> str:
-        """What tokens that follow each other say."""
+        """What tokens that follow each other say; positions of a picture or a sound say nothing."""
         from duat_cli.loading.quiet import calling_tokenizer
 
+        if self.loaded.like is not None and "input_ids" not in self.loaded.like:
+            return " ".join(f"#{token}" for token in tokens)
         with calling_tokenizer("the tokenizer fails", InputError):
             return str(self.tokenizer.decode(tokens))
 
@@ -76,6 +94,10 @@ class Asked:
     file: str | os.PathLike[str] | None = None
     max_tokens: int | None = None
     loading: Loading = field(default_factory=Loading)
+    files: InputFiles | None = None
+    """Of a function that reads models of images, sound and several stacks."""
+    made_up: bool = False
+    """Whether the prompts are the function's, not the caller's."""
 
     def __post_init__(self) -> None:
         if self.in_memory:
@@ -107,7 +129,8 @@ class Asked:
             raise InputError("prompts_file '-': expected a file; standard input is the command line's")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise InputError(f"max_tokens {self.max_tokens}: expected at least 1")
-        return PromptRequest(None if given is None else list(given), file, self.max_tokens)
+        own = None if given is None else list(given)
+        return PromptRequest(own, file, self.max_tokens, self.files, self.made_up)
 
     def request(self, task: Task | None = None, *, own_code: bool = True) -> ModelRequest:
         """The checkpoint; InputError for a model in memory, of which there are no files.
@@ -135,6 +158,8 @@ class Asked:
     def open(self, task: Task, progress: Progress, given: list[PromptText] | None = None) -> Opened:
         """The model and its prompts. given: texts that are read already."""
         texts = self.texts
+        if self.files is not None:
+            return self._open_files(task, self.files, progress)
         if self.in_memory:
             read = given or texts.read(progress)
             loaded, tokenizer = self._given(progress), self._own_tokenizer()
@@ -142,7 +167,29 @@ class Asked:
             request = self.request(task)
             read = given or texts.read(progress)
             loaded, tokenizer = load_found(request, request.find(progress), texts, read, progress)
-        return Opened(*tokens_of(loaded, tokenizer, texts, read), tokenizer)
+        return Opened(*tokens_of(loaded, tokenizer, texts, read), lambda: tokenizer)
+
+    def _open_files(self, task: Task, files: InputFiles, progress: Progress) -> Opened:
+        """The same where pictures, sounds and stacks may be asked for."""
+        if not self.in_memory:
+            request = self.request(task)
+            loaded, prompts = open_session(request, self.texts, progress)
+            from duat_cli.loading.model.load import load_tokenizer
+
+            path, trust = loaded.files.path, request.trust_remote_code
+            return Opened(loaded, prompts, lambda: load_tokenizer(path, trust_remote_code=trust))
+        from duat_cli.analysis.decoding import chosen_of_pair
+        from duat_cli.analysis.prepared import open_given
+
+        texts, whole = self.texts, replace(files, stack=None)
+        read = texts.read(progress)
+        loaded, made = open_given(self._loaded(progress), self.tokenizer, texts, whole if files.of_pair else files)
+        if made is None:
+            loaded, made = tokens_of(loaded, self._own_tokenizer(), texts, read)
+        if files.of_pair:
+            tokenizer = None if files.decoder_prompt is None else self._own_tokenizer()
+            loaded, made = chosen_of_pair(loaded, made, files, tokenizer=tokenizer)
+        return Opened(loaded, made, self._own_tokenizer)
 
     def open_apart(
         self, task: Task, holdout: str | None, progress: Progress
@@ -164,24 +211,62 @@ class Asked:
         request = self.request()
         return request.load(request.find(progress), progress)
 
-    def _given(self, progress: Progress) -> LoadedModel:
+    def _loaded(self, progress: Progress) -> LoadedModel:
         progress(0, 0, "looking at the model in memory")
         from duat_cli.loading.model.given import given
+
+        return given(self.model)
+
+    def _given(self, progress: Progress) -> LoadedModel:
+        """The model in memory; refuses one that reads no token ids."""
         from duat_cli.models.discovery.modality import require_token_ids
 
-        loaded = given(self.model)
+        loaded = self._loaded(progress)
         require_token_ids(loaded.model)
         return loaded
 
     def _own_tokenizer(self) -> Any:
-        """The caller's; where it has to cut, a copy that keeps the beginning of a text."""
+        """The caller's, that of a processor too; where it has to cut, a copy that keeps the beginning of a text."""
         if self.tokenizer is None:
             raise InputError("tokenizer missing: give the tokenizer of the model in memory behind it")
+        from transformers import ProcessorMixin
+
+        tokenizer = self.tokenizer.tokenizer if isinstance(self.tokenizer, ProcessorMixin) else self.tokenizer
         if self.max_tokens is None:
-            return self.tokenizer
-        own = copy.deepcopy(self.tokenizer)
+            return tokenizer
+        own = copy.deepcopy(tokenizer)
         own.truncation_side = "right"
         return own
+
+
+def input_files(
+    image: Pictures | None = None,
+    audio: File | Sequence[File] | None = None,
+    inputs: Tensors | None = None,
+    stack: StackName | None = None,
+    decoder_prompt: str | None = None,
+) -> InputFiles:
+    """What is given in place of texts, one or several of each; InputError for what no such input can be."""
+    one_of("stack", stack, (None, *get_args(StackName)))
+    images, sounds, tensors = several(image), several(audio), several(inputs)
+    for name, given, kind in (("image", images, "convert"), ("audio", sounds, None), ("inputs", tensors, "items")):
+        for number, one in enumerate(given):
+            if not isinstance(one, str) and (kind is None or not hasattr(one, kind)):
+                raise InputError(f"{name}[{number}]: expected {_EXPECTED[name]}, got {type(one).__name__}")
+    return InputFiles(images, sounds, tensors, stack, decoder_prompt).asked()
+
+
+_EXPECTED = {
+    "image": "a file or a PIL picture",
+    "audio": "a .wav file",
+    "inputs": "a .safetensors file or tensors by the names of the forward pass's arguments",
+}
+
+
+def several(given: Any) -> tuple[Any, ...]:
+    """One or some or none as a tuple, paths as text."""
+    found = () if given is None else given if isinstance(given, (list, tuple)) else (given,)
+    return tuple(os.fspath(one) if isinstance(one, os.PathLike) else one for one in found)
 
 
 def folder(name: str | os.PathLike[str] | None) -> str | None:

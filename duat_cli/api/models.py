@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from duat_cli.analysis.inspect.saved import saved_of
 from duat_cli.analysis.plan.task import PruneOptions, Task, effort_of
-from duat_cli.api.asking import Asked, File, Loading, Model, Texts
+from duat_cli.api.asking import Asked, File, Loading, Model, Pictures, Tensors, Texts, input_files
 from duat_cli.api.ground import heard, load_libraries, undisturbed
 from duat_cli.api.results import (
     AttributeResult,
@@ -22,7 +22,7 @@ from duat_cli.api.results import (
     SupportResult,
     VerifyResult,
 )
-from duat_cli.api.settings import at_least, blocks_of, kinds_of, one_of, one_question, refuse_cut
+from duat_cli.api.settings import at_least, blocks_of, kinds_of, no_decoder, one_input, one_of, one_question, refuse_cut
 from duat_cli.api.target import FileTarget, path_of
 from duat_cli.api.tensors import operator_file, tensor_target
 from duat_cli.errors import InputError
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from duat_cli.analysis.progress import Progress
     from duat_cli.api.operator import Operator
     from duat_cli.kinds import MetricName
+    from duat_cli.loading.inputs.request import StackName
 
 
 def inspect(
@@ -42,6 +43,11 @@ def inspect(
     prompts: Texts | None = None,
     prompts_file: File | None = None,
     max_tokens: int | None = None,
+    image: Pictures | None = None,
+    audio: File | Sequence[File] | None = None,
+    inputs: Tensors | None = None,
+    stack: StackName | None = None,
+    decoder_prompt: str | None = None,
     layers: Iterable[int] | None = None,
     threshold: float = 0.01,
     conv_width: int = 3,
@@ -61,6 +67,9 @@ def inspect(
 ) -> InspectResult:
     """`duat inspect`: what each block's attention operator does, exactly. Also of a model in memory.
 
+    image, audio, inputs: in place of texts, a file each, or several; an image may be a PIL picture, and inputs tensors
+    by the names of the forward pass's arguments; stack: the part of a model of several that is read. Of a model in
+    memory its processor, in place of the tokenizer, makes pictures and sounds into tensors.
     layers: numbers of the blocks to report; null: 'all' compares with the re-initialised architecture as well, which
     takes a second model; maps: of how many prompts C is kept token by token; cache: whether Gram matrices and nulls are
     kept; save: some of H, S, bias, for the folder `save_to`; matrices: a .safetensors file that every block's W' is
@@ -91,7 +100,8 @@ def inspect(
             cache=cache,
         )
         target = tensor_target(FileTarget, "matrices", path_of(matrices))
-        asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading)
+        files = input_files(image, audio, inputs, stack, decoder_prompt)
+        asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, files)
         opened = asked.open(Task("inspect", reinitialised=null == "all"), heard(progress))
         mapped = Maps(opened.prompts[:maps], opened.text) if maps > 0 else None
         with (
@@ -109,15 +119,22 @@ def verify(
     prompts: Texts | None = None,
     prompts_file: File | None = None,
     max_tokens: int | None = None,
+    image: Pictures | None = None,
+    audio: File | Sequence[File] | None = None,
+    inputs: Tensors | None = None,
+    stack: StackName | None = None,
+    decoder_prompt: str | None = None,
     progress: Progress | None = None,
     **loading: Unpack[Loading],
 ) -> VerifyResult:
-    """`duat verify`: only the certificate, block by block. Also of a model in memory."""
+    """`duat verify`: only the certificate, block by block. Also of a model in memory. image to decoder_prompt: as of
+    `inspect`."""
     load_libraries()
     with undisturbed():
         from duat_cli.analysis.inspect.run import verify as compute
 
-        asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading)
+        files = input_files(image, audio, inputs, stack, decoder_prompt)
+        asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, files)
         opened = asked.open(Task("verify"), heard(progress))
         report = compute(opened.loaded, opened.prompts, heard(progress))
     return VerifyResult.of(report).with_operators(functools.partial(_operator, asked, report.model.fingerprint))
@@ -127,9 +144,13 @@ def matrix(
     model: Model = None,
     tokenizer: Any = None,
     *,
-    prompt: str = PAPER_PROMPT,
+    prompt: str | None = None,
     layer: int = 0,
     max_tokens: int | None = None,
+    image: Pictures | None = None,
+    audio: File | Sequence[File] | None = None,
+    inputs: Tensors | None = None,
+    stack: StackName | None = None,
     output: File | None = None,
     dense: bool = False,
     progress: Progress | None = None,
@@ -137,7 +158,8 @@ def matrix(
 ) -> MatrixResult:
     """`duat matrix`: the paper's explicit matrices of one block and one prompt. Also of a model in memory.
 
-    output: a .safetensors file that the block's W' is written to by its factors; dense: W' itself, too.
+    prompt: without, and where text is read, that of the paper; image, audio, inputs, stack: as of `inspect`, of one
+    input; output: a .safetensors file that the block's W' is written to by its factors; dense: W' itself, too.
     """
     load_libraries()
     with undisturbed():
@@ -146,7 +168,11 @@ def matrix(
         target = tensor_target(FileTarget, "output", path_of(output))
         if dense and target is None:
             raise InputError("dense: writes W' to a file; give output as well")
-        opened = Asked(model, tokenizer, [prompt], None, max_tokens, loading).open(Task("matrix"), heard(progress))
+        files = input_files(image, audio, inputs, no_decoder(stack))
+        text = PAPER_PROMPT if prompt is None else prompt
+        asked = Asked(model, tokenizer, [text], None, max_tokens, loading, files, prompt is None)
+        opened = asked.open(Task("matrix"), heard(progress))
+        one_input(files, len(opened.prompts))
         with operator_file(target, opened.text) as file:
             report = compute(opened.loaded, opened.prompts[0], layer, opened.text, heard(progress), file, dense=dense)
     return MatrixResult.of(report)
@@ -220,6 +246,8 @@ def attribute(
     prompts: Texts | None = None,
     prompts_file: File | None = None,
     max_tokens: int | None = None,
+    stack: Literal["decoder"] | None = None,
+    decoder_prompt: str | None = None,
     target: str | None = None,
     target_field: str | None = None,
     against: str | None = None,
@@ -234,7 +262,8 @@ def attribute(
 ) -> AttributeResult:
     """`duat attribute`: what a prediction is made of, in exact parts that add up. Also of a model in memory.
 
-    target_field: the name under which every object of `prompts_file`, JSON lines, has its own target.
+    target_field: the name under which every object of `prompts_file`, JSON lines, has its own target; stack: 'decoder'
+    of an encoder-decoder, which reads `decoder_prompt`, or what the model writes.
     """
     load_libraries()
     with undisturbed():
@@ -251,7 +280,10 @@ def attribute(
         at_least("steps", steps, 0)
         at_least("measure", measure, 0)
         wished = Target(target, against, position, first_token)
-        asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading)
+        one_of("stack", stack, (None, "decoder"))
+        asked_stack = stack is not None or decoder_prompt is not None
+        files = input_files(stack=stack, decoder_prompt=decoder_prompt) if asked_stack else None
+        asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, files)
         task = Task("attribute", every_position=position == "all", steps=steps)
         opened = asked.open(task, heard(progress))
         each = None

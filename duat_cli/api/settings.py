@@ -8,6 +8,7 @@ from typing import cast
 
 from duat_cli.errors import InputError
 from duat_cli.kinds import KINDS, Kind
+from duat_cli.loading.inputs.request import InputFiles, StackName
 
 
 def one_of(name: str, value: object, choices: Sequence[object]) -> None:
@@ -44,6 +45,22 @@ def blocks_of(layers: Iterable[int] | None) -> frozenset[int] | None:
     if not found:
         raise InputError("layers: no block given; None is every block")
     return found
+
+
+def no_decoder(stack: StackName | None) -> StackName | None:
+    """Of `matrix`."""
+    if stack == "decoder":
+        raise InputError(
+            "--stack decoder: the explicit matrices are of stacks without cross-attention; duat inspect and verify "
+            "read it"
+        )
+    return stack
+
+
+def one_input(files: InputFiles | None, count: int) -> None:
+    """Of `matrix`."""
+    if files is not None and files.option is not None and count > 1:
+        raise InputError(f"{files.option}: given {count} times; a matrix belongs to one input")
 
 
 def refuse_cut(max_tokens: int | None, shared: str | None) -> None:

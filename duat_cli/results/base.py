@@ -122,7 +122,7 @@ class Skipped(Result):
     why: str = Field(description="the reason")
 
 
-class Run(Result):
+class Run(WithReasons):
     """What differs between two runs of the same input."""
 
     started: str = Field(description="UTC, ISO 8601")

@@ -70,13 +70,15 @@ class OperatorStats(WithReasons):
     effective_heads: Annotated[
         Finite | None,
         Meaning(
-            "Kronecker products, 1 to the number of heads",
+            "Kronecker products, 1 to kronecker_products",
             "exact",
             formula="exp(-sum_k p_k ln p_k), p_k = s_k^2 / sum s^2; s_k^2 the eigenvalues of K G",
             source="Eq. 5-10; Kronecker spectrum by Van Loan & Pitsianis (1993)",
             drift="number",
         ),
-    ] = Field(description="exp of the entropy of the squared Kronecker spectrum: 1 to heads; compare its nulls")
+    ] = Field(
+        description="exp of the entropy of the squared Kronecker spectrum: 1 to kronecker_products; compare its nulls"
+    )
     block_correlation: Annotated[
         Finite | None,
         Meaning(
@@ -90,6 +92,15 @@ class OperatorStats(WithReasons):
         description="root mean square cosine over all pairs of nonzero blocks B_ij, at most 1 (all alike); near 1 "
         "without any training, because softmax rows are positive: compare its nulls"
     )
+    kronecker_products: Annotated[
+        int | None,
+        Meaning(
+            "Kronecker products",
+            "exact",
+            formula="heads; heads min(N, d) where a gate scales the channels of heads by token",
+            over_prompts="largest",
+        ),
+    ] = Field(default=None, description="of how many Kronecker products W' is the sum: the most effective_heads can be")
     certificate_error: Annotated[
         Finite | None,
         Meaning(

@@ -224,6 +224,9 @@ def test_all_is_a_report_of_each_stack(folder: Path, tmp_path: Path, capsys: pyt
     assert decoder["blocks"] == json.loads(answered(["verify", *words, "decoder", "--json"], capsys)[1])["blocks"]
     assert encoder["blocks"] == json.loads(answered(["verify", *words[:3], "--json"], capsys)[1])["blocks"]
     assert len(encoder["blocks"]) == 2
+    assert [part["skipped"] for part in (encoder, decoder)] == [[], []]
+    [skipped] = json.loads(answered(["verify", *words[:3], "--json"], capsys)[1])["skipped"]
+    assert skipped["why"].startswith("decoder stack")
     saved, page = tmp_path / "both.json", tmp_path / "both.html"
     answered(["inspect", *words, "all", "--null", "uniform", "-o", str(saved)], capsys)
     assert answered(["report", str(saved), "-o", str(page)], capsys)[0] == 0

@@ -83,6 +83,29 @@ def test_a_wide_page_has_more_columns() -> None:
         assert word not in narrow.split("no room for")[0]
 
 
+def test_effective_heads_stand_beside_what_they_can_be_at_most() -> None:
+    report = sample.inspect_report()
+    blocks = [
+        block.model_copy(update={"operator": block.operator.model_copy(update={"kronecker_products": products})})
+        for block, products in zip(report.blocks, (9, 9, None, 144), strict=True)
+    ]
+    text = render_inspect(report.model_copy(update={"blocks": blocks}), Page(120))
+    assert "/9 " in render_inspect(report, Page(120))
+    assert "/9-144 " in text
+    assert "/9 " not in text
+
+
+@pytest.mark.parametrize(("filled", "said"), [(0.506, True), (0.51, False), (None, False)])
+def test_what_a_causal_mask_leaves_is_said_where_no_more_is_filled(filled: float | None, said: bool) -> None:
+    report = sample.inspect_report()
+    blocks = [
+        block.model_copy(update={"density": block.density.model_copy(update={"structural": filled})})
+        for block in report.blocks
+    ]
+    text = render_inspect(report.model_copy(update={"blocks": blocks}), Page(120))
+    assert ("as in a causal model" in " ".join(text.split())) is said
+
+
 SOME_COLUMNS = ["inspect", "inspect_full", "lora_diff", "lora_diff_full", "prune"]  # tables with columns to spare
 
 

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from duat_cli.analysis.decomposition import BlockTerms, PartNumbers, ThreeParts
 from duat_cli.analysis.inspect.measured.numbers import NullNumbers, OperatorNumbers
+from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.operators.coupling import CouplingNumbers
 from duat_cli.operators.sampling import ShareEstimate
 from duat_cli.results.inspect import Part, Parts, Terms
@@ -29,7 +30,7 @@ class DensityOptions(Protocol):
 
 
 def operator_stats(
-    numbers: OperatorNumbers, tokens: int, width: int, element_size: int, error: float, spectrum: bool
+    numbers: OperatorNumbers, tokens: int, width: int, element_size: int, operator: AttentionOperator, spectrum: bool
 ) -> OperatorStats:
     reasons: dict[str, str] = {}
     stable_rank = None
@@ -50,7 +51,8 @@ def operator_stats(
         stable_rank=stable_rank,
         effective_heads=numbers.effective_heads,
         block_correlation=numbers.block_correlation,
-        certificate_error=error,
+        kronecker_products=operator.products,
+        certificate_error=operator.error,
         reasons=reasons,
     )
 
@@ -62,6 +64,7 @@ def no_operator(tokens: int, width: int, element_size: int, reason: str) -> Oper
         "stable_rank",
         "effective_heads",
         "block_correlation",
+        "kronecker_products",
         "certificate_error",
     )
     side = tokens * width

@@ -358,7 +358,7 @@ def _prompt_block(
     uniform.add(run.index, operator, geometry, numbers)
     return PromptBlock(
         prompt=number,
-        operator=operator_stats(numbers, tokens, width, run.input.element_size(), operator.error, options.spectrum),
+        operator=operator_stats(numbers, tokens, width, run.input.element_size(), operator, options.spectrum),
         density=density(numbers, tokens, width, options),
         coupling=coupling(numbers.coupling, tokens),
         coupling_weighted=coupling(numbers.weighted, tokens),

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli import __version__
+from duat_cli.analysis.clock import Clock
 from duat_cli.analysis.network.evaluation import Evaluation, Own, StepErrors
 from duat_cli.analysis.network.file import FORMAT, NetworkFile, require_room
 from duat_cli.analysis.network.hidden import Hidden, hidden_of, own_pre_activation, places_of
@@ -33,10 +34,12 @@ from duat_cli.models.terms.experts import Experts
 from duat_cli.models.terms.feedforward import FeedForward
 from duat_cli.models.terms.inner import form_of
 from duat_cli.models.terms.sites import find_sites
+from duat_cli.results.base import Run
 from duat_cli.results.matrix import NetworkLayer, NetworkReport
 
 LARGEST_SIDE = 4096  # N M
 _UNSEEN = "experts hold their weights fused: no module of the model shows what their activation reads"
+UNPLANNED = "the plan is of the model and one block, and knows nothing of the matrices of all layers"
 _NO_FFN = "the layer has no FFN"
 GATED = (
     "gated FFNs have two pre-activations a neuron: sigma is sigma(gate) o up, a function of both, where the paper's is "
@@ -88,7 +91,7 @@ def network(
         raise InputError("--network: written for models that read token ids; this one reads images or sound")
     if loaded.paged is not None:
         raise InputError("--network: the weights are read in parts here; it needs all in memory, so give --memory more")
-    session = Session(loaded, progress, cache=False)
+    clock, session = Clock(), Session(loaded, progress, cache=False)
     session.whole = True
     structure = session.structure
     _require_small(prompt.input_ids.shape[1], structure.hidden_size)
@@ -108,7 +111,7 @@ def network(
             file.finish()
         finally:
             file.close()
-    return _report(session, prompt, found, whole)
+    return _report(session, prompt, found, whole, clock.run(None, UNPLANNED))
 
 
 @contextlib.contextmanager
@@ -249,7 +252,7 @@ def _ffn(
 # -- report --------------------------------------------------------------------------------------------------
 
 
-def _report(session: Session, prompt: Prompt, found: _Found, whole: float) -> NetworkReport:
+def _report(session: Session, prompt: Prompt, found: _Found, whole: float, run: Run) -> NetworkReport:
     hidden = [one for one in found.hidden if one is not None]
     deviations = [
         *([NORMS] if any(block.parts.norms for block in session.structure.blocks) else []),
@@ -274,7 +277,7 @@ def _report(session: Session, prompt: Prompt, found: _Found, whole: float) -> Ne
         deviations=deviations,
         skipped=session.skipped(),
         warnings=session.warnings(),
-        run=session.run_facts().model_copy(update={"planned_memory_bytes": None}),  # the matrices are in no plan
+        run=run,
     )
 
 

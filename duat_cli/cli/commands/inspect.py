@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from duat_cli.cli.shared import options
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
+from duat_cli.loading.inputs.request import EVERY
 
 if TYPE_CHECKING:
     from duat_cli.analysis.inspect.run import InspectOptions
@@ -181,7 +182,7 @@ def inspect(
     chosen = options.parse_layers(layers)
     at_least("--threshold", threshold, 0)
     presentation = Presentation.of_page(output, form, json, no_color, wide=wide)
-    if stack == options.EVERY and presentation.form == "model-card":
+    if stack == EVERY and presentation.form == "model-card":
         raise InputError("--stack all and --format model-card contradict each other: a section is of one stack")
     matrix_file = _matrix_file(matrices, presentation)
     saved = saved_of(save, save_to)
@@ -215,7 +216,7 @@ def inspect(
             return EXIT_SOUND  # the first rank has the report
         reports = [found]
     else:
-        if stack == options.EVERY and (matrix_file is not None or saved is not None):
+        if stack == EVERY and (matrix_file is not None or saved is not None):
             name = "--matrices" if matrix_file is not None else "--save"
             raise InputError(f"--stack all and {name} contradict each other: files are of one stack")
         announce(model, talk)
@@ -225,7 +226,7 @@ def inspect(
     from duat_cli.report.tables.inspect import render_inspect
     from duat_cli.results.inspect import InspectStacks
 
-    several = InspectStacks(duat_version=reports[0].duat_version, stacks=reports) if stack == options.EVERY else None
+    several = InspectStacks(duat_version=reports[0].duat_version, stacks=reports) if stack == EVERY else None
     presentation.emit_stacks(reports, several, render_inspect, talk)
     return EXIT_SOUND if all(report.certificate.exact for report in reports) else EXIT_FINDINGS
 

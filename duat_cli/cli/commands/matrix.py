@@ -110,6 +110,7 @@ def matrix(
     """
     from duat_cli.analysis.opening import ModelRequest, PromptRequest
     from duat_cli.analysis.plan.task import Task
+    from duat_cli.api.settings import no_decoder
     from duat_cli.cli.shared.announce import announce
     from duat_cli.cli.shared.presentation import Presentation, talk_of
     from duat_cli.cli.shared.tensor_target import tensor_target
@@ -119,12 +120,7 @@ def matrix(
     wanted = ModelRequest(
         model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task, device_map=device_map
     )
-    files = options.input_files(image, audio, tensors, stack)
-    if stack == "decoder":
-        raise InputError(
-            "--stack decoder: the explicit matrices are of stacks without cross-attention; duat inspect and verify "
-            "read it"
-        )
+    files = options.input_files(image, audio, tensors, no_decoder(stack))
     texts = PromptRequest([_only(prompt)], None, max_tokens, files, made_up=not prompt)
     talk = talk_of(quiet, verbose, no_color)
     paged = not json and _is_page(output, form)
@@ -195,11 +191,10 @@ def _all_blocks(
 def _opened(wanted: ModelRequest, texts: PromptRequest, progress: Progress) -> tuple[LoadedModel, Prompt]:
     """The model and its one input."""
     from duat_cli.analysis.opening import open_session
+    from duat_cli.api.settings import one_input
 
     loaded, read = open_session(wanted, texts, progress)
-    if len(read) > 1:
-        assert texts.files is not None  # there is one text
-        raise InputError(f"{texts.files.option}: given {len(read)} times; a matrix belongs to one input")
+    one_input(texts.files, len(read))
     return loaded, read[0]
 
 

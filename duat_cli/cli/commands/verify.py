@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from duat_cli.cli.shared import options
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND
+from duat_cli.loading.inputs.request import EVERY
 
 
 def verify(
@@ -64,6 +65,6 @@ def verify(
     from duat_cli.report.tables.verify import render_verify
     from duat_cli.results.inspect import VerifyStacks
 
-    several = VerifyStacks(duat_version=reports[0].duat_version, stacks=reports) if stack == options.EVERY else None
+    several = VerifyStacks(duat_version=reports[0].duat_version, stacks=reports) if stack == EVERY else None
     presentation.emit_stacks(reports, several, render_verify, talk)
     return EXIT_SOUND if all(report.certificate.exact for report in reports) else EXIT_FINDINGS

@@ -10,7 +10,7 @@ import typer
 
 from duat_cli.cli.terminal.talk import hide
 from duat_cli.errors import InputError
-from duat_cli.loading.inputs.request import EVERY, InputFiles, StackName
+from duat_cli.loading.inputs.request import InputFiles, StackName
 from duat_cli.text import clean
 
 PANEL_INPUT = "Input"
@@ -248,9 +248,7 @@ def input_files(
     decoder_prompt: str | None = None,
 ) -> InputFiles:
     """What a model of images or sound is to read, and which stack of a model of several."""
-    if decoder_prompt is not None and stack not in ("decoder", EVERY):
-        raise InputError("--decoder-prompt: only a decoder reads it; give --stack decoder")
-    return InputFiles(tuple(images or ()), tuple(sounds or ()), tuple(tensors or ()), stack, decoder_prompt)
+    return InputFiles(tuple(images or ()), tuple(sounds or ()), tuple(tensors or ()), stack, decoder_prompt).asked()
 
 
 def refuse_stack(option: str, files: InputFiles | None) -> None:

@@ -41,7 +41,7 @@ def texts_of_tokens(loaded: LoadedModel, trust_remote_code: bool) -> Callable[[l
     from duat_cli.loading.model.load import load_tokenizer
     from duat_cli.loading.quiet import calling_tokenizer
 
-    if loaded.like is not None:  # positions of a picture or a sound say nothing
+    if loaded.like is not None and "input_ids" not in loaded.like:  # positions of a picture or a sound say nothing
         return lambda positions: " ".join(f"#{position}" for position in positions)
     tokenizer = load_tokenizer(loaded.files.path, trust_remote_code=trust_remote_code)
 

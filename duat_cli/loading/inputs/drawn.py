@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from duat_cli.errors import InputError
-from duat_cli.loading.inputs.files import PROCESSORS, sound_of
+from duat_cli.loading.inputs.files import PROCESSORS, Home, has_processor, sound_of
 
 RATE = 16_000  # samples a second, which speech models read
 TONES = (220.0, 330.0, 495.0)  # Hz, one after the other
@@ -43,15 +43,17 @@ def tone(rate: int = RATE) -> Any:
     return np.concatenate([0.5 * edge * np.sin(2 * np.pi * hertz * time) for hertz in TONES]).astype(np.float32)
 
 
-def default_inputs(name: str, config: Any, folder: Path, trust_remote_code: bool) -> dict[str, Tensor]:
+def default_inputs(name: str, config: Any, home: Home, trust_remote_code: bool) -> dict[str, Tensor]:
     """By what the forward pass calls what it reads; InputError where that cannot be made up."""
     if name == "pixel_values":
         return {name: drawn_picture(config)}
-    if any((folder / file).is_file() for file in PROCESSORS):
-        return sound_of(tone(), RATE, folder, trust_remote_code)
+    if has_processor(home):
+        return sound_of(tone(), RATE, home, trust_remote_code)
     if name == "input_values" and getattr(config, "conv_stride", None) is not None:  # it reads samples
         samples = torch.from_numpy(tone())
         return {name: ((samples - samples.mean()) / samples.std())[None]}
-    raise InputError(
-        f"{folder}: it reads `{name}`, and has no {PROCESSORS[0]} that says how to make it; give --inputs FILE"
-    )
+    if isinstance(home, Path):
+        raise InputError(
+            f"{home}: it reads `{name}`, and has no {PROCESSORS[0]} that says how to make it; give --inputs FILE"
+        )
+    raise InputError(f"it reads `{name}`, and no processor was given that says how to make it; give inputs")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import wave
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +15,29 @@ from torch import Tensor
 from transformers import AutoFeatureExtractor, AutoImageProcessor
 
 from duat_cli.errors import InputError
+from duat_cli.loading.inputs.request import label
 from duat_cli.loading.quiet import foreign_errors, hushed
 from duat_cli.text import clean
 
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+PARTS = {AutoImageProcessor: "image_processor", AutoFeatureExtractor: "feature_extractor"}  # of a whole processor
 MAX_BYTES = 1 << 30  # of one file
+Home = Any
+"""What says how input is made: the checkpoint's folder, a Path, or its processor, beside a model in memory."""
 
 
-def read_image(name: str, folder: Path, trust_remote_code: bool) -> dict[str, Tensor]:
-    """A picture through the checkpoint's image processor."""
-    pixels = open_picture(name)
-    processor = load_processor(AutoImageProcessor, "--image", folder, trust_remote_code)
-    return _processed("--image", name, lambda: processor(images=pixels, return_tensors="pt"))
+def read_image(given: Any, home: Home, trust_remote_code: bool, number: int = 1) -> dict[str, Tensor]:
+    """A picture, of a file or of PIL, through the checkpoint's image processor. number: of those that are given."""
+    pixels = open_picture(given)
+    processor = load_processor(AutoImageProcessor, "--image", home, trust_remote_code)
+    return _processed(label("--image", given, number), lambda: processor(images=pixels, return_tensors="pt"))
 
 
-def open_picture(name: str) -> Any:
-    """The file of --image as Pillow's picture, RGB."""
+def open_picture(given: Any) -> Any:
+    """A file of --image as Pillow's picture, or such a picture as it is; RGB."""
+    if not isinstance(given, str):
+        return given.convert("RGB")
+    name = given
     path = _regular("--image", name)
     try:
         from PIL import Image, UnidentifiedImageError
@@ -44,22 +52,22 @@ def open_picture(name: str) -> Any:
         raise InputError(f"--image {clean(name)}: no picture that Pillow can read ({clean(str(error))})") from error
 
 
-def read_sound(name: str, folder: Path, trust_remote_code: bool) -> dict[str, Tensor]:
+def read_sound(name: str, home: Home, trust_remote_code: bool) -> dict[str, Tensor]:
     """A .wav file through the checkpoint's feature extractor, which fixes the sampling rate."""
-    wanted, extractor = _extractor(folder, trust_remote_code, "--audio")
+    wanted, extractor = _extractor(home, trust_remote_code, "--audio")
     rate, samples = read_wav(name)
     if rate != wanted:
         raise InputError(
             f"--audio {clean(name)}: sampled at {rate} Hz, the model reads {wanted} Hz; resample it first, as with "
             f"ffmpeg -i IN -ar {wanted} OUT.wav"
         )
-    return _processed("--audio", name, lambda: extractor(samples, sampling_rate=rate, return_tensors="pt"))
+    return _processed(f"--audio {clean(name)}", lambda: extractor(samples, sampling_rate=rate, return_tensors="pt"))
 
 
-def sound_of(samples: Any, rate: int, folder: Path, trust_remote_code: bool) -> dict[str, Tensor]:
+def sound_of(samples: Any, rate: int, home: Home, trust_remote_code: bool) -> dict[str, Tensor]:
     """Samples (time,) through the checkpoint's feature extractor."""
-    wanted, extractor = _extractor(folder, trust_remote_code, "the tone")
-    return _processed("the tone", f"{rate} Hz", lambda: extractor(samples, sampling_rate=wanted, return_tensors="pt"))
+    wanted, extractor = _extractor(home, trust_remote_code, "the tone")
+    return _processed(f"the tone {rate} Hz", lambda: extractor(samples, sampling_rate=wanted, return_tensors="pt"))
 
 
 def read_wav(name: str) -> tuple[int, Any]:
@@ -82,13 +90,17 @@ def read_wav(name: str) -> tuple[int, Any]:
     return rate, (centred / float(1 << (8 * width - 1))).mean(axis=1)
 
 
-def read_tensors(name: str) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file, by the names of the forward pass's arguments."""
-    path = _regular("--inputs", name)
+def read_tensors(given: str | Mapping[str, Any], number: int = 1) -> dict[str, Tensor]:
+    """The tensors of a .safetensors file, or of a mapping, by the names of the forward pass's arguments."""
+    where = label("--inputs", given, number)
+    if not isinstance(given, str):
+        with foreign_errors(f"{where}: it holds what is no tensor", InputError):
+            return {str(name): torch.as_tensor(value).detach().cpu() for name, value in given.items()}
+    path = _regular("--inputs", given)
     try:
         return safetensors.torch.load_file(path)
     except (safetensors.SafetensorError, OSError, ValueError) as error:
-        raise InputError(f"--inputs {clean(name)}: no .safetensors file ({clean(str(error))})") from error
+        raise InputError(f"{where}: no .safetensors file ({clean(str(error))})") from error
 
 
 def _regular(option: str, name: str) -> Path:
@@ -100,27 +112,31 @@ def _regular(option: str, name: str) -> Path:
     return path
 
 
-def load_processor(kind: Any, option: str, folder: Path, trust_remote_code: bool) -> Any:
+def has_processor(home: Home) -> bool:
+    """Whether there is something that says how input is made."""
+    return any((home / file).is_file() for file in PROCESSORS) if isinstance(home, Path) else home is not None
+
+
+def load_processor(kind: Any, option: str, home: Home, trust_remote_code: bool) -> Any:
     """A checkpoint's processor of a kind; InputError where there is none, or it cannot be loaded."""
-    if not any((folder / file).is_file() for file in PROCESSORS):
-        raise InputError(
-            f"{option}: {clean(str(folder))} has no {PROCESSORS[0]}, which says how its input is made; give prepared "
-            "tensors with --inputs"
-        )
-    with hushed(), foreign_errors(f"{clean(str(folder))}: its {PROCESSORS[0]} cannot be loaded", InputError):
-        return kind.from_pretrained(str(folder), local_files_only=True, trust_remote_code=trust_remote_code)
+    if not has_processor(home):
+        lacking = f"{clean(str(home))} has no {PROCESSORS[0]}" if isinstance(home, Path) else "no processor was given"
+        raise InputError(f"{option}: {lacking}, which says how its input is made; give prepared tensors with --inputs")
+    if not isinstance(home, Path):
+        return getattr(home, PARTS.get(kind, ""), home)
+    with hushed(), foreign_errors(f"{clean(str(home))}: its {PROCESSORS[0]} cannot be loaded", InputError):
+        return kind.from_pretrained(str(home), local_files_only=True, trust_remote_code=trust_remote_code)
 
 
-def _extractor(folder: Path, trust_remote_code: bool, option: str) -> tuple[int, Any]:
-    extractor = load_processor(AutoFeatureExtractor, option, folder, trust_remote_code)
+def _extractor(home: Home, trust_remote_code: bool, option: str) -> tuple[int, Any]:
+    extractor = load_processor(AutoFeatureExtractor, option, home, trust_remote_code)
     rate = getattr(extractor, "sampling_rate", None)
     if not isinstance(rate, int):
-        raise InputError(
-            f"{option}: {clean(str(folder))}: its {PROCESSORS[0]} names no sampling_rate, so it is no sound's"
-        )
+        own = f"{clean(str(home))}: its {PROCESSORS[0]}" if isinstance(home, Path) else type(extractor).__name__
+        raise InputError(f"{option}: {own} names no sampling_rate, so it is no sound's")
     return rate, extractor
 
 
-def _processed(option: str, name: str, process: Any) -> dict[str, Tensor]:
-    with hushed(), foreign_errors(f"{option} {clean(name)}: the checkpoint's processor fails", InputError):
+def _processed(where: str, process: Any) -> dict[str, Tensor]:
+    with hushed(), foreign_errors(f"{where}: the checkpoint's processor fails", InputError):
         return {key: value for key, value in process().items() if isinstance(value, torch.Tensor)}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+from duat_cli.errors import InputError
+from duat_cli.text import clean
 
 StackName = Literal["vision", "audio", "text", "encoder", "decoder"]
 EVERY: Literal["all"] = "all"
@@ -17,15 +20,29 @@ READS: dict[StackName, tuple[str, ...]] = {
 """Stack -> the names that its forward pass may have for what it reads."""
 
 
+def label(option: str, given: Any, number: int) -> str:
+    """What an input is called: by its file, or by its place where it is no file."""
+    return f"{option} {clean(given) if isinstance(given, str) else f'{number} ({type(given).__name__})'}"
+
+
 @dataclass(frozen=True)
 class InputFiles:
-    """The files of --image, --audio and --inputs, the stack of --stack, and what its decoder reads."""
+    """The files of --image, --audio and --inputs, the stack of --stack, and what its decoder reads.
 
-    images: tuple[str, ...] = ()
+    From Python an image may be a PIL picture as well, and prepared tensors a mapping from name to tensor.
+    """
+
+    images: tuple[Any, ...] = ()
     sounds: tuple[str, ...] = ()
-    tensors: tuple[str, ...] = ()
+    tensors: tuple[Any, ...] = ()
     stack: StackName | Literal["all"] | None = None
     decoder_prompt: str | None = None
+
+    def asked(self) -> InputFiles:
+        """The same, as a user asks for it; InputError where it contradicts itself."""
+        if self.decoder_prompt is not None and self.stack not in ("decoder", EVERY):
+            raise InputError("--decoder-prompt: only a decoder reads it; give --stack decoder")
+        return self
 
     @property
     def of_pair(self) -> bool:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from transformers import AutoProcessor
 
 from duat_cli.errors import InputError
-from duat_cli.loading.inputs.files import PROCESSORS, load_processor, open_picture
+from duat_cli.loading.inputs.files import PROCESSORS, Home, load_processor, open_picture
 from duat_cli.loading.quiet import foreign_errors, hushed
 from duat_cli.loading.texts import PromptText
 from duat_cli.text import clean
@@ -36,16 +35,16 @@ def placeholder_of(config: Any) -> int | None:
 
 
 def with_pictures(
-    texts: Sequence[PromptText], images: Sequence[str], folder: Path, placeholder: int, trust_remote_code: bool
+    texts: Sequence[PromptText], images: Sequence[Any], home: Home, placeholder: int, trust_remote_code: bool
 ) -> list[Within]:
     """Every text with all the pictures, in their order. Without texts a question of duat's own, asked as the
     checkpoint's template says."""
     pictures = [open_picture(name) for name in images]
-    processor = load_processor(AutoProcessor, "--image", folder, trust_remote_code)
+    processor = load_processor(AutoProcessor, "--image", home, trust_remote_code)
     if not callable(getattr(processor, "image_processor", None)) or getattr(processor, "tokenizer", None) is None:
         raise InputError(
-            f"--image: the processor of {clean(str(folder))} reads no text with its pictures; give prepared tensors "
-            "with --inputs"
+            f"--image: {type(processor).__name__} reads no text with its pictures; give a processor that does, or "
+            "prepared tensors with --inputs"
         )
     asked = texts or [_question(processor, len(pictures))]
     return [_one(text, pictures, processor, placeholder) for text in asked]

@@ -76,6 +76,8 @@ class LoadedModel:
     """Where the model reads no token ids: inputs of the shapes that it reads, for its discovery."""
     stack: StackName | None = None
     """The stack that --stack named, of which `model` is the part."""
+    every_stack: bool = False
+    """Whether the other stacks of the model have reports of their own, by --stack all."""
     pair: PreTrainedModel | None = None
     """Of a decoder the encoder-decoder that it belongs to, whose head reads what it gives."""
 

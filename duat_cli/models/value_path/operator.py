@@ -29,6 +29,12 @@ class AttentionOperator:
     own: bool = False  # whether it reads a mixer's own values, a UAT term, in place of the stream
     gate: Tensor | None = None  # factor of each channel of H V by token, (heads, N, d); None: ones
 
+    @property
+    def products(self) -> int:
+        """How many Kronecker products W' is a sum of: one a head; with a gate one a head and channel, or a head and
+        token, whichever are fewer."""
+        return self.factors.heads * (1 if self.gate is None else min(self.gate.shape[1:]))
+
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
         """Yield (rows, Ĥ[:, rows, :])."""
         for rows, weights in self.rows.chunks():

@@ -49,15 +49,20 @@ def has_encoder(report: InspectReport) -> bool:
 
 def _columns(wanted: Collection[str], report: InspectReport) -> list[Column]:
     absent = frozenset[str]() if has_encoder(report) else {_ENCODER}
-    return [
-        of_model(column, report.model.heads)
-        for column in COLUMNS
-        if column.path in wanted and column.path not in absent
-    ]
+    scale = heads_of(report)
+    return [scaled(column, scale) for column in COLUMNS if column.path in wanted and column.path not in absent]
 
 
-def of_model(column: Column, heads: int) -> Column:
-    """The column with its scale, which may be the model's number of heads."""
+def heads_of(report: InspectReport) -> str:
+    """What effective heads are at most: the model's heads, or from the least to the most of its blocks where gates, or
+    mixers beside attention, make other numbers."""
+    found = [block.operator.kronecker_products for block in report.blocks]
+    known = sorted({products for products in found if products is not None}) or [report.model.heads]
+    return str(known[0]) if len(known) == 1 else f"{known[0]}-{known[-1]}"
+
+
+def scaled(column: Column, heads: str) -> Column:
+    """The column with its scale, which may be a number of heads."""
     return replace(column, title=(*column.title[:-1], column.title[-1].format(heads=heads)))
 
 

@@ -73,7 +73,7 @@ def render_inspect(report: InspectReport, page: Page) -> str:
     parts: list[RenderableType] = [
         *facts.loaded(report.model, report.prompts, report.environment),
         *_block_tables(report, page),
-        *null_tables(report.blocks, report.model.heads, page),
+        *null_tables(report.blocks, columns.heads_of(report), page),
         *_crossing(report, page),
         *_term_tables(report, page),
         *_routing(report, page),
@@ -115,8 +115,7 @@ def _legend(report: InspectReport) -> list[RenderableType]:
         line(
             f"dens.: entries of W' above {density.threshold:g} rms; compare a linear layer with "
             f"{numbers.percent(density.linear_reference)} %, a 1-D convolution (width {density.conv_width}) "
-            f"with {numbers.percent(density.conv1d_reference)} %. In a causal model no token reads a later one, so at "
-            "most (N+1)/2N of W' is filled.",
+            f"with {numbers.percent(density.conv1d_reference)} %.{_half(report.blocks)}",
             "dim",
         ),
         line(
@@ -132,6 +131,17 @@ def _legend(report: InspectReport) -> list[RenderableType]:
             "dim",
         ),
     ]
+
+
+def _half(blocks: list[Block]) -> str:
+    """What a causal mask leaves of W', where no block fills more than that."""
+    known = [(block.density.structural, block.density.linear_reference) for block in blocks]
+    if not any(filled is not None for filled, _ in known):
+        return ""
+    # the reference is 1/N, so (N+1)/2N, like what is filled a mean over prompts, is its mean with 1
+    if any(filled is not None and filled > (1 + one) / 2 + 1e-9 for filled, one in known):
+        return ""
+    return " Where no token reads a later one, as in a causal model, at most (N+1)/2N of W' is filled."
 
 
 def _crossing(report: InspectReport, page: Page) -> list[RenderableType]:

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from duat_cli.report.tables import facts, numbers
-from duat_cli.report.tables.columns import COLUMNS, of_model
+from duat_cli.report.tables.columns import COLUMNS, scaled
 from duat_cli.report.tables.grid import Column, Labels, grids, missing, reason_at, value_at
 from duat_cli.report.tables.page import Page, line
 from duat_cli.results.base import Finite, Result, WithReasons
@@ -43,7 +43,7 @@ class _Row(Result):
     context: _Beside
 
 
-def null_tables(blocks: Sequence[Block], heads: int, page: Page) -> list[RenderableType]:
+def null_tables(blocks: Sequence[Block], heads: str, page: Page) -> list[RenderableType]:
     """The null of every block and the difference from it; the other null as means over the blocks."""
     if not blocks:
         return []
@@ -93,10 +93,10 @@ def _beside(block: Block, kind: str, path: str) -> _Beside:
     return _Beside(null=null, difference=value - null if known else None, reasons=reasons)  # type: ignore[operator]
 
 
-def _columns(heads: int) -> list[Column]:
+def _columns(heads: str) -> list[Column]:
     found = []
     for name, statistic in _FIELDS.items():
-        (*title, unit), form = of_model(statistic, heads).title, statistic.form
+        (*title, unit), form = scaled(statistic, heads).title, statistic.form
         found.append(Column((*title, "null", unit), f"{name}.null", form))
         found.append(Column((*title, "diff.", unit), f"{name}.difference", numbers.signed(form)))
     return found
@@ -111,7 +111,7 @@ def named() -> list[Column]:
     ]
 
 
-def _means(blocks: Sequence[Block], kind: str, heads: int) -> str:
+def _means(blocks: Sequence[Block], kind: str, heads: str) -> str:
     parts = []
     for column in _FIELDS.values():
         known = [v for block in blocks if (v := value_at(block, f"null.{kind}.{column.path}")) is not None]

@@ -194,7 +194,8 @@ def test_h_and_scales_are_those_of_the_model(tmp_path: Path) -> None:
 
 def test_every_name_is_in_the_schema(tmp_path: Path) -> None:
     model = single_model("llama")
-    _, t, _ = written(model, token_ids(model, 2), tmp_path / "n.safetensors")
+    report, t, _ = written(model, token_ids(model, 2), tmp_path / "n.safetensors")
+    assert "matrices of all layers" in report.run.reasons["planned_memory_bytes"]
     for name in t:
         plain = name.removeprefix("original.").replace("{0}", "{j}")
         for number in range(1, 9):

@@ -16,6 +16,7 @@ from duat_cli.report.html.drawing.series import curve
 from duat_cli.report.html.drawing.table import table_of
 from duat_cli.report.html.inspect.columns import block_name
 from duat_cli.report.tables import numbers
+from duat_cli.report.tables.columns import heads_of
 from duat_cli.report.tables.grid import Column, value_at
 from duat_cli.results.inspect import Block, InspectReport
 
@@ -87,7 +88,7 @@ def _figure(statistic: _Statistic, report: InspectReport, beside: Sequence[Inspe
     if all(value_at(block, statistic.path) is None for block in report.blocks):
         return None
     every = [value for other in beside for block in other.blocks for value in _values(statistic, block)]
-    unit = statistic.unit.format(heads=report.model.heads)
+    unit = statistic.unit.format(heads=heads_of(report))
     plot = Plot(
         Axis("block", Band([str(block.index) for block in report.blocks], most=12)),
         Axis(f"{statistic.axis} ({unit})", Linear.over(every, percent=statistic.percent)),

@@ -103,6 +103,10 @@ def test_every_number_is_that_of_the_dense_operator(model_type: str, dtype: str,
         assert far(got.operator.matrix().dense(), truth.W) <= tolerance
         assert far(got.operator.by_channel().matrix().dense(), truth.W) <= tolerance
         assert_numbers(got.numbers, truth.W, truth.x, tolerance)
+        singular = kronecker_singular_values(truth.W, len(truth.x))
+        rank = int((singular > 1e-9 * singular.max()).sum())  # a causal mask leaves early tokens fewer than products
+        assert rank <= got.operator.products
+        assert got.operator.gate is None or rank > got.operator.factors.heads
         if got.numbers.spectral_norm is not None:
             assert far(got.numbers.spectral_norm, float(torch.linalg.matrix_norm(truth.W, ord=2))) <= 1e-3
 

@@ -1,0 +1,174 @@
+"""Pictures, sounds and stacks from Python: of a folder as the command has them, of a model in memory as its folder."""
+
+from __future__ import annotations
+
+import json
+import wave
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import bad_checkpoints
+import numpy as np
+import pytest
+import torch
+import transformers as t
+from image_models import SMALL, WHISPER
+from PIL import Image
+
+import duat_cli as duat
+from duat_cli.cli.main import run
+
+
+@dataclass
+class Models:
+    """Folders of tiny models, a picture and a sound."""
+
+    root: Path
+
+    def __getitem__(self, name: str) -> Path:
+        return self.root / name
+
+    def held(self, name: str, cls: Any) -> Any:
+        return cls.from_pretrained(self[name])
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    root = tmp_path_factory.mktemp("models")
+    torch.manual_seed(4)
+    t.ViTForImageClassification(t.ViTConfig(**SMALL)).save_pretrained(root / "vit")
+    t.ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(root / "vit")
+    t.WhisperForConditionalGeneration(t.WhisperConfig(**WHISPER)).save_pretrained(root / "whisper")
+    bad_checkpoints.tokenizer(root / "whisper")
+    t.WhisperFeatureExtractor(feature_size=8, chunk_length=1, hop_length=500).save_pretrained(root / "whisper")
+    text = {key: SMALL[key] for key in ("hidden_size", "num_attention_heads", "intermediate_size")}
+    text |= {"num_hidden_layers": 1, "vocab_size": 264, "max_position_embeddings": 20}
+    clip = t.CLIPModel(t.CLIPConfig(text_config=text, vision_config=SMALL, projection_dim=8))
+    clip.save_pretrained(root / "clip")
+    bad_checkpoints.tokenizer(root / "clip")
+    t.ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(root / "clip")
+    pixels = np.random.default_rng(1).integers(0, 256, (20, 24, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(root / "a.png")
+    with wave.open(str(root / "a.wav"), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(16_000)
+        file.writeframes((np.sin(np.arange(9000) / 7) * 9000).astype("<i2").tobytes())
+    return Models(root)
+
+
+def said(report: Any) -> Any:
+    """All but what differs between two runs."""
+    return {name: value for name, value in json.loads(report.to_json()).items() if name != "run"}
+
+
+def test_a_picture_of_a_folder_is_the_commands(models: Models, capsys: pytest.CaptureFixture[str]) -> None:
+    report = duat.inspect(models["vit"], image=models["a.png"], null="uniform", maps=1)
+    words = [str(models["vit"]), "--image", str(models["a.png"]), "--null", "uniform", "--maps", "1"]
+    capsys.readouterr()
+    assert run(["inspect", *words, "--json", "-q"]) == 0
+    expected = json.loads(capsys.readouterr().out)
+    assert said(report) == {name: value for name, value in expected.items() if name != "run"}
+    assert report.prompts[0].tokens == 17
+    assert report.certificate.relative_error < 1e-5
+
+
+@pytest.mark.parametrize("form", ["file", "picture", "list", "tensors", "tensors alone"])
+def test_a_picture_in_memory_is_that_of_the_folder(form: str, models: Models) -> None:
+    model = models.held("vit", t.ViTForImageClassification)
+    processor, picture = t.AutoImageProcessor.from_pretrained(models["vit"]), Image.open(models["a.png"])
+    made = processor(images=picture, return_tensors="pt")
+    given: dict[str, dict[str, Any]] = {
+        "file": {"tokenizer": processor, "image": models["a.png"]},
+        "picture": {"tokenizer": processor, "image": picture},
+        "list": {"tokenizer": processor, "image": [str(models["a.png"])]},
+        "tensors": {"tokenizer": processor, "inputs": made},
+        "tensors alone": {"inputs": [dict(made)]},
+    }
+    report = duat.verify(model, **given[form])
+    expected = duat.verify(models["vit"], image=models["a.png"])
+    assert (report.blocks, report.prompts) == (expected.blocks, expected.prompts)
+    assert report.model.fingerprint == expected.model.fingerprint
+
+
+def test_the_operator_of_a_picture_is_what_attention_adds(models: Models) -> None:
+    model = models.held("vit", t.ViTForImageClassification)
+    processor, seen = t.AutoImageProcessor.from_pretrained(models["vit"]), list[torch.Tensor]()
+    operator = duat.verify(model, processor, image=models["a.png"]).operator(block=1)
+    attention = model.vit.layers[1].attention
+    with torch.no_grad(), attention.register_forward_hook(lambda m, a, out: seen.append(out[0])):
+        model(**processor(images=Image.open(models["a.png"]), return_tensors="pt"))
+    constant = attention.o_proj(attention.v_proj.bias)  # rows of H sum to 1
+    assert torch.allclose(operator.contribution, seen[0][0] - constant, atol=1e-5)
+    assert operator.tokens == [f"#{position}" for position in range(17)]
+
+
+@pytest.mark.parametrize("stack", [None, "decoder"])
+def test_a_sound_in_memory_is_that_of_the_folder(stack: Any, models: Models) -> None:
+    folder, words = models["whisper"], {} if stack is None else {"decoder_prompt": "ab"}
+    parts = t.AutoFeatureExtractor.from_pretrained(folder), t.AutoTokenizer.from_pretrained(folder)
+    processor = t.WhisperProcessor(*parts)
+    model = models.held("whisper", t.WhisperForConditionalGeneration)
+    asked: dict[str, Any] = {"audio": models["a.wav"], "stack": stack, **words}
+    report, expected = duat.verify(model, processor, **asked), duat.verify(folder, **asked)
+    assert (report.blocks, report.prompts) == (expected.blocks, expected.prompts)
+    assert report.certificate.relative_error < 1e-5
+    assert report.model.stack == (stack or "encoder")
+
+
+@pytest.mark.parametrize(("stack", "given"), [("vision", {"image": "a.png"}), ("text", {"prompts": "ab"})])
+def test_a_part_in_memory_is_that_of_the_folder(stack: Any, given: dict[str, str], models: Models) -> None:
+    asked: dict[str, Any] = {n: models[v] if n == "image" else v for n, v in given.items()}
+    kind = t.AutoImageProcessor if stack == "vision" else t.AutoTokenizer
+    own = kind.from_pretrained(models["clip"])
+    report = duat.verify(models.held("clip", t.CLIPModel), own, stack=stack, **asked)
+    expected = duat.verify(models["clip"], stack=stack, **asked)
+    assert (report.blocks, report.prompts) == (expected.blocks, expected.prompts)
+    assert report.model.stack == stack
+
+
+def test_a_decoder_is_attributed(models: Models) -> None:
+    torch.manual_seed(3)
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4}
+    ends = {"decoder_start_token_id": 259, "pad_token_id": 259, "eos_token_id": 257}
+    model = t.T5ForConditionalGeneration(t.T5Config(vocab_size=264, **sizes, **ends)).eval()
+    tokenizer = t.AutoTokenizer.from_pretrained(models["whisper"])
+    report = duat.attribute(model, tokenizer, prompts="abc", stack="decoder", decoder_prompt="xy")
+    ids = torch.tensor([tokenizer("abc")["input_ids"]])
+    decoded = torch.tensor([[259, *tokenizer(text_target="xy")["input_ids"][:-1]]])
+    with torch.no_grad():
+        logits = model(input_ids=ids, decoder_input_ids=decoded).logits[0, -1]
+    assert report.attribution[0].logit == pytest.approx(float(logits.max()), rel=1e-5)
+    assert len(report.attribution[0].parts.encoder.tokens) == 3
+
+
+@pytest.mark.parametrize(
+    ("call", "wrong"),
+    [
+        (lambda m, p: duat.verify(m, p, prompts=["x"]), "reads no token ids here; give --image"),
+        (lambda m, p: duat.verify(m, image="a.png"), "--image a.png: no such file"),
+        (lambda m, p: duat.verify(m, image=Image.new("RGB", (9, 9))), "--image: no processor was given"),
+        (lambda m, p: duat.verify(m, p, image=3), r"image\[0\]: expected a file or a PIL picture, got int"),
+        (lambda m, p: duat.verify(m, p, audio=[b"x"]), r"audio\[0\]: expected a .wav file, got bytes"),
+        (lambda m, p: duat.verify(m, p, audio="x.wav"), "ViTForImageClassification reads images, no sound"),
+        (lambda m, p: duat.verify(m, inputs={"pixel_values": "x"}), r"--inputs 1 \(dict\): it holds what is no tensor"),
+        (lambda m, p: duat.verify(m, inputs={"pixels": torch.ones(1)}), "pixels: ViTForImageClassification takes no"),
+        (lambda m, p: duat.verify(m, p, stack="text"), "has no part that reads input_ids"),
+        (lambda m, p: duat.verify(m, p, stack="decoder"), "is no encoder with a decoder"),
+        (lambda m, p: duat.verify(stack="all"), "stack 'all': expected None, vision"),
+        (lambda m, p: duat.verify(image=Image.new("RGB", (9, 9))), "LlamaForCausalLM reads token ids here"),
+        (lambda m, p: duat.matrix(m, p, image=[Image.new("RGB", (9, 9))] * 2), "a matrix belongs to one input"),
+        (lambda m, p: duat.matrix(m, p, prompt="x"), "reads no token ids here"),
+        (lambda m, p: duat.matrix(stack="decoder"), "duat inspect and verify read it"),
+        (lambda m, p: duat.attribute(m, p, prompts="x"), r"takes `pixel_values` \(images\), no token ids"),
+        (lambda m, p: duat.attribute(stack="encoder"), "stack 'encoder': expected None, decoder"),
+        (lambda m, p: duat.attribute(decoder_prompt="x"), "--decoder-prompt: only a decoder reads it"),
+    ],
+)
+def test_what_is_given_wrong_is_one_line(call: Callable[[Any, Any], Any], wrong: str, models: Models) -> None:
+    model = t.ViTForImageClassification(t.ViTConfig(**SMALL))
+    with pytest.raises(duat.DuatError, match=wrong) as refused:
+        call(model, t.ViTImageProcessor(size={"height": 16, "width": 16}))
+    assert "\n" not in str(refused.value)
