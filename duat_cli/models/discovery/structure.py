@@ -7,7 +7,7 @@ more than one block's weights and tensors have to be there. What stays unproved 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,6 +36,14 @@ MAX_OPENINGS = 8
 ENCODER_ALONE = (
     "decoder stack (cross-attention): only the encoder is read here; inspect, verify and attribute take --stack decoder"
 )
+
+
+class StagesError(Exception):
+    """The elements of a list of modules are stages, each with a list of blocks: everything begins anew, with those."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
 
 
 @dataclass(frozen=True)
@@ -113,12 +121,18 @@ def discover(model: Any, like: Mapping[str, Tensor] | None = None, *, factors: b
     factors: whether V and O of the heads are looked for, which are kept for every block.
     """
     with model_code(type(model).__name__):
-        found = Discovery(model, like=like, factors=factors)
-        try:
-            found.walk()
-        except ForeignAttentionError:  # its own attention function stays, and its softmax is watched
-            found = Discovery(model, interface=False, like=like, factors=factors)
-            found.walk()
+        interface, staged = True, frozenset[str]()
+        while True:
+            found = Discovery(model, interface=interface, staged=staged, like=like, factors=factors)
+            try:
+                found.walk()
+                break
+            except ForeignAttentionError:  # its own attention function stays, and its softmax is watched
+                if not interface:
+                    raise
+                interface = False
+            except StagesError as fault:
+                staged |= {fault.name}
         structure = found.structure()
         return replace(structure, plain_error=_instruments_error(structure, found.probe))
 
@@ -140,7 +154,8 @@ class Discovery:
     """Finds blocks and their parts while the model runs once, and proves them while it runs once more.
 
     interface: whether attention is to be seen through transformers' interface; `walk` raises ForeignAttentionError
-    where the model does something else with it. device: as of `probe_ids`; like, factors: as of `discover`.
+    where the model does something else with it. staged: lists whose elements are stages; StagesError names
+    another. device: as of `probe_ids`; like, factors: as of `discover`.
     """
 
     def __init__(
@@ -148,6 +163,7 @@ class Discovery:
         model: Any,
         *,
         interface: bool = True,
+        staged: frozenset[str] = frozenset(),
         device: str | None = None,
         like: Mapping[str, Tensor] | None = None,
         factors: bool = True,
@@ -159,7 +175,8 @@ class Discovery:
         self.stack, self._uncovered = _stack_of(model)
         self.probe = probe_inputs(self.stack, like, DISCOVERY_TOKENS, device)
         self._names = {module: name for name, module in self.stack.named_modules()}
-        self.lists = outermost_lists(self.stack)
+        self._staged = staged
+        self.lists = outermost_lists(self.stack, staged)
         self.list_of = {module: name for name, found in self.lists.items() for module in found}
         self.tracer = Tracer(self.stack, self.list_of, self.learn, interface=interface)
         self._calls: dict[str, list[Event]] = {name: [] for name in self.lists}
@@ -247,6 +264,8 @@ class Discovery:
     def learn(self, event: Event, written: Trace) -> None:
         """Behind a call of a module that may be a block. What is wrong with it matters only if it is one."""
         home = self.list_of[event.module]
+        if home not in self._staged and is_stage(event, written):
+            raise StagesError(home)
         calls = self._calls[home]
         try:
             if calls:
@@ -276,10 +295,35 @@ def _stack_of(model: Any) -> tuple[Any, tuple[str, ...]]:
     return stack_of(model), ()
 
 
-def outermost_lists(stack: nn.Module) -> dict[str, nn.ModuleList]:
-    """The ModuleLists that are in no other, by name."""
+def outermost_lists(stack: nn.Module, staged: Collection[str] = ()) -> dict[str, list[nn.Module]]:
+    """The elements of the ModuleLists that are in no other, by the list's name; of those whose elements are stages what
+    stands in these: the elements of their lists, and what leads from one stage to the next."""
     lists = {name: module for name, module in stack.named_modules() if isinstance(module, nn.ModuleList)}
-    return {n: found for n, found in lists.items() if not any(n.startswith(other + ".") for other in lists)}
+    outer = {n: found for n, found in lists.items() if not any(n.startswith(other + ".") for other in lists)}
+    return {name: list(_elements(found, opened=name in staged)) for name, found in outer.items()}
+
+
+def _elements(modules: nn.Module, *, opened: bool) -> Iterator[nn.Module]:
+    """opened: as of stages. A list is never called, so that its own elements stand for it."""
+    for module in modules.children():
+        if isinstance(module, nn.ModuleList) or opened:
+            yield from _elements(module, opened=False)
+        else:
+            yield module
+
+
+def is_stage(event: Event, written: Trace) -> bool:
+    """Whether what was called holds its attention in the elements of a list, and is no block itself: it gives another
+    number of tokens than it takes, or several of the elements attend within windows of the tokens."""
+    inner = [module for module in event.module.modules() if isinstance(module, nn.ModuleList)]
+    attending = {call.module for call in written.attention}
+    blocks = [block for found in inner for block in found if attending & set(block.modules())]
+    if not attending or not all(any(module in set(block.modules()) for block in blocks) for module in attending):
+        return False
+    taken = next((t for t in event.tensors if t.ndim >= 3), None)
+    if taken is not None and (event.result is None or event.result.shape != taken.shape):
+        return True
+    return len(blocks) > 1 and any(len(call.value) > 1 for call in written.attention)
 
 
 def _require_chained(position: int, before: Event, after: Event) -> None:
