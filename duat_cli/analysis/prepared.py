@@ -293,11 +293,13 @@ def _check(
 def _expected_positions(shell: Any, tensors: Mapping[str, Tensor]) -> int | None:
     """By a pass without memory, which some models cannot make: they look at values on their way."""
     stack = stack_of(shell)
-    try:
-        with torch.no_grad():
-            return _positions_of(stack(**placed_tensors(tensors, "meta", stack.dtype)))
-    except Exception:  # a real pass tells, and whether the input is at fault
-        return None
+    for asked in ({"output_hidden_states": True}, {}):
+        try:
+            with torch.no_grad():
+                return _positions_of(stack(**placed_tensors(tensors, "meta", stack.dtype), **asked))
+        except Exception:  # a real pass tells, and whether the input is at fault
+            continue
+    return None
 
 
 def _real_positions(loaded: LoadedModel, one: Prepared) -> int:
@@ -312,8 +314,10 @@ def _real_positions(loaded: LoadedModel, one: Prepared) -> int:
 
 
 def _positions_of(output: Any) -> int | None:
-    states = output[0]
-    return int(states.shape[1]) if isinstance(states, Tensor) and states.ndim == 3 else None
+    """The most that one of its states holds: a model that merges tokens gives fewer than it takes."""
+    states = [output[0], *(getattr(output, "hidden_states", None) or ())]
+    counts = [int(one.shape[1]) for one in states if isinstance(one, Tensor) and one.ndim == 3]
+    return max(counts, default=None)
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:

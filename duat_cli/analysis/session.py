@@ -27,10 +27,9 @@ from duat_cli.loading.model.fingerprint import fingerprint
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import tolerance_for
-from duat_cli.models.discovery.growing import Growing, Known, OpenedError, PathError, blocks_expected
+from duat_cli.models.discovery.growing import BEGIN_ANEW, Growing, Known, blocks_expected
 from duat_cli.models.discovery.modality import Given, placed, stack_of
 from duat_cli.models.discovery.structure import ENCODER_ALONE, ModelStructure, discover, run_stack
-from duat_cli.models.instrument.attention import ForeignAttentionError
 from duat_cli.models.instrument.plain import InstrumentedPass, PlainPass, deviation
 from duat_cli.models.instrument.rig import BlockRun, Rig
 from duat_cli.models.sweep.forwards import forwards
@@ -95,7 +94,7 @@ class Session:
         self.plain_error = 0.0  # the largest so far
         self.whole = False  # whether norms are held as of `Rig`, in sweeps over weights that are in memory
         self._geometries: dict[int, Geometry] = {}
-        self.heads, self.kv_heads, self._of_mixer = 0, 0, False
+        self.heads, self.kv_heads, self.heads_differ, self._most = 0, 0, False, (False, 0, 0)
         if loaded.paged is not None:  # blocks are discovered, and weights hashed, as they pass
             self._cache = TensorCache("", enabled=False)
             return
@@ -240,7 +239,7 @@ class Session:
                     side_by_side(weights, found, others, left)
                 structure = found.structure()
                 break
-            except (ForeignAttentionError, PathError, OpenedError) as fault:
+            except BEGIN_ANEW as fault:
                 self._known.learn(fault)
             except UnsupportedModelError as fault:
                 raise self._blamed(fault) from fault
@@ -286,9 +285,10 @@ class Session:
                 why = f"block {run.index} puts out values that are not finite in {self.loaded.dtype}"
                 raise self._blamed(UnsupportedModelError(why))
             require_signal(run)
-            if run.attention and (not self.heads or (self._of_mixer and run.parts.mixer is None)):
-                self._of_mixer = run.parts.mixer is not None  # heads of softmax attention go before those of mixers
-                self.heads, self.kv_heads = run.attention[0].rows.heads, run.attention[0].value.shape[1]
+            if run.attention:  # the most of a block; those of softmax attention go before those of mixers
+                found = run.parts.mixer is None, run.attention[0].rows.heads, run.attention[0].value.shape[1]
+                self.heads_differ |= self._most[0] and found[0] and found != self._most
+                self._most = _, self.heads, self.kv_heads = max(self._most, found)
             self._checks = checks
             listener(run)
 

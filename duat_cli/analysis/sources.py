@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.instrument.attention import AttentionCall, StoredRows
 from duat_cli.models.instrument.held import attending
 from duat_cli.models.instrument.rig import BlockRun, zero_given
@@ -20,6 +21,12 @@ def advance_sources(
     uniform: as `sources`, but that every H of every block is uniform over the tokens that its rows may see. Weights and
     scales of norms are the same.
     """
+    if run.output.shape != run.input.shape:
+        before, after = (t.shape[1] for t in (run.input, run.output))
+        raise UnsupportedModelError(
+            f"block {run.index} makes {after} tokens of {before}; --end-to-end relates every token of the output to "
+            "that of the input"
+        )
     if sources is None or uniform is None:
         tokens = len(linear)
         sources = uniform = torch.eye(tokens, dtype=linear.dtype, device=linear.device)[..., None] * linear

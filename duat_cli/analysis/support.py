@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from duat_cli import __version__
 from duat_cli.analysis.decomposition import Decomposition, crossing
+from duat_cli.analysis.own_fault import own_fault
 from duat_cli.analysis.prepared import chosen_stack, parts_of, prepared_inputs, reads
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import require_signal
@@ -32,7 +34,7 @@ from duat_cli.models.discovery.structure import (
 )
 from duat_cli.models.instrument.foreign import model_code
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.models.value_path.factors import NO_MIXING
+from duat_cli.models.value_path.factors import MERGES, NO_MIXING
 from duat_cli.results.base import Run
 from duat_cli.results.support import StackEntry, SupportEntry, SupportReport
 from duat_cli.zoo import tiny
@@ -40,6 +42,7 @@ from duat_cli.zoo.inputs import made_inputs
 from duat_cli.zoo.modality import modality_of, modality_of_type
 
 CHECKED_TOKENS = 17
+RANDOM = "its forward pass draws random numbers: two passes over one input differ"
 NOT_TRIED = "not tried"
 """What the reason of a type begins with of which no tiny model could be made, or no input for it."""
 
@@ -53,7 +56,13 @@ def support_of(loaded: LoadedModel) -> SupportEntry:
         [made] = prepared_inputs(model, loaded.files.path, InputFiles(), trust_remote_code=False)
     except InputError as fault:
         return _refused(model.config.model_type, str(fault))
-    return with_stacks(examine(model, like=made.tensors), model)
+    try:
+        return with_stacks(examine(model, like=made.tensors), model)
+    except (RuntimeError, ValueError, TypeError, LookupError) as fault:
+        own = own_fault(replace(loaded, like=made.tensors))
+        if own is None:
+            raise
+        raise own from fault
 
 
 def support_report(entries: list[SupportEntry], run: Run) -> SupportReport:
@@ -169,7 +178,7 @@ def _examine_stack(model: Any, model_type: str, like: Mapping[str, Tensor] | Non
         return _refused(model_type, str(fault))
     if not structure.plain_error <= tolerance_for(model.dtype):
         reason = f"duat's instruments change this model: under them its output is off by {structure.plain_error:.1e}"
-        return _refused(model_type, reason, structure)
+        return _refused(model_type, RANDOM if _is_random(structure, like) else reason, structure)
     if not error <= tolerance_for(model.dtype):
         return _refused(model_type, f"the rebuilt output misses the model's by {error:.1e}", structure)
     parts = [*structure.uncovered, *faults]
@@ -181,6 +190,14 @@ def _examine_stack(model: Any, model_type: str, like: Mapping[str, Tensor] | Non
         reason=None,
         relative_error=error,
     )
+
+
+def _is_random(structure: ModelStructure, like: Mapping[str, Tensor] | None) -> bool:
+    """Whether two plain passes over the same input differ."""
+    given = probe_inputs(structure.stack, like, CHECKED_TOKENS)
+    with torch.no_grad():
+        one, two = (run_stack(structure.stack, given)[0] for _ in range(2))
+    return not torch.equal(one, two)
 
 
 def _errors(structure: ModelStructure, like: Mapping[str, Tensor] | None) -> tuple[float, list[str]]:
@@ -200,7 +217,7 @@ def _errors(structure: ModelStructure, like: Mapping[str, Tensor] | None) -> tup
         try:
             step.operator(run, structure.block(run.index))
         except UnsupportedModelError as fault:
-            if not run.attention and str(fault) == NO_MIXING:
+            if not run.attention and str(fault) in (MERGES, NO_MIXING):
                 return  # there is nothing to read
             faults.setdefault(str(fault), []).append(run.index)
 

@@ -64,8 +64,8 @@ class ModelFacts(Result):
     )
     parameters: int = Field(description="number of parameters")
     blocks: int = Field(description="how many blocks the model has")
-    hidden_size: int = Field(description="width M of the model")
-    heads: int = Field(description="number of attention heads")
+    hidden_size: int = Field(description="width M of the model; where blocks differ, of the first")
+    heads: int = Field(description="number of attention heads; where blocks differ, the most")
     kv_heads: int = Field(description="number of key and value heads")
     fingerprint: str = Field(
         description="content hash of names, shapes, dtypes and bytes of the loaded weights; not cryptographic"

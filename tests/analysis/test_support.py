@@ -9,7 +9,7 @@ import torch
 import transformers
 from helpers import single_model
 
-from duat_cli.analysis.support import examine
+from duat_cli.analysis.support import entry_of_type, examine
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.results.support import SupportEntry
 from duat_cli.zoo import tiny
@@ -57,11 +57,15 @@ def test_a_refused_type_has_a_reason_and_no_number() -> None:
 
 @pytest.mark.parametrize(
     ("model_type", "status", "why"),
-    [("zamba2", "refused", "reads a second stream beside its own"), ("zaya", "partly", "are made of several tokens")],
+    [
+        ("zamba2", "refused", "reads a second stream beside its own"),
+        ("zaya", "partly", "are made of several tokens"),
+        ("vit_mae", "refused", "its forward pass draws random numbers"),
+        ("timesformer", "refused", "it calls attention 2 times, each over another number of tokens"),
+    ],
 )
 def test_what_is_not_covered_is_said_by_its_mechanism(model_type: str, status: str, why: str) -> None:
-    entry = entry_of(model_type)
-    assert entry is not None
+    entry = entry_of_type(model_type)
     assert entry.status == status
     assert why in "".join([*entry.parts, entry.reason or ""])
 

@@ -19,8 +19,8 @@ SMALLEST_OWN = 0.05  # a share that is worth a sentence
 FEWEST_HEADS, LEAST_SHARE, LEAST_RATIO = 0.5, 0.25, 2.0  # differences from the nearer null that are worth a sentence
 
 
-def summarise(blocks: Sequence[Block], certificate: Certificate, heads: int) -> Summary:
-    """Shares are those of the last block in the report."""
+def summarise(blocks: Sequence[Block], certificate: Certificate, heads: int | None) -> Summary:
+    """Shares are those of the last block in the report. heads: of every block; None where blocks differ."""
     last = blocks[-1].terms
     context = _mean(b.coupling.effective_context for b in blocks)
     structural = _mean(b.density.structural for b in blocks)
@@ -43,7 +43,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def _notable(blocks: Sequence[Block], certificate: Certificate, heads: int) -> list[str]:
+def _notable(blocks: Sequence[Block], certificate: Certificate, heads: int | None) -> list[str]:
     if not certificate.exact:
         return []  # no sentence stands on numbers that the certificate does not carry
     candidates = [_own_terms(blocks), _heads(blocks, heads), _first_token(blocks), _local(blocks)]
@@ -83,13 +83,13 @@ def _gaps(blocks: Sequence[Block], path: str) -> list[_Gap]:
     return found
 
 
-def _heads(blocks: Sequence[Block], heads: int) -> str | None:
+def _heads(blocks: Sequence[Block], heads: int | None) -> str | None:
     gap = max(_gaps(blocks, "operator.effective_heads"), key=lambda g: abs(g.value - g.null), default=None)
     if gap is None or abs(gap.value - gap.null) < FEWEST_HEADS:
         return None
     name = f"block {gap.block.index}'s attention"
     # a mixer without softmax, or a gate on channels, makes more Kronecker products than the model names heads
-    of = f" of its {heads}" if max(gap.value, gap.null) <= heads else ""
+    of = f" of its {heads}" if heads is not None and max(gap.value, gap.null) <= heads else ""
     return f"{name} acts like {gap.value:.1f}{of} heads, its null like {gap.null:.1f}"
 
 

@@ -33,6 +33,8 @@ def routing(run: BlockRun) -> Routing:
     call = run.attention[0]
     if call.scored is None:
         return _nothing("its softmax is intercepted, behind the scores: queries and keys are not seen")
+    if call.windows is not None:
+        return _nothing("its scores are of windows of the tokens; W_QK is read where all of them are in one")
     error, why_not = _rebuilt(call)
     if why_not is not None:
         reasons["rebuilt_error"] = why_not

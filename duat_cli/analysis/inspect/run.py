@@ -139,6 +139,7 @@ def report_head(session: Session) -> InspectHead:
     return InspectHead(
         environment=session.environment(),
         model=session.model_facts(),
+        heads_differ=session.heads_differ,
         block_names=[session.structure.block(i).parts.name for i in range(len(session.structure.calls))],
         stored_dtype=None if stored is None else str(stored).removeprefix("torch."),
         skipped=session.skipped(),

@@ -140,6 +140,7 @@ class StateFiles:
     def _require_room(self, session: Session, lengths: Sequence[int]) -> None:
         config, width = session.loaded.model.config.get_text_config(), session.structure.hidden_size
         heads = getattr(config, "num_attention_heads", 1) or 1
+        heads = heads if isinstance(heads, int) else 0  # one for each stage: how large H will be, is not known yet
         each = {"H": lambda n: heads * n * n, "S": lambda n: 2 * (n + width), "bias": lambda n: 2 * n * width}
         need = self._dtype.itemsize * self._depth * sum(each[kind](n) for kind in self._kinds for n in lengths)
         free = shutil.disk_usage(self._folder).free

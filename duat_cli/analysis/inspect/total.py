@@ -37,6 +37,8 @@ class InspectHead(Result):
 
     environment: Environment
     model: ModelFacts
+    heads_differ: bool = False
+    """Whether blocks have other numbers of heads than the model facts name."""
     block_names: list[str]
     """Of all blocks of the model."""
     stored_dtype: str | None
@@ -90,7 +92,7 @@ class InspectTotal:
             blocks=blocks,
             terms=[mean.value() for mean in self._terms] if self._with_terms else None,
             end_to_end=None if self._end_to_end is None else self._end_to_end.value(),
-            summary=summarise(blocks, certificate, head.model.heads),
+            summary=summarise(blocks, certificate, None if head.heads_differ else head.model.heads),
             skipped=[*head.skipped, *faults],
             warnings=[*head.warnings, *range_warnings(ranges)],
             run=run,

@@ -18,7 +18,7 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.modality import stack_of
 from duat_cli.models.discovery.proof import Proof, Verdict, opened
-from duat_cli.models.discovery.structure import Discovery, ModelStructure, outermost_lists
+from duat_cli.models.discovery.structure import Discovery, ModelStructure, StagesError, outermost_lists
 from duat_cli.models.instrument.attention import CapturePath, ForeignAttentionError
 from duat_cli.models.instrument.foreign import model_code
 from duat_cli.models.instrument.rig import Rig
@@ -38,18 +38,25 @@ class OpenedError(Exception):
         self.parts = parts
 
 
+BEGIN_ANEW = ForeignAttentionError, PathError, OpenedError, StagesError
+"""What shows that everything has to begin anew, and with what."""
+
+
 @dataclass
 class Known:
     """What an earlier attempt showed."""
 
     interface: bool = True  # whether attention can be seen through transformers' interface
+    staged: frozenset[str] = frozenset()  # lists whose elements are stages
     intercepted: bool = False  # whether some attention is seen by its softmax alone, so that all of it has to be
     parts: dict[nn.Module, BlockParts] = field(default_factory=dict)  # of blocks that were tried with others
 
-    def learn(self, fault: ForeignAttentionError | PathError | OpenedError) -> None:
+    def learn(self, fault: ForeignAttentionError | PathError | OpenedError | StagesError) -> None:
         """From what ended it."""
         if isinstance(fault, OpenedError):
             self.parts[fault.parts.module] = fault.parts
+        elif isinstance(fault, StagesError):
+            self.staged |= {fault.name}
         elif isinstance(fault, PathError):
             self.intercepted = True
         elif not self.interface:
@@ -77,7 +84,7 @@ class Growing(Discovery):
     """The first pass; `proof` and `rig` are for those behind it."""
 
     def __init__(self, model: Any, *, device: str, known: Known, like: Mapping[str, Tensor] | None = None) -> None:
-        super().__init__(model, interface=known.interface, device=device, like=like)
+        super().__init__(model, interface=known.interface, staged=known.staged, device=device, like=like)
         self._known = known
         self.on_proved: Callable[[BlockParts, Trace], None] = lambda _parts, _written: None  # called behind every proof
         self._proof: Proof | None = None
@@ -129,8 +136,8 @@ class Growing(Discovery):
         return self.structure_of(calls, ())
 
     def forget(self, modules: Iterable[nn.Module]) -> None:
-        """Of what was read from the weights of these blocks, keep the shapes alone."""
-        for module in modules:
+        """Of what was read from the weights of these blocks, or of those inside of them, keep the shapes alone."""
+        for module in (inner for one in modules for inner in one.modules()):
             known = self.proved.get(module)
             if known is not None:
                 self.proved[module] = replace(

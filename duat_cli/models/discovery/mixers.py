@@ -59,11 +59,11 @@ def with_mixer(parts: BlockParts, event: Event, written: Trace, known: Known) ->
 
 
 def _is_one_product(parts: BlockParts, written: Trace) -> bool:
-    """Whether what was seen is all of attention: one product H V from every token to every token, which the attention
-    module gives as it is or takes through its own output layer."""
+    """Whether what was seen is all of attention: one product H V from every token that its module takes to every one
+    of them, which the module gives as it is or takes through its own output layer."""
     calls = [call for call in written.attention if call.module in parts.attention]
-    block = written.calls(parts.module)[0]
-    tokens = parts.hidden.get(block.args, block.kwargs).shape[1]
+    taken = written.calls(parts.attention[0])[0].tensors
+    tokens = taken[0].shape[-2] if taken else None
     if len(calls) != 1 or (calls[0].output.shape[1], calls[0].value.shape[2]) != (tokens, tokens):
         return False
     projection, made = parts.output_projection, written.calls(calls[0].module)[0].result

@@ -110,6 +110,9 @@ def opened(verdict: Verdict, written: Trace) -> BlockParts:
 
 def _verdict(run: BlockRun, factors: bool) -> Verdict:
     run.parts = replace(run.parts, gated=False, clamped=any(run.recording.clamps.values()))
+    if len({call.output.shape for call in run.attention}) > 1:
+        calls = f"it calls attention {len(run.attention)} times, each over another number of tokens"
+        raise UnsupportedModelError(f"{run.parts.name}: {calls}")
     fault, culprits = _fault(run)
     if fault is not None and not culprits and any(run.recording.gates.values()):
         run.parts = replace(run.parts, gated=True)
@@ -154,6 +157,8 @@ def _notes(run: BlockRun, factors: BlockFactors | None) -> tuple[str, ...]:
             for module in early
             if late
         ]
+    if run.output.shape != run.input.shape:  # it is there to mix tokens
+        return tuple(notes)
     nothing, zero = zero_given(run, 1), torch.zeros_like(run.input)
     silent = torch.zeros_like(run.attention[0].output) if run.attention else None
     base = output_of(run, zero, nothing, silent)[0]

@@ -7,7 +7,7 @@ more than one block's weights and tensors have to be there. What stays unproved 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,6 +45,14 @@ MAX_OPENINGS = 8
 ENCODER_ALONE = (
     "decoder stack (cross-attention): only the encoder is read here; inspect, verify and attribute take --stack decoder"
 )
+
+
+class StagesError(Exception):
+    """The elements of a list of modules are stages, each with a list of blocks: everything begins anew, with those."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
 
 
 @dataclass(frozen=True)
@@ -124,12 +132,18 @@ def discover(model: Any, like: Mapping[str, Tensor] | None = None, *, factors: b
     factors: whether V and O of the heads are looked for, which are kept for every block.
     """
     with model_code(type(model).__name__):
-        found = Discovery(model, like=like, factors=factors)
-        try:
-            found.walk()
-        except ForeignAttentionError:  # its own attention function stays, and its softmax is watched
-            found = Discovery(model, interface=False, like=like, factors=factors)
-            found.walk()
+        interface, staged = True, frozenset[str]()
+        while True:
+            found = Discovery(model, interface=interface, staged=staged, like=like, factors=factors)
+            try:
+                found.walk()
+                break
+            except ForeignAttentionError:  # its own attention function stays, and its softmax is watched
+                if not interface:
+                    raise
+                interface = False
+            except StagesError as fault:
+                staged |= {fault.name}
         structure = found.structure()
         return replace(structure, plain_error=_instruments_error(structure, found.probe))
 
@@ -151,7 +165,8 @@ class Discovery:
     """Finds blocks and their parts while the model runs once, and proves them while it runs once more.
 
     interface: whether attention is to be seen through transformers' interface; `walk` raises ForeignAttentionError
-    where the model does something else with it. device: as of `probe_ids`; like, factors: as of `discover`.
+    where the model does something else with it. staged: lists whose elements are stages; StagesError names
+    another. device: as of `probe_ids`; like, factors: as of `discover`.
     """
 
     def __init__(
@@ -159,6 +174,7 @@ class Discovery:
         model: Any,
         *,
         interface: bool = True,
+        staged: frozenset[str] = frozenset(),
         device: str | None = None,
         like: Mapping[str, Tensor] | None = None,
         factors: bool = True,
@@ -173,9 +189,9 @@ class Discovery:
         within = text_part(self.stack, like)
         self.part = self.stack if within is None else within
         self.seams: set[int] = set()  # block calls whose input is not only what the call in front of them gives
-        self.lists = outermost_lists(self.part)
-        if within is not None:
-            self.lists = {f"{self._names[within]}.{name}": found for name, found in self.lists.items()}
+        self._staged, prefix = staged, "" if within is None else f"{self._names[within]}."
+        lists = outermost_lists(self.part, [name.removeprefix(prefix) for name in staged])
+        self.lists = {prefix + name: found for name, found in lists.items()}
         self.list_of = {module: name for name, found in self.lists.items() for module in found}
         self.tracer = Tracer(self.stack, self.list_of, self.learn, interface=interface, part=self.part)
         self._calls: dict[str, list[Event]] = {name: [] for name in self.lists}
@@ -266,6 +282,8 @@ class Discovery:
     def learn(self, event: Event, written: Trace) -> None:
         """Behind a call of a module that may be a block. What is wrong with it matters only if it is one."""
         home = self.list_of[event.module]
+        if home not in self._staged and is_stage(event, written):
+            raise StagesError(home)
         calls = self._calls[home]
         try:
             if calls and not _chained(len(calls) - 1, calls[-1], event, added=self.part is not self.stack):
@@ -295,10 +313,35 @@ def _stack_of(model: Any) -> tuple[Any, tuple[str, ...]]:
     return stack_of(model), ()
 
 
-def outermost_lists(stack: nn.Module) -> dict[str, nn.ModuleList]:
-    """The ModuleLists that are in no other, by name."""
+def outermost_lists(stack: nn.Module, staged: Collection[str] = ()) -> dict[str, list[nn.Module]]:
+    """The elements of the ModuleLists that are in no other, by the list's name; of those whose elements are stages what
+    stands in these: the elements of their lists, and what leads from one stage to the next."""
     lists = {name: module for name, module in stack.named_modules() if isinstance(module, nn.ModuleList)}
-    return {n: found for n, found in lists.items() if not any(n.startswith(other + ".") for other in lists)}
+    outer = {n: found for n, found in lists.items() if not any(n.startswith(other + ".") for other in lists)}
+    return {name: list(_elements(found, opened=name in staged)) for name, found in outer.items()}
+
+
+def _elements(modules: nn.Module, *, opened: bool) -> Iterator[nn.Module]:
+    """opened: as of stages. A list is never called, so that its own elements stand for it."""
+    for module in modules.children():
+        if isinstance(module, nn.ModuleList) or opened:
+            yield from _elements(module, opened=False)
+        else:
+            yield module
+
+
+def is_stage(event: Event, written: Trace) -> bool:
+    """Whether what was called holds its attention in the elements of a list, and is no block itself: it gives another
+    number of tokens than it takes, or several of the elements attend within windows of the tokens."""
+    inner = [module for module in event.module.modules() if isinstance(module, nn.ModuleList)]
+    attending = {call.module for call in written.attention}
+    blocks = [block for found in inner for block in found if attending & set(block.modules())]
+    if not attending or not all(any(module in set(block.modules()) for block in blocks) for module in attending):
+        return False
+    taken = next((t for t in event.tensors if t.ndim >= 3), None)
+    if taken is not None and (event.result is None or event.result.shape != taken.shape):
+        return True
+    return len(blocks) > 1 and any(len(call.value) > 1 for call in written.attention)
 
 
 def _chained(position: int, before: Event, after: Event, *, added: bool) -> bool:

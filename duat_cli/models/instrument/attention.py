@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import torch
@@ -31,6 +31,7 @@ from duat_cli.compat.transformers import (
 )
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_error, rounding
+from duat_cli.models.instrument.windows import WindowRows, Windows
 from duat_cli.models.signatures import taken_by
 
 INTERFACE_NAME = "duat_capture"
@@ -124,7 +125,11 @@ class ScoreInputs:
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One call of the attention function: H, V and H V for the input at hand."""
+    """One call of the attention function: H, V and H V for the input at hand.
+
+    A model may put windows of tokens into the batch. As it is seen, such a call has W windows in front of its value and
+    output, and the heads of all windows in its rows; `by_heads` makes it one call of batch 1.
+    """
 
     module: nn.Module
     path: CapturePath
@@ -133,6 +138,15 @@ class AttentionCall:
     output: Tensor  # (batch, N, heads, d)
     allowed: Tensor | None = None  # positions that the mask leaves to some head, (N, K) bool; None: no mask was seen
     scored: ScoreInputs | None = None  # None: its softmax was intercepted, behind the scores
+    windows: Windows | None = None  # how the model's code lays out what it gives and takes; None: batch 1, by token
+
+    def by_heads(self) -> AttentionCall:
+        """The same with the windows of a batch as so many more heads."""
+        if len(self.value) == 1:
+            return self
+        windows = Windows(len(self.value))
+        value, output = windows.inward(self.value), windows.inward_mixed(self.output)
+        return replace(self, value=value, output=output, windows=windows)
 
 
 class Probe(Protocol):
@@ -169,6 +183,13 @@ class Watch:
 
 _watches: weakref.WeakKeyDictionary[nn.Module, Watch] = weakref.WeakKeyDictionary()
 _plain: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # modules whose output was seen to be H V
+
+
+def mixed_by(rows: RowSource, value: Tensor, windows: Windows | None) -> Tensor:
+    """H V by token, (items, N, heads, d), of values as the model's code holds them."""
+    if isinstance(rows, WindowRows):
+        return rows.mix(value)
+    return apply_rows(rows, value if windows is None else windows.inward(value))
 
 
 def apply_rows(rows: RowSource, value: Tensor) -> Tensor:
@@ -276,13 +297,15 @@ def _captured_call(
 ) -> AttentionCall:
     heads, tokens = query.shape[1], query.shape[2]
     row_bytes = heads * key.shape[2] * 4
-    scored, allowed = ScoreInputs(query, key, mask, kwargs), _allowed(mask, tokens, key.shape[2])
-    if row_bytes * tokens <= row_budget:
+    scored, windows = ScoreInputs(query, key, mask, kwargs), len(query)
+    allowed = _allowed(mask, tokens, key.shape[2]) if windows == 1 else None
+    if row_bytes * tokens <= row_budget or windows > 1:
         output, weights = eager(module, query, key, value, mask, **kwargs)
         if weights is None:
             raise UnsupportedModelError(f"{type(module).__name__}'s eager attention returns no weights")
         weights = _effective(module, weights, value, output)
-        return AttentionCall(module, "attention interface", StoredRows(weights[0]), value, output, allowed, scored)
+        rows = StoredRows(weights.flatten(0, 1))
+        return AttentionCall(module, "attention interface", rows, value, output, allowed, scored)
 
     def weights_of(rows: slice) -> Tensor:
         part = mask if mask is None or mask.shape[-2] == 1 else mask[..., rows, :]
@@ -306,7 +329,7 @@ def _allowed(mask: Tensor | None, tokens: int, sources: int) -> Tensor | None:
 def _effective(module: nn.Module, weights: Tensor, value: Tensor, output: Tensor) -> Tensor:
     """H as the output shows it: some models scale a head's row behind the softmax (sinks outside it).
 
-    weights (1, heads, n, N), output (1, n, heads, d). Modules whose output once was plain H V are not asked again;
+    weights (W, heads, n, N), output (W, n, heads, d). Modules whose output once was plain H V are not asked again;
     the certificate of the block's replay holds for them as for all.
     """
     if module in _plain:

@@ -12,7 +12,10 @@ from duat_cli.errors import UnsupportedModelError
 
 
 def hidden_of(output: Any, like: Tensor) -> Tensor:
-    """The hidden states in what a block returned: the first tensor of the input's shape."""
+    """The hidden states in what a block returned: the first tensor of the input's shape, or the one that is all of it:
+    what merges tokens gives another number of them, of another width."""
+    if isinstance(output, Tensor) and (output.ndim, len(output)) == (3, len(like)):
+        return output
     candidates = (
         [output] if isinstance(output, Tensor) else list(output.values() if isinstance(output, dict) else output)
     )

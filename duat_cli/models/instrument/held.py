@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from duat_cli.models.block.norms import FrozenNorm
 from duat_cli.models.block.parts import BlockParts
-from duat_cli.models.instrument.attention import RowSource, apply_rows
+from duat_cli.models.instrument.attention import RowSource, mixed_by
 from duat_cli.models.instrument.calls import only_tensor
 from duat_cli.models.instrument.mixer import with_rows
 from duat_cli.models.instrument.rig import BlockRun, Rig
 from duat_cli.models.instrument.routers import Routed, experts_modules, with_routing
+from duat_cli.models.instrument.windows import Windows
 
 
 @contextlib.contextmanager
@@ -49,7 +50,12 @@ class HeldRig(Rig):
 
     def replacement(self, module: nn.Module, value: Tensor) -> Tensor | None:
         """H V with the H that is held, (batch, N, heads, d)."""
-        return None if self._here is None else apply_rows(self._here.attention[self._next("attention")], value)
+        if self._here is None:
+            return None
+        rows = self._here.attention[self._next("attention")]
+        windows = Windows(len(value)) if len(value) > 1 else None
+        mixed = mixed_by(rows, value, windows)
+        return mixed if windows is None else windows.outward(mixed)
 
     def _mixer_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:

@@ -192,18 +192,19 @@ class SoftmaxInterception(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _product(self, weights: Tensor, value: Tensor) -> Tensor:
-        """weights (…, N, N) @ value (…, N, d): batch 1, any folding of batch and heads."""
+        """weights (…, N, N) @ value (…, N, d): batch 1, any folding of batch and heads; or windows (W, heads, N, N)."""
         probe = self.watch.probe
         tokens, width = value.shape[-2:]
-        standard = value.reshape(1, -1, tokens, width)
+        batch = len(value) if value.ndim == 4 else 1
+        standard = value.reshape(batch, -1, tokens, width)
         frozen = probe.replacement(self.module(), standard)
         if frozen is None:
             product = torch.matmul(weights, value)
             rows = StoredRows(weights.reshape(-1, *weights.shape[-2:]))
-            output = product.reshape(-1, weights.shape[-2], width).transpose(0, 1)[None]  # (1, N, heads, d)
+            output = product.reshape(batch, -1, weights.shape[-2], width).transpose(1, 2)  # (batch, N, heads, d)
             probe.captured(AttentionCall(self.module(), "softmax interception", rows, standard, output))
             return product.clone()  # some modules add to it in place
-        heads_first = frozen[0].transpose(0, 1)  # (heads, N, d)
+        heads_first = frozen.transpose(1, 2)  # (batch, heads, N, d)
         return heads_first.reshape(*weights.shape[:-2], weights.shape[-2], width)
 
     def _explicit(

@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from duat_cli.models.block.norms import FrozenNorm
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.instrument.activations import Extremes
-from duat_cli.models.instrument.attention import AttentionCall
+from duat_cli.models.instrument.attention import AttentionCall, StoredRows
 from duat_cli.models.instrument.calls import hidden_of, without_cache
 from duat_cli.models.instrument.interception import HeldClamp
 from duat_cli.models.instrument.mixer import MixerCall
+from duat_cli.models.instrument.windows import asked_streams, tokens_at, window_rows
 
 if TYPE_CHECKING:
     from duat_cli.models.instrument.rig import Rig
@@ -149,6 +150,29 @@ class BlockRun:
     def units(self) -> list[UnitCall]:
         """Every FFN unit call, in call order."""
         return self.recording.units
+
+    def find_windows(self) -> None:
+        """Take attention over windows of tokens as what it is over the block's own tokens, where that can be found."""
+        if len(self.attention) != 1 or self.parts.mixer is not None:
+            return
+        call, tokens = self.attention[0], self.input.shape[1]
+        count = 1 if call.windows is None else call.windows.count
+        if not isinstance(call.rows, StoredRows) or call.rows.matrix.shape[1] != call.rows.matrix.shape[2]:
+            return
+        if count == 1 and call.rows.tokens == tokens:
+            return
+        items = asked_streams(self.input)
+        nothing = [u.output.new_zeros(()).expand(len(items), *u.output.shape) for u in self.units]
+        answers = self.replay(items, nothing, stop_at_values=True).values[0].unflatten(1, (count, -1))
+        at = tokens_at(answers, tokens)
+        if at is None:
+            return
+        rows = window_rows(call.rows.matrix.unflatten(0, (count, -1)), at)
+        value = rows.windows.inward(call.value.unflatten(1, (count, -1))[0])
+        output = rows.windows.inward_mixed(call.output.unflatten(2, (count, -1))[0].transpose(0, 1))
+        self.recording.attention[0] = replace(
+            call, rows=rows, value=value, output=output, windows=rows.windows, allowed=rows.allowed()
+        )
 
     def replay(
         self,

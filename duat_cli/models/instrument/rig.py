@@ -18,7 +18,14 @@ from torch import Tensor, nn
 from duat_cli.models.block.mixer import MixerForm
 from duat_cli.models.block.norms import FrozenNorm, NormForm, freeze, freeze_whole
 from duat_cli.models.block.parts import BlockParts
-from duat_cli.models.instrument.attention import AttentionCall, Watch, apply_rows, interface_installed, watched
+from duat_cli.models.instrument.attention import (
+    AttentionCall,
+    Watch,
+    apply_rows,
+    interface_installed,
+    mixed_by,
+    watched,
+)
 from duat_cli.models.instrument.calls import first_tensor, hidden_of, only_tensor
 from duat_cli.models.instrument.hooks import patched
 from duat_cli.models.instrument.interception import ClampFreezer, GateFreezer, SoftmaxInterception
@@ -107,7 +114,7 @@ class Rig:
     def captured(self, call: AttentionCall) -> None:
         if self._recording is not None and self._block is not None:
             own = call.module in self._block.attention
-            (self._recording.attention if own else self._recording.crossing).append(call)
+            (self._recording.attention if own else self._recording.crossing).append(call.by_heads())
 
     def replacement(self, module: nn.Module, value: Tensor) -> Tensor | None:
         plan, run = self._plan, self._run
@@ -115,12 +122,13 @@ class Rig:
             return None
         call = plan.calls_of[plan.attention_calls]
         plan.attention_calls += 1
-        plan.result.values.append(value)
+        windows = call.windows
+        plan.result.values.append(value if windows is None else windows.inward(value))
         if plan.stop_at_values:
             raise ReplayStop
-        mixed = apply_rows(call.rows, value) if plan.attention is None else plan.attention.clone()
+        mixed = mixed_by(call.rows, value, windows) if plan.attention is None else plan.attention.clone()
         plan.result.mixed.append(mixed)
-        return mixed
+        return mixed if windows is None else windows.outward(mixed)
 
     # -- instrumentation -----------------------------------------------------------------------------------
 
@@ -168,7 +176,9 @@ class Rig:
             if parts.cross is not None:  # a replay takes the encoder's states through cross-attention or not at all
                 states = parts.cross.taken.get(args, kwargs)
                 call = parts.cross.taken.put(*call, states.new_zeros(()).expand_as(states))
-            self._on_block(BlockRun(self, index, parts, recording, call, hidden))
+            run = BlockRun(self, index, parts, recording, call, hidden)
+            run.find_windows()
+            self._on_block(run)
             return output
 
         return forward

@@ -27,6 +27,7 @@ from duat_cli.operators.kronecker import HeadFactors
 
 SEED = 7
 NO_MIXING = "it has no token mixer, so no token reaches another"
+MERGES = "it has no attention: a held affine map makes other tokens of the stream, of another number or width"
 SEVERAL = "its values are made of several tokens (a shift or a convolution): V is no map of one token's stream"
 CHANNEL_HEADS = 1024  # most heads of one channel each
 
@@ -170,9 +171,8 @@ def _reach(
 def find_factors(run: BlockRun, base: Replay, base_items: Tensor, given: list[Tensor]) -> BlockFactors:
     """V, O and the tap of this block; UnsupportedModelError says why W' is no sum of Kronecker products."""
     if not run.attention:
-        raise UnsupportedModelError(
-            NO_MIXING if not run.parts.mixing else "its token mixer has no form that could be proved"
-        )
+        alone = NO_MIXING if run.output.shape == run.input.shape else MERGES
+        raise UnsupportedModelError("its token mixer has no form that could be proved" if run.parts.mixing else alone)
     if len(run.attention) != 1:
         raise UnsupportedModelError(f"it calls attention {len(run.attention)} times; W' is defined for one call")
     tokens = run.input.shape[1]

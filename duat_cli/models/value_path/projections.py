@@ -30,14 +30,27 @@ def value_projection(hidden: Tensor, parts: BlockParts, written: Trace, call: At
     if columns is None or not event.tensors:
         return None
     read = event.tensors[0]
-    if same_storage(read, hidden):
+    if _same_tokens(read, hidden):
         return Projection(event.module, None, columns)
     for norm in parts.norms:
         for norm_event in written.calls(norm):
             made = norm_event.result
-            if made is not None and same_storage(made, read) and same_storage(norm_event.tensors[0], hidden):
+            if made is not None and _same_tokens(read, made) and same_storage(norm_event.tensors[0], hidden):
                 return Projection(event.module, norm, columns)
     return None
+
+
+def _same_tokens(laid: Tensor, tokens: Tensor) -> bool:
+    """Whether a tensor is `tokens` (1, N, width): the same memory, or a copy of them as windows (W, n, width)."""
+    if same_storage(laid, tokens):
+        return True
+    if laid.ndim != 3 or laid.shape[-1] != tokens.shape[-1] or laid.shape[:2] == tokens.shape[:2]:
+        return False
+    return _rows(tokens) <= _rows(laid)
+
+
+def _rows(tensor: Tensor) -> set[bytes]:
+    return {row.numpy().tobytes() for row in _plain(tensor.flatten(0, 1).contiguous())}
 
 
 def output_projection(parts: BlockParts, written: Trace, call: AttentionCall) -> Projection | None:
@@ -51,7 +64,7 @@ def output_projection(parts: BlockParts, written: Trace, call: AttentionCall) ->
         if not event.tensors or event.tensors[0].shape[-1] != heads * width or event.result is None:
             continue
         norm = next(
-            (e.module for e in behind if e.module in parts.norms and same_storage(e.tensors[0], event.result)),
+            (e.module for e in behind if e.module in parts.norms and _same_tokens(event.result, e.tensors[0])),
             None,
         )
         return Projection(event.module, norm)
@@ -98,7 +111,7 @@ def _maker(attention: nn.Module, written: Trace, value: Tensor) -> Event | None:
 
 
 def _columns(value: Tensor, made: Tensor) -> Tensor | None:
-    """value (1, kv_heads, N, d) as columns of made (1, N, C): index (kv_heads, d), or None if it is no such view."""
+    """value (W, kv_heads, N, d) as columns of made (W, N, C): index (kv_heads, d), or None if it is no such view."""
     features = made.shape[-1]
     if not made.is_contiguous() or value.stride(2) != features:
         return None

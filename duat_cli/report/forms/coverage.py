@@ -37,7 +37,7 @@ _RULES = (
     (re.compile(r"^as a whole, on one kind of input: .*"), "it does not run on one kind of input alone; its parts do"),
     (re.compile(r"^(?!decoder: )\w+: "), ""),
     (re.compile(r"^operator of block [\d, ]+"), "operator of a block"),
-    (re.compile(r"\b(?:[a-z_]+\.)*(?:layers?|blocks?|h|encoder)\.\d+\b"), "a block"),
+    (re.compile(r"\b(?:[a-z_\d]+\.)*(?:layers?|blocks?|h|encoder)\.\d+\b"), "a block"),
     (re.compile(r"\bblock \d+"), "a block"),
     (re.compile(r" of (?:\d\.\de[-+]\d+|inf)$"), ""),
     (re.compile(r" \(relative error [^)]*\)| by \d\.\de[-+]\d+"), ""),

@@ -15,7 +15,7 @@ from duat_cli.results.support import StackEntry
 from duat_cli.zoo import tiny
 
 PAGE = Path(__file__).parents[3] / "configs" / "docs" / "coverage.md"
-ONE_EACH = ["rwkv", "vit", "clip"]
+ONE_EACH = ["rwkv", "swin", "clip"]
 
 
 def statuses(page: str) -> dict[str, str]:
@@ -48,6 +48,7 @@ def test_a_mechanism_has_no_names_of_one_model() -> None:
     assert mechanism("layers.3: with its parameters frozen it is not affine (relative error 2.0e-01)") == (
         "a block: with its parameters frozen it is not affine"
     )
+    assert mechanism("encoder.stages.0.layers.1: not affine") == "a block: not affine"
     assert mechanism("RwkvForCausalLM: no attention") == "no attention"
     assert mechanism("decoder: layers.0: not affine") == "decoder: a block: not affine"
     assert mechanism("operator of block 0, 1: residual of 4.1e-01") == "operator of a block: residual"
