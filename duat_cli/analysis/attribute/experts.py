@@ -68,7 +68,7 @@ def expert_parts(
             events.append(Event(module, args, kwargs, output))
 
         with watching([held.site], put), hooked([held.site.module], after=see):
-            output = unit.module(unit.input)
+            output = _again(held, unit)
         return output if isinstance(output, Tensor) else output[0]
 
     with torch.enable_grad():
@@ -89,6 +89,17 @@ def expert_parts(
     size = inside.abs().sum(dim=2) + biases.abs() + experts.abs()
     far = (inside.sum(dim=2) + biases - experts).abs()
     return experts, inside if bool((far <= tolerance_for(whole.dtype) * size).all()) else None
+
+
+def _again(held: Held, unit: UnitCall) -> Any:
+    """The unit on its own input; experts beside their router are handed what it gave, too."""
+    routing = held.site.routing
+    if held.site.module is not unit.module or routing is None:
+        return unit.module(unit.input)
+    given = {0: unit.input, routing.index: held.index, routing.weights: held.value}
+    positions = sorted(key for key in given if isinstance(key, int))
+    named = {key: value for key, value in given.items() if isinstance(key, str)}
+    return unit.module(*(given[key] for key in positions), **named)
 
 
 def _inside(form: ExpertForm, z: Tensor, held: Held, gradient: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,6 +21,12 @@ def has_matrix(module: nn.Module) -> bool:
     return isinstance(weight, Tensor) and weight.ndim == 2 and not isinstance(module, nn.Embedding)
 
 
+def applied(module: nn.Module, x: Tensor) -> Tensor:
+    """What the module gives for `x`: its output, or the first of a tuple (beside which a scale may stand)."""
+    output = module(x)
+    return output if isinstance(output, Tensor) else output[0]
+
+
 def matrix_of(linear: nn.Module, width: int) -> Tensor:
     """The (in, out) matrix that a layer applies, at least float32: its weight if a vector confirms it, else probed."""
     twin = wide_twin(linear)
@@ -43,7 +49,7 @@ def bias_of(linear: nn.Module, width: int) -> Tensor | None:
     """What the layer gives for zero, (out,), at least float32; None where that is zero."""
     twin = wide_twin(linear)
     with torch.no_grad():
-        at_zero = twin(_zeros(twin, 1, width))[0, 0]
+        at_zero = applied(twin, _zeros(twin, 1, width))[0, 0]
     return at_zero if bool(at_zero.any()) else None
 
 
@@ -74,7 +80,7 @@ def _confirmed(
         vector = gaussian((1, 2, len(matrix)), matrix, SEED)
         try:
             with torch.no_grad():
-                answer = layer(vector) - layer(torch.zeros_like(vector))
+                answer = applied(layer, vector) - applied(layer, torch.zeros_like(vector))
         except RuntimeError:
             continue
         expected = vector @ matrix
@@ -86,12 +92,12 @@ def _confirmed(
 def _probed(layer: nn.Module, width: int) -> Tensor:
     parts = []
     with torch.no_grad():
-        at_zero = layer(_zeros(layer, 1, width))
+        at_zero = applied(layer, _zeros(layer, 1, width))
         for first in range(0, width, PROBE_ROWS):
             count = min(PROBE_ROWS, width - first)
             unit = _zeros(layer, count, width)
             unit[0, torch.arange(count), first + torch.arange(count)] = 1.0
-            parts.append((layer(unit) - at_zero)[0])
+            parts.append((applied(layer, unit) - at_zero)[0])
     return torch.cat(parts)
 
 

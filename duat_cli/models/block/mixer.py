@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a tensor of a mixer holds one vector a token: (1, ..., N, ...), N at `axis`, the rest the channels."""
+    """How a tensor of a mixer holds one vector a token: (1, ..., N, ...), N at `axis`, the rest the channels; or with
+    the heads folded into the batch, (heads, ..., N, ...)."""
 
     axis: int
     rest: tuple[int, ...]
+    folded: bool = False
+
+    @classmethod
+    def of(cls, tensor: Tensor, tokens: int) -> Layout:
+        """Of a tensor of one item."""
+        folded = tensor.shape[0] > 1
+        whole = tensor[None] if folded else tensor
+        axis = whole.shape.index(tokens, 1 + folded)
+        return cls(axis, tuple(n for k, n in enumerate(whole.shape) if k not in (0, axis)), folded)
 
     def by_token(self, tensor: Tensor) -> Tensor:
         """(items, N, channels)."""
+        tensor = tensor.unflatten(0, (-1, self.rest[0])) if self.folded else tensor
         return tensor.movedim(self.axis, 1).flatten(2) if tensor.ndim > 2 else tensor[..., None]
 
     def lay(self, values: Tensor) -> Tensor:
         """The inverse."""
-        return values.reshape(*values.shape[:2], *self.rest).movedim(1, self.axis).contiguous()
+        laid = values.reshape(*values.shape[:2], *self.rest).movedim(1, self.axis)
+        return (laid.flatten(0, 1) if self.folded else laid).contiguous()
 
 
 @dataclass(frozen=True)
@@ -28,15 +43,33 @@ class MixerForm:
     """A mixer: values v (N, channels) -> its own kernel, linear in them -> gates, scales of norms -> output layer.
 
     Tensors are found by the number of the operation that makes them: the values' from the first, the result's from the
-    last, because how many operations a kernel takes depends on the number of tokens.
+    last, because how many operations a kernel takes depends on the number of tokens. Several linear layers may make the
+    values.
     """
 
     module: nn.Module
     output: nn.Module | None  # the linear layer whose output is the mixer's; None: it stands behind the module
-    value: tuple[int, int | None]  # number of the operation, place in what it returns
-    value_layout: Layout
+    value: tuple[tuple[int, int | None], ...]  # each: number of the operation, place in what it returns
+    value_layout: tuple[Layout, ...]  # of each; their channels stand one behind the other
     result: tuple[int, int | None]  # the number counted back from the last operation
     result_layout: Layout
     width: int  # channels a head: those that the kernel treats alike
     scaled: int | None  # channels that share a norm's scale behind the kernel; None: no norm stands there
     affine: bool  # whether the values are an affine map of each token's stream alone, so that they are no UAT term
+    source: Tensor | None = None  # the value's channel that each of the result's is made of; None: its own
+
+    def values(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The values, as the code made them, by the channels of the result: (items, N, channels)."""
+        parts = [layout.by_token(tensor) for layout, tensor in zip(self.value_layout, tensors, strict=True)]
+        values = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        return values if self.source is None else values[..., self.source.to(values.device)]
+
+    def lay(self, values: Tensor) -> list[Tensor]:
+        """The inverse, for values that agree where channels share one."""
+        if self.source is not None:
+            order = self.source.argsort(stable=True)
+            made = self.source[order]
+            own = torch.arange(int(made[-1]) + 1, device=made.device)
+            values = values[..., order[torch.searchsorted(made, own)].to(values.device)]  # the first of each
+        parts = values.split([math.prod(layout.rest) for layout in self.value_layout], dim=-1)
+        return [layout.lay(part) for layout, part in zip(self.value_layout, parts, strict=True)]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.models.arrays import relative_error, rounding, wide
+from duat_cli.models.block.linears import applied
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,8 @@ def recognise(module: nn.Module, x: Tensor, y: Tensor) -> NormForm | None:
     if not scale_invariant(module, x):
         return None
     u = _mean_free(x)
-    bias = module(torch.zeros_like(x))
-    at_u, shifted = module(4 * u) - bias, module(4 * u + 4) - bias
+    bias = applied(module, torch.zeros_like(x))
+    at_u, shifted = applied(module, 4 * u) - bias, applied(module, 4 * u + 4) - bias
     centered = relative_error(shifted, at_u) <= _invariance(x)
     form = NormForm(centered, _per_feature(at_u / u), _per_feature(bias) if bool(bias.any()) else None)
     frozen = freeze(form, x, y)
@@ -82,8 +83,8 @@ def scale_invariant(module: nn.Module, x: Tensor) -> bool:
     """Whether the module gives the same (not only its value at zero) at 4 u and 16 u, u shaped as `x`."""
     u = _mean_free(x)
     try:
-        bias = module(torch.zeros_like(x))
-        near, far = module(4 * u) - bias, module(16 * u) - bias
+        bias = applied(module, torch.zeros_like(x))
+        near, far = applied(module, 4 * u) - bias, applied(module, 16 * u) - bias
     except (RuntimeError, TypeError, ValueError, LookupError):  # it takes more than one tensor
         return False
     return bool(near.abs().max() > 0) and relative_error(far, near) <= _invariance(x)

@@ -24,8 +24,10 @@ from duat_cli.models.arrays import equal, gaussian, relative_error, rounding, sa
 from duat_cli.models.block.linears import has_matrix
 from duat_cli.models.block.mixer import Layout, MixerForm
 from duat_cli.models.block.parts import BlockParts, Projection
+from duat_cli.models.discovery.kernels import alike, is_whole, kernel_source, sharing, trials
 from duat_cli.models.discovery.parts import hidden_slot, mixes_tokens, nonlinear_units, with_linears
-from duat_cli.models.instrument.mixer import MixerCall, MixerCode, Ran, repeated
+from duat_cli.models.discovery.products import is_one_product
+from duat_cli.models.instrument.mixer import MixerCall, MixerCode, Ran, places, repeated
 from duat_cli.models.instrument.tape import Place, Reached
 from duat_cli.models.instrument.tracing import Event, Trace
 from duat_cli.models.value_path.projections import output_projection, value_projection
@@ -47,7 +49,7 @@ def with_mixer(parts: BlockParts, event: Event, written: Trace, known: Known) ->
     product of softmax rows and values."""
     if not parts.attention and len(parts.mixing) <= 1:
         unit = next(iter(parts.mixing), parts.module)
-    elif len(parts.attention) == 1 and parts.intercepted and not _is_one_product(parts, written):
+    elif len(parts.attention) == 1 and not is_one_product(parts, written):
         (unit,) = parts.attention
     else:
         return parts
@@ -56,19 +58,6 @@ def with_mixer(parts: BlockParts, event: Event, written: Trace, known: Known) ->
         if form is not None:
             return _mixing(parts, form, event, written)
     return parts
-
-
-def _is_one_product(parts: BlockParts, written: Trace) -> bool:
-    """Whether what was seen is all of attention: one product H V from every token that its module takes to every one
-    of them, which the module gives as it is or takes through its own output layer."""
-    calls = [call for call in written.attention if call.module in parts.attention]
-    taken = written.calls(parts.attention[0])[0].tensors
-    tokens = taken[0].shape[-2] if taken else None
-    if len(calls) != 1 or (calls[0].output.shape[1], calls[0].value.shape[2]) != (tokens, tokens):
-        return False
-    projection, made = parts.output_projection, written.calls(calls[0].module)[0].result
-    inside = projection is None or projection.linear in set(calls[0].module.modules())
-    return inside or made is None or equal(made, calls[0].output.flatten(2))
 
 
 def _candidates(block: nn.Module, unit: nn.Module, written: Trace) -> Iterator[tuple[nn.Module, bool]]:
@@ -162,7 +151,7 @@ def _form_of(module: nn.Module, written: Trace, known: Known, ends: bool) -> Mix
             if found is not None:
                 return found
         found = search.found()
-    if found is None or (not ends and found.scaled is not None):  # a norm's scale is held where a layer ends the mixer
+    if found is None:
         return None
     known.forms.append(found)
     return found
@@ -185,10 +174,11 @@ class _Search:
         self._stream = event.tensors[0]
         self._tokens = self._stream.shape[1]
         blank = Layout(1, ())
-        draft = MixerForm(module, output, (0, None), blank, (0, None), blank, 1, None, False)
+        draft = MixerForm(module, output, ((0, None),), (blank,), (0, None), blank, 1, None, False)
         self._code = MixerCode(draft, module.forward, event.args, event.kwargs)
         self._plain: Ran | None = None
         self._channels = 0
+        self._spread = False  # whether the values that were proved last are an affine map of several tokens' streams
 
     def found(self) -> MixerForm | None:
         """The first values, in the order in which they are made, that can be proved, with the first result of them."""
@@ -196,12 +186,39 @@ class _Search:
         if plain is None:
             return None
         places = sorted(plain.tensors, key=lambda p: (p.operation, -(p.element or 0)))  # of one split the last
-        behind = self._behind(places, plain)
-        for value in places:
+        whole = [place for place in places if self._is_whole(plain.tensors[place])]
+        behind = self._behind(whole, plain)
+        fallback = None
+        for value in (*whole, *(place for place in places if place not in whole)):  # heads may share values
             results = [place for place in places if place in behind and place.operation > value.operation]
-            form = self._proved(value, results, behind, plain)
+            fallback = self._proved((value,), results, behind, plain)
+            if fallback is not None and not self._spread:
+                return fallback
+            if fallback is not None:  # some layers in front make these values, of several tokens
+                break
+        parts = [place for place in places if place not in whole]
+        for result in sorted(behind, key=lambda place: place.operation):
+            several = self._several(parts, result, plain)
+            form = None if several is None else self._proved(several, [result], behind, plain)
             if form is not None:
                 return form
+        return fallback
+
+    def _several(self, places: list[Place], result: Place, plain: Ran) -> tuple[Place, ...] | None:
+        """Values that several layers make: of each, the first that some channels of the result are a kernel of."""
+        found: list[Place] = []
+        open_channels = torch.ones(self._channels, dtype=torch.bool)
+        for place in (one for one in places if one.operation < result.operation):
+            source = self._source((place,), result, plain)
+            if source is None or not source.numel():
+                continue
+            made = (source >= 0).cpu()
+            if bool((made & ~open_channels).any()):
+                continue
+            found.append(place)
+            open_channels &= ~made
+            if not bool(open_channels.any()):
+                return tuple(found)
         return None
 
     def _behind(self, places: list[Place], plain: Ran) -> dict[Place, int | None]:
@@ -221,15 +238,15 @@ class _Search:
         plain = self._run_plain()
         if plain is None:
             return None
-        value = Place(*form.value)
+        values = places(form)
         result = Place(plain.count - form.result[0], form.result[1])
-        if value not in plain.tensors or result not in plain.tensors:
+        if not all(place in plain.tensors for place in (*values, result)):
             return None
         scaled = self._scaled(result, plain)
-        return None if scaled is False else self._proved(value, [result], {result: scaled}, plain)
+        return None if scaled is False else self._proved(values, [result], {result: scaled}, plain)
 
     def _run_plain(self) -> Ran | None:
-        """With every tensor that holds as many numbers as the output layer reads."""
+        """With every tensor that holds as many numbers as the output layer reads, or a part of them that it repeats."""
         if self._plain is None:
             try:
                 whole = self._code.run()
@@ -243,11 +260,14 @@ class _Search:
         return self._plain
 
     def _fits(self, tensor: Tensor, size: int) -> bool:
-        return tensor.numel() == size and tensor.shape[0] == 1 and self._tokens in tensor.shape[1:]
+        by_token = tensor.ndim > 1 and self._tokens in tensor.shape[1:]
+        return by_token and size % max(1, tensor.numel()) == 0
+
+    def _is_whole(self, tensor: Tensor) -> bool:
+        return tensor.numel() == self._tokens * self._channels
 
     def _layout(self, tensor: Tensor) -> Layout:
-        axis = tensor.shape.index(self._tokens, 1)
-        return Layout(axis, tuple(n for k, n in enumerate(tensor.shape) if k not in (0, axis)))
+        return Layout.of(tensor, self._tokens)
 
     def _scaled(self, place: Place, plain: Ran) -> int | bool | None:
         """What stands between this tensor and the output layer: factors of channels alone (None), with a norm's scale
@@ -268,62 +288,71 @@ class _Search:
         factors = at_signs * wide(signs)
         if bool(zero.any()) or not bool(factors.any()):
             return False
-        return _sharing(factors * wide(noise), own, far, rounding(like.dtype))
+        return sharing(factors * wide(noise), own, far, rounding(like.dtype))
+
+    def _source(self, values: tuple[Place, ...], result: Place, plain: Ran) -> Tensor | None:
+        """As of `kernel_source`, of this result of these values; empty where it is not made of them."""
+        layouts = [self._layout(plain.tensors[value]) for value in values]
+        own = torch.cat([at.by_token(plain.tensors[value]) for at, value in zip(layouts, values, strict=True)], dim=-1)
+        tried = trials(own)
+        laid = tried.split([plain.tensors[value].numel() // self._tokens for value in values], dim=-1)
+        exchanged = {value: at.lay(part) for value, at, part in zip(values, layouts, laid, strict=True)}
+        held = {number: t for number, t in plain.held.items() if values[0].operation < number < result.operation}
+        try:
+            ran = self._code.run(
+                items=len(tried),
+                exchanged=exchanged,
+                held={n: repeated([t], len(tried))[0] for n, t in held.items()},
+                keep=functools.partial(_is, result),
+            )
+        except FAULTS:
+            return own.new_empty(0)
+        made, own_result = ran.tensors.get(result), plain.tensors[result]
+        if ran.count != plain.count or made is None or made.numel() != len(tried) * own_result.numel():
+            return own.new_empty(0)
+        onto = self._layout(own_result)
+        return kernel_source(wide(onto.by_token(made)), wide(onto.by_token(own_result)))
 
     def _proved(
-        self, value: Place, results: list[Place], behind: dict[Place, int | None], plain: Ran
+        self, values: tuple[Place, ...], results: list[Place], behind: dict[Place, int | None], plain: Ran
     ) -> MixerForm | None:
-        layout = self._layout(plain.tensors[value])
-        own = layout.by_token(plain.tensors[value])
-        one, two = (gaussian(tuple(own.shape), own, SEED + k) for k in (2, 3))
-        first = torch.zeros_like(own)
-        first[:, 0] = one[:, 0]
-        chosen = (gaussian((own.shape[-1],), own, SEED + 4) > 0).to(own)
-        items = torch.cat([torch.zeros_like(own), one, two, one + two, own, first, one * chosen])
+        """The form with these values and the first of these results that is made of them."""
         for result in results:
-            held = {number: t for number, t in plain.held.items() if value.operation < number < result.operation}
-            try:
-                ran = self._code.run(
-                    items=len(items),
-                    exchanged={value: layout.lay(items)},
-                    held={n: repeated([t], len(items))[0] for n, t in held.items()},
-                    keep=functools.partial(_is, result),
-                )
-            except FAULTS:
-                continue
-            made = ran.tensors.get(result)
-            if ran.count != plain.count or made is None or made.numel() != items.numel():
-                continue
-            onto = self._layout(plain.tensors[result])
-            answers = wide(onto.by_token(made))
-            if torch.equal(answers[0], answers[1]):  # not made of these values
-                continue
-            if not _is_kernel(answers, wide(onto.by_token(plain.tensors[result])), chosen):
+            source = self._source(values, result, plain)
+            if source is None or (source.numel() and not is_whole(source, self._numbers(values, plain))):
                 return None
-            return self._form(value, layout, result, onto, behind[result], plain)
+            if source.numel():
+                return self._form(values, result, behind[result], plain, source)
         return None
 
+    def _numbers(self, values: tuple[Place, ...], plain: Ran) -> int:
+        """How many numbers a token has in them."""
+        return sum(plain.tensors[value].numel() for value in values) // self._tokens
+
     def _form(
-        self, value: Place, layout: Layout, result: Place, onto: Layout, scaled: int | None, plain: Ran
+        self, values: tuple[Place, ...], result: Place, scaled: int | None, plain: Ran, source: Tensor
     ) -> MixerForm | None:
+        channels = torch.arange(self._numbers(values, plain), device=source.device)
         form = MixerForm(
             module=self._module,
             output=self._code.form.output,
-            value=(value.operation, value.element),
-            value_layout=layout,
+            value=tuple((value.operation, value.element) for value in values),
+            value_layout=tuple(self._layout(plain.tensors[value]) for value in values),
             result=(plain.count - result.operation, result.element),
-            result_layout=onto,
+            result_layout=self._layout(plain.tensors[result]),
             width=1,
             scaled=scaled,
             affine=False,
+            source=None if torch.equal(source, channels) else source,
         )
         try:
             call = MixerCall.capture(form, self._code.forward, self._code.args, self._code.kwargs)
             H = call.impulses()  # one channel a head
         except FAULTS:
             return None
-        width = next(n for n in range(len(H), 0, -1) if len(H) % n == 0 and _alike(H, n))
-        return replace(form, width=width, affine=self._affine(call))
+        width = next(n for n in range(len(H), 0, -1) if len(H) % n == 0 and alike(H, n))
+        affine = self._affine(call)
+        return None if form.source is not None and not affine else replace(form, width=width, affine=affine)
 
     def _affine(self, call: MixerCall) -> bool:
         """Whether the values of a token are an affine map of that token's stream."""
@@ -341,39 +370,10 @@ class _Search:
                 return False
         zero, at_x, at_noise, at_sum, changed = found
         additive = relative_error(at_x + at_noise - zero, at_sum) <= rounding(x.dtype)
-        return additive and relative_error(changed[:, 1:], at_x[:, 1:]) <= rounding(x.dtype)
-
-
-def _sharing(expected: Tensor, own: Tensor, far: Tensor, tolerance: float) -> int | bool | None:
-    """As of `_scaled`: `own` (1, N, channels) against what factors alone give; far: at three times the vectors."""
-    if relative_error(expected, own) <= tolerance:
-        return None
-    if relative_error(far, own) <= 1e-3 + tolerance:  # a norm's eps leaves a little of the scale
-        for width in (n for n in range(own.shape[-1], 1, -1) if own.shape[-1] % n == 0):
-            mine, its = (t.unflatten(-1, (-1, width)) for t in (expected, own))
-            scale = (mine * its).sum(-1, keepdim=True) / mine.square().sum(-1, keepdim=True)
-            if relative_error(scale * mine, its) <= tolerance:
-                return width
-    return False
+        apart = relative_error(changed[:, 1:], at_x[:, 1:]) <= rounding(x.dtype)
+        self._spread = additive and not apart
+        return additive and apart
 
 
 def _is(wanted: Place, place: Place, _tensor: Tensor) -> bool:
     return place == wanted
-
-
-def _is_kernel(made: Tensor, own: Tensor, chosen: Tensor) -> bool:
-    """Whether results (7, N, channels) of the seven items of `_proved` are those of a linear kernel on channels."""
-    zero, one, two, both, again, first, half = made
-    tolerance = rounding(made.dtype)
-    if bool(zero.any()) or not bool(one.any()):
-        return False
-    linear = relative_error(one + two, both) <= tolerance and relative_error(again, own[0]) <= tolerance
-    mixes = float(first[1:].abs().max()) > 1e-6 * float(one.abs().max())
-    apart = relative_error(one * chosen, half) <= tolerance
-    return linear and mixes and apart
-
-
-def _alike(H: Tensor, width: int) -> bool:
-    """Whether the channels of a head share one H."""
-    groups = H.unflatten(0, (-1, width))
-    return relative_error(groups[:, :1].expand_as(groups), groups) <= rounding(H.dtype)

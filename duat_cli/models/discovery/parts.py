@@ -60,7 +60,9 @@ def _norms(block: nn.Module, written: Trace) -> dict[nn.Module, NormForm]:
     found: dict[nn.Module, NormForm] = {}
     for module in block.modules():
         calls = written.calls(module)
-        if not calls or len(calls[0].tensors) != 1 or calls[0].result is None or any(module.children()):
+        if not calls or len(calls[0].tensors) != 1 or calls[0].result is None:
+            continue
+        if any(written.calls(child) for child in module.children()):
             continue
         form = recognise(module, calls[0].tensors[0], calls[0].result)
         if form is not None:

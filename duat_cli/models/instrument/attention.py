@@ -14,6 +14,7 @@ H_frozen V(Z) during replay.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -183,6 +184,17 @@ class Watch:
 
 _watches: weakref.WeakKeyDictionary[nn.Module, Watch] = weakref.WeakKeyDictionary()
 _plain: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # modules whose output was seen to be H V
+_alone: contextvars.ContextVar[bool] = contextvars.ContextVar("alone", default=False)
+
+
+@contextlib.contextmanager
+def unwatched() -> Iterator[None]:
+    """Attention modules run their own eager function, which takes the same operations every time."""
+    token = _alone.set(True)
+    try:
+        yield
+    finally:
+        _alone.reset(token)
 
 
 def mixed_by(rows: RowSource, value: Tensor, windows: Windows | None) -> Tensor:
@@ -244,7 +256,7 @@ def _interface(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """The function transformers calls. Returns no weights, or every block's H would be kept to the end."""
-    watch = _watches.get(module)
+    watch = None if _alone.get() else _watches.get(module)
     if watch is None:
         eager = _eager(module)
         _refuse_foreign(module, eager, kwargs)

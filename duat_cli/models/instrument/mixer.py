@@ -17,13 +17,18 @@ from torch import Tensor
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import gaussian, relative_error, tolerance_for, wide
 from duat_cli.models.block.mixer import MixerForm
-from duat_cli.models.instrument.attention import AttentionCall, RowSource, apply_rows
+from duat_cli.models.instrument.attention import AttentionCall, RowSource, apply_rows, unwatched
 from duat_cli.models.instrument.calls import first_tensor
 from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.tape import HELD, Place, Reached, Tape
 
 SEED = 31
 ELEMENTS = 1 << 24  # of values put into the kernel at once
+
+
+def places(form: MixerForm) -> tuple[Place, ...]:
+    """Where its values are made, in order."""
+    return tuple(Place(*one) for one in form.value)
 
 
 @dataclass(frozen=True)
@@ -75,8 +80,12 @@ class MixerCode:
         )
         tape = Tape(seen, exchanged=exchanged, held=held, until=until)
         layer = self.form.output
-        with hooked([] if layer is None else [layer], at_output), tape:
-            output = self.forward(*args, **kwargs)
+        with hooked([] if layer is None else [layer], at_output), unwatched(), tape:
+            try:
+                output = self.forward(*args, **kwargs)
+            except Reached as reached:
+                reached.kept = tensors
+                raise
         if layer is None:
             arrived.append(output if isinstance(output, Tensor) else output[0])
         return Ran(tensors, constants, arrived[0] if len(arrived) == 1 else None, output, tape.count)
@@ -132,6 +141,7 @@ class MixerCall:
         code = MixerCode(form, forward, args, kwargs)
         read = first_tensor(args, kwargs)
         assert read is not None
+        values = places(form)
         back, element = form.result
         recent: dict[Place, Tensor] = {}
 
@@ -139,16 +149,17 @@ class MixerCall:
             recent[place] = tensor  # how many operations there are is not known yet
             for old in [known for known in recent if known.operation < place.operation - back]:
                 del recent[old]
-            return place == Place(*form.value)
+            return place in values
 
         ran = code.run(keep=keep)
         place = Place(ran.count - back, element)
-        value, result = ran.tensors.get(Place(*form.value)), recent.get(place)
-        if value is None or result is None or ran.arrived is None:
+        result = recent.get(place)
+        if not all(one in ran.tensors for one in values) or result is None or ran.arrived is None:
             raise UnsupportedModelError(f"{type(form.module).__name__} runs other operations than when it was proved")
-        by_token = form.value_layout.by_token(value.detach()), form.result_layout.by_token(result.detach())
+        value = form.values([ran.tensors[one].detach() for one in values])
+        by_token = value, form.result_layout.by_token(result.detach())
         gate = gates(code, place, ran.held, by_token[1], ran.arrived.detach())
-        held = {number: tensor for number, tensor in ran.held.items() if form.value[0] < number < place.operation}
+        held = {number: tensor for number, tensor in ran.held.items() if values[0].operation < number < place.operation}
         return cls(code, read, by_token[0].clone(), by_token[1].clone(), gate, ran.output, held, ran.count)
 
     def mix(self, values: Tensor) -> Tensor:
@@ -157,11 +168,11 @@ class MixerCall:
         step = max(1, ELEMENTS // self.value.numel())
         found = []
         for some in values.split(step):
-            laid = self.form.value_layout.lay(some)
+            laid = dict(zip(places(self.form), self.form.lay(some), strict=True))
             try:
                 self.code.run(
                     items=len(some),
-                    exchanged={Place(*self.form.value): laid},
+                    exchanged=laid,
                     held={number: repeated([tensor], len(some))[0] for number, tensor in self.held.items()},
                     until=place,
                 )
@@ -176,10 +187,11 @@ class MixerCall:
         own = [given if a is self.read else a for a in self.code.args]
         named = {k: given if a is self.read else a for k, a in self.code.kwargs.items()}
         code = MixerCode(self.form, self.code.forward, tuple(own), named)
+        *before, last = places(self.form)
         try:
-            code.run(items=len(given), until=Place(*self.form.value))
+            code.run(items=len(given), keep=lambda place, _tensor: place in before, until=last)
         except Reached as reached:
-            return self.form.value_layout.by_token(reached.tensor)
+            return self.form.values([*(reached.kept[place] for place in before), reached.tensor])
         raise UnsupportedModelError(f"{type(self.form.module).__name__} runs other operations than when it was proved")
 
     def by_head(self, vectors: Tensor) -> Tensor:
@@ -230,8 +242,8 @@ def with_rows(
 ) -> Any:
     """What the mixer gives with this H in place of its kernel's, everything else live."""
     code = MixerCode(form, forward, args, kwargs)
-    ran = code.run(keep=lambda place, _tensor: place == Place(*form.value))
-    value = form.value_layout.by_token(ran.tensors[Place(*form.value)]).unflatten(-1, (-1, form.width))
+    ran = code.run(keep=lambda place, _tensor: place in places(form))
+    value = form.values([ran.tensors[place] for place in places(form)]).unflatten(-1, (-1, form.width))
     mixed = apply_rows(rows, value.transpose(1, 2)).flatten(2)
     place = Place(ran.count - form.result[0], form.result[1])
     return code.run(exchanged={place: form.result_layout.lay(mixed)}).output

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from duat_cli.models.block.linears import applied
 from duat_cli.models.block.mixer import MixerForm
 from duat_cli.models.block.norms import FrozenNorm, NormForm, freeze, freeze_whole
 from duat_cli.models.block.parts import BlockParts
@@ -189,12 +190,17 @@ class Rig:
             if self._plan is not None and self._run is not None:
                 if self._plan.attention_calls or not self._run.attention:
                     self._plan.result.points.append((module, self._plan.by_item(x)))
-                return self._run.recording.norms[module][self._plan.next_call(module)](x)
-            y = original(*args, **kwargs)
+                recorded, call = self._run.recording, self._plan.next_call(module)
+                held, rests = recorded.norms[module][call](x), recorded.norm_rests.get(module)
+                return held if rests is None else (held, *rests[call])
+            output = original(*args, **kwargs)
             if self._recording is not None and self._block is not None:
+                y = output if isinstance(output, Tensor) else output[0]
                 self._recording.norms[module].append(self._frozen(self._block.norms[module], x, y))
+                if y is not output:
+                    self._recording.norm_rests.setdefault(module, []).append(tuple(output[1:]))
                 self._recording.extremes.see("norm", y)
-            return y
+            return output
 
         return forward
 
@@ -311,12 +317,13 @@ class Rig:
         plan.result.values.append(values)
         if plan.stop_at_values:
             raise ReplayStop
-        if plan.attention is not None:
-            mixed = plan.attention.clone()
-        elif isinstance(rows, KernelRows):
+        mixed = None if plan.attention is None else plan.attention.clone()
+        if mixed is None and isinstance(rows, KernelRows):
             with self._suspended():
                 mixed = call.by_head(call.mix(value))
-        else:  # another H is held
+            if torch.is_grad_enabled() and value.requires_grad and not mixed.requires_grad:
+                mixed = None  # its kernel stands inside a function with a gradient of its own, which records no graph
+        if mixed is None:  # or another H is held
             mixed = apply_rows(rows, values)
         plan.result.mixed.append(mixed)
         return call.returning(mixed)
@@ -354,7 +361,7 @@ class Rig:
         """O(H V(x)) by the layers that V and O are read from; H V(x) where O stands outside the module."""
         assert parts.value_projection is not None
         assert parts.output_projection is not None
-        value, columns = parts.value_projection.linear(x), parts.value_projection.columns
+        value, columns = applied(parts.value_projection.linear, x), parts.value_projection.columns
         assert columns is not None
         if not torch.equal(columns.flatten(), torch.arange(value.shape[-1])):
             value = value[..., columns.flatten().to(value.device)]

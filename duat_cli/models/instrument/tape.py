@@ -32,11 +32,12 @@ class Place:
 
 
 class Reached(Exception):  # noqa: N818 - a signal, not an error
-    """Ends a run at the tensor that was asked for."""
+    """Ends a run at the tensor that was asked for; `kept` are those that were asked for on the way."""
 
     def __init__(self, tensor: Tensor) -> None:
         super().__init__()
         self.tensor = tensor
+        self.kept: dict[Place, Tensor] = {}
 
 
 class Tape(TorchFunctionMode):
@@ -64,7 +65,7 @@ class Tape(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         number = self.count
-        if number in self._held and func in HELD:
+        if number in self._held and func in HELD and Place(number, None) not in self._exchanged:
             self.count += 1
             return self._held[number]
         output = func(*args, **kwargs)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.block.linears import wide_twin
+from duat_cli.models.block.linears import applied, wide_twin
 from duat_cli.models.block.norms import NormForm, freeze, recognise
 from duat_cli.operators.bounds import Ball
 
@@ -27,8 +27,8 @@ def ball_of(norm: nn.Module, width: int) -> Ball:
     tokens = _directions(width).to(next(iter(twin.parameters()), torch.empty(0)))
     with torch.no_grad():
         try:
-            form = recognise(twin, tokens, twin(tokens))
-        except RuntimeError:  # of another width
+            form = recognise(twin, tokens, applied(twin, tokens))
+        except (RuntimeError, LookupError):  # of another width, or of tokens in three axes alone
             form = None
         if form is None:
             raise UnsupportedModelError(f"{type(norm).__name__} is no norm whose output has a largest size")
@@ -48,7 +48,7 @@ def ball_of(norm: nn.Module, width: int) -> Ball:
 
 def _radius(norm: nn.Module, form: NormForm, x: Tensor) -> Tensor:
     """s |P x| for every token of x (n, M): the length of u, (n,)."""
-    frozen = freeze(form, x, norm(x))
+    frozen = freeze(form, x, applied(norm, x))
     plain = x - x.mean(dim=-1, keepdim=True) if form.centered else x
     return (frozen.scale * torch.linalg.vector_norm(plain, dim=-1, keepdim=True)).double()[:, 0]
 

@@ -21,6 +21,7 @@ from duat_cli.models.instrument.attention import AttentionCall, ScaledRows
 from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun, zero_given
 from duat_cli.models.value_path.gates import gate_of
+from duat_cli.models.value_path.mixing import made_by_units, tokens_mixed, values_of
 from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.models.value_path.projections import projects_to_zero
 from duat_cli.operators.kronecker import HeadFactors
@@ -28,7 +29,6 @@ from duat_cli.operators.kronecker import HeadFactors
 SEED = 7
 NO_MIXING = "it has no token mixer, so no token reaches another"
 MERGES = "it has no attention: a held affine map makes other tokens of the stream, of another number or width"
-SEVERAL = "its values are made of several tokens (a shift or a convolution): V is no map of one token's stream"
 CHANNEL_HEADS = 1024  # most heads of one channel each
 
 
@@ -180,7 +180,7 @@ def find_factors(run: BlockRun, base: Replay, base_items: Tensor, given: list[Te
         return _own_values(run, base, base_items, given)
     if run.attention[0].rows.tokens != tokens or run.attention[0].value.shape[2] != tokens:
         raise UnsupportedModelError("its attention reaches other vectors than the block's own tokens")
-    if _made_by_units(run):
+    if made_by_units(run):
         return _own_values(run, base, base_items, given)
     tap = _find_tap(run, given)
     # Where the stream nowhere arrives as it is, what is read is O, and its fit proves it; probed at the block's output
@@ -206,21 +206,7 @@ def find_factors(run: BlockRun, base: Replay, base_items: Tensor, given: list[Te
             faults.append(str(fault))
         else:
             return found
-    raise UnsupportedModelError(SEVERAL if _values_mix_tokens(run) else faults[min(1, len(faults) - 1)])
-
-
-def _values_mix_tokens(run: BlockRun) -> bool:
-    """Whether another first token moves the values of the others."""
-    changed = random_like(run.input)
-    changed[:, 1:] = 0
-    return not torch.equal(_values(run, torch.zeros_like(changed))[:, :, 1:], _values(run, changed)[:, :, 1:])
-
-
-def _made_by_units(run: BlockRun) -> bool:
-    """Whether values come of nonlinear units alone (a norm with a gate made of itself, say), not of the stream."""
-    if not any(not unit.behind_attention for unit in run.units):
-        return False
-    return torch.equal(_values(run, torch.zeros_like(run.input)), _values(run, random_like(run.input)))
+    raise UnsupportedModelError(tokens_mixed(run, tap.read) or faults[min(1, len(faults) - 1)])
 
 
 def _own_values(run: BlockRun, base: Replay, base_items: Tensor, given: list[Tensor]) -> BlockFactors:
@@ -345,7 +331,7 @@ def _probe_value(run: BlockRun) -> Tensor:
     """V row by row: unit vectors as tokens through the frozen block, up to the attention function."""
     _, tokens, width = run.input.shape
     vector = gaussian((1, 1, width), run.input, SEED + 2).expand(1, tokens, width)
-    base, at_vector = (_values(run, z) for z in (torch.zeros_like(run.input), vector))
+    base, at_vector = (values_of(run, z) for z in (torch.zeros_like(run.input), vector))
     moved = wide(at_vector - base)  # (1, kv_heads, N, d)
     if not bool(moved.any()):
         raise UnsupportedModelError("its values do not depend on the stream while dynamic parameters are frozen")
@@ -355,7 +341,7 @@ def _probe_value(run: BlockRun) -> Tensor:
     rows = []
     for first in range(0, width, tokens):
         unit = _unit_tokens(first, tokens, width, run.input)
-        rows.append((wide(_values(run, unit) - base) / scale)[0, :, : min(tokens, width - first)])
+        rows.append((wide(values_of(run, unit) - base) / scale)[0, :, : min(tokens, width - first)])
     return torch.cat(rows, dim=1)
 
 
@@ -369,10 +355,6 @@ def _unit_tokens(first: int, tokens: int, width: int, like: Tensor) -> Tensor:
     count = min(tokens, width - first)
     unit[0, torch.arange(count), first + torch.arange(count)] = 1.0
     return unit
-
-
-def _values(run: BlockRun, z: Tensor) -> Tensor:
-    return run.replay(z, zero_given(run, 1), stop_at_values=True).values[0]
 
 
 def _probe_output(run: BlockRun, tap: Tap, gate: Tensor | None) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from attributing import WORDS, as_double, report_of
-from helpers import token_ids
+from helpers import single_model, token_ids
 
 from duat_cli.analysis.attribute.run import AttributeOptions, attribute
 from duat_cli.analysis.attribute.targets import Asked
@@ -68,6 +68,12 @@ def test_every_exact_type_adds_up(share: int) -> None:
             if not (certificate.residual <= certificate.tolerance in bars and certificate.exact):
                 missed[model_type, dtype] = certificate
     assert not missed
+
+
+@pytest.mark.parametrize("model_type", ["yoso", "zaya"])  # a kernel without a graph; experts beside their router
+def test_mixers_add_up(model_type: str) -> None:
+    model = single_model(model_type)
+    assert report_of(model, token_ids(model, tokens=5), position=3).certificate.residual <= 1e-5
 
 
 def minilm() -> Path:

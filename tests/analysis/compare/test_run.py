@@ -349,7 +349,7 @@ def test_weights_read_block_by_block_give_the_same_numbers(model_type: str, tmp_
 
 
 def test_a_block_without_attention_has_its_reason() -> None:
-    model = single_model("diffllama")
+    model = single_model("longcat_flash")
     report = report_of(as_loaded(model), *ids_of(model))
     without = [block for block in report.comparison.blocks if block.operator.relative is None]
     assert without

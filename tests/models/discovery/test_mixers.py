@@ -27,6 +27,11 @@ FORMS = [
     ("longformer", 1, 8, None, True),  # softmax over a window, whose output layer is another module's
     ("longt5", 1, 12, None, True),  # softmax over blocks of tokens
     ("nystromformer", 1, 8, None, True),  # softmax rows and a convolution of the values
+    ("led", 1, 8, None, True),  # as longformer, in an encoder
+    ("yoso", 1, 8, 8, True),  # hash collisions, each head's vector of unit length
+    ("diffllama", 1, 32, 32, True),  # the difference of two softmax calls
+    ("convbert", 1, 8, None, True),  # softmax rows beside a convolution whose kernel is dynamic
+    ("zaya", 1, 16, None, True),  # softmax rows, half of them over values of the token before
 ]
 
 
@@ -58,8 +63,11 @@ def test_w_is_what_the_frozen_block_does_with_each_unit_vector(
         zero = torch.zeros_like(run.input)
         nothing = [torch.zeros_like(g[:1]) for g in step.given]
         base = known.factors.tap.read(run.replay(zero, nothing))[0]
+        silent, ones = torch.zeros_like(run.attention[0].output), torch.ones_like(zero)
+        passes = known.factors.tap.read(run.replay(ones, nothing, attention=silent))[0]
+        passes = passes - known.factors.tap.read(run.replay(zero, nothing, attention=silent))[0]
         place = next((k for k, unit in enumerate(run.units) if unit.module is form.module), None)
-        for column in range(0, tokens * columns, 5):
+        for column in range(0, tokens * columns, (tokens * columns // 24) | 1):
             unit = torch.zeros(1, tokens, columns, dtype=torch.float64)
             unit.view(-1)[column] = 1.0
             given = list(nothing)
@@ -67,7 +75,7 @@ def test_w_is_what_the_frozen_block_does_with_each_unit_vector(
                 given[place] = unit[None]
             image = known.factors.tap.read(run.replay(zero if place is not None else unit, given))[0] - base
             if place is None:
-                image = image - unit[0]  # the stream itself passes through
+                image = image - passes * unit[0]  # the stream itself passes through, in some scaled
             assert far(image.reshape(-1), W[:, column]) <= 1e-10, column
         assert far(rows_of(run) @ run.attention[0].value[0], run.attention[0].output[0].transpose(0, 1)) <= 1e-10
         assert checked(operator, run, known.factors.tap).error <= 1e-10

@@ -60,6 +60,7 @@ def test_the_factors_are_the_jacobian_of_the_frozen_model_in_float64(model_type:
         "mobilebert",  # attention inside a bottleneck
         "dbrx",  # queries, keys and values are clipped
         "muse_spark_text",  # a gate in front of O, constant factors of channels behind it
+        "ibert",  # norms and layers that give a tuple
     ],
 )
 def test_w_is_what_attention_adds_for_each_unit_vector(model_type: str) -> None:
@@ -229,9 +230,9 @@ def test_a_scale_by_token_is_made_anew_for_each_input() -> None:
 
 
 def test_find_factors_says_why_there_are_none() -> None:
-    """diffllama calls attention twice a block."""
+    """longcat_flash calls attention twice a block."""
     reasons: list[str | None] = []
-    model = single_model("diffllama")
+    model = single_model("longcat_flash")
     sweep(model, token_ids(model), lambda run, step, block: reasons.append(block.factors_reason))
     assert all(reason and "2 times" in reason for reason in reasons)
 

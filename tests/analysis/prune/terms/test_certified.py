@@ -281,9 +281,9 @@ def test_what_has_no_bound_says_why() -> None:
         assert found
         assert all(bound.value is None and "routing weights do not sum" in str(bound.reason) for bound in found)
     assert all(bound.value is not None for bound in bounds.of(sites, "head"))
-    bounds = certified_bounds(discover(single_model("diffllama")))[0]
+    bounds = certified_bounds(discover(single_model("longcat_flash")))[0]
     assert "2 times" in str(bounds.heads.reason)
-    assert bounds.units[0].neurons.stream is not None
+    assert any(unit.neurons.stream is not None for unit in bounds.units)
 
 
 def test_a_bias_behind_which_a_norm_stands_is_part_of_the_attention_bound() -> None:
