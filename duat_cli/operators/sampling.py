@@ -49,7 +49,9 @@ def exact_share(left: Tensor, factors: HeadFactors, cutoff: float) -> ShareEstim
     pairs = left.flatten(1).T  # (rows N, heads)
     pairs = pairs[pairs.any(dim=1)]
     at_once = max(1, ENTRIES_AT_ONCE // maps.shape[1])
-    count = sum(int(torch.count_nonzero((some @ maps).abs_() > cutoff)) for some in pairs.split(at_once))
+    # each comparison in place, as 0 or 1: a table of booleans beside it would take twice the time
+    kind = torch.promote_types(maps.dtype, torch.float32)
+    count = sum(int((some @ maps).abs_().gt_(cutoff).sum(dtype=kind)) for some in pairs.split(at_once))
     share = count / (rows * tokens * maps.shape[1])
     return ShareEstimate(share, share, share)
 

@@ -335,7 +335,8 @@ def _allowed(mask: Tensor | None, tokens: int, sources: int) -> Tensor | None:
     if mask is None or mask.shape[-1] != sources:
         return None
     kept = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 4
-    return kept[0].any(dim=0).expand(tokens, sources)
+    some = kept[0, 0] if kept.shape[1] == 1 else kept[0].any(dim=0)
+    return some.expand(tokens, sources)
 
 
 def _effective(module: nn.Module, weights: Tensor, value: Tensor, output: Tensor) -> Tensor:
