@@ -59,7 +59,7 @@ def test_w_is_what_the_frozen_block_does_with_each_unit_vector(
         nothing = [torch.zeros_like(g[:1]) for g in step.given]
         base = known.factors.tap.read(run.replay(zero, nothing))[0]
         place = next((k for k, unit in enumerate(run.units) if unit.module is form.module), None)
-        for column in range(0, tokens * columns, 5):
+        for column in range(0, tokens * columns, 11):
             unit = torch.zeros(1, tokens, columns, dtype=torch.float64)
             unit.view(-1)[column] = 1.0
             given = list(nothing)
