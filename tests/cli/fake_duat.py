@@ -143,6 +143,7 @@ FAKES = {
             limits=lambda model: SimpleNamespace(max_positions=None, vocab_size=1),
         ),
         module("duat_cli.analysis.operator_file", OperatorFile=OperatorFile),
+        module("duat_cli.analysis.inspect.maps", Maps=object),  # it imports torch, which a process pays for
         module("duat_cli.analysis.inspect.run", inspect=inspect, verify=verify, InspectOptions=SimpleNamespace),
         module(
             "duat_cli.analysis.support",

@@ -65,8 +65,8 @@ def test_a_gated_neuron_is_never_above_its_bound_and_comes_near(name: str, size:
 
 def search_plane(a: Tensor, b: Tensor, c: Tensor, d: Tensor, radius: float, activation: Activation) -> Tensor:
     """Largest |σ(a·u + c)(b·u + d)| on a polar grid of the plane that a and b span, (n,)."""
-    radii = torch.linspace(0, radius, 120, dtype=torch.float64)[:, None]
-    angles = torch.linspace(0, 2 * torch.pi, 721, dtype=torch.float64)
+    radii = torch.linspace(0, radius, 60, dtype=torch.float64)[:, None]
+    angles = torch.linspace(0, 2 * torch.pi, 361, dtype=torch.float64)
     disc = torch.stack([radii * angles.cos(), radii * angles.sin()], dim=-1).reshape(-1, 2)
     basis, _ = torch.linalg.qr(torch.stack([a, b], dim=-1))  # (n, width, 2)
     u = torch.einsum("gk,nmk->ngm", disc, basis)

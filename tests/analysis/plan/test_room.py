@@ -58,7 +58,7 @@ COMMANDS = {
     "verify": ["verify", "--prompt", "The cat"],
     "matrix": ["matrix", "--layer", "1", "--prompt", "The cat"],
     "attribute": ["attribute", "--prompt", "The cat"],
-    "lora-diff": ["lora-diff", "--default-prompts", "--max-tokens", "4", "--no-cache"],
+    "lora-diff": ["lora-diff", "--prompt", "The cat", "--no-cache"],
 }
 
 

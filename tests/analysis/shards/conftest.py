@@ -36,10 +36,10 @@ def two_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """48 short prompts of 5 lengths, three of them the same text."""
+    """32 short prompts of 5 lengths, three of them the same text."""
     drawn = random.Random(0)
-    texts = ["".join(drawn.choice("abcdefgh ") for _ in range(drawn.randint(4, 8))) + "." for _ in range(48)]
-    texts[20] = texts[40] = texts[7]
+    texts = ["".join(drawn.choice("abcdefgh ") for _ in range(drawn.randint(4, 8))) + "." for _ in range(32)]
+    texts[20] = texts[30] = texts[7]
     file = tmp_path_factory.mktemp("prompts") / "many.txt"
     file.write_text("\n".join(texts))
     return file
@@ -47,10 +47,10 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def few(tmp_path: Path) -> Path:
-    """Nine short prompts, two of them the same text."""
+    """Six short prompts, two of them the same text."""
     drawn, file = random.Random(1), tmp_path / "few.txt"
-    texts = ["".join(drawn.choice("abcdefgh ") for _ in range(drawn.randint(3, 6))) + "." for _ in range(9)]
-    texts[6] = texts[2]
+    texts = ["".join(drawn.choice("abcdefgh ") for _ in range(drawn.randint(3, 6))) + "." for _ in range(6)]
+    texts[4] = texts[1]
     file.write_text("\n".join(texts))
     return file
 
@@ -82,7 +82,7 @@ def ask(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def taken_up(ask: Callable[..., str], tmp_path: Path) -> TakenUp:
-    """Of nine prompts, one of three processes leaves a line and a torn one; one process computes the others. say: as
+    """Of six prompts, one of three processes leaves a line and a torn one; one process computes the others. say: as
     `ask`, of one command. The plain report, which is that of the folder `out`, and the folder."""
 
     def resume(say: Callable[..., str], *words: str) -> tuple[str, Path]:
@@ -90,14 +90,14 @@ def taken_up(ask: Callable[..., str], tmp_path: Path) -> TakenUp:
         say(*words, "--out", str(out), rank=2, world=3)
         [shard] = out.glob("shard-*")
         whole = shard.read_bytes().splitlines(keepends=True)
-        assert len(whole) == 3
+        assert len(whole) == 2
         torn = whole[0] + whole[1][:-30]
         shard.write_bytes(torn)
         assert Folder.read(out).index().found == 1
-        assert "missing 8 prompts: run the same command again" in ask("merge", str(out), code=2)
+        assert "missing 5 prompts: run the same command again" in ask("merge", str(out), code=2)
         assert say(*words, "--out", str(out)) == plain
         assert shard.read_bytes() == torn  # nobody else writes to it
-        assert len((out / "shard-0-of-1.jsonl").read_bytes().splitlines()) == 8
+        assert len((out / "shard-0-of-1.jsonl").read_bytes().splitlines()) == 5
         return plain, out
 
     return resume

@@ -15,14 +15,14 @@ from duat_cli.analysis.shards.folder import Folder
 from duat_cli.cli.main import run
 from duat_cli.errors import InputError
 
-COUNT = 9
+COUNT = 6
 
 
 @pytest.fixture
 def few(tmp_path: Path) -> Path:
     drawn, file = random.Random(1), tmp_path / "few.jsonl"
     texts = ["".join(drawn.choice("abcdefgh ") for _ in range(drawn.randint(3, 6))) + "." for _ in range(COUNT)]
-    texts[6] = texts[2]
+    texts[4] = texts[1]
     lines = [json.dumps({"text": text, "answer": text[0]}) for text in texts]
     file.write_text("\n".join(lines))
     return file

@@ -48,4 +48,4 @@ def test_two_machines_of_accelerate_launch(two_layers: Path, few: Path, tmp_path
     assert said[1][0] == ""
     shards = sorted((tmp_path / "out").glob("shard-*"))
     assert [shard.name for shard in shards] == ["shard-0-of-2.jsonl", "shard-1-of-2.jsonl"]
-    assert sum(len(shard.read_bytes().splitlines()) for shard in shards) == 9
+    assert sum(len(shard.read_bytes().splitlines()) for shard in shards) == 6

@@ -18,7 +18,7 @@ from duat_cli.analysis.shards import lora as lora_module
 from duat_cli.analysis.shards import run as module
 from duat_cli.analysis.shards.folder import Folder
 
-COUNT = 9
+COUNT = 6
 
 
 @pytest.fixture(scope="module")

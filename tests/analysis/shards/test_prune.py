@@ -14,7 +14,7 @@ from duat_cli.analysis.shards import run as module
 from duat_cli.analysis.shards.folder import Folder
 from duat_cli.analysis.shards.prune import PruneRecord
 
-COUNT = 9
+COUNT = 6
 CHEAP = ["--probes", "4", "--measure", "2", "--device", "cpu"]
 
 

@@ -27,7 +27,7 @@ from duat_cli.analysis.shards.shard import shard
 from duat_cli.errors import InputError
 
 Into = Callable[..., Any]
-COUNT = 48
+COUNT = 32
 
 
 class Nursery:
@@ -117,7 +117,7 @@ def until(nursery: Nursery, started: list[int], reached: Callable[[], bool]) -> 
 # -- any number of processes -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("world", [2, 3])
 def test_any_number_of_processes_gives_the_plain_report(
     nursery: Nursery, command: list[str], plain: str, tmp_path: Path, world: int
 ) -> None:
@@ -141,7 +141,7 @@ def test_a_run_that_is_killed_again_and_again_goes_on_with_others(
     out, drawn = tmp_path / "out", random.Random(seed)
     ended = []
     for world in drawn.sample([1, 2, 3], 3):
-        goal = min(COUNT, lines(out) + drawn.randint(1, 9))
+        goal = min(COUNT, lines(out) + drawn.randint(1, 6))
         started = [nursery.start(*command, "--out", str(out), **env) for env in ranks_of(world)]
         until(nursery, started, lambda goal=goal: lines(out) >= goal)  # type: ignore[misc]
         for number in started:
@@ -184,7 +184,7 @@ def test_other_commands_go_on_after_a_kill(
 def test_an_interrupt_leaves_whole_lines(nursery: Nursery, command: list[str], plain: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     number = nursery.start(*command, "--out", str(out))
-    until(nursery, [number], lambda: lines(out) >= 5)
+    until(nursery, [number], lambda: lines(out) >= 2)
     os.kill(number, signal.SIGINT)
     code, said, error = nursery.wait(number)
     assert (code, said, error) == (130, "", "duat: interrupted\n")

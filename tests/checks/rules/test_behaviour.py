@@ -45,38 +45,15 @@ def shuffled(s: State) -> None:
     s[TABLE] = s[TABLE][torch.randperm(len(s[TABLE]))]
 
 
-def swapped(s: State) -> None:
-    for name in [n for n in s if "k_proj" in n]:
-        other = name.replace("k_proj", "v_proj")
-        s[name], s[other] = s[other].clone(), s[name].clone()
-
-
-def transposed(s: State) -> None:
-    for name in [n for n in s if "o_proj" in n]:
-        s[name] = s[name].T.clone()
-
-
-def noisy(s: State) -> None:
-    for name, value in s.items():
-        wide = value.float()
-        s[name] = (wide + torch.randn(wide.shape) * wide.norm() / wide.numel() ** 0.5).to(value.dtype)
-
-
 def lowered(s: State) -> None:
     for name in [n for n in s if "norm" in n]:
         s[name] = s[name] - 1
 
 
-def headed(s: State) -> None:
-    s["lm_head.weight"] = torch.randn(s[TABLE].shape).to(s[TABLE].dtype)
-
-
-@pytest.mark.parametrize("breakage", [shuffled, swapped, transposed, noisy, headed, lowered])
+@pytest.mark.parametrize("breakage", [shuffled, lowered])
 def test_a_breakage_of_the_demo(breakage: Callable[[State], None], demo: Path, baseline: Path, duat: Duat) -> None:
+    """Which rule finds which of the others is in test_breakages.py."""
     broken = edited(demo, breakage)
-    if breakage is headed:
-        config = json.loads((demo / "config.json").read_text())
-        (demo / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
     done = duat("check", broken, "-q", "--json", "--baseline", baseline, "--policy", "adapter")
     assert done.code == 1
     status = "warned" if breakage is lowered else "failed"  # 7.5 nats: better than uniform, and that is all
@@ -111,24 +88,24 @@ def test_a_policy_sets_the_most_that_passes(tmp_path: Path, duat: Duat) -> None:
         done = duat("check", demo_path(), "-q", "--json", "--policy", policy, "--select", "behaviour.*")
         assert done.code == code
     policy.write_text('[drift.tolerance]\n"behaviour.*" = { rtol = 0.1 }\n')
-    assert duat("check", demo_path(), "-q", "--policy", policy).code == 0
+    assert duat("check", demo_path(), "-q", "--policy", policy, "--weights-only").code == 0
     policy.write_text('[drift.tolerance]\n"behaviour.los" = { rtol = 0.1 }\n')
     duat("check", demo_path(), "-q", "--policy", policy).refused("behaviour.los")
 
 
-@pytest.mark.parametrize("policy", ["default", "strict"])
 def test_a_baseline_without_answers_says_that_it_is_older_and_no_more(
-    policy: str, baseline: Path, tmp_path: Path, duat: Duat
+    baseline: Path, tmp_path: Path, duat: Duat
 ) -> None:
     content = json.loads(baseline.read_text())
     del content["answers"]
     content["metrics"] = {k: v for k, v in content["metrics"].items() if not k.startswith("behaviour.")}
     old = tmp_path / "old.json"
     old.write_text(json.dumps({**content, "schema_version": 2}))
-    done = duat("check", demo_path(), "-q", "--json", "--baseline", old, "--policy", policy)
-    assert (done.code, done.findings(), done.findings("warned")) == (0, [], [])
-    assert "behaviour.agreement" in done.rules("skipped")
-    assert [w for w in done.json["warnings"] if "schema version 2" in w and "--update-baseline" in w]
+    for policy in ("default", "strict"):
+        done = duat("check", demo_path(), "-q", "--json", "--baseline", old, "--policy", policy)
+        assert (done.code, done.findings(), done.findings("warned")) == (0, [], [])
+        assert "behaviour.agreement" in done.rules("skipped")
+        assert [w for w in done.json["warnings"] if "schema version 2" in w and "--update-baseline" in w]
     done = duat("check", demo_path(), "-q", "--json", "--baseline", old, "--update-baseline")
     assert {"key": "schema_version", "old": "2", "new": "3"} in done.json["baseline"]["changes"]
     assert json.loads(old.read_text())["metrics"] == json.loads(baseline.read_text())["metrics"]

@@ -12,7 +12,6 @@ import bad_checkpoints as bad
 import pytest
 import torch
 from running_checks import Duat
-from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from duat_cli.checks.rules.declared import config_changes, generation_changes
@@ -51,13 +50,9 @@ def tokenizer(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]
 @pytest.mark.parametrize(
     ("breakage", "words"),
     [
-        (rope(rope_theta=1000000.0), "config.json: rope_parameters.rope_theta 10000 → 1000000"),
         (rope(rope_type="linear", factor=4.0), "rope_parameters.rope_type default → linear"),
-        (config(rms_norm_eps=1e-5), "config.json: rms_norm_eps 1e-06 → 1e-05"),
         (config(("rms_norm_eps",), num_key_value_heads=2), None),  # the class's default is what the file said
-        (config(hidden_act="gelu"), "config.json: hidden_act silu → gelu"),
         (config(max_position_embeddings=4), "config.json: max_position_embeddings 512 → 4"),
-        (config(max_position_embeddings=256), "config.json: max_position_embeddings 512 → 256"),
         (config(sliding_window=2), "config.json: sliding_window none → 2"),
         (config(layer_types=["full_attention"] * 6), "config.json: layer_types none → "),
         (config(num_attention_heads=12, head_dim=16, num_key_value_heads=4), "num_attention_heads 6 → 12"),
@@ -133,7 +128,6 @@ def _special(content: dict[str, Any]) -> None:
     ("breakage", "words"),
     [
         (tokenizer(_swap), "tokenizer: vocabulary: 2048 ids, other tokens among ids 700-703, 900-903"),
-        (tokenizer(lambda c: c["model"].update(merges=[])), "tokenizer: merges changed"),
         (tokenizer(lambda c: c["model"].update(merges=[])), "the same texts, other tokens: "),
         (tokenizer(_special), "tokenizer: added tokens changed"),
         (tokenizer(lambda c: c.update(normalizer={"type": "Lowercase"})), "tokenizer: normaliser added"),
@@ -154,6 +148,7 @@ def test_the_tokenizer_and_how_texts_are_made(
     assert done.code == 1
     found = [o for o in done.findings() if o["rule"] == "drift.tokenizer"]
     assert any(words in o["message"] for o in found), found
+    assert not words.startswith("the same texts") or any("merges changed" in o["message"] for o in found)
     assert not any("update-baseline" in (o["advice"] or "") for o in found)
     assert not done.rules() & {"drift.weights", "drift.coupling", "drift.operator", "drift.summary"}
 
@@ -174,17 +169,6 @@ def test_own_prompts_beyond_positions_that_were_cut_fail(demo: Path, baseline: P
 # --- storage ----------------------------------------------------------------------------------------------------
 
 
-def _reshard(folder: Path) -> None:
-    state = load_file(folder / bad.W)
-    (folder / bad.W).unlink()
-    names = sorted(state, reverse=True)
-    parts = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
-    for file, own in parts.items():
-        save_file({name: state[name] for name in own}, folder / file, metadata={"format": "pt"})
-    index = {"metadata": {}, "weight_map": {name: file for file, own in parts.items() for name in own}}
-    (folder / bad.IDX).write_text(json.dumps(index))
-
-
 def _written_out(folder: Path) -> None:
     """config.json and generation_config.json with all their defaults, in another order, by another release."""
     content = AutoConfig.from_pretrained(folder).to_dict() | {"transformers_version": "4.1.0"}
@@ -192,26 +176,18 @@ def _written_out(folder: Path) -> None:
     bad.jedit(folder / GEN, temperature=1.0, do_sample=False, top_p=1.0, transformers_version="4.1.0")
 
 
-def _trainer(folder: Path) -> None:
-    for name in ("optimizer.pt", "scheduler.pt", "training_args.bin", "rng_state.pth", "trainer_state.json"):
-        (folder / name).write_bytes(b"{}")
-
-
 @pytest.mark.parametrize(
     "change",
     [
-        lambda d: bad.wedit(d, lambda s: {n: t.float() if t.ndim == 1 else t for n, t in s.items()}),
         lambda d: bad.wedit(d, lambda s: {n: t.float() for n, t in s.items()}),
-        lambda d: bad.wedit(d, lambda s: dict(reversed(s.items()))),
-        _reshard,
         _written_out,
-        _trainer,
         tokenizer(lambda c: c.update(version="1.0")),
         config(dtype="float32", use_cache=False, attention_dropout=0.5),
     ],
-    ids=["norms in float32", "float32", "order", "shards", "defaults", "trainer", "tokenizer", "ignored fields"],
+    ids=["float32", "defaults", "tokenizer", "ignored fields"],
 )
 def test_changes_of_storage_pass(change: Any, demo: Path, baseline: Path, duat: Duat) -> None:
+    """More of them are in test_breakages.py, among what is no breakage."""
     change(demo)
     done = duat("check", demo, *QUICK, "--baseline", baseline, "--json")
     assert (done.code, done.findings()) == (0, [])
