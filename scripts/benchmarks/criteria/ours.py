@@ -53,10 +53,10 @@ def run(
     means: bool = False,
 ) -> Ours:
     """On these windows alone, whole as every method sees them, none held out. means: as `--ablate mean`, else what
-    repairs sets as well."""
+    repairs sets as well. With `--effort quick` less is told of the sets, which are the same."""
     options = PruneOptions(
         kinds=kinds, joint=len(kinds) > 1, remove=share, rounds=rounds, repair=not means, ablate_mean=means, measure=0,
-        whole=True,
+        whole=True, effort="quick",
     )  # fmt: skip
     return Ours(prune_bound(loaded, prompts_of(windows), [], options, lambda done, total, what: None))
 

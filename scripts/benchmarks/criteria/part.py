@@ -24,7 +24,7 @@ def criteria(_runs: int, *, peer: bool = False, rounds: int = 1, write: bool = F
     """
     found = [compare(name, rounds=rounds, peer=peer) for name in MODELS]
     if write:
-        PAGE.write_text(with_section(PAGE.read_text(encoding="utf-8"), section(found)), encoding="utf-8")
+        PAGE.write_text(with_section(PAGE.read_text(encoding="utf-8"), TITLE, section(found)), encoding="utf-8")
     return [row for one in found for row in _rows(one)]
 
 
@@ -44,9 +44,9 @@ def section(found: Sequence[Comparison]) -> str:
     return f"{TITLE}\n\n{INTRODUCTION}\n\n" + "\n\n".join(tables) + "\n"
 
 
-def with_section(page: str, text: str) -> str:
-    """The page with this section in place of its own, or at its end."""
-    pattern = re.compile(rf"^{re.escape(TITLE)}\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+def with_section(page: str, title: str, text: str) -> str:
+    """The page with this section in place of the one of this title, or at its end."""
+    pattern = re.compile(rf"^{re.escape(title)}\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
     if pattern.search(page):
         return pattern.sub(lambda _: text + "\n", page).rstrip("\n") + "\n"
     return page.rstrip("\n") + "\n\n" + text
