@@ -3,9 +3,10 @@
 Sets are beginnings of the order, so they are nested. What goes together is a unit: one term; with --uniform one neuron
 of every FFN, or the heads of one key and value head in every attention, so that all of them can leave the file.
 
-Neurons, heads and experts go in steps. After each one the others count with what they do to the output alone and with
-what they do there alike with all that is gone: two terms that add the same vector do four times the damage of one, by
-its square. What would cancel is left out: the prediction is linear, and the sets that it leads to overshoot.
+Where a set of a size is asked for, neurons, heads and experts go in steps. After each one the others count with what
+they do to the output alone and with what they do there alike with all that is gone: two terms that add the same vector
+do four times the damage of one, by its square. What would cancel is left out: the prediction is linear, and the sets
+that it leads to overshoot.
 """
 
 from __future__ import annotations

@@ -122,9 +122,10 @@ class Path:
     """Of rounds before the last."""
 
 
-def path_of(sketch: Sketch, terms: TermList, kinds: Sequence[Kind], sizes: Sizes) -> Path:
-    """From one sketch."""
-    order = order_of(terms, kinds, sketch.damages, sizes, alike=sketch.alike)
+def path_of(sketch: Sketch, terms: TermList, kinds: Sequence[Kind], sizes: Sizes, *, alike: bool = False) -> Path:
+    """From one sketch. alike: whether terms also count with what they do alike with what is gone. The probes that pick
+    them then predict less for the set than it does, so that is not for a prediction which is to meet a budget."""
+    order = order_of(terms, kinds, sketch.damages, sizes, alike=sketch.alike if alike else None)
     most = order.ends[-1] if order.ends else 0
     return Path(order, sketch.curve(order.places[:most]))
 
@@ -137,6 +138,8 @@ def path_in_rounds(
     terms: TermList,
     kinds: Sequence[Kind],
     sizes: Sizes,
+    *,
+    alike: bool = False,
 ) -> Path:
     """Of as many rounds, each of which takes an equal share of what the first `target` terms of `first` hold.
 
@@ -152,7 +155,7 @@ def path_in_rounds(
         places = torch.cat([places, order.places[:step]])
         sketch = again(places)
         stages.append(Stage(len(places), sketch.start))
-        order = order_of(terms, kinds, sketch.damages, sizes, places.tolist(), sketch.alike)
+        order = order_of(terms, kinds, sketch.damages, sizes, places.tolist(), sketch.alike if alike else None)
         curve = sketch.curve(order.places[: order.ends[-1] if order.ends else 0])
     ends += [len(places) + end for end in order.ends]
     whole = Order(torch.cat([places, order.places]), ends, order.uniform)

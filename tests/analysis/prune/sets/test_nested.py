@@ -40,7 +40,7 @@ def found_of(
     count = len(terms.ids)
     blocks = 1 + max(term.block for term in terms.ids)
     sizes = Sizes(torch.ones(count, dtype=torch.float64), (count, count), (1,) * blocks, uniform)
-    path = path_of(Sketch(fake.metric, responses), terms, kinds, sizes)
+    path = path_of(Sketch(fake.metric, responses), terms, kinds, sizes, alike=remove is not None)
     wanted: Candidates = candidates(path, terms, kinds, sizes.parameters, Goal(budget, 10, remove))
     [found] = nested_sets(fake, [(wanted, [])], given, budget, lambda *_: None)
     return found
@@ -151,7 +151,7 @@ def drawn(moves: Tensor, probes: int) -> list[Tensor]:
 def test_what_adds_up_goes_apart_and_what_cancels_is_not_gone_by() -> None:
     """Terms 0 and 1 move the output alike, 2 moves it at a right angle and 3 against them."""
     moves = torch.tensor([[1.0, 0], [1.05, 0], [0, 1.2], [-1.6, 0]])
-    found = found_of(Fake(lambda *_: 9.0), terms_of(4), "head", drawn(moves, 300), prompts(2), 0.1)
+    found = found_of(Fake(lambda *_: 9.0), terms_of(4), "head", drawn(moves, 300), prompts(2), 0.1, remove=4)
     assert [term.index for term in found.order] == [0, 2, 3, 1]  # 1 would do 1.1 + 2.1; 3 does 2.6 by itself
 
 
@@ -165,7 +165,7 @@ def test_the_order_is_that_of_a_naive_choice_of_one_term_after_the_other(kinds: 
     responses = drawn(moves, probes)
     fake = Fake(lambda *_: 9.0)
     fake.metric = Divergence(None)  # type: ignore[assignment]
-    found = found_of(fake, terms, kinds, responses, prompts(2), 0.1)
+    found = found_of(fake, terms, kinds, responses, prompts(2), 0.1, remove=count)
     samples = torch.cat(responses).double().numpy()
     left, order = list(range(count)), list[int]()
     while left:
@@ -176,7 +176,9 @@ def test_the_order_is_that_of_a_naive_choice_of_one_term_after_the_other(kinds: 
         order.append(min(left, key=lambda k: worth[k]))
         left.remove(order[-1])
     assert [found.order.index(ids[k]) for k in order] == list(range(count))
-    assert order != (samples**2).mean(axis=0).argsort().tolist()
+    alone = found_of(fake, terms, kinds, responses, prompts(2), 0.1).order  # where a budget decides
+    assert [alone.index(ids[k]) for k in (samples**2).mean(axis=0).argsort()] == list(range(count))
+    assert alone != found.order
 
 
 @pytest.mark.parametrize("widths", [(4, 4, 4), (5, 3, 4)])
