@@ -34,9 +34,9 @@ class Ratio:
 
 
 def methods(outcomes: Sequence[Outcome]) -> list[str]:
-    """In the order in which they came, duat's last."""
+    """In the order in which they came, duat's last, and last of all its repair."""
     names = list(dict.fromkeys(one.method for one in outcomes))
-    return sorted(names, key=lambda name: name.startswith(OURS))
+    return sorted(names, key=lambda name: (name.startswith(OURS), name == REPAIRED))
 
 
 def markdown(found: Comparison) -> str:
