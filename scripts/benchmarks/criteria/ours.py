@@ -1,4 +1,4 @@
-"""duat's sets and repairs, through the door of `duat prune-bound --granularity … --remove … --rounds … --repair`."""
+"""duat's sets and repairs, through the door of `duat prune-bound --granularity … --remove …` --ablate, --repair."""
 
 from __future__ import annotations
 
@@ -43,11 +43,21 @@ class Ours:
         return self.outcome.repairer.repaired(terms)
 
 
-def run(loaded: LoadedModel, windows: Tensor, share: float, kinds: tuple[Kind, ...], rounds: int = 1) -> Ours:
-    """On these windows alone, whole as every method sees them, none held out."""
+def run(
+    loaded: LoadedModel,
+    windows: Tensor,
+    share: float,
+    kinds: tuple[Kind, ...],
+    rounds: int = 1,
+    *,
+    means: bool = False,
+) -> Ours:
+    """On these windows alone, whole as every method sees them, none held out. means: as `--ablate mean`, else what
+    repairs sets as well. With `--effort quick` less is told of the sets, which are the same."""
     options = PruneOptions(
-        kinds=kinds, joint=len(kinds) > 1, remove=share, rounds=rounds, repair=True, measure=0, whole=True
-    )
+        kinds=kinds, joint=len(kinds) > 1, remove=share, rounds=rounds, repair=not means, ablate_mean=means, measure=0,
+        whole=True, effort="quick",
+    )  # fmt: skip
     return Ours(prune_bound(loaded, prompts_of(windows), [], options, lambda done, total, what: None))
 
 

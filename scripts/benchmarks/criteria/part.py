@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.common import Row
 from benchmarks.criteria.comparison import OURS, REPAIRED, SHARES, Comparison, compare
-from benchmarks.criteria.table import markdown, ratio
+from benchmarks.criteria.table import contests, label, markdown
 from benchmarks.criteria.texts import CALIBRATION, HELD_OUT, WINDOW
 
 PAGE = Path(__file__).parents[3] / "configs" / "docs" / "pruning.md"
@@ -24,16 +24,17 @@ def criteria(_runs: int, *, peer: bool = False, rounds: int = 1, write: bool = F
     """
     found = [compare(name, rounds=rounds, peer=peer) for name in MODELS]
     if write:
-        PAGE.write_text(with_section(PAGE.read_text(encoding="utf-8"), section(found)), encoding="utf-8")
-    return [row for one in found for mine in (OURS, REPAIRED) for row in _rows(one, mine)]
+        PAGE.write_text(with_section(PAGE.read_text(encoding="utf-8"), TITLE, section(found)), encoding="utf-8")
+    return [row for one in found for row in _rows(one)]
 
 
-def _rows(found: Comparison, mine: str) -> list[Row]:
+def _rows(found: Comparison) -> list[Row]:
     rows = []
-    for share in SHARES:
-        value, low, high, other = ratio(found, found.parts, mine, share)
-        what = f"{found.name}, {100 * share:g} % removed: {mine}, {low:.2f} to {high:.2f}"
-        rows.append(Row(what, value, f"x the damage of {other}", WANTED[mine]))
+    for what, ratios in contests(found).items():
+        wanted = WANTED[REPAIRED if what.startswith("repaired") else OURS]
+        for share, one in zip(SHARES, ratios, strict=True):
+            head = f"{found.name}, {100 * share:g} % removed: duat, {what}, {one.between}"
+            rows.append(Row(head, one.value, f"x the damage of {label(one.other)}, {one.other.variant}", wanted))
     return rows
 
 
@@ -43,24 +44,27 @@ def section(found: Sequence[Comparison]) -> str:
     return f"{TITLE}\n\n{INTRODUCTION}\n\n" + "\n\n".join(tables) + "\n"
 
 
-def with_section(page: str, text: str) -> str:
-    """The page with this section in place of its own, or at its end."""
-    pattern = re.compile(rf"^{re.escape(TITLE)}\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+def with_section(page: str, title: str, text: str) -> str:
+    """The page with this section in place of the one of this title, or at its end."""
+    pattern = re.compile(rf"^{re.escape(title)}\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
     if pattern.search(page):
         return pattern.sub(lambda _: text + "\n", page).rstrip("\n") + "\n"
     return page.rstrip("\n") + "\n\n" + text
 
 
 INTRODUCTION = f"""\
-Made by `python scripts/bench.py criteria --peer --write`. FFN neurons and heads go together, the same share
-of the blocks' parameters for every method. All see the same {CALIBRATION} windows of {WINDOW} tokens and are
-judged on {HELD_OUT} of other files. Bold: the best without repair, and every method that it does not beat (95 % paired
-bootstrap over the windows). A criterion made for one layer is used twice, as published, with the same share of every
-layer, and with all terms of the model in one order by score a parameter; the table has the better of the
-two on the held-out windows. FLAP puts the mean of what it removes into biases. HFPrune takes neurons alone
-as published, and here heads too where that was better. torch-pruning really removes neurons and, where
-attention has no rotary positions, heads, as large a share of every layer, by magnitude or Taylor
-importance, whichever was better."""
+Made by `python scripts/bench.py criteria --peer --write`. FFN neurons and heads go together, the same share of the
+blocks' parameters for every method. All see the same {CALIBRATION} windows of {WINDOW} tokens and are judged on
+{HELD_OUT} of other files, which choose nothing of duat's. Bold: the best without repair, and every method that it does
+not beat (95 % paired bootstrap over the windows).
+
+FLAP puts the mean of what it removes into biases, which is a repair in itself, so there are two contests: every set
+with zeros, and every set with its means, duat's then as `--ablate mean` orders it. `duat, repaired` is `--repair` of
+the set with zeros; it stands beside the means and takes no part in their contest. A criterion made for one layer is
+used twice, as published, with the same share of every layer, and with all terms of the model in one order by score a
+parameter; the table has the better of the two on the held-out windows. HFPrune takes neurons alone as published, and
+here heads too where that was better. torch-pruning really removes neurons and, where attention has no rotary positions,
+heads, as large a share of every layer, by magnitude or Taylor importance, whichever was better."""
 NOTES = {
     "demo": "The windows of the demo are from source files of the standard library that its training held out.",
     "MiniLM": "The windows of MiniLM are from topics of the language reference. It has no loss, which Taylor's need.",

@@ -3,70 +3,112 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from benchmarks.criteria.comparison import BLOCKS, OURS, REPAIRED, SHARES, Comparison, Outcome
+from benchmarks.criteria.comparison import BLOCKS, OURS, REPAIRED, SHARES, Comparison, Outcome, best
 from duat_cli.statistics.bootstrap import paired_interval
 
 CONFIDENCE = 0.95
 
 
+@dataclass(frozen=True)
+class Ratio:
+    """Mean damage over that of another method, and the ends of a paired interval of the difference over the same."""
+
+    value: float
+    low: float
+    high: float
+    other: Outcome
+
+    @classmethod
+    def of(cls, one: Outcome, other: Outcome) -> Ratio:
+        interval = paired_interval((one.judged.damage - other.judged.damage).tolist(), CONFIDENCE)
+        assert interval is not None
+        low, high = (1 + end / other.damage for end in (interval.low, interval.high))
+        return cls(one.damage / other.damage, low, high, other)
+
+    @property
+    def between(self) -> str:
+        low, high = (f"{end:.2f}" if end < 10 else f"{end:.0f}" for end in (self.low, self.high))
+        return f"{low} to {high}"
+
+
 def methods(outcomes: Sequence[Outcome]) -> list[str]:
-    """In the order in which they came, duat's last."""
+    """In the order in which they came, duat's last, and last of all its repair."""
     names = list(dict.fromkeys(one.method for one in outcomes))
-    return sorted(names, key=lambda name: name.startswith(OURS))
+    return sorted(names, key=lambda name: (name.startswith(OURS), name == REPAIRED))
 
 
 def markdown(found: Comparison) -> str:
-    """The tables of one model; bold: of the methods without repair the best, and those that the best does not beat (the
-    paired interval of the difference of damage holds 0)."""
+    """The tables of one model. Bold: of the methods without repair the best, and those that the best does not beat (the
+    paired interval of the difference of damage holds 0). In brackets that interval, over the best one's damage."""
     language = found.dense.loss is not None
     unit = "KL, nats a token" if language else "relative change of the hidden states"
+    unit += f"{', and perplexity' if language else ''}, in brackets the interval of the damage over the best one's"
     heads = [f"{100 * share:g} % removed" for share in SHARES]
-    lines = [f"{found.name}: {unit}{', and perplexity' if language else ''}", ""]
-    lines += _rows(found, found.parts, SHARES, ["method", *heads])
+    lines = [f"{found.name}, nothing in the place of what is removed: {unit}", ""]
+    lines += _rows(found.bare(), SHARES, ["method", *heads])
+    lines += ["", f"{found.name}, means in its place:", ""]
+    lines += _rows(found.filled(), SHARES, ["method, with biases", *heads])
+    lines += ["", f"{found.name}, damage of duat over that of the best other method:", ""]
+    lines += [f"| duat | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
+    for what, ratios in contests(found).items():
+        cells = (f"{one.value:.2f} ({one.between}), {label(one.other)}" for one in ratios)
+        lines.append(f"| {what} | {' | '.join(cells)} |")
     if language:
         lines += ["", f"Perplexity of the whole model there: {found.dense.perplexity:.2f}."]
-    lines += ["", *_rows(found, found.blocks, BLOCKS, ["method", *(f"{n} of the blocks" for n in BLOCKS)])]
+    lines += ["", f"{found.name}, whole blocks:", ""]
+    lines += _rows(found.blocks, BLOCKS, ["method", *(f"{n} of the blocks" for n in BLOCKS)])
     return "\n".join(lines)
 
 
-def _rows(found: Comparison, outcomes: Sequence[Outcome], wanted: Sequence[float], head: Sequence[str]) -> list[str]:
+def label(one: Outcome) -> str:
+    """Of another method."""
+    return f"{one.method}{' with means' if one.means else ''}"
+
+
+def contests(found: Comparison) -> dict[str, list[Ratio]]:
+    """What of duat is compared with the best of which others, at every share."""
+    every = found.parts
+    return {
+        "zeros, against others with zeros": _ratios(found.bare(), OURS, found.bare()),
+        "means, against others with means": _ratios(found.filled(), OURS, found.filled()),
+        "means, against all others": _ratios(found.filled(), OURS, every),
+        "repaired, against all others": _ratios(found.filled(), REPAIRED, every),
+    }
+
+
+def _ratios(mine: Sequence[Outcome], method: str, others: Sequence[Outcome]) -> list[Ratio]:
+    found = []
+    for share in SHARES:
+        own = best(mine, method, share)
+        if own is None:
+            continue
+        rest = [one for one in others if one.wanted == share and not one.method.startswith(OURS)]
+        found.append(Ratio.of(own, min(rest, key=lambda one: one.damage)))
+    return found
+
+
+def _rows(outcomes: Sequence[Outcome], wanted: Sequence[float], head: Sequence[str]) -> list[str]:
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    marked = {share: _unbeaten(found, outcomes, share) for share in wanted}
+    leading = {share: _best_bare(outcomes, share) for share in wanted}
     for method in methods(outcomes):
-        cells = [_cell(found.best(outcomes, method, share), method in marked[share]) for share in wanted]
+        cells = [_cell(best(outcomes, method, share), leading[share]) for share in wanted]
         lines.append(f"| {method} | {' | '.join(cells)} |")
     return lines
 
 
-def _cell(one: Outcome | None, bold: bool) -> str:
-    if one is None:
-        return "-"
-    text = f"{one.damage:.3g}" if one.damage < 1 else f"{one.damage:.2f}"
-    text = f"**{text}**" if bold else text
-    return text if one.judged.loss is None else f"{text}, {one.judged.perplexity:.1f}"
-
-
-def _unbeaten(found: Comparison, outcomes: Sequence[Outcome], share: float) -> set[str]:
+def _best_bare(outcomes: Sequence[Outcome], share: float) -> Outcome | None:
     """Of the methods without repair."""
-    bare = [one for name in methods(outcomes) if name != REPAIRED and (one := found.best(outcomes, name, share))]
-    best = min(bare, key=lambda one: one.damage, default=None)
-    return {one.method for one in bare if best is not None and not _worse(one, best)}
+    there = [one for one in outcomes if one.wanted == share and one.method != REPAIRED]
+    return min(there, key=lambda one: one.damage, default=None)
 
 
-def _worse(one: Outcome, best: Outcome) -> bool:
-    interval = paired_interval((one.judged.damage - best.judged.damage).tolist(), CONFIDENCE)
-    return interval is not None and interval.low > 0
-
-
-def ratio(found: Comparison, outcomes: Sequence[Outcome], mine: str, share: float) -> tuple[float, float, float, str]:
-    """Damage of `mine` over that of the best method that is not duat's, the ends of a paired interval of the
-    difference over the same, and that method's name."""
-    own = found.best(outcomes, mine, share)
-    others = [found.best(outcomes, name, share) for name in methods(outcomes) if not name.startswith(OURS)]
-    best = min((one for one in others if one is not None), key=lambda one: one.damage)
-    assert own is not None
-    interval = paired_interval((own.judged.damage - best.judged.damage).tolist(), CONFIDENCE)
-    assert interval is not None
-    low, high = (1 + end / best.damage for end in (interval.low, interval.high))
-    return own.damage / best.damage, low, high, f"{best.method}, {best.variant}".rstrip(", ")
+def _cell(one: Outcome | None, leading: Outcome | None) -> str:
+    if one is None or leading is None:
+        return "-"
+    ratio = Ratio.of(one, leading)
+    text = f"{one.damage:.3g}" if one.damage < 1 else f"{one.damage:.2f}"
+    text = f"**{text}**" if ratio.low <= 1 and one.method != REPAIRED else text
+    text = text if one.judged.loss is None else f"{text}, {one.judged.perplexity:.1f}"
+    return text if one is leading else f"{text} ({ratio.between})"

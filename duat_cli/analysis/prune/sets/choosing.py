@@ -74,7 +74,9 @@ class Chooser:
         def without(places: Tensor) -> Sketch:
             return again([self.terms.ids[k] for k in places.tolist()])
 
-        path = path_in_rounds(single, without, target, self.options.rounds, self.terms, kinds, self.sizes)
+        path = path_in_rounds(
+            single, without, target, self.options.rounds, self.terms, kinds, self.sizes, alike=self._asked
+        )
         return self._of(path, kinds), self._compared(single, path, target, prompts, tick)
 
     def _compared(self, single: Path, path: Path, target: int, prompts: Sequence[Prompt], tick: Tick) -> list[Round]:
@@ -91,7 +93,12 @@ class Chooser:
         return [Round(*four) for four in zip(ends, mine, alone, found[:-1], strict=True)]
 
     def _path(self, kinds: Sequence[Kind]) -> Path:
-        return path_of(self.sketch, self.terms, kinds, self.sizes)
+        return path_of(self.sketch, self.terms, kinds, self.sizes, alike=self._asked)
+
+    @property
+    def _asked(self) -> bool:
+        """Whether a set of a size was asked for, whatever is predicted of it."""
+        return self.options.remove is not None
 
     def _of(self, path: Path, kinds: Sequence[Kind]) -> Candidates:
         return candidates(path, self.terms, kinds, self.sizes.parameters, self.goal)

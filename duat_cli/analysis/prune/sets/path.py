@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from duat_cli.analysis.prune.sets.order import Order, Sizes, order_of
+from duat_cli.analysis.prune.sets.order import Alike, Order, Sizes, order_of
 from duat_cli.analysis.prune.terms.damage import Metric
 from duat_cli.analysis.prune.terms.responses import TermList
 from duat_cli.kinds import Kind
@@ -57,6 +57,17 @@ class Sketch:
         mean = total / len(self.responses)
         return self.metric.adding(mean) if self.starts is None else mean
 
+    def alike(self, places: Sequence[int]) -> Alike:
+        """What these terms do alike with those of them that go."""
+        index, first = torch.tensor(places, dtype=torch.long), len(self.responses[0]) - self.probes
+        return _Alike([one[first:, index] for one in self.responses])
+
+    @property
+    def probes(self) -> int:
+        """Rows of the responses that are to random directions: all, or all but that to a slope."""
+        slope = self.starts is not None or self.metric.name == "nll"
+        return len(self.responses[0]) - slope
+
     def curve(self, order: Tensor) -> Tensor:
         """The predicted mean damage without the first m of `order` as well, for m = 1 … len(order)."""
         total = torch.zeros(len(order), dtype=torch.float64)
@@ -69,6 +80,27 @@ class Sketch:
         if self.starts is None:
             return self.metric.of_set(sums[None])[0]
         return self.metric.of_moved(sums, self.starts[prompt]) - self.starts[prompt]
+
+
+class _Alike:
+    """2 <change of what is gone, change of the term>, estimated from their responses to the probes of all prompts; less
+    its standard error, so that what is alike by chance does not count, and nothing where that is below 0."""
+
+    def __init__(self, responses: Sequence[Tensor]) -> None:
+        """A prompt: (probes, terms)."""
+        self._responses = responses
+        self._sums = [one.new_zeros(len(one)) for one in responses]
+
+    def go(self, gone: Tensor) -> None:
+        for number, one in enumerate(self._responses):
+            self._sums[number] += one[:, gone].sum(dim=1)
+
+    def adding(self) -> Tensor:
+        pairs, count = list(zip(self._responses, self._sums, strict=True)), sum(map(len, self._sums))
+        mean = torch.stack([total @ one for one, total in pairs]).double().sum(dim=0) / count
+        square = torch.stack([total.square() @ one.square() for one, total in pairs]).double().sum(dim=0) / count
+        error = ((square - mean.square()).clamp_min(0) / count).sqrt()
+        return 2 * (mean - error).clamp_min(0)
 
 
 @dataclass(frozen=True)
@@ -90,9 +122,10 @@ class Path:
     """Of rounds before the last."""
 
 
-def path_of(sketch: Sketch, terms: TermList, kinds: Sequence[Kind], sizes: Sizes) -> Path:
-    """From one sketch."""
-    order = order_of(terms, kinds, sketch.damages, sizes)
+def path_of(sketch: Sketch, terms: TermList, kinds: Sequence[Kind], sizes: Sizes, *, alike: bool = False) -> Path:
+    """From one sketch. alike: whether terms also count with what they do alike with what is gone. The probes that pick
+    them then predict less for the set than it does, so that is not for a prediction which is to meet a budget."""
+    order = order_of(terms, kinds, sketch.damages, sizes, alike=sketch.alike if alike else None)
     most = order.ends[-1] if order.ends else 0
     return Path(order, sketch.curve(order.places[:most]))
 
@@ -105,6 +138,8 @@ def path_in_rounds(
     terms: TermList,
     kinds: Sequence[Kind],
     sizes: Sizes,
+    *,
+    alike: bool = False,
 ) -> Path:
     """Of as many rounds, each of which takes an equal share of what the first `target` terms of `first` hold.
 
@@ -120,7 +155,7 @@ def path_in_rounds(
         places = torch.cat([places, order.places[:step]])
         sketch = again(places)
         stages.append(Stage(len(places), sketch.start))
-        order = order_of(terms, kinds, sketch.damages, sizes, places.tolist())
+        order = order_of(terms, kinds, sketch.damages, sizes, places.tolist(), sketch.alike if alike else None)
         curve = sketch.curve(order.places[: order.ends[-1] if order.ends else 0])
     ends += [len(places) + end for end in order.ends]
     whole = Order(torch.cat([places, order.places]), ends, order.uniform)

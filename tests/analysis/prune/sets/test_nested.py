@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers import single_model, token_ids
@@ -16,7 +17,7 @@ from duat_cli.analysis.prune.sets.order import Sizes
 from duat_cli.analysis.prune.sets.path import Sketch, path_of
 from duat_cli.analysis.prune.sets.trial import Claim, Trial, try_alone
 from duat_cli.analysis.prune.terms.ablation import Ablator, measured
-from duat_cli.analysis.prune.terms.damage import Hidden, Loss
+from duat_cli.analysis.prune.terms.damage import Divergence, Hidden, Loss
 from duat_cli.analysis.prune.terms.responses import Responses, TermList
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.discovery.structure import discover
@@ -39,7 +40,7 @@ def found_of(
     count = len(terms.ids)
     blocks = 1 + max(term.block for term in terms.ids)
     sizes = Sizes(torch.ones(count, dtype=torch.float64), (count, count), (1,) * blocks, uniform)
-    path = path_of(Sketch(fake.metric, responses), terms, kinds, sizes)
+    path = path_of(Sketch(fake.metric, responses), terms, kinds, sizes, alike=remove is not None)
     wanted: Candidates = candidates(path, terms, kinds, sizes.parameters, Goal(budget, 10, remove))
     [found] = nested_sets(fake, [(wanted, [])], given, budget, lambda *_: None)
     return found
@@ -139,6 +140,45 @@ def test_the_curve_ends_a_little_beyond_the_budget() -> None:
     assert len(found.curve) <= 12
     assert found.chosen is not None
     assert 9 <= found.chosen.removed <= 10
+
+
+def drawn(moves: Tensor, probes: int) -> list[Tensor]:
+    """Responses under two prompts of terms that move the output so, (terms, width)."""
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randn(probes, moves.shape[1], generator=generator) @ moves.T for _ in range(2)]
+
+
+def test_what_adds_up_goes_apart_and_what_cancels_is_not_gone_by() -> None:
+    """Terms 0 and 1 move the output alike, 2 moves it at a right angle and 3 against them."""
+    moves = torch.tensor([[1.0, 0], [1.05, 0], [0, 1.2], [-1.6, 0]])
+    found = found_of(Fake(lambda *_: 9.0), terms_of(4), "head", drawn(moves, 300), prompts(2), 0.1, remove=4)
+    assert [term.index for term in found.order] == [0, 2, 3, 1]  # 1 would do 1.1 + 2.1; 3 does 2.6 by itself
+
+
+@pytest.mark.parametrize("kinds", [("head",), ("neuron", "head")])
+def test_the_order_is_that_of_a_naive_choice_of_one_term_after_the_other(kinds: tuple[Any, ...]) -> None:
+    """Fewer terms than steps: each goes by itself. Prompts and probes are samples of one estimate."""
+    count, probes = 24, 16
+    moves = torch.randn(count, 6, generator=torch.Generator().manual_seed(1)) + 0.5
+    ids = [TermId(kinds[k * len(kinds) // count], 0, k) for k in range(count)]
+    terms = TermList(ids, {(kind, 0): 0 for kind in kinds})
+    responses = drawn(moves, probes)
+    fake = Fake(lambda *_: 9.0)
+    fake.metric = Divergence(None)  # type: ignore[assignment]
+    found = found_of(fake, terms, kinds, responses, prompts(2), 0.1, remove=count)
+    samples = torch.cat(responses).double().numpy()
+    left, order = list(range(count)), list[int]()
+    while left:
+        products = samples[:, order].sum(axis=1)[:, None] * samples
+        error = products.std(axis=0) / len(samples) ** 0.5
+        alike = 2 * np.clip(products.mean(axis=0) - error, 0, None)
+        worth = (samples**2).mean(axis=0) + alike
+        order.append(min(left, key=lambda k: worth[k]))
+        left.remove(order[-1])
+    assert [found.order.index(ids[k]) for k in order] == list(range(count))
+    alone = found_of(fake, terms, kinds, responses, prompts(2), 0.1).order  # where a budget decides
+    assert [alone.index(ids[k]) for k in (samples**2).mean(axis=0).argsort()] == list(range(count))
+    assert alone != found.order
 
 
 @pytest.mark.parametrize("widths", [(4, 4, 4), (5, 3, 4)])

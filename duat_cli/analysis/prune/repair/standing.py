@@ -1,0 +1,80 @@
+"""What stands in for removed neurons and heads, as biases: the mean of each, through the layer that reads it.
+
+A layer y = W x + b without the inputs R, which are replaced by their means m, gives W_K x_K + (b + W_R m_R): the same
+layer without these inputs and with another bias (An et al. 2024, FLAP's bias compensation). A file can hold that where
+the layer has a bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from duat_cli.analysis.prune.repair.consumers import READ, Consumer, consumers
+from duat_cli.analysis.prune.terms.ablation import Ablator
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.kinds import Kind
+from duat_cli.models.discovery.structure import ModelStructure, discover
+from duat_cli.models.sweep.passes import Removal
+from duat_cli.models.terms.sites import BlockSites, Site, TermId, find_sites
+
+
+def biases(
+    model: nn.Module, ablator: Ablator, terms: Sequence[TermId], dtype: torch.dtype
+) -> dict[nn.Parameter, Tensor]:
+    """The layers that read the terms, neurons and heads, with zero for their weights and another bias; rounded to
+    `dtype`. UnsupportedModelError where a mean cannot stand in a bias."""
+    assert ablator.means is not None
+    gone, values = ablator.removals(terms), dict[nn.Parameter, Tensor]()
+    sites = {number: list(removal.masks) for number, removal in gone.items()}
+    for number, one in _layers(model, ablator.structure, ablator.sites, sites):
+        values |= _biased(one, gone[number], ablator.means[number, one.site], dtype)
+    return values
+
+
+def require_biases(model: nn.Module, kinds: Sequence[Kind]) -> None:
+    """UnsupportedModelError where what reads terms of these kinds cannot hold their means."""
+    structure = discover(model)
+    sites = find_sites(structure)
+    every = {
+        number: [site for kind in kinds for site in sites[module].of(kind)]
+        for number, module in enumerate(structure.calls)
+    }
+    _layers(model, structure, sites, every)
+
+
+def _layers(
+    model: nn.Module,
+    structure: ModelStructure,
+    sites: Mapping[nn.Module, BlockSites],
+    wanted: Mapping[int, Sequence[Site]],
+) -> list[tuple[int, Consumer]]:
+    """What reads the wanted sites, by the number of the block; each has a bias."""
+    found, left = consumers(model, structure, sites)
+    layers = []
+    for number, here in wanted.items():
+        known = {one.site: one for one in found[number]}
+        for site in here:
+            where = f"--apply with --ablate mean: block {number}: {READ[site.kind]}"
+            if site not in known:
+                why = next((one.why for one in left if one.what.startswith(READ[site.kind])), "it is no linear layer")
+                raise UnsupportedModelError(f"{where} cannot hold the means: {why}")
+            if known[site].bias is None:
+                raise UnsupportedModelError(
+                    f"{where} has no bias that could hold the means of what is removed; use --ablate zero"
+                )
+            layers.append((number, known[site]))
+    return layers
+
+
+def _biased(one: Consumer, removal: Removal, mean: Tensor, dtype: torch.dtype) -> dict[nn.Parameter, Tensor]:
+    """mean: of every input."""
+    kept = one.kept(removal)
+    matrix = one.weight.detach().movedim(one.axis, 0).double()
+    gone = torch.ones(one.width, dtype=torch.bool, device=matrix.device)
+    gone[kept] = False
+    change = matrix.new_zeros(len(kept) + 1, matrix.shape[1])
+    change[-1] = mean.to(matrix)[gone] @ matrix[gone]
+    return one.changed(change, kept, dtype)
