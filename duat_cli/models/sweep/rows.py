@@ -6,7 +6,7 @@ through the blocks in front of them unchanged, so that rows which begin near eac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -39,15 +39,27 @@ def in_waves(gone: Sequence[Removals], tokens: int, elements: int) -> list[list[
     return waves
 
 
-def without_each(structure: ModelStructure, forward: Forward, calls: Calls, gone: Sequence[Removals]) -> BlockPass:
+def without_each(
+    structure: ModelStructure,
+    forward: Forward,
+    calls: Calls,
+    gone: Sequence[Removals],
+    last: Callable[[Tensor], None] = lambda _: None,
+) -> BlockPass:
     """The pass once for each of `gone`, taken out in a row of its own.
 
-    forward: over the prompt, repeated as often. calls: of the pass of the prompt alone. NotInRowsError, when it runs,
-    where a term's tensor is laid out in no way that is known.
+    forward: over the prompt, repeated as often. calls: of the pass of the prompt alone. last: shown the last block's
+    output, (rows, N, M). NotInRowsError, when it runs, where a term's tensor is laid out in no way that is known.
     """
-    start = min((min(one, default=0) for one in gone), default=0)
+    start, count = min((min(one, default=0) for one in gone), default=0), len(structure.calls)
 
     def handle(number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        output = block(number, parts, original, args, kwargs)
+        if number == count - 1:
+            last(hidden_of(output, parts.hidden.get(args, kwargs)))
+        return output
+
+    def block(number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if number < start:
             call = calls[number]
             repeated = call.after.expand(len(gone), *call.after.shape[1:]).clone()
