@@ -30,7 +30,7 @@ class Spent:
     """Sets of each order that are tested on held-out prompts."""
     certified: bool = True
     """Whether certified bounds are computed."""
-    printed: int | None = 8
+    printed: int | None = 4
     """Prompts on which Eq. 16 is computed as printed; None: all."""
     tokens: int | None = 2048
     """Of all prompts that choose sets together, about, by cutting the longest; held-out prompts are whole."""

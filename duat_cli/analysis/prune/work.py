@@ -11,7 +11,6 @@ anew the blocks from its first ablation on.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 from collections.abc import Callable, Sequence
 
@@ -28,7 +27,7 @@ from duat_cli.analysis.prune.sets.choosing import Chooser, sizes_of
 from duat_cli.analysis.prune.sets.nested import Candidates, Nested, nested_sets
 from duat_cli.analysis.prune.sets.path import Sketch
 from duat_cli.analysis.prune.sets.trial import Claim, Trial, try_alone, try_together
-from duat_cli.analysis.prune.terms.ablation import Ablation, Ablator, Tick, mean_values
+from duat_cli.analysis.prune.terms.ablation import Ablation, Ablator, Effect, Tick, mean_values
 from duat_cli.analysis.prune.terms.certified import Certified
 from duat_cli.analysis.prune.terms.criteria import Activations, Scores, WeightScores, block_scores
 from duat_cli.analysis.prune.terms.damage import Interval, Metric
@@ -38,7 +37,7 @@ from duat_cli.analysis.prune.terms.responses import TermList, Without
 from duat_cli.analysis.prune.wanted import Sample, kinds_of, sample_of
 from duat_cli.analysis.session import Listener, Session
 from duat_cli.errors import InputError
-from duat_cli.kinds import NAMES, Kind, names_of
+from duat_cli.kinds import Kind, names_of
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.budgets import ABLATION_BYTES, CARRIED
@@ -134,7 +133,7 @@ class Work:
         recorded = self._record(numbers, seen)
         known = all(k in self._drawn_by for k in numbers)
         responded = [self._drawn_by.pop(k) for k in numbers] if known else self._respond(numbers, recorded)
-        measured = self._measure(numbers, self._ablations(numbers, recorded), [])
+        measured = self._measure(numbers, recorded)
         return [Part(*three) for three in zip(responded, measured, seen, strict=True)]
 
     def draw(self) -> None:
@@ -214,9 +213,8 @@ class Work:
         self._draw(responded)
         chooser = self._chooser([one.responses for one in responded])
         wanted = [chooser.candidates(kinds) for kinds in self.groups]
-        singles = self._ablations(numbers, recorded)
         sets = [self._set_ablations(one, recorded) for one in wanted]
-        measured = self._measure(numbers, singles, [each for one in sets for row in one for each in row], finals)
+        measured = self._measure(numbers, recorded, [each for one in sets for row in one for each in row], finals)
         for two in zip(responded, measured, strict=True):
             self.add(Part(*two))
         self._keep_all(wanted, sets)
@@ -290,27 +288,25 @@ class Work:
 
     # -- readings and ablations --------------------------------------------------------------------------------
 
+    def _ablating(self, numbers: Sequence[int]) -> Callable[[], None]:
+        """To be called after each ablation of a term under these prompts."""
+        what, total = f"{self._name(numbers)}: ablating terms", len(self.prompts) * self._steps()
+        steps = itertools.count(numbers[0] * self._steps() + 4)
+        return lambda: self.progress(next(steps), total, what)
+
     def _ablations(self, numbers: Sequence[int], recorded: Sequence[Recorded]) -> list[Ablation]:
-        """Of the terms in the sample, a prompt after the other."""
-        gone = [self.ablator.removals([term]) for term in self.ablated]
-        done, total = numbers[0] * self._steps(), len(self.prompts) * self._steps()
-        steps = itertools.count(done + 4)
-
-        def tick(what: str) -> None:
-            self.progress(next(steps), total, what)
-
+        """Of the terms in the sample, a prompt after the other, over weights that are read block by block."""
+        gone, done = [self.ablator.removals([term]) for term in self.ablated], self._ablating(numbers)
         return [
-            self.ablator.ablation(
-                one.calls,
-                one,
-                self._ids[number],
-                removals,
-                functools.partial(tick, f"{self._name(numbers)}: ablating {NAMES[term.kind]}"),
-                self.weights,
-            )
+            self.ablator.ablation(one.calls, one, self._ids[number], removals, done, self.weights)
             for number, one in zip(numbers, recorded, strict=True)
-            for removals, term in zip(gone, self.ablated, strict=True)
+            for removals in gone
         ]
+
+    def _effects(self, number: int, recorded: Recorded) -> list[Effect]:
+        """The same of one prompt, where all weights are in memory: several terms side by side."""
+        gone = [self.ablator.removals([term]) for term in self.ablated]
+        return self.ablator.effects(recorded, self._ids[number], gone, self._ablating([number]))
 
     def _set_ablations(self, wanted: Candidates, recorded: Sequence[Recorded]) -> list[list[Ablation]]:
         """Of every candidate, under every prompt."""
@@ -323,7 +319,11 @@ class Work:
         ]
 
     def _measure(
-        self, numbers: Sequence[int], singles: Sequence[Ablation], sets: Sequence[Ablation], finals: Sequence[Pass] = ()
+        self,
+        numbers: Sequence[int],
+        recorded: Sequence[Recorded],
+        sets: Sequence[Ablation] = (),
+        finals: Sequence[Pass] = (),
     ) -> list[Measured]:
         """The exact readings of some prompts, and real ablations."""
         self.progress(
@@ -343,13 +343,17 @@ class Work:
 
             return listen
 
-        first, *more = [singles] if self.weights is None else _waves([*singles, *sets])
+        singles = [] if self.weights is None else self._ablations(numbers, recorded)
+        first, *more = _waves([*singles, *sets])
         with self._attached() if finals else contextlib.nullcontext():
             self.session.sweep_beside([self.prompts[k] for k in numbers], listener, [*first, *finals])
         for wave in more:
             self.session.together(wave)
-        each = len(singles) // len(numbers)
-        rows = [singles[k * each : (k + 1) * each] for k in range(len(numbers))]
+        each = len(self.ablated)
+        if self.weights is None:
+            effects = [self._effects(number, one) for number, one in zip(numbers, recorded, strict=True)]
+        else:
+            effects = [[one.effect for one in singles[k * each : (k + 1) * each]] for k in range(len(numbers))]
         return [
             Measured(
                 readers[number].finish(outputs[number]),
@@ -357,7 +361,7 @@ class Work:
                 [one.damage for one in row],
                 [one.moved for one in row],
             )
-            for number, row in zip(numbers, rows, strict=True)
+            for number, row in zip(numbers, effects, strict=True)
         ]
 
     def _finals(self) -> list[Pass]:

@@ -14,6 +14,8 @@ HELD = 4
 """Tensors of the stream's size that such a pass holds, beside its mask."""
 ROW_TOKENS = 512
 """Of removals that go side by side through one prompt's pass: more of them are no faster."""
+ROW_BLOCKS = 1
+"""How much later than the first of them another may begin: it goes through the blocks up to there for nothing."""
 ROW_ELEMENTS = 1 << 24
 """Of their outputs: 64 MB in float32, less than the probes take at another time."""
 KEPT_BYTES = 512 << 20

@@ -1,12 +1,12 @@
 """Several removals of one prompt in one pass of a model, each in a row of the batch.
 
 Short prompts read every weight for a few tokens; side by side they share that. Rows that begin in later blocks go
-through the blocks in front of them unchanged, so that rows which begin near each other belong together.
+through the blocks in front of them unchanged, so that only rows which begin near each other go together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch import Tensor
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.instrument.calls import hidden_of
-from duat_cli.models.sweep.budgets import ROW_ELEMENTS, ROW_TOKENS
+from duat_cli.models.sweep.budgets import ROW_BLOCKS, ROW_ELEMENTS, ROW_TOKENS
 from duat_cli.models.sweep.passes import BlockPass, Calls, Forward, Original, Removals, with_hidden
 from duat_cli.models.terms.sites import Site, watching
 
@@ -32,22 +32,40 @@ def in_waves(gone: Sequence[Removals], tokens: int, elements: int) -> list[list[
     size = max(1, min(ROW_TOKENS // tokens, ROW_ELEMENTS // max(1, elements)))
     if size == tokens > 1:
         size -= 1
-    order = sorted(range(len(gone)), key=lambda k: min(gone[k], default=0))
-    waves = [order[first : first + size] for first in range(0, len(order), size)]
-    if waves and len(waves[-1]) == tokens > 1:
-        waves.append([waves[-1].pop()])
+    starts = [min(one, default=0) for one in gone]
+    waves: list[list[int]] = []
+    for k in sorted(range(len(gone)), key=starts.__getitem__):
+        if waves and len(waves[-1]) < size and starts[k] - starts[waves[-1][0]] <= ROW_BLOCKS:
+            waves[-1].append(k)
+        else:
+            waves.append([k])
+    for number, wave in reversed(list(enumerate(waves))):
+        if len(wave) == tokens > 1:
+            waves.insert(number + 1, [wave.pop()])
     return waves
 
 
-def without_each(structure: ModelStructure, forward: Forward, calls: Calls, gone: Sequence[Removals]) -> BlockPass:
+def without_each(
+    structure: ModelStructure,
+    forward: Forward,
+    calls: Calls,
+    gone: Sequence[Removals],
+    last: Callable[[Tensor], None] = lambda _: None,
+) -> BlockPass:
     """The pass once for each of `gone`, taken out in a row of its own.
 
-    forward: over the prompt, repeated as often. calls: of the pass of the prompt alone. NotInRowsError, when it runs,
-    where a term's tensor is laid out in no way that is known.
+    forward: over the prompt, repeated as often. calls: of the pass of the prompt alone. last: shown the last block's
+    output, (rows, N, M). NotInRowsError, when it runs, where a term's tensor is laid out in no way that is known.
     """
-    start = min((min(one, default=0) for one in gone), default=0)
+    start, count = min((min(one, default=0) for one in gone), default=0), len(structure.calls)
 
     def handle(number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        output = block(number, parts, original, args, kwargs)
+        if number == count - 1:
+            last(hidden_of(output, parts.hidden.get(args, kwargs)))
+        return output
+
+    def block(number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if number < start:
             call = calls[number]
             repeated = call.after.expand(len(gone), *call.after.shape[1:]).clone()

@@ -38,7 +38,7 @@ def test_memory_is_of_all_that_is_carried(shape: Shape) -> None:
 def test_prompts_are_the_first_that_fit(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
     options = PruneOptions(whole=True)
     task = Task("prune-bound", (40, 6000, *[20] * 9), pruning=options)
-    assert printed_tokens(shape, task, COUNTS, options) == [40, *[20] * 7]  # eight; 6,000 tokens are too many
+    assert printed_tokens(shape, task, COUNTS, options) == [40, *[20] * 3]  # four; 6,000 tokens are too many
     monkeypatch.setattr(budgets, "PRINTED_BYTES", 60 * budgets.COPIES * 192 * 4 * (2 * SETS + FOLLOWED))
     assert printed_tokens(shape, task, COUNTS, options) == [40, 20]
 

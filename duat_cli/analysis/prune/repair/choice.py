@@ -136,7 +136,8 @@ class _Sets:
             mine = repaired if size == chosen else self._repaired(size)
             what = f"{size} terms ({self._nested.name}) on {len(held_out)} held-out prompts"
             damages = self._repairer.damages(terms, mine, held_out, what)
-            trial.damages[number] += [after for _, after in damages]
+            for _, after in damages:
+                trial.add(number, after)
             found.append(self._set(size, mine, damages))
         return found
 

@@ -53,7 +53,9 @@ class Trial:
         self.sizes = sorted({may[max(1, round(len(may) * k / tested)) - 1] for k in range(1, tested + 1)})
         self._most = allowed(prompts, claim.share, claim.confidence) or 0
         self.damages: list[list[float]] = [[] for _ in self.sizes]
-        """Of each set, on the prompts that it was run on."""
+        """Of each set, on the prompts that it was run on; see `add`."""
+        self._above = [0 for _ in self.sizes]  # of those, how many are above the budget
+        self._capped = [0.0 for _ in self.sizes]  # and what they come to in the mean
 
     @property
     def sets(self) -> list[list[TermId]]:
@@ -68,11 +70,17 @@ class Trial:
     def count(self, damage: Callable[[int], float]) -> None:
         """One prompt; damage(number of a set): of those that are run."""
         for k in self.running:
-            self.damages[k].append(damage(k))
+            self.add(k, damage(k))
+
+    def add(self, number: int, damage: float) -> None:
+        """What a set does to one more prompt."""
+        self.damages[number].append(damage)
+        self._above[number] += damage > self.claim.budget
+        self._capped[number] += min(damage, self.claim.most)
 
     def exceeded(self, number: int) -> int:
         """How many prompts, of those that the set was run on, are above the budget."""
-        return sum(value > self.claim.budget for value in self.damages[number])
+        return self._above[number]
 
     def limit(self, number: int) -> float | None:
         """What at most the claim's share of prompts exceed, by this set's own damages; None if some were not run.
@@ -107,8 +115,7 @@ class Trial:
 
     def _too_much(self, number: int) -> bool:
         """Whether even prompts without damage could not bring the mean within the budget."""
-        total = sum(min(value, self.claim.most) for value in self.damages[number])
-        return total > self.claim.budget * self.prompts
+        return self._capped[number] > self.claim.budget * self.prompts
 
     def _mean_shown(self, damages: Sequence[float]) -> bool:
         claim = self.claim

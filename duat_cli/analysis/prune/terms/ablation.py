@@ -7,6 +7,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,14 @@ from duat_cli.models.sweep.rows import NotInRowsError, in_waves, without_each
 from duat_cli.models.terms.sites import BlockSites, Site, TermId
 
 Tick = Callable[[int, int], None]  # passes done, passes in all
+
+
+class Effect(NamedTuple):
+    """What a removal does to one prompt."""
+
+    damage: float
+    moved: float
+    """|change of the last block's output| / |that output|."""
 
 
 class Ablation:
@@ -71,8 +80,13 @@ class Ablation:
         self._moved = moved
 
     @property
+    def effect(self) -> Effect:
+        """Once it has run. UnsupportedModelError as of `damage`."""
+        return Effect(self.damage, self.moved)
+
+    @property
     def moved(self) -> float:
-        """|change of the last block's output| / |that output|, once it has run."""
+        """As of `Effect`, once it has run."""
         assert self._moved is not None
         return self._moved
 
@@ -138,32 +152,47 @@ class Ablator:
 
     def damage(self, recorded: Recorded, ids: Tensor, removals: Removals) -> float:
         """What removing all these terms together does to one prompt."""
-        found = self.ablation(recorded.calls, recorded, ids, removals)
-        one_by_one([found])
-        return found.damage
+        return self._alone(recorded, ids, removals).damage
 
     def damages(
         self, recorded: Recorded, ids: Tensor, gone: Sequence[Removals], done: Callable[[], None] = lambda: None
     ) -> list[float]:
+        """The damages among `effects`."""
+        return [effect.damage for effect in self.effects(recorded, ids, gone, done)]
+
+    def effects(
+        self, recorded: Recorded, ids: Tensor, gone: Sequence[Removals], done: Callable[[], None] = lambda: None
+    ) -> list[Effect]:
         """What removing each of these does to one prompt, as many side by side as pays. done: called after each."""
-        found = [0.0] * len(gone)
+        found: dict[int, Effect] = {}
         for wave in in_waves(gone, ids.shape[1], recorded.output.numel()):
             some = [gone[k] for k in wave]
-            damages = self._side_by_side(recorded, ids, some) if len(some) > 1 and self._in_rows is not False else None
+            effects = self._side_by_side(recorded, ids, some) if len(some) > 1 and self._in_rows is not False else None
             for place, k in enumerate(wave):
-                found[k] = self.damage(recorded, ids, gone[k]) if damages is None else damages[place]
+                found[k] = self._alone(recorded, ids, gone[k]) if effects is None else effects[place]
                 done()
-        return found
+        return [found[k] for k in range(len(gone))]
 
-    def _side_by_side(self, recorded: Recorded, ids: Tensor, gone: Sequence[Removals]) -> list[float] | None:
-        """The damage of each; None where this model must take them one after the other.
+    def _alone(self, recorded: Recorded, ids: Tensor, removals: Removals) -> Effect:
+        found = self.ablation(recorded.calls, recorded, ids, removals)
+        one_by_one([found])
+        return found.effect
+
+    def _side_by_side(self, recorded: Recorded, ids: Tensor, gone: Sequence[Removals]) -> list[Effect] | None:
+        """The effect of each; None where this model must take them one after the other.
 
         The first time the last of them is also run alone: a model whose rows see each other, such as one whose experts
         take a limited number of tokens, is found out.
         """
         forward = self.metric.forward(ids.expand(len(gone), *ids.shape[1:]).contiguous())
+        moved: list[float] = []
+
+        def last(hidden: Tensor) -> None:
+            before = recorded.calls[-1].after.double()
+            moved.extend(relative_error(row[None].double(), before) for row in hidden)
+
         try:
-            outputs = run_alone(without_each(self.structure, forward, recorded.calls, gone))
+            outputs = run_alone(without_each(self.structure, forward, recorded.calls, gone, last))
         except NotInRowsError:
             self._in_rows = False
             return None
@@ -174,7 +203,8 @@ class Ablator:
         if not self._in_rows:
             return None
         damages = self.metric.measured_each(recorded.output, outputs, ids)
-        return [_finite(each, one, outputs) for each, one in zip(damages, gone, strict=True)]
+        finite = [_finite(each, one, outputs) for each, one in zip(damages, gone, strict=True)]
+        return [Effect(*both) for both in zip(finite, moved, strict=True)]
 
     def removals(self, terms: Iterable[TermId]) -> Removals:
         """What to take out of which block call: the same for every prompt."""
