@@ -22,6 +22,7 @@ import torch
 import typer
 import yaml
 from image_models import build
+from picture_texts import save_llava
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from transformers import T5Config, T5ForConditionalGeneration, ViTImageProcessor, WhisperFeatureExtractor
@@ -155,7 +156,8 @@ def _an_encoder_decoder(folder: Path) -> None:
 
 
 def _models_of_images_and_sound(folder: Path) -> None:
-    """vit and whisper, and an input of each kind."""
+    """vit, whisper and llava, and an input of each kind."""
+    save_llava(folder / "llava")
     build("vit").save_pretrained(folder / "vit")
     build("whisper").save_pretrained(folder / "whisper")
     ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(folder / "vit")
@@ -173,7 +175,7 @@ def place(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     for name in ("path/to/checkpoint", "model", "models/my-model", "base"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).symlink_to(models / "base")
-    media = ("t5", "vit", "whisper", "picture.png", "speech.wav", "prepared.safetensors")
+    media = ("t5", "llava", "vit", "whisper", "picture.png", "speech.wav", "prepared.safetensors")
     for name in ("tuned", "adapter", "other-adapter", *media):
         (tmp_path / name).symlink_to(models / name)
     (tmp_path / "my.txt").write_text("def main(argv):\nReturn the number of items.\n", encoding="utf-8")

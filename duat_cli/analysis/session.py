@@ -211,8 +211,7 @@ class Session:
         while True:
             found = Growing(self.loaded.model, device=self.loaded.device, known=self._known, like=self.loaded.like)
             self._growing, sweeps = found, list[_Sweep]()
-            guest = None if guest_of is None else guest_of(found)
-            if guest is not None:
+            if (guest := None if guest_of is None else guest_of(found)) is not None:
                 found.on_proved = guest.proved
 
             def others(
@@ -242,14 +241,15 @@ class Session:
             except BEGIN_ANEW as fault:
                 self._known.learn(fault)
             except UnsupportedModelError as fault:
-                raise self._blamed(fault) from fault
+                if (blamed := self._blamed(fault)) is fault:
+                    self._refused_by_the_rest(weights)
+                raise blamed from fault
             except RuntimeError as fault:
                 if is_out_of_memory(fault):
                     raise
                 self._refused_by_the_rest(weights)
                 if "meta" not in str(fault):
-                    own = own_fault(self.loaded)
-                    if own is None:
+                    if (own := own_fault(self.loaded)) is None:
                         raise
                     raise own from fault
                 first = (str(fault).splitlines() or [""])[0]
@@ -267,10 +267,10 @@ class Session:
     def _refused_by_the_rest(self, weights: Weights) -> None:
         """Whether blocks behind those that a failed attempt reached tell why it had to fail: UnsupportedModelError."""
         alone = Growing(self.loaded.model, device=self.loaded.device, known=self._known, like=self.loaded.like)
-        with contextlib.suppress(RuntimeError):  # it may fail as the others did
-            with alone.attached():
-                side_by_side(weights, alone, lambda: None, lambda _page: None)
-            alone.chained()
+        with contextlib.suppress(RuntimeError), alone.attached():  # it may fail as the others did
+            side_by_side(weights, alone, lambda: None, lambda _page: None)
+            for event in alone.chained():
+                alone.parts_of(event.module)
 
     def _prepared(
         self, given: Given, listener: Listener, rig: Rig, blocks: Iterable[nn.Module], *, check: bool | None = None

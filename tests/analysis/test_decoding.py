@@ -176,7 +176,7 @@ def test_a_decoder_is_attributed_and_says_so(folder: Path, capsys: pytest.Captur
     for more, said in (
         ([], "its logits are its decoder's; give --stack decoder"),
         (["--stack", "decoder", "--steps", "1"], "not of a decoder yet"),
-        (["--stack", "encoder"], "--stack encoder: duat attribute reads text, and a decoder"),
+        (["--stack", "encoder"], "--stack encoder: duat attribute reads text, with pictures or without, and a decoder"),
     ):
         code, out, err = answered([*words, *more], capsys)
         assert (code, out, err.count("\n")) == (2, "", 1)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from duat_cli.errors import UnsupportedModelError
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -61,6 +63,9 @@ class MixerForm:
     def values(self, tensors: Sequence[Tensor]) -> Tensor:
         """The values, as the code made them, by the channels of the result: (items, N, channels)."""
         parts = [layout.by_token(tensor) for layout, tensor in zip(self.value_layout, tensors, strict=True)]
+        if len({part.shape[:2] for part in parts}) > 1:
+            name = type(self.module).__name__
+            raise UnsupportedModelError(f"{name}: makes its values by other operations for another number of tokens")
         values = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
         return values if self.source is None else values[..., self.source.to(values.device)]
 

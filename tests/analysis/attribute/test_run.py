@@ -19,7 +19,7 @@ from duat_cli.analysis.attribute.run import AttributeOptions, attribute
 from duat_cli.analysis.attribute.targets import Asked
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.models.discovery.structure import discover, run_stack
-from duat_cli.models.instrument import rig
+from duat_cli.models.instrument import attention
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.terms.sites import Site, find_sites, watching
 from duat_cli.results.attribute import AttributeReport, Attribution
@@ -246,9 +246,9 @@ def test_a_replay_that_is_wrong_is_not_exact(monkeypatch: pytest.MonkeyPatch) ->
     """The certificate is of the sum against the untouched model: a frozen H that is not the model's shows."""
     model = single_model("llama")
     structure = discover(model)
-    plain = rig.apply_rows
+    plain = attention.apply_rows
     monkeypatch.setattr("duat_cli.analysis.session.discover", lambda *_, **__: structure)
-    monkeypatch.setattr(rig, "apply_rows", lambda rows, value: 1.001 * plain(rows, value))
+    monkeypatch.setattr(attention, "apply_rows", lambda rows, value: 1.001 * plain(rows, value))
     report = report_of(model, token_ids(model, tokens=7))
     assert not report.certificate.exact
     assert report.certificate.residual > 1e-5
