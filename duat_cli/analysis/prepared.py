@@ -17,7 +17,7 @@ from duat_cli.loading.inputs.files import Home, read_image, read_sound, read_ten
 from duat_cli.loading.inputs.request import READS, InputFiles, StackName, label
 from duat_cli.loading.inputs.within import DEFAULT, placeholder_of, with_pictures
 from duat_cli.loading.model.load import LoadedModel
-from duat_cli.loading.prompts import Prompt, limits, read_prompts
+from duat_cli.loading.prompts import Prompt, limits
 from duat_cli.loading.quiet import foreign_errors
 from duat_cli.loading.texts import PromptText
 from duat_cli.models.discovery.modality import (
@@ -107,12 +107,11 @@ def open_prepared(
 
 
 def open_given(
-    loaded: LoadedModel, processor: Any, texts: PromptRequest, files: InputFiles
+    loaded: LoadedModel, processor: Any, texts: PromptRequest, files: InputFiles, read: Sequence[PromptText]
 ) -> tuple[LoadedModel, list[Prompt] | None]:
     """Of a model in memory: itself, or the part of it that `stack` names, and what it reads; None where that is token
-    ids. processor: what makes pictures and sounds into tensors, if there is one."""
+    ids. processor: what makes pictures and sounds into tensors, if there is one; read: the texts."""
     model = loaded.model
-    read = read_prompts(texts.prompts or [], None, None)
     prepared = asked_inputs(type(model), lambda: model, processor, texts, files, read, trust_remote_code=False)
     if prepared:
         return _reading(loaded, files, prepared)

@@ -183,7 +183,8 @@ class Asked:
 
         texts, whole = self.texts, replace(files, stack=None)
         read = texts.read(progress)
-        loaded, made = open_given(self._loaded(progress), self.tokenizer, texts, whole if files.of_pair else files)
+        asked = whole if files.of_pair else files
+        loaded, made = open_given(self._loaded(progress), self.tokenizer, texts, asked, read)
         if made is None:
             loaded, made = tokens_of(loaded, self._own_tokenizer(), texts, read)
         if files.of_pair:

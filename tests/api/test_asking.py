@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers as t
 from image_models import SMALL, WHISPER
+from picture_texts import save_llava
 from PIL import Image
 
 import duat_cli as duat
@@ -127,6 +128,17 @@ def test_a_part_in_memory_is_that_of_the_folder(stack: Any, given: dict[str, str
     expected = duat.verify(models["clip"], stack=stack, **asked)
     assert (report.blocks, report.prompts) == (expected.blocks, expected.prompts)
     assert report.model.stack == stack
+
+
+def test_a_picture_stands_in_the_texts_of_a_file(tmp_path: Path) -> None:
+    save_llava(tmp_path)
+    file, image = tmp_path / "mine.txt", Image.new("RGB", (20, 20), (200, 80, 10))
+    file.write_text("USER <image> a cat\n<image> What is a cat ?\n", encoding="utf-8")
+    model = t.LlavaForConditionalGeneration.from_pretrained(tmp_path, attn_implementation="eager")
+    held = duat.verify(model, t.AutoProcessor.from_pretrained(tmp_path), prompts_file=file, image=image)
+    stored = duat.verify(tmp_path, prompts_file=file, image=image)
+    assert [prompt.tokens for prompt in held.prompts] == [3 + 16, 5 + 16]
+    assert [prompt.sha256 for prompt in held.prompts] == [prompt.sha256 for prompt in stored.prompts]
 
 
 def test_a_decoder_is_attributed(models: Models) -> None:
