@@ -299,9 +299,12 @@ def test_a_trainer_without_a_tokenizer(tmp_path: Path) -> None:
 
 # -- several processes -------------------------------------------------------------------------------------------
 
+# While the interpreter ends, a thread of gloo aborts about one run in fifty ("terminate called without an active
+# exception", no Python frame), after everything is written. A rank therefore leaves without that end.
 RANK = """
-import logging, sys
+import logging, os, sys
 from pathlib import Path
+import torch
 from test_callbacks import told, tiny, trainer_of, with_callback
 from transformers import AutoTokenizer
 from duat_cli.loading.checkpoint.source import demo_path
@@ -315,6 +318,8 @@ for stop in (True, False):
     assert trainer.args.world_size == 2
     looked = callback.report is not None
     (folder / f"rank{rank}").write_text(f"{trainer.state.global_step} {looked} {sorted(told(trainer))}")
+torch.distributed.destroy_process_group()
+os._exit(0)
 """
 
 
@@ -331,7 +336,7 @@ def test_two_processes_end_together(tmp_path: Path) -> None:
         [*words, str(tmp_path), str(policy)], env=environment, capture_output=True, text=True, timeout=PATIENCE,
         check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.returncode == 0, done.stderr
     for folder, steps, looks in ((tmp_path / "stops", 2, "[2]"), (tmp_path / "goes on", 4, "[2, 4]")):
         assert (folder / "rank0").read_text() == f"{steps} True {looks}"
         assert (folder / "rank1").read_text() == f"{steps} False []"
