@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from duat_cli.results.plan import Planned
 
 if TYPE_CHECKING:
+    from duat_cli.loading.checkpoint.headers import TensorEntry
     from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 
 
@@ -146,8 +147,10 @@ class Task:
     """Of `prune-bound`, and of `check` where a rule asks what can go."""
     tuned: CheckpointFiles | None = None
     """Of `lora-diff`: a tuned checkpoint, or None for an adapter."""
-    changed: int = 0
-    """Of `lora-diff`: elements of the parameters that an adapter changes."""
+    changed: tuple[TensorEntry, ...] = ()
+    """Of `lora-diff`: the base's parameters that an adapter changes."""
+    directions: bool = False
+    """Of `lora-diff`: whether directions of large matrices are looked for."""
     every_position: bool = False
     """Of `attribute`: whether each token of a prompt has a target."""
     steps: int = 0
