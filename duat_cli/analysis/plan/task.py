@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from duat_cli.errors import InputError
-from duat_cli.kinds import KINDS, Effort, Kind, MetricName, apart
+from duat_cli.kinds import KINDS, WHOLE, Effort, Kind, MetricName, apart
 from duat_cli.statistics.binomial import prompts_needed
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def ablated(kind: Kind, count: int, measure: int) -> int:
 
     Of whole parts, which are few and which the linear prediction says least of, all up to four times as many.
     """
-    return min(count, 4 * measure if kind in ("ffn", "attention", "block") else measure)
+    return min(count, 4 * measure if kind in WHOLE else measure)
 
 
 def longest(tokens: Sequence[int], spent: Spent) -> int | None:
