@@ -9,7 +9,7 @@ from benchmarks.criteria.comparison import BLOCKS, OURS, REPAIRED, SHARES, Compa
 from duat_cli.statistics.bootstrap import paired_interval
 
 CONFIDENCE = 0.95
-ALWAYS = "In no cell does another method do less damage than duat."
+ALWAYS = "Nowhere does another method do less damage than duat."
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,14 @@ def lost(found: Sequence[Comparison]) -> str:
     """A sentence on the cells in which another method does less damage than duat's sets without repair."""
     cells = []
     for one in found:
-        for place, outcomes, every in (("", one.bare(), SHARES), (", means", one.filled(), SHARES), ("", one.blocks, BLOCKS)):
-            for ratio, wanted in zip(_ratios(outcomes, OURS, outcomes, every), every, strict=True):
-                size = f"{100 * wanted:g} %" if wanted in SHARES else f"{wanted:g} of the blocks"
-                cells += [f"{one.name} without {size}{place} ({ratio.between})"] if ratio.low > 1 else []
-    return f"Another method does less damage than duat in {len(cells)} cells: {', '.join(cells)}." if cells else ALWAYS
+        ratios = [*_ratios(one.bare(), OURS, one.bare()), *_ratios(one.filled(), OURS, one.filled())]
+        for ratio in (*ratios, *_ratios(one.blocks, OURS, one.blocks, BLOCKS)):
+            size = (
+                f"{100 * ratio.other.wanted:g} %" if ratio.other.wanted in SHARES else f"{ratio.other.wanted:g} blocks"
+            )
+            size += ", means in its place" if ratio.other.means else ""
+            cells += [f"{one.name} without {size} ({ratio.between})"] if ratio.low > 1 else []
+    return f"Another method does less damage than duat here: {'; '.join(cells)}." if cells else ALWAYS
 
 
 def label(one: Outcome) -> str:
