@@ -8,6 +8,7 @@ from typing import Literal, get_args
 MetricName = Literal["hidden", "kl", "nll"]
 Kind = Literal["neuron", "head", "expert", "ffn", "attention", "block"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+WHOLE: frozenset[Kind] = frozenset(("ffn", "attention", "block"))  # few, and of much effect each
 Effort = Literal["quick", "default", "thorough"]
 NAMES: dict[str, str] = {
     "neuron": "neurons",

@@ -11,7 +11,7 @@ import torch
 from benchmarks.criteria.comparison import OURS, REPAIRED, Comparison, Outcome
 from benchmarks.criteria.judging import Judged
 from benchmarks.criteria.part import TITLE, with_section
-from benchmarks.criteria.table import contests, label, markdown
+from benchmarks.criteria.table import ALWAYS, contests, label, lost, markdown
 from benchmarks.criteria.texts import library, texts_of
 
 from duat_cli.loading.checkpoint.source import demo_path
@@ -51,6 +51,12 @@ def test_the_best_use_is_shown_and_what_the_best_does_not_beat_is_bold(found: Co
     assert "| ShortGPT | **0.3**, 30.3 | - | - |" in lines
     assert "| duat | 2.00, 32.0 (6.67 to 6.67) | - | - |" in lines
     assert "Perplexity of the whole model there: 30.00." in lines
+
+
+def test_where_another_method_does_less_damage(found: Comparison) -> None:
+    assert lost([found]) == "Another method does less damage than duat here: a model without 1 blocks (6.67 to 6.67)."
+    found.blocks.clear()
+    assert lost([found]) == ALWAYS
 
 
 def test_ratios_are_to_the_best_other_method(found: Comparison) -> None:

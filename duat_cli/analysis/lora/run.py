@@ -193,8 +193,8 @@ def adapter_task(runs: bool, adapter: AdapterFiles, found: Found) -> Task:
     keys = read_keys(adapter)
     changed = {f"{target.module}.weight" for target in keys.targets} | set(keys.saved)
     tensors = found.files.tensors.items()
-    size = sum(tensor.elements for name, tensor in tensors if changed & {name, name.partition(".")[2], f"model.{name}"})
-    return Task("lora-diff", runs=runs, changed=size)
+    found_there = (tensor for name, tensor in tensors if changed & {name, name.partition(".")[2], f"model.{name}"})
+    return Task("lora-diff", runs=runs, changed=tuple(found_there))
 
 
 def _asked(
@@ -202,7 +202,7 @@ def _asked(
 ) -> tuple[Asked | None, Callable[[], Run]]:
     """The base model, and the prompts as its token ids, where there are any: what is wrong there comes first; and
     what the report says of the run, which is planned wherever tensors of the base are read."""
-    base = replace(request.base, task=task)
+    base = replace(request.base, task=replace(task, directions=request.large))
     if request.texts is None:
         way = None if request.lint or request.no_base else base.way(found, progress)
         return None, functools.partial(run, None if way is None else way.peak_memory_bytes)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from duat_cli.analysis.plan.compared import comparing_operations
 from duat_cli.analysis.plan.shape import Shape
 from duat_cli.analysis.plan.task import Task
 from duat_cli.analysis.plan.work import operations, statistics_operations
@@ -42,7 +43,7 @@ class Pace:
 
 def work(shape: Shape, task: Task) -> float:
     """Floating-point operations, statistics included."""
-    return operations(shape, task) + statistics_operations(shape, task)
+    return operations(shape, task) + statistics_operations(shape, task) + comparing_operations(shape, task)
 
 
 def may_be_long(shape: Shape, task: Task, way: Way, stored: int) -> bool:

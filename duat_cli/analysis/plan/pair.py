@@ -39,7 +39,8 @@ def two_models(shape: Shape, task: Task, weights: Residence, tuned: Shape | None
     sizes = [state_bytes(count, shape.width, shape.element) for count in task.tokens]
     tested = term("a layer that Eq. 18 is tested on, in float64", 8 * TESTED * _inside(shape))
     if weights == "resident":
-        size = task.changed * shape.element if tuned is None else tuned.weights
+        changed = sum(tensor.elements for tensor in task.changed)
+        size = changed * shape.element if tuned is None else tuned.weights
         second = term("weights of the tuned model", size)
         running = [
             *held(shape, weights),

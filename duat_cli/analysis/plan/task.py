@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from duat_cli.errors import InputError
-from duat_cli.kinds import KINDS, Effort, Kind, MetricName, apart
+from duat_cli.kinds import KINDS, WHOLE, Effort, Kind, MetricName, apart
 from duat_cli.statistics.binomial import prompts_needed
 
 if TYPE_CHECKING:
     from duat_cli.results.plan import Planned
 
 if TYPE_CHECKING:
+    from duat_cli.loading.checkpoint.headers import TensorEntry
     from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 
 
@@ -107,7 +108,7 @@ def ablated(kind: Kind, count: int, measure: int) -> int:
 
     Of whole parts, which are few and which the linear prediction says least of, all up to four times as many.
     """
-    return min(count, 4 * measure if kind in ("ffn", "attention", "block") else measure)
+    return min(count, 4 * measure if kind in WHOLE else measure)
 
 
 def longest(tokens: Sequence[int], spent: Spent) -> int | None:
@@ -146,8 +147,10 @@ class Task:
     """Of `prune-bound`, and of `check` where a rule asks what can go."""
     tuned: CheckpointFiles | None = None
     """Of `lora-diff`: a tuned checkpoint, or None for an adapter."""
-    changed: int = 0
-    """Of `lora-diff`: elements of the parameters that an adapter changes."""
+    changed: tuple[TensorEntry, ...] = ()
+    """Of `lora-diff`: the base's parameters that an adapter changes."""
+    directions: bool = False
+    """Of `lora-diff`: whether directions of large matrices are looked for."""
     every_position: bool = False
     """Of `attribute`: whether each token of a prompt has a target."""
     steps: int = 0

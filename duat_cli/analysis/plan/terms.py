@@ -7,8 +7,8 @@ from duat_cli.results.plan import MemoryTerm, Residence
 
 Moment = list[MemoryTerm]  # what is in memory at the same time
 
-LIBRARIES = 412 << 20  # Python, torch, transformers and duat, imported
-TORCH = 375 << 20  # the same without transformers
+LIBRARIES = 426 << 20  # Python, torch, transformers and duat, imported
+TORCH = 402 << 20  # the same without transformers
 STRUCTURE = 1 << 20  # of a block, what discovery writes down of it
 CHECKED = 32  # tokens of the random prompt on which the pass under instruments is compared with the plain one
 CHECKED_LOGITS = 4  # (CHECKED, vocabulary): of both passes, as they are and as probabilities

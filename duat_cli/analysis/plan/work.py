@@ -9,9 +9,10 @@ from duat_cli.analysis.plan.printed import printed_tokens, printed_values
 from duat_cli.analysis.plan.pruning import SETS, ablation_bytes, ends_in_logits, followed_terms, singles, terms_of
 from duat_cli.analysis.plan.repair import REPAIRED, RUNS, solving
 from duat_cli.analysis.plan.shape import Shape
-from duat_cli.analysis.plan.task import PruneOptions, Task
+from duat_cli.analysis.plan.task import PruneOptions, Task, ablated
 from duat_cli.analysis.plan.terms import CHECKED
 from duat_cli.analysis.plan.waves import prompt_waves
+from duat_cli.kinds import WHOLE
 from duat_cli.models.sweep.budgets import ABLATION_BYTES
 from duat_cli.results.plan import Residence
 
@@ -110,9 +111,12 @@ def weight_reads(shape: Shape, task: Task, weights: Residence) -> float:
 
 
 def _more_sweeps(shape: Shape, task: Task, options: PruneOptions) -> int:
-    """Beyond the three: ablations that do not fit beside the readings, and Eq. 16 with the trial beside it."""
-    together, apart = ablation_bytes(task, terms_of(shape, options), options, shape.width)
-    return max(0, -(-together // ABLATION_BYTES) - 1) + max(1, -(-apart // ABLATION_BYTES))
+    """Beyond the three: ablations that do not fit beside the readings, sets of whole parts, which follow from what was
+    measured there, and Eq. 16 with the trial beside it."""
+    counts = terms_of(shape, options)
+    together, apart = ablation_bytes(task, counts, options, shape.width)
+    after = any(kind in WHOLE and count == ablated(kind, count, options.measure) for kind, count in counts.items())
+    return max(0, -(-together // ABLATION_BYTES) - 1) + after + max(1, -(-apart // ABLATION_BYTES))
 
 
 def _passes(shape: Shape, tokens: Iterable[int]) -> float:

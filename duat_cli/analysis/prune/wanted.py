@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from duat_cli.analysis.plan.task import PruneOptions, ablated
 from duat_cli.analysis.prune.terms.responses import SEED, TermList
 from duat_cli.errors import InputError
-from duat_cli.kinds import NAMES, Kind
+from duat_cli.kinds import NAMES, WHOLE, Kind
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.terms.sites import BlockSites
 from duat_cli.results.base import Skipped
@@ -45,6 +45,12 @@ class Sample:
     """In the term list, rising."""
     chance: list[float]
     """Of each, above 0 and at most 1: to be among them."""
+
+
+def by_measure(kinds: Sequence[Kind], terms: TermList, sample: Mapping[Kind, Sample]) -> bool:
+    """Whether sets of these kinds are chosen by what each term does alone: whole parts, all of them ablated."""
+    here = {kind: range(len(terms.ids))[terms.places(kind)] for kind in kinds}
+    return set(kinds) <= WHOLE and all(len(sample[kind].places) == len(each) for kind, each in here.items())
 
 
 def sample_of(terms: TermList, kind: Kind, measure: int, prediction: Tensor) -> Sample:

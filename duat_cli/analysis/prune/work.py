@@ -3,9 +3,10 @@
 Where all weights are in memory, one prompt after the other is recorded, its gradients are carried back, it is read and
 its terms are ablated. Where the weights are read block by block, all prompts do each of these side by side: one read
 for discovery and recording, one backwards for the gradients, one for readings, certified bounds, weights and ablations,
-those of the sets that `plans` measures among them, and one for the trial of the chosen sets on held-out prompts, with
-Eq. 16 of these sets (`printed`) beside it. More passes than fit into ABLATION_BYTES go in waves, each of which reads
-anew the blocks from its first ablation on.
+those of the sets that `plans` measures among them, one for the sets of whole parts, which are chosen by what each part
+does alone, and one for the trial of the chosen sets on held-out prompts, with Eq. 16 of these sets (`printed`) beside
+it. More passes than fit into ABLATION_BYTES go in waves, each of which reads anew the blocks from its first ablation
+on.
 """
 
 from __future__ import annotations
@@ -19,28 +20,27 @@ from torch import Tensor
 
 from duat_cli.analysis.decomposition import Decomposition
 from duat_cli.analysis.plan.task import PruneOptions, ablated
-from duat_cli.analysis.plan.waves import waves
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.prune.part import Measured, Part, Responded
 from duat_cli.analysis.prune.responding import Responder
 from duat_cli.analysis.prune.sets.choosing import Chooser, sizes_of
 from duat_cli.analysis.prune.sets.nested import Candidates, Nested, nested_sets
 from duat_cli.analysis.prune.sets.path import Sketch
-from duat_cli.analysis.prune.sets.trial import Claim, Trial, try_alone, try_together
-from duat_cli.analysis.prune.terms.ablation import Ablation, Ablator, Effect, Tick, mean_values
+from duat_cli.analysis.prune.sets.trial import Trial, trials_of, try_alone, try_together
+from duat_cli.analysis.prune.terms.ablation import Ablation, Ablator, Effect, Tick, ablation_waves, mean_values
 from duat_cli.analysis.prune.terms.certified import Certified
 from duat_cli.analysis.prune.terms.criteria import Activations, Scores, WeightScores, block_scores
 from duat_cli.analysis.prune.terms.damage import Interval, Metric
 from duat_cli.analysis.prune.terms.ground import ground_beside, ground_of
 from duat_cli.analysis.prune.terms.readings import Reader, Readings
 from duat_cli.analysis.prune.terms.responses import TermList, Without
-from duat_cli.analysis.prune.wanted import Sample, kinds_of, sample_of
+from duat_cli.analysis.prune.wanted import Sample, by_measure, kinds_of, sample_of
 from duat_cli.analysis.session import Listener, Session
 from duat_cli.errors import InputError
-from duat_cli.kinds import Kind, names_of
+from duat_cli.kinds import WHOLE, Kind, names_of
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.models.sweep.budgets import ABLATION_BYTES, CARRIED
+from duat_cli.models.sweep.budgets import CARRIED
 from duat_cli.models.sweep.lockstep import Pass, Visit
 from duat_cli.models.sweep.passes import BlockCall, BlockPass, Means, Recorded, record, recording
 from duat_cli.models.terms.sites import TermId
@@ -184,15 +184,7 @@ class Work:
             self._choose(self._finals())
             return
         recorded = self._record(range(len(self.prompts)), [Activations() for _ in self.prompts])
-        chooser, tail = self._chooser(self.responses), self._finals()
-        wanted = [chooser.candidates(kinds) for kinds in self.groups]
-        sets = [self._set_ablations(one, recorded) for one in wanted]
-        first, *more = _waves([each for one in sets for row in one for each in row])
-        with self._attached():
-            self.session.together([*first, *tail])
-        for wave in more:
-            self.session.together(wave)
-        self._keep_all(wanted, sets)
+        self._measure_sets(self.groups, recorded, self._finals())
 
     def _choose(self, finals: Sequence[Pass]) -> None:
         budget, chooser = self.options.budget, self._chooser(self.responses)
@@ -212,11 +204,29 @@ class Work:
         responded = self._respond(numbers, recorded)
         self._draw(responded)
         chooser = self._chooser([one.responses for one in responded])
-        wanted = [chooser.candidates(kinds) for kinds in self.groups]
+        later = [kinds for kinds in self.groups if by_measure(kinds, self.terms, self.sample)]
+        wanted = [chooser.candidates(kinds) for kinds in self.groups if kinds not in later]
         sets = [self._set_ablations(one, recorded) for one in wanted]
         measured = self._measure(numbers, recorded, [each for one in sets for row in one for each in row], finals)
         for two in zip(responded, measured, strict=True):
             self.add(Part(*two))
+        self._keep_all(wanted, sets)
+        if later:
+            self._measure_sets(later, recorded, [])
+            self.nested = {name: self.nested[name] for name in map(",".join, self.groups)}
+
+    def _measure_sets(
+        self, groups: Sequence[tuple[Kind, ...]], recorded: Sequence[Recorded], tail: Sequence[Pass]
+    ) -> None:
+        """Sets that are chosen once the terms in the sample are measured, over weights that are read block by block."""
+        chooser = self._chooser(self.responses)
+        wanted = [chooser.candidates(kinds) for kinds in groups]
+        sets = [self._set_ablations(one, recorded) for one in wanted]
+        first, *more = ablation_waves([each for one in sets for row in one for each in row])
+        with self._attached() if tail else contextlib.nullcontext():
+            self.session.together([*first, *tail])
+        for wave in more:
+            self.session.together(wave)
         self._keep_all(wanted, sets)
 
     def _keep_all(self, wanted: Sequence[Candidates], sets: Sequence[list[list[Ablation]]]) -> None:
@@ -228,7 +238,9 @@ class Work:
         self.nested[nested.name] = nested
 
     def _chooser(self, responses: Sequence[Tensor]) -> Chooser:
-        sketch = Sketch(self.metric, responses)
+        known = self.measured()
+        places = {k: known[term] for k, term in enumerate(self.terms.ids) if term in known and term.kind in WHOLE}
+        sketch = Sketch(self.metric, responses, known=places)
         return Chooser(self.ablator, self.terms, sketch, self.sizes, self.options)
 
     def _again(self, gone: Sequence[TermId]) -> Sketch:
@@ -247,13 +259,7 @@ class Work:
 
         together: runs passes, over weights that are read block by block.
         """
-        options = self.options
-        shown = Claim(options.budget, options.exceed, options.confidence)
-        trials = {
-            name: Trial(nested, len(held_out), shown, options.spent.tested)
-            for name, nested in self.nested.items()
-            if nested.chosen is not None and held_out
-        }
+        trials = trials_of(self.nested, len(held_out), self.options)
         on = f"on {len(held_out)} held-out prompts"
         if self.weights is not None:
             self.progress(0, 1, f"sets {on}")
@@ -344,7 +350,7 @@ class Work:
             return listen
 
         singles = [] if self.weights is None else self._ablations(numbers, recorded)
-        first, *more = _waves([*singles, *sets])
+        first, *more = ablation_waves([*singles, *sets])
         with self._attached() if finals else contextlib.nullcontext():
             self.session.sweep_beside([self.prompts[k] for k in numbers], listener, [*first, *finals])
         for wave in more:
@@ -391,9 +397,3 @@ class Work:
         if self._scored:
             found["taylor"] = self._taylor / self._scored
         return found | block_scores(self.terms, self.readings)
-
-
-def _waves(ablations: Sequence[Ablation]) -> list[list[Ablation]]:
-    """As many side by side as fit, in the order of the blocks at which they begin."""
-    ordered = sorted(ablations, key=lambda one: one.start)
-    return [[ordered[k] for k in wave] for wave in waves([one.size for one in ordered], ABLATION_BYTES)]

@@ -13,7 +13,7 @@ from benchmarks.criteria.layers import Layer
 from duat_cli.analysis.plan.task import PruneOptions
 from duat_cli.analysis.prune.repair.repairer import Repaired
 from duat_cli.analysis.prune.run import PruneOutcome, prune_bound
-from duat_cli.kinds import Kind
+from duat_cli.kinds import WHOLE, Kind
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.terms.sites import TermId
@@ -55,8 +55,8 @@ def run(
     """On these windows alone, whole as every method sees them, none held out. means: as `--ablate mean`, else what
     repairs sets as well. With `--effort quick` less is told of the sets, which are the same."""
     options = PruneOptions(
-        kinds=kinds, joint=len(kinds) > 1, remove=share, rounds=rounds, repair=not means, ablate_mean=means, measure=0,
-        whole=True, effort="quick",
+        kinds=kinds, joint=len(kinds) > 1, remove=share, rounds=rounds, repair=not means, ablate_mean=means,
+        measure=4 if set(kinds) <= WHOLE else 0, whole=True, effort="quick",
     )  # fmt: skip
     return Ours(prune_bound(loaded, prompts_of(windows), [], options, lambda done, total, what: None))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.common import Row
 from benchmarks.criteria.comparison import OURS, REPAIRED, SHARES, Comparison, compare
-from benchmarks.criteria.table import contests, label, markdown
+from benchmarks.criteria.table import contests, label, lost, markdown
 from benchmarks.criteria.texts import CALIBRATION, HELD_OUT, WINDOW
 
 PAGE = Path(__file__).parents[3] / "configs" / "docs" / "pruning.md"
@@ -41,7 +41,7 @@ def _rows(found: Comparison) -> list[Row]:
 def section(found: Sequence[Comparison]) -> str:
     """The section of the page, from its title on."""
     tables = (f"{NOTES[one.name]}\n\n{markdown(one)}" for one in found)
-    return f"{TITLE}\n\n{INTRODUCTION}\n\n" + "\n\n".join(tables) + "\n"
+    return f"{TITLE}\n\n{INTRODUCTION}\n\n" + "\n\n".join(tables) + f"\n\n{lost(found)}\n"
 
 
 def with_section(page: str, title: str, text: str) -> str:

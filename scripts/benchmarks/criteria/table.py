@@ -9,6 +9,7 @@ from benchmarks.criteria.comparison import BLOCKS, OURS, REPAIRED, SHARES, Compa
 from duat_cli.statistics.bootstrap import paired_interval
 
 CONFIDENCE = 0.95
+ALWAYS = "Nowhere does another method do less damage than duat."
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,20 @@ def markdown(found: Comparison) -> str:
     return "\n".join(lines)
 
 
+def lost(found: Sequence[Comparison]) -> str:
+    """A sentence on the cells in which another method does less damage than duat's sets without repair."""
+    cells = []
+    for one in found:
+        ratios = [*_ratios(one.bare(), OURS, one.bare()), *_ratios(one.filled(), OURS, one.filled())]
+        for ratio in (*ratios, *_ratios(one.blocks, OURS, one.blocks, BLOCKS)):
+            size = (
+                f"{100 * ratio.other.wanted:g} %" if ratio.other.wanted in SHARES else f"{ratio.other.wanted:g} blocks"
+            )
+            size += ", means in its place" if ratio.other.means else ""
+            cells += [f"{one.name} without {size} ({ratio.between})"] if ratio.low > 1 else []
+    return f"Another method does less damage than duat here: {'; '.join(cells)}." if cells else ALWAYS
+
+
 def label(one: Outcome) -> str:
     """Of another method."""
     return f"{one.method}{' with means' if one.means else ''}"
@@ -78,9 +93,11 @@ def contests(found: Comparison) -> dict[str, list[Ratio]]:
     }
 
 
-def _ratios(mine: Sequence[Outcome], method: str, others: Sequence[Outcome]) -> list[Ratio]:
+def _ratios(
+    mine: Sequence[Outcome], method: str, others: Sequence[Outcome], every: Sequence[float] = SHARES
+) -> list[Ratio]:
     found = []
-    for share in SHARES:
+    for share in every:
         own = best(mine, method, share)
         if own is None:
             continue

@@ -53,7 +53,7 @@ def test_weight_reads(command: Planned, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("metric", ["kl", "hidden"])
 def test_weight_reads_of_pruning(metric: MetricName, tmp_path: Path) -> None:
-    """Three sweeps, and one for Eq. 16 and the trial on held-out prompts."""
+    """Three sweeps, one for sets of FFNs, each of which is measured first, and one for Eq. 16 and the trial."""
     files = inspect_folder(saved("llama", tmp_path))
     options = PruneOptions(kinds=("head", "ffn"), metric=metric, probes=3, measure=2, budget=1e9, exceed=0.5)
     prompts = [prompt_of(torch.arange(first, 9 + first)[None]) for first in range(40, 42)]

@@ -75,7 +75,7 @@ class Chooser:
             return again([self.terms.ids[k] for k in places.tolist()])
 
         path = path_in_rounds(
-            single, without, target, self.options.rounds, self.terms, kinds, self.sizes, alike=self._asked
+            single, without, target, self.options.rounds, self.terms, kinds, self.sizes, asked=self._asked
         )
         return self._of(path, kinds), self._compared(single, path, target, prompts, tick)
 
@@ -93,7 +93,7 @@ class Chooser:
         return [Round(*four) for four in zip(ends, mine, alone, found[:-1], strict=True)]
 
     def _path(self, kinds: Sequence[Kind]) -> Path:
-        return path_of(self.sketch, self.terms, kinds, self.sizes, alike=self._asked)
+        return path_of(self.sketch, self.terms, kinds, self.sizes, asked=self._asked)
 
     @property
     def _asked(self) -> bool:

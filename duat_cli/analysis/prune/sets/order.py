@@ -3,10 +3,11 @@
 Sets are beginnings of the order, so they are nested. What goes together is a unit: one term; with --uniform one neuron
 of every FFN, or the heads of one key and value head in every attention, so that all of them can leave the file.
 
-Where a set of a size is asked for, neurons, heads and experts go in steps. After each one the others count with what
-they do to the output alone and with what they do there alike with all that is gone: two terms that add the same vector
-do four times the damage of one, by its square. What would cancel is left out: the prediction is linear, and the sets
-that it leads to overshoot.
+Where a set of a size is asked for, neurons, heads and experts go in steps, and so do whole parts of which each was
+ablated by itself, whose damage is then the measured one. After each step the others count with what they do to the
+output alone and with what they do there alike with all that is gone: two terms that add the same vector do four times
+the damage of one, by its square. What would cancel counts of whole parts alone: the prediction is linear, and sets that it
+picks from many terms overshoot.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from duat_cli.kinds import Kind
 
 Damages = Callable[[Sequence[Sequence[int]]], Tensor]  # units, as places of their terms -> the damage of each
 STEPS = 50
-FINE: frozenset[Kind] = frozenset(("neuron", "head", "expert"))  # what a linear prediction can follow so far
 UNIFORM: tuple[Kind, ...] = ("neuron", "head")  # kinds that a config states one number of, for all blocks
 
 
@@ -35,7 +35,7 @@ class Alike(Protocol):
         """These are gone as well, numbers of terms."""
 
     def adding(self) -> Tensor:
-        """What that adds to the damage of each, at least 0, (terms,) float64."""
+        """What that adds to the damage of each, (terms,) float64."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def order_of(
     gone: Iterable[int] = (),
     alike: Callable[[Sequence[int]], Alike] | None = None,
 ) -> Order:
-    """The order of the terms of these kinds that are not gone yet. alike: of terms by their places.
+    """The order of the terms of these kinds that are not gone yet. alike: of terms by their places; None: no steps.
 
     Never all blocks, and with `uniform` never all neurons of an FFN or heads of an attention, are a set.
     """
@@ -80,10 +80,7 @@ def order_of(
         return _uniform(terms, kinds, members, damages, sizes)
     damage = damages([[k] for k in members])
     held = sizes.parameters[members].clamp_min(1.0) if len(kinds) > 1 else torch.ones_like(damage)
-    if alike is None or not set(kinds) <= FINE:
-        order = (damage / held).argsort(stable=True)
-    else:
-        order = _in_steps(damage, held, alike(members))
+    order = (damage / held).argsort(stable=True) if alike is None else _in_steps(damage, held, alike(members))
     places = torch.tensor(members, dtype=torch.long)[order]
     most = len(members) - (tuple(kinds) == ("block",) and not left)
     return Order(places, list(range(1, most + 1)))

@@ -8,7 +8,8 @@ model, to the slope of the damage there, which knows what is gone already exactl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from duat_cli.analysis.prune.sets.order import Alike, Order, Sizes, order_of
 from duat_cli.analysis.prune.terms.damage import Metric
 from duat_cli.analysis.prune.terms.responses import TermList
-from duat_cli.kinds import Kind
+from duat_cli.kinds import WHOLE, Kind
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Sketch:
     """A prompt: (probes, terms)."""
     starts: Sequence[float] | None = None
     """A prompt: the measured damage of what is gone, whose slope the first response is to; None: nothing is."""
+    known: Mapping[int, float] = field(default_factory=dict)
+    """By its place, the measured damage of a term that was ablated by itself, mean over the prompts."""
 
     @property
     def start(self) -> float:
@@ -43,7 +46,11 @@ class Sketch:
 
         Where something is gone already: the square of what it does to the output, the slope of the damage left out. A
         slope leads to terms that all undo the same change, and together overshoot it.
+
+        Of single terms that are all known, the measured damage: of a whole part the prediction may be off by far.
         """
+        if all(len(unit) == 1 and unit[0] in self.known for unit in units):
+            return self.metric.adding(torch.tensor([self.known[place] for [place] in units], dtype=torch.float64))
         index = torch.tensor([place for unit in units for place in unit], dtype=torch.long)
         owner = torch.repeat_interleave(torch.arange(len(units)), torch.tensor([len(unit) for unit in units]))
         total = torch.zeros(len(units), dtype=torch.float64)
@@ -57,10 +64,11 @@ class Sketch:
         mean = total / len(self.responses)
         return self.metric.adding(mean) if self.starts is None else mean
 
-    def alike(self, places: Sequence[int]) -> Alike:
-        """What these terms do alike with those of them that go."""
+    def alike(self, places: Sequence[int], *, whole: bool = False) -> Alike:
+        """What these terms do alike with those of them that go. whole: of parts that are few, so that the least of them
+        is not the least by chance; what cancels then counts."""
         index, first = torch.tensor(places, dtype=torch.long), len(self.responses[0]) - self.probes
-        return _Alike([one[first:, index] for one in self.responses])
+        return _Alike([one[first:, index] for one in self.responses], signed=whole)
 
     @property
     def probes(self) -> int:
@@ -83,12 +91,14 @@ class Sketch:
 
 
 class _Alike:
-    """2 <change of what is gone, change of the term>, estimated from their responses to the probes of all prompts; less
-    its standard error, so that what is alike by chance does not count, and nothing where that is below 0."""
+    """2 <change of what is gone, change of the term>, estimated from their responses to the probes of all prompts.
 
-    def __init__(self, responses: Sequence[Tensor]) -> None:
+    Unless signed, less its standard error, so that what is alike by chance does not count, and nothing below 0.
+    """
+
+    def __init__(self, responses: Sequence[Tensor], *, signed: bool = False) -> None:
         """A prompt: (probes, terms)."""
-        self._responses = responses
+        self._responses, self._signed = responses, signed
         self._sums = [one.new_zeros(len(one)) for one in responses]
 
     def go(self, gone: Tensor) -> None:
@@ -98,6 +108,8 @@ class _Alike:
     def adding(self) -> Tensor:
         pairs, count = list(zip(self._responses, self._sums, strict=True)), sum(map(len, self._sums))
         mean = torch.stack([total @ one for one, total in pairs]).double().sum(dim=0) / count
+        if self._signed:
+            return 2 * mean
         square = torch.stack([total.square() @ one.square() for one, total in pairs]).double().sum(dim=0) / count
         error = ((square - mean.square()).clamp_min(0) / count).sqrt()
         return 2 * (mean - error).clamp_min(0)
@@ -122,12 +134,23 @@ class Path:
     """Of rounds before the last."""
 
 
-def path_of(sketch: Sketch, terms: TermList, kinds: Sequence[Kind], sizes: Sizes, *, alike: bool = False) -> Path:
-    """From one sketch. alike: whether terms also count with what they do alike with what is gone. The probes that pick
-    them then predict less for the set than it does, so that is not for a prediction which is to meet a budget."""
-    order = order_of(terms, kinds, sketch.damages, sizes, alike=sketch.alike if alike else None)
+def path_of(sketch: Sketch, terms: TermList, kinds: Sequence[Kind], sizes: Sizes, *, asked: bool = False) -> Path:
+    """From one sketch. asked: whether a set of a size was asked for, whatever is predicted of it."""
+    order = order_of(terms, kinds, sketch.damages, sizes, alike=_alike(sketch, terms, kinds, asked))
     most = order.ends[-1] if order.ends else 0
     return Path(order, sketch.curve(order.places[:most]))
+
+
+def _alike(
+    sketch: Sketch, terms: TermList, kinds: Sequence[Kind], asked: bool
+) -> Callable[[Sequence[int]], Alike] | None:
+    """Where terms also count with what they do alike with what is gone: whole parts that are known, and small ones if
+    their set was asked for. The probes that pick small ones then predict less for the set than it does, so that is not
+    for a prediction which is to meet a budget."""
+    if set(kinds) <= WHOLE:
+        known = all(k in sketch.known for kind in kinds for k in range(len(terms.ids))[terms.places(kind)])
+        return functools.partial(sketch.alike, whole=True) if known else None
+    return sketch.alike if asked and not set(kinds) & WHOLE else None
 
 
 def path_in_rounds(
@@ -139,7 +162,7 @@ def path_in_rounds(
     kinds: Sequence[Kind],
     sizes: Sizes,
     *,
-    alike: bool = False,
+    asked: bool = False,
 ) -> Path:
     """Of as many rounds, each of which takes an equal share of what the first `target` terms of `first` hold.
 
@@ -155,7 +178,8 @@ def path_in_rounds(
         places = torch.cat([places, order.places[:step]])
         sketch = again(places)
         stages.append(Stage(len(places), sketch.start))
-        order = order_of(terms, kinds, sketch.damages, sizes, places.tolist(), sketch.alike if alike else None)
+        alike = _alike(sketch, terms, kinds, asked)
+        order = order_of(terms, kinds, sketch.damages, sizes, places.tolist(), alike)
         curve = sketch.curve(order.places[: order.ends[-1] if order.ends else 0])
     ends += [len(places) + end for end in order.ends]
     whole = Order(torch.cat([places, order.places]), ends, order.uniform)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from duat_cli.analysis.plan.task import PruneOptions
 from duat_cli.analysis.prune.sets.nested import Nested
 from duat_cli.analysis.prune.terms.ablation import Ablation, Ablator, Tick, counted
 from duat_cli.loading.prompts import Prompt
@@ -120,6 +121,16 @@ class Trial:
     def _mean_shown(self, damages: Sequence[float]) -> bool:
         claim = self.claim
         return len(damages) == self.prompts and mean_is_below(damages, claim.budget, claim.most, claim.confidence)
+
+
+def trials_of(every: Mapping[str, Nested], prompts: int, options: PruneOptions) -> dict[str, Trial]:
+    """Of the sets that were chosen, by their names; none without held-out prompts."""
+    claim = Claim(options.budget, options.exceed, options.confidence)
+    return {
+        name: Trial(one, prompts, claim, options.spent.tested)
+        for name, one in every.items()
+        if one.chosen is not None and prompts
+    }
 
 
 def try_alone(ablator: Ablator, trials: Sequence[Trial], held_out: Sequence[Prompt], tick: Tick) -> None:

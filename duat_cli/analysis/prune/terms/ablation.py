@@ -12,12 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from duat_cli.analysis.plan.waves import waves
 from duat_cli.analysis.prune.terms.damage import Metric
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import relative_error, tolerance_for
 from duat_cli.models.discovery.structure import ModelStructure
-from duat_cli.models.sweep.budgets import waiting_bytes
+from duat_cli.models.sweep.budgets import ABLATION_BYTES, waiting_bytes
 from duat_cli.models.sweep.lockstep import Weights, one_by_one
 from duat_cli.models.sweep.passes import (
     BlockCall,
@@ -222,6 +223,12 @@ def measured(ablator: Ablator, prompts: Sequence[Prompt], sets: Sequence[Sequenc
         damages = ablator.damages(recorded, ids, removed, counted(tick, p * len(sets), every))
         found[:, p] = torch.tensor(damages, dtype=torch.float64)
     return found
+
+
+def ablation_waves(ablations: Sequence[Ablation]) -> list[list[Ablation]]:
+    """As many side by side as fit, in the order of the blocks at which they begin; one empty wave for none."""
+    ordered = sorted(ablations, key=lambda one: one.start)
+    return [[ordered[k] for k in wave] for wave in waves([one.size for one in ordered], ABLATION_BYTES)]
 
 
 def counted(tick: Tick, done: int, every: int) -> Callable[[], None]:

@@ -40,7 +40,7 @@ def found_of(
     count = len(terms.ids)
     blocks = 1 + max(term.block for term in terms.ids)
     sizes = Sizes(torch.ones(count, dtype=torch.float64), (count, count), (1,) * blocks, uniform)
-    path = path_of(Sketch(fake.metric, responses), terms, kinds, sizes, alike=remove is not None)
+    path = path_of(Sketch(fake.metric, responses), terms, kinds, sizes, asked=remove is not None)
     wanted: Candidates = candidates(path, terms, kinds, sizes.parameters, Goal(budget, 10, remove))
     [found] = nested_sets(fake, [(wanted, [])], given, budget, lambda *_: None)
     return found
