@@ -65,7 +65,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "kinds and samples: analysis/prune/test_run.py": "analysis/prune/wanted",
     "what a prompt gives, kept or not: analysis/shards/test_prune.py": "analysis/prune/part analysis/prune/responding",
     "orders and their curves: analysis/prune/sets/test_nested.py": """
-        analysis/prune/sets/order analysis/prune/sets/path""",
+        analysis/prune/sets/order""",
     "read back by transformers: analysis/prune/sets/test_apply.py": "models/edits/heads",
     "streamed against resident: analysis/prune/test_work.py": "analysis/prune/terms/ground models/sweep/guest",
     "bounds against true damage: analysis/prune/terms/test_certified.py": """

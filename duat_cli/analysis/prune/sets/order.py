@@ -6,8 +6,8 @@ of every FFN, or the heads of one key and value head in every attention, so that
 Where a set of a size is asked for, neurons, heads and experts go in steps, and so do whole parts of which each was
 ablated by itself, whose damage is then the measured one. After each step the others count with what they do to the
 output alone and with what they do there alike with all that is gone: two terms that add the same vector do four times
-the damage of one, by its square. What would cancel counts of whole parts alone: the prediction is linear, and sets that it
-picks from many terms overshoot.
+the damage of one, by its square. What would cancel counts of whole parts alone, as they are few: the prediction is
+linear, and sets that it picks from many terms overshoot.
 """
 
 from __future__ import annotations
