@@ -14,6 +14,7 @@ bash scripts/setup.sh ".[dev]"
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
 wait
+export PYTHONDONTWRITEBYTECODE=  # compiled once, not by every process that a test starts
 .venv/bin/mypy &
 types=$!
 command -v chromium > /dev/null || echo "no chromium: tests of pages in a browser are skipped" >&2

@@ -127,11 +127,14 @@ class InDouble(TorchFunctionMode):
     """float64 all the way: what a model's own code casts to float32 (norms, softmax, rotary) is cast to float64."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        def wide(value: Any) -> Any:
-            return torch.float64 if value is torch.float32 else value
-
         func = torch.Tensor.double if func is torch.Tensor.float else func
-        return func(*map(wide, args), **{k: wide(v) for k, v in (kwargs or {}).items()})
+        for arg in args:  # most calls name no dtype
+            if arg is torch.float32:
+                args = [torch.float64 if other is torch.float32 else other for other in args]
+                break
+        if not kwargs:
+            return func(*args)
+        return func(*args, **{k: torch.float64 if v is torch.float32 else v for k, v in kwargs.items()})
 
 
 class Detached(TorchFunctionMode):

@@ -40,6 +40,7 @@ from duat_cli.loading.texts import PromptText
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "configs" / "docs").glob("*.md"))]
 NOT_RUN = ("bash scripts/", "python scripts/")  # they install, run these very tests, measure or train
+BLOCKS = 4  # the demo's first: the pages name block 3
 README_BYTES = 12_000
 CODE_WIDTH = 78  # `duat explain` indents code by two, on pages of 80 columns
 
@@ -130,12 +131,16 @@ def _faults_of_mention(text: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """base, tuned (the adapter merged), adapter and other-adapter, all of the demo."""
+    """base, tuned (the adapter merged), adapter and other-adapter, all of the first blocks of the demo."""
     folder = tmp_path_factory.mktemp("models")
     for name in ("base", "tuned"):
         shutil.copytree(demo_path(), folder / name)
+        _shorten(folder / name / "model.safetensors")
+        config = json.loads((folder / name / "config.json").read_text(encoding="utf-8"))
+        (folder / name / "config.json").write_text(json.dumps(config | {"num_hidden_layers": BLOCKS}), encoding="utf-8")
     for name in ("adapter", "other-adapter"):
         shutil.copytree(demo_adapter_path(), folder / name)
+        _shorten(folder / name / "adapter_model.safetensors")
     weights = load_file(folder / "tuned" / "model.safetensors")
     name = "model.layers.1.mlp.down_proj.weight"
     save_file({**weights, name: weights[name] * 1.25}, folder / "tuned" / "model.safetensors", {"format": "pt"})
@@ -144,6 +149,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     other = load_file(folder / "other-adapter" / "adapter_model.safetensors")
     save_file({n: t * 0.5 for n, t in other.items()}, folder / "other-adapter" / "adapter_model.safetensors")
     return folder
+
+
+def _shorten(file: Path) -> None:
+    """To the tensors of the first blocks, and of what is in none."""
+    weights = load_file(file)
+    blocks = {name: re.search(r"\.layers\.(\d+)\.", name) for name in weights}
+    save_file({n: weights[n] for n, b in blocks.items() if b is None or int(b[1]) < BLOCKS}, file, {"format": "pt"})
 
 
 def _an_encoder_decoder(folder: Path) -> None:
@@ -236,7 +248,7 @@ def test_the_python_of_the_pages_runs_as_it_is_printed(call: Callable[[list[str]
     }
     assert [name for name, found in blocks.items() if found] == ["from-python.md"]
     left = run_python((ROOT / "configs" / "docs" / "from-python.md").read_text(encoding="utf-8"))
-    assert len(left["frame"]) == 6  # type: ignore[arg-type]
+    assert len(left["frame"]) == BLOCKS  # type: ignore[arg-type]
     assert "nothing: no such folder" in str(left["said"])
     assert left["steps"]
     assert left["looks"][0]["step"] == 2  # type: ignore[index]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -50,6 +50,23 @@ def functions_unwatched() -> AbstractContextManager[Any]:
     import torch
 
     return torch._C.DisableTorchFunction()
+
+
+@contextmanager
+def left(mode: Any) -> Iterator[None]:
+    """A context in which this function mode, if it is the innermost, is not asked. Without it, each look at a tensor
+    while discovery examines a block passes a mode that watches the model alone."""
+    from torch.overrides import _pop_mode, _push_mode
+
+    inner = _pop_mode()
+    if inner is not mode:
+        _push_mode(inner)
+        yield
+        return
+    try:
+        yield
+    finally:
+        _push_mode(mode)
 
 
 def operations_through(run: Callable[[Any, Any, Any], Any]) -> AbstractContextManager[Any]:

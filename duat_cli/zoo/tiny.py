@@ -254,11 +254,10 @@ def _stored(config: PreTrainedConfig, names: set[str]) -> dict[str, Any]:
 
 def tiny_model(model_type: str, seed: int = 0) -> PreTrainedModel:
     """A random model of the type: eval mode, float32, eager attention, nothing degenerate."""
-    config = tiny_config(model_type)
-    cls = model_class(config)
-    if cls.config_class is config.sub_configs.get("text_config"):
-        config = config.get_text_config()  # as AutoModelForCausalLM does (llama4, qwen3_5)
-    _refuse_large(cls, config, MAX_PARAMETERS if model_type in _text_types() else MAX_OTHER)
+    count, most = _parameters(model_type), MAX_PARAMETERS if model_type in _text_types() else MAX_OTHER
+    if count > most:
+        raise TinyError(f"{count} parameters, more than {most}")
+    cls, config = _class_and_config(model_type)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = eager_model(cls, config, torch.float32)
@@ -266,14 +265,23 @@ def tiny_model(model_type: str, seed: int = 0) -> PreTrainedModel:
     return model.eval()
 
 
-def _refuse_large(cls: type[PreTrainedModel], config: PreTrainedConfig, most: int) -> None:
+def _class_and_config(model_type: str) -> tuple[type[PreTrainedModel], PreTrainedConfig]:
+    config = tiny_config(model_type)
+    cls = model_class(config)
+    if cls.config_class is config.sub_configs.get("text_config"):
+        config = config.get_text_config()  # as AutoModelForCausalLM does (llama4, qwen3_5)
+    return cls, config
+
+
+@functools.cache
+def _parameters(model_type: str) -> int:
+    """How many there are, counted without memory."""
+    cls, config = _class_and_config(model_type)
     try:
         with torch.device("meta"):
-            count = sum(p.numel() for p in cls(config).parameters())
+            return sum(p.numel() for p in cls(config).parameters())
     except Exception:
-        return  # a class that cannot be made without memory shows its own error when made with memory
-    if count > most:
-        raise TinyError(f"{count} parameters, more than {most}")
+        return 0  # a class that cannot be made without memory shows its own error when made with memory
 
 
 # Dynamics of state-space and recurrent layers: only their own initial values are stable.

@@ -62,6 +62,17 @@ def test_no_function_is_watched_inside() -> None:
     assert mode.calls == 1
 
 
+def test_a_mode_is_left_where_it_is_the_innermost() -> None:
+    with Counting() as outer, Counting() as inner:
+        for mode in (inner, outer):
+            with compat.left(mode):
+                torch.sigmoid(torch.ones(()))
+            assert (outer.calls > 0, inner.calls > 0) == (True, mode is outer)
+        seen = inner.calls
+        torch.sigmoid(torch.ones(()))
+        assert inner.calls > seen
+
+
 def test_every_operation_goes_through_a_function() -> None:
     names = []
 

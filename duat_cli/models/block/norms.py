@@ -66,13 +66,13 @@ def recognise(module: nn.Module, x: Tensor, y: Tensor) -> NormForm | None:
 
     x, y: a real input and output, both (..., D).
     """
-    if x.shape != y.shape or x.shape[-1] < 2 or not x.is_floating_point():
+    if x.shape != y.shape or x.shape[-1] < 2 or not x.is_floating_point() or type(module) is nn.Linear:
         return None
-    if not scale_invariant(module, x):
+    found = _scaled_away(module, x)
+    if found is None:
         return None
-    u = _mean_free(x)
-    bias = applied(module, torch.zeros_like(x))
-    at_u, shifted = applied(module, 4 * u) - bias, applied(module, 4 * u + 4) - bias
+    u, bias, at_u = found
+    shifted = applied(module, 4 * u + 4) - bias
     centered = relative_error(shifted, at_u) <= _invariance(x)
     form = NormForm(centered, _per_feature(at_u / u), _per_feature(bias) if bool(bias.any()) else None)
     frozen = freeze(form, x, y)
@@ -81,13 +81,19 @@ def recognise(module: nn.Module, x: Tensor, y: Tensor) -> NormForm | None:
 
 def scale_invariant(module: nn.Module, x: Tensor) -> bool:
     """Whether the module gives the same (not only its value at zero) at 4 u and 16 u, u shaped as `x`."""
+    return _scaled_away(module, x) is not None
+
+
+def _scaled_away(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    """u, what the module gives at zero, and what it gives beyond that at 4 u, where it gives the same at 16 u."""
     u = _mean_free(x)
     try:
         bias = applied(module, torch.zeros_like(x))
         near, far = applied(module, 4 * u) - bias, applied(module, 16 * u) - bias
     except (RuntimeError, TypeError, ValueError, LookupError):  # it takes more than one tensor
-        return False
-    return bool(near.abs().max() > 0) and relative_error(far, near) <= _invariance(x)
+        return None
+    invariant = bool(near.abs().max() > 0) and relative_error(far, near) <= _invariance(x)
+    return (u, bias, near) if invariant else None
 
 
 def _invariance(x: Tensor) -> float:

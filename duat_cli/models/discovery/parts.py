@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -156,11 +157,18 @@ def _is_mask(tensor: Tensor) -> bool:
 
 def _is_affine(event: Event) -> bool:
     """Whether f(x + r) = f(x) + f(r) - f(0) at the captured input and a random vector of its size."""
-    if not event.tensors or event.result is None:
-        return True  # reads no hidden states: constant to the stream
+    if isinstance(event.module, nn.Linear) or not event.tensors or event.result is None:
+        return True  # it may read no hidden states: constant to the stream
+    if event not in _affine:
+        _affine[event] = _adds_up(event)
+    return _affine[event]
+
+
+_affine: WeakKeyDictionary[Event, bool] = WeakKeyDictionary()  # of the events that were asked for: each is asked often
+
+
+def _adds_up(event: Event) -> bool:
     x = event.tensors[0]
-    if isinstance(event.module, nn.Linear):
-        return True
     with torch.no_grad():
         r = random_like(x)
         try:

@@ -28,6 +28,9 @@ from duat_cli.models.value_path.cross import find_cross_factors
 from duat_cli.models.value_path.factors import BlockFactors, find_factors
 from duat_cli.models.value_path.projections import projects_to_zero
 
+UNLIKE = RuntimeError, ValueError, TypeError, LookupError
+"""What a replay raises in which items that share it, or projections alone, do not fit."""
+
 
 @dataclass(frozen=True)
 class ProvedBlock:
@@ -130,7 +133,8 @@ def _verdict(run: BlockRun, factors: bool) -> Verdict:
     homogeneous = _is_zero(at_zero) and not run.parts.unit_biases and gives_nothing_for_zero(run)
     run.parts = _economies(run, homogeneous)
     run.parts = replace(run.parts, arrives=_arrives(run, at_zero))
-    found = Verdict(run.parts, None, notes=_notes(run, None))
+    beside = _beside_notes(run)
+    found = Verdict(run.parts, None, notes=(*_early_notes(run, None), *beside))
     if not factors:
         return found
     if run.parts.cross is not None:
@@ -142,34 +146,41 @@ def _verdict(run: BlockRun, factors: bool) -> Verdict:
         whole = find_factors(run, at_zero, base, given)
     except DuatError as reason:
         return replace(found, factors_reason=_gate_reason(run.parts, str(reason)))
-    return replace(found, factors=whole, notes=_notes(run, whole))
+    return replace(found, factors=whole, notes=(*_early_notes(run, whole), *beside))
 
 
-def _notes(run: BlockRun, factors: BlockFactors | None) -> tuple[str, ...]:
-    """Nonlinear modules in front of attention, unless W' is of what they give, and tokens that reach others past
-    attention and FFN."""
-    notes = []
-    if run.attention and not (factors is not None and factors.own):
-        early = [u.module for u in run.units if not u.behind_attention and u.module not in run.parts.mixing]
-        late = any(u.behind_attention for u in run.units)
-        notes = [
-            f"{type(module).__name__}, nonlinear, stands in front of attention; its output counts among the UAT terms"
-            for module in early
-            if late
-        ]
+def _early_notes(run: BlockRun, factors: BlockFactors | None) -> tuple[str, ...]:
+    """Nonlinear modules in front of attention, unless W' is of what they give."""
+    if not run.attention or (factors is not None and factors.own):
+        return ()
+    early = [u.module for u in run.units if not u.behind_attention and u.module not in run.parts.mixing]
+    late = any(u.behind_attention for u in run.units)
+    return tuple(
+        f"{type(module).__name__}, nonlinear, stands in front of attention; its output counts among the UAT terms"
+        for module in early
+        if late
+    )
+
+
+def _beside_notes(run: BlockRun) -> tuple[str, ...]:
+    """Tokens that reach others past attention and FFN: the first or the last one."""
     if run.output.shape != run.input.shape:  # it is there to mix tokens
-        return tuple(notes)
-    nothing, zero = zero_given(run, 1), torch.zeros_like(run.input)
-    silent = torch.zeros_like(run.attention[0].output) if run.attention else None
-    base = output_of(run, zero, nothing, silent)[0]
-    for token, others in ((0, slice(1, None)), (zero.shape[1] - 1, slice(0, -1))):
-        changed = zero.clone()
-        changed[0, token] = random_like(run.input)[0, token]
-        moved = (output_of(run, changed, nothing, silent)[0] - base).abs()
+        return ()
+    zero, ends = torch.zeros_like(run.input), ((0, slice(1, None)), (run.input.shape[1] - 1, slice(0, -1)))
+    items, noise = zero.repeat(1 + len(ends), 1, 1), random_like(run.input)[0]
+    for item, (token, _) in enumerate(ends, start=1):
+        items[item, token] = noise[token]
+    base, *changed = output_of(run, items, zero_given(run, len(items)), _silent(run, len(items)))
+    for output, (_, others) in zip(changed, ends, strict=True):
+        moved = (output - base).abs()
         if float(moved[others].max()) > 1e-4 * float(moved.max()):
-            notes.append("a linear path beside attention mixes tokens; W' leaves it out")
-            break
-    return tuple(notes)
+            return ("a linear path beside attention mixes tokens; W' leaves it out",)
+    return ()
+
+
+def _silent(run: BlockRun, items: int) -> Tensor | None:
+    """Zeros in place of H V, for that many items; None where there is no attention."""
+    return run.attention[0].output.new_zeros(items, *run.attention[0].output.shape[1:]) if run.attention else None
 
 
 def _gate_reason(parts: BlockParts, reason: str) -> str:
@@ -194,34 +205,53 @@ def _gate_fault(run: BlockRun) -> tuple[str | None, tuple[nn.Module, ...]]:
 
 
 def _fault(run: BlockRun) -> tuple[str | None, tuple[nn.Module, ...]]:
-    """What is wrong with the replayed block (None: nothing), and which units may be to blame."""
-    nothing = zero_given(run, 1)
+    """What is wrong with the replayed block (None: nothing), and which units may be to blame.
+
+    Several items share a replay from here on, where that is without fault as well.
+    """
+    plain = run.parts
+    if not plain.intercepted and plain.mixer is None:
+        run.parts = replace(plain, batched=True)
+        with contextlib.suppress(*UNLIKE):
+            if _fault_of(run)[0] is None:
+                return None, ()
+        run.parts = plain
+    return _fault_of(run)
+
+
+def _fault_of(run: BlockRun) -> tuple[str | None, tuple[nn.Module, ...]]:
+    """As `_fault`, of the parts as they are."""
     x, r = run.input, random_like(run.input)
-    zero = torch.zeros_like(x)
-    tolerance = tolerance_for(x.dtype)
-    silent = torch.zeros_like(run.attention[0].output) if run.attention else None
-    through = output_of(run, r, nothing, silent) - output_of(run, zero, nothing, silent)
-    if float(through.abs().max()) <= 1e-6 * float(r.abs().max()):
+    zero, none = torch.zeros_like(x), zero_given(run, 1)
+    noise = random_like(run.attention[0].output) if run.attention else None
+    given = None if noise is None else torch.cat([torch.zeros_like(noise), torch.zeros_like(noise), noise])
+    at_0, at_r, at_noise = output_of(run, torch.cat([zero, r, zero]), zero_given(run, 3), given).split(1)
+    if float((at_r - at_0).abs().max()) <= 1e-6 * float(r.abs().max()):
         return "the residual stream does not pass through the replayed block", run.parts.units
-    if silent is not None:
-        noise = random_like(run.attention[0].output)
-        reached = output_of(run, zero, nothing, noise) - output_of(run, zero, nothing, silent)
+    if noise is not None and float((at_noise - at_0).abs().max()) <= 1e-6 * float(noise.abs().max()):
+        # items of one replay are not rounded alike: only one alone tells little from nothing
+        apart = [output_of(run, zero, none, one) for one in (torch.zeros_like(noise), noise)]
         openable = tuple(u for u in run.parts.units if any(u.children()) and u not in run.parts.mixing)
-        if openable and not bool(reached.any()) and not projects_to_zero(run.parts):
+        if openable and torch.equal(*apart) and not projects_to_zero(run.parts):
             return "what attention adds does not pass through the replayed block", openable
-    at_0, at_x, at_r, at_sum = (output_of(run, z, nothing) for z in (zero, x, r, x + r))
-    error = relative_error(at_x + at_r - at_0, at_sum)
-    if not error <= tolerance:
-        return f"with its dynamic parameters frozen it is not affine (relative error {error:.1e})", ()
+    own = [u.output[None] for u in run.units]
     one, two = ([random_like(u.output, seed)[None] for u in run.units] for seed in (1, 2))
-    both = output_of(run, x + r, [a + b for a, b in zip(one, two, strict=True)])
-    error = relative_error(output_of(run, x, one) + output_of(run, r, two) - at_0, both)
-    if not error <= tolerance:
-        return f"with its dynamic parameters frozen it is not affine in what its units give ({error:.1e})", ()
-    error = relative_error(output_of(run, x, [u.output[None] for u in run.units]), run.output)
-    if not error <= tolerance:
-        return f"its replay does not give its own output (relative error {error:.1e})", ()
-    return None, ()
+    held = [torch.cat([n, n, n, n, a, b, a + b, o]) for n, a, b, o in zip(none, one, two, own, strict=True)]
+    at_0, at_x, at_r, at_sum, at_one, at_two, at_both, whole = output_of(
+        run, torch.cat([zero, x, r, x + r, x, r, x + r, x]), held
+    ).split(1)
+    affine = "with its dynamic parameters frozen it is not affine"
+    found = [
+        (relative_error(at_x + at_r - at_0, at_sum), f"{affine} (relative error {{:.1e}})"),
+        (relative_error(at_one + at_two - at_0, at_both), f"{affine} in what its units give ({{:.1e}})"),
+        (relative_error(whole, run.output), "its replay does not give its own output (relative error {:.1e})"),
+    ]
+    fault = next((says.format(error) for error, says in found if not error <= tolerance_for(x.dtype)), None)
+    if fault is None and run.parts.batched:
+        alone = torch.cat([output_of(run, r, none), output_of(run, x, own)])
+        error = relative_error(torch.cat([at_r, whole]), alone)
+        fault = None if error <= rounding(x.dtype) else f"items that share a replay are not as each alone ({error:.1e})"
+    return fault, ()
 
 
 def output_of(run: BlockRun, z: Tensor, given: list[Tensor], attention: Tensor | None = None) -> Tensor:
@@ -238,16 +268,20 @@ def _is_zero(replay: Replay) -> bool:
 
 
 def _economies(run: BlockRun, homogeneous: bool) -> BlockParts:
-    """The block's parts with what makes replay cheaper, each kept only if the output stays the same."""
+    """The block's parts with what makes replay cheaper; attention by its projections alone is kept only if the output
+    stays the same."""
     plain = replace(run.parts, homogeneous=homogeneous)
-    if plain.intercepted or plain.mixer is not None:
+    whole = plain.value_projection is not None and plain.output_projection is not None
+    if plain.intercepted or plain.mixer is not None or not whole or plain.clamped:
         return plain
-    items = torch.cat([run.input, random_like(run.input)])
-    expected = output_of(run, items, zero_given(run, 2))
-    kept = _kept(run, replace(plain, batched=True), plain, items, expected)
-    if kept.value_projection is not None and kept.output_projection is not None and not kept.clamped:
-        kept = _kept(run, replace(kept, direct=True), kept, items, expected)
-    return kept
+    items, nothing = torch.cat([run.input, random_like(run.input)]), zero_given(run, 2)
+    expected = output_of(run, items, nothing)
+    run.parts = replace(plain, direct=True)
+    with contextlib.suppress(*UNLIKE):
+        output = output_of(run, items, nothing)
+        if output.shape == expected.shape and relative_error(output, expected) <= rounding(output.dtype):
+            return run.parts
+    return plain
 
 
 def _arrives(run: BlockRun, at_zero: Replay) -> bool:
@@ -258,18 +292,3 @@ def _arrives(run: BlockRun, at_zero: Replay) -> bool:
     noise = [random_like(u.output, seed) for seed, u in enumerate(run.units)]
     moved = output_of(run, torch.zeros_like(run.input), [n[None] for n in noise]) - at_zero.output
     return relative_error(sum(noise).reshape(moved.shape), moved) <= rounding(moved.dtype)  # type: ignore[union-attr]
-
-
-def _kept(run: BlockRun, tried: BlockParts, otherwise: BlockParts, items: Tensor, expected: Tensor) -> BlockParts:
-    """`tried` if the block's output stays the same with it."""
-    run.parts = tried
-    run.parts = tried if _gives(run, items, expected) else otherwise
-    return run.parts
-
-
-def _gives(run: BlockRun, items: Tensor, expected: Tensor) -> bool:
-    try:
-        output = output_of(run, items, zero_given(run, 2))
-    except (RuntimeError, ValueError, TypeError, LookupError):
-        return False
-    return output.shape == expected.shape and relative_error(output, expected) <= rounding(output.dtype)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from duat_cli.compat.torch import left
 from duat_cli.models.instrument.attention import (
     AttentionCall,
     CapturePath,
@@ -124,6 +125,7 @@ class Tracer:
         self._watch = Watch(self)
         self._stack: list[nn.Module] = []
         self._inside: Trace | None = None
+        self._interception: SoftmaxInterception | None = None  # of the pass while it runs
         self._on = False
 
     def attached(self) -> contextlib.AbstractContextManager[None]:
@@ -139,7 +141,7 @@ class Tracer:
                 context.enter_context(interface_installed(self._part))
             context.enter_context(watched(self._model.modules(), self._watch))
             context.enter_context(torch.no_grad())
-            context.enter_context(SoftmaxInterception(self._watch, lambda: self._stack[-1]))
+            self._interception = context.enter_context(SoftmaxInterception(self._watch, lambda: self._stack[-1]))
             context.enter_context(self._switched(on=True))
             yield
 
@@ -171,7 +173,7 @@ class Tracer:
         self._inside.events.append(event)
         if module in self._blocks:
             written, self._inside = self._inside, None
-            with self._switched(on=False):
+            with self._switched(on=False), left(self._interception):
                 self._on_block(event, written)
 
     # -- probe protocol ------------------------------------------------------------------------------------

@@ -138,6 +138,15 @@ def test_a_broken_block_is_refused_with_what_was_seen(name: str, monkeypatch: py
     assert "not affine" in entry.reason or "its own output" in entry.reason
 
 
+@pytest.mark.parametrize("see_each_other", [False, True])
+def test_items_that_see_each_other_are_replayed_alone(see_each_other: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if see_each_other:
+        monkeypatch.setattr(LlamaDecoderLayer, "forward", _around_stream(lambda x: x + (x - x.mean(0))))
+    model = single_model("llama")
+    assert [block.parts.batched for block in discover(model).blocks] == [not see_each_other] * 3
+    assert examine(model).status == "exact"
+
+
 def output_parts(model: Any) -> list[Any]:
     """Every block's three parts and certificate."""
     found: list[Any] = []
