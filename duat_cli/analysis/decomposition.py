@@ -143,10 +143,8 @@ class Decomposition:
         if run.parts.cross is not None and before.encoder is None:
             before = replace(before, encoder=torch.zeros_like(x))
         bare = run.parts.homogeneous and before.static is None
-        items, given = _items(before, bare), _given(run, bare, before.encoder is not None)
-        if self._own and not run.parts.arrives:
-            origin = torch.zeros_like(items[:1]) if bare else items[:1]
-            items, given = torch.cat([items, origin]), [torch.cat([g, g[-1:]]) for g in given]
+        apart = self._own and not run.parts.arrives  # its own term is replayed as well
+        items, given = _items(before, bare, apart), _given(run, bare, before.encoder is not None, apart)
         replay = run.replay(items, given)
         assert replay.output is not None
         four = before.encoder is not None
@@ -180,13 +178,16 @@ def _missed(pieces: Carried, whole: Tensor) -> float:
     return relative_error(pieces.total, whole.reshape(pieces.linear.shape))
 
 
-def _items(before: Carried, bare: bool) -> Tensor:
-    """The vectors to replay. In a network without biases so far, the shared origin is zero and is left out."""
+def _items(before: Carried, bare: bool, own: bool) -> Tensor:
+    """The vectors to replay. In a network without biases so far, the shared origin is zero and is left out.
+
+    own: with the origin once more at the end, for the block's own term.
+    """
     moving = [before.linear, *([] if before.encoder is None else [before.encoder]), before.dynamic]
-    if bare:
-        return torch.stack(moving)
     static = torch.zeros_like(before.linear) if before.static is None else before.static
-    return torch.stack([static, *(piece + static for piece in moving)])
+    if not bare:
+        moving = [static, *(piece + static for piece in moving)]
+    return torch.stack([*moving, static] if own else moving)
 
 
 def _pieces(images: Tensor, bare: bool, four: bool) -> Carried:
@@ -198,8 +199,8 @@ def _pieces(images: Tensor, bare: bool, four: bool) -> Carried:
     return Carried(linear, static, dynamic, between[0] if four else None)
 
 
-def _given(run: BlockRun, bare: bool, four: bool) -> list[Tensor]:
-    """Per unit call and item: the output bias; the output itself for the dynamic piece.
+def _given(run: BlockRun, bare: bool, four: bool, own: bool) -> list[Tensor]:
+    """Per unit call and item: the output bias; the output itself for the dynamic piece, and for its own term (`own`).
 
     Of cross-attention what it gives for states of zeros, and its output for the encoder's piece.
     """
@@ -211,7 +212,8 @@ def _given(run: BlockRun, bare: bool, four: bool) -> list[Tensor]:
             static, encoder = _of_states(run, unit)
             dynamic = static
         moving = [static, encoder, dynamic] if four else [static, dynamic]
-        given.append(torch.stack(moving if bare else [static, *moving]))
+        moving = moving if bare else [static, *moving]
+        given.append(torch.stack([*moving, dynamic] if own else moving))
     return given
 
 
@@ -314,7 +316,8 @@ def _pre_activation(
 
 def _bias_of(linear: nn.Module, like: Tensor) -> Tensor | None:
     """What the layer gives for zero, (1, width), whatever its class does; None where that is zero."""
-    if type(linear) is nn.Linear and linear.bias is None:
-        return None
-    bias = linear(torch.zeros_like(like[None, :1]))[0]
-    return bias if bool(bias.any()) else None
+    if type(linear) is nn.Linear:  # zero times its weight is zero: no need to read all of it
+        bias = None if linear.bias is None else linear.bias[None]
+    else:
+        bias = linear(torch.zeros_like(like[None, :1]))[0]
+    return bias if bias is not None and bool(bias.any()) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -81,6 +82,12 @@ class BlockParts:
     def attending(self) -> tuple[nn.Module, ...]:
         """Every attention module, cross-attention among them."""
         return self.attention if self.cross is None else (*self.attention, self.cross.module)
+
+    @functools.cached_property
+    def outer_linears(self) -> tuple[nn.Module, ...]:
+        """Linear layers of the block that stand neither in a unit nor in attention: a replay runs them."""
+        inner = {m for held in (*self.units, *self.attending) for m in held.modules()}
+        return tuple(m for m in self.module.modules() if type(m) is nn.Linear and m not in inner)
 
     def is_cross(self, module: nn.Module) -> bool:
         """Whether a unit call of this module is one of cross-attention."""

@@ -104,6 +104,28 @@ class Substitutes:
         self.calls[module] += 1
         return self.calls[module] - 1
 
+    def once_each(self, linear: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """linear(x), x (items, N, width), computed once for items that are equal and for one token where all are zero.
+
+        linear: takes every token alone. A graph would want each item by itself, so none is left out of one.
+        """
+        if self.items == 1 or len(x) != self.items or x.ndim != 3 or torch.is_grad_enabled():
+            return linear(x)
+        items, kept, places = x.unbind(), list[int](), list[int]()
+        for number, item in enumerate(items):
+            same = next((k for k in kept if torch.equal(items[k], item)), number)
+            places.append(same)
+            if same == number:
+                kept.append(number)
+        if len(kept) == self.items:
+            return linear(x)
+        moving = [k for k in kept if bool(items[k][0].any()) or bool(items[k].any())]
+        images = dict(zip(moving, linear(x[moving]), strict=True)) if moving else {}
+        for k in kept:
+            if k not in images:
+                images[k] = linear(x[k : k + 1, :1])[0].expand(x.shape[1], -1)
+        return torch.stack([images[place] for place in places])
+
 
 def stacked(singles: list[Replay]) -> Replay:
     first = singles[0]

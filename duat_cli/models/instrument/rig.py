@@ -9,6 +9,7 @@ block is then z ↦ T z + c + U f, in the model's own code. One block's tensors 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -160,6 +161,7 @@ class Rig:
         if parts.cross is not None:
             yield parts.cross.module, self._cross_forward
         yield from ((module, self._linear_forward) for module in parts.first_linears.values())
+        yield from ((module, self._outer_forward) for module in parts.outer_linears if parts.batched)
         yield parts.module, self._block_forward
 
     def _block_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -361,7 +363,9 @@ class Rig:
         """O(H V(x)) by the layers that V and O are read from; H V(x) where O stands outside the module."""
         assert parts.value_projection is not None
         assert parts.output_projection is not None
-        value, columns = applied(parts.value_projection.linear, x), parts.value_projection.columns
+        once = self._once_each if not parts.arrives else lambda linear, z: linear(z)  # else all items differ
+        value = once(functools.partial(applied, parts.value_projection.linear), x)
+        columns = parts.value_projection.columns
         assert columns is not None
         if not torch.equal(columns.flatten(), torch.arange(value.shape[-1])):
             value = value[..., columns.flatten().to(value.device)]
@@ -370,6 +374,18 @@ class Rig:
         assert mixed is not None
         last = parts.output_projection.linear
         return last(mixed.flatten(2)) if last in set(module.modules()) else mixed.flatten(2)
+
+    def _once_each(self, linear: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        return linear(x) if self._plan is None else self._plan.once_each(linear, x)
+
+    def _outer_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A linear layer in a replay: items of the static bias often stand there more than once."""
+
+        def forward(x: Tensor) -> Tensor:
+            result: Tensor = original(x) if self._plan is None else self._plan.once_each(original, x)
+            return result
+
+        return forward
 
     def _linear_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:

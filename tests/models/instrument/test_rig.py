@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
 from duat_cli.models.instrument.calls import hidden_of
+from duat_cli.models.instrument.records import Replay, Substitutes
 from duat_cli.models.instrument.rig import BlockRun, zero_given
 
 TYPES = ["llama", "gemma2", "gpt2", "opt", "bloom", "bert", "deepseek_v3"]
@@ -175,6 +176,26 @@ def test_replay_is_affine_in_the_stream_and_in_what_units_return(model_type: str
 
     with InDouble():
         sweep(discover(model), token_ids(model), listen)
+
+
+def test_a_replay_takes_equal_items_through_a_linear_layer_once_and_of_zeros_one_token() -> None:
+    layer, rows = nn.Linear(6, 5, dtype=torch.float64), list[int]()
+    x = torch.randn(3, 7, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    items = torch.stack([torch.zeros_like(x[0]), x[0], torch.zeros_like(x[0]), x[1], x[0]])
+
+    def counted(z: Tensor) -> Tensor:
+        rows.append(z.shape[:-1].numel())
+        return layer(z)
+
+    with torch.no_grad():
+        for given, read in ((items, 2 * 7 + 1), (x, 3 * 7), (items[:1].expand(2, 7, 6), 1)):
+            rows.clear()
+            plan = Substitutes(len(given), [], None, False, Replay(), [])
+            assert far(plan.once_each(counted, given), layer(given)) <= 1e-14
+            assert sum(rows) == read
+    plan = Substitutes(len(items), [], None, False, Replay(), [])
+    assert plan.once_each(counted, items).requires_grad  # with a graph, every item by itself
+    assert rows[-1] == items.shape[:-1].numel()
 
 
 def test_a_norm_is_not_frozen_outside_replay() -> None:
