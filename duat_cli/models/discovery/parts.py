@@ -235,17 +235,26 @@ def _first_linear(leaves: list[Event], unit: Event) -> nn.Module | None:
 
 
 def hidden_slot(event: Event) -> HiddenSlot:
-    """The block's first floating-point argument of rank three is its hidden states."""
+    """The block's first floating-point argument of rank three is its hidden states; where none is, the first of rank
+    two that it gives alike."""
     name = type(event.module).__name__
     first = next((t for t in event.tensors if t.ndim >= 3), None)
     if first is not None and first.ndim == 4 and _gives_alike(event.output, first):
-        raise UnsupportedModelError(f"{name} takes and gives several residual streams a token; W' is defined for one")
+        raise UnsupportedModelError(
+            f"{name} takes and gives states of four axes, a map of tokens or several streams a token; W' is defined "
+            "for states of shape (batch, N, M)"
+        )
     if first is not None and first.shape[1] == 1 < len(first):
         raise UnsupportedModelError(f"{name} takes hidden states of shape (N, batch, M), not (batch, N, M)")
     slots: list[tuple[int | str, Any]] = [*enumerate(event.args), *event.kwargs.items()]
     for key, value in slots:
         if isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 3:
             return HiddenSlot(key)
+    for key, value in slots:
+        if isinstance(value, Tensor) and value.is_floating_point() and first is None and value.ndim == 2:
+            if _gives_alike(event.output, value):
+                return HiddenSlot(key, flat=True)
+            break
     raise UnsupportedModelError(f"{name} takes no hidden states of shape (batch, N, M)")
 
 
@@ -253,7 +262,8 @@ def _require_one_stream(event: Event, hidden: HiddenSlot) -> None:
     """Refuse a block whose output depends on a second tensor of the stream's shape (the embeddings, say): held in a
     replay, what the input made would pass for a static bias."""
     own = hidden.get(event.args, event.kwargs)
-    others = [t for t in event.tensors if t is not own and t.shape == own.shape]
+    shape = own.shape[1:] if hidden.flat else own.shape
+    others = [t for t in event.tensors if t.shape == shape and not same_storage(t, own)]
     if not others or event.result is None:
         return
     with torch.no_grad():

@@ -157,7 +157,7 @@ def _notes(run: BlockRun, factors: BlockFactors | None) -> tuple[str, ...]:
             for module in early
             if late
         ]
-    if run.output.shape != run.input.shape:  # it is there to mix tokens
+    if run.output.shape != run.input.shape or run.input.shape[1] < 2:  # it is there to mix tokens, or has one
         return tuple(notes)
     nothing, zero = zero_given(run, 1), torch.zeros_like(run.input)
     silent = torch.zeros_like(run.attention[0].output) if run.attention else None
@@ -240,7 +240,7 @@ def _is_zero(replay: Replay) -> bool:
 def _economies(run: BlockRun, homogeneous: bool) -> BlockParts:
     """The block's parts with what makes replay cheaper, each kept only if the output stays the same."""
     plain = replace(run.parts, homogeneous=homogeneous)
-    if plain.intercepted or plain.mixer is not None:
+    if plain.intercepted or plain.mixer is not None or plain.hidden.flat:
         return plain
     items = torch.cat([run.input, random_like(run.input)])
     expected = output_of(run, items, zero_given(run, 2))
