@@ -23,6 +23,7 @@ GRID = 4  # patches along each side, where the model takes patches
 FIRST_LAYERS = 3  # that may be the one which reads the input
 SIZE = "image_size", "img_size", "input_size", "crop_size"
 MOST_TRIES = 100
+MOST_TOKENS = 600  # attention over all pairs of more would fill the memory, as it is replayed
 BESIDE = ("mask", "len", "sizes", "grid")  # in the name of what goes with an input, though it may be left out
 
 Inputs = dict[str, Tensor]
@@ -39,8 +40,11 @@ def made_inputs(model: PreTrainedModel, stack: Any, name: str) -> Inputs:
         except Exception as error:
             fault = fault or one_line(error)
             continue
-        if output is not None and bool(torch.isfinite(output).all()):
+        if output is None or not bool(torch.isfinite(output).all()):
+            continue
+        if output.ndim != 3 or output.shape[1] <= MOST_TOKENS:
             return inputs
+        fault = f"it makes {output.shape[1]} tokens of it, more than {MOST_TOKENS}"
     raise TinyError(f"no made-up `{name}` suits it: {fault or 'its output is not finite'}")
 
 
