@@ -141,7 +141,8 @@ def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
             except ValueError:  # the table names a class that its package does not export
                 continue
             cls = found[0] if isinstance(found, tuple) else found
-            if cls.config_class in (type(config), type(config).sub_configs.get("text_config")):  # else a part's alone
+            parts = {part for name, part in type(config).sub_configs.items() if name != "text_config"}
+            if cls.config_class not in parts:
                 return cls
     return class_of_config(type(config))
 
