@@ -328,7 +328,9 @@ def _real_positions(loaded: LoadedModel, one: Prepared) -> int:
 
 def _positions_of(output: Any) -> int | None:
     """The most that one of its states holds: a model that merges tokens gives fewer than it takes."""
-    states = [one for one in (output[0], *(getattr(output, "hidden_states", None) or ())) if isinstance(one, Tensor)]
+    encoded = getattr(output, "encoder_last_hidden_state", None)  # of an encoder that is run within its model
+    found = (output[0], *(getattr(output, "hidden_states", None) or ())) if encoded is None else (encoded,)
+    states = [one for one in found if isinstance(one, Tensor)]
     counts = [int(one.shape[-2]) for one in states if one.ndim == 3] or [len(one) for one in states if one.ndim == 2]
     return max(counts, default=None)
 

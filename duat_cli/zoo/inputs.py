@@ -23,7 +23,7 @@ GRID = 4  # patches along each side, where the model takes patches
 FIRST_LAYERS = 3  # that may be the one which reads the input
 SIZE = "image_size", "img_size", "input_size", "crop_size"
 MOST_TRIES = 100
-MOST_TOKENS = 600  # attention over all pairs of more would fill the memory, as it is replayed
+MOST_TOKENS = 1300  # attention over all pairs of more would fill the memory, as it is replayed
 BESIDE = ("mask", "len", "sizes", "grid")  # in the name of what goes with an input, though it may be left out
 
 Inputs = dict[str, Tensor]

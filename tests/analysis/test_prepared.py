@@ -168,3 +168,16 @@ def test_the_part_of_a_model_of_two() -> None:
     assert chosen_stack(model, None) is model
     with pytest.raises(InputError, match="--stack audio: CLIPModel has no part that reads input_features or"):
         chosen_stack(model, "audio")
+
+
+def test_an_encoder_is_run_within_its_model() -> None:
+    """Of a detector: it reads what a convolutional network makes of the picture, beside positions that its queries and
+    keys alone are made of."""
+    model = tiny.tiny_model("detr")
+    like = {"pixel_values": torch.randn(1, 3, 128, 96)}
+    entry = examine(model, like=like)
+    assert [(stack.stack, stack.status) for stack in entry.stacks] == [("encoder", "exact"), ("decoder", "refused")]
+    loaded = replace(as_loaded(model), like=like)
+    [prompt] = as_prompts(loaded, [Prepared("one", like, None)])
+    assert prompt.input_ids.shape == (1, 12)  # a 32nd of each side
+    assert verify(loaded, [prompt], quiet).certificate.relative_error < 1e-5

@@ -74,6 +74,7 @@ class BlockParts:
     value_projection: Projection | None = None
     output_projection: Projection | None = None
     mixer: MixerForm | None = None  # the one attention module, where it is a token mixer without softmax
+    beside: tuple[HiddenSlot, ...] = ()  # where the block takes other tensors of the stream's shape
     cross: CrossAttention | None = None  # of a decoder: what it gives is held as a unit's output is
     gated: bool = False  # whether squashing functions inside attention are dynamic parameters too
     clamped: bool = False  # whether attention clips what it computes: which entries, is a dynamic parameter too

@@ -58,6 +58,14 @@ def decoder_of(model: Any) -> Any:
     return decoder
 
 
+def _writes(model: Any) -> bool:
+    """Whether it has a decoder that reads token ids."""
+    try:
+        return decoder_of(model) is not None
+    except UnsupportedModelError:
+        return False
+
+
 def input_name(model: Any) -> str:
     """What its forward pass calls what it reads: token ids, what its own class states, an input by a known name, else
     what it takes first."""
@@ -106,7 +114,7 @@ def require_token_ids(model: Any) -> None:
         kind = "" if read is None else f" ({read})"
         raise UnsupportedModelError(
             f"{type(model).__name__} ({model.config.model_type}) takes `{name}`{kind}, no token ids; duat inspect, "
-            f"verify and matrix read such models{DECODER if is_pair(model) else ''}"
+            f"verify and matrix read such models{DECODER if _writes(model) else ''}"
         )
 
 

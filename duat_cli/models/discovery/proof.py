@@ -113,6 +113,11 @@ def _verdict(run: BlockRun, factors: bool) -> Verdict:
     if len({call.output.shape for call in run.attention}) > 1:
         calls = f"it calls attention {len(run.attention)} times, each over another number of tokens"
         raise UnsupportedModelError(f"{run.parts.name}: {calls}")
+    if any(run.reads(slot) for slot in run.parts.beside):
+        raise UnsupportedModelError(
+            f"{type(run.parts.module).__name__} reads a second stream beside its own (such as the embeddings): its "
+            "output is no affine map of one stream"
+        )
     fault, culprits = _fault(run)
     if fault is not None and not culprits and any(run.recording.gates.values()):
         run.parts = replace(run.parts, gated=True)

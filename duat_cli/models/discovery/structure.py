@@ -225,7 +225,8 @@ class Discovery:
     def structure(self) -> ModelStructure:
         """What was found, but for `plain_error`."""
         ran = self.tracer.ran | set(self.tracer.attention)
-        unread = [*unread_attention(self.model, ran), *beside_notes(self.stack, self.part)]
+        beside = [] if is_pair(self.stack) else beside_notes(self.stack, self.part)  # a decoder runs behind its encoder
+        unread = [*unread_attention(self.model, ran), *beside]
         return self.structure_of(self.chained(), tuple(unread))
 
     @property

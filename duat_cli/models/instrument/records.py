@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.arrays import random_like
 from duat_cli.models.block.norms import FrozenNorm
-from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.block.parts import BlockParts, HiddenSlot
 from duat_cli.models.instrument.activations import Extremes
 from duat_cli.models.instrument.attention import AttentionCall, RowSource, StoredRows, apply_rows
 from duat_cli.models.instrument.calls import hidden_of, without_cache
@@ -254,6 +255,18 @@ class BlockRun:
         with self._rig.replaying(self, plan), contextlib.suppress(ReplayStop):
             plan.result.output = hidden_of(self._rig.call_block(self.parts.module, args, kwargs), items)
         return plan.result
+
+    def reads(self, slot: HiddenSlot) -> bool:
+        """Whether the replayed block depends on what it is given there: its values, what its units read or its output.
+        What queries and keys alone are made of is held in H."""
+        items, own = torch.zeros_like(self.input), self._call
+        given, seen = [u.output[None] for u in self.units], []
+        for value in (slot.get(*own), random_like(slot.get(*own))):
+            self._call = slot.put(*own, value)
+            replay = self.replay(items, given)
+            seen.append([*replay.values, *replay.unit_inputs, *([] if replay.output is None else [replay.output])])
+        self._call = own
+        return not all(torch.equal(one, other) for one, other in zip(*seen, strict=True))
 
     def crossed(self, states: Tensor, *, attention: Tensor | None = None, stop_at_values: bool = False) -> Replay:
         """Cross-attention alone on other states of the encoder, (items, K, width), with its H held.
