@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
 from duat_cli.models.signatures import taken_by
-from duat_cli.zoo.tiny import randomise
+from duat_cli.zoo.randomise import randomise
 
 MARK = 7  # the token id that stands for a piece of a picture
 SIZE = 16  # pixels a side

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from duat_cli.errors import InputError
-from duat_cli.loading.inputs.drawn import default_inputs
+from duat_cli.loading.inputs.drawn import default_inputs, drawn_patches
 from duat_cli.loading.inputs.files import Home, read_image, read_sound, read_tensors
 from duat_cli.loading.inputs.request import READS, InputFiles, StackName, label
 from duat_cli.loading.inputs.within import DEFAULT, placeholder_of, with_pictures
@@ -21,10 +21,12 @@ from duat_cli.loading.prompts import Prompt, limits
 from duat_cli.loading.quiet import foreign_errors
 from duat_cli.loading.texts import PromptText
 from duat_cli.models.discovery.modality import (
+    GRID,
     KINDS,
     class_reads_ids,
     input_name,
     is_pair,
+    kind_read,
     placed_tensors,
     require_token_ids,
     stack_of,
@@ -181,20 +183,25 @@ def prepared_inputs(shell: Any, home: Home, given: InputFiles, *, trust_remote_c
     shell: the model without weights. InputError names the file, and what was expected of it.
     """
     name, kind = input_name(shell), type(shell).__name__
-    _require_kind(shell, name, given)
+    read, taken = kind_read(shell) or f"`{name}`", taken_by(stack_of(shell).forward)
+    _require_kind(shell, read, given)
     images, sounds, tensors = (list(enumerate(files, 1)) for files in (given.images, given.sounds, given.tensors))
     found = [(label("--image", one, n), read_image(one, home, trust_remote_code, n)) for n, one in images]
     found += [(label("--audio", one, n), read_sound(one, home, trust_remote_code)) for n, one in sounds]
     own = [(label("--inputs", one, n), read_tensors(one, n)) for n, one in tensors]
     if not found and not own:
         config = getattr(stack_of(shell), "config", shell.config)
-        made = default_inputs(name, config, home, trust_remote_code)
-        found = [("drawn picture" if name == "pixel_values" else "computed tone", made)]
-    taken = taken_by(stack_of(shell).forward)
+        if GRID in taken:
+            made = drawn_patches(name, home, trust_remote_code)
+        else:
+            made = default_inputs(name, config, home, trust_remote_code)
+        found = [("drawn picture" if read == KINDS["pixel_values"] else "computed tone", made)]
+    found = [(where, _as_taken(held, name, taken)) for where, held in found]
+    own = [(where, _as_taken(held, name, taken)) for where, held in own]
     kept = [(where, {key: value for key, value in held.items() if key in taken}) for where, held in found]
     prepared = []
     for where, held in (*kept, *own):
-        _check(held, name, taken, where, kind)
+        _check(held, name, taken, where, kind, whole=(GRID,) if GRID in taken else None)
         prepared.append(Prepared(where, held, _expected_positions(shell, held)))
     return prepared
 
@@ -257,9 +264,16 @@ def _text_prompt(text: PromptText, tensors: Mapping[str, Tensor], placeholder: i
     return Prompt(text.text, _digest(tensors), ids, text.line, prepared=tensors, pictures=pictures)
 
 
-def _require_kind(shell: Any, name: str, given: InputFiles) -> None:
-    """Refuses a picture for a model of sound, and the other way round."""
-    kind = KINDS.get(name, f"`{name}`")
+def _as_taken(held: Mapping[str, Tensor], name: str, taken: Set[str]) -> dict[str, Tensor]:
+    """The same by the names of a part, whose model's own are `pixel_values` and `image_…`."""
+    known = {"pixel_values": name} if GRID in taken and "pixel_values" not in taken else {}
+    short = {key: key.removeprefix("image_") for key in held if key not in taken}
+    known |= {key: other for key, other in short.items() if other in taken}
+    return {known.get(key, key): value for key, value in held.items()}
+
+
+def _require_kind(shell: Any, kind: str, given: InputFiles) -> None:
+    """Refuses a picture for a model of sound, and the other way round. kind: what it reads."""
     for option, files, wanted in (("--image", given.images, "images"), ("--audio", given.sounds, "sound")):
         if files and kind != wanted:
             raise InputError(f"{label(option, files[0], 1)}: {type(shell).__name__} reads {kind}, no {wanted}")
@@ -314,8 +328,10 @@ def _real_positions(loaded: LoadedModel, one: Prepared) -> int:
 
 def _positions_of(output: Any) -> int | None:
     """The most that one of its states holds: a model that merges tokens gives fewer than it takes."""
-    states = [output[0], *(getattr(output, "hidden_states", None) or ())]
-    counts = [int(one.shape[1]) for one in states if isinstance(one, Tensor) and one.ndim == 3]
+    encoded = getattr(output, "encoder_last_hidden_state", None)  # of an encoder that is run within its model
+    found = (output[0], *(getattr(output, "hidden_states", None) or ())) if encoded is None else (encoded,)
+    states = [one for one in found if isinstance(one, Tensor)]
+    counts = [int(one.shape[-2]) for one in states if one.ndim == 3] or [len(one) for one in states if one.ndim == 2]
     return max(counts, default=None)
 
 

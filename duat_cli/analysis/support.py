@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -34,6 +33,7 @@ from duat_cli.models.discovery.structure import (
 )
 from duat_cli.models.instrument.foreign import model_code
 from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.signatures import taken_by
 from duat_cli.models.value_path.factors import MERGES, NO_MIXING
 from duat_cli.results.base import Run
 from duat_cli.results.support import StackEntry, SupportEntry, SupportReport
@@ -96,16 +96,18 @@ def entry_of_type(model_type: str) -> SupportEntry:
 
 def _built(model_type: str) -> tiny.TinyModel | tiny.NotBuilt:
     """A tiny model of a type that may read pictures or sound."""
-    try:
-        model = tiny.tiny_model(model_type)
-        name, stack = input_name(model), stack_of(model)
-        inputs = {} if name == "input_ids" else made_inputs(model, stack, name)
-        taken = list(inspect.signature(stack.forward).parameters)
-        if name == "input_ids" and name not in taken:
-            return tiny.NotBuilt(model_type, f"its forward pass takes {', '.join(taken[:3])}: no input is known for it")
-    except Exception as fault:
-        return tiny.NotBuilt(model_type, tiny.one_line(fault))
-    return tiny.TinyModel(model_type, model, inputs)
+    faults = []
+    for how in tiny.ways():
+        try:
+            model = tiny.tiny_model(model_type, how=how)
+            name = input_name(model)
+            if name == "input_ids" and name not in taken_by(stack_of(model).forward):
+                return tiny.NotBuilt(model_type, f"{type(model).__name__} has no forward pass of its own")
+            inputs = {} if name == "input_ids" else made_inputs(model, stack_of(model), name)
+            return tiny.TinyModel(model_type, model, inputs)
+        except Exception as fault:
+            faults.append(tiny.one_line(fault))
+    return tiny.NotBuilt(model_type, faults[0])
 
 
 def with_stacks(entry: SupportEntry, model: Any) -> SupportEntry:

@@ -8,6 +8,8 @@ pages fail with an error or fall back to one flat list.
 
 from __future__ import annotations
 
+from typing import Any
+
 from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command
 
@@ -23,4 +25,21 @@ def usage_error(error: BaseException) -> tuple[str, str | None] | None:
     if message is None:
         return None
     context = getattr(error, "ctx", None)
-    return str(message()), context.command_path if context is not None else None
+    if context is None:
+        return str(message()), None
+    option = getattr(error, "option_name", None)
+    takers = _takers(context, option)
+    if not takers:
+        return str(message()), context.command_path
+    return f"{context.command_path} takes no {option}; it is an option of {_listed(takers)}", context.command_path
+
+
+def _takers(context: Any, option: str | None) -> list[str]:
+    """The other commands that know an option."""
+    commands = getattr(getattr(context.parent, "command", None), "commands", {})
+    return sorted(name for name, command in commands.items() if any(option in p.opts for p in command.params))
+
+
+def _listed(names: list[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last

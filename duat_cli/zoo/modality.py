@@ -9,6 +9,7 @@ from transformers import CONFIG_MAPPING
 
 from duat_cli.compat.transformers import auto_models
 from duat_cli.results.support import Modality
+from duat_cli.zoo.tiny import class_of_config
 
 _NAMED: dict[tuple[str, ...], Modality] = {
     ("text",): "text",
@@ -36,9 +37,10 @@ def modality_of(cls: type[Any]) -> Modality:
 
 
 def modality_of_type(model_type: str) -> Modality:
-    """The same of a type's base model; 'other' where transformers has none."""
+    """The same of a type's base model; 'other' where it has none."""
     try:
-        found = auto_models("BASE")[CONFIG_MAPPING[model_type]]
+        config_class = CONFIG_MAPPING[model_type]
+        found = auto_models("BASE").get(config_class, None) or class_of_config(config_class)
         return modality_of(found[0] if isinstance(found, tuple) else found)
     except Exception:  # a class whose own libraries are not there
         return "other"

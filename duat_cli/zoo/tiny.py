@@ -15,21 +15,29 @@ import importlib.resources
 import inspect
 import itertools
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Collection
+from typing import Any, Literal, get_args
 
 import pydantic
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 
-from duat_cli.compat.torch import buffers_of, is_convolution, parameters_of, unsaved_buffers
 from duat_cli.compat.transformers import auto_models, auto_types, eager_model, modeling_files
+from duat_cli.zoo.randomise import randomise
 
 MAX_PARAMETERS = 3_000_000
-MAX_OTHER = 60_000_000  # of a model that reads pictures or sound: the rule shrinks few of its fields
+MAX_OTHER = 120_000_000  # of a model that reads pictures or sound: the rule shrinks few of its fields
 FIRST_FREE_ID = 3  # special ids without a place of their own are numbered from here,
 FIRST_ORDINARY_ID = 40  # and prompts are drawn from here: no tiny config has that many
+
+How = Literal["small", "tied", "shallow", "default"]
+"""How a config is shrunk. Where the rule alone gives no model that runs, 'tied' keeps widths of the parts the same that
+are the same by default, whatever they are called, and shrinks lists of widths and `Rule.tied`; 'shallow' shrinks
+nothing but how many layers there are; 'default' nothing at all."""
+
+_WIDTH = re.compile(r"(size|sizes|dim|dims|width|widths|channels)$")
+LEAST_WIDTH = 16  # of the entries of a list
 
 # Types in these lists need audio, or make it; types that merely accept pixels (gemma3) run on text alone.
 _OTHER_MODALITIES = ("SPEECH_SEQ_2_SEQ", "TEXT_TO_WAVEFORM")
@@ -65,6 +73,8 @@ class Rule(pydantic.BaseModel):
     ids: dict[str, int]
     """Special token ids with a fixed place; every other id is numbered after them."""
     types: dict[str, TypeException]
+    tied: dict[str, int | float]
+    """Further fields, for types that the others alone do not make runnable."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +119,7 @@ def other_model_types() -> list[str]:
 
 def _has_class(config_class: type[PreTrainedConfig]) -> bool:
     try:
-        return config_class in auto_models("BASE") or _class_of_config(config_class) is not None
+        return config_class in auto_models("BASE") or class_of_config(config_class) is not None
     except TinyError:
         return False
 
@@ -130,11 +140,14 @@ def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
                 found = table[type(config)]
             except ValueError:  # the table names a class that its package does not export
                 continue
-            return found[0] if isinstance(found, tuple) else found
-    return _class_of_config(type(config))
+            cls = found[0] if isinstance(found, tuple) else found
+            parts = {part for name, part in type(config).sub_configs.items() if name != "text_config"}
+            if cls.config_class not in parts:
+                return cls
+    return class_of_config(type(config))
 
 
-def _class_of_config(config_class: type[PreTrainedConfig]) -> type[PreTrainedModel]:
+def class_of_config(config_class: type[PreTrainedConfig]) -> type[PreTrainedModel]:
     """The model class made for exactly this config: text parts have no auto class."""
     package, modules = modeling_files(config_class)
     members = [c for m in modules for c in vars(m).values() if getattr(c, "__module__", "") == m.__name__]
@@ -145,13 +158,32 @@ def _class_of_config(config_class: type[PreTrainedConfig]) -> type[PreTrainedMod
     return min(models, key=lambda c: (not c.__name__.endswith("ForCausalLM"), len(c.__name__)))
 
 
-def tiny_config(model_type: str) -> PreTrainedConfig:
+def tiny_config(model_type: str, how: How = "small") -> PreTrainedConfig:
     """The default config of the type, shrunk."""
-    return _shrink(CONFIG_MAPPING[model_type], {})
+    config_class = CONFIG_MAPPING[model_type]
+    if how == "default":
+        return _plain(config_class)
+    return _shrink(config_class, {}, how, _widths(_plain(config_class)) if how == "tied" else frozenset())
 
 
-def _shrink(config_class: type[PreTrainedConfig], given: dict[str, Any]) -> PreTrainedConfig:
-    """`given`: what a parent config changed from the defaults of this class."""
+def _widths(config: PreTrainedConfig) -> frozenset[int]:
+    """The default widths in a config and those within it, for which the rule has one small value."""
+    values = _stored(config, _declared(type(config)))
+    inner = [_widths(value) for value in values.values() if isinstance(value, PreTrainedConfig)]
+    small = rule().fields["hidden_size"]
+    own = {v for n, v in values.items() if rule().fields.get(n) == small and isinstance(v, int) and v > small}
+    return frozenset(own).union(*inner)
+
+
+def _plain(config_class: type[PreTrainedConfig]) -> PreTrainedConfig:
+    exception = rule().types.get(config_class.model_type)
+    return _default(config_class, {}, {} if exception is None else exception.set)
+
+
+def _shrink(
+    config_class: type[PreTrainedConfig], given: dict[str, Any], how: How, widths: frozenset[int]
+) -> PreTrainedConfig:
+    """given: what a parent config changed from the defaults of this class; widths: those that are tied."""
     exception = rule().types.get(config_class.model_type)
     own, undeclared = (exception.set, exception.undeclared) if exception else ({}, {})
     declared = _declared(config_class) | {"per_layer_config"}
@@ -161,7 +193,7 @@ def _shrink(config_class: type[PreTrainedConfig], given: dict[str, Any]) -> PreT
         raise TinyError(f"configs/tiny.json calls {sorted(known)} undeclared, which {config_class.__name__} declares")
     default = _default(config_class, given, given | own)
     depth = own.get("num_hidden_layers", rule().fields["num_hidden_layers"])
-    small = {k: v for k, v in _small_values(default, declared, depth).items() if k not in own}
+    small = {k: v for k, v in _small_values(default, declared, depth, how, widths).items() if k not in own}
     return config_class(**{**given, **small, **own, **undeclared})
 
 
@@ -180,22 +212,42 @@ def _default(config_class: type[PreTrainedConfig], *attempts: dict[str, Any]) ->
     raise TinyError(f"{config_class.__name__}() fails: {one_line(errors[0])}")
 
 
-def _small_values(default: PreTrainedConfig, declared: set[str], depth: int) -> dict[str, Any]:
+def _small_values(
+    default: PreTrainedConfig, declared: set[str], depth: int, how: How, widths: frozenset[int]
+) -> dict[str, Any]:
     values = _stored(default, declared)
     ids = _special_ids(values)
     small: dict[str, Any] = {}
     for name, value in sorted(values.items()):
         if isinstance(value, PreTrainedConfig):
-            small[name] = _shrink(type(value), _changes(value))
+            small[name] = _shrink(type(value), _changes(value), how, widths)
+        elif how == "shallow" and "layers" not in name and not isinstance(value, list):
+            continue
         elif name in ids:
             small[name] = ids[name]
-        elif isinstance(value, list) and name in rule().lists:
+        elif isinstance(value, list | tuple) and name in rule().lists:
             small[name] = rule().lists[name]
         elif isinstance(value, list) and len(value) == values.get("num_hidden_layers"):
             small[name] = _pattern(name, value, depth)
         elif (number := _number(name, value)) is not None:
             small[name] = number
-    return small | _latent_attention(small)
+        elif how == "tied" and (tied := _tied(name, value, widths)) is not None:
+            small[name] = tied
+    return small if how == "shallow" else small | _latent_attention(small)
+
+
+def _tied(name: str, value: Any, widths: Collection[int]) -> Any:
+    """What a field that the rule does not name becomes where widths are tied; None: it stays."""
+    if name in rule().tied and isinstance(value, int | float) and not isinstance(value, bool):
+        return type(value)(rule().tied[name])
+    if not _WIDTH.search(name):
+        return None
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int(rule().fields["hidden_size"]) if value in widths else None
+    if isinstance(value, list | tuple) and value and all(type(v) is int and v >= LEAST_WIDTH for v in value):
+        shares = 1 << (min(value) // LEAST_WIDTH).bit_length() - 1  # a power of two, by which heads stay whole
+        return [v // shares for v in value]
+    return None
 
 
 def _number(name: str, value: object) -> int | float | None:
@@ -252,12 +304,12 @@ def _stored(config: PreTrainedConfig, names: set[str]) -> dict[str, Any]:
     return {n: own[alias.get(n, n)] for n in names if alias.get(n, n) in own}
 
 
-def tiny_model(model_type: str, seed: int = 0) -> PreTrainedModel:
+def tiny_model(model_type: str, seed: int = 0, how: How = "small") -> PreTrainedModel:
     """A random model of the type: eval mode, float32, eager attention, nothing degenerate."""
-    count, most = _parameters(model_type), MAX_PARAMETERS if model_type in _text_types() else MAX_OTHER
+    cls, config = _class_and_config(model_type, how)
+    count, most = _parameters(model_type, how), MAX_PARAMETERS if model_type in _text_types() else MAX_OTHER
     if count > most:
         raise TinyError(f"{count} parameters, more than {most}")
-    cls, config = _class_and_config(model_type)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = eager_model(cls, config, torch.float32)
@@ -265,8 +317,8 @@ def tiny_model(model_type: str, seed: int = 0) -> PreTrainedModel:
     return model.eval()
 
 
-def _class_and_config(model_type: str) -> tuple[type[PreTrainedModel], PreTrainedConfig]:
-    config = tiny_config(model_type)
+def _class_and_config(model_type: str, how: How) -> tuple[type[PreTrainedModel], PreTrainedConfig]:
+    config = tiny_config(model_type, how)
     cls = model_class(config)
     if cls.config_class is config.sub_configs.get("text_config"):
         config = config.get_text_config()  # as AutoModelForCausalLM does (llama4, qwen3_5)
@@ -274,76 +326,17 @@ def _class_and_config(model_type: str) -> tuple[type[PreTrainedModel], PreTraine
 
 
 @functools.cache
-def _parameters(model_type: str) -> int:
-    """How many there are, counted without memory."""
-    cls, config = _class_and_config(model_type)
+def _parameters(model_type: str, how: How) -> int:
+    """How many there are, counted without memory; 0 for a shrunk class that cannot be made so, and shows its own error
+    when made with memory."""
+    cls, config = _class_and_config(model_type, how)
     try:
         with torch.device("meta"):
             return sum(p.numel() for p in cls(config).parameters())
     except Exception:
-        return 0  # a class that cannot be made without memory shows its own error when made with memory
-
-
-# Dynamics of state-space and recurrent layers: only their own initial values are stable.
-_DYNAMICS = re.compile(r"\.(A_log|A|D|dt_bias|dt_proj\.bias|time_decay|time_first|recurrent_param)$")
-_QUERY_KEY = re.compile(r"[._](q|k|qk|kv|qkv|query|key|query_key_value|c_attn|Wqkv|attn_qkv|in_proj)([._]|$)")
-_SCALE = re.compile(r"[._](scale|temp)$")  # start at 0 in some files: attention would be uniform
-
-
-def randomise(model: nn.Module, seed: int) -> None:
-    """Draw every parameter and every saved buffer anew, in place, from the seed alone.
-
-    Weights N(0, 1/fan-in), queries and keys 1.4 times that (attention is then not uniform), embeddings
-    N(0, 1/4), biases N(0, 0.01), gains within 0.3 of the 1 or 0 they start from.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for module, name, tensor in _tensors(model):
-            if tensor.is_floating_point() and tensor.numel():
-                tensor.copy_(_draw(module, name, tensor, generator))
-
-
-def _tensors(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
-    """(owner, full name, tensor) of every parameter and persistent buffer, shared ones once."""
-    seen: set[int] = set()
-    for path, module in model.named_modules():
-        buffers = buffers_of(module)
-        saved = sorted(set(buffers) - unsaved_buffers(module))
-        for name, tensor in [*parameters_of(module).items(), *((b, buffers[b]) for b in saved)]:
-            if tensor is not None and id(tensor) not in seen:
-                seen.add(id(tensor))
-                yield module, f"{path}.{name}", tensor
-
-
-def _draw(owner: nn.Module, name: str, old: Tensor, generator: torch.Generator) -> Tensor:
-    noise = torch.randn(old.shape, generator=generator)
-    if _DYNAMICS.search(name):
-        return old + 0.05 * noise
-    if isinstance(owner, nn.Embedding):
-        return 0.5 * noise
-    if old.ndim >= 2:
-        sharp = 1.4 if _QUERY_KEY.search(name) else 1.0
-        return noise * sharp / _fan_in(owner, old) ** 0.5
-    if name.endswith("bias"):
-        return 0.1 * noise
-    uniform = torch.rand(old.shape, generator=generator) * 2 - 1
-    return _start(name, old) + 0.3 * uniform
-
-
-def _start(name: str, old: Tensor) -> Tensor:
-    """The value a gain varies around: the constant it is stored around, 1 or (gemma) 0."""
-    if _SCALE.search(name):
-        return torch.ones(())
-    first = old.flatten()[0]
-    return first if torch.equal(old, first.expand_as(old)) else torch.zeros(())
-
-
-def _fan_in(owner: nn.Module, weight: Tensor) -> int:
-    if is_convolution(owner):
-        return weight[0].numel()
-    if type(owner).__name__ == "Conv1D":  # transformers' own, stored (in, out)
-        return weight.shape[0]
-    return weight.shape[-1]
+        if how not in ("small", "tied"):
+            raise
+        return 0
 
 
 def tiny_inputs(
@@ -369,6 +362,11 @@ def _input_name(model: PreTrainedModel) -> str:
     """`input_ids`, or what the model calls it (perceiver: `inputs`)."""
     takes_ids = "input_ids" in inspect.signature(model.forward).parameters
     return "input_ids" if takes_ids else str(model.main_input_name)
+
+
+def ways() -> tuple[How, ...]:
+    """All ways to shrink a config, the smallest first."""
+    return get_args(How)
 
 
 def build(model_type: str, seed: int = 0) -> TinyModel | NotBuilt:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as t
+from helpers import as_loaded
 from image_models import CASES, SMALL, build, picture
 from paging import differing, in_parts, whole
 from safetensors.torch import save_file
@@ -16,11 +17,12 @@ from torch import Tensor
 
 from duat_cli.analysis.inspect.run import InspectOptions, inspect, verify
 from duat_cli.analysis.matrix.run import matrix
-from duat_cli.analysis.prepared import Prepared, as_prompts, chosen_stack, prepared_inputs
+from duat_cli.analysis.prepared import Prepared, as_prompts, chosen_stack, parts_of, prepared_inputs
 from duat_cli.analysis.support import examine
 from duat_cli.errors import InputError
 from duat_cli.loading.inputs.request import InputFiles
 from duat_cli.loading.model.load import LoadedModel, skeleton
+from duat_cli.zoo import tiny
 
 STREAMED = ["vit", "dinov3_vit", "swin", "whisper"]
 
@@ -132,6 +134,31 @@ def test_a_wrong_input_is_refused_in_one_line(case: str, tmp_path: Path) -> None
     assert "\n" not in str(refused.value)
 
 
+def test_patches_without_a_batch(tmp_path: Path) -> None:
+    """A part that takes (N, width) and the numbers of patches, by its own names or those of the whole model."""
+    model = tiny.tiny_model("qwen2_5_vl")
+    assert parts_of(model) == ["vision", "text"]
+    part = chosen_stack(model, "vision")
+    width = part.patch_embed.proj.weight[0].numel()
+    made = {"pixel_values": torch.randn(16, width), "image_grid_thw": torch.tensor([[1, 4, 4]])}
+    own = {"hidden_states": made["pixel_values"], "grid_thw": made["image_grid_thw"]}
+    loaded = replace(as_loaded(part), like=own)
+    found = []
+    for tensors in (made, own):
+        file = write(tmp_path / "given.safetensors", tensors)
+        [read] = prepared_inputs(part, tmp_path, InputFiles(tensors=(file,)), trust_remote_code=False)
+        assert read.tensors.keys() == own.keys()
+        [prompt] = as_prompts(loaded, [read])
+        found.append(prompt.sha256)
+        assert prompt.input_ids.shape == (1, 16)
+    assert found[0] == found[1]
+    assert verify(loaded, [prompt], quiet).certificate.relative_error < 1e-5
+    with pytest.raises(InputError, match="reads patches of a picture as `hidden_states`, and no preprocessor_config"):
+        prepared_inputs(part, tmp_path, InputFiles(), trust_remote_code=False)
+    with pytest.raises(InputError, match=r"--audio a.wav: Qwen2_5_VisionTransformerPretrainedModel reads images, no"):
+        prepared_inputs(part, tmp_path, InputFiles(sounds=("a.wav",)), trust_remote_code=False)
+
+
 def test_the_part_of_a_model_of_two() -> None:
     config = t.CLIPConfig(text_config={**SMALL, "vocab_size": 264}, vision_config=SMALL, projection_dim=16)
     model = t.CLIPModel(config)
@@ -141,3 +168,16 @@ def test_the_part_of_a_model_of_two() -> None:
     assert chosen_stack(model, None) is model
     with pytest.raises(InputError, match="--stack audio: CLIPModel has no part that reads input_features or"):
         chosen_stack(model, "audio")
+
+
+def test_an_encoder_is_run_within_its_model() -> None:
+    """Of a detector: it reads what a convolutional network makes of the picture, beside positions that its queries and
+    keys alone are made of."""
+    model = tiny.tiny_model("detr")
+    like = {"pixel_values": torch.randn(1, 3, 128, 96)}
+    entry = examine(model, like=like)
+    assert [(stack.stack, stack.status) for stack in entry.stacks] == [("encoder", "exact"), ("decoder", "refused")]
+    loaded = replace(as_loaded(model), like=like)
+    [prompt] = as_prompts(loaded, [Prepared("one", like, None)])
+    assert prompt.input_ids.shape == (1, 12)  # a 32nd of each side
+    assert verify(loaded, [prompt], quiet).certificate.relative_error < 1e-5

@@ -8,7 +8,7 @@ from transformers import ViTConfig, ViTModel, Wav2Vec2Config, Wav2Vec2Model, Whi
 
 from duat_cli.models.discovery.modality import input_name, stack_of
 from duat_cli.zoo.inputs import made_inputs
-from duat_cli.zoo.tiny import TinyError
+from duat_cli.zoo.tiny import TinyError, tiny_model
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 SOUND = {
@@ -36,6 +36,13 @@ def test_a_picture_a_spectrogram_and_samples() -> None:
         assert [tuple(value.shape) for value in made.values()] == [shape]
         with torch.no_grad():
             assert bool(torch.isfinite(stack_of(model)(**made)[0]).all())
+
+
+def test_patches_go_with_their_numbers() -> None:
+    model = tiny_model("qwen3_vl_vision")
+    made = made_inputs(model, model, input_name(model))
+    assert made["grid_thw"].tolist() == [[1, 4, 4]]
+    assert made["hidden_states"].shape == (16, model.patch_embed.proj.weight[0].numel())
 
 
 def test_what_takes_something_else_is_said() -> None:

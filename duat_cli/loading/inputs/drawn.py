@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from duat_cli.errors import InputError
-from duat_cli.loading.inputs.files import PROCESSORS, Home, has_processor, sound_of
+from duat_cli.loading.inputs.files import PROCESSORS, Home, has_processor, pixels_of, sound_of
 
 RATE = 16_000  # samples a second, which speech models read
 TONES = (220.0, 330.0, 495.0)  # Hz, one after the other
@@ -33,6 +33,19 @@ def drawn_picture(config: Any) -> Tensor:
     flat = picture.flatten(1)
     spread = flat.std(dim=1).clamp_min(1e-6)[:, None, None]
     return ((picture - flat.mean(dim=1)[:, None, None]) / spread)[None]
+
+
+def drawn_patches(name: str, home: Home, trust_remote_code: bool) -> dict[str, Tensor]:
+    """The same as the checkpoint's image processor cuts it into patches; InputError where there is none. name: what
+    the forward pass calls them."""
+    if not has_processor(home):
+        raise InputError(
+            f"it reads patches of a picture as `{name}`, and no {PROCESSORS[0]} says how they are cut; give --inputs"
+        )
+    picture = drawn_picture(None)[0].permute(1, 2, 0)
+    low, high = picture.amin(), picture.amax()
+    pixels = (255 * (picture - low) / (high - low)).round().to(torch.uint8).numpy()
+    return pixels_of(pixels, "the drawn picture", home, trust_remote_code)
 
 
 def tone(rate: int = RATE) -> Any:

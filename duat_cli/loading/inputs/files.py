@@ -28,9 +28,13 @@ Home = Any
 
 def read_image(given: Any, home: Home, trust_remote_code: bool, number: int = 1) -> dict[str, Tensor]:
     """A picture, of a file or of PIL, through the checkpoint's image processor. number: of those that are given."""
-    pixels = open_picture(given)
+    return pixels_of(open_picture(given), label("--image", given, number), home, trust_remote_code)
+
+
+def pixels_of(picture: Any, where: str, home: Home, trust_remote_code: bool) -> dict[str, Tensor]:
+    """A picture of Pillow, or its values (height, width, 3) between 0 and 255, through the image processor."""
     processor = load_processor(AutoImageProcessor, "--image", home, trust_remote_code)
-    return _processed(label("--image", given, number), lambda: processor(images=pixels, return_tensors="pt"))
+    return _processed(where, lambda: processor(images=picture, return_tensors="pt"))
 
 
 def open_picture(given: Any) -> Any:

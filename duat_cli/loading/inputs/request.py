@@ -13,7 +13,7 @@ EVERY: Literal["all"] = "all"
 """What --stack names them all by."""
 
 READS: dict[StackName, tuple[str, ...]] = {
-    "vision": ("pixel_values",),
+    "vision": ("pixel_values", "grid_thw"),
     "audio": ("input_features", "input_values"),
     "text": ("input_ids",),
 }

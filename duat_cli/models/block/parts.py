@@ -15,15 +15,20 @@ from duat_cli.models.block.norms import NormForm
 
 @dataclass(frozen=True)
 class HiddenSlot:
-    """Where a module takes hidden states: a positional index or a keyword."""
+    """Where a module takes hidden states, (batch, N, M): a positional index or a keyword."""
 
     key: int | str
+    flat: bool = False  # it takes them without a batch, (N, M): one item a call
 
     def get(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
-        return args[self.key] if isinstance(self.key, int) else kwargs[self.key]
+        value: Tensor = args[self.key] if isinstance(self.key, int) else kwargs[self.key]
+        return value[None] if self.flat else value
 
     def put(self, args: Sequence[Any], kwargs: dict[str, Any], value: Tensor) -> tuple[list[Any], dict[str, Any]]:
+        """ValueError where several items are given to a module that takes one."""
         new_args, new_kwargs = list(args), dict(kwargs)
+        if self.flat:
+            [value] = value
         if isinstance(self.key, int):
             new_args[self.key] = value
         else:
@@ -70,6 +75,7 @@ class BlockParts:
     value_projection: Projection | None = None
     output_projection: Projection | None = None
     mixer: MixerForm | None = None  # the one attention module, where it is a token mixer without softmax
+    beside: tuple[HiddenSlot, ...] = ()  # where the block takes other tensors of the stream's shape
     cross: CrossAttention | None = None  # of a decoder: what it gives is held as a unit's output is
     gated: bool = False  # whether squashing functions inside attention are dynamic parameters too
     clamped: bool = False  # whether attention clips what it computes: which entries, is a dynamic parameter too

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,14 +18,23 @@ Given = Tensor | Mapping[str, Tensor]
 STATES = "encoder_hidden_states"
 """What every decoder calls the encoder's states."""
 
+GRID = "grid_thw"
+"""What a part that reads a picture's patches, (N, width) without a batch, calls their numbers: frames, rows and columns
+of each picture."""
+
+DECODER = ", and duat attribute the decoder: --stack decoder"
+
 KINDS = {"pixel_values": "images", "input_features": "sound", "input_values": "sound"}
 
 
 def stack_of(model: Any) -> Any:
-    """The part that is run: the encoder of an encoder-decoder, else the model without its head."""
-    if is_pair(model):
-        return model.get_encoder()
+    """The part that is run: the encoder of an encoder-decoder, else the model without its head. An encoder that reads
+    what a network in front of it makes of a picture is run within the model."""
     base, name = model.base_model, str(getattr(model, "main_input_name", "input_ids"))
+    if is_pair(model):
+        encoder = model.get_encoder()
+        fed = name in KINDS and name in taken_by(base.forward) and name not in taken_by(encoder.forward)
+        return base if fed else encoder
     taken = taken_by(base.forward)
     # `base_model` of some image models is an inner encoder, which takes embedded patches (dinov3_vit)
     inner = name != "input_ids" and name not in taken and name in taken_by(model.forward)
@@ -48,18 +58,40 @@ def decoder_of(model: Any) -> Any:
     return decoder
 
 
+def _writes(model: Any) -> bool:
+    """Whether it has a decoder that reads token ids."""
+    try:
+        return decoder_of(model) is not None
+    except UnsupportedModelError:
+        return False
+
+
 def input_name(model: Any) -> str:
-    """What its forward pass calls what it reads."""
+    """What its forward pass calls what it reads: token ids, what its own class states, an input by a known name, else
+    what it takes first."""
     stack = stack_of(model)
-    name = str(getattr(stack, "main_input_name", "input_ids"))  # as the model's own class states it
+    name = str(getattr(stack, "main_input_name", "input_ids"))
     taken = taken_by(stack.forward)
+    known = [one for one in ("input_ids", name, *KINDS) if one in taken]
+    if known:
+        return known[0]
+    first = next(iter(inspect.signature(stack.forward).parameters.values()), None)
     # a forward pass of *args hides what it takes; running it will tell
-    return "input_ids" if "input_ids" in taken or name not in taken else name
+    return first.name if first is not None and first.kind is first.POSITIONAL_OR_KEYWORD else "input_ids"
 
 
-def text_part(stack: Any, given: Given | None) -> Any:
-    """The part of a model whose blocks are meant where it reads pictures or sound within a text: the outermost of its
-    models that takes token ids and nothing else. None where it is given either alone, or is no such model."""
+def kind_read(model: Any) -> str | None:
+    """Images or sound, where its forward pass reads one of them; None where it reads something else."""
+    named = KINDS.get(input_name(model))
+    return KINDS["pixel_values"] if named is None and GRID in taken_by(stack_of(model).forward) else named
+
+
+def part_within(stack: Any, given: Given | None) -> Any:
+    """The part of a model whose blocks are meant where that is not all of it: where it reads pictures or sound within a
+    text, the outermost of its models that takes token ids and nothing else; the encoder within a model that makes what
+    it reads. None where it is given either alone, or is no such model."""
+    if is_pair(stack):
+        return stack.get_encoder()
     if given is None or isinstance(given, Tensor) or "input_ids" not in given or not KINDS.keys() & given.keys():
         return None
     for inner in stack.modules():
@@ -78,10 +110,11 @@ def require_token_ids(model: Any) -> None:
     """Refuses a model whose forward pass takes no `input_ids`, naming what it takes instead."""
     name = input_name(model)
     if name != "input_ids":
-        kind = f" ({KINDS[name]})" if name in KINDS else ""
+        read = kind_read(model)
+        kind = "" if read is None else f" ({read})"
         raise UnsupportedModelError(
             f"{type(model).__name__} ({model.config.model_type}) takes `{name}`{kind}, no token ids; duat inspect, "
-            "verify and matrix read such models"
+            f"verify and matrix read such models{DECODER if _writes(model) else ''}"
         )
 
 

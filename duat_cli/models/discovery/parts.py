@@ -19,7 +19,6 @@ from duat_cli.models.arrays import random_like, relative_error, rounding, same_s
 from duat_cli.models.block.norms import NormForm, recognise, scale_invariant
 from duat_cli.models.block.parts import BlockParts, HiddenSlot
 from duat_cli.models.discovery.cross import find_cross, with_projections
-from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.instrument.routers import routing_weights
 from duat_cli.models.instrument.tracing import Event, Trace
 from duat_cli.models.value_path.projections import output_projection, value_projection
@@ -30,7 +29,6 @@ def find_parts(event: Event, name: str, written: Trace) -> BlockParts:
     block = event.module
     inside = set(block.modules())
     hidden = hidden_slot(event)
-    _require_one_stream(event, hidden)
     cross = find_cross(event, hidden, written)
     other = set() if cross is None else {cross.module}
     attention = tuple(dict.fromkeys(c.module for c in written.attention if c.module in inside - other))
@@ -41,6 +39,7 @@ def find_parts(event: Event, name: str, written: Trace) -> BlockParts:
         name=name,
         module=block,
         hidden=hidden,
+        beside=_beside(event, hidden),
         attention=attention,
         intercepted=frozenset(intercepted & inside),
         norms=norms,
@@ -243,38 +242,39 @@ def _first_linear(leaves: list[Event], unit: Event) -> nn.Module | None:
 
 
 def hidden_slot(event: Event) -> HiddenSlot:
-    """The block's first floating-point argument of rank three is its hidden states."""
+    """The block's first floating-point argument of rank three is its hidden states; where none is, the first of rank
+    two that it gives alike."""
     name = type(event.module).__name__
     first = next((t for t in event.tensors if t.ndim >= 3), None)
     if first is not None and first.ndim == 4 and _gives_alike(event.output, first):
-        raise UnsupportedModelError(f"{name} takes and gives several residual streams a token; W' is defined for one")
+        raise UnsupportedModelError(
+            f"{name} takes and gives states of four axes, a map of tokens or several streams a token; W' is defined "
+            "for states of shape (batch, N, M)"
+        )
     if first is not None and first.shape[1] == 1 < len(first):
         raise UnsupportedModelError(f"{name} takes hidden states of shape (N, batch, M), not (batch, N, M)")
     slots: list[tuple[int | str, Any]] = [*enumerate(event.args), *event.kwargs.items()]
     for key, value in slots:
         if isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 3:
             return HiddenSlot(key)
+    for key, value in slots:
+        if isinstance(value, Tensor) and value.is_floating_point() and first is None and value.ndim == 2:
+            if _gives_alike(event.output, value):
+                return HiddenSlot(key, flat=True)
+            break
     raise UnsupportedModelError(f"{name} takes no hidden states of shape (batch, N, M)")
 
 
-def _require_one_stream(event: Event, hidden: HiddenSlot) -> None:
-    """Refuse a block whose output depends on a second tensor of the stream's shape (the embeddings, say): held in a
-    replay, what the input made would pass for a static bias."""
+def _beside(event: Event, hidden: HiddenSlot) -> tuple[HiddenSlot, ...]:
+    """Where the block takes other tensors of the stream's shape (the embeddings, say, or positions)."""
     own = hidden.get(event.args, event.kwargs)
-    others = [t for t in event.tensors if t is not own and t.shape == own.shape]
-    if not others or event.result is None:
-        return
-    with torch.no_grad():
-        args, kwargs = hidden.put(event.args, event.kwargs, own.clone())
-        plain = event.module(*args, **kwargs)
-        changed = {id(t): random_like(t) for t in others}
-        args = [changed.get(id(a), a) for a in args]
-        moved = event.module(*args, **{k: changed.get(id(v), v) for k, v in kwargs.items()})
-    if not torch.equal(hidden_of(plain, own), hidden_of(moved, own)):
-        raise UnsupportedModelError(
-            f"{type(event.module).__name__} reads a second stream beside its own (such as the embeddings): its output "
-            "is no affine map of one stream"
-        )
+    shape = own.shape[1:] if hidden.flat else own.shape
+    slots: list[tuple[int | str, Any]] = [*enumerate(event.args), *event.kwargs.items()]
+    return tuple(
+        HiddenSlot(key)
+        for key, value in slots
+        if isinstance(value, Tensor) and value.is_floating_point() and value.shape == shape and key != hidden.key
+    )
 
 
 def _gives_alike(output: Any, like: Tensor) -> bool:

@@ -116,6 +116,11 @@ def _verdict(run: BlockRun, factors: bool) -> Verdict:
     if len({call.output.shape for call in run.attention}) > 1:
         calls = f"it calls attention {len(run.attention)} times, each over another number of tokens"
         raise UnsupportedModelError(f"{run.parts.name}: {calls}")
+    if any(run.reads(slot) for slot in run.parts.beside):
+        raise UnsupportedModelError(
+            f"{type(run.parts.module).__name__} reads a second stream beside its own (such as the embeddings): its "
+            "output is no affine map of one stream"
+        )
     fault, culprits = _fault(run)
     if fault is not None and not culprits and any(run.recording.gates.values()):
         run.parts = replace(run.parts, gated=True)
@@ -164,7 +169,7 @@ def _early_notes(run: BlockRun, factors: BlockFactors | None) -> tuple[str, ...]
 
 def _beside_notes(run: BlockRun) -> tuple[str, ...]:
     """Tokens that reach others past attention and FFN: the first or the last one."""
-    if run.output.shape != run.input.shape:  # it is there to mix tokens
+    if run.output.shape != run.input.shape or run.input.shape[1] < 2:  # it is there to mix tokens, or has one
         return ()
     zero, ends = torch.zeros_like(run.input), ((0, slice(1, None)), (run.input.shape[1] - 1, slice(0, -1)))
     items, noise = zero.repeat(1 + len(ends), 1, 1), random_like(run.input)[0]
@@ -272,7 +277,7 @@ def _economies(run: BlockRun, homogeneous: bool) -> BlockParts:
     stays the same."""
     plain = replace(run.parts, homogeneous=homogeneous)
     whole = plain.value_projection is not None and plain.output_projection is not None
-    if plain.intercepted or plain.mixer is not None or not whole or plain.clamped:
+    if plain.intercepted or plain.mixer is not None or plain.hidden.flat or not whole or plain.clamped:
         return plain
     items, nothing = torch.cat([run.input, random_like(run.input)]), zero_given(run, 2)
     expected = output_of(run, items, nothing)

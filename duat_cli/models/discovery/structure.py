@@ -23,10 +23,10 @@ from duat_cli.models.discovery.modality import (
     Given,
     is_pair,
     noise_like,
+    part_within,
     placed,
     require_token_ids,
     stack_of,
-    text_part,
 )
 from duat_cli.models.discovery.parts import find_parts, hidden_slot
 from duat_cli.models.discovery.proof import Proof, ProvedBlock, Verdict, opened
@@ -186,7 +186,7 @@ class Discovery:
         self.stack, self._uncovered = _stack_of(model)
         self.probe = probe_inputs(self.stack, like, DISCOVERY_TOKENS, device)
         self._names = {module: name for name, module in self.stack.named_modules()}
-        within = text_part(self.stack, like)
+        within = part_within(self.stack, like)
         self.part = self.stack if within is None else within
         self.seams: set[int] = set()  # block calls whose input is not only what the call in front of them gives
         self._staged, prefix = staged, "" if within is None else f"{self._names[within]}."
@@ -225,7 +225,8 @@ class Discovery:
     def structure(self) -> ModelStructure:
         """What was found, but for `plain_error`."""
         ran = self.tracer.ran | set(self.tracer.attention)
-        unread = [*unread_attention(self.model, ran), *beside_notes(self.stack, self.part)]
+        beside = [] if is_pair(self.stack) else beside_notes(self.stack, self.part)  # a decoder runs behind its encoder
+        unread = [*unread_attention(self.model, ran), *beside]
         return self.structure_of(self.chained(), tuple(unread))
 
     @property

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from duat_cli.compat.torch import buffers_of, parameters_of
-from duat_cli.compat.transformers import load_part
+from duat_cli.compat.transformers import load_part, targets_of
 from duat_cli.errors import UnsupportedModelError
 
 Value = Callable[[], Tensor]
@@ -19,13 +19,14 @@ Value = Callable[[], Tensor]
 def own_names(model: Any, names: list[str]) -> dict[str, tuple[str, str]]:
     """Parameter -> (module, leaf) in this model, whose names may have the base model's prefix or lack it.
 
-    A bias that a linear layer has not is a place as well. UnsupportedModelError names what has none.
+    A bias that a linear layer has not is a place as well. Where none has the name of the files, it is the one that
+    transformers gives it as it loads them. UnsupportedModelError names what has none.
     """
     modules = dict(model.named_modules())
     prefix = f"{model.base_model_prefix}."
     found = {}
     for name in names:
-        for candidate in (name, prefix + name, name.removeprefix(prefix)):
+        for candidate in _candidates(model, name, prefix):
             module, _, leaf = candidate.rpartition(".")
             holder = modules.get(module)
             if holder is None:
@@ -39,6 +40,13 @@ def own_names(model: Any, names: list[str]) -> dict[str, tuple[str, str]]:
                 "without prompts its weights are compared all the same"
             )
     return found
+
+
+def _candidates(model: Any, name: str, prefix: str) -> Iterator[str]:
+    yield from (name, prefix + name, name.removeprefix(prefix))
+    target, changed = targets_of(model, [name]).get(name, (name, True))
+    if not changed:
+        yield target
 
 
 def tuned_copy(model: Any, changes: Mapping[str, Value], *, tied: frozenset[str] = frozenset()) -> Any:

@@ -22,6 +22,8 @@ def hidden_of(output: Any, like: Tensor) -> Tensor:
     for candidate in candidates:
         if isinstance(candidate, Tensor) and candidate.shape == like.shape:
             return candidate
+        if isinstance(candidate, Tensor) and len(like) == 1 and candidate.shape == like.shape[1:]:
+            return candidate[None]  # of a block that takes no batch
     raise UnsupportedModelError("a block returns no hidden states of its input's shape")
 
 

@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.arrays import random_like
 from duat_cli.models.block.norms import FrozenNorm
-from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.block.parts import BlockParts, HiddenSlot
 from duat_cli.models.instrument.activations import Extremes
-from duat_cli.models.instrument.attention import AttentionCall, StoredRows
+from duat_cli.models.instrument.attention import AttentionCall, RowSource, StoredRows, apply_rows
 from duat_cli.models.instrument.calls import hidden_of, without_cache
 from duat_cli.models.instrument.interception import HeldClamp
 from duat_cli.models.instrument.mixer import MixerCall
-from duat_cli.models.instrument.windows import asked_streams, tokens_at, window_rows
+from duat_cli.models.instrument.windows import WindowRows, Windows, asked_streams, laid, tokens_at, window_rows
 
 if TYPE_CHECKING:
     from duat_cli.models.instrument.rig import Rig
@@ -95,6 +97,7 @@ class Substitutes:
     calls: dict[nn.Module, int] = field(default_factory=lambda: defaultdict(int))
     unit_calls: int = 0
     attention_calls: int = 0
+    windows: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # values and mixed of a call in several
 
     def by_item(self, x: Tensor) -> Tensor:
         """(items, N or N * heads, width), however the model folds batch and tokens."""
@@ -125,6 +128,27 @@ class Substitutes:
             if k not in images:
                 images[k] = linear(x[k : k + 1, :1])[0].expand(x.shape[1], -1)
         return torch.stack([images[place] for place in places])
+
+    def one_window(self, rows: RowSource, windows: Windows, value: Tensor) -> Tensor:
+        """H V of the next window, (1, n, heads, d), where each has a call of its own; the last ends the attention."""
+        assert windows.sizes is not None
+        number = len(self.windows)
+        size = windows.sizes[number]
+        if self.attention is not None:
+            mixed = windows.outward(self.attention)[number : number + 1, :size].clone()
+        elif isinstance(rows, WindowRows):
+            mixed = apply_rows(StoredRows(rows.weights[number, :, :size, :size]), value)
+        else:
+            raise UnsupportedModelError("each window of its attention has a call of its own: no other H can be held")
+        self.windows.append((value[0], mixed[0]))
+        if len(self.windows) == windows.count:
+            values, together = zip(*self.windows, strict=True)
+            self.attention_calls += 1
+            self.result.values.append(windows.inward(laid(values, -2)))
+            if self.stop_at_values:
+                raise ReplayStop
+            self.result.mixed.append(windows.inward_mixed(laid(together, -3)))
+        return mixed
 
 
 def stacked(singles: list[Replay]) -> Replay:
@@ -176,6 +200,8 @@ class BlockRun:
 
     def find_windows(self) -> None:
         """Take attention over windows of tokens as what it is over the block's own tokens, where that can be found."""
+        if len(self.attention) > 1:
+            self._find_windows_apart()
         if len(self.attention) != 1 or self.parts.mixer is not None:
             return
         call, tokens = self.attention[0], self.input.shape[1]
@@ -196,6 +222,28 @@ class BlockRun:
         self.recording.attention[0] = replace(
             call, rows=rows, value=value, output=output, windows=rows.windows, allowed=rows.allowed()
         )
+
+    def _find_windows_apart(self) -> None:
+        """The same where one module attends within each window in a call of its own."""
+        calls, tokens = self.attention, self.input.shape[1]
+        sizes = tuple(call.rows.tokens for call in calls)
+        whole = all(isinstance(c.rows, StoredRows) and len(c.value) == 1 and c.windows is None for c in calls)
+        if len({call.module for call in calls}) > 1 or not whole or sum(sizes) != tokens:
+            return
+        matrices = [call.rows.matrix for call in calls if isinstance(call.rows, StoredRows)]
+        items = asked_streams(self.input)
+        answers = self.replay(items, [u.output.new_zeros(()).expand(len(items), *u.output.shape) for u in self.units])
+        if len(answers.values) != len(calls) or any(m.shape[-1] != m.shape[-2] for m in matrices):
+            return
+        at = tokens_at(laid(answers.values, -2).transpose(0, 1), tokens)
+        if at is None:
+            return
+        rows = window_rows(laid(matrices, -2, -1), at, sizes)
+        value = rows.windows.inward(laid([call.value[0] for call in calls], -2))
+        output = rows.windows.inward_mixed(laid([call.output[0] for call in calls], -3))
+        self.recording.attention[:] = [
+            replace(calls[0], rows=rows, value=value, output=output, windows=rows.windows, allowed=rows.allowed())
+        ]
 
     def replay(
         self,
@@ -229,6 +277,18 @@ class BlockRun:
         with self._rig.replaying(self, plan), contextlib.suppress(ReplayStop):
             plan.result.output = hidden_of(self._rig.call_block(self.parts.module, args, kwargs), items)
         return plan.result
+
+    def reads(self, slot: HiddenSlot) -> bool:
+        """Whether the replayed block depends on what it is given there: its values, what its units read or its output.
+        What queries and keys alone are made of is held in H."""
+        items, own = torch.zeros_like(self.input), self._call
+        given, seen = [u.output[None] for u in self.units], []
+        for value in (slot.get(*own), random_like(slot.get(*own))):
+            self._call = slot.put(*own, value)
+            replay = self.replay(items, given)
+            seen.append([*replay.values, *replay.unit_inputs, *([] if replay.output is None else [replay.output])])
+        self._call = own
+        return not all(torch.equal(one, other) for one, other in zip(*seen, strict=True))
 
     def crossed(self, states: Tensor, *, attention: Tensor | None = None, stop_at_values: bool = False) -> Replay:
         """Cross-attention alone on other states of the encoder, (items, K, width), with its H held.

@@ -123,6 +123,8 @@ class Rig:
         if plan is None or run is None:
             return None
         call = plan.calls_of[plan.attention_calls]
+        if call.windows is not None and call.windows.sizes is not None:
+            return plan.one_window(call.rows, call.windows, value)
         plan.attention_calls += 1
         windows = call.windows
         plan.result.values.append(value if windows is None else windows.inward(value))

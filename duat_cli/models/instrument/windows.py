@@ -9,7 +9,7 @@ whose values answer to each digit's stream as to all tokens, or not at all, hold
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +28,7 @@ class Windows:
 
     count: int  # W
     at: Tensor | None = None  # the token at every place, (W, n), -1 for padding; None: not known
+    sizes: tuple[int, ...] | None = None  # of W calls of attention, one a window: how many places each has; None: one
 
     def inward(self, values: Tensor) -> Tensor:
         """(items W, kv_heads, n, d) by token, (items, kv_heads, N, d); not known: (items, W kv_heads, n, d)."""
@@ -97,10 +98,27 @@ class WindowRows:
         return torch.cat([rows.abs().amax(dim=0) > 0 for _, rows in self.chunks()])
 
 
-def window_rows(weights: Tensor, at: Tensor) -> WindowRows:
+def window_rows(weights: Tensor, at: Tensor, sizes: tuple[int, ...] | None = None) -> WindowRows:
     """H (W, heads, n, n) at these tokens (W, n), without what its mask leaves below `LEAST`."""
     unseen = weights.abs().amax(dim=1, keepdim=True) < LEAST
-    return WindowRows(weights.masked_fill(unseen, 0.0), Windows(len(weights), at))
+    return WindowRows(weights.masked_fill(unseen, 0.0), Windows(len(weights), at, sizes))
+
+
+def laid(parts: Sequence[Tensor], *axes: int) -> Tensor:
+    """Tensors that differ in the lengths of these axes, counted from behind, one after the other: (W, …), with zeros
+    behind the shorter ones."""
+    longest = [max(part.shape[axis] for part in parts) for axis in axes]
+    padded = parts[0].new_zeros(len(parts), *_lengthened(parts[0].shape, axes, longest))
+    for window, part in zip(padded, parts, strict=True):
+        window[tuple(slice(length) for length in part.shape)] = part
+    return padded
+
+
+def _lengthened(shape: Sequence[int], axes: Sequence[int], lengths: Sequence[int]) -> list[int]:
+    found = list(shape)
+    for axis, length in zip(axes, lengths, strict=True):
+        found[axis] = length
+    return found
 
 
 def asked_streams(like: Tensor) -> Tensor:

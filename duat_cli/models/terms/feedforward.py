@@ -168,7 +168,10 @@ class _Twins:
 def _recognised(span: _Span, twins: _Twins) -> FeedForward:
     name = type(span.unit.module).__name__
     z = _noise(span, SEED)
-    twins.run(z)
+    try:
+        twins.run(z)
+    except (RuntimeError, ValueError, TypeError, LookupError) as fault:  # it reads a mask of the model's own tokens
+        raise UnsupportedModelError(f"{name} does not run on other vectors than its block's tokens") from fault
     spread = max((float(out.abs().max()) for _, x, out in twins.calls if equal(x, z)), default=0.0)
     if not spread > 0:
         raise UnsupportedModelError(f"{name}: its first layers give nothing")

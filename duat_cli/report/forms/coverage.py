@@ -29,11 +29,16 @@ duat support path/to/checkpoint
 Written by `python scripts/coverage.py` from tiny random models on transformers {version}; `duat support --all` repeats
 it, with the error of each. *Exact*: the whole sum, and W' of every block. *Partly*: exact, without the parts that are
 named; where a model reads token ids alone, that is the tower that they do not run. *Refused*: the mechanism stands
-beside it. *Not tried*: no tiny model, or no input for it, could be made up; a checkpoint may well be read. A
+beside it. *Not tried*: no tiny model, or no input for it, could be made up, and why; a checkpoint may well be read. A
 convolutional network has no transformer in it, and is among the refused for lack of attention.
 """
 _PLACES = re.compile(r"^[\w.]+(?:, [\w.]+)* \((\w+)\) holds attention and was not read")
 _RULES = (
+    (re.compile(rf"^{NOT_TRIED}: .*\bhas no forward pass of its own$"), "its class has no forward pass of its own"),
+    (re.compile(rf"^{NOT_TRIED}: .*? requires the (\w+) library .*"), r"its code needs the library \1"),
+    (re.compile(rf"^{NOT_TRIED}: \d+ parameters.*"), "its config has no form small enough"),
+    (re.compile(rf"^{NOT_TRIED}: no made-up `(\w+)` .*"), r"nothing that could be made up suits it as `\1`"),
+    (re.compile(rf"^{NOT_TRIED}: .*"), "its config could not be made small: parts of it have to agree"),
     (re.compile(r"^as a whole, on one kind of input: .*"), "it does not run on one kind of input alone; its parts do"),
     (re.compile(r"^(?!decoder: )\w+: "), ""),
     (re.compile(r"^operator of block [\d, ]+"), "operator of a block"),
@@ -89,7 +94,7 @@ def _section(title: str, entries: list[SupportEntry]) -> str:
         if groups[status]:
             lines += [f"{status.capitalize()}:", "", *_by_mechanism(groups[status]), ""]
     if groups[NOT_TRIED]:
-        lines += [_wrapped("Not tried: " + _names(entry.model_type for entry in groups[NOT_TRIED])), ""]
+        lines += ["Not tried:", "", *_by_mechanism(groups[NOT_TRIED]), ""]
     return "\n".join([*lines, *_stacks(entries)])
 
 

@@ -328,6 +328,14 @@ def test_what_does_not_change_is_shared_and_the_base_stays_as_it_is() -> None:
     assert tuned.model.layers[1].self_attn is not model.model.layers[1].self_attn
 
 
+def test_a_weight_has_the_name_that_loading_gives_it() -> None:
+    model = transformers.LlavaForConditionalGeneration(tiny.tiny_config("llava"))
+    old = model.lm_head.weight.detach().clone()
+    tuned = tuned_copy(model, {"language_model.lm_head.weight": lambda: torch.ones_like(old, dtype=torch.float64)})
+    assert torch.equal(tuned.lm_head.weight, old + 1)
+    assert torch.equal(model.lm_head.weight, old)
+
+
 def test_a_tied_weight_changes_where_it_is_wrapped() -> None:
     model = tiny.tiny_model("gpt2")
     assert model.lm_head.weight is model.transformer.wte.weight

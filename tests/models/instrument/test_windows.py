@@ -20,6 +20,7 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.discovery.structure import discover, run_stack
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.windows import Windows, asked_streams, tokens_at, window_rows
+from duat_cli.zoo import tiny
 
 
 def scores_swin(layer: Any, y: Tensor) -> Tensor:
@@ -115,6 +116,50 @@ def test_the_operator_is_that_of_all_tokens(name: str, monkeypatch: pytest.Monke
             again = torch.einsum("hij,hab,hbc->icja", own.left, own.factors.value, own.factors.output)
             assert float((again - expected).norm() / expected.norm()) < 1e-10
             assert torch.equal(operator.allowed, expected.abs().amax((1, 3)) > 1e-25)  # also where a shift meets itself
+
+
+def test_windows_with_a_call_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks without a batch, which attend within each window in a call of its own: W' by their weights."""
+    monkeypatch.setattr(nn.functional, "softmax", lambda x, dim, **_: x.softmax(dim))
+    model = tiny.tiny_model("qwen2_5_vl_vision").double()
+    width = model.patch_embed.proj.weight[0].numel()
+    grid = torch.tensor([[1, 6, 4], [1, 2, 2]])  # two pictures; windows of 2 x 2
+    like = {"hidden_states": torch.randn(28, width).double(), "grid_thw": grid}
+    structure, decomposition = discover(model, like), Decomposition()
+    given, sizes = list[dict[str, Any]](), list[Any]()
+    handles = [b.register_forward_pre_hook(lambda _m, _a, k: given.append(k), with_kwargs=True) for b in model.blocks]
+
+    def look(run: BlockRun) -> None:
+        step, layer = decomposition.advance(run), run.parts.module
+        assert step.terms.error < 1e-6  # its norms and positions are of float32, whatever the weights are
+        own = step.operator(run, structure.block(run.index)).matrix()
+        sizes.append(run.attention[0].windows and run.attention[0].windows.sizes)
+        found = torch.einsum("hij,hab,hbc->icja", own.left, own.factors.value, own.factors.output)
+        expected = packed(
+            layer, run.input[0], **{k: given[run.index][k] for k in ("cu_seqlens", "position_embeddings")}
+        )
+        assert float((found - expected).norm() / expected.norm()) < 1e-6
+
+    with structure.rig().active() as rig:
+        rig.run(lambda: run_stack(structure.stack, like), look)
+    for handle in handles:
+        handle.remove()
+    assert sizes == [(4,) * 7, (24, 4), (4,) * 7]
+
+
+def packed(layer: Any, x: Tensor, cu_seqlens: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> Tensor:
+    """W' of a block over tokens that follow one another in windows, (N, M, N, M), by its weights."""
+    own, gain = layer.attn, layer.norm1.weight
+    scale = (x.square().mean(-1) + layer.norm1.variance_epsilon).rsqrt()
+    q, k, _ = own.qkv(x * scale[:, None] * gain).unflatten(-1, (3, own.num_heads, -1)).unbind(1)
+    cos, sin = (t[:, None] for t in position_embeddings)
+    q, k = (t * cos + torch.cat([-t[..., t.shape[-1] // 2 :], t[..., : t.shape[-1] // 2]], -1) * sin for t in (q, k))
+    window = torch.bucketize(torch.arange(len(x)), cu_seqlens, right=True)
+    scores = torch.einsum("ihd,jhd->hij", q, k) * own.scaling
+    H = scores.masked_fill(window[:, None] != window, -torch.inf).softmax(-1)
+    V = (gain[:, None] * own.qkv.weight.T).unflatten(-1, (3, own.num_heads, -1))[:, 2].transpose(0, 1)
+    out = own.proj.weight.T.unflatten(0, (own.num_heads, -1))
+    return torch.einsum("hij,j,hab,hbc->icja", H, scale, V, out)
 
 
 def attended(layer: Any, x: Tensor) -> Tensor:

@@ -129,3 +129,9 @@ def test_nothing_stays_hooked() -> None:
     model = single_model("llama")
     forms(model)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_mixer_is_refused() -> None:
+    """It is nonlinear, and is handed a mask of the prompt's length."""
+    with pytest.raises(UnsupportedModelError, match="MambaMixer does not run on other vectors than its block's tokens"):
+        forms(single_model("mamba"))

@@ -51,6 +51,12 @@ def test_a_mechanism_has_no_names_of_one_model() -> None:
     assert mechanism("encoder.stages.0.layers.1: not affine") == "a block: not affine"
     assert mechanism("RwkvForCausalLM: no attention") == "no attention"
     assert mechanism("decoder: layers.0: not affine") == "decoder: a block: not affine"
+    assert mechanism("not tried: ImportError: X requires the timm library but it was not found") == (
+        "its code needs the library timm"
+    )
+    assert (
+        mechanism("not tried: no made-up `states` suits it: y") == "nothing that could be made up suits it as `states`"
+    )
     assert mechanism("operator of block 0, 1: residual of 4.1e-01") == "operator of a block: residual"
 
 
