@@ -25,7 +25,8 @@ from duat_cli.models.sweep.budgets import (
 from duat_cli.results.plan import Residence
 
 BATCHED = 12 << 20
-FREED = 96 << 20  # by earlier prompts, and not given back: it costs less to use it again
+FREED = 24 << 20  # by earlier prompts, and not given back: it costs less to use it again
+REUSED = 0.75  # of the probes' size, freed and not given back where weights are in memory; in the end all of it
 PROBES = 3.1  # (K, N, V): the noise, its part along the probabilities, and the difference
 STREAM_GRADIENTS = 4  # (N, M) of a probe in a block
 INNER_GRADIENTS = 3  # (N, F), or (H, N, N), of a probe in a block
@@ -33,7 +34,7 @@ REPLAYED = 8  # (N, M) of a term that is carried through a block
 NEURONS = 5  # (N, F) in float64: activations, and what the norm on their branch makes of them
 DOUBLE_FFN, DOUBLE_ATTENTION = 4, 6  # (F, M) and (H d, M) in float64, for the certified bounds of one block
 SETS = 2  # of each kind that are measured under every prompt, beside the points of its curve
-TERM_BYTES = 2500  # of a term in the report
+TERM_BYTES = 4000  # of a term in the report
 READING_BYTES = 220  # of a term under one prompt
 RESPONSE_BYTES = 20  # of a probe, a term and a prompt: as found, side by side, squared, and in float64
 
@@ -43,13 +44,14 @@ def pruning(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
     assert task.pruning is not None
     options, longest = task.pruning, max(task.chosen_on, default=0)
     streamed, width, wide = weights == "streamed", shape.width, shape.wide
+    counts, ending = terms_of(shape, options), _ending(shape, options)
+    probes = _probes(options, longest, ending, wide)
     among = task.chosen_on if streamed else (longest,)
     every, page, head = held(shape, weights), page_of(shape), layer_of(shape)
     if not streamed:
         every = [*every, term("values of all blocks, V", len(shape.parts.blocks) * shape.values)]
-        every = [*every, term("freed memory that is used again", FREED)]
+        every = [*every, term("freed memory that is used again", FREED + REUSED * probes)]
         page = head = []
-    counts, ending = terms_of(shape, options), _ending(shape, options)
     found = term("responses of all terms", len(task.chosen_on) * options.probes * sum(counts.values()) * 4)
     recorded = term("the prompts' own passes", sum(_recorded(shape, ending, n) for n in among))
     carried = term("probes on their way back", 2 * (options.probes + 1) * width * sum(among) * wide)
@@ -60,7 +62,7 @@ def pruning(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
     waiting = min(ABLATION_BYTES, max(ablation_bytes(task, counts, options, width))) if streamed else 0
     sweep = [*every, *page, moving, term("passes without a term", waiting)]
     return [
-        [*every, *head, carried, term("probes of the output", _probes(options, longest, ending, wide))],
+        [*every, *head, carried, term("probes of the output", probes)],
         [*every, *page, carried, through_block(shape, longest), term("gradients", _gradients(shape, options, longest))],
         [
             *sweep,
@@ -77,7 +79,7 @@ def pruning(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
         *([[*sweep, term("certified bounds of a block", _certified(shape))]] if options.spent.certified else []),
         [
             *held(shape, weights),
-            term("freed memory that is used again", FREED),
+            term("freed memory that is used again", FREED + (0 if streamed else probes)),
             term("the report's terms", _report(task, counts, options)),
         ],
         *([[*every, *repairing(shape, task)]] if options.repair and not streamed else []),
