@@ -268,7 +268,7 @@ class Session:
         """Whether blocks behind those that a failed attempt reached tell why it had to fail: UnsupportedModelError."""
         alone = Growing(self.loaded.model, device=self.loaded.device, known=self._known, like=self.loaded.like)
         with contextlib.suppress(RuntimeError), alone.attached():  # it may fail as the others did
-            side_by_side(weights, alone, lambda: None, lambda _page: None)
+            side_by_side(weights, alone, lambda: [alone.proof()] if alone.ready else None, lambda _page: None)
             for event in alone.chained():
                 alone.parts_of(event.module)
 
