@@ -69,7 +69,7 @@ def _candidates(name: str, config: Any, stack: Any) -> Iterator[Inputs]:
             rest = [one for one in more if one != name and one not in given]
             for values in itertools.product(*(list(_beside(one, main, config)) for one in rest)):
                 yield {name: main, **given, **dict(zip(rest, values, strict=True))}
-        if more == required == optional:
+        if set(optional) <= set(required):
             return
 
 

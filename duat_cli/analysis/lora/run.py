@@ -193,8 +193,8 @@ def adapter_task(runs: bool, adapter: AdapterFiles, found: Found) -> Task:
     keys = read_keys(adapter)
     changed = {f"{target.module}.weight" for target in keys.targets} | set(keys.saved)
     tensors = found.files.tensors.items()
-    found_there = (tensor for name, tensor in tensors if changed & {name, name.partition(".")[2], f"model.{name}"})
-    return Task("lora-diff", runs=runs, changed=tuple(found_there))
+    touched = (tensor for name, tensor in tensors if changed & {name, name.partition(".")[2], f"model.{name}"})
+    return Task("lora-diff", runs=runs, changed=tuple(touched))
 
 
 def _asked(

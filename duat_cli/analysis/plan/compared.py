@@ -10,7 +10,7 @@ from duat_cli.loading.checkpoint.headers import TensorEntry
 
 # operations of a matrix product that take as long, measured; l, s: the longer and the shorter side of a matrix
 EXACT = 75, 45  # l s²: singular vectors of base, tuned weight and change, of a dense one and of low-rank factors
-WHOLE = 15, 5  # l s² of a larger matrix, with --directions: all values of the change, by Lanczos what leads the others
+DIRECTIONS = 15, 5  # l s² of a larger matrix, with --directions: values of the change, Lanczos for the others
 LEADING = 6000, 300  # l s of a larger matrix without: what leads a dense change, and the norms of factors
 ENTRY = 2000  # an entry: difference, norms, and what rounding may have made of it
 
@@ -29,7 +29,7 @@ def comparing_operations(shape: Shape, task: Task) -> float:
         if short <= EXACT_SIDE:
             each = EXACT[low_rank] * long * short**2
         else:
-            each = (WHOLE[low_rank] * short if task.directions else LEADING[low_rank]) * long * short
+            each = (DIRECTIONS[low_rank] * short if task.directions else LEADING[low_rank]) * long * short
         found += count * each + (0 if low_rank else ENTRY * tensor.elements)
     return found
 

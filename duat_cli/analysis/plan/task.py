@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -12,11 +12,9 @@ from duat_cli.kinds import KINDS, WHOLE, Effort, Kind, MetricName, apart
 from duat_cli.statistics.binomial import prompts_needed
 
 if TYPE_CHECKING:
-    from duat_cli.results.plan import Planned
-
-if TYPE_CHECKING:
     from duat_cli.loading.checkpoint.headers import TensorEntry
     from duat_cli.loading.checkpoint.preflight import CheckpointFiles
+    from duat_cli.results.plan import Planned
 
 
 @dataclass(frozen=True)
@@ -80,6 +78,10 @@ class PruneOptions:
     whole: bool = False
     """Whether no prompt is cut, for which `--out` keeps what each gave by itself."""
 
+    def groups(self, kinds: Sequence[Kind]) -> list[tuple[Kind, ...]]:
+        """Of which of these kinds, those that the model has, sets are made: of each, or of all of them together."""
+        return [tuple(kinds)] if self.joint else [(kind,) for kind in kinds]
+
     @property
     def spent(self) -> Spent:
         """What the effort says."""
@@ -109,6 +111,11 @@ def ablated(kind: Kind, count: int, measure: int) -> int:
     Of whole parts, which are few and which the linear prediction says least of, all up to four times as many.
     """
     return min(count, 4 * measure if kind in WHOLE else measure)
+
+
+def by_measure(counts: Mapping[Kind, int], measure: int) -> bool:
+    """Whether sets of kinds of so many terms are chosen by what each term does alone: whole parts, all ablated."""
+    return set(counts) <= WHOLE and all(count == ablated(kind, count, measure) for kind, count in counts.items())
 
 
 def longest(tokens: Sequence[int], spent: Spent) -> int | None:

@@ -9,10 +9,9 @@ from duat_cli.analysis.plan.printed import printed_tokens, printed_values
 from duat_cli.analysis.plan.pruning import SETS, ablation_bytes, ends_in_logits, followed_terms, singles, terms_of
 from duat_cli.analysis.plan.repair import REPAIRED, RUNS, solving
 from duat_cli.analysis.plan.shape import Shape
-from duat_cli.analysis.plan.task import PruneOptions, Task, ablated
+from duat_cli.analysis.plan.task import PruneOptions, Task, by_measure
 from duat_cli.analysis.plan.terms import CHECKED
 from duat_cli.analysis.plan.waves import prompt_waves
-from duat_cli.kinds import WHOLE
 from duat_cli.models.sweep.budgets import ABLATION_BYTES
 from duat_cli.results.plan import Residence
 
@@ -115,7 +114,8 @@ def _more_sweeps(shape: Shape, task: Task, options: PruneOptions) -> int:
     measured there, and Eq. 16 with the trial beside it."""
     counts = terms_of(shape, options)
     together, apart = ablation_bytes(task, counts, options, shape.width)
-    after = any(kind in WHOLE and count == ablated(kind, count, options.measure) for kind, count in counts.items())
+    groups = options.groups(options.kinds)
+    after = any(by_measure({kind: counts[kind] for kind in kinds}, options.measure) for kinds in groups)
     return max(0, -(-together // ABLATION_BYTES) - 1) + after + max(1, -(-apart // ABLATION_BYTES))
 
 

@@ -241,7 +241,7 @@ def predictions_of(
 
 def _prediction(
     kind: Kind,
-    here: slice,
+    here: range,
     damage: Tensor,
     truth: Tensor,
     sample: Sample,
@@ -250,7 +250,7 @@ def _prediction(
     confidence: float,
 ) -> Prediction:
     picked = torch.tensor(sample.places, dtype=torch.long)
-    every, chance = damage[here], torch.tensor(sample.chance, dtype=torch.float64)
+    every, chance = damage[here.start : here.stop], torch.tensor(sample.chance, dtype=torch.float64)
     weights = 1 / chance
     enough = len(truth) >= FEWEST
     within, names = None, (*_STATISTICS, "valid_to")

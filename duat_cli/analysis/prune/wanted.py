@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from duat_cli.analysis.plan.task import PruneOptions, ablated
 from duat_cli.analysis.prune.terms.responses import SEED, TermList
 from duat_cli.errors import InputError
-from duat_cli.kinds import NAMES, WHOLE, Kind
+from duat_cli.kinds import NAMES, Kind
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.terms.sites import BlockSites
 from duat_cli.results.base import Skipped
@@ -47,18 +47,12 @@ class Sample:
     """Of each, above 0 and at most 1: to be among them."""
 
 
-def by_measure(kinds: Sequence[Kind], terms: TermList, sample: Mapping[Kind, Sample]) -> bool:
-    """Whether sets of these kinds are chosen by what each term does alone: whole parts, all of them ablated."""
-    here = {kind: range(len(terms.ids))[terms.places(kind)] for kind in kinds}
-    return set(kinds) <= WHOLE and all(len(sample[kind].places) == len(each) for kind, each in here.items())
-
-
 def sample_of(terms: TermList, kind: Kind, measure: int, prediction: Tensor) -> Sample:
     """All, or a random sample: terms are drawn with chances that grow with their predicted damage.
 
     prediction: of every term in the list, made before any is ablated; it decides on the sample, not on what is true.
     """
     here = terms.places(kind)
-    chance = chances(prediction[here], ablated(kind, here.stop - here.start, measure))
+    chance = chances(prediction[here.start : here.stop], ablated(kind, len(here), measure))
     drawn = draw(chance, torch.Generator().manual_seed(SEED))
-    return Sample([here.start + k for k in drawn], chance[drawn].tolist())
+    return Sample([here[k] for k in drawn], chance[drawn].tolist())

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from duat_cli.analysis.decomposition import Decomposition
-from duat_cli.analysis.plan.task import PruneOptions, ablated
+from duat_cli.analysis.plan.task import PruneOptions, ablated, by_measure
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.prune.part import Measured, Part, Responded
 from duat_cli.analysis.prune.responding import Responder
@@ -34,7 +34,7 @@ from duat_cli.analysis.prune.terms.damage import Interval, Metric
 from duat_cli.analysis.prune.terms.ground import ground_beside, ground_of
 from duat_cli.analysis.prune.terms.readings import Reader, Readings
 from duat_cli.analysis.prune.terms.responses import TermList, Without
-from duat_cli.analysis.prune.wanted import Sample, by_measure, kinds_of, sample_of
+from duat_cli.analysis.prune.wanted import Sample, kinds_of, sample_of
 from duat_cli.analysis.session import Listener, Session
 from duat_cli.errors import InputError
 from duat_cli.kinds import WHOLE, Kind, names_of
@@ -83,8 +83,7 @@ class Work:
         self.readings: list[Readings] = []
         self.errors: list[float] = []
         self.nested: dict[str, Nested] = {}
-        joint = options.joint and len(self.kinds) > 1
-        self.groups: list[tuple[Kind, ...]] = [self.kinds] if joint else [(kind,) for kind in self.kinds]
+        self.groups = options.groups(self.kinds)
         self.parameters = self._ground.parameters
         self.sizes = sizes_of(
             session.loaded.model, self.structure, self.parameters, self.terms, uniform=options.uniform
@@ -204,7 +203,7 @@ class Work:
         responded = self._respond(numbers, recorded)
         self._draw(responded)
         chooser = self._chooser([one.responses for one in responded])
-        later = [kinds for kinds in self.groups if by_measure(kinds, self.terms, self.sample)]
+        later = [kinds for kinds in self.groups if by_measure(self._counts(kinds), self.options.measure)]
         wanted = [chooser.candidates(kinds) for kinds in self.groups if kinds not in later]
         sets = [self._set_ablations(one, recorded) for one in wanted]
         measured = self._measure(numbers, recorded, [each for one in sets for row in one for each in row], finals)
@@ -284,8 +283,10 @@ class Work:
         return f"{every} prompts side by side" if len(numbers) > 1 else f"prompt {numbers[0] + 1} of {every}"
 
     def _steps(self) -> int:
-        here = [(kind, self.terms.places(kind)) for kind in self.kinds]
-        return 3 + sum(ablated(kind, each.stop - each.start, self.options.measure) for kind, each in here)
+        return 3 + sum(ablated(*one, self.options.measure) for one in self._counts(self.kinds).items())
+
+    def _counts(self, kinds: Sequence[Kind]) -> dict[Kind, int]:
+        return {kind: len(self.terms.places(kind)) for kind in kinds}
 
     def _respond(self, numbers: Sequence[int], recorded: Sequence[Recorded]) -> list[Responded]:
         what = f"{self._name(numbers)}: responses of {len(self.terms.ids)} terms"

@@ -384,8 +384,7 @@ class Rig:
         """A linear layer in a replay: items of the static bias often stand there more than once."""
 
         def forward(x: Tensor) -> Tensor:
-            result: Tensor = original(x) if self._plan is None else self._plan.once_each(original, x)
-            return result
+            return self._once_each(original, x)
 
         return forward
 

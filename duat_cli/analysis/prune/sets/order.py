@@ -75,7 +75,7 @@ def order_of(
     Never all blocks, and with `uniform` never all neurons of an FFN or heads of an attention, are a set.
     """
     left = set(gone)
-    members = [k for kind in kinds for k in range(*terms.places(kind).indices(len(terms.ids))) if k not in left]
+    members = [k for kind in kinds for k in terms.places(kind) if k not in left]
     if sizes.uniform and set(kinds) <= set(UNIFORM):
         return _uniform(terms, kinds, members, damages, sizes)
     damage = damages([[k] for k in members])

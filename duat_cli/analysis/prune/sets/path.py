@@ -148,7 +148,7 @@ def _alike(
     their set was asked for. The probes that pick small ones then predict less for the set than it does, so that is not
     for a prediction which is to meet a budget."""
     if set(kinds) <= WHOLE:
-        known = all(k in sketch.known for kind in kinds for k in range(len(terms.ids))[terms.places(kind)])
+        known = all(k in sketch.known for kind in kinds for k in terms.places(kind))
         return functools.partial(sketch.alike, whole=True) if known else None
     return sketch.alike if asked and not set(kinds) & WHOLE else None
 

@@ -46,10 +46,10 @@ class TermList:
                 ids += [TermId(kind, number, None if kind == "block" else k) for k in range(count)]
         return cls(ids, starts)
 
-    def places(self, kind: Kind) -> slice:
+    def places(self, kind: Kind) -> range:
         """Where the terms of one kind stand."""
         found = [k for k, term in enumerate(self.ids) if term.kind == kind]
-        return slice(found[0], found[-1] + 1) if found else slice(0, 0)
+        return range(found[0], found[-1] + 1) if found else range(0)
 
 
 @dataclass(frozen=True)
