@@ -31,6 +31,7 @@ from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.value_path.cross import cross_operator
 from duat_cli.models.value_path.factors import operator_of
 from duat_cli.models.value_path.operator import AttentionOperator
+from duat_cli.models.value_path.second import second_operator
 
 
 @dataclass(frozen=True)
@@ -113,12 +114,13 @@ class Step:
 
 
 def crossing(run: BlockRun, block: ProvedBlock) -> AttentionOperator | None:
-    """W'_c of this block and input, None where it has no cross-attention; UnsupportedModelError where no factors."""
-    if block.parts.cross is None:
+    """W'_c of this block and input: of cross-attention, or of a mixer beside attention; None where it has neither,
+    UnsupportedModelError where no factors."""
+    if block.parts.cross is None and block.parts.second is None:
         return None
     if block.cross is None:
         raise UnsupportedModelError(block.cross_reason or "its factors were not looked for")
-    return cross_operator(run, block.cross)
+    return second_operator(run, block.cross) if block.parts.cross is None else cross_operator(run, block.cross)
 
 
 class Decomposition:

@@ -379,7 +379,7 @@ class Session:
         notes = [n for n in self.structure.uncovered if n != ENCODER_ALONE or not self.loaded.every_stack]
         found = [Skipped(what="model", why=note) for note in notes]
         for call, block in enumerate(map(self.structure.block, range(len(self.structure.calls)))):
-            reasons = ("operator", block.factors_reason), ("cross-attention's operator", block.cross_reason)
+            reasons = ("operator", block.factors_reason), ("second operator", block.cross_reason)
             found += [Skipped(what=f"{what} of block {call}", why=why) for what, why in reasons if why]
         return found
 

@@ -215,7 +215,8 @@ def _errors(structure: ModelStructure, like: Mapping[str, Tensor] | None) -> tup
         try:
             crossing(run, structure.block(run.index))
         except UnsupportedModelError as fault:
-            faults.setdefault(f"cross-attention: {fault}", []).append(run.index)
+            which = "cross-attention" if run.parts.second is None else "the mixer beside attention"
+            faults.setdefault(f"{which}: {fault}", []).append(run.index)
         try:
             step.operator(run, structure.block(run.index))
         except UnsupportedModelError as fault:

@@ -33,7 +33,10 @@ _ENCODER = Meaning(exactness="exact", source="Eq. 11/12 with the encoder's state
 _TOTAL = Meaning("share", "exact", source="Eq. 11, 33", signed=True, drift="number")
 _ENCODER_SHARE = Meaning("share", "exact", source="Eq. 11, 33", signed=True, checked=False)
 _CROSS = Meaning(by_name=True, checked=False)
-_CROSS_MEANS = "cross-attention's operator W'_c; in a decoder, null in other stacks"
+_CROSS_MEANS = (
+    "the second operator W'_c: cross-attention's, in a decoder, or that of a token mixer beside attention; null in "
+    "blocks with neither"
+)
 _ERROR = Meaning(
     "relative",
     "measured",
@@ -329,10 +332,12 @@ class BlockCertificate(Result):
     operator_reason: str | None = Field(description="why operator_error is null")
     cross_error: Annotated[Finite | None, Meaning("relative", "measured", formula=PROOF, source="Eq. 10")] = Field(
         default=None,
-        description="of the factors of W'_c, cross-attention's operator; null where they are not Kronecker, and in a "
-        "stack without cross-attention",
+        description="of the factors of W'_c, the operator of cross-attention or of a mixer beside attention; null "
+        "where they are not Kronecker, and in blocks with neither",
     )
-    cross_reason: str | None = Field(default=None, description="why cross_error is null where there is cross-attention")
+    cross_reason: str | None = Field(
+        default=None, description="why cross_error is null where there is such an operator"
+    )
 
 
 class VerifyReport(Result):

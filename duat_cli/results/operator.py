@@ -342,23 +342,24 @@ class CrossStats(WithReasons):
     )
     entropy_bits: Annotated[Finite | None, _BITS] = Field(description=_BY_NORM)
     effective_context: Annotated[Finite | None, _CONTEXT] = Field(
-        description=f"how many encoder tokens reach a decoder token, {_BY_NORM}"
+        description=f"how many encoder tokens reach a decoder token, or tokens a token, {_BY_NORM}"
     )
     weighted_entropy_bits: Annotated[Finite | None, _BITS] = Field(description=_WEIGHTED)
     weighted_effective_context: Annotated[Finite | None, _CONTEXT] = Field(
-        description=f"how many encoder tokens reach a decoder token, {_WEIGHTED}"
+        description=f"how many encoder tokens reach a decoder token, or tokens a token, {_WEIGHTED}"
     )
 
 
 class CrossOperator(WithReasons):
     """W'_c of one block, N M rows and K width columns, never built; N decoder and K encoder tokens.
 
-    Encoder tokens have no place on the decoder's axis, so it has no diagonal, no distances and no first token.
+    Encoder tokens have no place on the decoder's axis, so it has no diagonal, no distances and no first token. That of
+    a token mixer beside attention reads the mixer's own values: K is N, and width the number of its channels.
     """
 
     rows: Annotated[Finite, Meaning("entries", "exact", formula="N M")] = Field(description="N M")
     columns: Annotated[Finite, Meaning("entries", "exact", formula="K width")] = Field(
-        description="K times the width of the encoder's states"
+        description="K times the width of the encoder's states, or of the mixer's values"
     )
     frobenius_norm: Annotated[
         Finite | None,
@@ -371,14 +372,16 @@ class CrossOperator(WithReasons):
     ] = Field(description="|W'_c|_F, the root of the sum of the squares of all entries")
     structural_density: Annotated[Finite | None, _FULL] = Field(
         description="share of the entries that are not identically zero, by the zeros of the mask, V and O; 1 where "
-        "these have none, for a decoder token may read every encoder token"
+        "these have none and a token may read every other"
     )
     stats: CrossStats | None = Field(description="what training may have made of it; null where W'_c has no factors")
     uniform: CrossStats | None = Field(
-        description="the same where nothing was learned to attend to: every H uniform over the encoder's tokens, "
-        "weights and scales the same"
+        description="the same where nothing was learned to attend to: every H uniform over the tokens that it may "
+        "read, weights and scales the same"
     )
     certificate_error: Annotated[
         Finite | None,
         Meaning("relative", "measured", formula=PROOF, source="Eq. 10", better="lower", over_prompts="largest"),
-    ] = Field(description="largest relative residual of the proof that W'_c e is what cross-attention adds")
+    ] = Field(
+        description="largest relative residual of the proof that W'_c e is what cross-attention, or the mixer, adds"
+    )

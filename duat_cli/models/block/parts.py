@@ -57,6 +57,14 @@ class CrossAttention:
 
 
 @dataclass(frozen=True)
+class SecondMixer:
+    """A token mixer without softmax that runs beside a block's attention."""
+
+    form: MixerForm
+    output_projection: Projection
+
+
+@dataclass(frozen=True)
 class BlockParts:
     """The instrumented modules of one block; discovery fills this in."""
 
@@ -77,6 +85,7 @@ class BlockParts:
     mixer: MixerForm | None = None  # the one attention module, where it is a token mixer without softmax
     beside: tuple[HiddenSlot, ...] = ()  # where the block takes other tensors of the stream's shape
     cross: CrossAttention | None = None  # of a decoder: what it gives is held as a unit's output is
+    second: SecondMixer | None = None  # one of the units, with the operator of its own
     gated: bool = False  # whether squashing functions inside attention are dynamic parameters too
     clamped: bool = False  # whether attention clips what it computes: which entries, is a dynamic parameter too
     homogeneous: bool = False  # no biases anywhere: the replayed block maps zero to zero, and c = 0

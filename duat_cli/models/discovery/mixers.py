@@ -23,7 +23,7 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import equal, gaussian, relative_error, rounding, same_storage, wide
 from duat_cli.models.block.linears import has_matrix
 from duat_cli.models.block.mixer import Layout, MixerForm
-from duat_cli.models.block.parts import BlockParts, Projection
+from duat_cli.models.block.parts import BlockParts, Projection, SecondMixer
 from duat_cli.models.discovery.kernels import alike, is_whole, kernel_source, sharing, trials
 from duat_cli.models.discovery.parts import hidden_slot, mixes_tokens, nonlinear_units, with_linears
 from duat_cli.models.discovery.products import is_one_product
@@ -52,12 +52,26 @@ def with_mixer(parts: BlockParts, event: Event, written: Trace, known: Known) ->
     elif len(parts.attention) == 1 and not is_one_product(parts, written):
         (unit,) = parts.attention
     else:
-        return parts
+        return _with_second(parts, written, known)
     for module, ends in _candidates(parts.module, unit, written):
         form = _form_of(module, written, known, ends)
         if form is not None:
             return _mixing(parts, form, event, written)
     return parts
+
+
+def _with_second(parts: BlockParts, written: Trace, known: Known) -> BlockParts:
+    """The block with the one unit that mixes tokens beside its attention as a second mixer, if it can be proved."""
+    if len(parts.attention) != 1 or len(parts.mixing) != 1 or parts.cross is not None:
+        return parts
+    (unit,) = parts.mixing
+    form = _form_of(unit, written, known, ends=True)
+    if form is None or form.output is None:
+        return parts
+    last = written.calls(form.output)[0]
+    output = Projection(form.output, _norm_behind(parts, last, written))
+    firsts = {one: layer for one, layer in parts.first_linears.items() if one is not unit}
+    return replace(parts, second=SecondMixer(form, output), first_linears=firsts)
 
 
 def _candidates(block: nn.Module, unit: nn.Module, written: Trace) -> Iterator[tuple[nn.Module, bool]]:
@@ -108,9 +122,13 @@ def _mixing(parts: BlockParts, form: MixerForm, event: Event, written: Trace) ->
 def _output_projection(form: MixerForm, parts: BlockParts, last: Event, written: Trace) -> Projection | None:
     if form.output is None:
         return output_projection(parts, written, written.attention[-1])
+    return Projection(form.output, _norm_behind(parts, last, written))
+
+
+def _norm_behind(parts: BlockParts, last: Event, written: Trace) -> nn.Module | None:
+    """The norm that reads what this layer gave."""
     behind = written.events[written.events.index(last) :]
-    norm = next((e.module for e in behind if e.module in parts.norms and e.tensors and _reads(e, last)), None)
-    return Projection(form.output, norm)
+    return next((e.module for e in behind if e.module in parts.norms and e.tensors and _reads(e, last)), None)
 
 
 def _reads(event: Event, last: Event) -> bool:

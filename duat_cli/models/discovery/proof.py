@@ -27,6 +27,7 @@ from duat_cli.models.instrument.tracing import Trace
 from duat_cli.models.value_path.cross import find_cross_factors
 from duat_cli.models.value_path.factors import BlockFactors, find_factors
 from duat_cli.models.value_path.projections import projects_to_zero
+from duat_cli.models.value_path.second import find_second_factors
 
 UNLIKE = RuntimeError, ValueError, TypeError, LookupError
 """What a replay raises in which items that share it, or projections alone, do not fit."""
@@ -40,8 +41,8 @@ class ProvedBlock:
     factors: BlockFactors | None
     factors_reason: str | None  # why W' has no Kronecker factors
     notes: tuple[str, ...] = ()  # what the block does beside attention and FFN
-    cross: BlockFactors | None = None  # of cross-attention
-    cross_reason: str | None = None  # why W'_c has no Kronecker factors, where there is cross-attention
+    cross: BlockFactors | None = None  # of cross-attention, or of a mixer beside attention
+    cross_reason: str | None = None  # why W'_c has no Kronecker factors, where there is either
 
 
 @dataclass(frozen=True)
@@ -142,9 +143,10 @@ def _verdict(run: BlockRun, factors: bool) -> Verdict:
     found = Verdict(run.parts, None, notes=(*_early_notes(run, None), *beside))
     if not factors:
         return found
-    if run.parts.cross is not None:
+    if run.parts.cross is not None or run.parts.second is not None:
+        find = find_second_factors if run.parts.cross is None else find_cross_factors
         try:
-            found = replace(found, cross=find_cross_factors(run))
+            found = replace(found, cross=find(run))
         except DuatError as reason:
             found = replace(found, cross_reason=str(reason))
     try:

@@ -238,7 +238,7 @@ class Discovery:
     def structure_of(self, calls: list[Event], unread: tuple[str, ...]) -> ModelStructure:
         modules = tuple(event.module for event in calls)
         blocks = tuple(self.proved[module] for module in dict.fromkeys(modules))
-        uncovered = (*self._uncovered, *_mixing_notes([b.parts for b in blocks]), *_proof_notes(blocks), *unread)
+        uncovered = (*self._uncovered, *_mixing_notes(blocks), *_proof_notes(blocks), *unread)
         width = blocks[0].parts.hidden.get(calls[0].args, calls[0].kwargs).shape[-1]
         path = self.path if self.tracer.attention else "frozen kernel"
         return ModelStructure(
@@ -364,9 +364,11 @@ def _chained(position: int, before: Event, after: Event, *, added: bool) -> bool
     return False
 
 
-def _mixing_notes(blocks: Sequence[BlockParts]) -> list[str]:
-    """FFN units act on each token alone; what else is nonlinear and mixes tokens is no FFN, and is said so."""
-    kinds = sorted({type(unit).__name__ for b in blocks for unit in b.mixing if unit not in b.attention})
+def _mixing_notes(blocks: Sequence[ProvedBlock]) -> list[str]:
+    """FFN units act on each token alone; what else is nonlinear, mixes tokens and has no operator is said so."""
+    own = {unit for b in blocks for unit in b.parts.attention}
+    own |= {b.parts.second.form.module for b in blocks if b.parts.second is not None}
+    kinds = sorted({type(unit).__name__ for b in blocks for unit in b.parts.mixing - own})
     return [f"{kind} mixes tokens without softmax attention; its output counts among the UAT terms" for kind in kinds]
 
 

@@ -7,7 +7,7 @@ kernel applied to V = I.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,7 +48,7 @@ class MixerCode:
 
     form: MixerForm
     forward: Callable[..., Any]
-    args: tuple[Any, ...]
+    args: Sequence[Any]
     kwargs: dict[str, Any]
 
     def run(
@@ -135,7 +135,7 @@ class MixerCall:
 
     @classmethod
     def capture(
-        cls, form: MixerForm, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        cls, form: MixerForm, forward: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> MixerCall:
         """Run it, and find what stands behind its kernel; UnsupportedModelError where that is no scale of channels."""
         code = MixerCode(form, forward, args, kwargs)

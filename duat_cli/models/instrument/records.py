@@ -69,6 +69,7 @@ class Recording:
     extremes: Extremes = field(default_factory=Extremes)  # of the outputs of norms and attention
     attention_rests: dict[nn.Module, tuple[Any, ...] | None] = field(default_factory=dict)  # its other outputs
     mixers: dict[nn.Module, MixerCall] = field(default_factory=dict)  # of mixers without softmax
+    second: Callable[[], MixerCall] | None = None  # captures the call of a mixer beside attention
     crossing: list[AttentionCall] = field(default_factory=list)  # of cross-attention
     cross: CrossCall | None = None
 
@@ -197,6 +198,13 @@ class BlockRun:
     def units(self) -> list[UnitCall]:
         """Every FFN unit call, in call order."""
         return self.recording.units
+
+    @functools.cached_property
+    def second(self) -> MixerCall:
+        """The call of the mixer that runs beside attention; to be asked while the block's weights are there."""
+        if self.recording.second is None:
+            raise UnsupportedModelError("the mixer beside its attention does not run")
+        return self.recording.second()
 
     def find_windows(self) -> None:
         """Take attention over windows of tokens as what it is over the block's own tokens, where that can be found."""

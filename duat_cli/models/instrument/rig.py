@@ -61,8 +61,7 @@ class Rig:
     ) -> None:
         """coming: modules that may be learnt as blocks while a pass runs, at the latest when it stands at them.
         whole: hold norms with what they round, as `freeze_whole` does."""
-        self._whole = whole
-        self._model, self._interface = model, interface
+        self._model, self._interface, self._whole = model, interface, whole
         self.watch = Watch(self) if row_budget is None else Watch(self, row_budget)
         self._by_module: dict[nn.Module, BlockParts] = {}
         self._by_attention: dict[nn.Module, BlockParts] = {}
@@ -219,6 +218,9 @@ class Rig:
             output = original(*args, **kwargs)
             if x is not None:
                 self._record_unit(module, x, output)
+            recording, second = self._recording, None if self._block is None else self._block.second
+            if recording is not None and second is not None and second.form.module is module:
+                recording.second = functools.partial(MixerCall.capture, second.form, original, *kept(args, kwargs))
             return output
 
         return forward
@@ -265,8 +267,7 @@ class Rig:
 
     def _attention_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
-            plan, run = self._plan, self._run
-            x = first_tensor(args, kwargs)
+            plan, run, x = self._plan, self._run, first_tensor(args, kwargs)
             direct = self.watch.asked is None and run is not None and run.parts.direct  # has no queries and keys
             if plan is not None and run is not None and x is not None and direct:
                 rest = run.recording.attention_rests[module]

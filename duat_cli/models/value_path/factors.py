@@ -212,14 +212,7 @@ def find_factors(run: BlockRun, base: Replay, base_items: Tensor, given: list[Te
 def _own_values(run: BlockRun, base: Replay, base_items: Tensor, given: list[Tensor]) -> BlockFactors:
     """Of attention whose values are made by a UAT term, no affine map of the stream: V picks the channels of a head."""
     tap = _find_tap(run, given)
-    _, heads, _, width = run.attention[0].value.shape
-    side = heads * width
-    if width == 1 and heads > CHANNEL_HEADS:
-        raise UnsupportedModelError(
-            f"its kernel treats each of {heads} channels by itself: measured up to {CHANNEL_HEADS} heads of one channel"
-        )
-    like = wide(run.attention[0].value)
-    value = torch.eye(side, dtype=like.dtype, device=like.device).reshape(side, heads, width).transpose(0, 1)
+    value = choice_of_channels(run.attention[0].value)
     gate, _ = gate_of(run, given)
     factors = BlockFactors(
         HeadFactors(value, _read_output(run, tap, gate)), tap, None, 0.0, "read", own=True, gated=True
@@ -228,6 +221,17 @@ def _own_values(run: BlockRun, base: Replay, base_items: Tensor, given: list[Ten
     found = replace(factors, token_scale=constant_scale(scale, tap), error=error)
     operator_of(run, found, base, base_items, given)
     return found
+
+
+def choice_of_channels(like: Tensor) -> Tensor:
+    """V that picks the channels of each head, (heads, heads d, d), for values (1, heads, N, d)."""
+    _, heads, _, width = like.shape
+    if width == 1 and heads > CHANNEL_HEADS:
+        raise UnsupportedModelError(
+            f"its kernel treats each of {heads} channels by itself: measured up to {CHANNEL_HEADS} heads of one channel"
+        )
+    side = torch.eye(heads * width, dtype=wide(like).dtype, device=like.device)
+    return side.reshape(-1, heads, width).transpose(0, 1)
 
 
 def constant_scale(scale: Tensor, tap: Tap) -> Tensor | None:

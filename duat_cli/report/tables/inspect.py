@@ -55,11 +55,21 @@ _CROSS = [
     Column(("null", "uniform"), "cross.uniform.effective_heads", numbers.plain),
     Column(("corr.", "0-1"), "cross.stats.block_correlation", numbers.plain),
     Column(("null", "uniform"), "cross.uniform.block_correlation", numbers.plain),
-    Column(("context", "enc. tok."), "cross.stats.effective_context", numbers.plain),
+    Column(("context", "tokens"), "cross.stats.effective_context", numbers.plain),
     Column(("null", "uniform"), "cross.uniform.effective_context", numbers.plain),
     Column(("Frob.", "norm"), "cross.frobenius_norm", numbers.plain),
     Column(("error", "rel."), "cross.certificate_error", numbers.error),
 ]
+_CROSSED = (
+    "Cross-attention: W'_c, from the encoder's tokens to the decoder's",
+    "context: how many encoder tokens reach a decoder token. null: H uniform over the encoder's tokens, same weights. "
+    "It is rectangular, so off-diagonal share and distances are not defined.",
+)
+_BESIDE = (
+    "The token mixer beside attention: W'_c, of its own values, a UAT term",
+    "eff. heads: at most its channels, each of which has a gate of its own. context: how many tokens reach a token. "
+    "null: H uniform over the tokens that a token may read, same weights and gates.",
+)
 
 TABLES = {
     "end_to_end.": _END_COLUMNS,
@@ -145,20 +155,17 @@ def _half(blocks: list[Block]) -> str:
 
 
 def _crossing(report: InspectReport, page: Page) -> list[RenderableType]:
-    """Cross-attention's operator, of a decoder."""
-    if not columns.has_encoder(report):
+    """Cross-attention's operator, of a decoder, or that of a mixer beside attention."""
+    if all(block.cross is None for block in report.blocks):
         return []
+    title, says = _CROSSED if columns.has_encoder(report) else _BESIDE
     return [
         _BLANK,
-        line("Cross-attention: W'_c, from the encoder's tokens to the decoder's", "bold"),
-        *_tables(report.blocks, columns.BLOCK, _CROSS, page),
+        line(title, "bold"),
+        *_tables([block for block in report.blocks if block.cross is not None], columns.BLOCK, _CROSS, page),
         _BLANK,
-        line(
-            "context: how many encoder tokens reach a decoder token. null: H uniform over the encoder's tokens, same "
-            "weights. It is rectangular, so off-diagonal share and distances are not defined.",
-            "dim",
-        ),
-        *_absent_in_blocks(report.blocks, _CROSS),
+        line(says, "dim"),
+        *_absent_in_blocks([block for block in report.blocks if block.cross is not None], _CROSS),
     ]
 
 

@@ -15,7 +15,7 @@ _COLUMNS = [
     Column(("block", "output", "relative"), "certificate_error", numbers.error),
     Column(("operator", "W'", "relative"), "operator_error", numbers.error),
 ]
-_CROSS = Column(("cross-att.", "W'_c", "relative"), "cross_error", numbers.error)
+_CROSS = Column(("second", "W'_c", "relative"), "cross_error", numbers.error)
 TABLES = {"blocks[].": [*_COLUMNS, _CROSS]}
 
 
@@ -30,7 +30,11 @@ def render_verify(report: VerifyReport, page: Page) -> str:
         Text(""),
         line(
             "block output: |x - rebuilt| / |x|; operator W': residual of its factors."
-            + (" W'_c: of cross-attention's, over the encoder's states." if crossing else ""),
+            + (
+                " W'_c: of cross-attention's, over the encoder's states, or of a mixer's beside attention."
+                if crossing
+                else ""
+            ),
             "dim",
         ),
         *_notes(report.blocks),
@@ -49,5 +53,5 @@ def _notes(blocks: list[BlockCertificate]) -> list[RenderableType]:
             why = block.operator_reason or "no reason was given"
             reasons.setdefault(("operator W'", why), []).append(block.index)
         if block.cross_reason is not None:
-            reasons.setdefault(("cross-attention's W'_c", block.cross_reason), []).append(block.index)
+            reasons.setdefault(("second operator W'_c", block.cross_reason), []).append(block.index)
     return facts.absences([(what, reason, at) for (what, reason), at in reasons.items()], "block")

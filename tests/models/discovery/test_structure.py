@@ -35,7 +35,10 @@ def test_an_encoder_decoder_is_its_encoder_and_says_so(model_type: str) -> None:
 
 
 def test_what_mixes_tokens_beside_attention_is_noted() -> None:
-    entry = examine(single_model("falcon_h1"))
+    model = single_model("falcon_h1")
+    for layer in model.model.layers:  # what stands behind its kernel is no scale of channels
+        layer.mamba.out_proj = nn.Sequential(nn.Tanh(), layer.mamba.out_proj)
+    entry = examine(model)
     assert entry.status == "partly"
     assert any(note.startswith("FalconH1Mixer mixes tokens") for note in entry.parts)
 

@@ -1,7 +1,8 @@
-"""One block's W'_c under one input: cross-attention's operator, a row a decoder token, a column an encoder token.
+"""One block's W'_c under one input: cross-attention's operator, a row a decoder token, a column an encoder token; or
+that of a mixer beside attention, a row and a column a token.
 
 The closed forms of W' hold for a rectangular H as they are: K[h, k] = ⟨Ĥ_h, Ĥ_k⟩ and G[h, k] = ⟨V_h O_h, V_k O_k⟩. Its
-null is measured in the same way, with H uniform over the encoder's tokens.
+null is measured in the same way, with H uniform over the tokens that a row may read.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import torch
 from torch import Tensor
 
 from duat_cli.analysis.decomposition import crossing
-from duat_cli.analysis.inspect.measured.numbers import row_pieces
+from duat_cli.analysis.geometry import Geometry
+from duat_cli.analysis.inspect.measured.gated import measure_gated, uniform_gated
+from duat_cli.analysis.inspect.measured.numbers import NullNumbers, OperatorNumbers, row_pieces
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.discovery.proof import ProvedBlock
 from duat_cli.models.instrument.attention import StoredRows
@@ -28,12 +31,13 @@ ZERO = "W'_c is zero"
 
 
 def cross_of(run: BlockRun, block: ProvedBlock) -> CrossOperator | None:
-    """Of one block and one input; None where it has no cross-attention."""
+    """Of one block and one input; None where it has neither cross-attention nor a mixer beside attention."""
     try:
         operator = crossing(run, block)
     except UnsupportedModelError as fault:
-        call = run.recording.cross
-        sources, width = (0, 0) if call is None else call.states.shape[1:]
+        read = None if run.recording.cross is None else run.recording.cross.states
+        read = run.second.value if run.parts.second is not None else read
+        sources, width = (0, 0) if read is None else read.shape[1:]
         return no_cross(run.input.shape[1] * run.input.shape[2], sources * width, str(fault))
     return None if operator is None else measure_cross(operator)
 
@@ -41,6 +45,8 @@ def cross_of(run: BlockRun, block: ProvedBlock) -> CrossOperator | None:
 def measure_cross(operator: AttentionOperator) -> CrossOperator:
     """Of one that has factors."""
     factors, sources = operator.factors, operator.values.shape[1]
+    if operator.gate is not None:
+        return _gated(operator)
     norm, stats, _ = _measured(operator)
     _, uniform, filled = _measured(_uniform(operator))  # H is zero where the mask is, and nowhere by underflow
     return CrossOperator(
@@ -52,6 +58,38 @@ def measure_cross(operator: AttentionOperator) -> CrossOperator:
         uniform=uniform,
         certificate_error=operator.error,
     )
+
+
+def _gated(operator: AttentionOperator) -> CrossOperator:
+    """Of a mixer, whose kernel's channels are scaled by the receiving token."""
+    factors, G = operator.factors, gram(operator.factors)
+    entries = factors.output.new_zeros(0, factors.heads)
+    known = Geometry(G, gram_root(G), entries, EntryPattern(factors), factors)
+    numbers = measure_gated(operator, known, threshold=0.0, spectrum=False, matrix=False)
+    null = uniform_gated(operator, known, numbers.seen, threshold=0.0)
+    tokens = operator.values.shape[1]
+    return CrossOperator(
+        rows=tokens * factors.hidden_size,
+        columns=tokens * factors.width,
+        frobenius_norm=numbers.frobenius_norm,
+        structural_density=numbers.structural,
+        stats=_stats(numbers),
+        uniform=_stats(null),
+        certificate_error=operator.error,
+    )
+
+
+def _stats(numbers: OperatorNumbers | NullNumbers) -> CrossStats:
+    values = {
+        "effective_heads": numbers.effective_heads,
+        "block_correlation": numbers.block_correlation,
+        "entropy_bits": numbers.coupling.entropy_bits,
+        "effective_context": numbers.coupling.effective_context,
+        "weighted_entropy_bits": numbers.weighted.entropy_bits,
+        "weighted_effective_context": numbers.weighted.effective_context,
+    }
+    reasons = {name: numbers.reasons.get(name, ZERO) for name, value in values.items() if value is None}
+    return CrossStats(**values, reasons=reasons)
 
 
 def no_cross(rows: int, columns: int, reason: str) -> CrossOperator:
