@@ -84,7 +84,8 @@ def entry_of_type(model_type: str) -> SupportEntry:
     """The entry of one type, by a tiny random model on made-up input."""
     built = tiny.build(model_type) if model_type in tiny.text_model_types() else _built(model_type)
     if isinstance(built, tiny.NotBuilt):
-        entry = _refused(model_type, f"{NOT_TRIED}: {built.reason}")
+        reason = built.reason if built.made else f"{NOT_TRIED}: {tiny.default_fault(model_type) or built.reason}"
+        entry = _refused(model_type, reason)
         return entry.model_copy(update={"modality": modality_of_type(model_type)})
     like = None if input_name(built.model) == "input_ids" else built.inputs
     try:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 ATTENTION_ARGUMENTS = frozenset(
     {"position_ids", "cache_position", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx", "s_aux", "input_ids"}
 )
+EAGER = "eager_attention_forward"  # what eager attention functions are called, or end in
 
 
 def register_attention(name: str, function: Callable[..., Any]) -> None:
@@ -50,12 +51,16 @@ def attention_implementation(model: Any) -> str | None:
 
 
 def eager_attention(module: nn.Module) -> Callable[..., Any] | None:
-    """The function of that name beside the module's class, or beside a class it inherits from.
+    """The one eager attention function that the module's own code names, or the one of the usual name beside its class,
+    or beside a class it inherits from: a file may hold several, of text and of pictures.
 
     Without it, models that use the attention interface are refused.
     """
     for cls in type(module).__mro__:
-        function: Callable[..., Any] | None = getattr(sys.modules.get(cls.__module__), "eager_attention_forward", None)
+        beside = getattr(sys.modules.get(cls.__module__), "__dict__", {})
+        code = getattr(inspect.unwrap(vars(cls)["forward"]), "__code__", None) if "forward" in vars(cls) else None
+        named = [] if code is None else [name for name in code.co_names if name.endswith(EAGER) and name in beside]
+        function: Callable[..., Any] | None = beside.get(named[0] if len(named) == 1 else EAGER)
         if function is not None:
             return function
     return None

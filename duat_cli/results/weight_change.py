@@ -96,11 +96,21 @@ class Rounding(WithReasons):
     )
 
 
-class ModuleChange(WithReasons):
+class _OfParameter(WithReasons):
+    """What is said of one parameter."""
+
+    name: str = Field(description="the base model's module; of a parameter outside of all modules its own name")
+    parameter: str = Field(description="of that module, such as weight or bias")
+
+    @property
+    def whole_name(self) -> str:
+        """As the files have it."""
+        return self.name if self.name == self.parameter else f"{self.name}.{self.parameter}"
+
+
+class ModuleChange(_OfParameter):
     """What one parameter of the base model changes by; of a stack of experts, as a block-diagonal matrix."""
 
-    name: str = Field(description="the base model's module")
-    parameter: str = Field(description="of that module, such as weight or bias")
     kind: str = Field(description="lora, dora, embedding lora, expert lora, adalora, ia3, loha, lokr, saved, full, ...")
     shape: list[int] = Field(description="of the parameter as the base stores it")
     rank: Annotated[int | None, Meaning("directions", "given", how="stated in the adapter")] = Field(
@@ -174,11 +184,9 @@ class ModuleChange(WithReasons):
     )
 
 
-class ModuleComparison(WithReasons):
+class ModuleComparison(_OfParameter):
     """The two adapters' changes of one parameter; gauge, rank and the split of the scale do not matter."""
 
-    name: str = Field(description="the base model's module")
-    parameter: str = Field(description="name of the parameter in its module")
     cosine: Annotated[Finite | None, Meaning("-1 to 1", "exact", formula="<dW1, dW2> / (|dW1| |dW2|)", signed=True)] = (
         Field(description="of the two changes, each taken as one vector")
     )

@@ -12,6 +12,8 @@ from duat_cli.compat.torch import buffers_of, is_convolution, parameters_of, uns
 
 # Dynamics of state-space and recurrent layers: only their own initial values are stable.
 _DYNAMICS = re.compile(r"\.(A_log|A|D|dt_bias|dt_proj\.bias|time_decay|time_first|recurrent_param)$")
+# Made of the config, and saved all the same: other values are no decay, and let tokens see later ones.
+_MADE = re.compile(r"\.(slope_rate|(query|key|diagonal)_decay)$")
 _QUERY_KEY = re.compile(r"[._](q|k|qk|kv|qkv|query|key|query_key_value|c_attn|Wqkv|attn_qkv|in_proj)([._]|$)")
 _SCALE = re.compile(r"[._](scale|temp)$")  # start at 0 in some files: attention would be uniform
 
@@ -43,6 +45,8 @@ def _tensors(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
 
 def _draw(owner: nn.Module, name: str, old: Tensor, generator: torch.Generator) -> Tensor:
     noise = torch.randn(old.shape, generator=generator)
+    if _MADE.search(name):
+        return old
     if _DYNAMICS.search(name):
         return old + 0.05 * noise
     if isinstance(owner, nn.Embedding):

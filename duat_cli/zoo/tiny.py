@@ -11,20 +11,19 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import functools
-import importlib.resources
 import inspect
 import itertools
 import re
 from collections.abc import Collection
 from typing import Any, Literal, get_args
 
-import pydantic
 import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 
 from duat_cli.compat.transformers import auto_models, auto_types, eager_model, modeling_files
 from duat_cli.zoo.randomise import randomise
+from duat_cli.zoo.rule import rule
 
 MAX_PARAMETERS = 3_000_000
 MAX_OTHER = 120_000_000  # of a model that reads pictures or sound: the rule shrinks few of its fields
@@ -48,35 +47,6 @@ class TinyError(Exception):
     """A type that cannot be made tiny, and why."""
 
 
-class TypeException(pydantic.BaseModel):
-    """Where the shrinking rule is not enough for one model type."""
-
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
-
-    why: str
-    """What the rule alone would break."""
-    set: dict[str, Any] = {}
-    """Config field -> value, instead of the rule's."""
-    undeclared: dict[str, Any] = {}
-    """What the model's code reads and its config class does not declare; a checkpoint's config.json brings it."""
-
-
-class Rule(pydantic.BaseModel):
-    """configs/tiny.json."""
-
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
-
-    fields: dict[str, int | float]
-    """Config field (or glob) -> small value; an exact name goes before a glob."""
-    lists: dict[str, list[int]]
-    """Config field that holds a list -> value, so that both kinds of layers occur."""
-    ids: dict[str, int]
-    """Special token ids with a fixed place; every other id is numbered after them."""
-    types: dict[str, TypeException]
-    tied: dict[str, int | float]
-    """Further fields, for types that the others alone do not make runnable."""
-
-
 @dataclasses.dataclass(frozen=True)
 class TinyModel:
     model_type: str
@@ -90,12 +60,8 @@ class TinyModel:
 class NotBuilt:
     model_type: str
     reason: str
-
-
-@functools.cache
-def rule() -> Rule:
-    text = (importlib.resources.files("duat_cli.configs") / "tiny.json").read_text(encoding="utf-8")
-    return Rule.model_validate_json(text)
+    made: bool = False
+    """Whether there is such a model, which takes something else than token ids."""
 
 
 def text_model_types() -> list[str]:
@@ -193,7 +159,7 @@ def _shrink(
         raise TinyError(f"configs/tiny.json calls {sorted(known)} undeclared, which {config_class.__name__} declares")
     default = _default(config_class, given, given | own)
     depth = own.get("num_hidden_layers", rule().fields["num_hidden_layers"])
-    small = {k: v for k, v in _small_values(default, declared, depth, how, widths).items() if k not in own}
+    small = _small_values(default, declared, depth, how, widths, given=own)
     return config_class(**{**given, **small, **own, **undeclared})
 
 
@@ -213,12 +179,20 @@ def _default(config_class: type[PreTrainedConfig], *attempts: dict[str, Any]) ->
 
 
 def _small_values(
-    default: PreTrainedConfig, declared: set[str], depth: int, how: How, widths: frozenset[int]
+    default: PreTrainedConfig,
+    declared: set[str],
+    depth: int,
+    how: How,
+    widths: frozenset[int],
+    given: Collection[str],
 ) -> dict[str, Any]:
+    """given: fields that are not asked for."""
     values = _stored(default, declared)
     ids = _special_ids(values)
     small: dict[str, Any] = {}
     for name, value in sorted(values.items()):
+        if name in given:
+            continue
         if isinstance(value, PreTrainedConfig):
             small[name] = _shrink(type(value), _changes(value), how, widths)
         elif how == "shallow" and "layers" not in name and not isinstance(value, list):
@@ -233,7 +207,8 @@ def _small_values(
             small[name] = number
         elif how == "tied" and (tied := _tied(name, value, widths)) is not None:
             small[name] = tied
-    return small if how == "shallow" else small | _latent_attention(small)
+    latent = {} if how == "shallow" else _latent_attention(small)
+    return small | {name: value for name, value in latent.items() if name not in given}
 
 
 def _tied(name: str, value: Any, widths: Collection[int]) -> Any:
@@ -339,6 +314,15 @@ def _parameters(model_type: str, how: How) -> int:
         return 0
 
 
+def default_fault(model_type: str) -> str | None:
+    """Why transformers itself makes no model of the type's default config; None where it does."""
+    try:
+        _parameters(model_type, "default")
+    except Exception as error:
+        return f"transformers itself makes no model of its default config: {one_line(error)}"
+    return None
+
+
 def tiny_inputs(
     config_or_model: PreTrainedConfig | PreTrainedModel, tokens: int = 7, seed: int = 0
 ) -> dict[str, Tensor]:
@@ -373,11 +357,15 @@ def build(model_type: str, seed: int = 0) -> TinyModel | NotBuilt:
     """The tiny model of the type after one forward with finite outputs, or why there is none."""
     try:
         model = tiny_model(model_type, seed)
+    except Exception as error:
+        return NotBuilt(model_type, one_line(error))
+    try:
         inputs = tiny_inputs(model)
         with torch.no_grad():
             output = model(**inputs)
     except Exception as error:
-        return NotBuilt(model_type, one_line(error))
+        needs = f"{type(model).__name__} does not run on token ids alone: {one_line(error)}"
+        return NotBuilt(model_type, needs, made=True)
     if not all(torch.isfinite(t).all() for t in _floats(output)):
         return NotBuilt(model_type, "outputs are not finite")
     return TinyModel(model_type, model, inputs)

@@ -17,6 +17,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, modeling_utils
 from transformers.models.bert import modeling_bert
 from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.llama import modeling_llama
+from transformers.models.llama4 import modeling_llama4
 
 import duat_cli
 from duat_cli.compat import transformers as compat
@@ -50,6 +51,10 @@ def test_eager_attention_stands_beside_the_class(llama: Any) -> None:
     derived = type("Derived", (type(attention),), {"__module__": "elsewhere"})
     assert compat.eager_attention(derived(llama.config, 0)) is modeling_llama.eager_attention_forward
     assert compat.eager_attention(nn.Linear(2, 2)) is None
+    eye = object.__new__(modeling_llama4.Llama4VisionAttention)  # of two functions in one file the one that it names
+    assert compat.eager_attention(eye) is modeling_llama4.vision_eager_attention_forward
+    text = object.__new__(modeling_llama4.Llama4TextAttention)
+    assert compat.eager_attention(text) is modeling_llama4.eager_attention_forward
 
 
 def test_what_attention_is_handed_is_known(llama: Any) -> None:

@@ -34,7 +34,7 @@ def checkpoint_report(
             progress(number, len(pairs), "comparing the checkpoints")
     added = sorted(set(tuned.files.tensors) - {new.tensor for _, new in pairs.values()})
     removed = sorted(set(base.files.tensors) - {old.tensor for old, _ in pairs.values()})
-    resized = [f"{m.name}.{m.parameter}" for m in collected.modules if m.added_rows]
+    resized = [m.whole_name for m in collected.modules if m.added_rows]
     notes = [f"resized: {listed(resized)}; only the common rows are compared"] if resized else []
     return LoraReport(
         duat_version=__version__,

@@ -44,8 +44,8 @@ def compare(other: str, first: Changes, second: Changes) -> Comparison:
         only_first=only_first,
         only_second=only_second,
         cosine=None if cosine is None else _clamped(cosine),
-        agreeing=[f"{m.name}.{m.parameter}" for m in modules if m.cosine is not None and m.cosine > AGREE],
-        opposing=[f"{m.name}.{m.parameter}" for m in modules if m.cosine is not None and m.cosine < -AGREE],
+        agreeing=[m.whole_name for m in modules if m.cosine is not None and m.cosine > AGREE],
+        opposing=[m.whole_name for m in modules if m.cosine is not None and m.cosine < -AGREE],
         reasons={} if cosine is not None else {"cosine": "one of the adapters changes nothing"},
     )
 

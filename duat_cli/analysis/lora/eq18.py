@@ -24,7 +24,7 @@ from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import relative_error, tolerance_for
 from duat_cli.models.block.linears import applied_axis
 from duat_cli.models.discovery.structure import ModelStructure, run_stack
-from duat_cli.models.edits.tuned import own_names
+from duat_cli.models.edits.tuned import joined_places, own_names
 from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.sweep.forwards import Watched
 from duat_cli.models.sweep.in_step import in_step
@@ -72,7 +72,9 @@ class Eq18Test:
     ) -> None:
         """base: with its layers. changed: the report's parameters."""
         self._ground, self._base, self._tuned, self._stated = base, base.session, tuned, stated
-        self._places = own_names(self._base.loaded.model, list(changed))
+        model = self._base.loaded.model
+        self._joined = joined_places(model, list(changed))
+        self._places = own_names(model, [name for name in changed if name not in self._joined])
         self._reasons = dict(base.reasons)
         self._sides: dict[str, Side] = {name: side for one in base.layers.values() for name, side in one.items()}
         model, stack, device = tuned.loaded.model, tuned.structure.stack, tuned.loaded.device
@@ -105,7 +107,7 @@ class Eq18Test:
         for name in self._layers:
             if name in self._seen and name not in self._found:
                 self._test(name)
-        places, tolerance = self._places, tolerance_for(self._base.loaded.model.dtype)
+        places, tolerance = self._places | self._joined, tolerance_for(self._base.loaded.model.dtype)
         tested = {name: layer for name in self._seen if (layer := self._found.get(name)) is not None}
         failed = [name for name, layer in tested.items() if not layer.holds(tolerance)]
         found: dict[str, list[str]] = {place: [] for place in ("second", "third", "attention", "elsewhere", "block")}

@@ -42,7 +42,7 @@ def _largest(modules: Sequence[ModuleChange]) -> list[str]:
     if len(measured) < 2:
         return []
     top = max(measured, key=lambda m: m.relative_frobenius or 0.0)
-    return [f"{top.name}.{top.parameter} changed most: {100 * (top.relative_frobenius or 0):.3g} % of its base weight"]
+    return [f"{top.whole_name} changed most: {100 * (top.relative_frobenius or 0):.3g} % of its base weight"]
 
 
 def _intruders(modules: Sequence[ModuleChange]) -> list[str]:

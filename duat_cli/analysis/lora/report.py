@@ -142,7 +142,7 @@ class Pair:
         self._report, self._stated, self._pieces, self.progress = report, stated, pieces, progress
         self.base = Session(loaded, progress, cache=False)
         self.tuned = Session(tuned, progress, cache=False)
-        self._changed = [f"{m.name}.{m.parameter}" for m in report.modules]
+        self._changed = [m.whole_name for m in report.modules]
 
     def comparer(self, decode: Decode, total: int) -> Comparer:
         """What runs prompts, of which there are so many in all."""
@@ -233,7 +233,7 @@ def _with_errors(certificate: Certificate, error: float, plain_error: float) -> 
 def _changes(known: list[ParameterPlan], read: Read, base: BaseWeights, report: LoraReport) -> Mapping[str, Value]:
     """Parameter -> its whole change, computed when it is applied."""
     if any(m.frobenius_norm is None for m in report.modules) or report.skipped:
-        names = [f"{m.name}.{m.parameter}" for m in report.modules if m.frobenius_norm is None]
+        names = [m.whole_name for m in report.modules if m.frobenius_norm is None]
         what = [*names, *(entry.what for entry in report.skipped)][0]
         raise UnsupportedModelError(
             f"{report.tuned}: the change of {what} is not defined, so the tuned model cannot be run"

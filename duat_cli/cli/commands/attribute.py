@@ -158,13 +158,16 @@ def attribute(
         from duat_cli.analysis.attribute.targets import Asked, FieldTargets, Words
         from duat_cli.loading.model.load import load_tokenizer
         from duat_cli.loading.texts import field_of
+        from duat_cli.models.discovery.modality import require_token_ids
 
+        require_token_ids(loaded.model)
         each = None
         if target_field is not None and prompts is not None:
             each = FieldTargets(target_field, field_of(prompts, target_field))
-        asked = Asked(target, against, place, first_token)
         words = Words(load_tokenizer(loaded.files.path, trust_remote_code=trust_remote_code))
-        return words, AttributeOptions(asked, top, steps, continuation, each, measure)
+        return words, AttributeOptions(
+            Asked(target, against, place, first_token), top, steps, continuation, each, measure
+        )
 
     def into(loaded: LoadedModel, read: PromptSet, ranks: Ranks, progress: Heard) -> AttributeReport | None:
         from duat_cli.analysis.shards.attribute import attribute_into

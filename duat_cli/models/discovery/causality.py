@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from duat_cli.models.arrays import relative_error, wide
+from duat_cli.models.discovery.modality import is_pair
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
 
 KEPT = DISCOVERY_TOKENS // 2  # tokens in front of those that are changed
@@ -24,6 +25,7 @@ class HeadTest:
     def __init__(self, model: Any, stack: Any, device: str | None = None) -> None:
         """device: as of `probe_ids`."""
         self._name, self._eps = type(model).__name__, float(torch.finfo(model.dtype).eps)
+        self._pair = is_pair(model)
         self.passes: list[LogitsPass] = []
         if _may_have_head(model, stack):
             ids = probe_ids(stack, DISCOVERY_TOKENS, device)
@@ -47,6 +49,8 @@ class HeadTest:
 
     def why_no_next_token(self) -> str | None:
         """Why the model's logits are not those of the next token; None where they are."""
+        if self._pair:
+            return f"{self._name} writes with its decoder, and what is read here is its encoder"
         if not self.exists:
             return f"{self._name} is no next-token model: it has no LM head"
         if not self.causal:

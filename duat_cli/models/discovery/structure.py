@@ -41,6 +41,7 @@ from duat_cli.models.signatures import taken_by
 
 DISCOVERY_TOKENS = 11  # short, odd, and unlike a count of heads or experts
 SEED = 20240511
+UNSTATED_VOCABULARY = 128  # token ids that are tried where a config has no vocabulary (characters that are hashed)
 MAX_OPENINGS = 8
 ENCODER_ALONE = (
     "decoder stack (cross-attention): only the encoder is read here; inspect, verify and attribute take --stack decoder"
@@ -98,13 +99,16 @@ def run_stack(stack: Any, given: Given, mask: Tensor | None = None) -> Any:
 
 
 def _cache_off(stack: Any) -> dict[str, Any]:
-    """A cache would grow with every replay."""
-    return {"use_cache": False} if "use_cache" in taken_by(stack.forward) else {}
+    """A cache would grow with every replay, and mixers run other code with one. A model with a head may hand the word
+    on to the stack inside of it."""
+    taken, inner = taken_by(stack.forward), getattr(stack, "base_model", stack)
+    known = "use_cache" in taken or ("kwargs" in taken and "use_cache" in taken_by(inner.forward))
+    return {"use_cache": False} if known else {}
 
 
 def probe_ids(stack: Any, tokens: int, device: str | None = None) -> Tensor:
     """Random token ids that are no special ones; device: None is where the weights are."""
-    rows = stack.config.get_text_config().vocab_size
+    rows = getattr(stack.config.get_text_config(), "vocab_size", None) or UNSTATED_VOCABULARY
     generator = torch.Generator().manual_seed(SEED)
     low = min(10, rows - 1)
     ids = torch.randint(low, rows, (1, tokens), generator=generator)

@@ -42,6 +42,14 @@ def own_names(model: Any, names: list[str]) -> dict[str, tuple[str, str]]:
     return found
 
 
+def joined_places(model: Any, names: list[str]) -> dict[str, tuple[str, str]]:
+    """Where those of these tensors of the files are that transformers joins with others as it loads them, such as the
+    weights of single experts: tensor -> (module, leaf) of the whole."""
+    targets = {name: target for name, (target, changed) in targets_of(model, names).items() if changed}
+    own = {name: target.rpartition(".") for name, target in targets.items() if name not in model.state_dict()}
+    return {name: (module, leaf) for name, (module, _, leaf) in own.items()}
+
+
 def _candidates(model: Any, name: str, prefix: str) -> Iterator[str]:
     yield from (name, prefix + name, name.removeprefix(prefix))
     target, changed = targets_of(model, [name]).get(name, (name, True))

@@ -38,6 +38,10 @@ _RULES = (
     (re.compile(rf"^{NOT_TRIED}: .*? requires the (\w+) library .*"), r"its code needs the library \1"),
     (re.compile(rf"^{NOT_TRIED}: \d+ parameters.*"), "its config has no form small enough"),
     (re.compile(rf"^{NOT_TRIED}: no made-up `(\w+)` .*"), r"nothing that could be made up suits it as `\1`"),
+    (
+        re.compile(rf"^{NOT_TRIED}: transformers itself makes no model of its default config: .*"),
+        "transformers itself makes no model of its default config",
+    ),
     (re.compile(rf"^{NOT_TRIED}: .*"), "its config could not be made small: parts of it have to agree"),
     (re.compile(r"^as a whole, on one kind of input: .*"), "it does not run on one kind of input alone; its parts do"),
     (re.compile(r"^(?!decoder: )\w+: "), ""),

@@ -22,7 +22,7 @@ _LINT_SHOWN = 3
 
 def _name(row: Result) -> str:
     assert isinstance(row, (ModuleChange, ModuleComparison))
-    return row.name if row.parameter == "weight" else f"{row.name}.{row.parameter}"
+    return row.name if row.parameter == "weight" else row.whole_name
 
 
 _MODULE = Labels(("module",), _name, False)

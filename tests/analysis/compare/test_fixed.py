@@ -17,6 +17,7 @@ from duat_cli.analysis.compare.fixed import fixed
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.results.compare import FixedParameters
+from duat_cli.zoo import tiny
 
 SOFTMAX = (torch.softmax, nn.functional.softmax, Tensor.softmax)
 
@@ -115,9 +116,17 @@ def test_what_cannot_be_held_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         fixed(loaded, [prompt_of(token_ids(loaded.model, 1))] * 2, True, quiet)
     with pytest.raises(UnsupportedModelError, match="no next-token model"):
         found_of(as_loaded(single_model("bert")), count=2)
+    with pytest.raises(UnsupportedModelError, match="writes with its decoder"):
+        found_of(as_loaded(single_model("bart")), count=2)
     monkeypatch.setattr(fixed_module, "KEPT_BYTES", 100)
     with pytest.raises(InputError, match="use fewer prompts or --max-tokens"):
         found_of(loaded)
+
+
+@pytest.mark.parametrize("model_type", ["granitemoehybrid", "minimax"])
+def test_mixers_take_the_same_operations_under_a_head(model_type: str) -> None:
+    """A class with a head may name no `use_cache`: with a cache a mixer would run other code than it was proved in."""
+    assert found_of(as_loaded(tiny.tiny_model(model_type)), count=2).holds
 
 
 def test_router_weights_are_held_in_a_third_step() -> None:

@@ -30,6 +30,7 @@ from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import Source
 from duat_cli.loading.model.load import load
 from duat_cli.loading.prompts import Prompt
+from duat_cli.models.arrays import random_like
 from duat_cli.models.edits.tuned import tuned_copy
 from duat_cli.models.sweep.lockstep import one_by_one
 from duat_cli.operators.lowrank import LowRank
@@ -382,6 +383,35 @@ def test_a_checkpoint_under_prompts_is_its_adapter(tmp_path: Path) -> None:
     assert expected.blocks is not None
     for one, two in zip(found.blocks, expected.blocks, strict=True):
         assert one.operator.relative_change == pytest.approx(two.operator.relative_change, rel=1e-4)
+
+
+@pytest.mark.parametrize(("model_type", "part"), [("mixtral", "experts"), ("bart", "final_logits_bias")])
+def test_tensors_that_have_no_module_of_their_name_are_compared(model_type: str, part: str, tmp_path: Path) -> None:
+    """Experts that have a tensor each in the files, and one outside of all modules."""
+    models = [tiny.tiny_model(model_type) for _ in range(2)]
+    for name, tensor in models[1].state_dict().items():
+        if part in name:
+            tensor.add_(random_like(tensor), alpha=0.05)
+    folders = [tmp_path / name for name in ("base", "tuned")]
+    for model, folder in zip(models, folders, strict=True):
+        model.save_pretrained(folder)
+    weights = [BaseWeights(Source(f, f.name, None), inspect_folder(f)) for f in folders]
+    first = checkpoint_report(weights[0], weights[1], Directions(), quiet, lambda: RUN)
+    changed = [one.whole_name for one in first.modules]
+    assert changed
+    assert all(part in name and name in weights[0].files.tensors for name in changed)
+    loaded = [load(str(folder)) for folder in folders]
+    prompts = some_prompts(loaded[0].model)
+    with checkpoint_pair(first, *loaded, quiet) as pair:
+        found = pair.report(prompts, shown, lambda: RUN)
+    assert found.eq18 is not None
+    assert [*(skipped.what for skipped in found.eq18.not_covered), *found.eq18.elsewhere] == changed
+    assert found.by_prompt is not None
+    if model_type == "mixtral":
+        for one in found.by_prompt:
+            before, after = (helpers.logits_of(m, prompts[one.prompt].input_ids).double() for m in models)
+            p, q = before.log_softmax(-1), after.log_softmax(-1)
+            assert one.kl == pytest.approx(float((p.exp() * (p - q)).sum(-1).mean()), rel=1e-3)
 
 
 def test_what_has_no_meaning_under_prompts_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

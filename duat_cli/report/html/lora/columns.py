@@ -40,4 +40,4 @@ COMPARISON = (
 
 def full_name(row: ModuleChange | ModuleComparison) -> str:
     """The parameter's name."""
-    return f"{row.name}.{row.parameter}"
+    return row.whole_name
