@@ -159,7 +159,8 @@ def _shrink(
         raise TinyError(f"configs/tiny.json calls {sorted(known)} undeclared, which {config_class.__name__} declares")
     default = _default(config_class, given, given | own)
     depth = own.get("num_hidden_layers", rule().fields["num_hidden_layers"])
-    small = _small_values(default, declared, depth, how, widths, given=own)
+    found = _small_values(default, declared, depth, how, widths, whole=own)
+    small = {k: v for k, v in found.items() if k not in own}
     return config_class(**{**given, **small, **own, **undeclared})
 
 
@@ -184,17 +185,16 @@ def _small_values(
     depth: int,
     how: How,
     widths: frozenset[int],
-    given: Collection[str],
+    whole: Collection[str],
 ) -> dict[str, Any]:
-    """given: fields that are not asked for."""
+    """whole: configs of parts that are not asked for."""
     values = _stored(default, declared)
     ids = _special_ids(values)
     small: dict[str, Any] = {}
     for name, value in sorted(values.items()):
-        if name in given:
-            continue
         if isinstance(value, PreTrainedConfig):
-            small[name] = _shrink(type(value), _changes(value), how, widths)
+            if name not in whole:
+                small[name] = _shrink(type(value), _changes(value), how, widths)
         elif how == "shallow" and "layers" not in name and not isinstance(value, list):
             continue
         elif name in ids:
@@ -207,8 +207,7 @@ def _small_values(
             small[name] = number
         elif how == "tied" and (tied := _tied(name, value, widths)) is not None:
             small[name] = tied
-    latent = {} if how == "shallow" else _latent_attention(small)
-    return small | {name: value for name, value in latent.items() if name not in given}
+    return small if how == "shallow" else small | _latent_attention(small)
 
 
 def _tied(name: str, value: Any, widths: Collection[int]) -> Any:

@@ -23,6 +23,8 @@ from duat_cli.models.instrument.routers import routing_weights
 from duat_cli.models.instrument.tracing import Event, Trace
 from duat_cli.models.value_path.projections import output_projection, value_projection
 
+MOST_GROUPS = 16  # of channels, that a norm may scale apart
+
 
 def find_parts(event: Event, name: str, written: Trace) -> BlockParts:
     """The parts of the block that `event` is a call of; `written` is what happened within."""
@@ -92,10 +94,23 @@ def nonlinear_units(
             if not any(child.children()) and scale_invariant(child, event.tensors[0]):
                 raise UnsupportedModelError(
                     f"{type(child).__name__} ignores the scale of its input as a norm does, but cannot be frozen as one"
+                    + _by_group(child, event.tensors[0])
                 )
             yield child
         else:
             yield from nonlinear_units(child, written, attention, norms)
+
+
+def _by_group(norm: nn.Module, x: Tensor) -> str:
+    """What is said of a norm that scales groups of its channels apart: the first group alone, made larger, changes
+    nothing of what it gives."""
+    for count in (n for n in range(min(MOST_GROUPS, x.shape[-1]), 1, -1) if x.shape[-1] % n == 0):
+        grown = x.clone()
+        grown[..., : x.shape[-1] // count] *= 16.0
+        with torch.no_grad():
+            if relative_error(wide(norm(grown)), wide(norm(16.0 * x))) <= 1e-2:
+                return f": each of {count} groups of its channels (streams side by side, say) has a scale of its own"
+    return ""
 
 
 def _holds_stream(event: Event) -> bool:

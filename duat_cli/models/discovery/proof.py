@@ -23,6 +23,7 @@ from duat_cli.models.discovery.cross import cross_fault, gives_nothing_for_zero
 from duat_cli.models.discovery.parts import nonlinear_units, with_linears
 from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun, Rig, zero_given
+from duat_cli.models.instrument.routers import Choices
 from duat_cli.models.instrument.tracing import Trace
 from duat_cli.models.value_path.cross import find_cross_factors
 from duat_cli.models.value_path.factors import BlockFactors, find_factors
@@ -128,7 +129,7 @@ def _verdict(run: BlockRun, factors: bool) -> Verdict:
         fault, culprits = _gate_fault(run)
     if fault is not None:
         if not culprits:
-            raise UnsupportedModelError(f"{run.parts.name}: {fault}")
+            raise UnsupportedModelError(f"{run.parts.name}: {fault}{_choice(run)}")
         return Verdict(run.parts, fault, culprits)
     fault = None if run.parts.cross is None else cross_fault(run)
     if fault is not None:
@@ -154,6 +155,13 @@ def _verdict(run: BlockRun, factors: bool) -> Verdict:
     except DuatError as reason:
         return replace(found, factors_reason=_gate_reason(run.parts, str(reason)))
     return replace(found, factors=whole, notes=(*_early_notes(run, whole), *beside))
+
+
+def _choice(run: BlockRun) -> str:
+    """What a block that is not affine does beside: choose, token by token, what it runs."""
+    with Choices() as seen:
+        output_of(run, torch.zeros_like(run.input), zero_given(run, 1))
+    return "; a router inside of it chooses, token by token, what it runs, and is not held" if seen.made else ""
 
 
 def _early_notes(run: BlockRun, factors: BlockFactors | None) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ from duat_cli.models.discovery.modality import (
 )
 from duat_cli.models.discovery.parts import find_parts, hidden_slot
 from duat_cli.models.discovery.proof import Proof, ProvedBlock, Verdict, opened
-from duat_cli.models.discovery.unread import beside_notes, unread_attention
+from duat_cli.models.discovery.unread import beside_notes, unread_attention, why_unchained, why_unseen
 from duat_cli.models.instrument.attention import CapturePath, ForeignAttentionError
 from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.instrument.foreign import model_code
@@ -258,13 +258,14 @@ class Discovery:
         if not self.tracer.attention and not self.mixers:
             raise UnsupportedModelError(
                 f"{name}: neither softmax attention nor a mixer that is linear in its values runs in its forward pass, "
-                "as far as duat can follow it"
+                f"as far as duat can follow it{why_unseen(self.parts.values())}"
             )
         home = self.home()
         if not self._calls[home]:
             raise UnsupportedModelError(f"{name} never calls the blocks that hold its attention")
         if home in self._unchained:
-            raise self._unchained[home]
+            why = why_unchained(home, self._calls)
+            raise self._unchained[home] if why is None else UnsupportedModelError(why)
         return self._calls[home]
 
     def home(self) -> str:
@@ -273,7 +274,8 @@ class Discovery:
         named = [self._names[module] for module in seen if module in self._names]
         homes = {next((own for own in self.lists if name.startswith(own + ".")), None) for name in named}
         if None in homes or not homes:
-            raise UnsupportedModelError("attention runs outside any list of blocks")
+            outside = {type(m).__name__ for m in seen if not any(m in set(b.modules()) for b in self.list_of)}
+            raise UnsupportedModelError(f"attention runs outside any list of blocks: {', '.join(sorted(outside))}")
         if len(homes) > 1:
             raise UnsupportedModelError(f"attention runs in several stacks: {', '.join(sorted(map(str, homes)))}")
         return str(homes.pop())

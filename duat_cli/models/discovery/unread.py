@@ -1,14 +1,18 @@
-"""Parts of a model that have attention and did not run: a vision tower beside a text model, blocks that are skipped."""
+"""Parts of a model that have attention and did not run (a vision tower beside a text model, skipped blocks), and why
+attention is not seen in what ran."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.modality import is_pair
+from duat_cli.models.instrument.tracing import Event
 from duat_cli.models.signatures import taken_by
 
 _NAMED = re.compile(r"attention|attn", re.IGNORECASE)  # what transformers itself goes by in classes
@@ -44,6 +48,39 @@ def beside_notes(stack: nn.Module, part: nn.Module) -> list[str]:
         for name, other in _models(stack, "")
         if other is not part and any(map(_is_attention, other.modules()))
     ]
+
+
+def why_unseen(found: Iterable[BlockParts | Exception]) -> str:
+    """What stands in the way of seeing how blocks mix tokens, where that is known."""
+    faults = [one for one in found if isinstance(one, UnsupportedModelError)]
+    if faults:
+        return f": {faults[0]}"
+    several = {len(one.mixing) for one in found if isinstance(one, BlockParts)}
+    kinds = sorted({type(unit).__name__ for one in found if isinstance(one, BlockParts) for unit in one.mixing})
+    if not kinds:
+        return ""
+    if max(several) > 1:
+        return f": {', '.join(kinds)} mix tokens in one block, where W' is defined for one mixer"
+    return f": what {', '.join(kinds)} makes of its values is no kernel over tokens with gates of channels behind it"
+
+
+def why_unchained(home: str, calls: Mapping[str, Sequence[Event]]) -> str | None:
+    """Why no block takes what the one in front of it gives, where that shows. calls: by list of modules; home: the one
+    that holds attention."""
+    beside = [name for name, found in calls.items() if name != home and len(found) == len(calls[home]) > 1]
+    if beside:
+        return (
+            "what makes up a block stands in lists of its own, with no module around it that could be run again: "
+            f"{', '.join(sorted([home, *beside]))}"
+        )
+    first = calls[home][0]
+    taken = [t for t in first.tensors if t.ndim == 3]
+    output = list(first.output.values()) if isinstance(first.output, Mapping) else first.output
+    given = output if isinstance(output, (tuple, list)) else [output]
+    alike = [t for t in given if isinstance(t, Tensor) and taken and t.shape == taken[0].shape]
+    if len(taken) > 1 and len(alike) > 1:
+        return f"{type(first.module).__name__} takes and gives {len(alike)} streams side by side; W' is of one"
+    return None
 
 
 def _alone(other: nn.Module) -> str:

@@ -54,6 +54,23 @@ def test_a_model_without_a_mixer_that_can_be_proved_is_refused_by_name(model_typ
     assert "\n" not in text
 
 
+@pytest.mark.parametrize(
+    ("model_type", "mechanism"),
+    [
+        ("rwkv", "mix tokens in one block, where W' is defined for one mixer"),
+        ("hy_v4", "several streams a token"),
+        ("reformer", "2 streams side by side"),
+        ("xlm", "lists of its own"),
+        ("qwen4_exp_text", "groups of its channels"),
+        ("jetmoe", "a router inside of it"),
+        ("inkling2_text", "any list of blocks: Inkling2BlockAttentionResidual"),
+    ],
+)
+def test_a_refusal_names_the_mechanism(model_type: str, mechanism: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=mechanism):
+        discover(single_model(model_type))
+
+
 # -- broken blocks -------------------------------------------------------------------------------------------
 
 Forward = Callable[..., Any]
