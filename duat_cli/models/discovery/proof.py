@@ -21,9 +21,9 @@ from duat_cli.models.arrays import random_like, relative_error, rounding, tolera
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.cross import cross_fault, gives_nothing_for_zero
 from duat_cli.models.discovery.parts import nonlinear_units, with_linears
+from duat_cli.models.instrument.interception import Choices
 from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun, Rig, zero_given
-from duat_cli.models.instrument.routers import Choices
 from duat_cli.models.instrument.tracing import Trace
 from duat_cli.models.value_path.cross import find_cross_factors
 from duat_cli.models.value_path.factors import BlockFactors, find_factors

@@ -246,3 +246,17 @@ class SoftmaxInterception(TorchFunctionMode):
             return func(*args, **kwargs)
         self._armed = None
         return self._product(weights, value.permute(form.value)).permute(form.back)
+
+
+class Choices(TorchFunctionMode):
+    """Sees whether code that runs under it chooses the largest of what it computes, as routers do."""
+
+    CHOOSING = frozenset((torch.topk, Tensor.topk, torch.argmax, Tensor.argmax, torch.sort, Tensor.sort))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.made = self.made or func in self.CHOOSING
+        return func(*args, **(kwargs or {}))

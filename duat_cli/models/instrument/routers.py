@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from duat_cli.models.instrument.hooks import hooked
 
@@ -56,20 +55,6 @@ class Routers:
     def inside(self, block: nn.Module) -> dict[nn.Module, Routed]:
         """Of the experts of one block, if it has any."""
         return {module: self.latest[module] for module in block.modules() if module in self.latest}
-
-
-class Choices(TorchFunctionMode):
-    """Sees whether code that runs under it chooses the largest of what it computes, as routers do."""
-
-    CHOOSING = frozenset((torch.topk, Tensor.topk, torch.argmax, Tensor.argmax, torch.sort, Tensor.sort))
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.made = False
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.made = self.made or func in self.CHOOSING
-        return func(*args, **(kwargs or {}))
 
 
 def experts_of(module: nn.Module) -> int:
