@@ -264,7 +264,7 @@ class Discovery:
         if not self._calls[home]:
             raise UnsupportedModelError(f"{name} never calls the blocks that hold its attention")
         if home in self._unchained:
-            why = why_unchained(home, self._calls)
+            why = why_unchained(home, self._calls, self.tracer.attention)
             raise self._unchained[home] if why is None else UnsupportedModelError(why)
         return self._calls[home]
 

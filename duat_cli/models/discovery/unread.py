@@ -60,15 +60,15 @@ def why_unseen(found: Iterable[BlockParts | Exception]) -> str:
     if not kinds:
         return ""
     if max(several) > 1:
-        return f": {', '.join(kinds)} mix tokens in one block, where W' is defined for one mixer"
+        return f": several modules mix tokens in one block ({', '.join(kinds)}), where W' is defined for one"
     return f": what {', '.join(kinds)} makes of its values is no kernel over tokens with gates of channels behind it"
 
 
-def why_unchained(home: str, calls: Mapping[str, Sequence[Event]]) -> str | None:
+def why_unchained(home: str, calls: Mapping[str, Sequence[Event]], attending: Collection[nn.Module]) -> str | None:
     """Why no block takes what the one in front of it gives, where that shows. calls: by list of modules; home: the one
-    that holds attention."""
+    that holds attention, whose modules are `attending`."""
     beside = [name for name, found in calls.items() if name != home and len(found) == len(calls[home]) > 1]
-    if beside:
+    if beside and calls[home][0].module in attending:
         return (
             "what makes up a block stands in lists of its own, with no module around it that could be run again: "
             f"{', '.join(sorted([home, *beside]))}"

@@ -57,7 +57,7 @@ def test_a_model_without_a_mixer_that_can_be_proved_is_refused_by_name(model_typ
 @pytest.mark.parametrize(
     ("model_type", "mechanism"),
     [
-        ("rwkv", "mix tokens in one block, where W' is defined for one mixer"),
+        ("rwkv", "several modules mix tokens in one block"),
         ("hy_v4", "several streams a token"),
         ("reformer", "2 streams side by side"),
         ("xlm", "lists of its own"),
