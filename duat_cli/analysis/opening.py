@@ -90,7 +90,7 @@ class ModelRequest:
             return None
         from duat_cli.analysis.plan.run import plan, way_of
 
-        memory, device = self.memory, None
+        memory, device, task = self.memory, None, self.task
         if self.task.runs:
             progress(0, 0, "loading torch and transformers")  # what they take is no longer left
             with uncollected():
@@ -99,8 +99,8 @@ class ModelRequest:
             if device.type == "cuda":
                 from duat_cli.analysis.plan.room import beside_libraries
 
-                memory = beside_libraries(device, self.memory)
-        made = plan(found.files, self.task, self.dtype, memory)
+                memory, task = beside_libraries(device, self.memory), replace(task, processes=1)
+        made = plan(found.files, task, self.dtype, memory)
         if self.device_map is not None:
             made = replace(made, ways=tuple(way for way in made.ways if way.weights == "streamed"))
         try:
@@ -149,7 +149,8 @@ class ModelRequest:
         if way is None:
             return loaded
         stays = loaded.paged.kept if loaded.paged is not None and loaded.device == "cpu" else 0
-        return replace(loaded, memory=self.memory, planned_memory=way.peak_memory_bytes + stays)
+        planned = way.peak_memory_bytes + stays
+        return replace(loaded, memory=self.memory, planned_memory=planned, processes=way.processes)
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,9 @@ class Way(Result):
     weight_reads: Annotated[
         Finite, Meaning("1", "estimate", formula="bytes read / bytes of all tensors in the files", checked=False)
     ] = Field(description="how often the weights are read from the files")
+    processes: int = Field(
+        default=1, description="how many processes share the prompts, each with its own part of the memory"
+    )
     fits: bool = Field(description="whether the peak is at most the limit")
     seconds: Annotated[
         Finite | None,

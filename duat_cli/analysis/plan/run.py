@@ -8,6 +8,7 @@ from duat_cli.analysis.plan.memory import SPARE, peak
 from duat_cli.analysis.plan.pace import Pace, may_be_long, measured_pace
 from duat_cli.analysis.plan.shape import Shape, shape_of
 from duat_cli.analysis.plan.task import Task
+from duat_cli.analysis.plan.terms import LIBRARIES
 from duat_cli.analysis.plan.work import operations, weight_reads
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.checkpoint.parts import Part
@@ -17,6 +18,7 @@ from duat_cli.results.plan import MemoryTerm, PlannedPart, PlannedWeights, Resid
 from duat_cli.text import clean
 
 _MIB = 1 << 20
+SMALL_BLOCK = 32 << 20  # bytes up to which a block goes through one thread as well as through many
 _NAMED = 3  # terms of a peak in a message
 
 
@@ -110,16 +112,40 @@ def plan(
                 MemoryTerm(what="the re-initialised model, unless its statistics are cached", bytes=shape.weights)
             )
             total += shape.weights
+        processes = _processes(shape, task, limit, total) if weights == "resident" else 1
+        if processes > 1:
+            more = (processes - 1) * _own(shape, total)
+            terms.append(MemoryTerm(what="the other processes that share the prompts", bytes=more))
+            total += more
         ways.append(
             Way(
                 weights=weights,
                 peak_memory_bytes=total,
                 terms=[term for term in terms if term.bytes],
                 weight_reads=weight_reads(shape, task, weights),
+                processes=processes,
                 fits=limit is None or total <= limit,
             )
         )
     return Plan(files, shape, limit, tuple(ways), operations(shape, task), task)
+
+
+def _processes(shape: Shape, task: Task, limit: int | None, total: int) -> int:
+    """How many share the prompts: all that may, or as many as have a prompt and room. total: bytes of one.
+
+    Threads are better at large layers, where there are not enough prompts for all processes.
+    """
+    most = min(task.processes, len(task.tokens))
+    if limit is not None:
+        most = min(most, 1 + (limit - total) // max(1, _own(shape, total)))
+    block = _largest_block(shape)
+    small = block is not None and block.elements * shape.element <= SMALL_BLOCK
+    return max(1, most) if small or most == task.processes else 1
+
+
+def _own(shape: Shape, total: int) -> int:
+    """Bytes of each process beside what it shares with the others, at most."""
+    return max(0, total - LIBRARIES - shape.weights)
 
 
 def way_of(made: Plan) -> Way:

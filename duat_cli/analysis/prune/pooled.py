@@ -67,7 +67,7 @@ def _cosines(work: Work, pooling: Pooling, sets: Sequence[Removals], prompts: Se
     width, found = work.structure.hidden_size, list[list[float]]()
     sizes = [(1 + len(sets)) * waiting_bytes(one.input_ids.shape[1], width) for one in prompts]
     for wave in waves(sizes, ABLATION_BYTES) if work.weights is not None else [[k] for k in range(len(prompts))]:
-        work.progress(wave[0], len(prompts), WHAT)
+        work.processes(wave[0], len(prompts), WHAT)
         found += _together(work, pooling, sets, [prompts[k] for k in wave])
     return found
 

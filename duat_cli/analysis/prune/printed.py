@@ -21,6 +21,7 @@ from duat_cli.results.prune.eq16 import Eq16
 from duat_cli.statistics.drawn import interval
 
 WHOLE = ("block", "attention", "ffn")
+_Row = tuple[list[Printed], list[float]]  # of one prompt: every set; and how far the chosen ones move the output
 
 
 class Printing:
@@ -50,7 +51,7 @@ class Printing:
         if self._found or not self._numbers:
             self._work.session.together(passes)
         else:
-            self._sweep(self._numbers, passes)
+            self._keep(self._sweep(self._numbers, passes))
 
     def rows(self) -> list[Eq16]:
         """Of every whole part and every chosen set; their errors go into those of the certificate."""
@@ -61,15 +62,24 @@ class Printing:
             why = f"{len(self._sets)} sets and parts take more than {PRINTED_BYTES >> 20} MiB on their way to the last "
             why += "block, under every prompt; shorter ones may fit (--max-tokens)"
             work.skipped.append(Skipped(what="Eq. 16 as printed", why=why))
-        if not self._found:
+        if not self._found and self._numbers:
             waves = [[number] for number in self._numbers] if work.weights is None else [self._numbers]
-            for done, wave in enumerate(wave for wave in waves if wave):
-                work.progress(done, len(waves), "Eq. 16 for sets and whole parts")
-                self._sweep(wave, ())
+
+            def under(place: int) -> list[_Row]:
+                work.processes(place, len(waves), "Eq. 16 for sets and whole parts")
+                return self._sweep(waves[place], ())
+
+            for rows in work.processes.each(under, range(len(waves))):
+                self._keep(rows)
         work.errors += [one.error for row in self._found for one in row]
         return [self._row(k) for k in range(len(self._sets))] if self._found else []
 
-    def _sweep(self, numbers: Sequence[int], others: Sequence[Pass]) -> None:
+    def _keep(self, rows: Sequence[_Row]) -> None:
+        for found, moved in rows:
+            self._found.append(found)
+            self._moved.append(moved)
+
+    def _sweep(self, numbers: Sequence[int], others: Sequence[Pass]) -> list[_Row]:
         """Some prompts, with their chosen sets really removed, and other passes behind them."""
         work, chosen = self._work, self._gone[len(self._parts) :]
         readers = [PrintedReader(work.sites, self._sets, self._gone, self._singles, number) for number in numbers]
@@ -82,8 +92,7 @@ class Printing:
         work.session.sweep_beside(
             [work.prompts[number] for number in numbers], lambda place: readers[place], [*passes, *others]
         )
-        self._found += [reader.found() for reader in readers]
-        self._moved += [[one.moved for one in row] for row in live]
+        return [(reader.found(), [one.moved for one in row]) for reader, row in zip(readers, live, strict=True)]
 
     def _row(self, place: int) -> Eq16:
         found, work = [row[place] for row in self._found], self._work

@@ -39,6 +39,7 @@ from duat_cli.errors import InputError
 from duat_cli.kinds import names_of
 from duat_cli.loading.checkpoint.stored import most_stored
 from duat_cli.loading.model.load import LoadedModel
+from duat_cli.loading.model.processes import Processes
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.edits.exchanged import exchanged
 from duat_cli.models.terms.sites import BlockSites, TermId
@@ -164,12 +165,14 @@ def prune_bound(
     options: PruneOptions,
     progress: Progress,
     calibration: Sequence[Prompt] = (),
+    processes: int = 1,
 ) -> PruneOutcome:
     """The report on `loaded` over `prompts`; sets are tested on `held_out`, if there are any.
 
-    calibration: what a repair is fitted to; empty: to `prompts`, uncut.
+    calibration: what a repair is fitted to; empty: to `prompts`, uncut. processes: how many share the prompts, where
+    all weights are in memory.
     """
-    begun = begin(loaded, prompts, held_out, options, progress, calibration)
+    begun = begin(loaded, prompts, held_out, options, progress, calibration, processes=processes)
     begun.work.run()
     return conclude(begun)
 
@@ -183,17 +186,19 @@ def begin(
     calibration: Sequence[Prompt] = (),
     *,
     in_parts: bool = False,
+    processes: int = 1,
 ) -> Begun:
-    """Everything in front of the prompts. in_parts: as of `Work`."""
+    """Everything in front of the prompts. in_parts: as of `Work`; processes: as of `prune_bound`."""
     _require_finite(loaded)
     if options.repair and loaded.paged is not None:
         raise InputError(STREAMED)
     held_out, notes = fresh([*prompts, *calibration], held_out)
     check_holdout(len(held_out), options)
     calibration = calibration or prompts
+    shared = Processes(processes, progress, loaded.model)
     prompts, cut = shortened(prompts, options)
     held_out, fewer = few(held_out, options)
-    work = Work(Session(loaded, progress, cache=False), prompts, options, progress, in_parts=in_parts)
+    work = Work(Session(loaded, shared, cache=False), prompts, options, shared, in_parts=in_parts)
     _require_finite(loaded)  # weights that are read block by block have been seen by now
     return Begun(loaded, work, held_out, calibration, [*notes, *cut, *fewer])
 
@@ -243,7 +248,7 @@ def conclude(begun: Begun) -> PruneOutcome:
         written=None,
         skipped=[*session.skipped(), *work.skipped, *(repairs.skipped if repairs else []), *unpooled],
         warnings=[*session.warnings(), *begun.notes, *(repairs.warnings if repairs else [])],
-        run=session.run_facts(),
+        run=session.run_facts(work.processes.memory),
     )
     return PruneOutcome(report, session, work.sites, nested, prompts, held_out, repairer, work.ablator)
 
@@ -256,7 +261,7 @@ def _repairer(work: Work, calibration: Sequence[Prompt]) -> Repairer:
         work.prompts,
         calibration,
         stored_dtype(loaded),
-        lambda what, done, total: work.progress(done, total, what),
+        lambda what, done, total: work.processes(done, total, what),
     )
 
 

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from duat_cli.analysis.decomposition import Decomposition
 from duat_cli.analysis.plan.task import PruneOptions, ablated, by_measure
-from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.prune.part import Measured, Part, Responded
 from duat_cli.analysis.prune.responding import Responder
 from duat_cli.analysis.prune.sets.choosing import Chooser, sizes_of
@@ -38,6 +37,7 @@ from duat_cli.analysis.prune.wanted import Sample, kinds_of, sample_of
 from duat_cli.analysis.session import Listener, Session
 from duat_cli.errors import InputError
 from duat_cli.kinds import WHOLE, Kind, names_of
+from duat_cli.loading.model.processes import Processes
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.budgets import CARRIED
@@ -57,19 +57,19 @@ class Work:
         session: Session,
         prompts: Sequence[Prompt],
         options: PruneOptions,
-        progress: Progress,
+        processes: Processes,
         *,
         in_parts: bool = False,
     ) -> None:
         """in_parts: what the prompts give is asked for by `parts`, or handed to `add`; not by `run`."""
-        self.session, self.prompts, self.options, self.progress = session, prompts, options, progress
+        self.session, self.prompts, self.options, self.processes = session, prompts, options, processes
         self.weights, device = session.weights, session.loaded.device
         self._ids = [prompt.input_ids.to(device) for prompt in prompts]
         if self.weights is None:
             self._ground = ground_of(session, options.metric)
         else:
             beside = [] if in_parts and not options.ablate_mean else self._ids
-            progress(0, 1, f"discovery of the model's structure, {len(beside)} prompts side by side")
+            processes(0, 1, f"discovery of the model's structure, {len(beside)} prompts side by side")
             self._ground = ground_beside(session, options.metric, beside, means=options.ablate_mean)
         self.structure, self.sites, self.branches = session.structure, self._ground.sites, self._ground.branches
         self.metric: Metric = self._ground.metric
@@ -109,7 +109,7 @@ class Work:
             return None
         if self._ground.sums is not None:
             return self._ground.sums.means()
-        self.progress(0, 1, "mean activations")
+        self.processes(0, 1, "mean activations")
         return mean_values(self.structure, self.sites, self.metric, [p.input_ids for p in self.prompts])
 
     # -- prompts -----------------------------------------------------------------------------------------------
@@ -121,9 +121,11 @@ class Work:
             self._together(self._ground.recorded, finals)
             self._ground.recorded.clear()
             return
+        if self.processes.count > 1:  # the comparison with the model that has no instruments is made in this one
+            self.session.sweep_beside([self.prompts[0]], lambda _place: lambda _run: None, [])
         self.draw()
-        for number in range(len(self._ids)):
-            self.add(self.parts([number])[0])
+        for part in self.processes.each(lambda number: self.parts([number])[0], range(len(self._ids))):
+            self.add(part)
         self._choose(finals)
 
     def parts(self, numbers: Sequence[int]) -> list[Part]:
@@ -137,11 +139,14 @@ class Work:
 
     def draw(self) -> None:
         """The sample, by the first prompts; with `parts` before any of them is asked for."""
-        numbers = range(min(DRAWN_BY, len(self.prompts)))
-        for some in [[k] for k in numbers] if self.weights is None else [list(numbers)]:
-            found = self._respond(some, self._record(some, [Activations() for _ in some]))
-            self._drawn_by |= dict(zip(some, found, strict=True))
-        self._draw(list(self._drawn_by.values()))
+        numbers = list(range(min(DRAWN_BY, len(self.prompts))))
+        waves = [[k] for k in numbers] if self.weights is None else [numbers]
+        found = [one for some in self.processes.each(self._responded, waves) for one in some]
+        self._drawn_by = dict(zip(numbers, found, strict=True))
+        self._draw(found)
+
+    def _responded(self, numbers: Sequence[int]) -> list[Responded]:
+        return self._respond(numbers, self._record(numbers, [Activations() for _ in numbers]))
 
     def _draw(self, responded: Sequence[Responded]) -> None:
         prediction = self.metric.of_set(torch.stack([one.responses for one in responded[:DRAWN_BY]])).mean(dim=0)
@@ -186,14 +191,14 @@ class Work:
         self._measure_sets(self.groups, recorded, self._finals())
 
     def _choose(self, finals: Sequence[Pass]) -> None:
-        budget, chooser = self.options.budget, self._chooser(self.responses)
+        budget, chooser, each = self.options.budget, self._chooser(self.responses), self.processes.each
         found = []
         for kinds in self.groups:
             tick = self._named(f"sets of {names_of(','.join(kinds))}")
-            found.append(chooser.in_rounds(kinds, self._again, self.prompts, tick))
-        for one in nested_sets(self.ablator, found, self.prompts, budget, self._named("sets on the prompts")):
-            self._keep(one)
-        self.progress(0, 1, "certified bounds" if self.options.spent.certified else "magnitudes of the weights")
+            found.append(chooser.in_rounds(kinds, self._again, self.prompts, tick, each))
+        sets = nested_sets(self.ablator, found, self.prompts, budget, self._named("sets on the prompts"), each)
+        self.nested |= {one.name: one for one in sets}
+        self.processes(0, 1, "certified bounds" if self.options.spent.certified else "magnitudes of the weights")
         with self._attached():
             self.session.together(finals)
 
@@ -231,10 +236,8 @@ class Work:
     def _keep_all(self, wanted: Sequence[Candidates], sets: Sequence[list[list[Ablation]]]) -> None:
         for one, rows in zip(wanted, sets, strict=True):
             damages = torch.tensor([[each.damage for each in row] for row in rows], dtype=torch.float64)
-            self._keep(one.nested(damages.mean(dim=1).tolist() if rows else [], self.options.budget))
-
-    def _keep(self, nested: Nested) -> None:
-        self.nested[nested.name] = nested
+            nested = one.nested(damages.mean(dim=1).tolist() if rows else [], self.options.budget)
+            self.nested[nested.name] = nested
 
     def _chooser(self, responses: Sequence[Tensor]) -> Chooser:
         known = self.measured()
@@ -246,7 +249,7 @@ class Work:
         """A sketch of the model without these terms."""
         removals, rows, starts = self.ablator.removals(gone), list[Tensor](), list[float]()
         for number, ids in enumerate(self._ids):
-            self.progress(number, len(self._ids), f"responses without {len(gone)} terms")
+            self.processes(number, len(self._ids), f"responses without {len(gone)} terms")
             output = self.ablator.record(ids).output
             recorded = record(self.structure, self.metric.forward(ids), gone=removals)
             starts.append(self.metric.measured(output, recorded.output, ids))
@@ -261,10 +264,10 @@ class Work:
         trials = trials_of(self.nested, len(held_out), self.options)
         on = f"on {len(held_out)} held-out prompts"
         if self.weights is not None:
-            self.progress(0, 1, f"sets {on}")
+            self.processes(0, 1, f"sets {on}")
             try_together(self.ablator, list(trials.values()), held_out, together)
         else:
-            try_alone(self.ablator, list(trials.values()), held_out, self._named(f"sets {on}"))
+            try_alone(self.ablator, list(trials.values()), held_out, self._named(f"sets {on}"), self.processes.each)
         return trials
 
     @property
@@ -274,7 +277,7 @@ class Work:
 
     def _named(self, what: str) -> Tick:
         def tick(done: int, total: int) -> None:
-            self.progress(done, total, what)
+            self.processes(done, total, what)
 
         return tick
 
@@ -290,7 +293,7 @@ class Work:
 
     def _respond(self, numbers: Sequence[int], recorded: Sequence[Recorded]) -> list[Responded]:
         what = f"{self._name(numbers)}: responses of {len(self.terms.ids)} terms"
-        self.progress(numbers[0] * self._steps(), len(self.prompts) * self._steps(), what)
+        self.processes(numbers[0] * self._steps(), len(self.prompts) * self._steps(), what)
         return self._responder.of(numbers, recorded)
 
     # -- readings and ablations --------------------------------------------------------------------------------
@@ -299,7 +302,7 @@ class Work:
         """To be called after each ablation of a term under these prompts."""
         what, total = f"{self._name(numbers)}: ablating terms", len(self.prompts) * self._steps()
         steps = itertools.count(numbers[0] * self._steps() + 4)
-        return lambda: self.progress(next(steps), total, what)
+        return lambda: self.processes(next(steps), total, what)
 
     def _ablations(self, numbers: Sequence[int], recorded: Sequence[Recorded]) -> list[Ablation]:
         """Of the terms in the sample, a prompt after the other, over weights that are read block by block."""
@@ -333,7 +336,7 @@ class Work:
         finals: Sequence[Pass] = (),
     ) -> list[Measured]:
         """The exact readings of some prompts, and real ablations."""
-        self.progress(
+        self.processes(
             numbers[0] * self._steps() + 1, len(self.prompts) * self._steps(), f"{self._name(numbers)}: exact readings"
         )
         readers = {k: Reader(self.sites, self.branches, self.terms.ids, self._followed()) for k in numbers}
@@ -382,9 +385,8 @@ class Work:
 
     def _followed(self) -> set[TermId]:
         """The terms carried to the last block: all but neurons where they are few, and everything that is ablated."""
-        sampled = set(self.ablated)
-        others = [term for term in self.terms.ids if term.kind != "neuron"]
-        return sampled | set(others) if len(others) <= CARRIED else sampled
+        others = {term for term in self.terms.ids if term.kind != "neuron"}
+        return {*self.ablated, *(others if len(others) <= CARRIED else ())}
 
     # -- results -----------------------------------------------------------------------------------------------
 
@@ -394,7 +396,5 @@ class Work:
 
     def scores(self) -> Scores:
         """Every criterion for every term."""
-        found = dict(self._scores.found)
-        if self._scored:
-            found["taylor"] = self._taylor / self._scored
-        return found | block_scores(self.terms, self.readings)
+        taylor = {"taylor": self._taylor / self._scored} if self._scored else {}
+        return self._scores.found | taylor | block_scores(self.terms, self.readings)

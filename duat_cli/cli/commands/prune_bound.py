@@ -176,6 +176,7 @@ def prune_bound(
     from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_with_calibration
     from duat_cli.analysis.plan.task import PruneOptions, Task, effort_of
     from duat_cli.cli.shared.announce import announce
+    from duat_cli.cli.shared.cores import processes
     from duat_cli.cli.shared.many import as_rank
     from duat_cli.cli.shared.presentation import Presentation, talk_of
     from duat_cli.cli.terminal.progress import Progress
@@ -194,7 +195,7 @@ def prune_bound(
         repair=repair, joint=apart(kinds), remove=share, of_all=of_all, rounds=rounds, effort=effort,
         whole=out is not None,
     )  # fmt: skip
-    task = Task("prune-bound", pruning=settings)
+    task = Task("prune-bound", pruning=settings, processes=1 if out is not None else processes())
     wanted = ModelRequest(
         model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task, device_map=device_map
     )
@@ -219,7 +220,7 @@ def prune_bound(
         if ranks is None or out is None:
             from duat_cli.analysis.prune.run import prune_bound as compute
 
-            return compute(loaded, inputs, held_out, settings, progress, fitting)
+            return compute(loaded, inputs, held_out, settings, progress, fitting, loaded.processes)
         from duat_cli.analysis.prune.run import begin
         from duat_cli.analysis.shards.prune import prune_into
 

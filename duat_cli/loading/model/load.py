@@ -72,6 +72,8 @@ class LoadedModel:
     """Bytes that the process may take; None is what the system leaves."""
     planned_memory: int | None = None
     """Bytes that the process was planned to take at most."""
+    processes: int = 1
+    """How many were planned to share the prompts."""
     like: Mapping[str, Tensor] | None = None
     """Where the model reads no token ids: inputs of the shapes that it reads, for its discovery."""
     stack: StackName | None = None

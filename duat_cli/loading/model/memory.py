@@ -51,6 +51,14 @@ def resident_memory() -> int | None:
     return None if now is None else 1024 * now
 
 
+def own_memory() -> int:
+    """Bytes of a forked process that it does not share with the one that it comes from, at most so far, about; 0 where
+    the system does not say."""
+    status = _fields(Path("/proc/self/status"))
+    freed = status.get("VmHWM", 0) - status.get("VmRSS", 0)
+    return 1024 * (_fields(Path("/proc/self/smaps_rollup")).get("Private_Dirty", 0) + freed)
+
+
 def available_memory() -> float:
     """Bytes that this process can still have, as far as the system says; infinite where it says nothing."""
     return min(_of_system(), _of_limit(), _of_container())

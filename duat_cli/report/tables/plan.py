@@ -41,7 +41,8 @@ def _title(way: Way, report: PlanReport) -> str:
     reads = f"the weights read {numbers.plain(way.weight_reads)} times"
     room = "" if way.fits else f", more than {numbers.size(report.limit_bytes or 0)}"
     time = "" if way.seconds is None else f"; {about(way.seconds)}"
-    return f"{way.weights}: {numbers.size(way.peak_memory_bytes)} at its peak{room}; {reads}{time}"
+    among = f" in {way.processes} processes" if way.processes > 1 else ""
+    return f"{way.weights}{among}: {numbers.size(way.peak_memory_bytes)} at its peak{room}; {reads}{time}"
 
 
 def _terms(way: Way, page: Page) -> Table:

@@ -9,11 +9,11 @@ import pytest
 
 from duat_cli.analysis.plan import run as module
 from duat_cli.analysis.plan.run import Plan, plan, way_of
-from duat_cli.analysis.plan.task import Task
+from duat_cli.analysis.plan.task import PruneOptions, Task
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import demo_path
-from duat_cli.results.plan import Residence
+from duat_cli.results.plan import Residence, Way
 
 
 def demo(memory: int | None = None, *, reinitialised: bool = False) -> Plan:
@@ -77,3 +77,33 @@ def test_the_largest_block_is_named() -> None:
     assert block is not None
     assert block.name == "model.layers.4"
     assert len(list(itertools.takewhile(lambda part: part.name != block.name, made.shape.parts.blocks))) == 4
+
+
+def test_processes_share_the_prompts_as_far_as_there_are_prompts_and_room() -> None:
+    files = inspect_folder(demo_path())
+
+    def resident(processes: int, memory: int, tokens: tuple[int, ...] = (32, 8, 8)) -> Way:
+        task = Task("prune-bound", tokens, pruning=PruneOptions(), processes=processes)
+        return plan(files, task, "float32", memory).ways[0]
+
+    alone = resident(1, 1 << 40)
+    assert alone.processes == 1
+    for processes, expected in ((2, 2), (3, 3), (64, 3)):
+        way = resident(processes, 1 << 40)
+        assert way.processes == expected
+        assert sum(term.bytes for term in way.terms) == way.peak_memory_bytes
+        more = way.terms[-1]
+        assert "other processes" in more.what
+        assert more.bytes == way.peak_memory_bytes - alone.peak_memory_bytes
+    two = resident(2, 1 << 40)
+    assert resident(2, two.peak_memory_bytes).processes == 2
+    assert resident(2, two.peak_memory_bytes - 1).processes == 1
+    assert resident(2, 1 << 20).processes == 1
+
+
+def test_large_layers_are_left_to_threads_where_prompts_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SMALL_BLOCK", 0)
+    task = Task("prune-bound", (32, 8), pruning=PruneOptions(), processes=4)
+    files = inspect_folder(demo_path())
+    assert plan(files, task, "float32", 1 << 40).ways[0].processes == 1
+    assert plan(files, dataclasses.replace(task, processes=2), "float32", 1 << 40).ways[0].processes == 2

@@ -15,6 +15,7 @@ from duat_cli.analysis.prune.sets.path import Path, Sketch, path_in_rounds, path
 from duat_cli.analysis.prune.terms.ablation import Ablator, Tick, measured
 from duat_cli.analysis.prune.terms.responses import TermList
 from duat_cli.kinds import Kind
+from duat_cli.loading.model.processes import Each, in_turn
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.edits.parameters import BlockParameters
@@ -63,7 +64,7 @@ class Chooser:
         return self._of(self._path(kinds), kinds)
 
     def in_rounds(
-        self, kinds: Sequence[Kind], again: Again, prompts: Sequence[Prompt], tick: Tick
+        self, kinds: Sequence[Kind], again: Again, prompts: Sequence[Prompt], tick: Tick, each: Each = in_turn
     ) -> tuple[Candidates, list[Round]]:
         """Of several sketches, and what they brought over one; of one, where no more are asked for."""
         single = self._path(kinds)
@@ -77,9 +78,11 @@ class Chooser:
         path = path_in_rounds(
             single, without, target, self.options.rounds, self.terms, kinds, self.sizes, asked=self._asked
         )
-        return self._of(path, kinds), self._compared(single, path, target, prompts, tick)
+        return self._of(path, kinds), self._compared(single, path, target, prompts, tick, each)
 
-    def _compared(self, single: Path, path: Path, target: int, prompts: Sequence[Prompt], tick: Tick) -> list[Round]:
+    def _compared(
+        self, single: Path, path: Path, target: int, prompts: Sequence[Prompt], tick: Tick, each: Each
+    ) -> list[Round]:
         """The sets at the ends of the rounds, and those of one round that hold as much."""
         parameters = self.sizes.parameters
         whole = reaching(path.order, parameters, float(parameters[single.order.places[:target]].sum()))
@@ -87,7 +90,7 @@ class Chooser:
         held = [float(parameters[path.order.places[:end]].sum()) for end in ends]
         alone = [reaching(single.order, parameters, one) for one in held]
         sets = [single.order.places[:size] for size in alone] + [path.order.places[:whole]]
-        means = measured(self.ablator, prompts, [[self.terms.ids[k] for k in s.tolist()] for s in sets], tick)
+        means = measured(self.ablator, prompts, [[self.terms.ids[k] for k in s.tolist()] for s in sets], tick, each)
         found = means.mean(dim=1).tolist()
         mine = [*(stage.measured for stage in path.stages), found[-1]]
         return [Round(*four) for four in zip(ends, mine, alone, found[:-1], strict=True)]

@@ -16,6 +16,7 @@ from duat_cli.analysis.prune.sets.path import Path, reaching
 from duat_cli.analysis.prune.terms.ablation import Ablator, Tick, measured
 from duat_cli.analysis.prune.terms.responses import TermList
 from duat_cli.kinds import Kind
+from duat_cli.loading.model.processes import Each, in_turn
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.terms.sites import TermId
 
@@ -129,11 +130,13 @@ def nested_sets(
     prompts: Sequence[Prompt],
     budget: float,
     tick: Tick,
+    each: Each = in_turn,
 ) -> list[Nested]:
     """The nested sets of several orders, some of each measured, one prompt after the other."""
-    means = measured(ablator, prompts, [one for candidates, _ in found for one in candidates.sets], tick).mean(dim=1)
-    each = means.split([len(candidates.sizes) for candidates, _ in found])
-    return [one.nested(mean.tolist(), budget, rounds) for (one, rounds), mean in zip(found, each, strict=True)]
+    sets = [one for candidates, _ in found for one in candidates.sets]
+    means = measured(ablator, prompts, sets, tick, each).mean(dim=1)
+    rows = means.split([len(candidates.sizes) for candidates, _ in found])
+    return [one.nested(mean.tolist(), budget, rounds) for (one, rounds), mean in zip(found, rows, strict=True)]
 
 
 def _sizes(curve: Tensor, ends: Sequence[int], budget: float, wanted: int | None, points: int) -> list[int]:

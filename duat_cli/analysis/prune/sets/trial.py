@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from duat_cli.analysis.plan.task import PruneOptions
 from duat_cli.analysis.prune.sets.nested import Nested
 from duat_cli.analysis.prune.terms.ablation import Ablation, Ablator, Tick, counted
+from duat_cli.loading.model.processes import Each, in_turn
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.sweep.budgets import ABLATION_BYTES
 from duat_cli.models.sweep.lockstep import Pass
@@ -133,16 +134,27 @@ def trials_of(every: Mapping[str, Nested], prompts: int, options: PruneOptions) 
     }
 
 
-def try_alone(ablator: Ablator, trials: Sequence[Trial], held_out: Sequence[Prompt], tick: Tick) -> None:
-    """The trials of several orders, one prompt after the other: all their sets under it in one go."""
+def try_alone(
+    ablator: Ablator, trials: Sequence[Trial], held_out: Sequence[Prompt], tick: Tick, each: Each = in_turn
+) -> None:
+    """The trials of several orders, one prompt after the other: all their sets under it in one go.
+
+    A set that fails may still be run on prompts that are under way beside the one that it fails on; as of
+    `try_together`.
+    """
     removals = [[ablator.removals(terms) for terms in trial.sets] for trial in trials]
-    for p, prompt in enumerate(held_out if trials else ()):
-        ids = ablator.place(prompt)
-        wanted = [(place, k) for place, trial in enumerate(trials) for k in trial.running]
-        gone = [removals[place][k] for place, k in wanted]
+
+    def under(item: tuple[int, list[tuple[int, int]]]) -> dict[tuple[int, int], float]:
+        p, wanted = item
+        ids = ablator.place(held_out[p])
         done = counted(tick, p * len(wanted), len(wanted) * len(held_out))
-        damages = ablator.damages(ablator.record(ids), ids, gone, done)
-        found = dict(zip(wanted, damages, strict=True))
+        damages = ablator.damages(ablator.record(ids), ids, [removals[place][k] for place, k in wanted], done)
+        return dict(zip(wanted, damages, strict=True))
+
+    running = (
+        (p, [(place, k) for place, trial in enumerate(trials) for k in trial.running]) for p in range(len(held_out))
+    )
+    for found in each(under, running if trials else ()):
         for place, trial in enumerate(trials):
             trial.count({k: found[place, k] for k in trial.running}.__getitem__)
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from duat_cli.analysis.plan.waves import waves
 from duat_cli.analysis.prune.terms.damage import Metric
 from duat_cli.errors import UnsupportedModelError
+from duat_cli.loading.model.processes import Each, in_turn
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import relative_error, tolerance_for
 from duat_cli.models.discovery.structure import ModelStructure
@@ -212,17 +213,18 @@ class Ablator:
         return removals(self.structure, self.sites, terms, self.means)
 
 
-def measured(ablator: Ablator, prompts: Sequence[Prompt], sets: Sequence[Sequence[TermId]], tick: Tick) -> Tensor:
+def measured(
+    ablator: Ablator, prompts: Sequence[Prompt], sets: Sequence[Sequence[TermId]], tick: Tick, each: Each = in_turn
+) -> Tensor:
     """The damage of every set under every prompt, (sets, prompts) float64. One prompt's passes are kept at a time."""
-    found = torch.zeros(len(sets), len(prompts), dtype=torch.float64)
     removed = [ablator.removals(terms) for terms in sets]
     every = len(sets) * len(prompts)
-    for p, prompt in enumerate(prompts):
-        ids = ablator.place(prompt)
-        recorded = ablator.record(ids)
-        damages = ablator.damages(recorded, ids, removed, counted(tick, p * len(sets), every))
-        found[:, p] = torch.tensor(damages, dtype=torch.float64)
-    return found
+
+    def under(p: int) -> list[float]:
+        ids = ablator.place(prompts[p])
+        return ablator.damages(ablator.record(ids), ids, removed, counted(tick, p * len(sets), every))
+
+    return torch.tensor(list(each(under, range(len(prompts)))), dtype=torch.float64).reshape(len(prompts), len(sets)).T
 
 
 def ablation_waves(ablations: Sequence[Ablation]) -> list[list[Ablation]]:

@@ -1,0 +1,200 @@
+"""Work on many prompts in several processes that share one model.
+
+The layers of a small model are too small for threads to share: they wait for each other longer than they compute, and
+many times as long where other programs run beside them. Forked processes of one thread each have the weights without a
+copy, and take one prompt after the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import multiprocessing
+import pickle
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import nn
+
+from duat_cli.errors import DuatError
+from duat_cli.loading.model.memory import own_memory
+
+T = TypeVar("T")
+R = TypeVar("R")
+Progress = Callable[[int, int, str], None]  # as everywhere: (done, total, what is being done)
+
+PAUSE = 0.2  # seconds between two words of a process about how far it is
+
+
+class Each(Protocol):
+    """As `map`."""
+
+    def __call__(self, work: Callable[[T], R], items: Iterable[T], /) -> Iterator[R]: ...
+
+
+def in_turn(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    """In this process, each item once the result of the one before is taken."""
+    return map(work, items)
+
+
+class _Said(NamedTuple):
+    """What a process sends: how far it is, what it found, or what went wrong."""
+
+    kind: str
+    value: Any
+    memory: int = 0
+    """Bytes that are its own, at most so far."""
+
+
+class Processes:
+    """Shares work among processes, each forked as the work begins; a progress itself, wherever it is called."""
+
+    def __init__(self, count: int, progress: Progress, model: nn.Module) -> None:
+        """model: its modules are not copied where results name them."""
+        self.count, self._progress = count, progress
+        self._modules = list(model.modules()) if count > 1 else []
+        self._pipe: Connection | None = None  # in a forked process
+        self._spoke = 0.0
+        self._far = (0, 0)
+        self.memory = 0
+        """Bytes that the processes had beside this one's, at most."""
+
+    def __call__(self, done: int, total: int, what: str) -> None:
+        if self._pipe is None:
+            self._far = (max(done, self._far[0]) if total == self._far[1] else done, total)
+            self._progress(*self._far, what)
+        elif time.monotonic() - self._spoke > PAUSE:
+            self._spoke = time.monotonic()
+            self._send(self._pipe, _Said("progress", (done, total, what)))
+
+    def each(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+        """work(item) of each item, in their order. What `work` changes elsewhere is lost, where it ran in a process of
+        its own; an item is asked for when a process is free.
+
+        DuatError where a process is ended from outside; what `work` raises is raised here, of the first such item.
+        """
+        return in_turn(work, items) if self.count == 1 else self._shared(work, items)
+
+    def _shared(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+        children: dict[Connection, BaseProcess] = {}
+        try:
+            for _ in range(self.count):
+                ours, theirs = multiprocessing.Pipe()
+                child: BaseProcess = multiprocessing.get_context("fork").Process(
+                    target=self._serve, args=(theirs, [*children, ours], work), daemon=True
+                )
+                child.start()
+                theirs.close()
+                children[ours] = child
+            yield from self._gathered(enumerate(items), children)
+        finally:
+            for pipe, child in children.items():
+                child.kill()
+                child.join()
+                pipe.close()
+
+    def _gathered(self, items: Iterator[tuple[int, T]], children: dict[Connection, BaseProcess]) -> Iterator[R]:
+        """What the children make of the items, in order."""
+        idle, busy = list(children), dict[Connection, int]()
+        found: dict[int, _Said] = {}
+        memory = dict.fromkeys(children, 0)
+        first, failed = 0, False  # the first item that has not been given out yet
+        while True:
+            while idle and not failed and (item := next(items, None)) is not None:
+                busy[idle[-1]] = item[0]
+                self._send(idle.pop(), item[1])
+            if not busy:
+                return
+            for pipe in wait(list(busy)):
+                assert isinstance(pipe, Connection)
+                said = self._received(pipe, children[pipe])
+                if said.kind == "progress":
+                    self(*said.value)
+                    continue
+                found[busy.pop(pipe)] = said
+                idle.append(pipe)
+                failed |= said.kind == "fault"
+                memory[pipe] = max(said.memory, memory[pipe])
+            self.memory = max(self.memory, sum(memory.values()))
+            while first in found:
+                said = found.pop(first)
+                if said.kind == "fault":
+                    raise said.value
+                yield said.value
+                first += 1
+
+    def _serve(self, pipe: Connection, others: list[Connection], work: Callable[[T], R]) -> None:
+        """A forked process: until the one that it comes from hangs up."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other ends it
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for other in others:
+            other.close()
+        torch.set_num_threads(1)  # threads do not outlive a fork
+        gc.freeze()  # what is looked at for garbage is copied
+        self._pipe, self.count = pipe, 1
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                item = self._unpickled(pipe.recv_bytes())
+                kind, value = _tried(work, item)
+                self._send(pipe, _Said(kind, value, own_memory()))
+
+    def _received(self, pipe: Connection, child: BaseProcess) -> _Said:
+        try:
+            said: _Said = self._unpickled(pipe.recv_bytes())
+        except (EOFError, OSError):
+            child.join()
+            raise DuatError(
+                f"one of {self.count} processes that shared the prompts was ended (exit code {child.exitcode}), as the "
+                "system does where memory runs out; OMP_NUM_THREADS=1 has one process run them all"
+            ) from None
+        return said
+
+    def _send(self, pipe: Connection, value: Any) -> None:
+        into = io.BytesIO()
+        _Pickler(into, {id(module): place for place, module in enumerate(self._modules)}).dump(value)
+        pipe.send_bytes(into.getvalue())
+
+    def _unpickled(self, data: bytes) -> Any:
+        return _Unpickler(io.BytesIO(data), self._modules).load()
+
+
+class _Pickler(pickle.Pickler):
+    """Names the model's modules by their places: they are the same on both sides of a fork."""
+
+    def __init__(self, into: io.BytesIO, places: dict[int, int]) -> None:
+        super().__init__(into, protocol=pickle.HIGHEST_PROTOCOL)
+        self._places = places
+
+    def persistent_id(self, value: Any) -> int | None:
+        return self._places.get(id(value))
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: io.BytesIO, modules: list[nn.Module]) -> None:
+        super().__init__(data)
+        self._modules = modules
+
+    def persistent_load(self, place: int) -> nn.Module:
+        return self._modules[place]
+
+
+def _tried(work: Callable[[T], R], item: T) -> tuple[str, R | Exception]:
+    try:
+        return "found", work(item)
+    except Exception as fault:
+        return "fault", _portable(fault)
+
+
+def _portable(fault: Exception) -> Exception:
+    """The same, or what is left of it that another process can read."""
+    try:
+        pickle.loads(pickle.dumps(fault))
+    except Exception:
+        return RuntimeError(f"{type(fault).__name__}: {fault}")
+    return fault

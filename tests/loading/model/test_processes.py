@@ -1,0 +1,137 @@
+"""Work in forked processes: in order, with modules that stay the same ones, and with what goes wrong said."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from duat_cli.errors import DuatError, InputError, UnsupportedModelError
+from duat_cli.loading.model.processes import Processes
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
+
+
+class UnreadableError(Exception):
+    """Cannot be made anew of its text alone."""
+
+    def __init__(self, left: str, right: str) -> None:
+        super().__init__(left + right)
+
+
+def processes(count: int = 2, model: nn.Module | None = None) -> tuple[Processes, list[tuple[int, int, str]]]:
+    said: list[tuple[int, int, str]] = []
+    return Processes(count, lambda *at: said.append(at), model or nn.Linear(2, 2)), said
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_results_come_in_the_order_of_the_items(count: int) -> None:
+    shared, _ = processes(count)
+
+    def work(item: int) -> tuple[int, int]:
+        time.sleep(0.02 * (item % 3 == 0))  # later items are done first
+        return item, os.getpid()
+
+    found = list(shared.each(work, range(7)))
+    assert [item for item, _ in found] == list(range(7))
+    assert (os.getpid() in {pid for _, pid in found}) == (count == 1)
+    assert list(shared.each(work, ())) == []
+
+
+def test_an_item_is_asked_for_when_a_process_is_free() -> None:
+    """What is decided by earlier results can stand in later items, as far as these are there."""
+    shared, _ = processes()
+    taken: list[int] = []
+    for found in shared.each(lambda item: item[0], ((k, len(taken)) for k in range(6))):
+        taken.append(found)
+    assert taken == list(range(6))
+    shared, _ = processes()
+    known: list[int] = []
+    for _, seen in shared.each(lambda item: item, ((k, len(known)) for k in range(8))):
+        known.append(seen)
+    assert known[0] == 0
+    assert all(k - 3 <= seen <= k for k, seen in enumerate(known))  # one under way in the other process, one given back
+
+
+def test_modules_are_not_copied_and_tensors_are() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
+    shared, _ = processes(model=model)
+    [(module, value)] = shared.each(lambda item: (model[item], model[0].weight * 2), [1])
+    assert module is model[1]
+    assert torch.equal(value, model[0].weight * 2)
+
+
+def test_each_process_has_one_thread_and_no_processes_of_its_own() -> None:
+    before = torch.get_num_threads()
+    shared, _ = processes()
+    inner = list(shared.each(lambda _: (torch.get_num_threads(), list(shared.each(abs, [-1]))), range(2)))
+    assert inner == [(1, [1]), (1, [1])]
+    assert torch.get_num_threads() == before
+
+
+def test_what_is_raised_is_that_of_the_first_item_that_failed() -> None:
+    shared, _ = processes()
+
+    def work(item: int) -> int:
+        if item == 1:
+            time.sleep(0.1)
+            raise UnsupportedModelError("the first")
+        if item > 1:
+            raise InputError("a later one")
+        return item
+
+    results = shared.each(work, range(5))
+    assert next(results) == 0
+    with pytest.raises(UnsupportedModelError, match="the first"):
+        next(results)
+
+
+def test_an_error_that_cannot_travel_is_told() -> None:
+    shared, _ = processes()
+
+    def work(item: int) -> Any:
+        raise UnreadableError("no", "where")
+
+    with pytest.raises(RuntimeError, match="UnreadableError: nowhere"):
+        list(shared.each(work, range(1)))
+
+
+def test_a_process_that_is_ended_is_said() -> None:
+    shared, _ = processes()
+    with pytest.raises(DuatError, match=r"one of 2 processes .*\(exit code -9\).* OMP_NUM_THREADS=1"):
+        list(shared.each(lambda _: os.kill(os.getpid(), signal.SIGKILL), range(3)))
+
+
+def test_none_is_left_where_results_are_no_longer_wanted() -> None:
+    shared, _ = processes()
+    results = shared.each(lambda item: (item, os.getpid()), range(100))
+    pids = {next(results)[1] for _ in range(4)}
+    results.close()  # type: ignore[attr-defined]
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_progress_is_passed_on_and_does_not_go_back() -> None:
+    shared, said = processes()
+
+    def work(item: int) -> None:
+        time.sleep(0.25)
+        shared(9 - item, 9, f"item {item}")
+
+    list(shared.each(work, range(3)))
+    assert said
+    assert {what for _, _, what in said} <= {f"item {k}" for k in range(3)}
+    assert [done for done, _, _ in said] == sorted(done for done, _, _ in said)
+
+
+def test_memory_of_the_others_is_counted() -> None:
+    shared, _ = processes()
+    list(shared.each(lambda _: float(torch.ones(1 << 24).sum()), range(2)))  # 64 MiB each
+    assert shared.memory > 64 << 20
