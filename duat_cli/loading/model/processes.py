@@ -61,14 +61,12 @@ class Processes:
         self._modules = list(model.modules()) if count > 1 else []
         self._pipe: Connection | None = None  # in a forked process
         self._spoke = 0.0
-        self._far = (0, 0)
         self.memory = 0
         """Bytes that the processes had beside this one's, at most."""
 
     def __call__(self, done: int, total: int, what: str) -> None:
         if self._pipe is None:
-            self._far = (max(done, self._far[0]) if total == self._far[1] else done, total)
-            self._progress(*self._far, what)
+            self._progress(done, total, what)
         elif time.monotonic() - self._spoke > PAUSE:
             self._spoke = time.monotonic()
             self._send(self._pipe, _Said("progress", (done, total, what)))
@@ -105,6 +103,7 @@ class Processes:
         found: dict[int, _Said] = {}
         memory = dict.fromkeys(children, 0)
         first, failed = 0, False  # the first item that has not been given out yet
+        far = 0  # of the process that is farthest
         while True:
             while idle and not failed and (item := next(items, None)) is not None:
                 busy[idle[-1]] = item[0]
@@ -115,7 +114,9 @@ class Processes:
                 assert isinstance(pipe, Connection)
                 said = self._received(pipe, children[pipe])
                 if said.kind == "progress":
-                    self(*said.value)
+                    done, total, what = said.value
+                    far = max(far, done)
+                    self(far, total, what)
                     continue
                 found[busy.pop(pipe)] = said
                 idle.append(pipe)
