@@ -31,6 +31,11 @@ class Geometry:
     factors: HeadFactors
     _channels: list[ChannelGram] = field(default_factory=list)
 
+    @classmethod
+    def of(cls, factors: HeadFactors, gram: Tensor, entries: Tensor) -> Geometry:
+        """With what follows from these."""
+        return cls(gram, gram_root(gram), entries, EntryPattern(factors), factors)
+
     def channels(self) -> ChannelGram:
         """The Gram matrix of single channels, for gated attention; kept where it is small."""
         if self._channels:
@@ -52,8 +57,7 @@ def geometry(factors: BlockFactors, name: str, cache: TensorCache) -> Geometry:
             cache.put(name, stored)
             cache.put(name + ".entries", entries)
     device = factors.heads.value.device
-    stored = stored.to(device)
-    return Geometry(stored, gram_root(stored), entries.to(device), EntryPattern(factors.heads), factors.heads)
+    return Geometry.of(factors.heads, stored.to(device), entries.to(device))
 
 
 def _belongs(stored: Tensor, entries: Tensor, heads: HeadFactors) -> bool:

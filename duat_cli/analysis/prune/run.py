@@ -165,14 +165,12 @@ def prune_bound(
     options: PruneOptions,
     progress: Progress,
     calibration: Sequence[Prompt] = (),
-    processes: int = 1,
 ) -> PruneOutcome:
     """The report on `loaded` over `prompts`; sets are tested on `held_out`, if there are any.
 
-    calibration: what a repair is fitted to; empty: to `prompts`, uncut. processes: how many share the prompts, where
-    all weights are in memory.
+    calibration: what a repair is fitted to; empty: to `prompts`, uncut.
     """
-    begun = begin(loaded, prompts, held_out, options, progress, calibration, processes=processes)
+    begun = begin(loaded, prompts, held_out, options, progress, calibration)
     begun.work.run()
     return conclude(begun)
 
@@ -186,19 +184,18 @@ def begin(
     calibration: Sequence[Prompt] = (),
     *,
     in_parts: bool = False,
-    processes: int = 1,
 ) -> Begun:
-    """Everything in front of the prompts. in_parts: as of `Work`; processes: as of `prune_bound`."""
+    """Everything in front of the prompts. in_parts: as of `Work`."""
     _require_finite(loaded)
     if options.repair and loaded.paged is not None:
         raise InputError(STREAMED)
     held_out, notes = fresh([*prompts, *calibration], held_out)
     check_holdout(len(held_out), options)
     calibration = calibration or prompts
-    shared = Processes(processes, progress, loaded.model)
     prompts, cut = shortened(prompts, options)
     held_out, fewer = few(held_out, options)
-    work = Work(Session(loaded, shared, cache=False), prompts, options, shared, in_parts=in_parts)
+    processes = Processes(loaded.processes, progress, loaded.model)
+    work = Work(Session(loaded, processes, cache=False), prompts, options, processes, in_parts=in_parts)
     _require_finite(loaded)  # weights that are read block by block have been seen by now
     return Begun(loaded, work, held_out, calibration, [*notes, *cut, *fewer])
 

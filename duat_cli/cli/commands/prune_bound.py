@@ -220,7 +220,7 @@ def prune_bound(
         if ranks is None or out is None:
             from duat_cli.analysis.prune.run import prune_bound as compute
 
-            return compute(loaded, inputs, held_out, settings, progress, fitting, loaded.processes)
+            return compute(loaded, inputs, held_out, settings, progress, fitting)
         from duat_cli.analysis.prune.run import begin
         from duat_cli.analysis.shards.prune import prune_into
 

@@ -59,6 +59,7 @@ class Processes:
         """model: its modules are not copied where results name them."""
         self.count, self._progress = count, progress
         self._modules = list(model.modules()) if count > 1 else []
+        self._places = {id(module): place for place, module in enumerate(self._modules)}
         self._pipe: Connection | None = None  # in a forked process
         self._spoke = 0.0
         self.memory = 0
@@ -158,7 +159,7 @@ class Processes:
 
     def _send(self, pipe: Connection, value: Any) -> None:
         into = io.BytesIO()
-        _Pickler(into, {id(module): place for place, module in enumerate(self._modules)}).dump(value)
+        _Pickler(into, self._places).dump(value)
         pipe.send_bytes(into.getvalue())
 
     def _unpickled(self, data: bytes) -> Any:

@@ -4,7 +4,7 @@ attention is not seen in what ran."""
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -50,16 +50,16 @@ def beside_notes(stack: nn.Module, part: nn.Module) -> list[str]:
     ]
 
 
-def why_unseen(found: Iterable[BlockParts | Exception]) -> str:
+def why_unseen(found: Collection[BlockParts | Exception]) -> str:
     """What stands in the way of seeing how blocks mix tokens, where that is known."""
     faults = [one for one in found if isinstance(one, UnsupportedModelError)]
     if faults:
         return f": {faults[0]}"
-    several = {len(one.mixing) for one in found if isinstance(one, BlockParts)}
-    kinds = sorted({type(unit).__name__ for one in found if isinstance(one, BlockParts) for unit in one.mixing})
+    mixing = [one.mixing for one in found if isinstance(one, BlockParts)]
+    kinds = sorted({type(unit).__name__ for units in mixing for unit in units})
     if not kinds:
         return ""
-    if max(several) > 1:
+    if max(map(len, mixing)) > 1:
         return f": several modules mix tokens in one block ({', '.join(kinds)}), where W' is defined for one"
     return f": what {', '.join(kinds)} makes of its values is no kernel over tokens with gates of channels behind it"
 

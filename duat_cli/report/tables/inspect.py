@@ -156,16 +156,17 @@ def _half(blocks: list[Block]) -> str:
 
 def _crossing(report: InspectReport, page: Page) -> list[RenderableType]:
     """Cross-attention's operator, of a decoder, or that of a mixer beside attention."""
-    if all(block.cross is None for block in report.blocks):
+    blocks = [block for block in report.blocks if block.cross is not None]
+    if not blocks:
         return []
     title, says = _CROSSED if columns.has_encoder(report) else _BESIDE
     return [
         _BLANK,
         line(title, "bold"),
-        *_tables([block for block in report.blocks if block.cross is not None], columns.BLOCK, _CROSS, page),
+        *_tables(blocks, columns.BLOCK, _CROSS, page),
         _BLANK,
         line(says, "dim"),
-        *_absent_in_blocks([block for block in report.blocks if block.cross is not None], _CROSS),
+        *_absent_in_blocks(blocks, _CROSS),
     ]
 
 

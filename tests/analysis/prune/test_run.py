@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -202,20 +201,12 @@ def test_a_prediction_is_valid_up_to_the_first_that_is_off_by_more_than_twice() 
     assert valid_to(guess, guess * 2.1) is None
 
 
-def test_processes_that_share_the_prompts_find_the_same(one_thread: None) -> None:
+def test_processes_that_share_the_prompts_find_the_same() -> None:
     """Terms, sets, their trial and Eq. 16; the model's modules are those that the results name."""
     loaded = load(None)
     given, held_out = some_prompts(loaded, 3, 12), some_prompts(loaded, 9, 10)[3:]
     options = PruneOptions(kinds=("head", "ffn"), probes=8, measure=3, budget=0.2, exceed=0.5, confidence=0.9)
-    alone, shared = (prune_bound(loaded, given, held_out, options, quiet, processes=count).report for count in (1, 2))
+    both = [replace(loaded, processes=count) for count in (1, 2)]
+    alone, shared = (prune_bound(one, given, held_out, options, quiet).report for one in both)
     assert alone.plans[0].guarantee is not None
     assert shared == alone.model_copy(update={"run": shared.run})
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """As in each of the processes: rounding differs between numbers of threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

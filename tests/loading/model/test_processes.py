@@ -70,9 +70,13 @@ def test_modules_are_not_copied_and_tensors_are() -> None:
 def test_each_process_has_one_thread_and_no_processes_of_its_own() -> None:
     before = torch.get_num_threads()
     shared, _ = processes()
-    inner = list(shared.each(lambda _: (torch.get_num_threads(), list(shared.each(abs, [-1]))), range(2)))
-    assert inner == [(1, [1]), (1, [1])]
-    assert torch.get_num_threads() == before
+    torch.set_num_threads(2)
+    try:
+        inner = list(shared.each(lambda _: (torch.get_num_threads(), list(shared.each(abs, [-1]))), range(2)))
+        assert inner == [(1, [1]), (1, [1])]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_what_is_raised_is_that_of_the_first_item_that_failed() -> None:

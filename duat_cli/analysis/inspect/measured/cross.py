@@ -8,6 +8,7 @@ null is measured in the same way, with H uniform over the tokens that a row may 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -62,9 +63,8 @@ def measure_cross(operator: AttentionOperator) -> CrossOperator:
 
 def _gated(operator: AttentionOperator) -> CrossOperator:
     """Of a mixer, whose kernel's channels are scaled by the receiving token."""
-    factors, G = operator.factors, gram(operator.factors)
-    entries = factors.output.new_zeros(0, factors.heads)
-    known = Geometry(G, gram_root(G), entries, EntryPattern(factors), factors)
+    factors = operator.factors
+    known = Geometry.of(factors, gram(factors), entries=factors.output.new_zeros(0, factors.heads))
     numbers = measure_gated(operator, known, threshold=0.0, spectrum=False, matrix=False)
     null = uniform_gated(operator, known, numbers.seen, threshold=0.0)
     tokens = operator.values.shape[1]
@@ -73,23 +73,27 @@ def _gated(operator: AttentionOperator) -> CrossOperator:
         columns=tokens * factors.width,
         frobenius_norm=numbers.frobenius_norm,
         structural_density=numbers.structural,
-        stats=_stats(numbers),
-        uniform=_stats(null),
+        stats=_stats_of(numbers),
+        uniform=_stats_of(null),
         certificate_error=operator.error,
     )
 
 
-def _stats(numbers: OperatorNumbers | NullNumbers) -> CrossStats:
-    values = {
-        "effective_heads": numbers.effective_heads,
-        "block_correlation": numbers.block_correlation,
-        "entropy_bits": numbers.coupling.entropy_bits,
-        "effective_context": numbers.coupling.effective_context,
-        "weighted_entropy_bits": numbers.weighted.entropy_bits,
-        "weighted_effective_context": numbers.weighted.effective_context,
-    }
-    reasons = {name: numbers.reasons.get(name, ZERO) for name, value in values.items() if value is None}
-    return CrossStats(**values, reasons=reasons)
+def _stats_of(numbers: OperatorNumbers | NullNumbers) -> CrossStats:
+    return _stats(
+        numbers.reasons,
+        effective_heads=numbers.effective_heads,
+        block_correlation=numbers.block_correlation,
+        entropy_bits=numbers.coupling.entropy_bits,
+        effective_context=numbers.coupling.effective_context,
+        weighted_entropy_bits=numbers.weighted.entropy_bits,
+        weighted_effective_context=numbers.weighted.effective_context,
+    )
+
+
+def _stats(known: Mapping[str, str], **values: float | None) -> CrossStats:
+    """known: why some of them are None; the others are so where W'_c is zero."""
+    return CrossStats(**values, reasons={name: known.get(name, ZERO) for name, v in values.items() if v is None})
 
 
 def no_cross(rows: int, columns: int, reason: str) -> CrossOperator:
@@ -127,16 +131,16 @@ def _measured(operator: AttentionOperator) -> tuple[float, CrossStats, float]:
         spread[0].add(squares)
         spread[1].add(weighted_squares(attention, grams))
         filled += pattern.filled(scaled.flatten(1).abs())
-    values = {
-        "effective_heads": effective_heads(kronecker_spectrum(sums.head_products, root)),
-        "block_correlation": sums.block_correlation(),
-        "entropy_bits": spread[0].entropy(),
-        "effective_context": spread[0].context(),
-        "weighted_entropy_bits": spread[1].entropy(),
-        "weighted_effective_context": spread[1].context(),
-    }
-    reasons = {name: ZERO for name, value in values.items() if value is None}
-    return frobenius_norm(sums.head_products, G), CrossStats(**values, reasons=reasons), filled
+    stats = _stats(
+        {},
+        effective_heads=effective_heads(kronecker_spectrum(sums.head_products, root)),
+        block_correlation=sums.block_correlation(),
+        entropy_bits=spread[0].entropy(),
+        effective_context=spread[0].context(),
+        weighted_entropy_bits=spread[1].entropy(),
+        weighted_effective_context=spread[1].context(),
+    )
+    return frobenius_norm(sums.head_products, G), stats, filled
 
 
 class _Spread:
