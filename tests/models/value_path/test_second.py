@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import silu, softplus
 
 from duat_cli.analysis.decomposition import crossing
-from duat_cli.analysis.inspect.measured.cross import measure_cross
+from duat_cli.analysis.inspect.measured.cross import cross_of, measure_cross
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.value_path.second import second_operator
 
@@ -81,3 +81,25 @@ def test_another_output_layer_is_refused() -> None:
 
     with InDouble():
         sweep(model, token_ids(model), listen)
+
+
+def test_a_call_that_runs_other_code_than_it_was_proved_in_has_no_operator() -> None:
+    """That is said of the block; the others are measured all the same."""
+    model, told = double_model("falcon_h1"), []
+
+    def listen(run: Any, _step: Any, known: Any) -> None:
+        if run.index == 1:
+            run.recording.second = other_code
+        told.append(cross_of(run, known))
+
+    def other_code() -> Any:
+        raise UnsupportedModelError("runs other operations than when it was proved")
+
+    with InDouble():
+        sweep(model, token_ids(model), listen)
+    first, second, third = told
+    assert second.frobenius_norm is None
+    assert "other operations" in second.reasons["frobenius_norm"]
+    assert second.columns == 0
+    assert first.stats is not None
+    assert third.stats is not None

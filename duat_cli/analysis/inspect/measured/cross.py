@@ -7,6 +7,7 @@ null is measured in the same way, with H uniform over the tokens that a row may 
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -36,11 +37,19 @@ def cross_of(run: BlockRun, block: ProvedBlock) -> CrossOperator | None:
     try:
         operator = crossing(run, block)
     except UnsupportedModelError as fault:
-        read = None if run.recording.cross is None else run.recording.cross.states
-        read = run.second.value if run.parts.second is not None else read
-        sources, width = (0, 0) if read is None else read.shape[1:]
+        sources, width = _read(run)
         return no_cross(run.input.shape[1] * run.input.shape[2], sources * width, str(fault))
     return None if operator is None else measure_cross(operator)
+
+
+def _read(run: BlockRun) -> tuple[int, int]:
+    """Tokens that W'_c reads, and their width; zeros where the call that reads them is not known."""
+    if run.parts.second is not None:
+        with contextlib.suppress(UnsupportedModelError):
+            return run.second.value.shape[1], run.second.value.shape[2]
+        return 0, 0
+    call = run.recording.cross
+    return (0, 0) if call is None else (call.states.shape[1], call.states.shape[2])
 
 
 def measure_cross(operator: AttentionOperator) -> CrossOperator:
