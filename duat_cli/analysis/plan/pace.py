@@ -31,11 +31,15 @@ class Pace:
     """A second, floating-point, of a product of matrices."""
     bytes: float
     """A second, read from the files."""
+    alone: float | None = None
+    """As `operations`, with one thread; None: alike."""
 
     def seconds(self, shape: Shape, task: Task, way: Way, stored: int) -> float:
         """Of a whole command. stored: bytes of all tensors. Reading and computing take place at the same time where
         weights are streamed, one after the other where they are resident."""
-        computing = work(shape, task) / (SHARE * self.operations)
+        alone = self.operations if self.alone is None else self.alone
+        rate = self.operations if way.processes == 1 else way.processes * alone
+        computing = work(shape, task) / (SHARE * rate)
         reading = way.weight_reads * stored / self.bytes
         start = START + DISCOVERY * len(shape.parts.blocks)
         return start + (max(computing, reading) if way.weights == "streamed" else computing + reading)
@@ -52,19 +56,28 @@ def may_be_long(shape: Shape, task: Task, way: Way, stored: int) -> bool:
 
 
 def measured_pace(files: CheckpointFiles, shape: Shape, device: str = "cpu") -> Pace:
-    """A product of the block's shape in the run's dtype, and a read from the middle of the largest file; what is in
-    the system's file cache is read faster than what is not."""
+    """A product of the block's shape in the run's dtype, by all threads and by one, and a read from the middle of the
+    largest file; what is in the system's file cache is read faster than what is not."""
     import torch
 
     dtype = getattr(torch, shape.dtype)
     left = torch.ones(ROWS, shape.width, dtype=dtype, device=device)
     right = torch.ones(shape.width, shape.inner, dtype=dtype, device=device)
-    float((left @ right)[0, 0])  # once for the libraries behind it
-    done, start = 0, time.perf_counter()
-    while (spent := time.perf_counter() - start) < PATIENCE or not done:
-        float((left @ right)[0, 0])
-        done += 1
-    return Pace(2.0 * ROWS * shape.width * shape.inner * done / spent, _reading(files))
+
+    def rate() -> float:
+        float((left @ right)[0, 0])  # once for the libraries behind it
+        done, start = 0, time.perf_counter()
+        while (spent := time.perf_counter() - start) < PATIENCE or not done:
+            float((left @ right)[0, 0])
+            done += 1
+        return 2.0 * ROWS * shape.width * shape.inner * done / spent
+
+    together, threads = rate(), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return Pace(together, _reading(files), rate())
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _reading(files: CheckpointFiles) -> float:

@@ -25,15 +25,15 @@ class Spent:
     measure: int = 16
     points: int = 8
     """Sets of each order that are measured on the prompts, about."""
-    tested: int = 8
+    tested: int = 5
     """Sets of each order that are tested on held-out prompts."""
     certified: bool = True
     """Whether certified bounds are computed."""
     printed: int | None = 4
     """Prompts on which Eq. 16 is computed as printed; None: all."""
-    tokens: int | None = 2048
+    tokens: int | None = 768
     """Of all prompts that choose sets together, about, by cutting the longest; held-out prompts are whole."""
-    shortest: int = 56
+    shortest: int = 48
     """Tokens that no prompt is cut below for that."""
     few_held_out: bool = False
     """Whether no more prompts are held out than it takes to let one of them exceed the budget."""
@@ -41,7 +41,7 @@ class Spent:
 
 EFFORTS: dict[Effort, Spent] = {
     "quick": Spent(
-        probes=8, measure=4, points=3, tested=3, certified=False, printed=2, tokens=512, shortest=32, few_held_out=True
+        probes=8, measure=4, points=3, tested=3, certified=False, printed=2, tokens=384, shortest=24, few_held_out=True
     ),
     "default": Spent(),
     "thorough": Spent(probes=128, measure=200, points=20, tested=16, printed=None, tokens=None),

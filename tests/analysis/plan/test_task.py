@@ -25,10 +25,10 @@ def test_a_quick_plan_counts_short_prompts_and_few_held_out_ones() -> None:
     """46 prompts: 0.9^46 + 46 * 0.1 * 0.9^45 is below 0.05, and with 45 it is not."""
     given = (17, 2000, 64, 900)
     quick = Task("prune-bound", given, tuple(range(5, 88)), pruning=PruneOptions(effort="quick"))
-    assert quick.chosen_on == (17, 215, 64, 215)
+    assert quick.chosen_on == (17, 151, 64, 151)
     assert quick.tested_on == tuple(range(5, 51))
     default = Task("prune-bound", given, tuple(range(5, 88)), pruning=PruneOptions())
-    assert default.chosen_on == (17, 1067, 64, 900)
+    assert default.chosen_on == (17, 343, 64, 343)
     assert default.tested_on == default.held_out
     whole = Task("prune-bound", given, (), pruning=PruneOptions(effort="thorough"))
     assert whole.chosen_on == whole.tokens
@@ -37,7 +37,7 @@ def test_a_quick_plan_counts_short_prompts_and_few_held_out_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "cut"), [((2048,), None), ((2049,), 2048), ((20, 56) * 50, None), ((20, 90) * 50, 56), ((), None)]
+    ("tokens", "cut"), [((768,), None), ((769,), 768), ((20, 48) * 50, None), ((20, 90) * 50, 48), ((), None)]
 )
 def test_the_longest_prompts_are_cut_to_a_number_of_tokens_together(tokens: tuple[int, ...], cut: int | None) -> None:
     assert longest(tokens, EFFORTS["default"]) == cut

@@ -158,8 +158,8 @@ def test_a_quick_run_says_what_it_leaves_out() -> None:
     given = [Prompt("", str(k), token_ids(model, 300 if k < 2 else 5, k), k) for k in range(2 + 60)]
     options = PruneOptions(kinds=("head",), probes=4, measure=2, budget=0.3, effort="quick")
     report = prune_bound(as_loaded(model), given[:2], given[2:], options, lambda *_: None).report
-    assert [p.tokens for p in report.prompts] == [256, 256]
-    assert any("2 of 2 prompts are cut to 256 tokens" in note for note in report.warnings)
+    assert [p.tokens for p in report.prompts] == [192, 192]
+    assert any("2 of 2 prompts are cut to 192 tokens" in note for note in report.warnings)
     assert any("46 of 60 held-out prompts" in note for note in report.warnings)
     [plan] = report.plans
     assert plan.guarantee is not None

@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from duat_cli.analysis.plan.task import Spent
 from duat_cli.analysis.prune.repair.repairer import Damages, Repaired, Repairer
 from duat_cli.analysis.prune.sets.nested import Nested
-from duat_cli.analysis.prune.sets.trial import TESTED_SETS, Claim, Trial
+from duat_cli.analysis.prune.sets.trial import Claim, Trial
 from duat_cli.loading.prompts import Prompt
 from duat_cli.results.base import Skipped
 from duat_cli.results.prune.repair import RepairedSet, SetRepair
@@ -61,7 +62,7 @@ def repair_sets(
     held_out: Sequence[Prompt],
     claim: Claim,
     *,
-    tested: int = TESTED_SETS,
+    tested: int = Spent.tested,
     asked: bool = False,
 ) -> Repairs:
     """The sets, repaired one after the other. tested: how many of each are tried on the held-out prompts; asked:

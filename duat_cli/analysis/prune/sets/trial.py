@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from duat_cli.analysis.plan.task import PruneOptions
+from duat_cli.analysis.plan.task import PruneOptions, Spent
 from duat_cli.analysis.prune.sets.nested import Nested
 from duat_cli.analysis.prune.terms.ablation import Ablation, Ablator, Tick, counted
 from duat_cli.loading.model.processes import Each, in_turn
@@ -22,7 +22,6 @@ from duat_cli.models.terms.sites import TermId
 from duat_cli.statistics.betting import mean_is_below
 from duat_cli.statistics.binomial import NestedChoice, allowed, choose_nested
 
-TESTED_SETS = 8
 CAP = 5.0  # budgets: a prompt's damage counts for no more in the mean, which could not be bounded otherwise
 
 
@@ -48,7 +47,7 @@ class Trial:
     prompt, for what it does to prompts that did not choose it.
     """
 
-    def __init__(self, nested: Nested, prompts: int, claim: Claim, tested: int = TESTED_SETS) -> None:
+    def __init__(self, nested: Nested, prompts: int, claim: Claim, tested: int = Spent.tested) -> None:
         assert nested.chosen is not None
         self._order, self.prompts, self.claim = nested.order, prompts, claim
         may = nested.sizes(nested.chosen.removed)
