@@ -28,6 +28,17 @@ def test_reading_and_computing_take_turns_or_go_together() -> None:
         assert found.seconds(streamed, pace) == pytest.approx(start + max(1 / rate, streamed.weight_reads))
 
 
+def test_processes_that_share_prompts_compute_with_one_thread_each() -> None:
+    found = made(Task("prune-bound", (32,) * 8, pruning=PruneOptions()))
+    way = found.ways[0]
+    threads, alone = Pace(1e9, 1e12), Pace(1e9, 1e12, alone=7e8)
+    start = START + 6 * DISCOVERY
+    assert found.seconds(way, threads) == found.seconds(way, alone)
+    shared = way.model_copy(update={"processes": 2})
+    ratio = (found.seconds(way, threads) - start) / (found.seconds(shared, alone) - start)
+    assert ratio == pytest.approx(1.4, rel=1e-3)
+
+
 def test_what_is_long_is_known_before_anything_is_measured() -> None:
     short, long = made(Task("verify", (8,))), made(Task("prune-bound", (512,) * 99, pruning=PruneOptions()))
     assert not short.may_be_long(short.ways[0])
