@@ -265,7 +265,8 @@ def _make_leaf(caught: dict[str, Tensor], module: nn.Module, args: Any, kwargs: 
     old = kwargs[name] if name else args[0]
     caught["x"] = leaf = old.detach().clone().requires_grad_()
     # Some blocks add to their input in place, which a leaf does not allow.
-    return (args, {**kwargs, name: leaf * 1.0}) if name else ((leaf * 1.0, *args[1:]), kwargs)
+    given = leaf * 1.0
+    return (args, {**kwargs, name: given}) if name else (tuple(given if a is old else a for a in args), kwargs)
 
 
 def _catch(caught: dict[str, Tensor], module: nn.Module, args: Any, output: Any) -> None:
@@ -275,12 +276,18 @@ def _catch(caught: dict[str, Tensor], module: nn.Module, args: Any, output: Any)
 # -- the package's own operators, block by block -------------------------------------------------------------
 
 
-def sweep(model: Any, ids: Tensor, listen: Callable[[Any, Any, Any], None], row_budget: int | None = None) -> Any:
+def sweep(
+    model: Any,
+    ids: Tensor,
+    listen: Callable[[Any, Any, Any], None],
+    row_budget: int | None = None,
+    chain: str | None = None,
+) -> Any:
     """Run the package's capture over `ids`; listen(run, step, block) behind every block. Returns the structure."""
     from duat_cli.analysis.decomposition import Decomposition
     from duat_cli.models.discovery.structure import discover, run_stack
 
-    structure = discover(model)
+    structure = discover(model, chain=chain)
     decomposition = Decomposition()
 
     def on_block(run: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from duat_cli.analysis.prepared import with_chain
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.inputs.request import InputFiles
 from duat_cli.loading.model.load import LoadedModel, load_tokenizer
@@ -30,11 +31,12 @@ def chosen_of_pair(
     trust_remote_code: bool = False,
     tokenizer: Any = None,
 ) -> tuple[LoadedModel, list[Prompt]]:
-    """The stack that --stack names of an encoder-decoder, and what it reads of these prompts. tokenizer: of a model in
-    memory; a checkpoint's is read where it is needed."""
+    """The stack that --stack names of an encoder-decoder, and what it reads of these prompts; or one of several chains
+    of blocks. tokenizer: of a model in memory; a checkpoint's is read where it is needed."""
     model, name = loaded.model, type(loaded.model).__name__
-    if not is_pair(model):
-        raise InputError(f"--stack {files.stack}: {name} is no encoder with a decoder")
+    assert files.stack is not None
+    if files.chain is not None or not is_pair(model):
+        return with_chain(loaded, files.stack), list(prompts)
     if files.stack == "encoder":
         return replace(loaded, stack="encoder"), list(prompts)
     try:

@@ -11,7 +11,8 @@ images, a block that is not affine cannot pass.
 
 In a decoder the encoder's states e enter every block through its cross-attention, whose output with H held is affine in
 them, C_i e + d_i: d_i belongs to the static bias, and Σ_j (T_L…T_{j+1}) U_j C_j e is a fourth piece, the encoder's,
-carried as the dynamic one is. Features of pictures that are added to the stream between blocks belong to it too.
+carried as the dynamic one is. Features of pictures that are added to the stream between blocks belong to it too. In a
+stack that runs among others, the sum begins anew where these change the stream between its blocks.
 """
 
 from __future__ import annotations
@@ -132,6 +133,7 @@ class Decomposition:
         uniform attention, 2 N times the work."""
         self._one_by_one, self._own, self._by_source = one_by_one, own, by_source
         self.carried: Carried | None = None
+        self.began = 0  # the block call at which the sum begins
         self._given_last: Tensor | None = None  # the last block's output, (N, M)
 
     def advance(self, run: BlockRun) -> Step:
@@ -139,8 +141,11 @@ class Decomposition:
         x = run.input[0]
         before = self.carried or Carried(x, None, torch.zeros_like(x))
         if self._given_last is not None and not torch.equal(x, self._given_last):
-            added = x - self._given_last
-            before = replace(before, encoder=added if before.encoder is None else before.encoder + added)
+            if run.parts.anew:
+                before, self.began = Carried(x, None, torch.zeros_like(x)), run.index
+            else:
+                added = x - self._given_last
+                before = replace(before, encoder=added if before.encoder is None else before.encoder + added)
         self._given_last = run.output[0]
         if run.parts.cross is not None and before.encoder is None:
             before = replace(before, encoder=torch.zeros_like(x))

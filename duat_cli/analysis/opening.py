@@ -229,11 +229,16 @@ def open_stacks(
     progress(0, 0, "loading torch and transformers")
     with uncollected():
         from duat_cli.analysis.decoding import chosen_of_pair
-        from duat_cli.analysis.prepared import asked_of_parts
+        from duat_cli.analysis.prepared import all_chains, asked_of_parts, parts_of
         from duat_cli.loading.model.load import skeleton
         from duat_cli.models.discovery.modality import is_pair
     shell = skeleton(model.find(progress).files, model.trust_remote_code)
     if not is_pair(shell):
+        if len(parts_of(shell)) < 2:
+            loaded, prompts = open_session(model, replace(texts, files=replace(texts.files, stack=None)), progress)
+            for chain in all_chains(loaded):
+                yield chain, prompts
+            return
         for asked in asked_of_parts(shell, texts, texts.files):
             yield open_session(model, asked, progress)
         return

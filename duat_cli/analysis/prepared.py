@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from duat_cli.errors import InputError
+from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.inputs.drawn import default_inputs, drawn_patches
 from duat_cli.loading.inputs.files import Home, read_image, read_sound, read_tensors
 from duat_cli.loading.inputs.request import READS, InputFiles, StackName, label
@@ -20,6 +20,7 @@ from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt, limits
 from duat_cli.loading.quiet import foreign_errors
 from duat_cli.loading.texts import PromptText
+from duat_cli.models.discovery.chains import SeveralStacksError, named
 from duat_cli.models.discovery.modality import (
     GRID,
     KINDS,
@@ -31,6 +32,7 @@ from duat_cli.models.discovery.modality import (
     require_token_ids,
     stack_of,
 )
+from duat_cli.models.discovery.structure import discover
 from duat_cli.models.signatures import taken_by
 from duat_cli.models.sweep.forwards import forwards
 from duat_cli.text import clean
@@ -51,6 +53,53 @@ def chosen_stack(model: Any, stack: StackName | None) -> Any:
     raise InputError(f"--stack {stack}: {type(model).__name__} has no part that reads {' or '.join(READS[stack])}")
 
 
+def chains_of(loaded: LoadedModel) -> tuple[str, ...]:
+    """The chains of blocks that a model runs in one pass, by name, in call order; none where it is one."""
+    try:
+        discover(loaded.model, loaded.like, factors=False)
+    except SeveralStacksError as fault:
+        return fault.names
+    except UnsupportedModelError:  # said where it is read
+        return ()
+    return ()
+
+
+def with_chain(loaded: LoadedModel, wanted: str) -> LoadedModel:
+    """The model with that one of its chains of blocks to be read, with a note. InputError lists their names."""
+    model, kind = loaded.model, type(loaded.model).__name__
+    if loaded.paged is None:
+        names = chains_of(loaded)
+    else:  # its weights are not there for a pass
+        names = tuple(n for n, m in stack_of(model).named_modules() if n and isinstance(m, nn.ModuleList))
+    if (found := named(names, wanted)) is not None:
+        note = f"--stack {wanted}: the blocks of {found} alone; the whole {kind} runs around them"
+        return replace(loaded, chain=found, warnings=(*loaded.warnings, note))
+    known = list(names) or (["encoder", "decoder"] if is_pair(model) else parts_of(model))
+    if len(known) > 1:
+        raise InputError(f"--stack {clean(wanted)}: {kind} has no one stack of that name; it has {', '.join(known)}")
+    if wanted in ("encoder", "decoder"):
+        raise InputError(f"--stack {wanted}: {kind} is no encoder with a decoder")
+    raise InputError(f"--stack {clean(wanted)}: {kind} has one stack of blocks; leave it out")
+
+
+def all_chains(loaded: LoadedModel) -> list[LoadedModel]:
+    """The model once for each of its chains that can be read; what cannot is said in the notes. InputError for one."""
+    names, kind = chains_of(loaded) if loaded.paged is None else (), type(loaded.model).__name__
+    if not names:
+        raise InputError(f"--stack all: {kind} has no two stacks to read; leave it out")
+    found, notes = list[str](), list[str]()
+    for name in names:
+        try:
+            discover(loaded.model, loaded.like, chain=name, factors=False)
+            found.append(name)
+        except UnsupportedModelError as fault:
+            notes.append(f"--stack all: {name} is not read: {fault}")
+    if not found:
+        raise UnsupportedModelError("; ".join(notes))
+    loaded = replace(loaded, warnings=(*loaded.warnings, *notes))
+    return [with_chain(loaded, name) for name in found]
+
+
 def part_of(loaded: LoadedModel, stack: StackName | None) -> LoadedModel:
     """The model, or the part of it that --stack names, with a note."""
     part = chosen_stack(loaded.model, stack)
@@ -66,9 +115,11 @@ def parts_of(model: Any) -> list[StackName]:
     return [stack for stack in READS if {stack} in found]
 
 
-def stack_read(loaded: LoadedModel) -> StackName | None:
+def stack_read(loaded: LoadedModel) -> str | None:
     """Which stack of a model of several is read: the one that --stack named, or the one that is read without it."""
     model = loaded.model
+    if loaded.chain is not None:
+        return loaded.chain
     if loaded.stack is not None or is_pair(model):
         return loaded.stack or "encoder"
     if len(reads(model)) < 2:

@@ -89,7 +89,7 @@ class Session:
         self._every_plain, self._swept = every_plain, False  # whether a prompt has run to its end
         self._structure: ModelStructure | None = None
         self._growing: Growing | None = None
-        self._known, self._clock = Known(), Clock()
+        self._known, self._clock = Known(chain=loaded.chain), Clock()
         self._checks = False  # whether the prompt under way is one that the model's own output is compared on
         self.plain_error = 0.0  # the largest so far
         self.whole = False  # whether norms are held as of `Rig`, in sweeps over weights that are in memory
@@ -102,7 +102,7 @@ class Session:
         self.fingerprint = fingerprint(loaded.model)
         progress(0, 1, "discovery of the model's structure")
         try:
-            self._structure = discover(loaded.model, loaded.like, factors=factors)
+            self._structure = discover(loaded.model, loaded.like, chain=loaded.chain, factors=factors)
         except UnsupportedModelError as fault:
             raise own_fault(loaded) or self._blamed(fault) from fault
         except (RuntimeError, ValueError, TypeError, LookupError) as fault:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +18,11 @@ from duat_cli.analysis.prepared import chosen_stack, parts_of, prepared_inputs, 
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import require_signal
 from duat_cli.errors import DuatError, InputError, UnsupportedModelError
-from duat_cli.loading.inputs.request import InputFiles, StackName
+from duat_cli.loading.inputs.request import InputFiles
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.quiet import described
 from duat_cli.models.arrays import tolerance_for
+from duat_cli.models.discovery.chains import SeveralStacksError
 from duat_cli.models.discovery.modality import STATES, decoder_of, input_name, is_pair, stack_of
 from duat_cli.models.discovery.structure import (
     ENCODER_ALONE,
@@ -132,7 +133,7 @@ def _of_part(part: Any, model_type: str) -> SupportEntry:
     return _examine_stack(part, model_type, like)
 
 
-def _stack(stack: StackName, entry: SupportEntry) -> StackEntry:
+def _stack(stack: str, entry: SupportEntry) -> StackEntry:
     reason = "; ".join(part for part in entry.parts if part != ENCODER_ALONE) or entry.reason
     return StackEntry(stack=stack, status="exact" if reason is None else entry.status, reason=reason)
 
@@ -172,11 +173,34 @@ def _of_both(encoder: SupportEntry, decoder: SupportEntry) -> SupportEntry:
     )
 
 
-def _examine_stack(model: Any, model_type: str, like: Mapping[str, Tensor] | None) -> SupportEntry:
+def _of_chains(model: Any, model_type: str, like: Mapping[str, Tensor] | None, names: Sequence[str]) -> SupportEntry:
+    """One entry of a model that runs several chains of blocks, each read by itself."""
+    found = {name: _examine_stack(model, model_type, like, name) for name in names}
+    stacks = [_stack(name, entry) for name, entry in found.items()]
+    parts = [f"stack {one.stack}: {one.reason}" for one in stacks if one.reason is not None]
+    errors = [entry.relative_error for entry in found.values() if entry.relative_error is not None]
+    if not errors:
+        return _refused(model_type, "; ".join(parts)).model_copy(update={"stacks": stacks})
+    return SupportEntry(
+        model_type=model_type,
+        status="partly" if parts else "exact",
+        stacks=stacks,
+        path=next(entry.path for entry in found.values() if entry.relative_error is not None),
+        parts=parts,
+        reason=None,
+        relative_error=max(errors),
+    )
+
+
+def _examine_stack(
+    model: Any, model_type: str, like: Mapping[str, Tensor] | None, chain: str | None = None
+) -> SupportEntry:
     try:
-        structure = discover(model, like)
+        structure = discover(model, like, chain=chain)
         with model_code(type(model).__name__):
             error, faults = _errors(structure, like)
+    except SeveralStacksError as fault:
+        return _of_chains(model, model_type, like, fault.names)
     except DuatError as fault:
         return _refused(model_type, str(fault))
     if not structure.plain_error <= tolerance_for(model.dtype):

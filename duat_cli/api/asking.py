@@ -20,7 +20,7 @@ from duat_cli.analysis.opening import (
 )
 from duat_cli.api.settings import one_of
 from duat_cli.errors import InputError
-from duat_cli.loading.inputs.request import InputFiles, StackName
+from duat_cli.loading.inputs.request import EVERY, InputFiles, StackName
 
 if TYPE_CHECKING:
     from duat_cli.analysis.plan.task import Task
@@ -244,11 +244,12 @@ def input_files(
     image: Pictures | None = None,
     audio: File | Sequence[File] | None = None,
     inputs: Tensors | None = None,
-    stack: StackName | None = None,
+    stack: str | None = None,
     decoder_prompt: str | None = None,
 ) -> InputFiles:
     """What is given in place of texts, one or several of each; InputError for what no such input can be."""
-    one_of("stack", stack, (None, *get_args(StackName)))
+    if not isinstance(stack, str) or stack == EVERY:
+        one_of("stack", stack, (None, *get_args(StackName)))
     images, sounds, tensors = several(image), several(audio), several(inputs)
     for name, given, kind in (("image", images, "convert"), ("audio", sounds, None), ("inputs", tensors, "items")):
         for number, one in enumerate(given):

@@ -8,7 +8,8 @@ from typing import cast
 
 from duat_cli.errors import InputError
 from duat_cli.kinds import KINDS, Kind
-from duat_cli.loading.inputs.request import InputFiles, StackName
+from duat_cli.loading.inputs.request import READS, InputFiles
+from duat_cli.text import clean
 
 
 def one_of(name: str, value: object, choices: Sequence[object]) -> None:
@@ -47,12 +48,12 @@ def blocks_of(layers: Iterable[int] | None) -> frozenset[int] | None:
     return found
 
 
-def no_decoder(stack: StackName | None) -> StackName | None:
+def no_decoder(stack: str | None) -> str | None:
     """Of `matrix`."""
-    if stack == "decoder":
+    if stack is not None and stack not in READS and stack != "encoder":
         raise InputError(
-            "--stack decoder: the explicit matrices are of stacks without cross-attention; duat inspect and verify "
-            "read it"
+            f"--stack {clean(stack)}: the explicit matrices are of stacks without cross-attention that run "
+            "alone; duat inspect and verify read it"
         )
     return stack
 

@@ -54,8 +54,10 @@ class ModelFacts(Result):
     revision: str | None = Field(description="commit of a hub checkpoint; null for a local folder")
     model_type: str = Field(description="transformers' name of the architecture, from config.json")
     architecture: str = Field(description="the class that was loaded")
-    stack: Literal["vision", "audio", "text", "encoder", "decoder"] | None = Field(
-        default=None, description="which stack of a model of several the report is of; null where there is one"
+    stack: str | None = Field(
+        default=None,
+        description="which stack of a model of several the report is of: vision, audio, text, encoder, decoder, or the "
+        "name of a list of blocks in the model; null where there is one",
     )
     quantised: str | None = Field(
         default=None,

@@ -16,7 +16,7 @@ Modality = Literal["text", "vision", "audio", "vision-language", "audio-language
 class StackEntry(Result):
     """One stack of a model of several."""
 
-    stack: Literal["vision", "audio", "text", "encoder", "decoder"] = Field(description="the value of --stack")
+    stack: str = Field(description="the value of --stack")
     status: Status = Field(description="how much of it is covered")
     reason: str | None = Field(description="what is not covered, or why it was refused; null where it is exact")
 

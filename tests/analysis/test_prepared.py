@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as t
-from helpers import as_loaded
+from helpers import as_loaded, prompt_of
 from image_models import CASES, SMALL, build, picture
 from paging import differing, in_parts, whole
 from safetensors.torch import save_file
@@ -17,7 +17,15 @@ from torch import Tensor
 
 from duat_cli.analysis.inspect.run import InspectOptions, inspect, verify
 from duat_cli.analysis.matrix.run import matrix
-from duat_cli.analysis.prepared import Prepared, as_prompts, chosen_stack, parts_of, prepared_inputs
+from duat_cli.analysis.prepared import (
+    Prepared,
+    all_chains,
+    as_prompts,
+    chosen_stack,
+    parts_of,
+    prepared_inputs,
+    with_chain,
+)
 from duat_cli.analysis.support import examine
 from duat_cli.errors import InputError
 from duat_cli.loading.inputs.request import InputFiles
@@ -181,3 +189,30 @@ def test_an_encoder_is_run_within_its_model() -> None:
     [prompt] = as_prompts(loaded, [Prepared("one", like, None)])
     assert prompt.input_ids.shape == (1, 12)  # a 32nd of each side
     assert verify(loaded, [prompt], quiet).certificate.relative_error < 1e-5
+
+
+def test_a_chain_read_block_by_block_has_the_same_numbers(tmp_path: Path) -> None:
+    tiny.tiny_model("funnel").save_pretrained(tmp_path)
+    prompts, options = [prompt_of(torch.arange(41, 52)[None])], InspectOptions(cache=False, terms=True)
+
+    def report(loaded: LoadedModel) -> dict[str, Any]:
+        return inspect(with_chain(loaded, "decoder"), prompts, options, quiet).model_dump(exclude={"run"})
+
+    expected = report(whole(tmp_path))
+    assert expected["model"]["stack"] == "decoder.layers"
+    with in_parts(tmp_path) as loaded:
+        assert differing(report(loaded), expected) == []
+
+
+def test_each_chain_in_turn_and_terms_by_the_block_that_makes_them() -> None:
+    loaded = as_loaded(tiny.tiny_model("hrm_text"))
+    prompts = [prompt_of(torch.tensor([[41, 50, 47, 60]]))]
+    low, high = all_chains(loaded)
+    assert (low.chain, high.chain) == ("L_module.layers", "H_module.layers")
+    terms = inspect(high, prompts, InspectOptions(cache=False, terms=True), quiet).terms
+    assert [term.name for term in terms or ()] == ["x_0", "bias", "block 3", "block 4", "block 5"]
+    assert sum(term.share for term in terms or ()) == pytest.approx(1)
+    with pytest.raises(InputError, match=r"no one stack of that name; it has L_module\.layers, H_module\.layers"):
+        with_chain(loaded, "layers")
+    notes = all_chains(as_loaded(tiny.tiny_model("funnel")))[0].warnings
+    assert any(note.startswith("--stack all: encoder.blocks.1 is not read: ") for note in notes)

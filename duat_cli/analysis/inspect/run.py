@@ -380,7 +380,7 @@ def _uat_terms(decomposition: Decomposition, output: Tensor) -> list[UatTerm]:
         ("x_0", "linear", None),
         ("bias", "static", None),
         *(("encoder", "encoder", None) for _ in encoder),
-        *((f"block {i}", "dynamic", i) for i in range(len(carried.terms))),
+        *((f"block {i}", "dynamic", i) for i, _ in enumerate(carried.terms, decomposition.began)),
     ]
     static = torch.zeros_like(carried.linear) if carried.static is None else carried.static
     numbers = shares([carried.linear, static, *encoder, *carried.terms], output)

@@ -105,13 +105,14 @@ Stack = Annotated[
     ),
 ]
 Stacks = Annotated[
-    Literal["vision", "audio", "text", "encoder", "decoder", "all"] | None,
+    str | None,
     input_option(
         "--stack",
         metavar="PART",
         show_default=False,
         help="vision, audio or text: that part of a model of several alone. encoder or decoder: of an encoder-decoder. "
-        "all: every stack in turn, a report each.",
+        "A name: of a model that runs several lists of blocks, the blocks of that list. all: every stack in turn, a "
+        "report each.",
     ),
 ]
 DecoderPrompt = Annotated[
@@ -244,7 +245,7 @@ def input_files(
     images: list[str] | None,
     sounds: list[str] | None,
     tensors: list[str] | None,
-    stack: StackName | Literal["all"] | None,
+    stack: str | None,
     decoder_prompt: str | None = None,
 ) -> InputFiles:
     """What a model of images or sound is to read, and which stack of a model of several."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from duat_cli.errors import InputError
 from duat_cli.text import clean
@@ -35,7 +35,8 @@ class InputFiles:
     images: tuple[Any, ...] = ()
     sounds: tuple[str, ...] = ()
     tensors: tuple[Any, ...] = ()
-    stack: StackName | Literal["all"] | None = None
+    stack: str | None = None
+    """A `StackName`, 'all', or the name of one of several chains of blocks."""
     decoder_prompt: str | None = None
 
     def asked(self) -> InputFiles:
@@ -46,13 +47,18 @@ class InputFiles:
 
     @property
     def of_pair(self) -> bool:
-        """Whether it names a stack of an encoder-decoder."""
-        return self.stack in ("encoder", "decoder")
+        """Whether it names a stack of an encoder-decoder, or one of several chains of blocks."""
+        return self.stack in ("encoder", "decoder") or self.chain is not None
 
     @property
     def part(self) -> StackName | None:
-        """The one stack that is named."""
-        return None if self.stack == EVERY else self.stack
+        """The kind of input by which one stack is named."""
+        return next((name for name in get_args(StackName) if name == self.stack), None)
+
+    @property
+    def chain(self) -> str | None:
+        """What may name one of several chains of blocks."""
+        return None if self.stack in (None, EVERY, *get_args(StackName)) else self.stack
 
     @property
     def option(self) -> str | None:

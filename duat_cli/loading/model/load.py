@@ -78,6 +78,8 @@ class LoadedModel:
     """Where the model reads no token ids: inputs of the shapes that it reads, for its discovery."""
     stack: StackName | None = None
     """The stack that --stack named, of which `model` is the part."""
+    chain: str | None = None
+    """The list of blocks that --stack named, where `model` runs several such lists in one pass."""
     every_stack: bool = False
     """Whether the other stacks of the model have reports of their own, by --stack all."""
     pair: PreTrainedModel | None = None

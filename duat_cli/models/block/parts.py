@@ -19,6 +19,7 @@ class HiddenSlot:
 
     key: int | str
     flat: bool = False  # it takes them without a batch, (N, M): one item a call
+    again: tuple[int | str, ...] = ()  # where it takes the same tensor once more (queries, keys and values by name)
 
     def get(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
         value: Tensor = args[self.key] if isinstance(self.key, int) else kwargs[self.key]
@@ -29,10 +30,11 @@ class HiddenSlot:
         new_args, new_kwargs = list(args), dict(kwargs)
         if self.flat:
             [value] = value
-        if isinstance(self.key, int):
-            new_args[self.key] = value
-        else:
-            new_kwargs[self.key] = value
+        for key in (self.key, *self.again):
+            if isinstance(key, int):
+                new_args[key] = value
+            else:
+                new_kwargs[key] = value
         return new_args, new_kwargs
 
 
@@ -84,6 +86,7 @@ class BlockParts:
     output_projection: Projection | None = None
     mixer: MixerForm | None = None  # the one attention module, where it is a token mixer without softmax
     beside: tuple[HiddenSlot, ...] = ()  # where the block takes other tensors of the stream's shape
+    anew: bool = False  # whether the sum begins anew where the block takes another stream than that of the one in front
     cross: CrossAttention | None = None  # of a decoder: what it gives is held as a unit's output is
     second: SecondMixer | None = None  # one of the units, with the operator of its own
     gated: bool = False  # whether squashing functions inside attention are dynamic parameters too

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.discovery.chains import StagesError, outermost_lists
 from duat_cli.models.discovery.modality import stack_of
 from duat_cli.models.discovery.proof import Proof, Verdict, opened
-from duat_cli.models.discovery.structure import Discovery, ModelStructure, StagesError, outermost_lists
+from duat_cli.models.discovery.structure import Discovery, ModelStructure
 from duat_cli.models.instrument.attention import CapturePath, ForeignAttentionError
 from duat_cli.models.instrument.foreign import model_code
 from duat_cli.models.instrument.rig import Rig
@@ -46,6 +47,7 @@ BEGIN_ANEW = ForeignAttentionError, PathError, OpenedError, StagesError
 class Known:
     """What an earlier attempt showed."""
 
+    chain: str | None = None  # as of `discover`, from the beginning
     interface: bool = True  # whether attention can be seen through transformers' interface
     staged: frozenset[str] = frozenset()  # lists whose elements are stages
     intercepted: bool = False  # whether some attention is seen by its softmax alone, so that all of it has to be
@@ -84,7 +86,8 @@ class Growing(Discovery):
     """The first pass; `proof` and `rig` are for those behind it."""
 
     def __init__(self, model: Any, *, device: str, known: Known, like: Mapping[str, Tensor] | None = None) -> None:
-        super().__init__(model, interface=known.interface, staged=known.staged, device=device, like=like)
+        how = {"interface": known.interface, "staged": known.staged, "chain": known.chain}
+        super().__init__(model, **how, device=device, like=like)  # type: ignore[arg-type]
         self._known = known
         self.on_proved: Callable[[BlockParts, Trace], None] = lambda _parts, _written: None  # called behind every proof
         self._proof: Proof | None = None

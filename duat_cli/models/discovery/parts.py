@@ -41,7 +41,7 @@ def find_parts(event: Event, name: str, written: Trace) -> BlockParts:
         name=name,
         module=block,
         hidden=hidden,
-        beside=_beside(event, hidden),
+        beside=beside(event, hidden),
         attention=attention,
         intercepted=frozenset(intercepted & inside),
         norms=norms,
@@ -271,7 +271,7 @@ def hidden_slot(event: Event) -> HiddenSlot:
     slots: list[tuple[int | str, Any]] = [*enumerate(event.args), *event.kwargs.items()]
     for key, value in slots:
         if isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 3:
-            return HiddenSlot(key)
+            return HiddenSlot(key, again=tuple(other for other, one in slots if one is value and other != key))
     for key, value in slots:
         if isinstance(value, Tensor) and value.is_floating_point() and first is None and value.ndim == 2:
             if _gives_alike(event.output, value):
@@ -280,15 +280,17 @@ def hidden_slot(event: Event) -> HiddenSlot:
     raise UnsupportedModelError(f"{name} takes no hidden states of shape (batch, N, M)")
 
 
-def _beside(event: Event, hidden: HiddenSlot) -> tuple[HiddenSlot, ...]:
-    """Where the block takes other tensors of the stream's shape (the embeddings, say, or positions)."""
+def beside(event: Event, hidden: HiddenSlot, *, any_length: bool = False) -> tuple[HiddenSlot, ...]:
+    """Where the block takes other tensors of the stream's shape (the embeddings, say, or positions); any_length: or of
+    its width."""
     own = hidden.get(event.args, event.kwargs)
     shape = own.shape[1:] if hidden.flat else own.shape
     slots: list[tuple[int | str, Any]] = [*enumerate(event.args), *event.kwargs.items()]
     return tuple(
         HiddenSlot(key)
         for key, value in slots
-        if isinstance(value, Tensor) and value.is_floating_point() and value.shape == shape and key != hidden.key
+        if isinstance(value, Tensor) and value.is_floating_point() and key not in (hidden.key, *hidden.again)
+        if value.shape == shape or (any_length and value.ndim == len(shape) and value.shape[-1] == shape[-1])
     )
 
 

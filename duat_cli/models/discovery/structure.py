@@ -7,7 +7,7 @@ more than one block's weights and tensors have to be there. What stays unproved 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,16 @@ from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.discovery.chains import (
+    SeveralStacksError,
+    StagesError,
+    anew_note,
+    chained,
+    inner_lists,
+    is_stage,
+    outermost_lists,
+    require_own_tokens,
+)
 from duat_cli.models.discovery.cross import require_apart
 from duat_cli.models.discovery.mixers import Known, with_mixer
 from duat_cli.models.discovery.modality import (
@@ -28,11 +38,10 @@ from duat_cli.models.discovery.modality import (
     require_token_ids,
     stack_of,
 )
-from duat_cli.models.discovery.parts import find_parts, hidden_slot
+from duat_cli.models.discovery.parts import beside, find_parts
 from duat_cli.models.discovery.proof import Proof, ProvedBlock, Verdict, opened
 from duat_cli.models.discovery.unread import beside_notes, unread_attention, why_unchained, why_unseen
 from duat_cli.models.instrument.attention import CapturePath, ForeignAttentionError
-from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.instrument.foreign import model_code
 from duat_cli.models.instrument.plain import InstrumentedPass, PlainPass, deviation
 from duat_cli.models.instrument.rig import Rig
@@ -46,14 +55,6 @@ MAX_OPENINGS = 8
 ENCODER_ALONE = (
     "decoder stack (cross-attention): only the encoder is read here; inspect, verify and attribute take --stack decoder"
 )
-
-
-class StagesError(Exception):
-    """The elements of a list of modules are stages, each with a list of blocks: everything begins anew, with those."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.name = name
 
 
 @dataclass(frozen=True)
@@ -129,16 +130,19 @@ def probe_inputs(
     return placed(made, stack.device if device is None else device, stack.dtype)
 
 
-def discover(model: Any, like: Mapping[str, Tensor] | None = None, *, factors: bool = True) -> ModelStructure:
+def discover(
+    model: Any, like: Mapping[str, Tensor] | None = None, *, chain: str | None = None, factors: bool = True
+) -> ModelStructure:
     """Find and prove the structure of `model`; UnsupportedModelError names what could not be proved.
 
     like: prepared inputs of a model that reads no token ids; it is probed with noise of their shapes.
+    chain: the list whose blocks are meant, by its name in the model that is run; None where there is but one.
     factors: whether V and O of the heads are looked for, which are kept for every block.
     """
     with model_code(type(model).__name__):
         interface, staged = True, frozenset[str]()
         while True:
-            found = Discovery(model, interface=interface, staged=staged, like=like, factors=factors)
+            found = Discovery(model, interface=interface, staged=staged, like=like, chain=chain, factors=factors)
             try:
                 found.walk()
                 break
@@ -170,7 +174,7 @@ class Discovery:
 
     interface: whether attention is to be seen through transformers' interface; `walk` raises ForeignAttentionError
     where the model does something else with it. staged: lists whose elements are stages; StagesError names
-    another. device: as of `probe_ids`; like, factors: as of `discover`.
+    another. device: as of `probe_ids`; like, chain, factors: as of `discover`.
     """
 
     def __init__(
@@ -181,9 +185,10 @@ class Discovery:
         staged: frozenset[str] = frozenset(),
         device: str | None = None,
         like: Mapping[str, Tensor] | None = None,
+        chain: str | None = None,
         factors: bool = True,
     ) -> None:
-        self._factors = factors
+        self._factors, self._chain = factors, chain
         if like is None:
             require_token_ids(model)
         self.model = model
@@ -194,10 +199,13 @@ class Discovery:
         self.part = self.stack if within is None else within
         self.seams: set[int] = set()  # block calls whose input is not only what the call in front of them gives
         self._staged, prefix = staged, "" if within is None else f"{self._names[within]}."
-        lists = outermost_lists(self.part, [name.removeprefix(prefix) for name in staged])
+        lists = outermost_lists(self.part, [name.removeprefix(prefix) for name in staged], chain)
         self.lists = {prefix + name: found for name, found in lists.items()}
         self.list_of = {module: name for name, found in self.lists.items() for module in found}
-        self.tracer = Tracer(self.stack, self.list_of, self.learn, interface=interface, part=self.part)
+        looked_at = None if chain is None else self.part.get_submodule(chain)
+        self.tracer = Tracer(
+            self.stack, self.list_of, self.learn, interface=interface, part=self.part, within=looked_at
+        )
         self._calls: dict[str, list[Event]] = {name: [] for name in self.lists}
         self.parts: dict[nn.Module, BlockParts | Exception] = {}
         self.written: dict[nn.Module, Trace] = {}
@@ -229,8 +237,8 @@ class Discovery:
     def structure(self) -> ModelStructure:
         """What was found, but for `plain_error`."""
         ran = self.tracer.ran | set(self.tracer.attention)
-        beside = [] if is_pair(self.stack) else beside_notes(self.stack, self.part)  # a decoder runs behind its encoder
-        unread = [*unread_attention(self.model, ran), *beside]
+        others = [] if is_pair(self.stack) else beside_notes(self.stack, self.part)  # a decoder runs behind its encoder
+        unread = [*unread_attention(self.model, ran), *others]
         return self.structure_of(self.chained(), tuple(unread))
 
     @property
@@ -242,7 +250,8 @@ class Discovery:
     def structure_of(self, calls: list[Event], unread: tuple[str, ...]) -> ModelStructure:
         modules = tuple(event.module for event in calls)
         blocks = tuple(self.proved[module] for module in dict.fromkeys(modules))
-        uncovered = (*self._uncovered, *_mixing_notes(blocks), *_proof_notes(blocks), *unread)
+        apart = [] if self._chain is None else anew_note(self.seams)
+        uncovered = (*self._uncovered, *_mixing_notes(blocks), *_proof_notes(blocks), *unread, *apart)
         width = blocks[0].parts.hidden.get(calls[0].args, calls[0].kwargs).shape[-1]
         path = self.path if self.tracer.attention else "frozen kernel"
         return ModelStructure(
@@ -264,6 +273,8 @@ class Discovery:
         if not self._calls[home]:
             raise UnsupportedModelError(f"{name} never calls the blocks that hold its attention")
         if home in self._unchained:
+            if len(inner := inner_lists(self.stack, home)) > 1:
+                raise SeveralStacksError(inner)
             why = why_unchained(home, self._calls, self.tracer.attention)
             raise self._unchained[home] if why is None else UnsupportedModelError(why)
         return self._calls[home]
@@ -272,13 +283,14 @@ class Discovery:
         """The outermost ModuleList around the attention modules."""
         seen = self.tracer.attention or self.mixers
         named = [self._names[module] for module in seen if module in self._names]
-        homes = {next((own for own in self.lists if name.startswith(own + ".")), None) for name in named}
+        homes = list(dict.fromkeys(next((o for o in self.lists if n.startswith(o + ".")), None) for n in named))
         if None in homes or not homes:
             outside = {type(m).__name__ for m in seen if not any(m in set(b.modules()) for b in self.list_of)}
             raise UnsupportedModelError(f"attention runs outside any list of blocks: {', '.join(sorted(outside))}")
         if len(homes) > 1:
-            raise UnsupportedModelError(f"attention runs in several stacks: {', '.join(sorted(map(str, homes)))}")
-        return str(homes.pop())
+            split = {home: inner_lists(self.stack, home) if home in self._unchained else [] for home in map(str, homes)}
+            raise SeveralStacksError([name for home, inner in split.items() for name in inner or [home]])
+        return str(homes[0])
 
     def parts_of(self, module: nn.Module) -> BlockParts:
         parts = self.parts[module]
@@ -293,7 +305,8 @@ class Discovery:
             raise StagesError(home)
         calls = self._calls[home]
         try:
-            if calls and not _chained(len(calls) - 1, calls[-1], event, added=self.part is not self.stack):
+            added = self.part is not self.stack or self._chain is not None
+            if calls and not chained(len(calls) - 1, calls[-1], event, added=added):
                 self.seams.add(len(calls))
         except UnsupportedModelError as fault:
             self._unchained.setdefault(home, fault)
@@ -304,6 +317,9 @@ class Discovery:
                 parts = find_parts(event, self._names[event.module], written)
                 if not isinstance(self.probe, Tensor) and STATES in self.probe:
                     require_apart(event, parts, self.probe[STATES])
+                if self._chain is not None:
+                    parts = replace(parts, anew=True, beside=beside(event, parts.hidden, any_length=True))
+                    require_own_tokens(event, parts, written)
                 parts = with_mixer(parts, event, written, self._known_mixers)
                 self.mixers += parts.attention if parts.mixer is not None else ()
                 self.parts[event.module] = parts
@@ -318,56 +334,6 @@ def _stack_of(model: Any) -> tuple[Any, tuple[str, ...]]:
             raise UnsupportedModelError(f"{name} has no config of its own, so its attention stays unseen")
         return stack_of(model), (ENCODER_ALONE,)
     return stack_of(model), ()
-
-
-def outermost_lists(stack: nn.Module, staged: Collection[str] = ()) -> dict[str, list[nn.Module]]:
-    """The elements of the ModuleLists that are in no other, by the list's name; of those whose elements are stages what
-    stands in these: the elements of their lists, and what leads from one stage to the next."""
-    lists = {name: module for name, module in stack.named_modules() if isinstance(module, nn.ModuleList)}
-    outer = {n: found for n, found in lists.items() if not any(n.startswith(other + ".") for other in lists)}
-    return {name: list(_elements(found, opened=name in staged)) for name, found in outer.items()}
-
-
-def _elements(modules: nn.Module, *, opened: bool) -> Iterator[nn.Module]:
-    """opened: as of stages. A list is never called, so that its own elements stand for it."""
-    for module in modules.children():
-        if isinstance(module, nn.ModuleList) or opened:
-            yield from _elements(module, opened=False)
-        else:
-            yield module
-
-
-def is_stage(event: Event, written: Trace) -> bool:
-    """Whether what was called holds its attention in the elements of a list, and is no block itself: it gives another
-    number of tokens than it takes, or several of the elements attend within windows of the tokens."""
-    inner = [module for module in event.module.modules() if isinstance(module, nn.ModuleList)]
-    attending = {call.module for call in written.attention}
-    blocks = [block for found in inner for block in found if attending & set(block.modules())]
-    if not attending or not all(any(module in set(block.modules()) for block in blocks) for module in attending):
-        return False
-    taken = next((t for t in event.tensors if t.ndim >= 3), None)
-    if taken is not None and (event.result is None or event.result.shape != taken.shape):
-        return True
-    return len(blocks) > 1 and any(len(call.value) > 1 for call in written.attention)
-
-
-def _chained(position: int, before: Event, after: Event, *, added: bool) -> bool:
-    """Whether a block takes what the one in front of it gives; UnsupportedModelError where it does not and may not.
-
-    added: whether features of pictures may come on top of it.
-    """
-    taken = hidden_slot(after).get(after.args, after.kwargs)
-    if not bool(torch.isfinite(taken).all()):
-        raise UnsupportedModelError(f"block {position} puts out values that are not finite")
-    given = hidden_of(before.output, taken)
-    if torch.equal(taken, given):
-        return True
-    if not added or taken.shape != given.shape:
-        raise UnsupportedModelError(
-            f"the input of block {position + 1} is not the output of block {position}: "
-            "the model changes the residual stream between its blocks"
-        )
-    return False
 
 
 def _mixing_notes(blocks: Sequence[ProvedBlock]) -> list[str]:

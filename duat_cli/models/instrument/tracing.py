@@ -104,7 +104,7 @@ class Tracer:
     blocks: modules that may be blocks; none is inside another. on_block(call of the block, what happened in it) is
     called behind every call of one, with the trace held; what it runs is not written down.
     interface: whether attention is seen through transformers' interface, or by its softmax alone. part: the part of
-    the model whose attention is looked at; None: all of it.
+    the model whose attention is looked at; None: all of it. within: the module of that part; None: all of the part.
     """
 
     def __init__(
@@ -115,13 +115,14 @@ class Tracer:
         *,
         interface: bool,
         part: Any = None,
+        within: nn.Module | None = None,
     ) -> None:
         self._model, self._blocks, self._on_block, self._interface = model, set(blocks), on_block, interface
         self.ran: set[nn.Module] = set()  # every module that was called
         self.outside: list[Event] = []  # calls of modules without children, outside of blocks
         self.attention: dict[nn.Module, CapturePath] = {}  # modules whose attention was seen, in order
         self._part = model if part is None else part
-        self._looked_at = set(self._part.modules())
+        self._looked_at = set((self._part if within is None else within).modules())
         self._watch = Watch(self)
         self._stack: list[nn.Module] = []
         self._inside: Trace | None = None

@@ -1,0 +1,132 @@
+"""Lists of modules that may hold blocks: which of them are chains, where each block takes what the one in front gives.
+
+A model with one chain is read without a word; of several (a funnel's resolutions, levels that run in cycles, encoder
+and decoder within one forward pass) one is chosen by its name, and the whole model runs around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+import torch
+from torch import nn
+
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.discovery.parts import hidden_slot
+from duat_cli.models.instrument.calls import hidden_of
+from duat_cli.models.instrument.tracing import Event, Trace
+
+
+class SeveralStacksError(UnsupportedModelError):
+    """Attention runs in several lists of blocks, and none of them was chosen. names: of the lists, in call order."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        said = f"attention runs in several stacks: {', '.join(names)}"
+        super().__init__(f"{said}; duat inspect and verify read one by --stack NAME, each by --stack all")
+        self.names = tuple(names)
+
+
+class StagesError(Exception):
+    """The elements of a list of modules are stages, each with a list of blocks: everything begins anew, with those."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+def outermost_lists(
+    stack: nn.Module, staged: Collection[str] = (), chain: str | None = None
+) -> dict[str, list[nn.Module]]:
+    """The elements of the ModuleLists that are in no other, by the list's name; of those whose elements are stages what
+    stands in these: the elements of their lists, and what leads from one stage to the next. chain: this list alone."""
+    if chain is not None:
+        return {chain: list(_elements(stack.get_submodule(chain), opened=chain in staged))}
+    lists = {name: module for name, module in stack.named_modules() if isinstance(module, nn.ModuleList)}
+    outer = {n: found for n, found in lists.items() if not any(n.startswith(other + ".") for other in lists)}
+    return {name: list(_elements(found, opened=name in staged)) for name, found in outer.items()}
+
+
+def _elements(modules: nn.Module, *, opened: bool) -> Iterator[nn.Module]:
+    """opened: as of stages. A list is never called, so that its own elements stand for it."""
+    for module in modules.children():
+        if isinstance(module, nn.ModuleList) or opened:
+            yield from _elements(module, opened=False)
+        else:
+            yield module
+
+
+def is_stage(event: Event, written: Trace) -> bool:
+    """Whether what was called holds its attention in the elements of a list, and is no block itself: it gives another
+    number of tokens than it takes, or several of the elements attend within windows of the tokens."""
+    inner = [module for module in event.module.modules() if isinstance(module, nn.ModuleList)]
+    attending = {call.module for call in written.attention}
+    blocks = [block for found in inner for block in found if attending & set(block.modules())]
+    if not attending or not all(any(module in set(block.modules()) for block in blocks) for module in attending):
+        return False
+    taken = next((t for t in event.tensors if t.ndim >= 3), None)
+    if taken is not None and (event.result is None or event.result.shape != taken.shape):
+        return True
+    return len(blocks) > 1 and any(len(call.value) > 1 for call in written.attention)
+
+
+def chained(position: int, before: Event, after: Event, *, added: bool) -> bool:
+    """Whether a block takes what the one in front of it gives; UnsupportedModelError where it does not and may not.
+
+    added: whether features of pictures may come on top of it.
+    """
+    taken = hidden_slot(after).get(after.args, after.kwargs)
+    if not bool(torch.isfinite(taken).all()):
+        raise UnsupportedModelError(f"block {position} puts out values that are not finite")
+    given = hidden_of(before.output, taken)
+    if torch.equal(taken, given):
+        return True
+    if not added or taken.shape != given.shape:
+        raise UnsupportedModelError(
+            f"the input of block {position + 1} is not the output of block {position}: "
+            "the model changes the residual stream between its blocks"
+        )
+    return False
+
+
+def inner_lists(stack: nn.Module, name: str) -> list[str]:
+    """The lists within that list, by name, where it has no other elements."""
+    found = stack.get_submodule(name)
+    inner = all(isinstance(child, nn.ModuleList) for child in found.children())
+    return [f"{name}.{own}" for own, child in found.named_children() if any(child.children())] if inner else []
+
+
+def named(names: Sequence[str], wanted: str) -> str | None:
+    """The one list that is called so: by its name, or by the beginning or the end of it; None where none or several."""
+    if wanted in names:
+        return wanted
+    alike = [one for one in names if one.startswith(wanted + ".") or one.endswith("." + wanted)]
+    return alike[0] if len(alike) == 1 else None
+
+
+def require_own_tokens(event: Event, parts: BlockParts, written: Trace) -> None:
+    """Refuses an element of a chosen chain that is no block over tokens of its own."""
+    name, own = parts.name, parts.hidden
+    if any(call.module is event.module for call in written.attention):
+        raise UnsupportedModelError(
+            f"{name} ({type(event.module).__name__}) is attention with no block around it, from the tokens of one "
+            "stack to those of another"
+        )
+    count = own.get(event.args, event.kwargs).shape[1]
+    others = {slot.get(event.args, event.kwargs).shape[1] for slot in parts.beside} - {count}
+    if any(others & set(call.value.shape) for call in written.attention):
+        raise UnsupportedModelError(
+            f"{name} takes its queries from {count} tokens, keys and values from {max(others)}: the stream is pooled "
+            "in front of its queries alone, and W' is of one sequence"
+        )
+
+
+def anew_note(seams: Collection[int]) -> list[str]:
+    """What a chain leaves out whose blocks are called again on something else than they gave."""
+    if not seams:
+        return []
+    calls = ", ".join(map(str, sorted(seams)))
+    return [
+        f"between its blocks, in front of block {calls}, the model changes the stream by what belongs to no block of "
+        "this stack (a norm, another stack): the sum begins anew there"
+    ]

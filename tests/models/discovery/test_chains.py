@@ -1,0 +1,81 @@
+"""Models that run several chains of blocks in one pass: one is chosen, and is as dense arithmetic has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from helpers import InDouble, Wiring, dense_blocks, double_model, far, single_model, sweep, token_ids
+from torch import Tensor
+
+from duat_cli.analysis.decomposition import Decomposition
+from duat_cli.analysis.support import examine
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.discovery.chains import SeveralStacksError, named
+from duat_cli.models.discovery.structure import discover
+
+CHAINS = {  # type -> the chain, and in the model with a head its list and what attention adds to the stream
+    "funnel": ("decoder.layers", Wiring("funnel.decoder.layers", "attention.post_proj")),
+    "hrm_text": ("L_module.layers", Wiring("model.L_module.layers", "self_attn.o_proj")),
+    "blt": ("local_decoder.layers", Wiring("model.local_decoder.layers", "self_attn.o_proj")),
+}
+
+
+@pytest.mark.parametrize("model_type", CHAINS)
+def test_a_chain_is_that_of_dense_arithmetic(model_type: str) -> None:
+    chain, wiring = CHAINS[model_type]
+    model = double_model(model_type)
+    ids, last, errors = token_ids(model), dict[str, tuple[Tensor, Tensor]](), list[float]()
+
+    def listen(run: Any, step: Any, block: Any) -> None:
+        errors.append(step.terms.error)
+        last[run.parts.name] = step.operator(run, block).matrix().dense(), run.input[0]  # of its last call
+        if anew := run.index in (3, 6):  # L runs again, on what H and a norm made of the stream
+            assert anew == (model_type == "hrm_text")
+            assert Decomposition().advance(run).terms == step.terms
+
+    expected = dense_blocks(model, ids, wiring)
+    with InDouble():
+        structure = sweep(model, ids, listen, chain=chain)
+    assert max(errors) <= 1e-10
+    assert len(last) == len(expected) == len(structure.blocks)
+    for (W, x), block in zip(last.values(), expected, strict=True):
+        assert far(x, block.x) <= 1e-10
+        assert far(W, block.W) <= 1e-10
+
+
+def test_what_a_chain_is_not_exact_in_is_said_by_its_mechanism() -> None:
+    told = {one.stack: one for name in CHAINS for one in examine(single_model(name)).stacks}
+    status = {name: one.status for name, one in told.items()}
+    assert status == {
+        "encoder.blocks.0": "exact",
+        "encoder.blocks.1": "refused",
+        "encoder.blocks.2": "refused",
+        "decoder.layers": "exact",
+        "L_module.layers": "partly",
+        "H_module.layers": "partly",
+        "patcher.layers": "exact",
+        "local_encoder.layers": "exact",
+        "local_encoder.cross_attn_layers": "refused",
+        "global_transformer.layers": "exact",
+        "local_decoder.cross_attn_layers": "refused",
+        "local_decoder.layers": "partly",
+    }
+    assert "the stream is pooled in front of its queries alone" in str(told["encoder.blocks.1"].reason)
+    assert "in front of block 3, the model changes the stream" in str(told["H_module.layers"].reason)
+    assert "is attention with no block around it" in str(told["local_decoder.cross_attn_layers"].reason)
+
+
+def test_without_a_choice_the_stacks_are_listed_by_name() -> None:
+    with pytest.raises(SeveralStacksError, match=r"several stacks: L_module\.layers, H_module\.layers; .*--stack NAME"):
+        discover(single_model("hrm_text"))
+    with pytest.raises(UnsupportedModelError, match="pooled"):
+        discover(single_model("funnel"), chain="encoder.blocks.1")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [("decoder", "decoder.layers"), ("blocks.1", "blocks.1"), ("layers", None), ("enc", None), ("1", "blocks.1")],
+)
+def test_a_list_is_named_by_its_beginning_or_its_end(wanted: str, found: str | None) -> None:
+    assert named(["blocks.0", "blocks.1", "decoder.layers", "global.layers"], wanted) == found
