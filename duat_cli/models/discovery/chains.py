@@ -119,6 +119,12 @@ def require_own_tokens(event: Event, parts: BlockParts, written: Trace) -> None:
             f"{name} takes its queries from {count} tokens, keys and values from {max(others)}: the stream is pooled "
             "in front of its queries alone, and W' is of one sequence"
         )
+    longer = [c.value.shape[-2] for c in written.attention if c.path == "attention interface" and c.windows is None]
+    if any(tokens > count for tokens in longer):
+        raise UnsupportedModelError(
+            f"{name} puts its {count} tokens and {max(longer) - count} of another stack under one softmax; W' is of one "
+            "sequence"
+        )
 
 
 def anew_note(seams: Collection[int]) -> list[str]:
