@@ -122,8 +122,8 @@ def require_own_tokens(event: Event, parts: BlockParts, written: Trace) -> None:
     longer = [c.value.shape[-2] for c in written.attention if c.path == "attention interface" and c.windows is None]
     if any(tokens > count for tokens in longer):
         raise UnsupportedModelError(
-            f"{name} puts its {count} tokens and {max(longer) - count} of another stack under one softmax; W' is of one "
-            "sequence"
+            f"{name} puts its {count} tokens and {max(longer) - count} of another stack under one softmax; W' is of "
+            "one sequence"
         )
 
 

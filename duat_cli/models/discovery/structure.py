@@ -251,12 +251,26 @@ class Discovery:
         modules = tuple(event.module for event in calls)
         blocks = tuple(self.proved[module] for module in dict.fromkeys(modules))
         apart = [] if self._chain is None else anew_note(self.seams)
-        uncovered = (*self._uncovered, *_mixing_notes(blocks), *_proof_notes(blocks), *unread, *apart)
+        uncovered = (*self._uncovered, *self._mixing_notes(modules), *_proof_notes(blocks), *unread, *apart)
         width = blocks[0].parts.hidden.get(calls[0].args, calls[0].kwargs).shape[-1]
         path = self.path if self.tracer.attention else "frozen kernel"
         return ModelStructure(
             self.stack, self.part, blocks, modules, path, width, uncovered, frozenset(self.seams), 0.0
         )
+
+    def _mixing_notes(self, calls: Sequence[nn.Module]) -> list[str]:
+        """FFN units act on each token alone; what else is nonlinear, mixes tokens and has no operator is said so, with
+        the block calls where these are not all."""
+        found: dict[str, list[int]] = {}
+        for call, parts in enumerate(self.proved[module].parts for module in calls):
+            own = {*parts.attention, *([] if parts.second is None else [parts.second.form.module])}
+            for kind in {type(unit).__name__ for unit in parts.mixing - own}:
+                found.setdefault(kind, []).append(call)
+        return [
+            f"{kind} mixes tokens without softmax attention{_in_some(at, len(calls))}; its output counts among the UAT "
+            "terms"
+            for kind, at in sorted(found.items())
+        ]
 
     def forward(self) -> Any:
         return run_stack(self.stack, self.probe)
@@ -336,12 +350,8 @@ def _stack_of(model: Any) -> tuple[Any, tuple[str, ...]]:
     return stack_of(model), ()
 
 
-def _mixing_notes(blocks: Sequence[ProvedBlock]) -> list[str]:
-    """FFN units act on each token alone; what else is nonlinear, mixes tokens and has no operator is said so."""
-    own = {unit for b in blocks for unit in b.parts.attention}
-    own |= {b.parts.second.form.module for b in blocks if b.parts.second is not None}
-    kinds = sorted({type(unit).__name__ for b in blocks for unit in b.parts.mixing - own})
-    return [f"{kind} mixes tokens without softmax attention; its output counts among the UAT terms" for kind in kinds]
+def _in_some(at: Sequence[int], count: int) -> str:
+    return "" if len(at) == count else f" in block {', '.join(map(str, at))}"
 
 
 def _proof_notes(blocks: Sequence[ProvedBlock]) -> list[str]:

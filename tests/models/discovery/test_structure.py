@@ -36,11 +36,12 @@ def test_an_encoder_decoder_is_its_encoder_and_says_so(model_type: str) -> None:
 
 def test_what_mixes_tokens_beside_attention_is_noted() -> None:
     model = single_model("falcon_h1")
-    for layer in model.model.layers:  # what stands behind its kernel is no scale of channels
-        layer.mamba.out_proj = nn.Sequential(nn.Tanh(), layer.mamba.out_proj)
-    entry = examine(model)
-    assert entry.status == "partly"
-    assert any(note.startswith("FalconH1Mixer mixes tokens") for note in entry.parts)
+    for count, said in ((2, "attention in block 0, 1; its output"), (3, "attention; its output")):
+        for layer in model.model.layers[:count]:  # what stands behind its kernel is no scale of channels
+            layer.mamba.out_proj = nn.Sequential(nn.Tanh(), layer.mamba.out_proj)
+        entry = examine(model)
+        assert entry.status == "partly"
+        assert any(note.startswith(f"FalconH1Mixer mixes tokens without softmax {said}") for note in entry.parts)
 
 
 @pytest.mark.parametrize("model_type", ["rwkv", "fnet"])
