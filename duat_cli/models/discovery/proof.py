@@ -11,6 +11,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from duat_cli.errors import DuatError, UnsupportedModelError
 from duat_cli.models.arrays import random_like, relative_error, rounding, tolerance_for
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.cross import cross_fault, gives_nothing_for_zero
+from duat_cli.models.discovery.culprit import not_affine_in
 from duat_cli.models.discovery.parts import nonlinear_units, with_linears
 from duat_cli.models.instrument.interception import Choices
 from duat_cli.models.instrument.records import Replay
@@ -30,6 +32,7 @@ from duat_cli.models.value_path.factors import BlockFactors, find_factors
 from duat_cli.models.value_path.projections import projects_to_zero
 from duat_cli.models.value_path.second import find_second_factors
 
+AFFINE = "with its dynamic parameters frozen it is not affine"
 UNLIKE = RuntimeError, ValueError, TypeError, LookupError
 """What a replay raises in which items that share it, or projections alone, do not fit."""
 
@@ -129,7 +132,7 @@ def _verdict(run: BlockRun, factors: bool) -> Verdict:
         fault, culprits = _gate_fault(run)
     if fault is not None:
         if not culprits:
-            raise UnsupportedModelError(f"{run.parts.name}: {fault}{_choice(run)}")
+            raise UnsupportedModelError(f"{run.parts.name}: {fault}{_choice(run) or _culprit(run, fault)}")
         return Verdict(run.parts, fault, culprits)
     fault = None if run.parts.cross is None else cross_fault(run)
     if fault is not None:
@@ -162,6 +165,16 @@ def _choice(run: BlockRun) -> str:
     with Choices() as seen:
         output_of(run, torch.zeros_like(run.input), zero_given(run, 1))
     return "; a router inside of it chooses, token by token, what it runs, and is not held" if seen.made else ""
+
+
+def _culprit(run: BlockRun, fault: str) -> str:
+    """Which module is to blame where the block is not affine in its stream."""
+    if AFFINE not in fault:
+        return ""
+    x, r = run.input, random_like(run.input)
+    items = (torch.zeros_like(x), x, r, x + r)
+    given = zero_given(run, 1)
+    return not_affine_in(run.parts.module, run.parts.attending, [partial(output_of, run, one, given) for one in items])
 
 
 def _early_notes(run: BlockRun, factors: BlockFactors | None) -> tuple[str, ...]:
@@ -255,10 +268,9 @@ def _fault_of(run: BlockRun) -> tuple[str | None, tuple[nn.Module, ...]]:
     at_0, at_x, at_r, at_sum, at_one, at_two, at_both, whole = output_of(
         run, torch.cat([zero, x, r, x + r, x, r, x + r, x]), held
     ).split(1)
-    affine = "with its dynamic parameters frozen it is not affine"
     found = [
-        (relative_error(at_x + at_r - at_0, at_sum), f"{affine} (relative error {{:.1e}})"),
-        (relative_error(at_one + at_two - at_0, at_both), f"{affine} in what its units give ({{:.1e}})"),
+        (relative_error(at_x + at_r - at_0, at_sum), f"{AFFINE} (relative error {{:.1e}})"),
+        (relative_error(at_one + at_two - at_0, at_both), f"{AFFINE} in what its units give ({{:.1e}})"),
         (relative_error(whole, run.output), "its replay does not give its own output (relative error {:.1e})"),
     ]
     fault = next((says.format(error) for error, says in found if not error <= tolerance_for(x.dtype)), None)
