@@ -17,6 +17,7 @@ from duat_cli.analysis.own_fault import own_fault
 from duat_cli.analysis.prepared import chosen_stack, parts_of, prepared_inputs, reads
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import require_signal
+from duat_cli.compat.libc import give_back_free_memory
 from duat_cli.errors import DuatError, InputError, UnsupportedModelError
 from duat_cli.loading.inputs.request import InputFiles
 from duat_cli.loading.model.load import LoadedModel
@@ -78,6 +79,7 @@ def support_all(progress: Progress) -> list[SupportEntry]:
     for number, model_type in enumerate(types):
         progress(number, len(types), model_type)
         found.append(entry_of_type(model_type))
+        give_back_free_memory()  # the cycles of hundreds of models are gigabytes
     return found
 
 
