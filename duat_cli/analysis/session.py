@@ -18,6 +18,7 @@ from duat_cli.analysis.clock import Clock
 from duat_cli.analysis.decomposition import Step
 from duat_cli.analysis.geometry import Geometry, geometry
 from duat_cli.analysis.own_fault import own_fault
+from duat_cli.analysis.plan.shape import shape_of
 from duat_cli.analysis.plan.waves import prompt_waves
 from duat_cli.analysis.prepared import stack_read
 from duat_cli.analysis.progress import Progress
@@ -131,9 +132,7 @@ class Session:
     @property
     def depth(self) -> int:
         """How many block calls a prompt goes through."""
-        if self._structure is not None:
-            return len(self._structure.calls)
-        return blocks_expected(self.loaded.model)
+        return blocks_expected(self.loaded.model) if self._structure is None else len(self._structure.calls)
 
     def sweep(self, prompt: Prompt, listener: Listener) -> None:
         """Run one prompt; `listener` is called behind every block, in order, one block alive at a time."""
@@ -169,8 +168,8 @@ class Session:
 
     def waves(self, prompts: Sequence[Prompt]) -> Iterator[dict[int, Prompt]]:
         """Prompts that go side by side, whose hidden states fit into a wave; one empty wave for none."""
-        width, size = self.loaded.model.config.get_text_config().hidden_size, self._dtype.itemsize
-        for wave in prompt_waves([prompt.input_ids.shape[1] for prompt in prompts], width, size):
+        tokens, width = [prompt.input_ids.shape[1] for prompt in prompts], shape_of(self.loaded.files, "auto").width
+        for wave in prompt_waves(tokens, width, self._dtype.itemsize):
             yield {number: prompts[number] for number in wave}
 
     def discover_beside(self, guest_of: Callable[[Growing], Guest]) -> None:

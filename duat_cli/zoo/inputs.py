@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from duat_cli.compat.torch import is_convolution
+from duat_cli.models.instrument.calls import SmallTensors
 from duat_cli.zoo.tiny import TinyError, one_line
 
 SIDES = 64, 128, 224, 32  # pixels, where the config does not say, or says too many
@@ -23,6 +24,7 @@ GRID = 4  # patches along each side, where the model takes patches
 FIRST_LAYERS = 3  # that may be the one which reads the input
 SIZE = "image_size", "img_size", "input_size", "crop_size"
 MOST_TRIES = 100
+MOST_VALUES = 2**24  # of one tensor that a try makes: features taken for a sound grow to the square of its samples
 MOST_TOKENS = 1300  # attention over all pairs of more would fill the memory, as it is replayed
 BESIDE = ("mask", "len", "sizes", "grid")  # in the name of what goes with an input, though it may be left out
 
@@ -35,7 +37,7 @@ def made_inputs(model: PreTrainedModel, stack: Any, name: str) -> Inputs:
     config, fault = getattr(stack, "config", model.config), None
     for inputs in itertools.islice(_candidates(name, config, stack), MOST_TRIES):
         try:
-            with torch.no_grad():
+            with torch.no_grad(), SmallTensors(MOST_VALUES):
                 output = _first(stack(**inputs))
         except Exception as error:
             fault = fault or one_line(error)

@@ -191,15 +191,16 @@ def test_an_encoder_is_run_within_its_model() -> None:
     assert verify(loaded, [prompt], quiet).certificate.relative_error < 1e-5
 
 
-def test_a_chain_read_block_by_block_has_the_same_numbers(tmp_path: Path) -> None:
-    tiny.tiny_model("funnel").save_pretrained(tmp_path)
+@pytest.mark.parametrize(("model_type", "chain"), [("funnel", "decoder"), ("blt", "global_transformer")])
+def test_a_chain_read_block_by_block_has_the_same_numbers(tmp_path: Path, model_type: str, chain: str) -> None:
+    tiny.tiny_model(model_type).save_pretrained(tmp_path)
     prompts, options = [prompt_of(torch.arange(41, 52)[None])], InspectOptions(cache=False, terms=True)
 
     def report(loaded: LoadedModel) -> dict[str, Any]:
-        return inspect(with_chain(loaded, "decoder"), prompts, options, quiet).model_dump(exclude={"run"})
+        return inspect(with_chain(loaded, chain), prompts, options, quiet).model_dump(exclude={"run"})
 
     expected = report(whole(tmp_path))
-    assert expected["model"]["stack"] == "decoder.layers"
+    assert expected["model"]["stack"] == f"{chain}.layers"
     with in_parts(tmp_path) as loaded:
         assert differing(report(loaded), expected) == []
 

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import ViTConfig, ViTModel, Wav2Vec2Config, Wav2Vec2Model, WhisperConfig, WhisperModel
+from torch import nn
+from transformers import (
+    PreTrainedConfig,
+    ViTConfig,
+    ViTModel,
+    Wav2Vec2Config,
+    Wav2Vec2Model,
+    WhisperConfig,
+    WhisperModel,
+)
 
 from duat_cli.models.discovery.modality import input_name, stack_of
-from duat_cli.zoo.inputs import made_inputs
+from duat_cli.zoo.inputs import MOST_VALUES, made_inputs
 from duat_cli.zoo.tiny import TinyError, tiny_model
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -49,3 +58,20 @@ def test_what_takes_something_else_is_said() -> None:
     model = ViTModel(ViTConfig(**SMALL, image_size=16, patch_size=4))
     with pytest.raises(TinyError, match="no made-up `input_values` suits it: "):
         made_inputs(model, model, "input_values")
+
+
+def test_what_a_model_would_make_a_large_tensor_of_is_not_tried_on() -> None:
+    """Such as the square of the samples of a sound, of which a convolution then makes many."""
+    taken, read = set(), []
+
+    class Squares(nn.Module):
+        config = PreTrainedConfig()
+
+        def forward(self, input_values: torch.Tensor) -> torch.Tensor:
+            taken.add(input_values.numel())
+            read.append(torch.outer(input_values.flatten(), input_values.flatten()).numel())
+            raise ValueError("it takes nothing")
+
+    with pytest.raises(TinyError, match="it takes nothing"):
+        made_inputs(Squares(), Squares(), "input_values")
+    assert max(read) <= MOST_VALUES < max(taken) ** 2

@@ -6,9 +6,24 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers import Cache
 
 from duat_cli.errors import UnsupportedModelError
+
+
+class SmallTensors(TorchFunctionMode):
+    """While active, MemoryError where a function gives a tensor of more values than `most`, before another reads it."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.numel() > self._most:
+            raise MemoryError(f"a tensor of shape {tuple(result.shape)} is made of it")
+        return result
 
 
 def hidden_of(output: Any, like: Tensor) -> Tensor:
