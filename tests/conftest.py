@@ -10,6 +10,7 @@ import torch
 from hypothesis import settings
 
 torch.set_num_threads(1)
+gc.set_threshold(10_000, 20, 20)  # models and reports are made by the thousand, and hardly any of it is garbage
 settings.register_profile("same every time", derandomize=True, database=None, deadline=None)
 settings.load_profile("same every time")
 

@@ -19,9 +19,9 @@ class Clock:
         self._started = datetime.now(UTC)
         self._tick = time.perf_counter()
 
-    def run(self, planned_memory: int | None = None, not_planned: str = NOT_PLANNED, *, beside: int = 0) -> Run:
-        """The report's `run` object. planned_memory: bytes at most, where it was planned; else why it was not. beside:
-        bytes that processes of its own took at most."""
+    def run(self, planned_memory: int | None = None, not_planned: str = NOT_PLANNED, *, shared: int = 0) -> Run:
+        """The report's `run` object. planned_memory: bytes at most, where it was planned; else why it was not. shared:
+        bytes that several processes had together at most, this one among them."""
         from duat_cli.loading.model.memory import peak_memory
         from duat_cli.results.base import Run
 
@@ -35,7 +35,7 @@ class Clock:
         return Run(
             started=started,
             seconds=seconds,
-            peak_memory_bytes=None if peak is None else peak + beside,
+            peak_memory_bytes=None if peak is None else max(peak, shared),
             planned_memory_bytes=planned_memory,
             reasons=reasons,
         )

@@ -382,8 +382,8 @@ class Session:
             found += [Skipped(what=f"{what} of block {call}", why=why) for what, why in reasons if why]
         return found
 
-    def run_facts(self, beside: int = 0) -> Run:
-        return self._clock.run(self.loaded.planned_memory, beside=beside)
+    def run_facts(self, shared: int = 0) -> Run:
+        return self._clock.run(self.loaded.planned_memory, shared=shared)
 
 
 def require_signal(run: BlockRun) -> None:

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from duat_cli.errors import DuatError
-from duat_cli.loading.model.memory import own_memory
+from duat_cli.loading.model.memory import own_memory, resident_memory
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -63,7 +63,7 @@ class Processes:
         self._pipe: Connection | None = None  # in a forked process
         self._spoke = 0.0
         self.memory = 0
-        """Bytes that the processes had beside this one's, at most."""
+        """Bytes of all processes that shared work, this one among them, at most; 0 where none did."""
 
     def __call__(self, done: int, total: int, what: str) -> None:
         if self._pipe is None:
@@ -123,7 +123,7 @@ class Processes:
                 idle.append(pipe)
                 failed |= said.kind == "fault"
                 memory[pipe] = max(said.memory, memory[pipe])
-            self.memory = max(self.memory, sum(memory.values()))
+            self.memory = max(self.memory, (resident_memory() or 0) + sum(memory.values()))
             while first in found:
                 said = found.pop(first)
                 if said.kind == "fault":

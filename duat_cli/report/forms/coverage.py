@@ -27,10 +27,11 @@ duat support path/to/checkpoint
 ```
 
 Written by `python scripts/coverage.py` from tiny random models on transformers {version}; `duat support --all` repeats
-it, with the error of each. *Exact*: the whole sum, and W' of every block. *Partly*: exact, without the parts that are
-named; where a model reads token ids alone, that is the tower that they do not run. *Refused*: the mechanism stands
-beside it. *Not tried*: no tiny model, or no input for it, could be made up, and why; a checkpoint may well be read. A
-convolutional network has no transformer in it, and is among the refused for lack of attention.
+it, with the error of each. *Exact*: the whole sum, and W' of every block; where several stacks run in one pass, of each
+by itself. *Partly*: exact, without the parts that are named; where a model reads token ids alone, that is the tower
+that they do not run. *Refused*: the mechanism stands beside it. *Not tried*: no tiny model, or no input for it, could
+be made up, and why; a checkpoint may well be read. A convolutional network has no transformer in it, and is among the
+refused for lack of attention.
 """
 _PLACES = re.compile(r"^[\w.]+(?:, [\w.]+)* \((\w+)\) holds attention and was not read")
 _RULES = (

@@ -67,6 +67,9 @@ class Seen:
             drawn.locator("canvas, .note").first.wait_for()
 
 
+ONE_MODE = [(name, *MODES[0]) for name in REPORTS]  # of what neither width nor colour changes
+
+
 @pytest.fixture(scope="module", params=[(name, *mode) for name in REPORTS for mode in MODES], ids=str)
 def seen(request: Any, browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     name, width, scheme = request.param
@@ -132,7 +135,7 @@ def test_words_cut_off_or_touching_are_seen(inspected: Any) -> None:
     assert inspected.evaluate(TOUCHING) != []
 
 
-@pytest.mark.parametrize("seen", [(name, *MODES[0]) for name in REPORTS], indirect=True, ids=str)
+@pytest.mark.parametrize("seen", ONE_MODE, indirect=True, ids=str)
 def test_the_json_is_saved_from_the_page(seen: Seen) -> None:
     """What the page's own script unpacks is the report, number by number, and nothing is asked for meanwhile."""
     given = [json.loads(to_json(report)) for report in REPORTS[seen.name]()]
@@ -148,9 +151,8 @@ def test_the_json_is_saved_from_the_page(seen: Seen) -> None:
     assert [url for url in seen.asked[1:] if not url.startswith("blob:")] == []
 
 
-@pytest.mark.parametrize("seen", [(name, *MODES[0]) for name in REPORTS], indirect=True, ids=str)
+@pytest.mark.parametrize("seen", ONE_MODE, indirect=True, ids=str)
 def test_the_keyboard_reaches_everything(seen: Seen) -> None:
-    """In one mode: neither width nor colour changes the order, and pressing every tab takes its time."""
     page = opened(seen)
     wanted = page.evaluate(REACHABLE)
     page.evaluate("document.activeElement.blur()")
@@ -162,10 +164,12 @@ def test_the_keyboard_reaches_everything(seen: Seen) -> None:
     assert wanted > 12
 
 
+@pytest.mark.parametrize("seen", ONE_MODE, indirect=True, ids=str)
 def test_every_link_leads_to_a_definition_or_a_figure(seen: Seen) -> None:
     assert seen.page.evaluate(DANGLING) == []
 
 
+@pytest.mark.parametrize("seen", ONE_MODE, indirect=True, ids=str)
 def test_printed_numbers_are_those_of_the_json(seen: Seen) -> None:
     page = opened(seen)
     reports = [one["report"] for one in reports_in(page.content())]
