@@ -37,7 +37,7 @@ def not_affine_in(block: nn.Module, attending: tuple[nn.Module, ...], outputs: l
             continue
         given = [list(call.tensors) for call in calls]
         if all(map(_affine, zip(*given, strict=False))) and not _affine(tuple(results)):
-            said = f"; it is not in {names[module] or 'the block'} ({type(module).__name__})"
+            said = f"; it ceases to be so in {names[module] or 'the block'} ({type(module).__name__})"
             if module in attending:
                 return (
                     f"{said}, whose output is more than held weights on values: a softmax that is not held, weights "

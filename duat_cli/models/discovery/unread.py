@@ -58,7 +58,7 @@ def why_unseen(found: Collection[BlockParts | Exception]) -> str:
     mixing = [one.mixing for one in found if isinstance(one, BlockParts)]
     kinds = sorted({type(unit).__name__ for units in mixing for unit in units})
     if not kinds:
-        return ""
+        return ": nothing inside of its blocks was seen to mix tokens" if mixing else ""
     if max(map(len, mixing)) > 1:
         return f": several modules mix tokens in one block ({', '.join(kinds)}), where W' is defined for one"
     return f": what {', '.join(kinds)} makes of its values is no kernel over tokens with gates of channels behind it"

@@ -10,9 +10,9 @@ from duat_cli.analysis.support import entry_of_type
 from duat_cli.models.discovery.culprit import not_affine_in
 
 SAID = {
-    "pegasus_x": "not in self_attn (PegasusXGlobalLocalAttention), whose output is more than held weights on values",
-    "prophetnet": "not in self_attn (ProphetNetNgramSelfAttention), whose output is more than held weights on values",
-    "timesfm": "not in mlp (TimesFmMLP), by what stands between its layers and is no module",
+    "pegasus_x": "be so in self_attn (PegasusXGlobalLocalAttention), whose output is more than held weights on values",
+    "prophetnet": "be so in self_attn (ProphetNetNgramSelfAttention), whose output is more than held weights on values",
+    "timesfm": "be so in mlp (TimesFmMLP), by what stands between its layers and is no module",
 }
 
 
@@ -27,6 +27,6 @@ def test_the_innermost_is_named_and_none_where_all_are_affine() -> None:
     items = torch.zeros_like(x), x, r, x + r
     inner = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     block = nn.Sequential(nn.Linear(4, 4), inner)
-    assert not_affine_in(block, (), [lambda one=one: block(one) for one in items]) == "; it is not in 1.1 (Tanh)"
+    assert not_affine_in(block, (), [lambda one=one: block(one) for one in items]) == "; it ceases to be so in 1.1 (Tanh)"
     plain = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     assert not_affine_in(plain, (), [lambda one=one: plain(one) for one in items]) == ""
