@@ -22,7 +22,7 @@ from duat_cli.models.sweep.budgets import (
     probes_at_once,
     waiting_bytes,
 )
-from duat_cli.results.plan import Residence
+from duat_cli.results.plan import MemoryTerm, Residence
 
 BATCHED = 12 << 20
 FREED = 24 << 20  # by earlier prompts, and not given back: it costs less to use it again
@@ -52,12 +52,11 @@ def pruning(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
         every = [*every, term("values of all blocks, V", len(shape.parts.blocks) * shape.values)]
         every = [*every, term("freed memory that is used again", FREED + REUSED * probes)]
         page = head = []
-    found = term("responses of all terms", len(task.chosen_on) * options.probes * sum(counts.values()) * 4)
+    found, readings = found_of_terms(shape, task)
     recorded = term("the prompts' own passes", sum(_recorded(shape, ending, n) for n in among))
     carried = term("probes on their way back", 2 * (options.probes + 1) * width * sum(among) * wide)
     followed = followed_terms(counts, options)
     moving = term("terms on their way to the last block", 2 * followed * width * sum(among) * wide)
-    readings = term("readings of all terms", len(task.chosen_on) * sum(counts.values()) * READING_BYTES)
     every = [*every, term("batched gradients of torch, loaded", BATCHED), recorded, found, readings]
     waiting = min(ABLATION_BYTES, max(ablation_bytes(task, counts, options, width))) if streamed else 0
     sweep = [*every, *page, moving, term("passes without a term", waiting)]
@@ -83,6 +82,17 @@ def pruning(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
             term("the report's terms", _report(task, counts, options)),
         ],
         *([[*every, *repairing(shape, task)]] if options.repair and not streamed else []),
+    ]
+
+
+def found_of_terms(shape: Shape, task: Task) -> list[MemoryTerm]:
+    """What all prompts give, two terms, which is kept until sets are chosen; none where nothing is pruned."""
+    if task.pruning is None:
+        return []
+    each = len(task.chosen_on) * sum(terms_of(shape, task.pruning).values())
+    return [
+        term("responses of all terms", each * task.pruning.probes * 4),
+        term("readings of all terms", each * READING_BYTES),
     ]
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from duat_cli.analysis.plan.memory import SPARE, peak
 from duat_cli.analysis.plan.pace import Pace, may_be_long, measured_pace
+from duat_cli.analysis.plan.pruning import found_of_terms
 from duat_cli.analysis.plan.shape import Shape, shape_of
 from duat_cli.analysis.plan.task import Task
 from duat_cli.analysis.plan.terms import LIBRARIES
@@ -114,7 +115,7 @@ def plan(
             total += shape.weights
         processes = _processes(shape, task, limit, total) if weights == "resident" else 1
         if processes > 1:
-            more = (processes - 1) * _own(shape, total)
+            more = (processes - 1) * _own(shape, total) + _gathered(shape, task)
             terms.append(MemoryTerm(what="the other processes that share the prompts", bytes=more))
             total += more
         ways.append(
@@ -137,7 +138,7 @@ def _processes(shape: Shape, task: Task, limit: int | None, total: int) -> int:
     """
     most = min(task.processes, len(task.tokens))
     if limit is not None:
-        most = min(most, 1 + (limit - total) // max(1, _own(shape, total)))
+        most = min(most, 1 + (limit - total - _gathered(shape, task)) // max(1, _own(shape, total)))
     block = _largest_block(shape)
     small = block is not None and block.elements * shape.element <= SMALL_BLOCK
     return max(1, most) if small or most == task.processes else 1
@@ -146,6 +147,11 @@ def _processes(shape: Shape, task: Task, limit: int | None, total: int) -> int:
 def _own(shape: Shape, total: int) -> int:
     """Bytes of each process beside what it shares with the others, at most."""
     return max(0, total - LIBRARIES - shape.weights)
+
+
+def _gathered(shape: Shape, task: Task) -> int:
+    """Bytes of what they found, which the one that they come from keeps."""
+    return sum(one.bytes for one in found_of_terms(shape, task))
 
 
 def way_of(made: Plan) -> Way:

@@ -27,6 +27,8 @@ def test_the_innermost_is_named_and_none_where_all_are_affine() -> None:
     items = torch.zeros_like(x), x, r, x + r
     inner = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     block = nn.Sequential(nn.Linear(4, 4), inner)
-    assert not_affine_in(block, (), [lambda one=one: block(one) for one in items]) == "; it ceases to be so in 1.1 (Tanh)"
+    assert (
+        not_affine_in(block, (), [lambda one=one: block(one) for one in items]) == "; it ceases to be so in 1.1 (Tanh)"
+    )
     plain = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     assert not_affine_in(plain, (), [lambda one=one: plain(one) for one in items]) == ""
