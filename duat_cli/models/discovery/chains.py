@@ -112,7 +112,12 @@ def require_own_tokens(event: Event, parts: BlockParts, written: Trace) -> None:
             f"{name} ({type(event.module).__name__}) is attention with no block around it, from the tokens of one "
             "stack to those of another"
         )
-    count = own.get(event.args, event.kwargs).shape[1]
+    sequences, count = own.get(event.args, event.kwargs).shape[:2]
+    if sequences > 1:
+        raise UnsupportedModelError(
+            f"{name} takes {sequences} sequences for one input, its tokens in groups (frames, say); W' is of one "
+            "sequence"
+        )
     others = {slot.get(event.args, event.kwargs).shape[1] for slot in parts.beside} - {count}
     if any(others & set(call.value.shape) for call in written.attention):
         raise UnsupportedModelError(

@@ -9,7 +9,7 @@ from helpers import InDouble, Wiring, dense_blocks, double_model, far, single_mo
 from torch import Tensor
 
 from duat_cli.analysis.decomposition import Decomposition
-from duat_cli.analysis.support import examine
+from duat_cli.analysis.support import entry_of_type, examine
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.discovery.chains import SeveralStacksError, named
 from duat_cli.models.discovery.structure import discover
@@ -64,6 +64,13 @@ def test_what_a_chain_is_not_exact_in_is_said_by_its_mechanism() -> None:
     assert "the stream is pooled in front of its queries alone" in str(told["encoder.blocks.1"].reason)
     assert "in front of block 3, the model changes the stream" in str(told["H_module.layers"].reason)
     assert "is attention with no block around it" in str(told["local_decoder.cross_attn_layers"].reason)
+
+
+def test_a_stack_over_groups_of_tokens_is_refused_by_that() -> None:
+    """Frames by themselves, then each place across the frames."""
+    entry = entry_of_type("videoprism_vision_model")
+    assert entry.status == "refused"
+    assert "temporal_layers.0 takes 9 sequences for one input, its tokens in groups" in str(entry.reason)
 
 
 def test_without_a_choice_the_stacks_are_listed_by_name() -> None:
