@@ -81,7 +81,7 @@ def test_the_held_out_test_is_of_the_repaired_sets_and_stops_where_they_fail() -
     """Of 60 prompts, those below removed / 4 have a damage of 1.2, which repair makes 0.6: above the budget."""
     held_out = prompts(60)
     fake = Fake(lambda prompt, removed: 1.2 if prompt < removed / 4 and prompt > 3 else 0.2)
-    found = repair_sets(fake, {"neuron": nested(80, 10)}, held_out, CLAIM)  # type: ignore[arg-type]
+    found = repair_sets(fake, {"neuron": nested(80, 10)}, held_out, CLAIM, tested=8)  # type: ignore[arg-type]
     one = found.sets["neuron"]
     assert one.trial is not None
     assert one.report is not None

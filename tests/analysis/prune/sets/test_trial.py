@@ -16,7 +16,7 @@ from duat_cli.statistics.binomial import NestedChoice, allowed, prompts_needed
 
 
 def tried(fake: Fake, sets: Nested, held_out: list[Prompt], budget: float, share: float, confidence: float) -> Trial:
-    trial = Trial(sets, len(held_out), Claim(budget, share, confidence))
+    trial = Trial(sets, len(held_out), Claim(budget, share, confidence), 8)
     try_alone(fake, [trial], held_out, lambda *_: None)  # type: ignore[arg-type]
     return trial
 
