@@ -36,6 +36,7 @@ from duat_cli.explain.find import explain
 from duat_cli.loading import prompts
 from duat_cli.loading.checkpoint.source import demo_adapter_path, demo_path
 from duat_cli.loading.texts import PromptText
+from duat_cli.zoo.tiny import tiny_model
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "configs" / "docs").glob("*.md"))]
@@ -146,6 +147,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_file({**weights, name: weights[name] * 1.25}, folder / "tuned" / "model.safetensors", {"format": "pt"})
     _models_of_images_and_sound(folder)
     _an_encoder_decoder(folder / "t5")
+    levels = tiny_model("hrm_text")
+    levels.config.vocab_size = 264
+    type(levels)(levels.config).save_pretrained(folder / "hrm")
+    bad_checkpoints.tokenizer(folder / "hrm")
     other = load_file(folder / "other-adapter" / "adapter_model.safetensors")
     save_file({n: t * 0.5 for n, t in other.items()}, folder / "other-adapter" / "adapter_model.safetensors")
     return folder
@@ -187,7 +192,7 @@ def place(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     for name in ("path/to/checkpoint", "model", "models/my-model", "base"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).symlink_to(models / "base")
-    media = ("t5", "llava", "vit", "whisper", "picture.png", "speech.wav", "prepared.safetensors")
+    media = ("t5", "hrm", "llava", "vit", "whisper", "picture.png", "speech.wav", "prepared.safetensors")
     for name in ("tuned", "adapter", "other-adapter", *media):
         (tmp_path / name).symlink_to(models / name)
     (tmp_path / "my.txt").write_text("def main(argv):\nReturn the number of items.\n", encoding="utf-8")
