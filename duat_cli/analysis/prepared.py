@@ -60,7 +60,7 @@ def chains_of(loaded: LoadedModel) -> tuple[str, ...]:
     except SeveralStacksError as fault:
         return fault.names
     except UnsupportedModelError:  # said where it is read
-        return ()
+        pass
     return ()
 
 
@@ -72,14 +72,13 @@ def with_chain(loaded: LoadedModel, wanted: str) -> LoadedModel:
     else:  # its weights are not there for a pass
         names = tuple(n for n, m in stack_of(model).named_modules() if n and isinstance(m, nn.ModuleList))
     if (found := named(names, wanted)) is not None:
-        note = f"--stack {wanted}: the blocks of {found} alone; the whole {kind} runs around them"
-        return replace(loaded, chain=found, warnings=(*loaded.warnings, note))
+        return _of_chain(loaded, found, wanted)
     known = list(names) or (["encoder", "decoder"] if is_pair(model) else parts_of(model))
     if len(known) > 1:
         raise InputError(f"--stack {clean(wanted)}: {kind} has no one stack of that name; it has {', '.join(known)}")
-    if wanted in ("encoder", "decoder"):
-        raise InputError(f"--stack {wanted}: {kind} is no encoder with a decoder")
-    raise InputError(f"--stack {clean(wanted)}: {kind} has one stack of blocks; leave it out")
+    pair = wanted in ("encoder", "decoder")
+    why = "is no encoder with a decoder" if pair else "has one stack of blocks; leave it out"
+    raise InputError(f"--stack {clean(wanted)}: {kind} {why}")
 
 
 def all_chains(loaded: LoadedModel) -> list[LoadedModel]:
@@ -96,8 +95,13 @@ def all_chains(loaded: LoadedModel) -> list[LoadedModel]:
             notes.append(f"--stack all: {name} is not read: {fault}")
     if not found:
         raise UnsupportedModelError("; ".join(notes))
-    loaded = replace(loaded, warnings=(*loaded.warnings, *notes))
-    return [with_chain(loaded, name) for name in found]
+    return [_of_chain(replace(loaded, warnings=(*loaded.warnings, *notes)), name, name) for name in found]
+
+
+def _of_chain(loaded: LoadedModel, name: str, wanted: str) -> LoadedModel:
+    """wanted: the name as --stack had it."""
+    note = f"--stack {wanted}: the blocks of {name} alone; the whole {type(loaded.model).__name__} runs around them"
+    return replace(loaded, chain=name, warnings=(*loaded.warnings, note))
 
 
 def part_of(loaded: LoadedModel, stack: StackName | None) -> LoadedModel:

@@ -4,7 +4,7 @@ read. An estimate: 0.3 to 2.3 times what commands took on an idle machine, less 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from duat_cli.analysis.plan.compared import comparing_operations
 from duat_cli.analysis.plan.shape import Shape
@@ -55,9 +55,9 @@ def may_be_long(shape: Shape, task: Task, way: Way, stored: int) -> bool:
     return Pace(SLOWEST, SLOWEST / 10).seconds(shape, task, way, stored) > LONG
 
 
-def measured_pace(files: CheckpointFiles, shape: Shape, device: str = "cpu") -> Pace:
-    """A product of the block's shape in the run's dtype, by all threads and by one, and a read from the middle of the
-    largest file; what is in the system's file cache is read faster than what is not."""
+def measured_pace(files: CheckpointFiles, shape: Shape, device: str = "cpu", *, alone: bool = False) -> Pace:
+    """A product of the block's shape in the run's dtype, and a read from the middle of the largest file; what is in
+    the system's file cache is read faster than what is not. alone: whether the rate of one thread is asked for."""
     import torch
 
     dtype = getattr(torch, shape.dtype)
@@ -72,10 +72,12 @@ def measured_pace(files: CheckpointFiles, shape: Shape, device: str = "cpu") -> 
             done += 1
         return 2.0 * ROWS * shape.width * shape.inner * done / spent
 
-    together, threads = rate(), torch.get_num_threads()
+    found, threads = Pace(rate(), _reading(files)), torch.get_num_threads()
+    if not alone or threads == 1:
+        return found
     torch.set_num_threads(1)
     try:
-        return Pace(together, _reading(files), rate())
+        return replace(found, alone=rate())
     finally:
         torch.set_num_threads(threads)
 

@@ -61,7 +61,7 @@ class Plan:
 
     def pace(self, device: str = "cpu") -> Pace:
         """Of this machine, measured."""
-        return measured_pace(self.files, self.shape, device)
+        return measured_pace(self.files, self.shape, device, alone=any(way.processes > 1 for way in self.ways))
 
     def seconds(self, way: Way, pace: Pace) -> float:
         """How long one of the ways takes."""

@@ -86,8 +86,9 @@ class Growing(Discovery):
     """The first pass; `proof` and `rig` are for those behind it."""
 
     def __init__(self, model: Any, *, device: str, known: Known, like: Mapping[str, Tensor] | None = None) -> None:
-        how = {"interface": known.interface, "staged": known.staged, "chain": known.chain}
-        super().__init__(model, **how, device=device, like=like)  # type: ignore[arg-type]
+        super().__init__(
+            model, interface=known.interface, staged=known.staged, chain=known.chain, device=device, like=like
+        )
         self._known = known
         self.on_proved: Callable[[BlockParts, Trace], None] = lambda _parts, _written: None  # called behind every proof
         self._proof: Proof | None = None
