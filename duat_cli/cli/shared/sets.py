@@ -41,8 +41,8 @@ EffortOption = Annotated[
     options.compute_option(
         "--effort",
         metavar="HOW",
-        help="quick: fewer probes, ablations and tested sets, prompts that choose sets cut to 512 tokens together (by "
-        "default 2048), no certified bounds. thorough: more of each. --probes and --measure go before it.",
+        help="quick: fewer probes, ablations and tested sets, prompts that choose sets cut to 384 tokens together (by "
+        "default 768), no certified bounds. thorough: more of each. --probes and --measure go before it.",
     ),
 ]
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from duat_cli.analysis.plan.task import EFFORTS, PruneOptions, Task, ablated, effort_of, longest
+from duat_cli.cli.shared.sets import EffortOption
 from duat_cli.kinds import Kind
 
 
@@ -49,3 +52,18 @@ def test_the_longest_prompts_are_cut_to_a_number_of_tokens_together(tokens: tupl
 def test_whole_parts_are_ablated_four_times_as_often(kind: Kind, count: int, expected: int) -> None:
     assert ablated(kind, count, 24) == expected
     assert ablated(kind, count, 0) == 0
+
+
+def test_the_help_and_the_page_say_what_an_effort_takes() -> None:
+    quick, usual, thorough = (EFFORTS[effort] for effort in ("quick", "default", "thorough"))
+    assert f"cut to {quick.tokens} tokens together (by default {usual.tokens})" in EffortOption.__metadata__[0].help
+    page = " ".join((Path(__file__).parents[3] / "configs" / "docs" / "pruning.md").read_text(encoding="utf-8").split())
+    assert f"until all are {usual.tokens} tokens together (none below {usual.shortest}," in page
+    taken = f"takes {quick.probes} random directions, ablates {quick.measure} terms of each kind"
+    measured = (
+        f"measures about {quick.points} sets of each order and tests {quick.tested}, cuts to {quick.tokens} tokens"
+    )
+    assert taken in page
+    assert measured in page
+    more = f"takes {thorough.probes} directions, {thorough.measure} terms, about {thorough.points} sets of each order"
+    assert f"{more}, of which it tests {thorough.tested}, and whole prompts" in page
