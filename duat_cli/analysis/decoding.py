@@ -23,7 +23,7 @@ from duat_cli.models.sweep.forwards import forwards
 STEPS = 15  # tokens that the model writes behind its start token where no text is given
 
 
-def chosen_of_pair(
+def with_chosen_blocks(
     loaded: LoadedModel,
     prompts: Sequence[Prompt],
     files: InputFiles,

@@ -199,11 +199,11 @@ class PromptRequest:
 
 def open_session(model: ModelRequest, texts: PromptRequest, progress: Progress) -> tuple[LoadedModel, list[Prompt]]:
     """The model, and the prompts as its token ids. Texts, names and headers come first: their errors cost no load."""
-    if texts.files is not None and texts.files.of_pair:
+    if texts.files is not None and texts.files.names_blocks:
         opened = open_session(model, replace(texts, files=replace(texts.files, stack=None)), progress)
-        from duat_cli.analysis.decoding import chosen_of_pair
+        from duat_cli.analysis.decoding import with_chosen_blocks
 
-        return chosen_of_pair(*opened, texts.files, trust_remote_code=model.trust_remote_code)
+        return with_chosen_blocks(*opened, texts.files, trust_remote_code=model.trust_remote_code)
     read, found = texts.read(progress), model.find(progress)
     if texts.files is not None:
         prepared = _prepared(model, found, texts, texts.files, read, progress)
@@ -228,7 +228,7 @@ def open_stacks(
         return
     progress(0, 0, "loading torch and transformers")
     with uncollected():
-        from duat_cli.analysis.decoding import chosen_of_pair
+        from duat_cli.analysis.decoding import with_chosen_blocks
         from duat_cli.analysis.prepared import all_chains, asked_of_parts, parts_of
         from duat_cli.loading.model.load import skeleton
         from duat_cli.models.discovery.modality import is_pair
@@ -244,7 +244,7 @@ def open_stacks(
         return
     opened = open_session(model, replace(texts, files=replace(texts.files, stack=None)), progress)
     for files in (replace(texts.files, stack="encoder"), replace(texts.files, stack="decoder")):
-        loaded, prompts = chosen_of_pair(*opened, files, trust_remote_code=model.trust_remote_code)
+        loaded, prompts = with_chosen_blocks(*opened, files, trust_remote_code=model.trust_remote_code)
         yield replace(loaded, every_stack=True), prompts
 
 

@@ -178,18 +178,18 @@ class Asked:
 
             path, trust = loaded.files.path, request.trust_remote_code
             return Opened(loaded, prompts, lambda: load_tokenizer(path, trust_remote_code=trust))
-        from duat_cli.analysis.decoding import chosen_of_pair
+        from duat_cli.analysis.decoding import with_chosen_blocks
         from duat_cli.analysis.prepared import open_given
 
         texts, whole = self.texts, replace(files, stack=None)
         read = texts.read(progress)
-        asked = whole if files.of_pair else files
+        asked = whole if files.names_blocks else files
         loaded, made = open_given(self._loaded(progress), self.tokenizer, texts, asked, read)
         if made is None:
             loaded, made = tokens_of(loaded, self._own_tokenizer(), texts, read)
-        if files.of_pair:
+        if files.names_blocks:
             tokenizer = None if files.decoder_prompt is None else self._own_tokenizer()
-            loaded, made = chosen_of_pair(loaded, made, files, tokenizer=tokenizer)
+            loaded, made = with_chosen_blocks(loaded, made, files, tokenizer=tokenizer)
         return Opened(loaded, made, self._own_tokenizer)
 
     def open_apart(

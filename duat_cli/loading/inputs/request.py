@@ -46,7 +46,7 @@ class InputFiles:
         return self
 
     @property
-    def of_pair(self) -> bool:
+    def names_blocks(self) -> bool:
         """Whether it names a stack of an encoder-decoder, or one of several chains of blocks."""
         return self.stack in ("encoder", "decoder") or self.chain is not None
 
