@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
 from duat_cli.compat.accelerate import without_mixed_precision
@@ -27,6 +29,14 @@ class Own(nn.Module):
 
     def twice(self, x: Tensor) -> Tensor:
         return 2 * self.linear(x)
+
+
+@pytest.fixture(autouse=True)
+def _state_of_its_own() -> Iterator[None]:
+    """accelerate keeps one mixed precision a process, which a Trainer of another test sets or would find."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.mark.parametrize("other", [False, True])
