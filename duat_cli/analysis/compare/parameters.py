@@ -50,7 +50,7 @@ class Moves:
         }
         if before.routed is not None and after.routed is not None:
             found["H_h"] = _attention(before.routed, after.routed, aligned)
-            found["S"] = _scales(before.routed, after.routed, aligned)
+            found["S"] = change_of_scales(before.routed, after.routed, aligned)
         for name, change in found.items():
             if change is not None:
                 self.largest[name] = max(self.largest.get(name, 0.0), change)
@@ -88,9 +88,14 @@ def _attention(before: Routed, after: Routed, aligned: Aligned) -> float | None:
     return (moved / size) ** 0.5 if size else None
 
 
-def _scales(before: Routed, after: Routed, aligned: Aligned) -> float | None:
+def _by_token(routed: Routed) -> Tensor:
+    """t, (N, 1), or (N, heads) where every head is a channel with a gate."""
+    return routed.token.reshape(-1, routed.tokens).T
+
+
+def change_of_scales(before: Routed, after: Routed, aligned: Aligned) -> float | None:
     """The larger of the changes of s and of t."""
     found = [relative_change(before.source.T, after.source.T, aligned)]
     if before.token.numel() > 1:
-        found.append(relative_change(before.token[:, None], after.token[:, None], aligned))
+        found.append(relative_change(_by_token(before), _by_token(after), aligned))
     return max((change for change in found if change is not None), default=None)

@@ -25,12 +25,15 @@ from paging import in_parts, pager_of, saved, whole
 from torch import Tensor, nn
 
 from duat_cli.analysis.compare import states
+from duat_cli.analysis.compare.alignment import Aligned
+from duat_cli.analysis.compare.parameters import change_of_scales
 from duat_cli.analysis.compare.request import Texts
 from duat_cli.analysis.compare.run import CompareOptions, Vocabulary, compare
 from duat_cli.errors import InputError
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.texts import PromptText
 from duat_cli.models.instrument.hooks import hooked
+from duat_cli.operators.input_change import Routed
 from duat_cli.results.compare import CompareReport
 
 OPTIONS = CompareOptions(cache=False)
@@ -414,3 +417,14 @@ def test_router_weights_are_among_the_parameters_that_the_input_sets() -> None:
     dense_model = single_model("llama")
     names = {p.name for p in report_of(as_loaded(dense_model), *ids_of(dense_model)).comparison.parameters}
     assert "router weights" not in names
+
+
+def test_scales_of_channels_are_compared_token_by_token() -> None:
+    """t of prompts of 5 and 4 tokens, where each of three channels has a scale of its own; s does not move."""
+    t = torch.randn(3, 5, generator=torch.Generator().manual_seed(3))
+    moved = 1.5 * t[:, [0, 1, 3, 4]]
+    one, two = (Routed(torch.ones(3, n, n), torch.ones(3, n), token) for n, token in ((5, t), (4, moved)))
+    aligned = Aligned(torch.tensor([0, 1, 3, 4]), torch.arange(4), (5, 4))
+    found = change_of_scales(one, two, aligned)
+    assert found is not None
+    assert abs(found - 0.5) <= 1e-6
