@@ -71,3 +71,18 @@ def tolerance_for(dtype: torch.dtype) -> float:
     float64: what float32 inside norms and softmax, which many models have, leaves of it.
     """
     return {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}[dtype]
+
+
+def fit(direction: Tensor, target: Tensor) -> Tensor:
+    """The scalars that fit `direction` to `target` along the last axis."""
+    square = direction.square().sum(dim=-1, keepdim=True)
+    return (direction * target).sum(dim=-1, keepdim=True) / square.clamp_min(torch.finfo(square.dtype).tiny)
+
+
+def fit_heads(direction: Tensor, target: Tensor) -> Tensor:
+    """The same for each head and token, (heads, N, 1) of (heads, N, d); one for all heads of a token where a head has
+    one channel, which a scalar of its own would fit whatever it is."""
+    if direction.shape[-1] > 1:
+        return fit(direction, target)
+    alone = fit(direction[..., 0].T, target[..., 0].T)  # (N, 1)
+    return alone.expand_as(target)

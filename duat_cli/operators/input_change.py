@@ -11,12 +11,12 @@ numbers. Norms follow from K[h, k] = ⟨left_h, left_k⟩ of each part and the G
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from duat_cli.operators.kronecker import frobenius_norm
+from duat_cli.operators.kronecker import at_offsets, frobenius_norm
 
 ELEMENTS = 1 << 20  # of Ĥ worked on at once
 PARTS = ("relative", "routing", "scale", "interaction")
@@ -29,6 +29,7 @@ class Routed:
     attention: Tensor  # H, (heads, N, N)
     source: Tensor  # s, (heads, N)
     token: Tensor  # t, (N,) or (1,); with a gate, where every head is a channel, (heads, N)
+    offsets: tuple[int, ...] = (0,)  # of values that several tokens make: H S_k, the heads once for each
 
     @property
     def tokens(self) -> int:
@@ -37,7 +38,10 @@ class Routed:
     def uniform(self, seen: Tensor) -> Routed:
         """The same scales with H uniform over the positions that a row sees; seen: (N, N) bool."""
         even = seen / seen.sum(dim=1, keepdim=True).clamp_min(1)
-        return Routed(even.to(self.attention.dtype).expand_as(self.attention), self.source, self.token)
+        every = at_offsets(even.to(self.attention.dtype)[None], self.offsets)
+        each = len(self.attention) // len(every)
+        every = every.repeat_interleave(each, 0) if len(every) > 1 else every.expand(each, -1, -1)
+        return replace(self, attention=every)
 
     def piece(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
         """(H, S) of some rows and columns, each (heads, rows, columns), float64."""

@@ -12,6 +12,7 @@ channels of what token i gets, B_ij = (Σ_h Ĥ_h[i, j] V_h diag(g_ih) O_h)ᵀ (g
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -70,6 +71,22 @@ def channels(factors: HeadFactors) -> HeadFactors:
     """Every channel as a head of width 1: value (heads d, width, 1), output (heads d, 1, M)."""
     value = factors.value.repeat_interleave(factors.groups, 0).transpose(1, 2)
     return HeadFactors(value.flatten(0, 1)[..., None], factors.output.flatten(0, 1)[:, None])
+
+
+def shifted(x: Tensor, offset: int, axis: int) -> Tensor:
+    """What stands `offset` places further along that axis, counted from the end; zero where nothing does."""
+    index = torch.arange(x.shape[axis], device=x.device) + offset
+    inside = (index >= 0) & (index < x.shape[axis])
+    taken = x.index_select(axis, index.clamp(0, x.shape[axis] - 1))
+    return torch.where(inside.view(-1, *(1,) * (-axis - 1)), taken, torch.zeros_like(taken))
+
+
+def at_offsets(H: Tensor, offsets: Sequence[int]) -> Tensor:
+    """H S_k of every offset k, S_k from token j to token j + k: (heads, rows, N) to (offsets heads, rows, N).
+
+    Of values that are made of several tokens, v_j = Σ_k x_{j-k} V_k, each V_k is mixed by H S_k.
+    """
+    return torch.cat([shifted(H, offset, -1) for offset in offsets])
 
 
 @dataclass(frozen=True)

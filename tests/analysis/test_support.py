@@ -48,11 +48,11 @@ def test_the_required_types_are_exact(model_type: str) -> None:
 
 
 def test_a_refused_type_has_a_reason_and_no_number() -> None:
-    entry = entry_of("rwkv")
+    entry = entry_of("fnet")
     assert entry is not None
     assert entry.status == "refused"
     assert entry.relative_error is None
-    assert "RwkvForCausalLM" in (entry.reason or "")
+    assert "FNetFor" in (entry.reason or "")
 
 
 @pytest.mark.parametrize(

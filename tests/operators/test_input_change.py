@@ -110,6 +110,15 @@ def test_uniform_attention_keeps_scales_and_mask() -> None:
     assert even.source is one.source
 
 
+def test_uniform_attention_over_values_of_two_tokens_is_shifted_as_h_is() -> None:
+    """U S_1 beside U: the value that a row sees at token j holds token j - 1 as well."""
+    even = replace(drawn(3, 7), offsets=(0, 1)).uniform(torch.ones(3, 3).tril().bool())
+    shifted = torch.tensor([[0, 0, 0], [0.5, 0, 0], [1 / 3, 1 / 3, 0]]).double()
+    assert torch.allclose(even.attention[HEADS // 2 :], shifted.expand(HEADS // 2, 3, 3), atol=1e-7)
+    plain = drawn(3, 7).uniform(torch.ones(3, 3).tril().bool())
+    assert torch.equal(even.attention[: HEADS // 2], plain.attention[: HEADS // 2])
+
+
 def test_scales_by_head_and_token_are_part_of_the_dense_matrices(factors: HeadFactors) -> None:
     """As of a gate, where every head is a channel."""
     token = torch.randn(2, HEADS, 7, generator=torch.Generator().manual_seed(8), dtype=torch.float64)

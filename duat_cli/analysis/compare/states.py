@@ -90,11 +90,11 @@ def _routed(operator: AttentionOperator) -> Routed:
     H = [weights for _, weights in operator.rows.chunks()]
     attention = H[0] if len(H) == 1 else torch.cat(H, dim=1)
     if operator.gate is None:
-        return Routed(attention, operator.source_scale, operator.token_scale)
+        return Routed(attention, operator.source_scale, operator.token_scale, operator.offsets)
     source = operator.by_channel().source_scale  # refuses what is too large
     width = operator.gate.shape[-1]
     token = operator.gate.transpose(1, 2).flatten(0, 1) * operator.token_scale  # (heads d, N)
-    return Routed(attention.repeat_interleave(width, 0), source, token)
+    return Routed(attention.repeat_interleave(width, 0), source, token, operator.offsets)
 
 
 def _seen(attention: Tensor, allowed: Tensor | None) -> Tensor:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from duat_cli.analysis.geometry import Geometry
 from duat_cli.analysis.inspect.measured.entries import are_counted, cutoff_of, draws, estimated
-from duat_cli.analysis.inspect.measured.gated import uniform_gated
-from duat_cli.analysis.inspect.measured.numbers import NullNumbers, OperatorNumbers
+from duat_cli.analysis.inspect.measured.numbers import NullNumbers, OperatorNumbers, null_of
+from duat_cli.analysis.inspect.operator import measure
 from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.operators.kronecker import HeadFactors, effective_heads, frobenius_norm, kronecker_spectrum
 from duat_cli.operators.sampling import ShareEstimate, exact_share
@@ -53,8 +53,10 @@ class UniformNulls:
 
     def add(self, index: int, operator: AttentionOperator, geometry: Geometry, numbers: OperatorNumbers) -> None:
         """The block of that index, whose W' was measured."""
-        if numbers.arriving is None:
-            self._found[index] = uniform_gated(operator, geometry, numbers.seen, self._threshold)
+        if numbers.arriving is None or operator.offsets != (0,):  # with a gate, or values of several tokens
+            even = operator.uniform(numbers.seen)
+            found = measure(even, geometry, threshold=self._threshold, spectrum=False, matrix=False)
+            self._found[index] = null_of(found)
             return
         tokens = len(numbers.seen)
         scale = operator.token_scale.double().expand(tokens)

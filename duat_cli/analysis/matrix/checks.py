@@ -34,6 +34,9 @@ class _Statement:
     against_model: bool  # whether one side is the model's own arithmetic, with its rounding
 
 
+SUMMED = "its values are made of several tokens: each head stands here once for each, in the model only their sum"
+
+
 def checks(case: Case, dense: Dense | None) -> list[MatrixCheck]:
     return [_check(statement, case, dense) for statement in _STATEMENTS]
 
@@ -63,15 +66,19 @@ def _contribution_sides(case: Case, dense: Dense | None) -> _Sides:
     return _Sides(dense.W_HVO @ paper.vectorise(case.X), paper.vectorise(case.contribution))
 
 
-def _heads_sides(case: Case, dense: Dense | None) -> _Sides:
+def _heads_sides(case: Case, dense: Dense | None) -> _Sides | str:
     """W'_HV x' and the model's own concatenated heads."""
+    if case.mixed.shape[1] != len(case.left):
+        return SUMMED
     if dense is None:
         return _Sides((case.left @ (case.X @ case.value)).transpose(0, 1), case.mixed)
     return _Sides(dense.W_HV @ paper.vectorise(case.X), paper.vectorise(case.mixed))
 
 
-def _projection_sides(case: Case, dense: Dense | None) -> _Sides:
+def _projection_sides(case: Case, dense: Dense | None) -> _Sides | str:
     """W'_O times the model's own heads, and what its attention adds: I_N ⊗ W is the linear layer."""
+    if case.mixed.shape[1] != len(case.left):
+        return SUMMED
     heads = paper.vectorise(case.mixed)  # (N·heads·d,)
     if dense is None:
         return _Sides(heads.reshape(case.tokens, -1) @ case.projection.mT, case.contribution)

@@ -41,6 +41,25 @@ class Layout:
 
 
 @dataclass(frozen=True)
+class Behind:
+    """What stands between a kernel's result and the output layer beside factors of channels."""
+
+    scaled: int | None  # channels that share a norm's scale; None: no norm stands there
+    centred: int | None = None  # channels whose mean that norm takes away; None: it takes none away
+
+    def held(self, vectors: Tensor) -> Tensor:
+        """Vectors of channels, (..., channels), without that mean.
+
+        It is the same in front of the kernel as behind it, because the channels that share it share an H: the values
+        are held without it, so that factors of channels are all that stands behind.
+        """
+        if self.centred is None:
+            return vectors
+        parts = vectors.unflatten(-1, (-1, self.centred))
+        return (parts - parts.mean(dim=-1, keepdim=True)).flatten(-2)
+
+
+@dataclass(frozen=True)
 class MixerForm:
     """A mixer: values v (N, channels) -> its own kernel, linear in them -> gates, scales of norms -> output layer.
 
@@ -56,7 +75,7 @@ class MixerForm:
     result: tuple[int, int | None]  # the number counted back from the last operation
     result_layout: Layout
     width: int  # channels a head: those that the kernel treats alike
-    scaled: int | None  # channels that share a norm's scale behind the kernel; None: no norm stands there
+    behind: Behind
     affine: bool  # whether the values are an affine map of each token's stream alone, so that they are no UAT term
     source: Tensor | None = None  # the value's channel that each of the result's is made of; None: its own
 
@@ -67,7 +86,7 @@ class MixerForm:
             name = type(self.module).__name__
             raise UnsupportedModelError(f"{name}: makes its values by other operations for another number of tokens")
         values = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-        return values if self.source is None else values[..., self.source.to(values.device)]
+        return self.behind.held(values if self.source is None else values[..., self.source.to(values.device)])
 
     def lay(self, values: Tensor) -> list[Tensor]:
         """The inverse, for values that agree where channels share one."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.arrays import fit, relative_error, rounding, wide
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.parts import hidden_slot
 from duat_cli.models.instrument.calls import hidden_of
@@ -83,10 +84,19 @@ def chained(position: int, before: Event, after: Event, *, added: bool) -> bool:
         return True
     if not added or taken.shape != given.shape:
         raise UnsupportedModelError(
-            f"the input of block {position + 1} is not the output of block {position}: "
+            f"the input of block {position + 1} is {_instead(given, taken)} the output of block {position}: "
             "the model changes the residual stream between its blocks"
         )
     return False
+
+
+def _instead(given: Tensor, taken: Tensor) -> str:
+    """What of it the next block takes, as far as that can be said."""
+    if given.shape == taken.shape:
+        factor = float(fit(wide(given).reshape(-1), wide(taken).reshape(-1)))
+        if relative_error(factor * wide(given), wide(taken)) <= rounding(given.dtype):
+            return f"{factor:.3g} times"
+    return "not"
 
 
 def inner_lists(stack: nn.Module, name: str) -> list[str]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
-from duat_cli.models.arrays import gaussian, relative_error, rounding
+from duat_cli.models.arrays import gaussian, relative_error, rounding, wide
+from duat_cli.models.block.mixer import Behind
+from duat_cli.models.instrument.mixer import marks
 
 SEED = 37
 
@@ -66,6 +70,45 @@ def sharing(expected: Tensor, own: Tensor, far: Tensor, tolerance: float) -> int
             if relative_error(scale * mine, its) <= tolerance:
                 return width
     return False
+
+
+def behind_of(arrived: Callable[[Tensor], Tensor | None], like: Tensor) -> Behind | None:
+    """What stands between a tensor and the output layer; None where that is no such thing.
+
+    arrived: what arrives at the layer of these in place of the tensor, (items, N, channels) both; None where they do
+    not fit. like: the tensor itself, (1, N, channels).
+    """
+    noise = gaussian(tuple(like.shape), like, SEED + 1)
+    found = _with_centred(arrived, noise, None)
+    if found is not None:
+        return found
+    widths = [n for n in range(2, like.shape[-1] + 1) if like.shape[-1] % n == 0]
+    means = gaussian(tuple(like.shape), like, SEED + 6)
+    moved = [noise + means[..., : means.shape[-1] // n].repeat_interleave(n, dim=-1) for n in widths]
+    seen = arrived(torch.cat([noise, *moved]))
+    centred = None if seen is None else losing(seen, widths, rounding(like.dtype))
+    return None if centred is None else _with_centred(arrived, noise, centred)
+
+
+def _with_centred(arrived: Callable[[Tensor], Tensor | None], noise: Tensor, centred: int | None) -> Behind | None:
+    put = marks(noise, centred)
+    noise = Behind(None, centred).held(noise)
+    seen = arrived(torch.cat([torch.zeros_like(noise), put, noise, 3 * noise]))
+    if seen is None:
+        return None
+    zero, marked, own, far = seen.split(1)
+    if bool(zero.any()) or not bool(marked.any()):
+        return None
+    scaled = sharing(marked / wide(put) * wide(noise), own, far, rounding(noise.dtype))
+    return None if scaled is False else Behind(scaled, centred)
+
+
+def losing(arrived: Tensor, widths: Sequence[int], tolerance: float) -> int | None:
+    """How many channels lose their mean together, None where none do. arrived: of noise, and of the noise with the mean
+    of every group of so many channels moved, for each of the widths in ascending order, (1 + widths, N, channels)."""
+    own, *moved = arrived.split(1)
+    alike = (n for n, one in zip(widths, moved, strict=True) if relative_error(one, own) <= tolerance)
+    return next(alike, None) if bool(own.any()) else None
 
 
 def alike(H: Tensor, width: int) -> bool:

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import equal, gaussian, relative_error, rounding, same_storage, wide
 from duat_cli.models.block.linears import has_matrix
-from duat_cli.models.block.mixer import Layout, MixerForm
+from duat_cli.models.block.mixer import Behind, Layout, MixerForm
 from duat_cli.models.block.parts import BlockParts, Projection, SecondMixer
-from duat_cli.models.discovery.kernels import alike, is_whole, kernel_source, sharing, trials
+from duat_cli.models.discovery.kernels import alike, behind_of, is_whole, kernel_source, trials
 from duat_cli.models.discovery.parts import hidden_slot, mixes_tokens, nonlinear_units, with_linears
 from duat_cli.models.discovery.products import is_one_product
 from duat_cli.models.instrument.mixer import MixerCall, MixerCode, Ran, places, repeated
@@ -45,19 +45,22 @@ class Known:
 
 
 def with_mixer(parts: BlockParts, event: Event, written: Trace, known: Known) -> BlockParts:
-    """The block with its one token mixer as attention, if it can be proved and the block has no attention that is one
-    product of softmax rows and values."""
-    if not parts.attention and len(parts.mixing) <= 1:
-        unit = next(iter(parts.mixing), parts.module)
+    """The block with a token mixer as attention, if one can be proved and the block has no attention that is one
+    product of softmax rows and values. Of several modules that mix tokens it is the one that can be proved."""
+    if not parts.attention:
+        units = [unit for unit in parts.units if unit in parts.mixing] or [parts.module]
     elif len(parts.attention) == 1 and not is_one_product(parts, written):
-        (unit,) = parts.attention
+        units = list(parts.attention)
     else:
         return _with_second(parts, written, known)
-    for module, ends in _candidates(parts.module, unit, written):
-        form = _form_of(module, written, known, ends)
-        if form is not None:
-            return _mixing(parts, form, event, written)
-    return parts
+    proved = (_proved_of(parts, unit, written, known) for unit in units)
+    found = [form for form in proved if form is not None]
+    return _mixing(parts, found[0], event, written) if len(found) == 1 else parts
+
+
+def _proved_of(parts: BlockParts, unit: nn.Module, written: Trace, known: Known) -> MixerForm | None:
+    tried = (_form_of(module, written, known, ends) for module, ends in _candidates(parts.module, unit, written))
+    return next((form for form in tried if form is not None), None)
 
 
 def _with_second(parts: BlockParts, written: Trace, known: Known) -> BlockParts:
@@ -102,7 +105,7 @@ def _mixing(parts: BlockParts, form: MixerForm, event: Event, written: Trace) ->
     found = replace(
         found,
         mixer=form,
-        mixing=frozenset() if form.affine else frozenset({form.module}),
+        mixing=found.mixing - inside if form.affine else found.mixing - inside | {form.module},
         unit_biases={unit: bias for unit, bias in found.unit_biases.items() if unit not in inside},
         first_linears={unit: layer for unit, layer in found.first_linears.items() if unit not in inside},
     )
@@ -143,7 +146,7 @@ def _as_made(form: MixerForm, written: Trace, call: MixerCall) -> Tensor:
             continue
         for first in range(0, made.shape[-1] - call.value.shape[-1] + 1, max(1, call.value.shape[-1])):
             part = made[..., first : first + call.value.shape[-1]]
-            if torch.equal(part, call.value):
+            if equal(form.behind.held(part), call.value):
                 return part.unflatten(-1, (-1, form.width)).transpose(1, 2)
     return call.by_head(call.value).transpose(1, 2)
 
@@ -192,7 +195,7 @@ class _Search:
         self._stream = event.tensors[0]
         self._tokens = self._stream.shape[1]
         blank = Layout(1, ())
-        draft = MixerForm(module, output, ((0, None),), (blank,), (0, None), blank, 1, None, False)
+        draft = MixerForm(module, output, ((0, None),), (blank,), (0, None), blank, 1, Behind(None), False)
         self._code = MixerCode(draft, module.forward, event.args, event.kwargs)
         self._plain: Ran | None = None
         self._channels = 0
@@ -239,14 +242,14 @@ class _Search:
                 return tuple(found)
         return None
 
-    def _behind(self, places: list[Place], plain: Ran) -> dict[Place, int | None]:
+    def _behind(self, places: list[Place], plain: Ran) -> dict[Place, Behind]:
         """What may be a kernel's result, from the last place on; the kernel itself begins where several are none."""
-        found: dict[Place, int | None] = {}
+        found: dict[Place, Behind] = {}
         missed = 0
         for place in reversed(places):
-            scaled = self._scaled(place, plain)
-            if scaled is not False:
-                found[place], missed = scaled, 0
+            behind = self._behind_of(place, plain)
+            if behind is not None:
+                found[place], missed = behind, 0
             elif found and (missed := missed + 1) >= MISSED:
                 break
         return found
@@ -260,8 +263,8 @@ class _Search:
         result = Place(plain.count - form.result[0], form.result[1])
         if not all(place in plain.tensors for place in (*values, result)):
             return None
-        scaled = self._scaled(result, plain)
-        return None if scaled is False else self._proved(values, [result], {result: scaled}, plain)
+        behind = self._behind_of(result, plain)
+        return None if behind is None else self._proved(values, [result], {result: behind}, plain)
 
     def _run_plain(self) -> Ran | None:
         """With every tensor that holds as many numbers as the output layer reads, or a part of them that it repeats."""
@@ -287,26 +290,20 @@ class _Search:
     def _layout(self, tensor: Tensor) -> Layout:
         return Layout.of(tensor, self._tokens)
 
-    def _scaled(self, place: Place, plain: Ran) -> int | bool | None:
-        """What stands between this tensor and the output layer: factors of channels alone (None), with a norm's scale
-        that so many channels share, or something else (False)."""
+    def _behind_of(self, place: Place, plain: Ran) -> Behind | None:
+        """What stands between this tensor and the output layer; None where that is no such thing."""
         tensor = plain.tensors[place]
         layout = self._layout(tensor)
-        like = layout.by_token(tensor)
-        signs = torch.where(gaussian(tuple(like.shape), like, SEED) < 0, -torch.ones_like(like), torch.ones_like(like))
-        noise = gaussian(tuple(like.shape), like, SEED + 1)
-        items = torch.cat([torch.zeros_like(like), signs, noise, 3 * noise])
-        try:
-            ran = self._code.run(items=len(items), exchanged={place: layout.lay(items)})
-        except FAULTS:
-            return False
-        if ran.arrived is None or ran.arrived.numel() != items.numel():
-            return False
-        zero, at_signs, own, far = wide(ran.arrived).reshape(items.shape).split(1)
-        factors = at_signs * wide(signs)
-        if bool(zero.any()) or not bool(factors.any()):
-            return False
-        return sharing(factors * wide(noise), own, far, rounding(like.dtype))
+
+        def arrived(items: Tensor) -> Tensor | None:
+            try:
+                ran = self._code.run(items=len(items), exchanged={place: layout.lay(items)})
+            except FAULTS:
+                return None
+            same = ran.arrived is not None and ran.arrived.numel() == items.numel()
+            return wide(ran.arrived).reshape(items.shape) if same and ran.arrived is not None else None
+
+        return behind_of(arrived, layout.by_token(tensor))
 
     def _source(self, values: tuple[Place, ...], result: Place, plain: Ran) -> Tensor | None:
         """As of `kernel_source`, of this result of these values; empty where it is not made of them."""
@@ -332,7 +329,7 @@ class _Search:
         return kernel_source(wide(onto.by_token(made)), wide(onto.by_token(own_result)))
 
     def _proved(
-        self, values: tuple[Place, ...], results: list[Place], behind: dict[Place, int | None], plain: Ran
+        self, values: tuple[Place, ...], results: list[Place], behind: dict[Place, Behind], plain: Ran
     ) -> MixerForm | None:
         """The form with these values and the first of these results that is made of them."""
         for result in results:
@@ -348,7 +345,7 @@ class _Search:
         return sum(plain.tensors[value].numel() for value in values) // self._tokens
 
     def _form(
-        self, values: tuple[Place, ...], result: Place, scaled: int | None, plain: Ran, source: Tensor
+        self, values: tuple[Place, ...], result: Place, behind: Behind, plain: Ran, source: Tensor
     ) -> MixerForm | None:
         channels = torch.arange(self._numbers(values, plain), device=source.device)
         form = MixerForm(
@@ -359,7 +356,7 @@ class _Search:
             result=(plain.count - result.operation, result.element),
             result_layout=self._layout(plain.tensors[result]),
             width=1,
-            scaled=scaled,
+            behind=behind,
             affine=False,
             source=None if torch.equal(source, channels) else source,
         )
@@ -369,11 +366,13 @@ class _Search:
         except FAULTS:
             return None
         width = next(n for n in range(len(H), 0, -1) if len(H) % n == 0 and alike(H, n))
+        if width % (behind.centred or 1):  # the mean of channels that differ in their H is no mean of values
+            return None
         affine = self._affine(call)
         return None if form.source is not None and not affine else replace(form, width=width, affine=affine)
 
     def _affine(self, call: MixerCall) -> bool:
-        """Whether the values of a token are an affine map of that token's stream."""
+        """Whether the values are an affine map of the stream."""
         x = self._stream
         noise = gaussian(tuple(x.shape), x, SEED + 5)
         moved = x.clone()
@@ -390,7 +389,7 @@ class _Search:
         additive = relative_error(at_x + at_noise - zero, at_sum) <= rounding(x.dtype)
         apart = relative_error(changed[:, 1:], at_x[:, 1:]) <= rounding(x.dtype)
         self._spread = additive and not apart
-        return additive and apart
+        return additive
 
 
 def _is(wanted: Place, place: Place, _tensor: Tensor) -> bool:

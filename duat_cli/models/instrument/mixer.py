@@ -157,7 +157,7 @@ class MixerCall:
         if not all(one in ran.tensors for one in values) or result is None or ran.arrived is None:
             raise UnsupportedModelError(f"{type(form.module).__name__} runs other operations than when it was proved")
         value = form.values([ran.tensors[one].detach() for one in values])
-        by_token = value, form.result_layout.by_token(result.detach())
+        by_token = value, form.behind.held(form.result_layout.by_token(result.detach()))
         gate = gates(code, place, ran.held, by_token[1], ran.arrived.detach())
         held = {number: tensor for number, tensor in ran.held.items() if values[0].operation < number < place.operation}
         return cls(code, read, by_token[0].clone(), by_token[1].clone(), gate, ran.output, held, ran.count)
@@ -252,24 +252,37 @@ def with_rows(
 def gates(code: MixerCode, place: Place, held: Mapping[int, Tensor], result: Tensor, arrived: Tensor) -> Tensor:
     """The factor of every channel between the kernel's result (1, N, channels) and the output layer.
 
-    Signs in place of the result show the factors but for the scale of a norm, which the call's own result shows.
+    Marks in place of the result show the factors but for the scale of a norm, which the call's own result shows.
     """
-    form = code.form
-    signs = torch.where(
-        gaussian(tuple(result.shape), result, SEED) < 0, -torch.ones_like(result), torch.ones_like(result)
-    )
-    ran = code.run(exchanged={place: form.result_layout.lay(signs)})
+    form, scaled = code.form, code.form.behind.scaled
+    put = marks(result, form.behind.centred)
+    ran = code.run(exchanged={place: form.result_layout.lay(put)})
     if ran.arrived is None:
         raise UnsupportedModelError("its output layer is not called once")
-    factors, own = wide(ran.arrived.detach()).reshape(signs.shape) * wide(signs), wide(arrived).reshape(signs.shape)
-    if form.scaled is not None:
-        parts = ((factors * wide(result)).unflatten(-1, (-1, form.scaled)), own.unflatten(-1, (-1, form.scaled)))
+    factors, own = wide(ran.arrived.detach()).reshape(put.shape) / wide(put), wide(arrived).reshape(put.shape)
+    if scaled is not None:
+        parts = ((factors * wide(result)).unflatten(-1, (-1, scaled)), own.unflatten(-1, (-1, scaled)))
         square = parts[0].square().sum(dim=-1, keepdim=True).clamp_min(torch.finfo(factors.dtype).tiny)
         scale = (parts[0] * parts[1]).sum(dim=-1, keepdim=True) / square
-        factors = (factors.unflatten(-1, (-1, form.scaled)) * scale).flatten(2)
+        factors = (factors.unflatten(-1, (-1, scaled)) * scale).flatten(2)
     error = relative_error(factors * wide(result), own)
     if not error <= tolerance_for(arrived.dtype):
         raise UnsupportedModelError(
             f"what stands behind the kernel of {type(form.module).__name__} is no scale of its channels ({error:.1e})"
         )
     return factors
+
+
+def marks(like: Tensor, centred: int | None) -> Tensor:
+    """Vectors of channels whose factors can be read off what becomes of them: random signs; or, where groups of so many
+    channels lose their mean, 1 and -1 in turn (of an odd number 2, -1, -1 first) under one sign a group."""
+    noise = gaussian(tuple(like.shape), like, SEED)
+    if centred is None:
+        return torch.where(noise < 0, -torch.ones_like(like), torch.ones_like(like))
+    group = like.new_ones(centred)
+    group[1::2] = -1.0
+    if centred % 2:
+        group[:3] = like.new_tensor([2.0, -1.0, -1.0])
+        group[3::2], group[4::2] = 1.0, -1.0
+    sign = torch.where(noise.unflatten(-1, (-1, centred))[..., :1] < 0, -1.0, 1.0)
+    return (sign * group).flatten(-2).to(like.dtype)

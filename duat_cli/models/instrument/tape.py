@@ -41,7 +41,7 @@ class Reached(Exception):  # noqa: N818 - a signal, not an error
 
 
 class Tape(TorchFunctionMode):
-    """Counts operations that give tensors, from 0.
+    """Counts operations that give tensors, from 0; one that writes to a part of a tensor counts as giving the whole.
 
     seen(place, operation's function, tensor): told of every floating-point tensor that is made. exchanged: what some of
     them are replaced by. held: what operations of these numbers return, whatever they are given. until: Reached is
@@ -69,6 +69,8 @@ class Tape(TorchFunctionMode):
             self.count += 1
             return self._held[number]
         output = func(*args, **kwargs)
+        if func is Tensor.__setitem__:
+            output = args[0]
         many = isinstance(output, tuple | list) and not isinstance(output, torch.Size)
         tensors = list(output) if many else [output]
         if not any(isinstance(tensor, Tensor) for tensor in tensors):
@@ -80,7 +82,8 @@ class Tape(TorchFunctionMode):
                 continue
             place = Place(number, element if many else None)
             if place in self._exchanged:
-                tensors[element], changed = self._exchanged[place].to(tensor.dtype), True
+                given = self._exchanged[place].to(tensor.dtype)
+                tensors[element], changed = tensor.copy_(given) if func is Tensor.__setitem__ else given, True
             if self._until == place:
                 raise Reached(tensors[element])
             if self._seen is not None:

@@ -14,21 +14,20 @@ import torch
 from torch import Tensor
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import gaussian, random_like, relative_error, wide
+from duat_cli.models.arrays import fit, gaussian, random_like, relative_error, wide
 from duat_cli.models.instrument.records import CrossCall, Replay
 from duat_cli.models.instrument.rig import BlockRun, zero_given
 from duat_cli.models.value_path.factors import (
     SEED,
     BlockFactors,
     Tap,
-    accept,
     constant_scale,
-    fit,
     meeting,
     read_output,
     read_value,
 )
 from duat_cli.models.value_path.operator import AttentionOperator
+from duat_cli.models.value_path.probed import accept
 from duat_cli.operators.kronecker import HeadFactors
 
 

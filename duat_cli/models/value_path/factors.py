@@ -7,13 +7,14 @@ block does, and the residual of that fit is the proof: reading or probing, a wro
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import gaussian, random_like, relative_error, tolerance_for, wide
+from duat_cli.models.arrays import fit, fit_heads, gaussian, random_like, relative_error, tolerance_for, wide
 from duat_cli.models.block.linears import stored_matrix
 from duat_cli.models.block.norms import NormForm
 from duat_cli.models.block.parts import Projection
@@ -21,8 +22,10 @@ from duat_cli.models.instrument.attention import AttentionCall, ScaledRows
 from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun, zero_given
 from duat_cli.models.value_path.gates import gate_of
-from duat_cli.models.value_path.mixing import made_by_units, tokens_mixed, values_of
+from duat_cli.models.value_path.mixing import SEVERAL, made_by_units, tokens_mixed
+from duat_cli.models.value_path.offsets import ShiftedRows, offsets_of, probe_values, source_scale, values_by_offset
 from duat_cli.models.value_path.operator import AttentionOperator
+from duat_cli.models.value_path.probed import accept, probe_output, probe_value
 from duat_cli.models.value_path.projections import projects_to_zero
 from duat_cli.operators.kronecker import HeadFactors
 
@@ -58,6 +61,12 @@ class BlockFactors:
     origin: str  # "read" or "probed"
     gated: bool = False  # whether the channels of what heads give are scaled, token by token, in front of O
     own: bool = False  # whether V reads the values themselves, made by a UAT term, not the stream: a choice of channels
+    offsets: tuple[int, ...] = (0,)  # of values that several tokens make: V and O of every head once for each
+
+    @property
+    def reaching(self) -> Tensor:
+        """O once a head, (heads, d, M)."""
+        return self.heads.output[: self.heads.heads // len(self.offsets)]
 
 
 def operator_of(
@@ -71,12 +80,16 @@ def operator_of(
     call = run.attention[0]
     product, target = wide(call.value[0]), wide(call.value[0])  # (kv_heads, N, d)
     scale, value_error = torch.ones_like(product[..., :1]), 0.0
-    if not known.own:
+    if len(known.offsets) > 1:
+        product = wide(run.input[0]) @ known.heads.value
+        target = wide(values_by_offset(run, run.input, known.offsets))
+        scale, value_error = source_scale(product, target, known.offsets)
+    elif not known.own:
         product = difference = wide(run.input[0]) @ known.heads.value
         if not run.parts.homogeneous:
             difference = product - wide(base_items[0]) @ known.heads.value
             target = target - wide(base.values[0][0])
-        scale = fit(difference, target)  # (kv_heads, N, 1)
+        scale = fit_heads(difference, target)  # (kv_heads, N, 1)
         value_error = relative_error(scale * difference, target)
     gate, gate_error = gate_of(run, given) if known.gated else (None, 0.0)
     token_scale, output_error = known.token_scale, known.error
@@ -87,6 +100,9 @@ def operator_of(
     rows = call.rows
     if gate is not None and torch.equal(gate, gate[..., :1].expand_as(gate)):  # a head as a whole: part of its H
         rows, gate = ScaledRows(rows, gate[..., 0]), None
+    if len(known.offsets) > 1:
+        rows = ShiftedRows(rows, known.offsets)
+        gate = None if gate is None else gate.repeat(len(known.offsets), 1, 1)
     operator = AttentionOperator(
         rows=rows,
         source_scale=scale[..., 0].repeat_interleave(groups, 0),
@@ -126,32 +142,16 @@ def checked(operator: AttentionOperator, run: BlockRun, tap: Tap) -> AttentionOp
     images = [weights @ operator.values for _, weights in operator.attention_chunks()]  # (heads, rows, d) each
     mixed, whole = torch.cat(images, dim=1), wide(run.attention[0].output[0]).transpose(0, 1)
     if operator.gate is not None:
-        mixed, whole = mixed * operator.gate, whole * operator.gate
+        mixed, whole = mixed * operator.gate, whole * operator.gate[: len(whole)]
     image = torch.einsum("hnd,hdm->nm", mixed, operator.factors.output)
     own = wide(own_contribution(run, tap)[1])
-    whole = torch.einsum("hnd,hdm->nm", whole, operator.factors.output)
+    whole = torch.einsum("hnd,hdm->nm", whole, operator.factors.output[: len(whole)])
     if operator.token_scale.numel() > 1:
         whole = whole * operator.token_scale[:, None]
     rounded = 4 * torch.finfo(run.input.dtype).eps * float(whole.norm())
     error = relative_error(image, own) if float((image - own).norm()) > rounded else 0.0
     accept(error, run.input.dtype)
     return replace(operator, error=max(operator.error, error))
-
-
-def accept(error: float, dtype: torch.dtype) -> None:
-    """Refuses factors that leave more than rounding."""
-    if not error <= tolerance_for(dtype):
-        raise UnsupportedModelError(
-            "its attention is no sum of Kronecker products: factors "
-            + (f"leave a relative residual of {error:.1e}" if error < float("inf") else "do not fit it")
-            + ("; --dtype float32 tells whether it is rounding" if dtype in (torch.bfloat16, torch.float16) else "")
-        )
-
-
-def fit(direction: Tensor, target: Tensor) -> Tensor:
-    """The scalars that fit `direction` to `target` along the last axis."""
-    square = direction.square().sum(dim=-1, keepdim=True)
-    return (direction * target).sum(dim=-1, keepdim=True) / square.clamp_min(torch.finfo(square.dtype).tiny)
 
 
 def _reach(
@@ -163,7 +163,7 @@ def _reach(
     moved = run.replay(base_items[:1], [g[:1] for g in given], attention=mixed + added)
     target = wide(known.tap.read(moved)[0]) - wide(known.tap.read(base)[0])
     reaching = wide(added[0]) if gate is None else wide(added[0]) * gate.transpose(0, 1)
-    direction = torch.einsum("nhd,hdm->nm", reaching, known.heads.output)
+    direction = torch.einsum("nhd,hdm->nm", reaching, known.reaching)
     scale = fit(direction, target)
     return scale[:, 0], relative_error(scale * direction, target)
 
@@ -189,9 +189,9 @@ def find_factors(run: BlockRun, base: Replay, base_items: Tensor, given: list[Te
     faults: list[str] = []
     for origin, gated, value, output in (
         ("read", False, read_value, _read_output),
-        ("probed", False, _probe_value, _probe_output),
+        ("probed", False, probe_value, _probe_output),
         ("read", True, read_value, _read_output),
-        ("probed", True, _probe_value, _read_output),
+        ("probed", True, probe_value, _read_output),
         ("probed", True, read_value, _probe_output),
     ):
         try:
@@ -206,17 +206,39 @@ def find_factors(run: BlockRun, base: Replay, base_items: Tensor, given: list[Te
             faults.append(str(fault))
         else:
             return found
-    raise UnsupportedModelError(tokens_mixed(run, tap.read) or faults[min(1, len(faults) - 1)])
+    why = tokens_mixed(run, tap.read)
+    if why == SEVERAL:
+        with contextlib.suppress(UnsupportedModelError):
+            return _by_offset(run, base, base_items, given)
+    raise UnsupportedModelError(why or faults[min(1, len(faults) - 1)])
 
 
 def _own_values(run: BlockRun, base: Replay, base_items: Tensor, given: list[Tensor]) -> BlockFactors:
     """Of attention whose values are made by a UAT term, no affine map of the stream: V picks the channels of a head."""
-    tap = _find_tap(run, given)
-    value = choice_of_channels(run.attention[0].value)
-    gate, _ = gate_of(run, given)
-    factors = BlockFactors(
-        HeadFactors(value, _read_output(run, tap, gate)), tap, None, 0.0, "read", own=True, gated=True
-    )
+    return _with_value(run, choice_of_channels(run.attention[0].value), "read", base, base_items, given, own=True)
+
+
+def _by_offset(run: BlockRun, base: Replay, base_items: Tensor, given: list[Tensor]) -> BlockFactors:
+    """Of attention whose values are an affine map of several tokens' streams: V and O once for each offset."""
+    offsets = offsets_of(run)
+    return _with_value(run, probe_values(run, offsets), "probed", base, base_items, given, offsets=offsets)
+
+
+def _with_value(
+    run: BlockRun,
+    value: Tensor,
+    origin: str,
+    base: Replay,
+    base_items: Tensor,
+    given: list[Tensor],
+    *,
+    own: bool = False,
+    offsets: tuple[int, ...] = (0,),
+) -> BlockFactors:
+    """Factors with this V, O read behind the gate."""
+    tap, gate = _find_tap(run, given), gate_of(run, given)[0]
+    heads = HeadFactors(value, _read_output(run, tap, gate).repeat(len(offsets), 1, 1))
+    factors = BlockFactors(heads, tap, None, 0.0, origin, own=own, gated=True, offsets=offsets)
     scale, error = _reach(run, factors, gate, base, base_items, given)
     found = replace(factors, token_scale=constant_scale(scale, tap), error=error)
     operator_of(run, found, base, base_items, given)
@@ -292,11 +314,13 @@ def _moved(values: Tensor, item: int) -> bool:
 
 def read_value(run: BlockRun, projection: Projection | None = None) -> Tensor:
     """V, (kv_heads, width, d), the gain of a norm in front included; None: of its own attention."""
+    mixer = run.parts.mixer if projection is None else None
     projection = projection or run.parts.value_projection
     if projection is None:
         raise UnsupportedModelError("its values are no plain view of one linear layer")
     matrix = stored_matrix(projection.linear, run.input.dtype)  # (M, C)
     matrix = matrix[:, projection.columns].permute(1, 0, 2)  # (kv_heads, M, d)
+    matrix = matrix if mixer is None else mixer.behind.held(matrix)
     if projection.norm is None:
         return matrix
     form = run.parts.norms[projection.norm]
@@ -331,56 +355,5 @@ def _gain(form: NormForm, width: int) -> Tensor:
     return form.gain.reshape(width)
 
 
-def _probe_value(run: BlockRun) -> Tensor:
-    """V row by row: unit vectors as tokens through the frozen block, up to the attention function."""
-    _, tokens, width = run.input.shape
-    vector = gaussian((1, 1, width), run.input, SEED + 2).expand(1, tokens, width)
-    base, at_vector = (values_of(run, z) for z in (torch.zeros_like(run.input), vector))
-    moved = wide(at_vector - base)  # (1, kv_heads, N, d)
-    if not bool(moved.any()):
-        raise UnsupportedModelError("its values do not depend on the stream while dynamic parameters are frozen")
-    reference = moved[:, :, _strongest(moved[0])]
-    scale = fit(reference[:, :, None].expand_as(moved), moved)  # (1, kv_heads, N, 1)
-    accept(relative_error(scale * reference[:, :, None], moved), run.input.dtype)
-    rows = []
-    for first in range(0, width, tokens):
-        unit = _unit_tokens(first, tokens, width, run.input)
-        rows.append((wide(values_of(run, unit) - base) / scale)[0, :, : min(tokens, width - first)])
-    return torch.cat(rows, dim=1)
-
-
-def _strongest(moved: Tensor) -> int:
-    return int(moved.square().sum(dim=(0, 2)).argmax())
-
-
-def _unit_tokens(first: int, tokens: int, width: int, like: Tensor) -> Tensor:
-    """Token j holds the unit vector first + j: (1, N, width)."""
-    unit = like.new_zeros(1, tokens, width)
-    count = min(tokens, width - first)
-    unit[0, torch.arange(count), first + torch.arange(count)] = 1.0
-    return unit
-
-
 def _probe_output(run: BlockRun, tap: Tap, gate: Tensor | None) -> Tensor:
-    """O row by row: unit vectors behind the gate, in place of g H V, read where they meet the residual stream."""
-    _, tokens, heads, width = run.attention[0].output.shape
-    like = run.input
-    side = heads * width
-
-    def arrival(mixed: Tensor) -> Tensor:
-        shaped = mixed.reshape(1, tokens, heads, width)
-        if gate is not None:
-            shaped = (shaped / gate.transpose(0, 1)).to(like.dtype)
-        return tap.read(run.replay(torch.zeros_like(like), zero_given(run, 1), attention=shaped))[0]  # (N, M)
-
-    base = arrival(like.new_zeros(1, tokens, side))
-    moved = arrival(gaussian((1, 1, side), like, SEED + 3).expand(1, tokens, side)) - base
-    moved = wide(moved)
-    reference = moved[_strongest(moved[None])]
-    scale = fit(reference.expand_as(moved), moved)  # (N, 1)
-    accept(relative_error(scale * reference, moved), like.dtype)
-    rows = []
-    for first in range(0, side, tokens):
-        unit = _unit_tokens(first, tokens, side, like)
-        rows.append((wide(arrival(unit) - base) / scale)[: min(tokens, side - first)])
-    return torch.cat(rows).reshape(heads, width, -1)
+    return probe_output(run, tap.read, gate)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.instrument.attention import RowSource, StoredRows
-from duat_cli.operators.kronecker import HeadFactors, KroneckerSum, channels
+from duat_cli.models.value_path.offsets import ShiftedRows
+from duat_cli.operators.kronecker import HeadFactors, KroneckerSum, at_offsets, channels
 
 CHANNEL_ELEMENTS = 1 << 26  # of the attention of single channels
 
@@ -30,9 +31,14 @@ class AttentionOperator:
     gate: Tensor | None = None  # factor of each channel of H V by token, (heads, N, d); None: ones
 
     @property
+    def offsets(self) -> tuple[int, ...]:
+        """How far behind the tokens that they are made of its values stand: every head is there once for each."""
+        return self.rows.offsets if isinstance(self.rows, ShiftedRows) else (0,)
+
+    @property
     def products(self) -> int:
-        """How many Kronecker products W' is a sum of: one a head; with a gate one a head and channel, or a head and
-        token, whichever are fewer."""
+        """How many Kronecker products W' is a sum of: one a head (and offset); with a gate one a head and channel, or a
+        head and token, whichever are fewer."""
         return self.factors.heads * (1 if self.gate is None else min(self.gate.shape[1:]))
 
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
@@ -54,6 +60,14 @@ class AttentionOperator:
     def matrix(self) -> KroneckerSum:
         """All of Ĥ at once."""
         return KroneckerSum(torch.cat([chunk for _, chunk in self.chunks()], dim=1), self.factors, self.gate)
+
+    def uniform(self, seen: Tensor) -> AttentionOperator:
+        """The same with every H uniform over the tokens that each row may see, (N, N) bool; a gate stays."""
+        level = seen.to(self.values.dtype)
+        level = at_offsets((level / level.sum(dim=1, keepdim=True).clamp_min(1))[None], self.offsets)
+        each = self.factors.heads // len(level)
+        rows = level.repeat_interleave(each, 0) if len(level) > 1 else level.expand(each, -1, -1)
+        return replace(self, rows=StoredRows(rows), allowed=seen if self.offsets == (0,) else None)
 
     def by_channel(self) -> AttentionOperator:
         """The same W' without a gate: one head of width 1 for every channel, g H in place of its H.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import gaussian, random_like, relative_error, wide
+from duat_cli.models.arrays import fit, gaussian, random_like, relative_error, wide
 from duat_cli.models.instrument.attention import ScaledRows
 from duat_cli.models.instrument.mixer import MixerCall
 from duat_cli.models.instrument.records import Replay
@@ -22,14 +22,13 @@ from duat_cli.models.instrument.rig import BlockRun, zero_given
 from duat_cli.models.value_path.factors import (
     SEED,
     BlockFactors,
-    accept,
     choice_of_channels,
     constant_scale,
-    fit,
     meeting,
     read_output,
 )
 from duat_cli.models.value_path.operator import AttentionOperator
+from duat_cli.models.value_path.probed import accept
 from duat_cli.operators.kronecker import HeadFactors
 
 

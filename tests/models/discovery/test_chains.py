@@ -44,6 +44,14 @@ def test_a_chain_is_that_of_dense_arithmetic(model_type: str) -> None:
         assert far(W, block.W) <= 1e-10
 
 
+def test_a_stream_that_is_halved_between_blocks_is_refused_with_the_factor() -> None:
+    """As many checkpoints of this type have it: their config says after how many blocks."""
+    model = single_model("rwkv")
+    model.config.rescale_every = 1
+    with pytest.raises(UnsupportedModelError, match=r"the input of block 1 is 0\.5 times the output of block 0"):
+        discover(model)
+
+
 def test_what_a_chain_is_not_exact_in_is_said_by_its_mechanism() -> None:
     told = {one.stack: one for name in CHAINS for one in examine(single_model(name)).stacks}
     status = {name: one.status for name, one in told.items()}

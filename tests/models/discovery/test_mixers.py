@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 from helpers import InDouble, double_model, far, single_model, sweep, token_ids
-from torch import Tensor
+from torch import Tensor, nn
 
+from duat_cli.models.block.mixer import Behind
+from duat_cli.models.discovery.kernels import behind_of
 from duat_cli.models.discovery.structure import discover
 from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.rig import BlockRun
@@ -31,6 +33,8 @@ FORMS = [
     ("yoso", 1, 8, 8, True),  # hash collisions, each head's vector of unit length
     ("diffllama", 1, 32, 32, True),  # the difference of two softmax calls
     ("convbert", 1, 8, None, True),  # softmax rows beside a convolution whose kernel is dynamic
+    ("xlstm", 1, 32, 32, True),  # matrix memory with exponential gates, a norm of each head that takes its mean away
+    ("rwkv", 1, 1, None, True),  # a decayed mean of values that each token and the one before it make
     ("zaya", 1, 16, None, True),  # softmax rows, half of them over values of the token before
 ]
 
@@ -55,7 +59,7 @@ def test_w_is_what_the_frozen_block_does_with_each_unit_vector(
         form = run.parts.mixer
         if run.index != block:
             return
-        assert (form.width, form.scaled, form.affine) == (width, scaled, affine)
+        assert (form.width, form.behind.scaled, form.affine) == (width, scaled, affine)
         operator = operator_of(run, known.factors, step.replay, step.items, step.given)
         assert operator.own == (not affine)
         tokens, columns = operator.values.shape[1], operator.factors.width
@@ -85,6 +89,22 @@ def test_w_is_what_the_frozen_block_does_with_each_unit_vector(
     with InDouble():
         sweep(model, token_ids(model), listen, None)
     assert seen == [block]
+
+
+@pytest.mark.parametrize("width", [3, 4])
+def test_a_norm_that_takes_the_mean_of_each_head_away_is_told_from_one_that_does_not(width: int) -> None:
+    gate = torch.randn(1, 5, 12, generator=torch.Generator().manual_seed(4))
+
+    def norm(items: Tensor) -> Tensor:
+        return gate * nn.functional.layer_norm(items.unflatten(-1, (-1, width)), (width,)).flatten(-2)
+
+    def root(items: Tensor) -> Tensor:
+        return gate * nn.functional.rms_norm(items.unflatten(-1, (-1, width)), (width,)).flatten(-2)
+
+    assert behind_of(norm, gate) == Behind(width, width)
+    assert behind_of(root, gate) == Behind(width)
+    assert behind_of(lambda items: gate * items, gate) == Behind(None)
+    assert behind_of(lambda items: gate * items.tanh(), gate) is None
 
 
 def test_h_of_a_gated_delta_rule_is_its_kernel_applied_to_the_identity(monkeypatch: pytest.MonkeyPatch) -> None:

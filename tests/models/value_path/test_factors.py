@@ -188,7 +188,7 @@ def test_a_wrong_reading_is_not_used(name: str, monkeypatch: pytest.MonkeyPatch)
         assert far(W, expected) <= 1e-5
 
 
-@pytest.mark.parametrize("names", [("read_value", "_probe_value"), ("_read_output", "_probe_output")])
+@pytest.mark.parametrize("names", [("read_value", "probe_value"), ("_read_output", "_probe_output")])
 def test_where_probing_is_wrong_too_there_is_no_operator(
     names: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from duat_cli.analysis.decomposition import crossing
 from duat_cli.analysis.geometry import Geometry
-from duat_cli.analysis.inspect.measured.gated import measure_gated, uniform_gated
+from duat_cli.analysis.inspect.measured.gated import measure_gated
 from duat_cli.analysis.inspect.measured.numbers import NullNumbers, OperatorNumbers, row_pieces
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.discovery.proof import ProvedBlock
@@ -75,7 +75,7 @@ def _gated(operator: AttentionOperator) -> CrossOperator:
     factors = operator.factors
     known = Geometry.of(factors, gram(factors), entries=factors.output.new_zeros(0, factors.heads))
     numbers = measure_gated(operator, known, threshold=0.0, spectrum=False, matrix=False)
-    null = uniform_gated(operator, known, numbers.seen, threshold=0.0)
+    null = measure_gated(operator.uniform(numbers.seen), known, threshold=0.0, spectrum=False, matrix=False)
     tokens = operator.values.shape[1]
     return CrossOperator(
         rows=tokens * factors.hidden_size,

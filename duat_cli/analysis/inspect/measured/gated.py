@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from duat_cli.analysis.geometry import Geometry
 from duat_cli.analysis.inspect.measured.entries import PAIR_DRAWS, are_counted, cutoff_of, draws
-from duat_cli.analysis.inspect.measured.numbers import NullNumbers, OperatorNumbers, row_pieces, spectral
-from duat_cli.models.instrument.attention import StoredRows
+from duat_cli.analysis.inspect.measured.numbers import OperatorNumbers, row_pieces, spectral
 from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.operators.coupling import CouplingSums
 from duat_cli.operators.gated.sums import SPECTRUM_SIDE, GatedSums, gated_squares
@@ -58,24 +55,6 @@ def measure_gated(
         arriving=None,
         matrix=torch.cat(squares).sqrt() if matrix else None,
         reasons=many,
-    )
-
-
-def uniform_gated(operator: AttentionOperator, geometry: Geometry, seen: Tensor, threshold: float) -> NullNumbers:
-    """The same with H uniform over the tokens that each row may see, (N, N) bool; the gate stays."""
-    level = seen.to(operator.values.dtype)
-    level = level / level.sum(dim=1, keepdim=True).clamp_min(1)
-    rows = StoredRows(level.expand(operator.factors.heads, *seen.shape))
-    null = replace(operator, rows=rows, allowed=seen)
-    numbers = measure_gated(null, geometry, threshold=threshold, spectrum=False, matrix=False)
-    return NullNumbers(
-        numbers.effective_heads,
-        numbers.block_correlation,
-        numbers.structural,
-        numbers.numerical,
-        numbers.coupling,
-        numbers.weighted,
-        numbers.reasons,
     )
 
 

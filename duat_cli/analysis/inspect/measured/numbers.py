@@ -48,6 +48,19 @@ class NullNumbers:
     reasons: dict[str, str] = field(default_factory=dict)  # as of `OperatorNumbers`
 
 
+def null_of(numbers: OperatorNumbers) -> NullNumbers:
+    """What of a null's statistics is reported."""
+    return NullNumbers(
+        numbers.effective_heads,
+        numbers.block_correlation,
+        numbers.structural,
+        numbers.numerical,
+        numbers.coupling,
+        numbers.weighted,
+        numbers.reasons,
+    )
+
+
 def row_pieces(operator: AttentionOperator, heads: int) -> Iterator[tuple[int, Tensor]]:
     """Yield (first row, t H of some rows, (heads, n, N))."""
     for rows, attention in operator.attention_chunks():

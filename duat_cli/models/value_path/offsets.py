@@ -1,0 +1,110 @@
+"""Values that a linear map makes of several tokens, such as a mix with the token in front, by their distance.
+
+    v_i = Σ_k s_{i-k} x_{i-k} V_k + constant,      so that H v = Σ_k (H S_k) (s ∘ x) V_k,   S_k from token j to j + k
+
+and W' is a sum of Kronecker products with every head once for each offset k. The scale s of the norm in front belongs
+to the token that is read, and is one for all heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.arrays import gaussian, random_like, relative_error, wide
+from duat_cli.models.instrument.attention import RowSource
+from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.value_path.mixing import values_of
+from duat_cli.operators.kronecker import at_offsets, shifted
+
+MOST = 4  # offsets
+SEED = 41
+
+
+@dataclass(frozen=True)
+class ShiftedRows:
+    """H S_k of every offset k, as of `at_offsets`."""
+
+    source: RowSource
+    offsets: tuple[int, ...]
+
+    @property
+    def heads(self) -> int:
+        return self.source.heads * len(self.offsets)
+
+    @property
+    def tokens(self) -> int:
+        return self.source.tokens
+
+    def chunks(self) -> Iterator[tuple[slice, Tensor]]:
+        for rows, weights in self.source.chunks():
+            yield rows, at_offsets(weights, self.offsets)
+
+
+def offsets_of(run: BlockRun) -> tuple[int, ...]:
+    """How far behind a token the values stand that it moves, while dynamic parameters are frozen.
+
+    UnsupportedModelError where these are not the same few for every token, but for those beyond the ends.
+    """
+    zero = torch.zeros_like(run.input)
+    base, tokens = values_of(run, zero), zero.shape[1]
+    found: list[set[int]] = []
+    for token in range(tokens):
+        z = zero.clone()
+        z[:, token] = random_like(zero)[:, token]
+        moved = (values_of(run, z) - base).abs().amax(dim=(0, 1, 3))  # (N,)
+        found.append({place - token for place in moved.nonzero().flatten().tolist()})
+    every = set().union(*found)
+    known = all(own == {k for k in every if 0 <= token + k < tokens} for token, own in enumerate(found))
+    if not known or len(every) > MOST or max(every) - min(every) >= tokens:
+        raise UnsupportedModelError("its values are made of other tokens for each of them")
+    return tuple(sorted(every, key=abs))
+
+
+def values_by_offset(run: BlockRun, z: Tensor, offsets: tuple[int, ...]) -> Tensor:
+    """What each token of `z` (1, N, M) adds to the value at each offset from it: (offsets kv_heads, N, d), zero where
+    that is beyond the ends. Tokens are put so far apart that a value is made of one alone."""
+    stride, zero = max(offsets) - min(offsets) + 1, torch.zeros_like(z)
+    base, parts = values_of(run, zero)[0], []
+    for first in range(stride):
+        some = zero.clone()
+        some[:, first::stride] = z[:, first::stride]
+        moved = values_of(run, some)[0] - base  # (kv_heads, N, d)
+        parts.append(torch.cat([shifted(moved, offset, -2) for offset in offsets]))
+    own = torch.arange(z.shape[1], device=z.device) % stride  # in which of them each token was put
+    return torch.stack(parts).take_along_dim(own[None, None, :, None], dim=0)[0]
+
+
+def source_scale(product: Tensor, target: Tensor, offsets: tuple[int, ...]) -> tuple[Tensor, float]:
+    """s, (offsets kv_heads, N, 1), with s x V the values by offset, and the relative error that it leaves.
+
+    product: x V, (offsets kv_heads, N, d); target: as of `values_by_offset`.
+    """
+    there = torch.ones_like(product).unflatten(0, (len(offsets), -1))
+    there = torch.cat([shifted(one, k, -2) for one, k in zip(there, offsets, strict=True)])
+    known = product * there
+    square = known.square().sum(dim=(0, 2), keepdim=True).clamp_min(torch.finfo(known.dtype).tiny)
+    scale = (known * target).sum(dim=(0, 2), keepdim=True) / square
+    return scale.expand(len(product), -1, 1), relative_error(scale * known, target)
+
+
+def probe_values(run: BlockRun, offsets: tuple[int, ...]) -> Tensor:
+    """V row by row, (offsets kv_heads, M, d): unit vectors as tokens through the frozen block, up to the kernel."""
+    _, tokens, width = run.input.shape
+    like = run.input
+    vector = gaussian((1, 1, width), like, SEED).expand(1, tokens, width)
+    moved = wide(values_by_offset(run, vector, offsets))
+    inner = range(max(0, -min(offsets)), tokens - max(0, *offsets))  # every offset of these is a token
+    reference = moved[:, inner[0]][:, None].expand_as(moved)
+    scale, _ = source_scale(reference, moved, offsets)
+    rows = []
+    for first in range(0, width, len(inner)):
+        count = min(len(inner), width - first)
+        unit, at = torch.zeros_like(like), torch.arange(count) + inner[0]
+        unit[0, at, first + torch.arange(count)] = 1.0
+        rows.append((wide(values_by_offset(run, unit, offsets)) / scale)[:, inner[0] : inner[0] + count])
+    return torch.cat(rows, dim=1)

@@ -1,0 +1,84 @@
+"""V and O of a block by unit vectors, where no weights show them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from duat_cli.errors import UnsupportedModelError
+from duat_cli.models.arrays import fit, fit_heads, gaussian, relative_error, tolerance_for, wide
+from duat_cli.models.instrument.records import Replay
+from duat_cli.models.instrument.rig import BlockRun, zero_given
+from duat_cli.models.value_path.mixing import values_of
+
+SEED = 7
+
+
+def accept(error: float, dtype: torch.dtype) -> None:
+    """Refuses factors that leave more than rounding."""
+    if not error <= tolerance_for(dtype):
+        raise UnsupportedModelError(
+            "its attention is no sum of Kronecker products: factors "
+            + (f"leave a relative residual of {error:.1e}" if error < float("inf") else "do not fit it")
+            + ("; --dtype float32 tells whether it is rounding" if dtype in (torch.bfloat16, torch.float16) else "")
+        )
+
+
+def probe_value(run: BlockRun) -> Tensor:
+    """V row by row: unit vectors as tokens through the frozen block, up to the attention function."""
+    _, tokens, width = run.input.shape
+    vector = gaussian((1, 1, width), run.input, SEED + 2).expand(1, tokens, width)
+    base, at_vector = (values_of(run, z) for z in (torch.zeros_like(run.input), vector))
+    moved = wide(at_vector - base)  # (1, kv_heads, N, d)
+    if not bool(moved.any()):
+        raise UnsupportedModelError("its values do not depend on the stream while dynamic parameters are frozen")
+    reference = moved[:, :, _strongest(moved[0])]
+    scale = fit_heads(reference[:, :, None].expand_as(moved)[0], moved[0])[None]  # (1, kv_heads, N, 1)
+    accept(relative_error(scale * reference[:, :, None], moved), run.input.dtype)
+    rows = []
+    for first in range(0, width, tokens):
+        unit = _unit_tokens(first, tokens, width, run.input)
+        rows.append((wide(values_of(run, unit) - base) / scale)[0, :, : min(tokens, width - first)])
+    return torch.cat(rows, dim=1)
+
+
+def _strongest(moved: Tensor) -> int:
+    return int(moved.square().sum(dim=(0, 2)).argmax())
+
+
+def _unit_tokens(first: int, tokens: int, width: int, like: Tensor) -> Tensor:
+    """Token j holds the unit vector first + j: (1, N, width)."""
+    unit = like.new_zeros(1, tokens, width)
+    count = min(tokens, width - first)
+    unit[0, torch.arange(count), first + torch.arange(count)] = 1.0
+    return unit
+
+
+def probe_output(run: BlockRun, read: Callable[[Replay], Tensor], gate: Tensor | None) -> Tensor:
+    """O row by row: unit vectors behind the gate, in place of g H V, read where they meet the residual stream.
+
+    read: what of a replay meets it.
+    """
+    _, tokens, heads, width = run.attention[0].output.shape
+    like = run.input
+    side = heads * width
+
+    def arrival(mixed: Tensor) -> Tensor:
+        shaped = mixed.reshape(1, tokens, heads, width)
+        if gate is not None:
+            shaped = (shaped / gate.transpose(0, 1)).to(like.dtype)
+        return read(run.replay(torch.zeros_like(like), zero_given(run, 1), attention=shaped))[0]  # (N, M)
+
+    base = arrival(like.new_zeros(1, tokens, side))
+    moved = arrival(gaussian((1, 1, side), like, SEED + 3).expand(1, tokens, side)) - base
+    moved = wide(moved)
+    reference = moved[_strongest(moved[None])]
+    scale = fit(reference.expand_as(moved), moved)  # (N, 1)
+    accept(relative_error(scale * reference, moved), like.dtype)
+    rows = []
+    for first in range(0, side, tokens):
+        unit = _unit_tokens(first, tokens, side, like)
+        rows.append((wide(arrival(unit) - base) / scale)[: min(tokens, side - first)])
+    return torch.cat(rows).reshape(heads, width, -1)
