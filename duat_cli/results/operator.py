@@ -97,7 +97,8 @@ class OperatorStats(WithReasons):
         Meaning(
             "Kronecker products",
             "exact",
-            formula="heads; heads min(N, d) where a gate scales the channels of heads by token",
+            formula="heads, each once for every token that a value is made of; times min(N, d) where a gate scales the "
+            "channels of heads by token",
             over_prompts="largest",
         ),
     ] = Field(default=None, description="of how many Kronecker products W' is the sum: the most effective_heads can be")

@@ -88,8 +88,9 @@ def _heads(blocks: Sequence[Block], heads: int | None) -> str | None:
     if gap is None or abs(gap.value - gap.null) < FEWEST_HEADS:
         return None
     name = f"block {gap.block.index}'s attention"
-    # a mixer without softmax, or a gate on channels, makes more Kronecker products than the model names heads
-    of = f" of its {heads}" if heads is not None and max(gap.value, gap.null) <= heads else ""
+    # a mixer without softmax, a gate on channels or values of several tokens make other products than heads are named
+    same = gap.block.operator.kronecker_products in (None, heads)
+    of = f" of its {heads}" if heads is not None and same and max(gap.value, gap.null) <= heads else ""
     return f"{name} acts like {gap.value:.1f}{of} heads, its null like {gap.null:.1f}"
 
 
