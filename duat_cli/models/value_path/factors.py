@@ -72,9 +72,9 @@ def operator_of(
     product, target = wide(call.value[0]), wide(call.value[0])  # (kv_heads, N, d)
     scale, value_error = torch.ones_like(product[..., :1]), 0.0
     if not known.own:
-        product = difference = wide(run.input[0]) @ known.heads.value
+        product = difference = known.heads.values_of(wide(run.input[0]))
         if not run.parts.homogeneous:
-            difference = product - wide(base_items[0]) @ known.heads.value
+            difference = product - known.heads.values_of(wide(base_items[0]))
             target = target - wide(base.values[0][0])
         scale = fit(difference, target)  # (kv_heads, N, 1)
         value_error = relative_error(scale * difference, target)
