@@ -18,8 +18,9 @@ export PYTHONDONTWRITEBYTECODE=  # compiled once, not by every process that a te
 .venv/bin/mypy &
 types=$!
 command -v chromium > /dev/null || echo "no chromium: tests of pages in a browser are skipped" >&2
-# Two processes, each on one thread: most tests are too small to use two. The types are checked meanwhile.
+# Two processes, each on one thread: most tests are too small to use two. The types are checked meanwhile. Each takes a
+# half, and then of what the other has left, so that hardly a file's fixtures are made twice.
 tested=0
-.venv/bin/python -m pytest --numprocesses "${DUAT_TEST_PROCESSES:-2}" -m "not slow" "$@" || tested=$?
+.venv/bin/python -m pytest --numprocesses "${DUAT_TEST_PROCESSES:-2}" --dist worksteal -m "not slow" "$@" || tested=$?
 wait "$types"
 exit "$tested"

@@ -3,4 +3,4 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ -x .venv/bin/python ] || { echo "no .venv yet: bash scripts/test.sh makes it" >&2; exit 1; }
-exec .venv/bin/python -m pytest --numprocesses "${DUAT_TEST_PROCESSES:-2}" -m slow "$@"
+exec .venv/bin/python -m pytest --numprocesses "${DUAT_TEST_PROCESSES:-2}" --dist worksteal -m slow "$@"

@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[1]
 ACTION = ROOT / "configs" / "action"
 DOCUMENT: dict[str, Any] = yaml.safe_load((ACTION / "action.yml").read_text(encoding="utf-8"))
 PLAIN = {"weights-only": "true"}
+PLACED: dict[tuple[object, ...], dict[str, str]] = {}  # outputs of the step that asks pip where it keeps packages
 
 
 @dataclass(frozen=True)
@@ -57,24 +58,29 @@ def play(place: Path, inputs: dict[str, str]) -> Ran:
     summary = temp / "summary.md"
     summary.touch()
     log, code, ran = "", 0, 0
+    runner = {"CI": "true", "GITHUB_ACTION_PATH": str(ACTION), "RUNNER_TEMP": str(temp)}
     for number, step in enumerate(DOCUMENT["runs"]["steps"]):
         if "run" not in step or "pip install" in step["run"]:
             continue
-        file = temp / f"output{number}"
-        file.touch()
         here = {name: expanded(value, known) for name, value in step.get("env", {}).items()}
-        runner = {
-            "CI": "true", "GITHUB_ACTION_PATH": str(ACTION), "GITHUB_OUTPUT": str(file),
-            "GITHUB_STEP_SUMMARY": str(summary), "RUNNER_TEMP": str(temp),
-        }  # fmt: skip
-        script = temp / f"step{number}.sh"
-        script.write_text(expanded(step["run"], known), encoding="utf-8")
-        done = subprocess.run(
-            ["bash", "--noprofile", "--norc", "-eo", "pipefail", script],
-            env=os.environ | runner | here, cwd=place, capture_output=True, text=True, timeout=PATIENCE, check=False,
-        )  # fmt: skip
-        log, code, ran = log + done.stdout + done.stderr, done.returncode, ran + 1
-        known |= {f"steps.{step['id']}.outputs.{name}": value for name, value in outputs_of(file).items()}
+        same = (step["run"], *here.items())
+        if same not in PLACED:
+            file = temp / f"output{number}"
+            file.touch()
+            files = {"GITHUB_OUTPUT": str(file), "GITHUB_STEP_SUMMARY": str(summary)}
+            script = temp / f"step{number}.sh"
+            script.write_text(expanded(step["run"], known), encoding="utf-8")
+            done = subprocess.run(
+                ["bash", "--noprofile", "--norc", "-eo", "pipefail", script], env=os.environ | runner | files | here,
+                cwd=place, capture_output=True, text=True, timeout=PATIENCE, check=False,
+            )  # fmt: skip
+            log, code, made = log + done.stdout + done.stderr, done.returncode, outputs_of(file)
+            if step["id"] == "place" and not code:
+                PLACED[same] = made
+        else:
+            made = PLACED[same]
+        ran += 1
+        known |= {f"steps.{step['id']}.outputs.{name}": value for name, value in made.items()}
         if code:
             break
     assert ran == 2 or code

@@ -313,7 +313,9 @@ def _pre_activation(
     bias = _bias_of(first, pieces.linear)
     moving = [pieces.linear, *([] if pieces.encoder is None else [pieces.encoder])]
     none = pieces.static is None and bias is None  # then the dynamic piece is what is left
-    images = first(torch.stack(moving if none else [*moving, pieces.dynamic])) - (0.0 if bias is None else bias)
+    moving = moving if none else [*moving, pieces.dynamic]
+    images = first(moving[0][None] if len(moving) == 1 else torch.stack(moving))
+    images = images if bias is None else images - bias
     linear, encoder = images[0], None if pieces.encoder is None else images[1]
     rest = whole - linear if encoder is None else whole - linear - encoder
     if none:

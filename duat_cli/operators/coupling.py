@@ -122,7 +122,8 @@ def token_grams(values: Tensor, output: Tensor) -> Tensor:
 
     values: (heads, N, d), the values without bias; output: (heads, d, M). ‖B_ij x_j‖² = ĥ_ijᵀ Q_j ĥ_ij.
     """
-    vectors = (values @ output).transpose(0, 1)  # (N, heads, M)
+    vectors = values.new_empty(values.shape[1], len(output), output.shape[-1])  # (N, heads, M)
+    torch.bmm(values, output, out=vectors.transpose(0, 1))  # written where the next product reads it
     return vectors @ vectors.mT
 
 

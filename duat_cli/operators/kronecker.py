@@ -57,6 +57,11 @@ class HeadFactors:
         """Of the vectors that V reads: M where they are the stream's."""
         return self.value.shape[1]
 
+    def values_of(self, x: Tensor) -> Tensor:
+        """x V_h, (kv_heads, N, d), of x (N, width): one product for all heads."""
+        columns = self.value.transpose(0, 1).flatten(1)  # (width, kv_heads d): as V lies in memory where it was read
+        return (x @ columns).unflatten(1, (len(self.value), -1)).transpose(0, 1)
+
     def without_values(self) -> HeadFactors:
         """The shapes alone, on `meta`."""
         biases = (None if bias is None else bias.to("meta") for bias in (self.value_bias, self.output_bias))
@@ -162,11 +167,11 @@ def frobenius_norm(K: Tensor, G: Tensor) -> float:
 
 
 def kronecker_spectrum(K: Tensor, root: Tensor) -> Tensor:
-    """The singular values of the rearranged W', descending, (heads,); root: R = G^½.
+    """The singular values of the rearranged W', descending, (heads,); root: R = G^½. For several, an axis in front.
 
     Their squares are the eigenvalues of K G (Van Loan & Pitsianis 1993), here of the symmetric R K R.
     """
-    return torch.linalg.eigvalsh(root @ K @ root).clamp_min(0).sqrt().flip(0)
+    return torch.linalg.eigvalsh(root @ K @ root).clamp_min(0).sqrt().flip(-1)
 
 
 def effective_heads(spectrum: Tensor) -> float | None:

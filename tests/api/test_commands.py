@@ -45,7 +45,10 @@ CASES: dict[str, tuple[list[str], Callable[[], Any]]] = {
         lambda: duat.inspect(DEMO, prompts=TEXTS, null="uniform", layers=[1, 3], terms=True, per_prompt=True),
     ),
     "verify": (["verify", *PROMPTS, "--max-tokens", "4"], lambda: duat.verify(prompts=TEXTS, max_tokens=4)),
-    "matrix": (["matrix", DEMO, "--layer", "2"], lambda: duat.matrix(Path(DEMO), layer=2)),
+    "matrix": (
+        ["matrix", DEMO, "--layer", "2", "--max-tokens", "8"],
+        lambda: duat.matrix(Path(DEMO), layer=2, max_tokens=8),
+    ),
     "compare": (["compare", "--layers", "1"], lambda: duat.compare(layers=[1])),
     "compare --shared": (
         ["compare", DEMO, "--shared", "def f(x):", "--prefix", "class A:", "--answer", "return x"],
@@ -64,13 +67,13 @@ CASES: dict[str, tuple[list[str], Callable[[], Any]]] = {
         lambda: duat.inspect(prompts="def f(x):", end_to_end=True, null="uniform"),
     ),
     "prune-bound": (
-        ["prune-bound", DEMO, *PROMPTS, "--granularity", "head,block", "--measure", "2", "--probes", "4"],
-        lambda: duat.prune_bound(DEMO, prompts=TEXTS, granularity=["head", "block"], measure=2, probes=4),
+        ["prune-bound", DEMO, *PROMPTS, "--granularity=head,block", "--measure=2", "--probes=4", "--max-tokens=4"],
+        lambda: duat.prune_bound(DEMO, prompts=TEXTS, granularity=["head", "block"], measure=2, probes=4, max_tokens=4),
     ),
     "lora-diff": (["lora-diff", DEMO, ADAPTER], lambda: duat.lora_diff(DEMO, Path(ADAPTER))),
     "lora-diff on prompts": (
-        ["lora-diff", DEMO, ADAPTER, *PROMPTS],
-        lambda: duat.lora_diff(DEMO, ADAPTER, prompts=TEXTS),
+        ["lora-diff", DEMO, ADAPTER, *PROMPTS, "--max-tokens", "4"],
+        lambda: duat.lora_diff(DEMO, ADAPTER, prompts=TEXTS, max_tokens=4),
     ),
     "check": (
         ["check", DEMO, "--policy", "strict", *PROMPTS],
@@ -307,8 +310,8 @@ def test_nothing_of_the_process_changes(mode: Callable[[], Any], demo: Any, toke
         before = process()
         reports = [
             duat.inspect(demo, tokenizer, prompts=TEXTS[1]),
-            duat.prune_bound(prompts=TEXTS[1], granularity="head", measure=2, probes=4),
-            duat.lora_diff(prompts=TEXTS[1]),
+            duat.prune_bound(prompts=TEXTS[1], granularity="head", measure=2, probes=4, max_tokens=4),
+            duat.lora_diff(prompts=TEXTS[1], max_tokens=4),
             duat.check(prompts=TEXTS[1]),
         ]
         after = process()

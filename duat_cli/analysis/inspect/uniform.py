@@ -88,21 +88,23 @@ class UniformNulls:
 
 def _numbers(group: _Group, threshold: float) -> dict[int, NullNumbers]:
     blocks, tokens = group.blocks, len(group.seen)
+    roots = torch.stack([b.geometry.root for b in blocks])
     all_of = UniformOperators(
         group.seen,
         torch.stack([b.sources for b in blocks]),
         torch.stack([b.token_scale for b in blocks]),
-        torch.stack([b.geometry.root for b in blocks]),
+        roots,
         torch.stack([b.arriving for b in blocks]),
     )
     products, correlations = all_of.head_products(), all_of.block_correlations()
+    spectra = kronecker_spectrum(products, roots)
     nonzero = (all_of.nonzero_blocks() / tokens**2).tolist()
     found = {}
     for k, block in enumerate(blocks):
         norm = frobenius_norm(products[k], block.geometry.gram)
         filled = block.geometry.pattern.filled(block.sources.T.abs(), all_of.readers[k])
         found[block.index] = NullNumbers(
-            effective_heads=effective_heads(kronecker_spectrum(products[k], block.geometry.root)),
+            effective_heads=effective_heads(spectra[k]),
             block_correlation=correlations[k],
             structural=filled / tokens**2,
             numerical=_numerical(group.seen, block, all_of, k, threshold, norm, nonzero[k]) if norm > 0 else None,
@@ -116,13 +118,15 @@ def _numerical(
     seen: Tensor, block: _Kept, all_of: UniformOperators, k: int, threshold: float, norm: float, nonzero: float
 ) -> ShareEstimate | None:
     """The share of entries above threshold times their root mean square, by the same token pairs as of W' itself."""
-    scale, alive, tokens = all_of.row_scale[k], all_of.alive[k], len(seen)
+    scale, tokens = all_of.row_scale[k], len(seen)
     inner, outer = tokens * block.factors.width, tokens * block.factors.hidden_size
     cutoff = cutoff_of(inner, outer, norm, threshold)
     if are_counted(inner * outer):
         left = seen * scale[:, None] * block.sources.T[:, None]  # (heads, N, N)
         return exact_share(left.to(block.factors.value.dtype), block.factors, cutoff)
     i, j = (drawn.to(seen.device) for drawn in draws(tokens))
-    hit = seen[i, j] & alive[j] & (scale[i] > 0)
-    vectors = (scale[i, None] * block.sources[j])[hit]
+    met = seen.flatten().index_select(0, i * tokens + j) & all_of.alive[k].index_select(0, j)
+    hit = (met & (scale.index_select(0, i) > 0)).nonzero()[:, 0]
+    vectors = block.sources.index_select(0, j.index_select(0, hit))
+    vectors = vectors * scale.index_select(0, i.index_select(0, hit))[:, None]
     return estimated(vectors.to(block.geometry.entries.dtype), block.geometry, cutoff, nonzero)

@@ -81,13 +81,13 @@ def operator_of(
     product, target = wide(call.value[0]), wide(call.value[0])  # (kv_heads, N, d)
     scale, value_error = torch.ones_like(product[..., :1]), 0.0
     if len(known.offsets) > 1:
-        product = wide(run.input[0]) @ known.heads.value
+        product = known.heads.values_of(wide(run.input[0]))
         target = wide(values_by_offset(run, run.input, known.offsets))
         scale, value_error = source_scale(product, target, known.offsets)
     elif not known.own:
-        product = difference = wide(run.input[0]) @ known.heads.value
+        product = difference = known.heads.values_of(wide(run.input[0]))
         if not run.parts.homogeneous:
-            difference = product - wide(base_items[0]) @ known.heads.value
+            difference = product - known.heads.values_of(wide(base_items[0]))
             target = target - wide(base.values[0][0])
         scale = fit_heads(difference, target)  # (kv_heads, N, 1)
         value_error = relative_error(scale * difference, target)

@@ -34,9 +34,10 @@ class Pairs:
         if count < self._tokens:
             inside = (self._i >= start) & (self._i < start + count) & (self._j < width)
             here = inside.nonzero()[:, 0].to(rows.device)
-        places = ((self._i - start) * width + self._j).to(rows.device)[here]
-        reached = alive.flatten()[places]
-        self._found.append((here[reached], rows.flatten(1)[:, places[reached]].T))
+        places = ((self._i - start) * width + self._j).to(rows.device).index_select(0, here)
+        reached = alive.flatten().index_select(0, places).nonzero()[:, 0]
+        held = rows.flatten(1).index_select(1, places.index_select(0, reached)).T
+        self._found.append((here.index_select(0, reached), held))
 
     def vectors(self, most: int) -> Tensor:
         """What the rows hold at the first `most` draws that hit nonzero blocks, in order of drawing: (n, k)."""

@@ -68,19 +68,17 @@ class Searched:
     place: Place
     run: Callable[[Tensor], Any]  # (items, 1, M) through the block
 
-    def moved(self, x: Tensor, site: Site, terms: Tensor | slice, read: str) -> Tensor:
+    def moved(self, x: Tensor, site: Site, terms: Tensor, read: str) -> Tensor:
         """How far removing the terms moves what the branch adds, item by item: (items,)."""
-        return (self.caught(x, [], read) - self.caught(x, [(site, terms)], read)).norm(dim=-1)[:, 0] * self.place.factor
+        whole, less = self.caught(torch.cat([x, x]), [(site, terms)], read).chunk(2)
+        return (whole - less).norm(dim=-1)[:, 0] * self.place.factor
 
-    def caught(self, x: Tensor, removed: list[tuple[Site, Tensor | slice]], read: str) -> Tensor:
-        """The branch's output; in item k the k-th of the terms is removed (all of them for a slice)."""
+    def caught(self, x: Tensor, removed: list[tuple[Site, Tensor]], read: str) -> Tensor:
+        """The branch's output; of the last items, one a term, the k-th is without the k-th term."""
         masks = {}
         for site, terms in removed:
             mask = torch.ones(len(x), 1, site.count)
-            if isinstance(terms, slice):
-                mask[:, :, terms] = 0
-            else:
-                mask[torch.arange(len(x)), 0, terms] = 0
+            mask[torch.arange(len(x) - len(terms), len(x)), 0, terms] = 0
             masks[site] = mask
         seen: list[Tensor] = []
         block = self.structure.calls[BLOCK]
