@@ -20,7 +20,7 @@ REQUIRED = [  # what most checkpoints are made of
     "falcon", "gptj", "mpt", "gpt_oss", "deepseek_v3", "nemotron", "smollm3", "bert", "roberta", "distilbert",
     "electra",
 ]  # fmt: skip
-EXACT = 237  # of 289 listed and 283 that can be built, transformers 5.23.0
+EXACT = 238  # of 289 listed and 283 that can be built, transformers 5.23.0
 SHARE = 0.6  # of those that can be built, with any other version
 ONE_LINE = 400
 
