@@ -162,24 +162,24 @@ def test_p14_twice_is_the_same(duat: Duat) -> None:
     assert reports[0] == reports[1]
 
 
-def test_p15_p16_json_is_one_document(tmp_path: Path, duat: Duat) -> None:
+def test_p15_p16_json_is_one_document(tmp_path: Path) -> None:
     for name in ("w_nan", "w_inf", "w_all_zero", "st_name_with_escapes"):
         bad.build(name, tmp_path / name)
-        done = duat("check", tmp_path / name, "--weights-only", "--json")
+        done = apart("check", tmp_path / name, "--weights-only", "--json")
         assert done.json["warnings"]  # parsed without NaN and Infinity
         assert done.stdout.isascii()
         assert "{" not in done.stderr
 
 
-def test_p22_a_token_is_never_printed(m: Path, tmp_path: Path, duat: Duat) -> None:
+def test_p22_a_token_is_never_printed(m: Path, tmp_path: Path) -> None:
     (m / bad.CFG).write_text('{"model_type": "hf_abcdefghijklmnop"}')
-    done = duat("check", m, "--token", "my-own-secret", HF_TOKEN="hf_abcdefghijklmnop", DUAT_DEBUG="1")
+    done = apart("check", m, "--token", "my-own-secret", HF_TOKEN="hf_abcdefghijklmnop", DUAT_DEBUG="1")
     assert done.code == 2
     assert "hf_abcdef" not in done.text
     assert "my-own-secret" not in done.text
     folder = tmp_path / "hf_abcdefghijklmnop"
     bad.llama(folder)
-    done = duat("check", folder, *QUICK, "--json")
+    done = apart("check", folder, *QUICK, "--json")
     assert done.code == 0
     assert "hf_abcdef" not in done.text
 
