@@ -9,6 +9,7 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.instrument.attention import AttentionCall, StoredRows
 from duat_cli.models.instrument.held import attending
 from duat_cli.models.instrument.rig import BlockRun, zero_given
+from duat_cli.operators.uniform import uniform_rows
 
 ELEMENTS = 1 << 22  # of the source tokens' pieces that are replayed at once
 
@@ -52,5 +53,4 @@ def _uniform(call: AttentionCall) -> StoredRows:
     seen = call.allowed
     if seen is None or call.rows.tokens != seen.shape[-1]:
         seen = torch.cat([weights.abs().amax(dim=0) > 0 for _, weights in call.rows.chunks()])
-    rows = seen.to(call.value.dtype) / seen.sum(dim=-1, keepdim=True).clamp_min(1)
-    return StoredRows(rows.expand(call.rows.heads, -1, -1))
+    return StoredRows(uniform_rows(seen, call.rows.heads, call.value.dtype))

@@ -73,6 +73,11 @@ def tolerance_for(dtype: torch.dtype) -> float:
     return {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}[dtype]
 
 
+def random_signs(like: Tensor, seed: int) -> Tensor:
+    """1 and -1 at random, of that shape and dtype."""
+    return torch.where(gaussian(tuple(like.shape), like, seed) < 0, -torch.ones_like(like), torch.ones_like(like))
+
+
 def fit(direction: Tensor, target: Tensor) -> Tensor:
     """The scalars that fit `direction` to `target` along the last axis."""
     square = direction.square().sum(dim=-1, keepdim=True)

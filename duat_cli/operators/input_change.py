@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from duat_cli.operators.kronecker import at_offsets, frobenius_norm
+from duat_cli.operators.kronecker import frobenius_norm
+from duat_cli.operators.uniform import uniform_rows
 
 ELEMENTS = 1 << 20  # of Ĥ worked on at once
 PARTS = ("relative", "routing", "scale", "interaction")
@@ -37,11 +38,7 @@ class Routed:
 
     def uniform(self, seen: Tensor) -> Routed:
         """The same scales with H uniform over the positions that a row sees; seen: (N, N) bool."""
-        even = seen / seen.sum(dim=1, keepdim=True).clamp_min(1)
-        every = at_offsets(even.to(self.attention.dtype)[None], self.offsets)
-        each = len(self.attention) // len(every)
-        every = every.repeat_interleave(each, 0) if len(every) > 1 else every.expand(each, -1, -1)
-        return replace(self, attention=every)
+        return replace(self, attention=uniform_rows(seen, len(self.attention), self.attention.dtype, self.offsets))
 
     def piece(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
         """(H, S) of some rows and columns, each (heads, rows, columns), float64."""

@@ -12,13 +12,27 @@ share the pattern are worked on at once: axis b below.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from duat_cli.operators.coupling import CouplingNumbers, CouplingSums, distances
+from duat_cli.operators.kronecker import at_offsets
 
 PATTERN_ELEMENTS = 1 << 20  # pairs of tokens worked on at once
+
+
+def uniform_rows(seen: Tensor, heads: int, dtype: torch.dtype, offsets: Sequence[int] = (0,)) -> Tensor:
+    """H with every row 1 / n over the n tokens that it sees, zero where it sees none: (heads, N, K).
+
+    seen: (N, K) bool; offsets: as of `at_offsets`, where `heads` counts every head once for each of them.
+    """
+    level = seen.to(torch.promote_types(dtype, torch.float32))
+    level = (level / seen.sum(dim=-1, keepdim=True).clamp_min(1)).to(dtype)[None]
+    if tuple(offsets) == (0,):
+        return level.expand(heads, -1, -1)
+    return at_offsets(level, offsets).repeat_interleave(heads // len(offsets), 0)
 
 
 class UniformOperators:

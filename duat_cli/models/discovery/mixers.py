@@ -300,8 +300,9 @@ class _Search:
                 ran = self._code.run(items=len(items), exchanged={place: layout.lay(items)})
             except FAULTS:
                 return None
-            same = ran.arrived is not None and ran.arrived.numel() == items.numel()
-            return wide(ran.arrived).reshape(items.shape) if same and ran.arrived is not None else None
+            if ran.arrived is None or ran.arrived.numel() != items.numel():
+                return None
+            return wide(ran.arrived).reshape(items.shape)
 
         return behind_of(arrived, layout.by_token(tensor))
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import gaussian, relative_error, tolerance_for, wide
+from duat_cli.models.arrays import random_signs, relative_error, tolerance_for, wide
 from duat_cli.models.block.mixer import MixerForm
 from duat_cli.models.instrument.attention import AttentionCall, RowSource, apply_rows, unwatched
 from duat_cli.models.instrument.calls import first_tensor
@@ -276,13 +276,12 @@ def gates(code: MixerCode, place: Place, held: Mapping[int, Tensor], result: Ten
 def marks(like: Tensor, centred: int | None) -> Tensor:
     """Vectors of channels whose factors can be read off what becomes of them: random signs; or, where groups of so many
     channels lose their mean, 1 and -1 in turn (of an odd number 2, -1, -1 first) under one sign a group."""
-    noise = gaussian(tuple(like.shape), like, SEED)
+    signs = random_signs(like, SEED)
     if centred is None:
-        return torch.where(noise < 0, -torch.ones_like(like), torch.ones_like(like))
+        return signs
     group = like.new_ones(centred)
     group[1::2] = -1.0
     if centred % 2:
         group[:3] = like.new_tensor([2.0, -1.0, -1.0])
         group[3::2], group[4::2] = 1.0, -1.0
-    sign = torch.where(noise.unflatten(-1, (-1, centred))[..., :1] < 0, -1.0, 1.0)
-    return (sign * group).flatten(-2).to(like.dtype)
+    return (signs.unflatten(-1, (-1, centred))[..., :1] * group).flatten(-2)

@@ -18,7 +18,6 @@ from duat_cli.models.arrays import fit, gaussian, random_like, relative_error, w
 from duat_cli.models.instrument.records import CrossCall, Replay
 from duat_cli.models.instrument.rig import BlockRun, zero_given
 from duat_cli.models.value_path.factors import (
-    SEED,
     BlockFactors,
     Tap,
     constant_scale,
@@ -27,7 +26,7 @@ from duat_cli.models.value_path.factors import (
     read_value,
 )
 from duat_cli.models.value_path.operator import AttentionOperator
-from duat_cli.models.value_path.probed import accept
+from duat_cli.models.value_path.probed import SEED, accept
 from duat_cli.operators.kronecker import HeadFactors
 
 

@@ -25,11 +25,10 @@ from duat_cli.models.value_path.gates import gate_of
 from duat_cli.models.value_path.mixing import SEVERAL, made_by_units, tokens_mixed
 from duat_cli.models.value_path.offsets import ShiftedRows, offsets_of, probe_values, source_scale, values_by_offset
 from duat_cli.models.value_path.operator import AttentionOperator
-from duat_cli.models.value_path.probed import accept, probe_output, probe_value
+from duat_cli.models.value_path.probed import SEED, accept, probe_output, probe_value
 from duat_cli.models.value_path.projections import projects_to_zero
 from duat_cli.operators.kronecker import HeadFactors
 
-SEED = 7
 NO_MIXING = "it has no token mixer, so no token reaches another"
 MERGES = "it has no attention: a held affine map makes other tokens of the stream, of another number or width"
 CHANNEL_HEADS = 1024  # most heads of one channel each

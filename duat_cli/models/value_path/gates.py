@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import gaussian, relative_error, tolerance_for, wide
+from duat_cli.models.arrays import gaussian, random_signs, relative_error, tolerance_for, wide
 from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.rig import BlockRun
 
@@ -31,7 +31,7 @@ def gate_of(run: BlockRun, given: Sequence[Tensor]) -> tuple[Tensor, float]:
         raise UnsupportedModelError("no linear layer takes its concatenated heads")
     like = run.attention[0].output  # (1, N, heads, d)
     noise = gaussian(tuple(like.shape), like, SEED)
-    signs = torch.where(gaussian(tuple(like.shape), like, SEED + 1) < 0, -torch.ones_like(like), torch.ones_like(like))
+    signs = random_signs(like, SEED + 1)
     arrived = [wide(_arriving(run, projection.linear, given, z)) for z in (torch.zeros_like(like), signs, noise)]
     gate = (arrived[1] - arrived[0]) * wide(signs)
     error = relative_error(gate * wide(noise), arrived[2] - arrived[0])

@@ -51,11 +51,11 @@ def offsets_of(run: BlockRun) -> tuple[int, ...]:
     UnsupportedModelError where these are not the same few for every token, but for those beyond the ends.
     """
     zero = torch.zeros_like(run.input)
-    base, tokens = values_of(run, zero), zero.shape[1]
+    base, tokens, noise = values_of(run, zero), zero.shape[1], random_like(zero)
     found: list[set[int]] = []
     for token in range(tokens):
         z = zero.clone()
-        z[:, token] = random_like(zero)[:, token]
+        z[:, token] = noise[:, token]
         moved = (values_of(run, z) - base).abs().amax(dim=(0, 1, 3))  # (N,)
         found.append({place - token for place in moved.nonzero().flatten().tolist()})
     every = set().union(*found)

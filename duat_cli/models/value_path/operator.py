@@ -11,7 +11,8 @@ from torch import Tensor
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.instrument.attention import RowSource, StoredRows
 from duat_cli.models.value_path.offsets import ShiftedRows
-from duat_cli.operators.kronecker import HeadFactors, KroneckerSum, at_offsets, channels
+from duat_cli.operators.kronecker import HeadFactors, KroneckerSum, channels
+from duat_cli.operators.uniform import uniform_rows
 
 CHANNEL_ELEMENTS = 1 << 26  # of the attention of single channels
 
@@ -63,10 +64,7 @@ class AttentionOperator:
 
     def uniform(self, seen: Tensor) -> AttentionOperator:
         """The same with every H uniform over the tokens that each row may see, (N, N) bool; a gate stays."""
-        level = seen.to(self.values.dtype)
-        level = at_offsets((level / level.sum(dim=1, keepdim=True).clamp_min(1))[None], self.offsets)
-        each = self.factors.heads // len(level)
-        rows = level.repeat_interleave(each, 0) if len(level) > 1 else level.expand(each, -1, -1)
+        rows = uniform_rows(seen, self.factors.heads, self.values.dtype, self.offsets)
         return replace(self, rows=StoredRows(rows), allowed=seen if self.offsets == (0,) else None)
 
     def by_channel(self) -> AttentionOperator:

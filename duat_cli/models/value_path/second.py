@@ -20,7 +20,6 @@ from duat_cli.models.instrument.mixer import MixerCall
 from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun, zero_given
 from duat_cli.models.value_path.factors import (
-    SEED,
     BlockFactors,
     choice_of_channels,
     constant_scale,
@@ -28,7 +27,7 @@ from duat_cli.models.value_path.factors import (
     read_output,
 )
 from duat_cli.models.value_path.operator import AttentionOperator
-from duat_cli.models.value_path.probed import accept
+from duat_cli.models.value_path.probed import SEED, accept
 from duat_cli.operators.kronecker import HeadFactors
 
 

@@ -27,6 +27,7 @@ from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.operators.coupling import OperatorSums, token_grams, weighted_squares
 from duat_cli.operators.kronecker import effective_heads, frobenius_norm, gram, gram_root, kronecker_spectrum
 from duat_cli.operators.pattern import EntryPattern
+from duat_cli.operators.uniform import uniform_rows
 from duat_cli.results.operator import CrossOperator, CrossStats
 
 ZERO = "W'_c is zero"
@@ -122,8 +123,7 @@ def _uniform(operator: AttentionOperator) -> AttentionOperator:
     seen = operator.allowed
     if seen is None:
         seen = torch.ones(tokens, sources, dtype=torch.bool, device=operator.values.device)
-    rows = seen.to(operator.values.dtype) / seen.sum(dim=-1, keepdim=True).clamp_min(1)
-    return replace(operator, rows=StoredRows(rows.expand(operator.factors.heads, -1, -1)))
+    return replace(operator, rows=StoredRows(uniform_rows(seen, operator.factors.heads, operator.values.dtype)))
 
 
 def _measured(operator: AttentionOperator) -> tuple[float, CrossStats, float]:
