@@ -44,6 +44,12 @@ def is_convolution(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.conv._ConvNd)
 
 
+def base_of(tensor: Tensor) -> Tensor:
+    """The tensor that this one is a view of; itself, where it is none. Without it, a mixer's layer that is a product
+    with a part of a parameter is not known as one, and its mixer is not proved (zamba)."""
+    return tensor if tensor._base is None else tensor._base
+
+
 def functions_unwatched() -> AbstractContextManager[Any]:
     """A context in which no torch function mode is asked. Without it, a gate that is made of another gate would be
     recorded twice."""

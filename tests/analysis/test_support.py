@@ -58,7 +58,7 @@ def test_a_refused_type_has_a_reason_and_no_number() -> None:
 @pytest.mark.parametrize(
     ("model_type", "status", "why"),
     [
-        ("zamba2", "refused", "reads a second stream beside its own"),
+        ("zamba2", "partly", "reaches the stream only as part of what the token mixer behind it reads"),
         ("inkling_text", "partly", "mixed among tokens"),
         ("vit_mae", "refused", "its forward pass draws random numbers"),
         ("timesformer", "refused", "it calls attention 2 times, each over another number of tokens"),

@@ -12,7 +12,6 @@ it is affine and keeps tokens apart, and a UAT term (a convolution and an activa
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -24,8 +23,9 @@ from duat_cli.models.arrays import equal, gaussian, relative_error, rounding, sa
 from duat_cli.models.block.linears import has_matrix
 from duat_cli.models.block.mixer import Behind, Layout, MixerForm
 from duat_cli.models.block.parts import BlockParts, Projection, SecondMixer
+from duat_cli.models.discovery.in_front import attention_in_front, without_attention
 from duat_cli.models.discovery.kernels import alike, behind_of, is_whole, kernel_source, trials
-from duat_cli.models.discovery.parts import hidden_slot, mixes_tokens, nonlinear_units, with_linears
+from duat_cli.models.discovery.parts import hidden_slot, in_order, mixes_tokens, nonlinear_units, with_linears
 from duat_cli.models.discovery.products import is_one_product
 from duat_cli.models.instrument.mixer import MixerCall, MixerCode, Ran, places, repeated
 from duat_cli.models.instrument.tape import Place, Reached
@@ -52,7 +52,7 @@ def with_mixer(parts: BlockParts, event: Event, written: Trace, known: Known) ->
     elif len(parts.attention) == 1 and not is_one_product(parts, written):
         units = list(parts.attention)
     else:
-        return _with_second(parts, written, known)
+        return _with_second(parts, event, written, known)
     proved = (_proved_of(parts, unit, written, known) for unit in units)
     found = [form for form in proved if form is not None]
     return _mixing(parts, found[0], event, written) if len(found) == 1 else parts
@@ -63,12 +63,16 @@ def _proved_of(parts: BlockParts, unit: nn.Module, written: Trace, known: Known)
     return next((form for form in tried if form is not None), None)
 
 
-def _with_second(parts: BlockParts, written: Trace, known: Known) -> BlockParts:
-    """The block with the one unit that mixes tokens beside its attention as a second mixer, if it can be proved."""
+def _with_second(parts: BlockParts, event: Event, written: Trace, known: Known) -> BlockParts:
+    """The block with the one unit that mixes tokens beside its attention as a second mixer, if it can be proved; as its
+    only one, where what attention gives reaches the stream through it alone."""
     if len(parts.attention) != 1 or len(parts.mixing) != 1 or parts.cross is not None:
         return parts
     (unit,) = parts.mixing
     form = _form_of(unit, written, known, ends=True)
+    outer = attention_in_front(parts, unit, event, written)
+    if outer is not None:
+        return without_attention(parts, outer, written) if form is None else _mixing(parts, form, event, written, outer)
     if form is None or form.output is None:
         return parts
     last = written.calls(form.output)[0]
@@ -95,12 +99,14 @@ def _mixes(event: Event, block: Event) -> bool:
     return bool(event.tensors) and mixes_tokens(event, hidden_slot(block).get(block.args, block.kwargs).shape[1])
 
 
-def _mixing(parts: BlockParts, form: MixerForm, event: Event, written: Trace) -> BlockParts:
-    replaced = {*parts.attention, form.module}
-    units = list(nonlinear_units(parts.module, written, {form.module}, parts.norms))
-    order = {e.module: place for place, e in enumerate(written.events)}
-    units = sorted(units if form.affine else [*units, form.module], key=lambda unit: order[unit])
-    found = with_linears(replace(parts, attention=(form.module,), intercepted=frozenset(), units=tuple(units)), written)
+def _mixing(
+    parts: BlockParts, form: MixerForm, event: Event, written: Trace, outer: nn.Module | None = None
+) -> BlockParts:
+    """outer: a module in front of the mixer that is a unit as a whole, whatever it reads."""
+    replaced, fronts = {*parts.attention, form.module}, [] if outer is None else [outer]
+    around = nonlinear_units(parts.module, written, {form.module, *fronts}, parts.norms)
+    units = in_order([*around, *fronts, *([] if form.affine else [form.module])], written)
+    found = with_linears(replace(parts, attention=(form.module,), intercepted=frozenset(), units=units), written)
     inside = set(form.module.modules())
     found = replace(
         found,
@@ -130,12 +136,9 @@ def _output_projection(form: MixerForm, parts: BlockParts, last: Event, written:
 
 def _norm_behind(parts: BlockParts, last: Event, written: Trace) -> nn.Module | None:
     """The norm that reads what this layer gave."""
-    behind = written.events[written.events.index(last) :]
-    return next((e.module for e in behind if e.module in parts.norms and e.tensors and _reads(e, last)), None)
-
-
-def _reads(event: Event, last: Event) -> bool:
-    return last.result is not None and same_storage(event.tensors[0], last.result)
+    behind = [e for e in written.events[written.events.index(last) :] if e.module in parts.norms and e.tensors]
+    reads = (e.module for e in behind if last.result is not None and same_storage(e.tensors[0], last.result))
+    return next(reads, None)
 
 
 def _as_made(form: MixerForm, written: Trace, call: MixerCall) -> Tensor:
@@ -319,7 +322,7 @@ class _Search:
                 items=len(tried),
                 exchanged=exchanged,
                 held={n: repeated([t], len(tried))[0] for n, t in held.items()},
-                keep=functools.partial(_is, result),
+                keep=lambda place, _tensor: place == result,
             )
         except FAULTS:
             return own.new_empty(0)
@@ -391,7 +394,3 @@ class _Search:
         apart = relative_error(changed[:, 1:], at_x[:, 1:]) <= rounding(x.dtype)
         self._spread = additive and not apart
         return additive
-
-
-def _is(wanted: Place, place: Place, _tensor: Tensor) -> bool:
-    return place == wanted

@@ -6,7 +6,7 @@ reads the hidden states.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -99,6 +99,12 @@ def nonlinear_units(
             yield child
         else:
             yield from nonlinear_units(child, written, attention, norms)
+
+
+def in_order(units: Iterable[nn.Module], written: Trace) -> tuple[nn.Module, ...]:
+    """As their calls ended."""
+    order = {event.module: place for place, event in enumerate(written.events)}
+    return tuple(sorted(units, key=lambda unit: order[unit]))
 
 
 def _by_group(norm: nn.Module, x: Tensor) -> str:

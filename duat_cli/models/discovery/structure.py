@@ -264,13 +264,17 @@ class Discovery:
         found: dict[str, list[int]] = {}
         for call, parts in enumerate(self.proved[module].parts for module in calls):
             own = {*parts.attention, *([] if parts.second is None else [parts.second.form.module])}
-            for kind in {type(unit).__name__ for unit in parts.mixing - own}:
-                found.setdefault(kind, []).append(call)
-        return [
-            f"{kind} mixes tokens without softmax attention{_in_some(at, len(calls))}; its output counts among the UAT "
-            "terms"
-            for kind, at in sorted(found.items())
-        ]
+            for told in {self._of_mixing(unit) for unit in parts.mixing - own}:
+                found.setdefault(told, []).append(call)
+        return [told.format(_in_some(at, len(calls))) for told, at in sorted(found.items())]
+
+    def _of_mixing(self, unit: nn.Module) -> str:
+        """What is said of it, with the blocks left open."""
+        name = type(unit).__name__
+        if self.tracer.attention.keys() & set(unit.modules()):
+            where = "reaches the stream only as part of what the token mixer behind it reads"
+            return f"the attention in {name}{{}} {where}; it has no W' of its own"
+        return f"{name} mixes tokens without softmax attention{{}}; its output counts among the UAT terms"
 
     def forward(self) -> Any:
         return run_stack(self.stack, self.probe)

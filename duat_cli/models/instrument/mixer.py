@@ -20,7 +20,7 @@ from duat_cli.models.block.mixer import MixerForm
 from duat_cli.models.instrument.attention import AttentionCall, RowSource, apply_rows, unwatched
 from duat_cli.models.instrument.calls import first_tensor
 from duat_cli.models.instrument.hooks import hooked
-from duat_cli.models.instrument.tape import HELD, Place, Reached, Tape
+from duat_cli.models.instrument.tape import Place, Reached, Tape
 
 SEED = 31
 ELEMENTS = 1 << 24  # of values put into the kernel at once
@@ -65,10 +65,10 @@ class MixerCode:
         constants: dict[int, Tensor] = {}
         arrived: list[Tensor] = []
 
-        def seen(place: Place, function: Any, tensor: Tensor) -> None:
+        def seen(place: Place, holdable: bool, tensor: Tensor) -> None:
             if keep(place, tensor):
                 tensors[place] = tensor
-            if function in HELD and place.element is None:
+            if holdable and place.element is None:
                 constants[place.operation] = tensor
 
         def at_output(_module: Any, args: Any, _kwargs: Any) -> None:

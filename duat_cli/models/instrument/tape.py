@@ -11,16 +11,26 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+
+from duat_cli.compat.torch import base_of
 
 SQUASHING = {
     torch.sigmoid, Tensor.sigmoid, functional.sigmoid, torch.tanh, Tensor.tanh, functional.tanh, functional.silu,
     functional.softplus, functional.gelu, functional.logsigmoid,
 }  # fmt: skip
 LAYERS = {functional.linear, torch.baddbmm}
-HELD = SQUASHING | LAYERS
+PRODUCTS = {torch.matmul, Tensor.matmul, Tensor.__matmul__, Tensor.__rmatmul__, torch.bmm}
+"""Layers as well, where one of the two is a parameter or a part of one."""
+
+
+def can_be_held(function: Any, args: tuple[Any, ...]) -> bool:
+    """Whether the operation is a squashing function or a layer, whose output can be held."""
+    if function in PRODUCTS:
+        return any(isinstance(one, Tensor) and isinstance(base_of(one), nn.Parameter) for one in args)
+    return function in SQUASHING or function in LAYERS
 
 
 @dataclass(frozen=True)
@@ -43,14 +53,14 @@ class Reached(Exception):  # noqa: N818 - a signal, not an error
 class Tape(TorchFunctionMode):
     """Counts operations that give tensors, from 0; one that writes to a part of a tensor counts as giving the whole.
 
-    seen(place, operation's function, tensor): told of every floating-point tensor that is made. exchanged: what some of
-    them are replaced by. held: what operations of these numbers return, whatever they are given. until: Reached is
+    seen(place, whether it can be held, tensor): told of every floating-point tensor that is made. exchanged: what some
+    of them are replaced by. held: what operations of these numbers return, whatever they are given. until: Reached is
     raised with this tensor.
     """
 
     def __init__(
         self,
-        seen: Callable[[Place, Any, Tensor], None] | None = None,
+        seen: Callable[[Place, bool, Tensor], None] | None = None,
         *,
         exchanged: Mapping[Place, Tensor] | None = None,
         held: Mapping[int, Tensor] | None = None,
@@ -65,7 +75,8 @@ class Tape(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         number = self.count
-        if number in self._held and func in HELD and Place(number, None) not in self._exchanged:
+        holdable = can_be_held(func, args)
+        if number in self._held and holdable and Place(number, None) not in self._exchanged:
             self.count += 1
             return self._held[number]
         output = func(*args, **kwargs)
@@ -87,7 +98,7 @@ class Tape(TorchFunctionMode):
             if self._until == place:
                 raise Reached(tensors[element])
             if self._seen is not None:
-                self._seen(place, func, tensors[element])
+                self._seen(place, holdable, tensors[element])
         if not changed:
             return output
         return tuple(tensors) if many else tensors[0]

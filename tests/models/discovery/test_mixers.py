@@ -25,6 +25,8 @@ FORMS = [
     ("minimax", 1, 16, 64, False),  # decayed linear attention
     ("bamba", 0, 16, 64, False),  # SSD
     ("jamba", 0, 1, None, False),  # selective scan
+    ("zamba2", 1, 8, 64, False),  # SSD behind a shared transformer, whose attention reaches the stream through it
+    ("zamba", 1, 1, None, False),  # selective scans of several heads behind one
     ("lfm2_moe", 0, 1, None, True),  # short convolution
     ("longformer", 1, 8, None, True),  # softmax over a window, whose output layer is another module's
     ("longt5", 1, 12, None, True),  # softmax over blocks of tokens
