@@ -10,7 +10,7 @@ from duat_cli.analysis.plan.printed import printed_memory
 from duat_cli.analysis.plan.repair import repairing
 from duat_cli.analysis.plan.shape import Shape
 from duat_cli.analysis.plan.task import PruneOptions, Task, ablated
-from duat_cli.analysis.plan.terms import Moment, held, layer_of, page_of, term, through_block
+from duat_cli.analysis.plan.terms import Moment, held, layer_of, page_of, size_of, structure_bytes, term, through_block
 from duat_cli.analysis.plan.waves import recorded_bytes
 from duat_cli.kinds import Kind
 from duat_cli.models.sweep.budgets import (
@@ -33,6 +33,8 @@ INNER_GRADIENTS = 3  # (N, F), or (H, N, N), of a probe in a block
 REPLAYED = 8  # (N, M) of a term that is carried through a block
 NEURONS = 5  # (N, F) in float64: activations, and what the norm on their branch makes of them
 DOUBLE_FFN, DOUBLE_ATTENTION = 4, 6  # (F, M) and (H d, M) in float64, for the certified bounds of one block
+COPIED = 2  # times the model's structure: what a forked process copies, Python's objects, whose references it counts
+BY_PROMPT = 4  # moments, the first, that each prompt goes through
 SETS = 2  # of each kind that are measured under every prompt, beside the points of its curve
 TERM_BYTES = 4000  # of a term in the report
 READING_BYTES = 220  # of a term under one prompt
@@ -83,6 +85,18 @@ def pruning(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
         ],
         *([[*every, *repairing(shape, task)]] if options.repair and not streamed else []),
     ]
+
+
+def shared(shape: Shape, task: Task, processes: int) -> Moment:
+    """While forked processes have a prompt each, weights in memory: what the one that they come from holds, and theirs.
+
+    What follows, the report above all, is made by that one alone.
+    """
+    moments = pruning(shape, task, "resident")[:BY_PROMPT]
+    every = [one for one in moments[0] if all(one in moment for moment in moments)]
+    first = size_of(held(shape, "resident")) + size_of(found_of_terms(shape, task)) + FREED
+    own = max(map(size_of, moments)) - first + COPIED * structure_bytes(shape)
+    return [*every, term("processes that share the prompts", processes * own)]
 
 
 def found_of_terms(shape: Shape, task: Task) -> list[MemoryTerm]:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 from duat_cli.analysis.plan.memory import SPARE, peak
 from duat_cli.analysis.plan.pace import Pace, may_be_long, measured_pace
-from duat_cli.analysis.plan.pruning import found_of_terms
+from duat_cli.analysis.plan.pruning import shared
 from duat_cli.analysis.plan.shape import Shape, shape_of
 from duat_cli.analysis.plan.task import Task
-from duat_cli.analysis.plan.terms import LIBRARIES
+from duat_cli.analysis.plan.terms import size_of
 from duat_cli.analysis.plan.work import operations, weight_reads
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.checkpoint.parts import Part
@@ -113,11 +113,10 @@ def plan(
                 MemoryTerm(what="the re-initialised model, unless its statistics are cached", bytes=shape.weights)
             )
             total += shape.weights
-        processes = _processes(shape, task, limit, total) if weights == "resident" else 1
+        processes = _processes(shape, task, limit) if weights == "resident" else 1
         if processes > 1:
-            more = (processes - 1) * _own(shape, total) + _gathered(shape, task)
-            terms.append(MemoryTerm(what="the other processes that share the prompts", bytes=more))
-            total += more
+            terms = max(terms, shared(shape, task, processes), key=size_of)
+            total = size_of(terms)
         ways.append(
             Way(
                 weights=weights,
@@ -131,27 +130,17 @@ def plan(
     return Plan(files, shape, limit, tuple(ways), operations(shape, task), task)
 
 
-def _processes(shape: Shape, task: Task, limit: int | None, total: int) -> int:
-    """How many share the prompts: all that may, or as many as have a prompt and room. total: bytes of one.
+def _processes(shape: Shape, task: Task, limit: int | None) -> int:
+    """How many share the prompts: all that may, or as many as have a prompt and room.
 
     Threads are better at large layers, where there are not enough prompts for all processes.
     """
     most = min(task.processes, len(task.tokens))
-    if limit is not None:
-        most = min(most, 1 + (limit - total - _gathered(shape, task)) // max(1, _own(shape, total)))
+    while most > 1 and limit is not None and size_of(shared(shape, task, most)) > limit:
+        most -= 1
     block = _largest_block(shape)
     small = block is not None and block.elements * shape.element <= SMALL_BLOCK
     return max(1, most) if small or most == task.processes else 1
-
-
-def _own(shape: Shape, total: int) -> int:
-    """Bytes of each process beside what it shares with the others, at most."""
-    return max(0, total - LIBRARIES - shape.weights)
-
-
-def _gathered(shape: Shape, task: Task) -> int:
-    """Bytes of what they found, which the one that they come from keeps."""
-    return sum(one.bytes for one in found_of_terms(shape, task))
 
 
 def way_of(made: Plan) -> Way:

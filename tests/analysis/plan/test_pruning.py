@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from duat_cli.analysis.plan.memory import peak
-from duat_cli.analysis.plan.pruning import PROBES, followed_terms, pruning, singles, terms_of
+from duat_cli.analysis.plan.pruning import PROBES, followed_terms, pruning, shared, singles, terms_of
 from duat_cli.analysis.plan.shape import Shape, shape_of
 from duat_cli.analysis.plan.task import PruneOptions, Task
 from duat_cli.analysis.plan.terms import size_of
@@ -85,3 +86,15 @@ def test_the_peak_is_that_of_the_largest_moment(shape: Shape) -> None:
     largest = peak(shape, task, "resident")
     assert size_of(largest) == max(map(size_of, pruning(shape, task, "resident")))
     assert size_of(largest) > size_of(peak(shape, Task("verify", (180, 20)), "resident"))
+
+
+def test_processes_that_share_prompts_hold_what_a_prompt_takes_each(shape: Shape) -> None:
+    """The report, made by one of them in the end, is no part of it."""
+    task = Task("prune-bound", (180, 20), pruning=PruneOptions())
+    moments = pruning(shape, task, "resident")
+    one, two, three = (size_of(shared(shape, task, count)) for count in (1, 2, 3))
+    assert three - two == two - one
+    assert two - one < size_of(moments[3])
+    assert max(map(size_of, moments[:4])) < two < 2 * max(map(size_of, moments[:4]))
+    larger = dataclasses.replace(task, pruning=PruneOptions(probes=64))
+    assert size_of(shared(shape, larger, 2)) - two > size_of(shared(shape, larger, 1)) - one > 0

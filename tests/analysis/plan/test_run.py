@@ -86,16 +86,16 @@ def test_processes_share_the_prompts_as_far_as_there_are_prompts_and_room() -> N
         task = Task("prune-bound", tokens, pruning=PruneOptions(), processes=processes)
         return plan(files, task, "float32", memory).ways[0]
 
-    alone = resident(1, 1 << 40)
+    alone, two = resident(1, 1 << 40), resident(2, 1 << 40)
     assert alone.processes == 1
     for processes, expected in ((2, 2), (3, 3), (64, 3)):
         way = resident(processes, 1 << 40)
         assert way.processes == expected
         assert sum(term.bytes for term in way.terms) == way.peak_memory_bytes
         more = way.terms[-1]
-        assert "other processes" in more.what
-        assert more.bytes == way.peak_memory_bytes - alone.peak_memory_bytes
-    two = resident(2, 1 << 40)
+        assert "processes that share" in more.what
+        assert more.bytes * 2 == two.terms[-1].bytes * expected
+        assert way.peak_memory_bytes > alone.peak_memory_bytes
     assert resident(2, two.peak_memory_bytes).processes == 2
     assert resident(2, two.peak_memory_bytes - 1).processes == 1
     assert resident(2, 1 << 20).processes == 1
