@@ -69,11 +69,11 @@ def render_compare(report: CompareReport, page: Page) -> str:
     """The aligned tokens, a row a block, which parameters moved, the certificate, what is notable."""
     comparison = report.comparison
     if comparison is None:
-        return page.render([*facts.loaded(report.model, list(report.prompts), report.environment),
+        return page.render([*facts.loaded(report.model, report.prompts, report.environment),
                             *_fixed(report, page), *_tail(report)])  # fmt: skip
     several = len(report.pairs) > 1
     parts: list[RenderableType] = [
-        *facts.loaded(report.model, list(report.prompts), report.environment),
+        *facts.loaded(report.model, report.prompts, report.environment),
         *_pairs(report),
         _BLANK,
         line("Blocks: relative changes on the aligned tokens" + (", means over the pairs" if several else ""), "bold"),
