@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Annotated
 
 from pydantic import Field
 
 from duat_cli.results.base import PromptFacts, Result
+from duat_cli.results.meaning import Meaning
 
 LISTED, FIRST = 1000, 10
 """A report lists every prompt of a set of at most so many, and of a larger one the first so many."""
 
+_TOKENS = Meaning("tokens", "exact")
 WHICH = Field(description=f"all prompts; of a set of more than {LISTED:,} the first {FIRST}")
 AS_SET = Field(description="all prompts, listed or not; null in a report of an earlier version")
 
@@ -19,10 +22,10 @@ AS_SET = Field(description="all prompts, listed or not; null in a report of an e
 class PromptSetFacts(Result):
     """A set of prompts, whether or not a report lists them."""
 
-    count: int = Field(description="how many prompts the set has")
-    tokens: int = Field(description="of all of them together")
-    shortest: int = Field(description="tokens of the shortest prompt")
-    longest: int = Field(description="tokens of the longest prompt")
+    count: Annotated[int, Meaning("prompts", "exact")] = Field(description="how many prompts the set has")
+    tokens: Annotated[int, _TOKENS] = Field(description="of all of them together")
+    shortest: Annotated[int, _TOKENS] = Field(description="tokens of the shortest prompt")
+    longest: Annotated[int, _TOKENS] = Field(description="tokens of the longest prompt")
     sha256: str = Field(description="of the texts' own SHA-256 in hexadecimal, one a line, in their order")
     tokens_sha256: str = Field(
         description="of the same lines, each with the prompt's number of tokens behind it: what a baseline compares"

@@ -11,8 +11,17 @@ from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.grid import Column, Labels, grids, missing
 from duat_cli.report.tables.page import Page, item, line
 from duat_cli.results.base import Result
-from duat_cli.results.compare import BlockComparison, CompareReport, FixedLoss, PairFacts, ParameterChange
-from duat_cli.results.context import BlockRead, ContextRead, ContextRun, InContext
+from duat_cli.results.compare import (
+    BlockComparison,
+    BlockRead,
+    CompareReport,
+    ContextRead,
+    ContextRun,
+    FixedLoss,
+    InContext,
+    PairFacts,
+    ParameterChange,
+)
 
 _BLANK = Text("")
 _SHOWN_PAIRS = 8
