@@ -17,8 +17,12 @@ COUNT = 60
 
 def change(number: int, chance: random.Random, *, finite: bool = True) -> PromptChange:
     """Of few different numbers, so that some prompts are alike."""
-    values = {"kl": chance.randint(0, 9) / 7, "loss_base": chance.random(), "loss_tuned": chance.random()}
-    reasons = {}
+    values: dict[str, float | None] = {
+        "kl": chance.randint(0, 9) / 7,
+        "loss_base": chance.random(),
+        "loss_tuned": chance.random(),
+    }
+    reasons: dict[str, str] = {}
     if not finite:
         values, reasons = dict.fromkeys(values), dict.fromkeys(values, "logits are not finite")
     elif number % 5 == 0:
