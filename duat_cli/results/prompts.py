@@ -16,7 +16,7 @@ LISTED, FIRST = 1000, 10
 
 _TOKENS = Meaning("tokens", "exact")
 WHICH = Field(description=f"all prompts; of a set of more than {LISTED:,} the first {FIRST}")
-AS_SET = Field(description="all prompts, listed or not; null in a report of an earlier version")
+AS_SET = Field(description="all prompts, listed or not; null where none ran, and in a report of an earlier version")
 
 
 class PromptSetFacts(Result):

@@ -135,7 +135,7 @@ def conclude(plan: CheckPlan, evidence: Evidence, subject: Subject, run: Run) ->
     outcomes, causes = grouped(outcomes, evidence.drift or (), evidence.weights.tensors, blocks)
     count = Counter(o.status for o in outcomes)
     ran = {o.rule for o in outcomes if o.status != "skipped"}
-    missing = {} if report else {"environment": "no forward pass", "certificate": "no forward pass"}
+    missing = {} if report else dict.fromkeys(("environment", "certificate", "prompt_set"), "no forward pass")
     if evidence.behaviour is None:
         missing["behaviour"] = evidence.absent.get("behaviour", "no rule that is on needs it")
     facts = _baseline_facts(plan, fresh, metrics, failed)
