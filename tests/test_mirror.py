@@ -14,7 +14,7 @@ FREE = {"__init__.py", "__main__.py"}
 LISTED = {  # reason -> modules; the files named in a reason run them
     "types or constants alone": "analysis/progress checks/rule kinds",
     "fields alone; results/test_meaning.py and report/test_json.py read every one": """
-        results/attribute results/base results/behaviour results/check results/compare results/context
+        results/attribute results/base results/behaviour results/check results/compare
         results/explain results/inspect results/lora results/matrix results/operator results/plan
         results/prune/chosen results/prune/eq16 results/prune/repair results/prune/report results/prune/sets
         results/prune/terms results/prune/written results/support results/weight_change""",
@@ -54,7 +54,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         loading/adapter/base_weights loading/adapter/experts loading/adapter/folder loading/adapter/keys
         loading/adapter/lora loading/adapter/others loading/adapter/parameter loading/adapter/plan""",
     "against PEFT's wrapped model: analysis/lora/test_prompts.py": """
-        analysis/lora/applied analysis/lora/ground analysis/lora/places analysis/lora/report models/edits/tuned""",
+        analysis/lora/applied analysis/lora/ground analysis/lora/places models/edits/tuned""",
     "against the model's attention: analysis/matrix/test_run.py": """
         analysis/matrix/case analysis/matrix/checks analysis/matrix/convolution
         analysis/matrix/forms report/tables/matrix""",

@@ -16,6 +16,7 @@ from duat_cli.operators.sampling import sample_entries
 
 ENTRY_SAMPLES = 2048
 KEPT_CHANNELS = 2048
+KEPT_MAPS = 1 << 16  # entries of a block's
 RECOMPUTED = 16  # of them, whenever they come from the cache
 SEED = 11
 
@@ -30,6 +31,7 @@ class Geometry:
     pattern: EntryPattern  # which entries of V O can be nonzero
     factors: HeadFactors
     _channels: list[ChannelGram] = field(default_factory=list)
+    _maps: list[Tensor] = field(default_factory=list)
 
     @classmethod
     def of(cls, factors: HeadFactors, gram: Tensor, entries: Tensor) -> Geometry:
@@ -43,6 +45,15 @@ class Geometry:
         found = ChannelGram(self.factors)
         if self.factors.heads * self.factors.output.shape[1] <= KEPT_CHANNELS:
             self._channels.append(found)
+        return found
+
+    def maps(self) -> Tensor:
+        """Every A_h, (heads, width, M): for small cases; kept where they are small."""
+        if self._maps:
+            return self._maps[0]
+        found = self.factors.maps()
+        if found.numel() <= KEPT_MAPS:
+            self._maps.append(found)
         return found
 
 

@@ -297,8 +297,8 @@ def open_set(
         loaded, cut = _noted(loaded, notes), cut or room.max_positions
         keys = keys_of(read)
 
-    def encoded(text: PromptText) -> Prompt:
-        return encode(tokenizer, [text], cut, room.max_positions, room.vocab_size)[0]
+    def encoded(some: Sequence[PromptText]) -> list[Prompt]:
+        return encode(tokenizer, some, cut, room.max_positions, room.vocab_size)
 
     return loaded, PromptSet(read, keys, encoded)
 

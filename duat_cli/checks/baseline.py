@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -27,8 +27,8 @@ from duat_cli.loading.checkpoint.files import read_json
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.declared.facts import Declared
 from duat_cli.loading.wording import shown
-from duat_cli.results.base import PromptFacts
 from duat_cli.results.inspect import InspectReport
+from duat_cli.results.prompts import PromptSetFacts
 from duat_cli.text import clean
 
 SCHEMA = 3
@@ -137,18 +137,11 @@ def weight_metrics(weights: WeightFacts, schema: int = SCHEMA) -> dict[str, Valu
     return found
 
 
-def prompt_set(prompts: Iterable[PromptFacts], declared: Declared | None = None) -> BaselinePrompts | None:
-    import hashlib
-
-    facts = list(prompts)
-    if not facts:
-        return None
-    text = "\n".join(f"{p.sha256} {p.tokens}" for p in facts)
-    digest = hashlib.sha256(text.encode()).hexdigest()
+def prompt_set(prompts: PromptSetFacts, declared: Declared | None = None) -> BaselinePrompts:
     return BaselinePrompts(
-        sha256=digest,
-        count=len(facts),
-        tokens=sum(p.tokens for p in facts),
+        sha256=prompts.tokens_sha256,
+        count=prompts.count,
+        tokens=prompts.tokens,
         texts=declared.texts if declared else None,
         ids=declared.tokens if declared else None,
     )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from duat_cli.errors import InputError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.loading.texts import PromptText
+
+AT_ONCE, CHARACTERS = 64, 1 << 16  # texts that become tokens together: calling a tokenizer has a price of its own
 
 
 def key_of(sha256: str) -> int:
@@ -29,20 +31,30 @@ def digest_of(keys: array[int]) -> str:
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Texts, their keys, and how one becomes token ids."""
+    """Texts, their keys, and how some become token ids."""
 
     texts: Iterable[PromptText]
     keys: array[int]
-    encode: Callable[[PromptText], Prompt]
+    encode: Callable[[Sequence[PromptText]], Sequence[Prompt]]
 
     def prompts(self, wanted: Callable[[int], bool]) -> Iterator[tuple[int, Prompt]]:
         """Those at the wanted positions, in order; InputError where the texts are no longer those of the keys."""
-        position = -1
+        position, size = -1, 0
+        waiting: list[tuple[int, PromptText]] = []
         for position, text in enumerate(self.texts):
             key = key_of(hashlib.sha256(text.text.encode()).hexdigest())
             if position >= len(self.keys) or key != self.keys[position]:
                 raise InputError(f"{text.where}: changed while it was read; run again")
             if wanted(position):
-                yield position, self.encode(text)
+                waiting.append((position, text))
+                size += len(text.text)
+            if waiting and (position >= waiting[0][0] + AT_ONCE - 1 or size >= CHARACTERS):
+                yield from self._encoded(waiting)
+                waiting, size = [], 0
+        yield from self._encoded(waiting)
         if position + 1 < len(self.keys):
             raise InputError("the prompts became fewer while they were read; run again")
+
+    def _encoded(self, texts: Sequence[tuple[int, PromptText]]) -> Iterator[tuple[int, Prompt]]:
+        prompts = self.encode([text for _, text in texts]) if texts else ()
+        return zip((position for position, _ in texts), prompts, strict=True)

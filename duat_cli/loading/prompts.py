@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from duat_cli.errors import InputError
-from duat_cli.loading.quiet import calling_tokenizer
+from duat_cli.loading.quiet import foreign_errors, silenced
 from duat_cli.loading.texts import MAX_BYTES, PromptText, checked, decode, lines, read_stdin, texts_of
 from duat_cli.text import clean
 
@@ -179,7 +179,8 @@ def encode(
     max_tokens cuts, as the user asked for it; max_positions refuses, since a model past its positions
     extrapolates without a word.
     """
-    return [_encode(tokenizer, p, max_tokens, max_positions, vocab_size) for p in prompts]
+    with silenced():
+        return [_encode(tokenizer, p, max_tokens, max_positions, vocab_size) for p in prompts]
 
 
 def _encode(
@@ -207,7 +208,7 @@ def _encode(
 
 def _token_ids(tokenizer: Any, prompt: PromptText, max_tokens: int | None) -> tuple[list[int], Spans | None]:
     cut = {} if max_tokens is None else {"truncation": True, "max_length": max_tokens}
-    with calling_tokenizer(f"{prompt.where}: the tokenizer fails", InputError):
+    with foreign_errors(f"{prompt.where}: the tokenizer fails", InputError):
         found = tokenizer(prompt.text, verbose=False, **cut, **_spans_asked(tokenizer))
         ids, spans = found["input_ids"], found.get("offset_mapping")
         # below the number of special tokens it does not truncate

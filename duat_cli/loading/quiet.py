@@ -59,7 +59,14 @@ def hushed() -> Iterator[list[str]]:
 @contextlib.contextmanager
 def calling_tokenizer(what: str, kind: type[DuatError] = CheckpointError) -> Iterator[None]:
     """Around code that may end in Rust: it neither talks nor panics on the terminal."""
-    with hushed(), _muted_panics(), foreign_errors(what, kind):
+    with silenced(), foreign_errors(what, kind):
+        yield
+
+
+@contextlib.contextmanager
+def silenced() -> Iterator[None]:
+    """The same around many calls that each say what fails."""
+    with hushed(), _muted_panics():
         yield
 
 

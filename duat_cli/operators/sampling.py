@@ -39,13 +39,13 @@ def sample_entries(factors: HeadFactors, count: int, seed: int, first: int | Non
     return (values[:, :, None] * outputs).sum(dim=-1).flatten(1)
 
 
-def exact_share(left: Tensor, factors: HeadFactors, cutoff: float) -> ShareEstimate:
+def exact_share(left: Tensor, maps: Tensor, cutoff: float) -> ShareEstimate:
     """The share of entries of W' with |w| > cutoff, 0 at least, counted over all blocks that are not zero.
 
-    left: all rows of Ĥ, or some, (heads, rows, N).
+    left: all rows of Ĥ, or some, (heads, rows, N); maps: every A_h, (heads, width, M).
     """
     heads, rows, tokens = left.shape
-    maps = factors.maps().reshape(heads, -1)  # (heads, width M)
+    maps = maps.reshape(heads, -1)  # (heads, width M)
     pairs = left.flatten(1).T  # (rows N, heads)
     pairs = pairs[pairs.any(dim=1)]
     at_once = max(1, ENTRIES_AT_ONCE // maps.shape[1])

@@ -21,6 +21,7 @@ from duat_cli.results.base import (
 )
 from duat_cli.results.behaviour import Behaviour
 from duat_cli.results.meaning import Meaning
+from duat_cli.results.prompts import AS_SET, WHICH, PromptSetFacts
 
 
 class CheckedFile(Result):
@@ -151,7 +152,8 @@ class CheckReport(Result):
     environment: Environment | None = Field(description="null without a forward pass")
     certificate: Certificate | None = Field(description="null without a forward pass")
     behaviour: Behaviour | None = Field(description="what the model answers; null without a forward pass")
-    prompts: list[PromptFacts]
+    prompts: Annotated[list[PromptFacts], WHICH]
+    prompt_set: Annotated[PromptSetFacts | None, AS_SET] = None
     policy: list[str] = Field(description="the policies that apply, the later over the earlier")
     baseline: Annotated[BaselineFacts | None, Meaning(needs="baseline")] = Field(description="null without --baseline")
     counts: Counts

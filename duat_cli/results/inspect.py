@@ -23,6 +23,7 @@ from duat_cli.results.base import (
 )
 from duat_cli.results.meaning import Meaning
 from duat_cli.results.operator import PROOF, Coupling, CrossOperator, Density, Nulls, OperatorStats, Routing
+from duat_cli.results.prompts import AS_SET, WHICH, PromptSetFacts
 
 _COUPLING = Meaning(drift="group", rule="drift.coupling")
 _MACHINE = Meaning(checked=False)
@@ -287,7 +288,8 @@ class InspectReport(Result):
     duat_version: DuatVersion
     environment: Annotated[Environment, _MACHINE]
     model: ModelFacts
-    prompts: list[PromptFacts]
+    prompts: Annotated[list[PromptFacts], WHICH]
+    prompt_set: Annotated[PromptSetFacts | None, AS_SET] = None
     certificate: Certificate
     blocks: Annotated[list[Block], Meaning(drift="group")]
     terms: Annotated[list[UatTerm] | None, Meaning(needs="terms")] = Field(default=None, description="with --terms")

@@ -22,6 +22,7 @@ from duat_cli.results.base import (
     WithReasons,
 )
 from duat_cli.results.meaning import Meaning
+from duat_cli.results.prompts import AS_SET, LISTED, WHICH, PromptSetFacts
 from duat_cli.results.weight_change import Comparison, ModuleChange
 
 _PROMPTS = Meaning(needs="prompts")
@@ -220,10 +221,11 @@ class LoraReport(Result):
     comparison: Comparison | None = None
     environment: Annotated[Environment | None, _PROMPTS] = Field(default=None, description="with prompts")
     model: Annotated[ModelFacts | None, _PROMPTS] = Field(default=None, description="the base, with prompts")
-    prompts: Annotated[list[PromptFacts] | None, _PROMPTS] = None
+    prompts: Annotated[list[PromptFacts] | None, _PROMPTS, WHICH] = None
+    prompt_set: Annotated[PromptSetFacts | None, _PROMPTS, AS_SET] = None
     blocks: Annotated[list[BlockChange] | None, _PROMPTS] = Field(default=None, description="with prompts")
     by_prompt: Annotated[list[PromptChange] | None, _PROMPTS] = Field(
-        default=None, description="with prompts, most moved first"
+        default=None, description=f"with prompts, most moved first; of more than {LISTED:,} those that moved most"
     )
     certificate: Annotated[Certificate | None, _PROMPTS] = Field(
         default=None, description="of the base model, with prompts"

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from duat_cli.checks.baseline import natural
 from duat_cli.cli.main import run
 from duat_cli.loading.checkpoint.source import demo_path
+from duat_cli.results import prompts
 
 QUICK = ("--prompt", "hello", "-q")
 UNTRAINED = {"behaviour.loss"}  # warns: a random model is no better than the uniform distribution
@@ -58,6 +59,26 @@ def test_the_same_model_passes_its_own_baseline(m: Path, made: Path, duat: Duat)
     } <= done.rules("passed")
     assert done.json["baseline"]["status"] == "compared"
     assert made.read_bytes() == before
+
+
+def test_prompts_that_no_report_lists_are_compared(
+    m: Path, tmp_path: Path, duat: Duat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A baseline of a report that lists all is one of a report that lists few, and the last prompt of all counts."""
+    texts, file, made = [f"text {k}" for k in range(6)], tmp_path / "texts.txt", tmp_path / "b.json"
+    words = ("check", m, "--prompts", file, "-q", "--baseline", made)
+    file.write_text("\n".join(texts))
+    duat(*words, "--update-baseline")
+    whole = made.read_text()
+    monkeypatch.setattr(prompts, "LISTED", 4)
+    monkeypatch.setattr(prompts, "FIRST", 2)
+    done = duat(*words, "--json")
+    assert (done.code, done.json["baseline"]["status"]) == (0, "compared")
+    assert (len(done.json["prompts"]), done.json["prompt_set"]["count"]) == (2, 6)
+    duat(*words, "--update-baseline")
+    assert made.read_text() == whole
+    file.write_text("\n".join([*texts[:-1], "text 9"]))
+    duat(*words).refused("another prompt set (6 prompts")
 
 
 def test_the_file_reads_well(made: Path, m: Path, duat: Duat) -> None:

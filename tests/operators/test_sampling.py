@@ -38,14 +38,14 @@ def test_the_exact_share_is_the_count(left: Tensor, factors: HeadFactors, dense:
     ordered = dense.flatten().sort().values
     k = int(quantile * (len(ordered) - 1))
     cutoff = float(ordered[k] + ordered[k + 1]) / 2  # between two entries, so that rounding cannot matter
-    got = exact_share(left, factors, cutoff)
+    got = exact_share(left, factors.maps(), cutoff)
     assert got.share == int((dense > cutoff).sum()) / dense.numel()
     assert got.low == got.share == got.high
 
 
 def test_the_exact_share_of_extremes(left: Tensor, factors: HeadFactors, dense: Tensor) -> None:
-    assert exact_share(left, factors, 0.0).share == int((dense > 0).sum()) / dense.numel() == 45 / 81
-    assert exact_share(left, factors, float(dense.max()) * 2).share == 0.0
+    assert exact_share(left, factors.maps(), 0.0).share == int((dense > 0).sum()) / dense.numel() == 45 / 81
+    assert exact_share(left, factors.maps(), float(dense.max()) * 2).share == 0.0
 
 
 def test_sampled_entries_are_entries_of_the_head_maps(factors: HeadFactors) -> None:
@@ -79,7 +79,7 @@ def draw_pairs(left: Tensor, count: int, seed: int) -> Tensor:
 def test_sampling_is_unbiased_and_its_interval_covers(left: Tensor, factors: HeadFactors, dense: Tensor) -> None:
     """400 seeds: the mean within four standard errors of the truth, and about 95 % of the intervals hold it."""
     cutoff = 0.5 * float(dense.square().mean().sqrt())
-    truth = exact_share(left, factors, cutoff).share
+    truth = exact_share(left, factors.maps(), cutoff).share
     draws, seeds, nonzero = 200, 400, 45 / 81
     shares, covered = [], 0
     for seed in range(seeds):
@@ -97,7 +97,7 @@ def test_sampling_is_unbiased_and_its_interval_covers(left: Tensor, factors: Hea
 def test_the_coverage_check_can_fail(left: Tensor, factors: HeadFactors, dense: Tensor) -> None:
     """Forgetting the share of zero blocks leaves the truth outside most intervals."""
     cutoff = 0.5 * float(dense.square().mean().sqrt())
-    truth = exact_share(left, factors, cutoff).share
+    truth = exact_share(left, factors.maps(), cutoff).share
     covered = 0
     for seed in range(50):
         got = sampled_share(draw_pairs(left, 200, seed), sample_entries(factors, 200, 10_000 + seed), cutoff, 1.0)

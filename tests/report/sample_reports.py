@@ -48,18 +48,21 @@ from duat_cli.results.check import (
 from duat_cli.results.compare import (
     AlignedRun,
     BlockComparison,
+    BlockRead,
     ComparedPrompt,
     CompareReport,
+    ContextRead,
+    ContextRun,
     FixedLoss,
     FixedParameters,
     HeadChange,
+    InContext,
     InputChange,
     InputComparison,
     NullChange,
     PairFacts,
     ParameterChange,
 )
-from duat_cli.results.context import BlockRead, ContextRead, ContextRun, InContext
 from duat_cli.results.explain import ExplainReport, Explanation
 from duat_cli.results.inspect import (
     Block,

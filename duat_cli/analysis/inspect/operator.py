@@ -81,5 +81,5 @@ def _numerical(
     inner, outer = tokens * factors.width, tokens * factors.hidden_size
     cutoff = cutoff_of(inner, outer, norm, threshold)
     if are_counted(inner * outer):
-        return exact_share(operator.matrix().left, operator.factors, cutoff)
+        return exact_share(operator.matrix().left, geometry.maps(), cutoff)
     return estimated(pairs.vectors(len(geometry.entries)), geometry, cutoff, nonzero)

@@ -1,6 +1,6 @@
 """Prompts of `duat inspect` added up one by one into the report: in constant memory, and to the same bits in any order.
 
-What lists the prompts grows with them: `prompts`, and with --per-prompt the values of each.
+With --per-prompt, which lists the values of each, it grows with them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from duat_cli.analysis.inspect.range import block_range, range_warnings
 from duat_cli.models.instrument.activations import Place
 from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts, Result, Run, Skipped
 from duat_cli.results.inspect import Block, EndToEnd, InspectReport, PromptBlock, Range, UatTerm
+from duat_cli.results.prompts import Roll
 
 GROUPS = ("operator", "density", "coupling", "coupling_weighted", "terms")
 
@@ -58,7 +59,7 @@ class InspectTotal:
         self._with_terms = terms
         self._rows: dict[int, list[PromptBlock]] | None = {i: [] for i in layers} if per_prompt else None
         self._faults: dict[int, str] = {}
-        self._prompts: list[PromptFacts] = []
+        self._prompts = Roll(every=per_prompt)
 
     def add(self, facts: PromptFacts, sweep: PromptSweep) -> None:
         """The next prompt of the report."""
@@ -75,7 +76,7 @@ class InspectTotal:
         if sweep.end_to_end is not None:
             self._end_to_end = self._end_to_end or Mean()
             self._end_to_end.add(sweep.end_to_end)
-        self._prompts.append(facts)
+        self._prompts.add(facts)
 
     def report(self, head: InspectHead, certificate: Certificate, run: Run) -> InspectReport:
         """Of one prompt at least."""
@@ -87,7 +88,8 @@ class InspectTotal:
             duat_version=__version__,
             environment=head.environment,
             model=head.model,
-            prompts=self._prompts,
+            prompts=self._prompts.listed,
+            prompt_set=self._prompts.facts,
             certificate=certificate,
             blocks=blocks,
             terms=[mean.value() for mean in self._terms] if self._with_terms else None,

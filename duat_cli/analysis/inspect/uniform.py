@@ -123,7 +123,7 @@ def _numerical(
     cutoff = cutoff_of(inner, outer, norm, threshold)
     if are_counted(inner * outer):
         left = seen * scale[:, None] * block.sources.T[:, None]  # (heads, N, N)
-        return exact_share(left.to(block.factors.value.dtype), block.factors, cutoff)
+        return exact_share(left.to(block.factors.value.dtype), block.geometry.maps(), cutoff)
     i, j = (drawn.to(seen.device) for drawn in draws(tokens))
     met = seen.flatten().index_select(0, i * tokens + j) & all_of.alive[k].index_select(0, j)
     hit = (met & (scale.index_select(0, i) > 0)).nonzero()[:, 0]

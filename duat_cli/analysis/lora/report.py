@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from duat_cli.analysis.aggregate import Mean
+from duat_cli.analysis.aggregate import ExactSum, Mean
 from duat_cli.analysis.lora.applied import by_parameter, refuse_other_base, tied_changes, tuned_model, whole
 from duat_cli.analysis.lora.change import Change, Read, adapter_tensors, change_of
 from duat_cli.analysis.lora.eq18 import Eq18Test, Stated
@@ -30,8 +30,9 @@ from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.edits.tuned import Value, own_names
 from duat_cli.operators.lowrank import Piece, is_zero
-from duat_cli.results.base import Certificate, PromptFacts, Run
+from duat_cli.results.base import Certificate, Run
 from duat_cli.results.lora import BlockChange, Eq18, LoraReport, LoraSummary, OperatorChange, PromptChange, TermsChange
+from duat_cli.results.prompts import LISTED, Roll, roll_of
 from duat_cli.results.weight_change import ModuleChange
 
 
@@ -75,14 +76,92 @@ def checkpoint_pair(report: LoraReport, loaded: LoadedModel, tuned: LoadedModel,
         yield Pair(report, loaded, tuned, stated, None, progress)
 
 
+class Order:
+    """Prompts by how far they moved, in constant memory; of two alike the first of the set goes first."""
+
+    def __init__(self, measure: Callable[[PromptChange], float]) -> None:
+        self._measure = measure
+        self.most: list[PromptChange] = []
+        """As many as a report lists."""
+        self.first: PromptChange | None = None
+        """Of those that have a KL."""
+        self.last: PromptChange | None = None
+
+    def add(self, one: PromptChange) -> None:
+        bisect.insort(self.most, one, key=lambda other: -self._measure(other))
+        del self.most[LISTED:]
+        if one.kl is None:
+            return
+        if self.first is None or self._measure(one) > self._measure(self.first):
+            self.first = one
+        if self.last is None or self._measure(one) <= self._measure(self.last):
+            self.last = one
+
+
+class Changes:
+    """What the prompts so far say together of KL and loss."""
+
+    def __init__(self) -> None:
+        self._kl, self._loss = ExactSum(), ExactSum()
+        self._no_kl = self._no_loss = False
+        self._why: dict[str, str] = {}
+        self._by_kl, self._by_output = Order(lambda one: one.kl or 0.0), Order(lambda one: one.output)
+        self.scored = self.better = 0
+        """Prompts with a loss; those on which it fell."""
+
+    def add(self, one: PromptChange) -> None:
+        self._by_kl.add(one)
+        self._by_output.add(one)
+        if one.kl is None:
+            self._no_kl = True
+            self._say("kl", one)
+        else:
+            self._kl.add(one.kl)
+        if ONE_TOKEN in one.reasons.values():
+            self._say("loss", one)
+        elif one.loss_base is None or one.loss_tuned is None:
+            self._no_loss = True
+            self._say("loss", one)
+        else:
+            change = one.loss_tuned - one.loss_base
+            self._loss.add(change)
+            self.scored += 1
+            self.better += change < 0
+
+    def _say(self, what: str, one: PromptChange) -> None:
+        """The first reason that is not the length of a prompt, else that."""
+        for field, why in one.reasons.items():
+            if field.startswith(what) and self._why.get(what, ONE_TOKEN) == ONE_TOKEN:
+                self._why[what] = why
+
+    @property
+    def order(self) -> Order:
+        """By KL where every prompt has one, else by what the output moved."""
+        return self._by_output if self._no_kl else self._by_kl
+
+    @property
+    def kl(self) -> float | None:
+        return None if self._no_kl else self._kl.mean()
+
+    @property
+    def loss(self) -> float | None:
+        """Tuned less base, of every prompt but those of one token; None where one of the others has no finite loss."""
+        return None if self._no_loss or not self.scored else self._loss.mean()
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        absent = {"kl": self.kl, "loss_change": self.loss}
+        return {name: self._why[name.partition("_")[0]] for name, value in absent.items() if value is None}
+
+
 class Findings:
-    """Of the prompts so far; what lists them grows with them."""
+    """Of the prompts so far, in constant memory."""
 
     def __init__(self) -> None:
         self._first: list[BlockChange] = []  # of the first prompt
         self._means: list[tuple[Mean[OperatorChange], Mean[TermsChange]]] = []
         self._errors: list[tuple[float, float]] = []  # of a block: the base's certificate, the tuned model's
-        self._prompts: list[PromptChange] = []
+        self.changes = Changes()
         self.base_error = 0.0
 
     def add(self, found: Compared) -> None:
@@ -98,7 +177,7 @@ class Findings:
             base, tuned = self._errors[number]
             self._errors[number] = max(base, block.base_certificate), max(tuned, block.tuned_certificate)
         self.base_error = max(self.base_error, found.base_error)
-        self._prompts.append(found.change)
+        self.changes.add(found.change)
 
     @property
     def blocks(self) -> list[BlockChange]:
@@ -114,12 +193,6 @@ class Findings:
             )
             for block, (operator, terms), (base, tuned) in zip(self._first, self._means, self._errors, strict=True)
         ]
-
-    @property
-    def prompts(self) -> list[PromptChange]:
-        """Those that moved most come first."""
-        known = all(p.kl is not None for p in self._prompts)
-        return sorted(self._prompts, key=lambda p: -(p.kl or 0.0) if known else -p.output)
 
     @property
     def tuned_error(self) -> float:
@@ -196,13 +269,18 @@ class Pair:
             found.add(one)
         head = self.head(norms)
         return whole_report(
-            head, prompt_facts(prompts), found, (self.base.plain_error, self.tuned.plain_error), eq18.found(), run()
+            head,
+            roll_of(prompt_facts(prompts)),
+            found,
+            (self.base.plain_error, self.tuned.plain_error),
+            eq18.found(),
+            run(),
         )
 
 
 def whole_report(
     head: LoraReport,
-    prompts: list[PromptFacts],
+    prompts: Roll,
     found: Findings,
     plain_errors: tuple[float, float],
     eq18: Eq18,
@@ -213,9 +291,10 @@ def whole_report(
     assert head.tuned_certificate is not None
     return head.model_copy(
         update={
-            "prompts": prompts,
+            "prompts": prompts.listed,
+            "prompt_set": prompts.facts,
             "blocks": found.blocks,
-            "by_prompt": found.prompts,
+            "by_prompt": found.changes.order.most,
             "certificate": _with_errors(head.certificate, found.base_error, plain_errors[0]),
             "tuned_certificate": _with_errors(head.tuned_certificate, found.tuned_error, plain_errors[1]),
             "eq18": eq18,
@@ -279,34 +358,15 @@ def _with_sup(
 
 
 def _summary(before: LoraSummary, found: Findings) -> LoraSummary:
-    kls = [p.kl for p in found.prompts]
-    finite = [kl for kl in kls if kl is not None]
-    changes, reasons = _loss_changes(found), dict(before.reasons)
-    if len(finite) < len(kls):
-        reasons["kl"] = _first_reason(found, "kl")
-    if changes is None:
-        reasons["loss_change"] = _first_reason(found, "loss_base", "loss_tuned")
+    changes = found.changes
     return before.model_copy(
         update={
-            "kl": statistics.fmean(finite) if len(finite) == len(kls) else None,
-            "loss_change": statistics.fmean(changes) if changes else None,
+            "kl": changes.kl,
+            "loss_change": changes.loss,
             "notable": [*_notable(found), *before.notable],
-            "reasons": reasons,
+            "reasons": {**before.reasons, **changes.reasons},
         }
     )
-
-
-def _first_reason(found: Findings, *fields: str) -> str:
-    reasons = (p.reasons[field] for p in found.prompts for field in fields if field in p.reasons)
-    return next((why for why in reasons if why != ONE_TOKEN), ONE_TOKEN)
-
-
-def _loss_changes(found: Findings) -> list[float] | None:
-    """Tuned less base, of every prompt but those of one token; None where one of the others has no finite loss."""
-    scored = [p for p in found.prompts if ONE_TOKEN not in p.reasons.values()]
-    pairs = [(p.loss_base, p.loss_tuned) for p in scored]
-    known = [tuned - base for base, tuned in pairs if base is not None and tuned is not None]
-    return known if known and len(known) == len(pairs) else None
 
 
 def _notable(found: Findings) -> list[str]:
@@ -321,18 +381,16 @@ def _notable(found: Findings) -> list[str]:
             f"W' of block {top.index} changed most, by {100 * (top.operator.relative_change or 0):.3g} %, more through"
             f" {what}: routing {100 * routing:.3g} %, weights {100 * weights:.3g} %"
         )
-    measured = [p for p in found.prompts if p.kl is not None]
-    if len(measured) > 1:
+    changes = found.changes
+    most, least = changes.order.first, changes.order.last
+    if most is not None and least is not None and most is not least:
         lines.append(
-            f"prompt {measured[0].prompt} moved most (KL {measured[0].kl:.3g} nats a token), prompt "
-            f"{measured[-1].prompt} least ({measured[-1].kl:.3g})"
+            f"prompt {most.prompt} moved most (KL {most.kl:.3g} nats a token), prompt {least.prompt} least "
+            f"({least.kl:.3g})"
         )
-    changes = _loss_changes(found)
-    if changes:
-        better = sum(change < 0 for change in changes)
-        mean = statistics.fmean(changes)
+    if changes.loss is not None:
         lines.append(
-            f"the loss on the prompts {'fell' if mean < 0 else 'rose'} by {abs(mean):.3g} nats a token on average; it "
-            f"fell on {better} of {len(changes)}"
+            f"the loss on the prompts {'fell' if changes.loss < 0 else 'rose'} by {abs(changes.loss):.3g} nats a token "
+            f"on average; it fell on {changes.better} of {changes.scored}"
         )
     return lines

@@ -28,6 +28,7 @@ from duat_cli.loading.prompt_set import PromptSet
 from duat_cli.loading.prompts import Prompt
 from duat_cli.results.base import PromptFacts, Run
 from duat_cli.results.lora import BlockChange, Eq18, LoraReport, PromptChange
+from duat_cli.results.prompts import Roll
 
 _EQ18 = "eq18.json"
 
@@ -144,11 +145,11 @@ def merged(folder: Folder, run: Callable[[], Run], progress: Progress) -> LoraRe
     tested = folder.aside(_EQ18, Eq18Record)
     if tested is None:
         raise InputError(f"{folder.path}: the test of Eq. 18 is missing: run the same command again")
-    found, prompts, plain_errors = Findings(), list[PromptFacts](), (0.0, 0.0)
+    found, prompts, plain_errors = Findings(), Roll(), (0.0, 0.0)
     for done, line in enumerate(folder.lines(index), 1):
         record = LoraRecord.model_validate_json(line.record)
         found.add(record.found())
-        prompts.append(PromptFacts(sha256=line.sha256, tokens=line.tokens))
+        prompts.add(PromptFacts(sha256=line.sha256, tokens=line.tokens))
         plain_errors = max(plain_errors[0], record.plain_errors[0]), max(plain_errors[1], record.plain_errors[1])
         progress(done, index.found, "adding up the prompts")
     return whole_report(head, prompts, found, plain_errors, tested.eq18, run())

@@ -275,4 +275,4 @@ def _set_of(prompts: Sequence[Prompt]) -> PromptSet:
     keys = array("Q", (key_of(prompt.sha256) for prompt in prompts))
     texts = [PromptText(prompt.text, f"prompt {number}", prompt.line) for number, prompt in enumerate(prompts, 1)]
     known = {(prompt.text, prompt.line): prompt for prompt in prompts}
-    return PromptSet(texts, keys, lambda text: known[text.text, text.line])
+    return PromptSet(texts, keys, lambda some: [known[text.text, text.line] for text in some])

@@ -63,9 +63,9 @@ class Ranks:
         return f"rank {self.rank} of {self.world}"
 
 
-def owners(keys: array[int], world: int) -> list[int]:
+def owners(keys: array[int], world: int) -> array[int]:
     """By position: which of so many runs the prompt. In the order of their hashes, prompts fall to the processes in
     turn: each has as many as the others, and the order of the set does not matter."""
-    owner = np.empty(len(keys), dtype=np.int64)
+    owner = np.empty(len(keys), dtype=np.uint32)
     owner[np.argsort(np.frombuffer(keys, dtype=np.uint64), kind="stable")] = np.arange(len(keys)) % world
-    return owner.tolist()
+    return array("I", owner.tobytes())

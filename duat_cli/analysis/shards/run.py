@@ -70,12 +70,16 @@ def share(
     with folder.shard(ranks) as shard:
         begun = time.monotonic()
         index = folder.index()
-        mine = [owner == ranks.rank for owner in owners(prompts.keys, ranks.world)]
-        left = [is_mine and not index.has(k) for k, is_mine in enumerate(mine)]
+        mine = bytearray(owner == ranks.rank for owner in owners(prompts.keys, ranks.world))
+        left = bytearray(is_mine and not index.has(k) for k, is_mine in enumerate(mine))
         counts = {n for n, is_mine in zip(index.tokens, mine, strict=True) if n and is_mine}
-        for _, prompt in prompts.prompts(left.__getitem__):  # one that cannot be run is said before hours of others
+
+        def is_left(position: int) -> bool:
+            return bool(left[position])
+
+        for _, prompt in prompts.prompts(is_left):  # one that cannot be run is said before hours of others
             counts.add(prompt.input_ids.shape[1])
-        waiting = prompts.prompts(left.__getitem__)
+        waiting = prompts.prompts(is_left)
         while chunk := list(itertools.islice(waiting, 1 if session.loaded.paged is None else SIDE_BY_SIDE)):
             for (position, prompt), record in zip(chunk, worker(chunk), strict=True):
                 shard.append(written(folder.seal, position, prompt, record))

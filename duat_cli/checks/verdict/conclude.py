@@ -34,6 +34,7 @@ from duat_cli.results.check import (
     Location,
     RuleFacts,
 )
+from duat_cli.results.prompts import set_of
 from duat_cli.text import clean
 
 NO_FORWARD = "needs a forward pass, which --weights-only leaves out"
@@ -134,7 +135,7 @@ def conclude(plan: CheckPlan, evidence: Evidence, subject: Subject, run: Run) ->
     outcomes, causes = grouped(outcomes, evidence.drift or (), evidence.weights.tensors, blocks)
     count = Counter(o.status for o in outcomes)
     ran = {o.rule for o in outcomes if o.status != "skipped"}
-    missing = {} if report else {"environment": "no forward pass", "certificate": "no forward pass"}
+    missing = {} if report else dict.fromkeys(("environment", "certificate", "prompt_set"), "no forward pass")
     if evidence.behaviour is None:
         missing["behaviour"] = evidence.absent.get("behaviour", "no rule that is on needs it")
     facts = _baseline_facts(plan, fresh, metrics, failed)
@@ -146,6 +147,7 @@ def conclude(plan: CheckPlan, evidence: Evidence, subject: Subject, run: Run) ->
         certificate=report.certificate if report else None,
         behaviour=evidence.behaviour,
         prompts=report.prompts if report else [],
+        prompt_set=report.prompt_set if report else None,
         policy=[layer.source for layer in plan.policy.layers],
         baseline=facts,
         counts=Counts(passed=count["passed"], failed=count["failed"], warned=count["warned"], skipped=count["skipped"]),
@@ -179,7 +181,9 @@ def _with_baseline(
     """The evidence with the drift, or with why there is none; and what to write."""
     report = evidence.report
     dtype = report.environment.dtype if report else None
-    prompts = baselines.prompt_set(report.prompts, evidence.declared) if report else None
+    prompts = None
+    if report is not None:
+        prompts = baselines.prompt_set(set_of(report.prompt_set or report.prompts), evidence.declared)
     _check_tolerances(plan, metrics)
     if plan.update:
         if plan.baseline:

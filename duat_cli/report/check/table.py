@@ -62,7 +62,7 @@ def _model(report: CheckReport) -> list[RenderableType]:
     )
     ran = facts.arithmetic(report.environment) if report.environment else "weights only"
     if report.environment:
-        ran = f"{facts.tokens(report.prompts)}; {ran}"
+        ran = f"{facts.tokens(report.prompt_set or report.prompts)}; {ran}"
     return [line(name, "bold"), line(shape), line(ran), line(f"policy: {', then '.join(report.policy)}")]
 
 

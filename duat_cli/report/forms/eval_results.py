@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any
 
-from duat_cli.report.forms.prompts import digest, said
+from duat_cli.report.forms.prompts import said
 from duat_cli.report.tables import numbers
 from duat_cli.results.behaviour import Behaviour
 from duat_cli.results.check import CheckReport, UndecidedReport
 from duat_cli.results.meaning import meaning_of
+from duat_cli.results.prompts import set_of
 from duat_cli.text import clean
 
 _TASKS = {
@@ -55,9 +56,9 @@ def model_name(name: str) -> str:
 def _dataset(report: CheckReport) -> dict[str, Any]:
     if not report.prompts:
         return {"name": "the weight files, without a forward pass", "type": "weights"}
-    tokens = sum(prompt.tokens for prompt in report.prompts)
-    arguments = {"prompts": len(report.prompts), "tokens": tokens, "sha256": digest(report.prompts)}
-    return {"name": said(report.prompts), "type": "prompts", "args": arguments}
+    found = set_of(report.prompt_set or report.prompts)
+    arguments = {"prompts": found.count, "tokens": found.tokens, "sha256": found.sha256}
+    return {"name": said(found), "type": "prompts", "args": arguments}
 
 
 def _metrics(report: CheckReport) -> Iterator[dict[str, Any]]:

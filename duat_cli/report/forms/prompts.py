@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
-
 from duat_cli.report.tables import numbers
-from duat_cli.results.base import PromptFacts
+from duat_cli.results.prompts import Prompts, set_of
 
 
-def digest(prompts: Sequence[PromptFacts]) -> str:
+def digest(prompts: Prompts) -> str:
     """SHA-256 of the texts' own hashes, one a line, in the order of the run."""
-    return hashlib.sha256("".join(f"{prompt.sha256}\n" for prompt in prompts).encode()).hexdigest()
+    return set_of(prompts).sha256
 
 
-def said(prompts: Sequence[PromptFacts]) -> str:
+def said(prompts: Prompts) -> str:
     """15 prompts, 255 tokens."""
-    tokens = sum(prompt.tokens for prompt in prompts)
-    return f"{numbers.plural(len(prompts), 'prompt')}, {numbers.plural(tokens, 'token')}"
+    found = set_of(prompts)
+    return f"{numbers.plural(found.count, 'prompt')}, {numbers.plural(found.tokens, 'token')}"

@@ -11,8 +11,17 @@ from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.grid import Column, Labels, grids, missing
 from duat_cli.report.tables.page import Page, item, line
 from duat_cli.results.base import Result
-from duat_cli.results.compare import BlockComparison, CompareReport, FixedLoss, PairFacts, ParameterChange
-from duat_cli.results.context import BlockRead, ContextRead, ContextRun, InContext
+from duat_cli.results.compare import (
+    BlockComparison,
+    BlockRead,
+    CompareReport,
+    ContextRead,
+    ContextRun,
+    FixedLoss,
+    InContext,
+    PairFacts,
+    ParameterChange,
+)
 
 _BLANK = Text("")
 _SHOWN_PAIRS = 8
@@ -69,11 +78,11 @@ def render_compare(report: CompareReport, page: Page) -> str:
     """The aligned tokens, a row a block, which parameters moved, the certificate, what is notable."""
     comparison = report.comparison
     if comparison is None:
-        return page.render([*facts.loaded(report.model, list(report.prompts), report.environment),
+        return page.render([*facts.loaded(report.model, report.prompts, report.environment),
                             *_fixed(report, page), *_tail(report)])  # fmt: skip
     several = len(report.pairs) > 1
     parts: list[RenderableType] = [
-        *facts.loaded(report.model, list(report.prompts), report.environment),
+        *facts.loaded(report.model, report.prompts, report.environment),
         *_pairs(report),
         _BLANK,
         line("Blocks: relative changes on the aligned tokens" + (", means over the pairs" if several else ""), "bold"),

@@ -9,7 +9,8 @@ from rich.text import Text
 
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.page import item, line
-from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts
+from duat_cli.results.base import Certificate, Environment, ModelFacts
+from duat_cli.results.prompts import Prompts, set_of
 from duat_cli.text import indices
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from duat_cli.results.prune.report import PruneReport
 
 
-def loaded(model: ModelFacts, prompts: list[PromptFacts], environment: Environment) -> list[RenderableType]:
+def loaded(model: ModelFacts, prompts: Prompts, environment: Environment) -> list[RenderableType]:
     """What was loaded and what ran through it."""
     kv = "" if model.kv_heads == model.heads else f" ({model.kv_heads} kv)"
     shape = (
@@ -39,13 +40,13 @@ def quantised(how: str | None) -> str:
     return "" if how is None else f"; quantised: {how}, read as numbers"
 
 
-def tokens(prompts: list[PromptFacts]) -> str:
+def tokens(prompts: Prompts) -> str:
     """12 prompts, 214 tokens (5 to 31 each)."""
-    counts = [prompt.tokens for prompt in prompts]
-    total = f"{numbers.plural(len(counts), 'prompt')}, {numbers.plural(sum(counts), 'token')}"
-    if len(set(counts)) < 2:
+    found = set_of(prompts)
+    total = f"{numbers.plural(found.count, 'prompt')}, {numbers.plural(found.tokens, 'token')}"
+    if found.shortest == found.longest:
         return total
-    return f"{total} ({min(counts)} to {max(counts)} each)"
+    return f"{total} ({found.shortest} to {found.longest} each)"
 
 
 def arithmetic(environment: Environment) -> str:

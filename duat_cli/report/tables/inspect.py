@@ -81,7 +81,7 @@ TABLES = {
 def render_inspect(report: InspectReport, page: Page) -> str:
     """What was loaded, a row a block, the certificate, what is notable, what was skipped and why."""
     parts: list[RenderableType] = [
-        *facts.loaded(report.model, report.prompts, report.environment),
+        *facts.loaded(report.model, report.prompt_set or report.prompts, report.environment),
         *_block_tables(report, page),
         *null_tables(report.blocks, columns.heads_of(report), page),
         *_crossing(report, page),

@@ -111,7 +111,9 @@ def _head(report: LoraReport) -> list[RenderableType]:
     text += f"{numbers.plural(summary.changed, 'parameter')} changed{size}{share}"
     parts.append(line(text))
     if report.prompts is not None and report.environment is not None:
-        parts.append(line(f"{facts.tokens(report.prompts)}; {facts.arithmetic(report.environment)}"))
+        parts.append(
+            line(f"{facts.tokens(report.prompt_set or report.prompts)}; {facts.arithmetic(report.environment)}")
+        )
     return parts
 
 
@@ -202,11 +204,16 @@ def _prompts(report: LoraReport, page: Page) -> list[RenderableType]:
     ]
     return [
         _BLANK,
-        line("Prompts, most moved first", "bold"),
+        line(_prompts_title(report), "bold"),
         *_tables(report.by_prompt, _PROMPT, _PROMPT_COLUMNS, page),
         *_absent(report.by_prompt, _PROMPT_COLUMNS),
         *facts.section("tokens whose next token moved most (KL, nats)", moved),
     ]
+
+
+def _prompts_title(report: LoraReport) -> str:
+    shown, count = len(report.by_prompt or []), report.prompt_set.count if report.prompt_set else 0
+    return f"The {shown:,} of {count:,} prompts that moved most" if shown < count else "Prompts, most moved first"
 
 
 def _token(token: TokenChange) -> str:

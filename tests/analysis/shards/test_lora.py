@@ -12,11 +12,12 @@ import peft
 import pytest
 from safetensors.torch import load_file, save_file
 
-from duat_cli.analysis.lora import eq18
+from duat_cli.analysis.lora import eq18, report
 from duat_cli.analysis.plan import run as plan_module
 from duat_cli.analysis.shards import lora as lora_module
 from duat_cli.analysis.shards import run as module
 from duat_cli.analysis.shards.folder import Folder
+from duat_cli.results import prompts
 
 COUNT = 6
 
@@ -64,6 +65,24 @@ def test_several_processes_give_the_plain_report(
 def test_the_bundled_prompts_and_the_demo(ask: Any, tmp_path: Path) -> None:
     words = ["lora-diff", "--default-prompts", "--max-tokens", "4"]
     assert ask(*words, "--out", str(tmp_path / "out")) == ask(*words)
+
+
+def test_of_many_prompts_those_that_moved_most_are_listed(
+    said: Any, ask: Any, adapter: Path, few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [str(adapter), "--prompts", str(few)]
+    whole = json.loads(said(*words))
+    monkeypatch.setattr(report, "LISTED", 4)
+    monkeypatch.setattr(prompts, "LISTED", 4)
+    monkeypatch.setattr(prompts, "FIRST", 2)
+    plain, out = said(*words), str(tmp_path / "out")
+    for rank in (1, 2):
+        said(*words, "--out", out, rank=rank, world=3)
+    assert said(*words, "--out", out, rank=0, world=3) == ask("merge", out) == plain
+    short = json.loads(plain)
+    assert (short["by_prompt"], short["prompts"]) == (whole["by_prompt"][:4], whole["prompts"][:2])
+    assert {name for name, value in whole.items() if short[name] != value} == {"by_prompt", "prompts"}
+    assert short["prompt_set"]["count"] == COUNT
 
 
 def test_what_is_torn_is_computed_again(said: Any, ask: Any, adapter: Path, few: Path, taken_up: Any) -> None:

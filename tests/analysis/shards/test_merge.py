@@ -18,6 +18,7 @@ from duat_cli.analysis.shards.records import written
 from duat_cli.analysis.shards.shard import shard
 from duat_cli.analysis.shards.state import missing
 from duat_cli.errors import InputError
+from duat_cli.results import prompts
 from duat_cli.results.inspect import InspectReport
 
 Into = Callable[..., Any]
@@ -71,6 +72,28 @@ def test_one_inexact_prompt_is_seen(into: Into, tmp_path: Path) -> None:
         certificate = merged(out).certificate
         assert not certificate.exact
         assert max(certificate.relative_error, certificate.plain_error) == max(fault.values())
+
+
+def test_many_prompts_are_a_set(
+    two_layers: Path, many: Path, ask: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever computed them, and without --out; of a few texts every prompt is listed."""
+    words = ["inspect", str(two_layers), "--prompts", str(many), "--device", "cpu", "--null", "uniform", "--no-cache"]
+    whole = json.loads(ask(*words))
+    monkeypatch.setattr(prompts, "LISTED", 31)
+    plain = ask(*words)
+    assert ask(*words, "--out", str(tmp_path / "one")) == ask("merge", str(tmp_path / "one")) == plain
+    for rank in (1, 2, 0):
+        found = ask(*words, "--out", str(tmp_path / "three"), rank=rank, world=3)
+    assert found == ask("merge", str(tmp_path / "three")) == plain
+    short = json.loads(plain)
+    assert short["prompt_set"]["count"] == len(whole["prompts"]) == 32
+    assert short["prompt_set"]["tokens"] == sum(prompt["tokens"] for prompt in whole["prompts"])
+    assert short["prompts"] == whole["prompts"][: prompts.FIRST]
+    assert {name for name, value in whole.items() if short[name] != value} == {"prompts"}
+    each = json.loads(ask(*words, "--per-prompt"))
+    assert each["prompts"] == whole["prompts"]
+    assert [len(block["prompts"]) for block in each["blocks"]] == [32, 32]
 
 
 def test_who_left_what_undone(into: Into, tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def _numerical(operator: AttentionOperator, norm: float, threshold: float, nonze
         shares = []
         for i in range(tokens):
             gated = HeadFactors(values, factors.output * gate[:, i, :, None])
-            shares.append(exact_share(whole.left[:, i : i + 1], gated, cutoff).share)
+            shares.append(exact_share(whole.left[:, i : i + 1], gated.maps(), cutoff).share)
         share = sum(shares) / tokens
         return ShareEstimate(share, share, share)
     targets, sources = (drawn.to(gate.device) for drawn in draws(tokens))

@@ -49,7 +49,7 @@ def _facts(report: CheckReport) -> list[str]:
     size = numbers.size(sum(file.bytes for file in model.files))
     ran = "weights only"
     if report.environment is not None:
-        ran = f"{facts.tokens(report.prompts)}; {facts.arithmetic(report.environment)}"
+        ran = f"{facts.tokens(report.prompt_set or report.prompts)}; {facts.arithmetic(report.environment)}"
     found = [
         f"{model.model_type or 'unknown type'}, {numbers.plural(model.tensors, 'tensor')}, {', '.join(model.stored)}, "
         f"{size} in {numbers.plural(len(model.files), 'file')}",

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from duat_cli.report.html.drawing.figure import Verdict
 from duat_cli.report.tables import facts, numbers
-from duat_cli.results.base import Certificate, Environment, ModelFacts, PromptFacts, Skipped
+from duat_cli.results.base import Certificate, Environment, ModelFacts, Skipped
+from duat_cli.results.prompts import Prompts
 
 
 def named(model: ModelFacts) -> str:
@@ -14,14 +15,14 @@ def named(model: ModelFacts) -> str:
     return f"{model.name} at {model.revision}" if model.revision else model.name
 
 
-def loaded(model: ModelFacts, environment: Environment, prompts: Sequence[PromptFacts]) -> list[str]:
+def loaded(model: ModelFacts, environment: Environment, prompts: Prompts) -> list[str]:
     """What was loaded, what ran, and with which arithmetic."""
     kv = "" if model.kv_heads == model.heads else f" ({model.kv_heads} key/value)"
     return [
         f"{model.model_type} ({facts.architecture(model)}), {numbers.count(model.parameters)} parameters, "
         f"{numbers.plural(model.blocks, 'block')}, width {model.hidden_size}, "
         f"{numbers.plural(model.heads, 'head')}{kv}{facts.quantised(model.quantised)}",
-        f"{facts.tokens(list(prompts))}; {facts.arithmetic(environment)}",
+        f"{facts.tokens(prompts)}; {facts.arithmetic(environment)}",
     ]
 
 

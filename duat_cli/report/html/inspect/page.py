@@ -47,7 +47,7 @@ def inspect_sheet(report: InspectReport, beside: Sequence[InspectReport]) -> She
     return Sheet(
         command=report.command,
         name=facts.named(report.model),
-        facts=facts.loaded(report.model, report.environment, report.prompts),
+        facts=facts.loaded(report.model, report.environment, report.prompt_set or report.prompts),
         verdict=facts.verdict(report.certificate),
         tiles=_tiles(report),
         lists=[("Notable", report.summary.notable), facts.skipped(report.skipped), ("Warnings", report.warnings)],

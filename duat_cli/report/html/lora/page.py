@@ -52,7 +52,7 @@ def _facts(report: LoraReport) -> list[str]:
     changed = numbers.plural(report.summary.changed, "parameter")
     found = [f"{report.mode}: {report.method} on {report.dtype} weights, {changed} changed"]
     if report.model is not None and report.environment is not None and report.prompts is not None:
-        found += facts.loaded(report.model, report.environment, report.prompts)
+        found += facts.loaded(report.model, report.environment, report.prompt_set or report.prompts)
     return found
 
 

@@ -1,0 +1,92 @@
+"""The prompts of a report, one by one, or as a set where there are too many to list."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+from duat_cli.results.base import PromptFacts, Result
+from duat_cli.results.meaning import Meaning
+
+LISTED, FIRST = 1000, 10
+"""A report lists every prompt of a set of at most so many, and of a larger one the first so many."""
+
+_TOKENS = Meaning("tokens", "exact")
+WHICH = Field(description=f"all prompts; of a set of more than {LISTED:,} the first {FIRST}")
+AS_SET = Field(description="all prompts, listed or not; null where none ran, and in a report of an earlier version")
+
+
+class PromptSetFacts(Result):
+    """A set of prompts, whether or not a report lists them."""
+
+    count: Annotated[int, Meaning("prompts", "exact")] = Field(description="how many prompts the set has")
+    tokens: Annotated[int, _TOKENS] = Field(description="of all of them together")
+    shortest: Annotated[int, _TOKENS] = Field(description="tokens of the shortest prompt")
+    longest: Annotated[int, _TOKENS] = Field(description="tokens of the longest prompt")
+    sha256: str = Field(description="of the texts' own SHA-256 in hexadecimal, one a line, in their order")
+    tokens_sha256: str = Field(
+        description="of the same lines, each with the prompt's number of tokens behind it: what a baseline compares"
+    )
+
+
+Prompts = PromptSetFacts | Sequence[PromptFacts]
+
+
+class Roll:
+    """Prompts that come one after the other, in constant memory."""
+
+    def __init__(self, *, every: bool = False) -> None:
+        """every: list all of them, however many."""
+        self._every = every
+        self._first: list[PromptFacts] = []
+        self._count = self._tokens = self._longest = 0
+        self._shortest: int | None = None
+        self._texts, self._lengths = hashlib.sha256(), hashlib.sha256()
+
+    def add(self, prompt: PromptFacts) -> None:
+        """The next one."""
+        self._texts.update(f"{prompt.sha256}\n".encode())
+        self._lengths.update(f"{chr(10) if self._count else ''}{prompt.sha256} {prompt.tokens}".encode())
+        self._count += 1
+        self._tokens += prompt.tokens
+        self._longest = max(self._longest, prompt.tokens)
+        self._shortest = prompt.tokens if self._shortest is None else min(self._shortest, prompt.tokens)
+        if self._every or self._count <= LISTED:
+            self._first.append(prompt)
+        else:
+            del self._first[FIRST:]
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def listed(self) -> list[PromptFacts]:
+        """What a report lists."""
+        return self._first
+
+    @property
+    def facts(self) -> PromptSetFacts:
+        return PromptSetFacts(
+            count=self._count,
+            tokens=self._tokens,
+            shortest=self._shortest or 0,
+            longest=self._longest,
+            sha256=self._texts.hexdigest(),
+            tokens_sha256=self._lengths.hexdigest(),
+        )
+
+
+def roll_of(prompts: Sequence[PromptFacts]) -> Roll:
+    """Of prompts that are at hand."""
+    roll = Roll()
+    for prompt in prompts:
+        roll.add(prompt)
+    return roll
+
+
+def set_of(prompts: Prompts) -> PromptSetFacts:
+    """All of them as a set."""
+    return prompts if isinstance(prompts, PromptSetFacts) else roll_of(prompts).facts

@@ -1,0 +1,66 @@
+"""What prompts say together, one by one in constant memory, against the whole list of them."""
+
+from __future__ import annotations
+
+import random
+import statistics
+
+import pytest
+
+from duat_cli.analysis.lora import report as module
+from duat_cli.analysis.lora.prompts import ONE_TOKEN
+from duat_cli.analysis.lora.report import Changes
+from duat_cli.results.lora import PromptChange
+
+COUNT = 60
+
+
+def change(number: int, chance: random.Random, *, finite: bool = True) -> PromptChange:
+    """Of few different numbers, so that some prompts are alike."""
+    values: dict[str, float | None] = {
+        "kl": chance.randint(0, 9) / 7,
+        "loss_base": chance.random(),
+        "loss_tuned": chance.random(),
+    }
+    reasons: dict[str, str] = {}
+    if not finite:
+        values, reasons = dict.fromkeys(values), dict.fromkeys(values, "logits are not finite")
+    elif number % 5 == 0:
+        reasons = dict.fromkeys(("loss_base", "loss_tuned"), ONE_TOKEN)
+    return PromptChange(
+        prompt=number,
+        output=chance.randint(0, 9) / 7,
+        **{name: None if name in reasons else value for name, value in values.items()},
+        moved_tokens=[],
+        reasons=reasons,
+    )
+
+
+@pytest.mark.parametrize("broken", [set(), {7, 31}])
+@pytest.mark.parametrize("listed", [10, COUNT])
+def test_against_the_whole_list(broken: set[int], listed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LISTED", listed)
+    chance, found = random.Random(listed), Changes()
+    rows = [change(k, chance, finite=k not in broken) for k in range(COUNT)]
+    for row in rows:
+        found.add(row)
+    ranked = sorted(rows, key=lambda row: -row.output if broken else -(row.kl or 0.0))
+    assert found.order.most == ranked[:listed]
+    known = [row for row in ranked if row.kl is not None]
+    assert (found.order.first, found.order.last) == (known[0], known[-1])
+    if broken:
+        assert (found.kl, found.loss) == (None, None)
+        assert found.reasons == dict.fromkeys(("kl", "loss_change"), "logits are not finite")
+        return
+    pairs = [(row.loss_base, row.loss_tuned) for row in rows]
+    losses = [tuned - base for base, tuned in pairs if base is not None and tuned is not None]
+    assert found.kl == statistics.fmean(row.kl or 0.0 for row in rows)
+    assert found.loss == statistics.fmean(losses)
+    assert (found.scored, found.better) == (len(losses), sum(loss < 0 for loss in losses))
+    assert found.reasons == {}
+
+
+def test_prompts_of_one_token_have_no_loss() -> None:
+    found = Changes()
+    found.add(change(0, random.Random(0)))
+    assert (found.loss, found.reasons) == (None, {"loss_change": ONE_TOKEN})
