@@ -122,8 +122,7 @@ def token_grams(values: Tensor, output: Tensor) -> Tensor:
 
     values: (heads, N, d), the values without bias; output: (heads, d, M). ‖B_ij x_j‖² = ĥ_ijᵀ Q_j ĥ_ij.
     """
-    vectors = values.new_empty(values.shape[1], len(output), output.shape[-1])  # (N, heads, M)
-    torch.bmm(values, output, out=vectors.transpose(0, 1))  # written where the next product reads it
+    vectors = torch.bmm(values, output).transpose(0, 1)  # (N, heads, M)
     return vectors @ vectors.mT
 
 
