@@ -27,7 +27,7 @@ class Geometry:
 
     gram: Tensor  # G, (heads, heads), float64
     root: Tensor  # R with R R = G
-    entries: Tensor  # (ENTRY_SAMPLES, heads)
+    entries: Tensor  # (ENTRY_SAMPLES, heads); a head after the other in memory, as what a W' holds at drawn pairs
     pattern: EntryPattern  # which entries of V O can be nonzero
     factors: HeadFactors
     _channels: list[ChannelGram] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Geometry:
     @classmethod
     def of(cls, factors: HeadFactors, gram: Tensor, entries: Tensor) -> Geometry:
         """With what follows from these."""
-        return cls(gram, gram_root(gram), entries, EntryPattern(factors), factors)
+        return cls(gram, gram_root(gram), entries.T.contiguous().T, EntryPattern(factors), factors)
 
     def channels(self) -> ChannelGram:
         """The Gram matrix of single channels, for gated attention; kept where it is small."""

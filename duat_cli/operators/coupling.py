@@ -43,13 +43,13 @@ class CouplingSums:
         distance = (p * distances(start, count, tokens, p.dtype, p.device)).sum(dim=-1)
         later = alive.clone()
         later[:, : max(1 - start, 0)] = 0
-        columns = {
+        columns = {  # p of an all-zero row is zero, and with it its entropy and distance
             "energy": totals,
             "diagonal": squares.diagonal(start, dim1=-2, dim2=-1),
             "rows": alive,
-            "entropy": entropy * alive,
+            "entropy": entropy,
             "context": torch.exp2(entropy) * alive,
-            "distance": distance * alive,
+            "distance": distance,
             "later_rows": later,
             "first": p[..., 0] * later,
         }
@@ -58,7 +58,7 @@ class CouplingSums:
     def add_rows(self, columns: dict[str, Tensor]) -> None:
         """What each row adds to the sums, by name: (kinds, n) each."""
         columns = {**columns, "squared_distance": columns["distance"].double().square()}
-        self._sums += torch.stack([columns[name] for name in _SUMMED], dim=-1).sum(dim=1, dtype=torch.float64).cpu()
+        self._sums += torch.stack([columns[name] for name in _SUMMED]).sum(dim=-1, dtype=torch.float64).T.cpu()
 
     def numbers(self, kind: int) -> CouplingNumbers:
         """The numbers of one kind."""
@@ -107,7 +107,7 @@ class OperatorSums:
         squares = vectors.square().sum(dim=0)  # |R ĥ_ij / size|²
         alive = squares > 0
         self._directions += (vectors / (squares + ~alive)) @ vectors.T
-        self.nonzero_blocks += int(alive.sum())
+        self.nonzero_blocks += int(torch.count_nonzero(alive))
         return (squares * size.square()).reshape(count, tokens), alive.reshape(count, tokens)
 
     def block_correlation(self) -> float | None:
@@ -122,8 +122,7 @@ def token_grams(values: Tensor, output: Tensor) -> Tensor:
 
     values: (heads, N, d), the values without bias; output: (heads, d, M). ‖B_ij x_j‖² = ĥ_ijᵀ Q_j ĥ_ij.
     """
-    vectors = values.new_empty(values.shape[1], len(output), output.shape[-1])  # (N, heads, M)
-    torch.bmm(values, output, out=vectors.transpose(0, 1))  # written where the next product reads it
+    vectors = torch.bmm(values, output).transpose(0, 1)  # (N, heads, M)
     return vectors @ vectors.mT
 
 

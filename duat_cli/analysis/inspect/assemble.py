@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Protocol
 
 from duat_cli.analysis.decomposition import BlockTerms, PartNumbers, ThreeParts
@@ -109,6 +110,7 @@ def _references(tokens: int, width: int, options: DensityOptions) -> dict[str, A
     }
 
 
+@functools.lru_cache(maxsize=16)
 def _conv_pairs(tokens: int, kernel: int) -> int:
     """Token pairs that a zero-padded convolution of that width over `tokens` connects."""
     left = (kernel - 1) // 2

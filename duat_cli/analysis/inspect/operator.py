@@ -28,7 +28,7 @@ def measure(
     squares: list[Tensor] = []
     seen: list[Tensor] = []
     # where it does not matter which heads reach a block, the blocks that any head reaches are counted
-    whole, filled = geometry.pattern.alike and bool((operator.source_scale != 0).all()), 0.0
+    whole, filled = geometry.pattern.alike and bool(operator.source_scale.all()), 0.0
     for start, every in row_pieces(operator, heads):
         seen.append(every.abs().amax(dim=0) > 0)
         width = _width(seen[-1], start)
@@ -42,13 +42,14 @@ def measure(
         if matrix:
             squares.append(nn.functional.pad(rows, (0, tokens - width)))
     reached = torch.cat(seen)
-    if operator.allowed is not None and not bool((reached & ~operator.allowed).any()):
-        # what the mask leaves counts, also where a softmax underflows
-        reached = operator.allowed
-        rows = (reached & (operator.token_scale != 0).reshape(-1, 1)).sum(dim=0)
-        filled = geometry.pattern.filled(operator.source_scale.abs(), rows)
-    elif whole:
-        filled = int(torch.count_nonzero(reached)) * geometry.pattern.share()
+    masked = operator.allowed is not None and not bool((reached & ~operator.allowed).any())
+    if operator.allowed is not None and masked:
+        reached = operator.allowed  # what the mask leaves counts, also where a softmax underflows
+    met = reached & (operator.token_scale != 0).reshape(-1, 1)
+    if whole:
+        filled = int(torch.count_nonzero(met)) * geometry.pattern.share()
+    elif masked:
+        filled = geometry.pattern.filled(operator.source_scale.abs(), met.sum(dim=0))
     norm = frobenius_norm(sums.head_products, geometry.gram)
     nonzero = sums.nonzero_blocks / tokens**2
     return OperatorNumbers(
@@ -69,6 +70,8 @@ def measure(
 def _width(seen: Tensor, start: int) -> int:
     """How many columns of the rows from `start` on, (n, N), hold anything: the tokens behind the last one that some row
     sees, as under a causal mask, add nothing to any sum. The diagonal is kept."""
+    if start + len(seen) >= seen.shape[1]:
+        return seen.shape[1]
     columns = seen.any(dim=0).nonzero()
     last = int(columns[-1]) + 1 if len(columns) else 0
     return max(last, start + len(seen))

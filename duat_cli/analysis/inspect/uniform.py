@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 
 import torch
@@ -38,6 +39,13 @@ class _Group:
     seen: Tensor  # (N, N)
     heads: int
     blocks: list[_Kept] = field(default_factory=list)
+
+    @functools.cached_property
+    def met(self) -> tuple[Tensor, Tensor]:
+        """(i, j) of the drawn token pairs of which i sees j, in order of drawing."""
+        i, j = (drawn.to(self.seen.device) for drawn in draws(len(self.seen)))
+        met = self.seen.flatten().index_select(0, i * len(self.seen) + j).nonzero()[:, 0]
+        return i.index_select(0, met), j.index_select(0, met)
 
 
 class UniformNulls:
@@ -107,7 +115,7 @@ def _numbers(group: _Group, threshold: float) -> dict[int, NullNumbers]:
             effective_heads=effective_heads(spectra[k]),
             block_correlation=correlations[k],
             structural=filled / tokens**2,
-            numerical=_numerical(group.seen, block, all_of, k, threshold, norm, nonzero[k]) if norm > 0 else None,
+            numerical=_numerical(group, block, all_of, k, threshold, norm, nonzero[k]) if norm > 0 else None,
             coupling=all_of.coupling(k),
             weighted=all_of.weighted(k),
         )
@@ -115,18 +123,17 @@ def _numbers(group: _Group, threshold: float) -> dict[int, NullNumbers]:
 
 
 def _numerical(
-    seen: Tensor, block: _Kept, all_of: UniformOperators, k: int, threshold: float, norm: float, nonzero: float
+    group: _Group, block: _Kept, all_of: UniformOperators, k: int, threshold: float, norm: float, nonzero: float
 ) -> ShareEstimate | None:
     """The share of entries above threshold times their root mean square, by the same token pairs as of W' itself."""
-    scale, tokens = all_of.row_scale[k], len(seen)
+    scale, tokens = all_of.row_scale[k], len(group.seen)
     inner, outer = tokens * block.factors.width, tokens * block.factors.hidden_size
     cutoff = cutoff_of(inner, outer, norm, threshold)
     if are_counted(inner * outer):
-        left = seen * scale[:, None] * block.sources.T[:, None]  # (heads, N, N)
+        left = group.seen * scale[:, None] * block.sources.T[:, None]  # (heads, N, N)
         return exact_share(left.to(block.factors.value.dtype), block.geometry.maps(), cutoff)
-    i, j = (drawn.to(seen.device) for drawn in draws(tokens))
-    met = seen.flatten().index_select(0, i * tokens + j) & all_of.alive[k].index_select(0, j)
-    hit = (met & (scale.index_select(0, i) > 0)).nonzero()[:, 0]
-    vectors = block.sources.index_select(0, j.index_select(0, hit))
-    vectors = vectors * scale.index_select(0, i.index_select(0, hit))[:, None]
-    return estimated(vectors.to(block.geometry.entries.dtype), block.geometry, cutoff, nonzero)
+    i, j = group.met
+    rows, alive = scale.index_select(0, i), all_of.alive[k].index_select(0, j)
+    hit = (alive & (rows > 0)).nonzero()[:, 0]
+    vectors = block.sources.T.index_select(1, j.index_select(0, hit)) * rows.index_select(0, hit)  # (heads, n)
+    return estimated(vectors.to(block.geometry.entries.dtype).T, block.geometry, cutoff, nonzero)
