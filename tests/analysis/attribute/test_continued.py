@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import helpers
 import pytest
 import torch
 from attributing import WORDS, report_of
-from helpers import single_model, token_ids
+from helpers import InDouble, single_model, token_ids
 from paging import in_parts, saved
 from torch import Tensor
 
@@ -37,6 +38,14 @@ def greedy(model: Any, ids: Tensor, steps: int) -> tuple[Tensor, list[float]]:
     return ids, logits
 
 
+@pytest.fixture
+def in_double() -> Iterator[None]:
+    """llama's own norms would compute in float32."""
+    with InDouble():
+        yield
+
+
+@pytest.mark.usefixtures("in_double")
 @pytest.mark.parametrize("model_type", ["llama", "gpt2"])
 def test_greedy_tokens_are_those_of_one_pass_each(model_type: str) -> None:
     model = single_model(model_type).double()

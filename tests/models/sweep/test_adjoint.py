@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from attributing import Held, gpt2, llama, report_of
-from helpers import far, single_model, token_ids
+from helpers import InDouble, far, single_model, token_ids
 
 TOKEN = 77
 WRITTEN: dict[str, Callable[..., Held]] = {"llama": llama, "gpt2": gpt2}
+
+
+@pytest.fixture(autouse=True)
+def _double() -> Iterator[None]:
+    """llama's own norms would compute in float32."""
+    with InDouble():
+        yield
 
 
 @pytest.mark.parametrize("model_type", WRITTEN)
@@ -20,18 +27,18 @@ def test_parts_are_those_of_a_forward_written_by_hand(model_type: str, place: in
     ids = token_ids(model, tokens=9)
     (got,) = report_of(model, ids, top=10_000, target=f"t{TOKEN}", position=place).attribution
     total, direct = WRITTEN[model_type](model, ids), WRITTEN[model_type](model, ids, cut=True)
-    assert far(got.logit, total.logits[place, TOKEN]) < 1e-6  # llama's own norms compute in float32
+    assert far(got.logit, total.logits[place, TOKEN]) < 1e-7
     through, along = (held.parts(held.logits[place, TOKEN]) for held in (total, direct))
-    assert far([t.value for t in got.parts.tokens], through.tokens) < 1e-6
-    assert far([t.direct for t in got.parts.tokens], along.tokens) < 1e-6
+    assert far([t.value for t in got.parts.tokens], through.tokens) < 1e-7
+    assert far([t.direct for t in got.parts.tokens], along.tokens) < 1e-7
     for block in range(3):
         heads = [head for head in got.direct.heads if head.block == block]
-        assert far([head.moved for head in heads], through.heads[block]) < 1e-6
-        assert far([head.value for head in heads], along.heads[block]) < 1e-6
+        assert far([head.moved for head in heads], through.heads[block]) < 1e-7
+        assert far([head.value for head in heads], along.heads[block]) < 1e-7
         neurons = {n.index: n.value for n in got.parts.neurons if n.block == block}
         expected = through.neurons[block]
         assert len(neurons) == len(expected)
-        assert far([neurons[k] for k in range(len(expected))], expected) < 1e-6
+        assert far([neurons[k] for k in range(len(expected))], expected) < 1e-7
     assert sum(unit.value for unit in got.parts.units) == pytest.approx(sum(float(n.sum()) for n in through.neurons))
     static = got.parts.static.value + got.parts.head_bias
     assert static == pytest.approx(sum(float(rest.detach()) for rest in through.rests), abs=1e-7)
@@ -46,7 +53,7 @@ def test_of_a_difference_and_of_a_mean(model_type: str) -> None:
     for got, baseline in ((two, lambda row: row[50]), (mean, torch.mean)):
         held = WRITTEN[model_type](model, ids)
         row = held.logits[-1]
-        assert far([t.value for t in got.parts.tokens], held.parts(row[TOKEN] - baseline(row)).tokens) < 1e-6
+        assert far([t.value for t in got.parts.tokens], held.parts(row[TOKEN] - baseline(row)).tokens) < 1e-7
 
 
 def test_a_unit_at_a_token_by_finite_differences() -> None:
@@ -59,4 +66,4 @@ def test_a_unit_at_a_token_by_finite_differences() -> None:
     (gradient,) = torch.autograd.grad(held.logits[-1, TOKEN], held.neurons[1], retain_graph=True)
     unit = got.parts.units[1]
     assert unit.tokens is not None
-    assert far(unit.tokens, (gradient * held.neurons[1]).sum(-1)) < 1e-6
+    assert far(unit.tokens, (gradient * held.neurons[1]).sum(-1)) < 1e-7
