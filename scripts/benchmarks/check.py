@@ -58,7 +58,7 @@ def _shards(folder: Path, count: int, size: int, *, holes: bool) -> Path:
     import torch
 
     folder.mkdir()
-    rows, weight_map = 8192, {}
+    rows, weight_map = 8192, dict[str, str]()
     for shard in range(1, count + 1):
         file_name = f"model-{shard:05}-of-{count:05}.safetensors"
         each = rows * 2048 * 2

@@ -11,6 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from duat_cli.loading.model.load import LoadedModel
+    from duat_cli.loading.prompts import Prompt
 
 PROMPT = "def read(path):\n    with open(path) as file:\n        return file.read()"
 DEMO = Path(__file__).parents[2] / "duat_cli" / "demo" / "model"
@@ -45,7 +50,7 @@ def interleaved(functions: Sequence[Callable[[], object]], runs: int) -> list[fl
     return [statistics.median(column) for column in zip(*times, strict=True)]
 
 
-def llama_shape(blocks: int = 30):
+def llama_shape(blocks: int = 30) -> Any:
     """135M parameters: 30 blocks, M = 576, 9 heads, 3 kv-heads; random weights."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -58,7 +63,7 @@ def llama_shape(blocks: int = 30):
     return LlamaForCausalLM._from_config(config, attn_implementation="eager").eval()
 
 
-def loaded_model(model):
+def loaded_model(model: Any) -> LoadedModel:
     """A model made here, as the loader would hand it over."""
     from duat_cli.loading.checkpoint.preflight import CheckpointFiles
     from duat_cli.loading.model.load import LoadedModel
@@ -69,13 +74,13 @@ def loaded_model(model):
     )  # fmt: skip
 
 
-def random_prompt(vocabulary: int, tokens: int):
+def random_prompt(vocabulary: int, tokens: int) -> Prompt:
     import torch
 
     from duat_cli.loading.prompts import Prompt
 
     ids = torch.randint(10, vocabulary, (1, tokens), generator=torch.Generator().manual_seed(1))
-    return Prompt("random", "0" * 64, ids, None)
+    return Prompt("random", "0" * 64, ids, 1)
 
 
 def peak(*what: object) -> dict[str, float]:

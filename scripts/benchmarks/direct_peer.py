@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.common import DEMO, Row
@@ -72,7 +73,7 @@ def _ours(path: Path) -> tuple[list[float], list[int], int, int]:
     return direct, ids, found["target"]["token"]["id"], found["target"]["against"]["id"]
 
 
-def _checkpoints(folder: Path):
+def _checkpoints(folder: Path) -> Iterator[tuple[str, Path]]:
     """Random biases but those of the FFNs' outputs: the peer counts them with the FFN, duat among biases."""
     import torch
     from transformers import (

@@ -10,6 +10,7 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks.common import (
     DEMO,
@@ -22,6 +23,11 @@ from benchmarks.common import (
     seconds,
 )
 from benchmarks.shapes import SHAPES, write
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from duat_cli.models.terms.sites import Site
 
 
 def prune(runs: int) -> list[Row]:
@@ -54,7 +60,7 @@ def prune(runs: int) -> list[Row]:
         for place in picked:
             site, number = sites[structure.calls[both.ids[place].block]].find(both.ids[place])
 
-            def silence(at, value, index, number=number):
+            def silence(at: Site, value: Tensor, index: Tensor | None, number: int = number) -> Tensor:
                 width = value.shape[-1] // at.count
                 value = value.clone()
                 value[..., number * width : (number + 1) * width] = 0

@@ -19,6 +19,7 @@ def speed(runs: int) -> list[Row]:
     from duat_cli.analysis.decomposition import Decomposition
     from duat_cli.analysis.inspect.run import InspectOptions, sweep_prompts
     from duat_cli.analysis.session import Session
+    from duat_cli.models.instrument.rig import BlockRun
 
     model, prompt = llama_shape(), random_prompt(49152, 128)
     ids = prompt.input_ids
@@ -38,12 +39,16 @@ def speed(runs: int) -> list[Row]:
         sweep_prompts(session, [prompt], InspectOptions(), None, lambda *_: None)
 
     def cold() -> None:
-        session.forget_geometry()
+        session._geometries.clear()
         warm()
 
     def replayed() -> None:
         decomposition = Decomposition()
-        session.sweep(prompt, decomposition.advance)
+
+        def advance(run: BlockRun) -> None:
+            decomposition.advance(run)
+
+        session.sweep(prompt, advance)
 
     def captured() -> None:
         session.sweep(prompt, lambda run: None)
