@@ -6,6 +6,8 @@ in memory one prompt goes after the other, else all of them side by side.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from duat_cli.analysis.plan.printed import printed_memory
 from duat_cli.analysis.plan.repair import repairing
 from duat_cli.analysis.plan.shape import Shape
@@ -34,7 +36,6 @@ REPLAYED = 8  # (N, M) of a term that is carried through a block
 NEURONS = 5  # (N, F) in float64: activations, and what the norm on their branch makes of them
 DOUBLE_FFN, DOUBLE_ATTENTION = 4, 6  # (F, M) and (H d, M) in float64, for the certified bounds of one block
 COPIED = 2  # times the model's structure: what a forked process copies, Python's objects, whose references it counts
-BY_PROMPT = 4  # moments, the first, that each prompt goes through
 SETS = 2  # of each kind that are measured under every prompt, beside the points of its curve
 TERM_BYTES = 4000  # of a term in the report
 READING_BYTES = 220  # of a term under one prompt
@@ -42,48 +43,23 @@ RESPONSE_BYTES = 20  # of a probe, a term and a prompt: as found, side by side, 
 
 
 def pruning(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
-    """The moments: probes at the output, gradients in a block, readings and certified bounds, and the report."""
+    """The moments: those of every prompt, certified bounds, the report, and repair."""
     assert task.pruning is not None
-    options, longest = task.pruning, max(task.chosen_on, default=0)
-    streamed, width, wide = weights == "streamed", shape.width, shape.wide
-    counts, ending = terms_of(shape, options), _ending(shape, options)
-    probes = _probes(options, longest, ending, wide)
-    among = task.chosen_on if streamed else (longest,)
-    every, page, head = held(shape, weights), page_of(shape), layer_of(shape)
-    if not streamed:
-        every = [*every, term("values of all blocks, V", len(shape.parts.blocks) * shape.values)]
-        every = [*every, term("freed memory that is used again", FREED + REUSED * probes)]
-        page = head = []
-    found, readings = found_of_terms(shape, task)
-    recorded = term("the prompts' own passes", sum(_recorded(shape, ending, n) for n in among))
-    carried = term("probes on their way back", 2 * (options.probes + 1) * width * sum(among) * wide)
-    followed = followed_terms(counts, options)
-    moving = term("terms on their way to the last block", 2 * followed * width * sum(among) * wide)
-    every = [*every, term("batched gradients of torch, loaded", BATCHED), recorded, found, readings]
-    waiting = min(ABLATION_BYTES, max(ablation_bytes(task, counts, options, width))) if streamed else 0
-    sweep = [*every, *page, moving, term("passes without a term", waiting)]
+    options, streamed = task.pruning, weights == "streamed"
+    freed = FREED if streamed else FREED + _probes(shape, task)
     return [
-        [*every, *head, carried, term("probes of the output", probes)],
-        [*every, *page, carried, through_block(shape, longest), term("gradients", _gradients(shape, options, longest))],
-        [
-            *sweep,
-            through_block(shape, longest),
-            term("a block's terms", _readings(shape, followed, longest)),
-        ],
-        [
-            *sweep,
-            through_block(shape, longest),
-            term(
-                "sets on their way to the last block", printed_memory(shape, task, counts, options, streamed=streamed)
-            ),
-        ],
-        *([[*sweep, term("certified bounds of a block", _certified(shape))]] if options.spent.certified else []),
+        *_by_prompt(shape, task, weights),
+        *(
+            [[*_sweep(shape, task, weights), term("certified bounds of a block", _certified(shape))]]
+            if options.spent.certified
+            else []
+        ),
         [
             *held(shape, weights),
-            term("freed memory that is used again", FREED + (0 if streamed else probes)),
-            term("the report's terms", _report(task, counts, options)),
+            term("freed memory that is used again", freed),
+            term("the report's terms", _report(task, terms_of(shape, options), options)),
         ],
-        *([[*every, *repairing(shape, task)]] if options.repair and not streamed else []),
+        *([[*_every(shape, task, weights), *repairing(shape, task)]] if options.repair and not streamed else []),
     ]
 
 
@@ -92,11 +68,58 @@ def shared(shape: Shape, task: Task, processes: int) -> Moment:
 
     What follows, the report above all, is made by that one alone.
     """
-    moments = pruning(shape, task, "resident")[:BY_PROMPT]
-    every = [one for one in moments[0] if all(one in moment for moment in moments)]
     first = size_of(held(shape, "resident")) + size_of(found_of_terms(shape, task)) + FREED
-    own = max(map(size_of, moments)) - first + COPIED * structure_bytes(shape)
-    return [*every, term("processes that share the prompts", processes * own)]
+    own = max(map(size_of, _by_prompt(shape, task, "resident"))) - first + COPIED * structure_bytes(shape)
+    return [*_every(shape, task, "resident"), term("processes that share the prompts", processes * own)]
+
+
+def _by_prompt(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
+    """What each prompt goes through: probes at the output, gradients in a block, readings, and sets of terms."""
+    assert task.pruning is not None
+    options, longest, streamed = task.pruning, max(task.chosen_on, default=0), weights == "streamed"
+    counts = terms_of(shape, options)
+    every, sweep, through = _every(shape, task, weights), _sweep(shape, task, weights), through_block(shape, longest)
+    page, head = (page_of(shape), layer_of(shape)) if streamed else ([], [])
+    vectors = 2 * (options.probes + 1) * shape.width * sum(_among(task, weights)) * shape.wide
+    carried = term("probes on their way back", vectors)
+    sets = printed_memory(shape, task, counts, options, streamed=streamed)
+    return [
+        [*every, *head, carried, term("probes of the output", _probes(shape, task))],
+        [*every, *page, carried, through, term("gradients", _gradients(shape, options, longest))],
+        [*sweep, through, term("a block's terms", _readings(shape, followed_terms(counts, options), longest))],
+        [*sweep, through, term("sets on their way to the last block", sets)],
+    ]
+
+
+def _every(shape: Shape, task: Task, weights: Residence) -> Moment:
+    """What is there from the first prompt on until sets are chosen."""
+    assert task.pruning is not None
+    ending = _ending(shape, task.pruning)
+    found = held(shape, weights)
+    if weights == "resident":
+        found.append(term("values of all blocks, V", len(shape.parts.blocks) * shape.values))
+        found.append(term("freed memory that is used again", FREED + REUSED * _probes(shape, task)))
+    recorded = sum(_recorded(shape, ending, n) for n in _among(task, weights))
+    batched = term("batched gradients of torch, loaded", BATCHED)
+    return [*found, batched, term("the prompts' own passes", recorded), *found_of_terms(shape, task)]
+
+
+def _sweep(shape: Shape, task: Task, weights: Residence) -> Moment:
+    """The same while terms and sets are on their way to the last block."""
+    assert task.pruning is not None
+    options, counts = task.pruning, terms_of(shape, task.pruning)
+    moving = 2 * followed_terms(counts, options) * shape.width * sum(_among(task, weights)) * shape.wide
+    page, waiting = Moment(), 0
+    if weights == "streamed":
+        page = page_of(shape)
+        waiting = min(ABLATION_BYTES, max(ablation_bytes(task, counts, options, shape.width)))
+    on_their_way = term("terms on their way to the last block", moving)
+    return [*_every(shape, task, weights), *page, on_their_way, term("passes without a term", waiting)]
+
+
+def _among(task: Task, weights: Residence) -> Sequence[int]:
+    """Tokens of the prompts that are side by side."""
+    return task.chosen_on if weights == "streamed" else (max(task.chosen_on, default=0),)
 
 
 def found_of_terms(shape: Shape, task: Task) -> list[MemoryTerm]:
@@ -138,8 +161,11 @@ def _recorded(shape: Shape, ending: int, tokens: int) -> int:
     return recorded_bytes(tokens, len(shape.parts.blocks), shape.width, shape.element) + tokens * ending * shape.element
 
 
-def _probes(options: PruneOptions, tokens: int, ending: int, wide: int) -> float:
-    return PROBES * min(options.probes, probes_at_once(tokens * ending)) * tokens * ending * wide
+def _probes(shape: Shape, task: Task) -> float:
+    """At the output, as many as go at once, of the longest prompt."""
+    assert task.pruning is not None
+    elements = max(task.chosen_on, default=0) * _ending(shape, task.pruning)
+    return PROBES * min(task.pruning.probes, probes_at_once(elements)) * elements * shape.wide
 
 
 def _gradients(shape: Shape, options: PruneOptions, tokens: int) -> int:
