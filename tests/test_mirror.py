@@ -103,7 +103,6 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "every call against its command: api/test_commands.py": """
         api/files api/models api/planning api/settings api/tensors api/words""",
     "the table and nothing else: api/test_results.py": "api/pages report/notebook",
-    "the same set, the same hash: report/forms/test_eval_results.py": "report/forms/prompts",
     "whole files or none: cli/terminal/test_output.py": "api/target",
     "every page in a browser: report/html/test_document.py": """
         report/html/attribute/heads report/html/attribute/layers report/html/attribute/measured

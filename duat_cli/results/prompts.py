@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from pydantic import Field
 
@@ -33,6 +33,21 @@ class PromptSetFacts(Result):
 
 
 Prompts = PromptSetFacts | Sequence[PromptFacts]
+
+
+class Listing(Protocol):
+    """A report that says its prompts as a set."""
+
+    @property
+    def prompts(self) -> list[PromptFacts] | None: ...
+
+    @property
+    def prompt_set(self) -> PromptSetFacts | None: ...
+
+
+def all_prompts(report: Listing) -> Prompts:
+    """All that ran: a report of an earlier version lists them, and has no set."""
+    return report.prompt_set or report.prompts or ()
 
 
 class Roll:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -43,6 +42,7 @@ from duat_cli.loading.model.processes import Processes
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.edits.exchanged import exchanged
 from duat_cli.models.terms.sites import BlockSites, TermId
+from duat_cli.results.prompts import set_of
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.prune.sets import Plan
 from duat_cli.results.prune.terms import Protocol
@@ -214,7 +214,7 @@ def conclude(begun: Begun) -> PruneOutcome:
     printing = Printing(work, nested)
     trials = work.tested(held_out, printing.beside) if repairs is None else repairs.trials
     size_of = functools.partial(set_size, loaded, session.structure, work.sites, work.parameters)
-    digest = _fingerprint(held_out)
+    digest = set_of(prompt_facts(held_out)).sha256
     held = dict(zip(work.terms.ids, work.sizes.parameters.tolist(), strict=True))
     setting = Setting(options.budget, work.sizes, held, options.remove, options.of_all)
     reports = {name: one.report for name, one in repairs.sets.items()} if repairs else {}
@@ -367,7 +367,3 @@ def certified(work: Work) -> dict[TermId, Bound]:
             for index, bound in enumerate(bounds.of(sites, kind)):
                 found[TermId(kind, number, None if kind == "block" else index)] = bound
     return found
-
-
-def _fingerprint(prompts: Sequence[Prompt]) -> str:
-    return hashlib.sha256("".join(p.sha256 + "\n" for p in prompts).encode()).hexdigest()

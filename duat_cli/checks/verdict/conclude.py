@@ -34,7 +34,7 @@ from duat_cli.results.check import (
     Location,
     RuleFacts,
 )
-from duat_cli.results.prompts import set_of
+from duat_cli.results.prompts import all_prompts, set_of
 from duat_cli.text import clean
 
 NO_FORWARD = "needs a forward pass, which --weights-only leaves out"
@@ -183,7 +183,7 @@ def _with_baseline(
     dtype = report.environment.dtype if report else None
     prompts = None
     if report is not None:
-        prompts = baselines.prompt_set(set_of(report.prompt_set or report.prompts), evidence.declared)
+        prompts = baselines.prompt_set(set_of(all_prompts(report)), evidence.declared)
     _check_tolerances(plan, metrics)
     if plan.update:
         if plan.baseline:

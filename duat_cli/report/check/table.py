@@ -20,6 +20,7 @@ from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.page import Page, item, line
 from duat_cli.results.behaviour import Behaviour
 from duat_cli.results.check import CheckReport, Outcome, UndecidedReport
+from duat_cli.results.prompts import all_prompts
 from duat_cli.text import clean, indices
 
 _BLANK = Text("")
@@ -62,7 +63,7 @@ def _model(report: CheckReport) -> list[RenderableType]:
     )
     ran = facts.arithmetic(report.environment) if report.environment else "weights only"
     if report.environment:
-        ran = f"{facts.tokens(report.prompt_set or report.prompts)}; {ran}"
+        ran = f"{facts.tokens(all_prompts(report))}; {ran}"
     return [line(name, "bold"), line(shape), line(ran), line(f"policy: {', then '.join(report.policy)}")]
 
 

@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any
 
-from duat_cli.report.forms.prompts import said
-from duat_cli.report.tables import numbers
+from duat_cli.report.tables import facts, numbers
 from duat_cli.results.behaviour import Behaviour
 from duat_cli.results.check import CheckReport, UndecidedReport
 from duat_cli.results.meaning import meaning_of
-from duat_cli.results.prompts import set_of
+from duat_cli.results.prompts import all_prompts, set_of
 from duat_cli.text import clean
 
 _TASKS = {
@@ -56,9 +55,9 @@ def model_name(name: str) -> str:
 def _dataset(report: CheckReport) -> dict[str, Any]:
     if not report.prompts:
         return {"name": "the weight files, without a forward pass", "type": "weights"}
-    found = set_of(report.prompt_set or report.prompts)
+    found = set_of(all_prompts(report))
     arguments = {"prompts": found.count, "tokens": found.tokens, "sha256": found.sha256}
-    return {"name": said(found), "type": "prompts", "args": arguments}
+    return {"name": facts.counted(found), "type": "prompts", "args": arguments}
 
 
 def _metrics(report: CheckReport) -> Iterator[dict[str, Any]]:

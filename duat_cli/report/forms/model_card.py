@@ -8,13 +8,12 @@ from collections.abc import Iterable, Sequence
 from duat_cli.errors import InputError
 from duat_cli.report.check.markdown import escaped
 from duat_cli.report.check.words import limit, own, verdict
-from duat_cli.report.forms.prompts import digest, said
 from duat_cli.report.tables import facts, numbers
 from duat_cli.results.base import Certificate, Environment, Result
 from duat_cli.results.behaviour import Behaviour
 from duat_cli.results.check import CheckReport, UndecidedReport
 from duat_cli.results.inspect import InspectReport, InspectStacks
-from duat_cli.results.prompts import Prompts
+from duat_cli.results.prompts import Prompts, all_prompts, set_of
 from duat_cli.text import clean
 
 COMMANDS = ("check", "inspect")
@@ -58,7 +57,7 @@ def _checked(report: CheckReport) -> str:
     rows += _identity(model.fingerprint, model.revision)
     rows += _certificate(report.certificate)
     rows += _loss(report.behaviour)
-    rows += _made(report.prompt_set or report.prompts, report.environment, report.duat_version)
+    rows += _made(all_prompts(report), report.environment, report.duat_version)
     lines = ["## Checked with duat", "", *_table(rows), ""]
     found = [cause for cause in report.causes if cause.findings]
     if found:
@@ -72,7 +71,7 @@ def _checked(report: CheckReport) -> str:
     words += _option("--baseline", report.baseline.file if report.baseline else None)
     words += ["--adapter", "ADAPTER"] if report.behaviour and report.behaviour.tuned else []
     words += ["--weights-only"] if report.environment is None else _option("--dtype", report.environment.dtype)
-    return "\n".join([*lines, *_reproduce(report.duat_version, words, report.prompt_set or report.prompts)])
+    return "\n".join([*lines, *_reproduce(report.duat_version, words, all_prompts(report))])
 
 
 def _inspected(report: InspectReport) -> str:
@@ -91,13 +90,13 @@ def _inspected(report: InspectReport) -> str:
     rows += [("What the last block's output is made of", ", ".join(known))] if known else []
     if summary.effective_context is not None:
         rows += [("Tokens that a token reads, mean", f"{summary.effective_context:.2f}")]
-    rows += _made(report.prompt_set or report.prompts, report.environment, report.duat_version)
+    rows += _made(all_prompts(report), report.environment, report.duat_version)
     lines = ["## What it computes, read with duat", "", *_table(rows), ""]
     if summary.notable:
         lines += [*(f"- {escaped(sentence)}" for sentence in summary.notable), ""]
     words = ["duat", "inspect", model.name, *_option("--revision", model.revision)]
     words += [*_option("--stack", model.stack), *_option("--dtype", report.environment.dtype)]
-    return "\n".join([*lines, *_reproduce(report.duat_version, words, report.prompt_set or report.prompts)])
+    return "\n".join([*lines, *_reproduce(report.duat_version, words, all_prompts(report))])
 
 
 # -- rows -------------------------------------------------------------------------------------------------------
@@ -132,7 +131,9 @@ def _loss(found: Behaviour | None) -> list[Row]:
 
 
 def _made(prompts: Prompts, made: Environment | None, version: str) -> list[Row]:
-    rows: list[Row] = [("Prompts", f"{said(prompts)}; SHA-256 `{digest(prompts)[:16]}`")] if prompts else []
+    rows: list[Row] = (
+        [("Prompts", f"{facts.counted(prompts)}; SHA-256 `{set_of(prompts).sha256[:16]}`")] if prompts else []
+    )
     libraries = "" if made is None else f", torch {made.torch}, transformers {made.transformers}, {made.dtype}"
     return [*rows, ("Made with", escaped(f"duat {version}{libraries}"))]
 

@@ -40,13 +40,18 @@ def quantised(how: str | None) -> str:
     return "" if how is None else f"; quantised: {how}, read as numbers"
 
 
+def counted(prompts: Prompts) -> str:
+    """12 prompts, 214 tokens."""
+    found = set_of(prompts)
+    return f"{numbers.plural(found.count, 'prompt')}, {numbers.plural(found.tokens, 'token')}"
+
+
 def tokens(prompts: Prompts) -> str:
     """12 prompts, 214 tokens (5 to 31 each)."""
     found = set_of(prompts)
-    total = f"{numbers.plural(found.count, 'prompt')}, {numbers.plural(found.tokens, 'token')}"
     if found.shortest == found.longest:
-        return total
-    return f"{total} ({found.shortest} to {found.longest} each)"
+        return counted(found)
+    return f"{counted(found)} ({found.shortest} to {found.longest} each)"
 
 
 def arithmetic(environment: Environment) -> str:

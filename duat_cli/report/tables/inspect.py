@@ -14,6 +14,7 @@ from duat_cli.report.tables.page import Page, line
 from duat_cli.results.base import Finite, Result, WithReasons
 from duat_cli.results.inspect import Block, InspectReport, UatTerm
 from duat_cli.results.operator import Coupling
+from duat_cli.results.prompts import all_prompts
 
 
 class _Through(WithReasons):
@@ -81,7 +82,7 @@ TABLES = {
 def render_inspect(report: InspectReport, page: Page) -> str:
     """What was loaded, a row a block, the certificate, what is notable, what was skipped and why."""
     parts: list[RenderableType] = [
-        *facts.loaded(report.model, report.prompt_set or report.prompts, report.environment),
+        *facts.loaded(report.model, all_prompts(report), report.environment),
         *_block_tables(report, page),
         *null_tables(report.blocks, columns.heads_of(report), page),
         *_crossing(report, page),

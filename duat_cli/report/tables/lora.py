@@ -12,6 +12,7 @@ from duat_cli.report.tables.grid import Column, Labels, fits, grids, missing, un
 from duat_cli.report.tables.page import Page, item, line
 from duat_cli.results.base import Result
 from duat_cli.results.lora import BlockChange, Eq18, LintFinding, LoraReport, PromptChange, TokenChange
+from duat_cli.results.prompts import all_prompts
 from duat_cli.results.weight_change import ModuleChange, ModuleComparison
 
 _BLANK = Text("")
@@ -111,9 +112,7 @@ def _head(report: LoraReport) -> list[RenderableType]:
     text += f"{numbers.plural(summary.changed, 'parameter')} changed{size}{share}"
     parts.append(line(text))
     if report.prompts is not None and report.environment is not None:
-        parts.append(
-            line(f"{facts.tokens(report.prompt_set or report.prompts)}; {facts.arithmetic(report.environment)}")
-        )
+        parts.append(line(f"{facts.tokens(all_prompts(report))}; {facts.arithmetic(report.environment)}"))
     return parts
 
 

@@ -16,7 +16,7 @@ import duat_cli as duat
 from duat_cli.cli.main import run
 from duat_cli.loading.checkpoint.source import demo_path
 from duat_cli.report.forms.eval_results import model_name, render_eval_results, undecided_eval_results
-from duat_cli.report.forms.prompts import digest
+from duat_cli.results.prompts import set_of
 
 TEXTS = ["def main(argv):", "Return the number of items."]
 
@@ -53,7 +53,7 @@ def test_the_hub_reads_every_number(report: Any) -> None:
         f"2 prompts, {sum(p.tokens for p in report.prompts)} tokens",
     )
     assert loss.dataset_args is not None
-    assert loss.dataset_args["sha256"] == digest(report.prompts)
+    assert loss.dataset_args["sha256"] == set_of(report.prompts).sha256
     assert loss.metric_args == {
         "duat": duat.__version__, "transformers": report.environment.transformers, "dtype": "float32",
         "unit": "nats per token",

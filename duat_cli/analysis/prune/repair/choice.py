@@ -7,7 +7,6 @@ the repair of its own.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -19,8 +18,10 @@ from duat_cli.analysis.plan.task import Spent
 from duat_cli.analysis.prune.repair.repairer import Damages, Repaired, Repairer
 from duat_cli.analysis.prune.sets.nested import Nested
 from duat_cli.analysis.prune.sets.trial import Claim, Trial
+from duat_cli.analysis.session import prompt_facts
 from duat_cli.loading.prompts import Prompt
 from duat_cli.results.base import Skipped
+from duat_cli.results.prompts import set_of
 from duat_cli.results.prune.repair import RepairedSet, SetRepair
 
 NOTHING_REPAIRED = "no layer was refitted"
@@ -166,7 +167,7 @@ class _Sets:
         return SetRepair(
             calibration_prompts=len(prompts),
             calibration_tokens=self._repairer.tokens,
-            calibration_sha256=hashlib.sha256("".join(p.sha256 + "\n" for p in prompts).encode()).hexdigest(),
+            calibration_sha256=set_of(prompt_facts(prompts)).sha256,
             refitted=len(refit.ridges),
             unchanged=refit.unchanged,
             short=refit.short,

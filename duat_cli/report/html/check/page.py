@@ -13,6 +13,7 @@ from duat_cli.report.html.drawing.table import Head, Table
 from duat_cli.report.tables import facts, numbers
 from duat_cli.results.behaviour import Behaviour
 from duat_cli.results.check import CheckReport, UndecidedReport
+from duat_cli.results.prompts import all_prompts
 
 
 def check_sheet(report: CheckReport | UndecidedReport, beside: Sequence[CheckReport | UndecidedReport]) -> Sheet:
@@ -49,7 +50,7 @@ def _facts(report: CheckReport) -> list[str]:
     size = numbers.size(sum(file.bytes for file in model.files))
     ran = "weights only"
     if report.environment is not None:
-        ran = f"{facts.tokens(report.prompt_set or report.prompts)}; {facts.arithmetic(report.environment)}"
+        ran = f"{facts.tokens(all_prompts(report))}; {facts.arithmetic(report.environment)}"
     found = [
         f"{model.model_type or 'unknown type'}, {numbers.plural(model.tensors, 'tensor')}, {', '.join(model.stored)}, "
         f"{size} in {numbers.plural(len(model.files), 'file')}",

@@ -17,6 +17,7 @@ from duat_cli.report.html.inspect.terms import terms
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column
 from duat_cli.results.inspect import InspectReport
+from duat_cli.results.prompts import all_prompts
 
 _END_TO_END = (
     Column(("off-diagonal", "%"), "coupling.off_diagonal_share", numbers.percent),
@@ -47,7 +48,7 @@ def inspect_sheet(report: InspectReport, beside: Sequence[InspectReport]) -> She
     return Sheet(
         command=report.command,
         name=facts.named(report.model),
-        facts=facts.loaded(report.model, report.environment, report.prompt_set or report.prompts),
+        facts=facts.loaded(report.model, report.environment, all_prompts(report)),
         verdict=facts.verdict(report.certificate),
         tiles=_tiles(report),
         lists=[("Notable", report.summary.notable), facts.skipped(report.skipped), ("Warnings", report.warnings)],

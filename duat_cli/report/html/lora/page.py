@@ -11,6 +11,7 @@ from duat_cli.report.html.lora.blocks import operator, prompts
 from duat_cli.report.html.lora.modules import compared, intruders, norms, spectra
 from duat_cli.report.tables import numbers
 from duat_cli.results.lora import LoraReport
+from duat_cli.results.prompts import all_prompts
 
 
 def lora_sheet(report: LoraReport, beside: Sequence[LoraReport]) -> Sheet:
@@ -52,7 +53,7 @@ def _facts(report: LoraReport) -> list[str]:
     changed = numbers.plural(report.summary.changed, "parameter")
     found = [f"{report.mode}: {report.method} on {report.dtype} weights, {changed} changed"]
     if report.model is not None and report.environment is not None and report.prompts is not None:
-        found += facts.loaded(report.model, report.environment, report.prompt_set or report.prompts)
+        found += facts.loaded(report.model, report.environment, all_prompts(report))
     return found
 
 
