@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from helpers import InDouble
 from hypothesis import settings
 
 torch.set_num_threads(1)
@@ -30,3 +31,10 @@ def small_heap() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def in_double() -> Iterator[None]:
+    """For tests of models whose own norms would compute in float32."""
+    with InDouble():
+        yield

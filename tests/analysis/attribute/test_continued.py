@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import helpers
 import pytest
 import torch
 from attributing import WORDS, report_of
-from helpers import InDouble, single_model, token_ids
+from helpers import single_model, token_ids
 from paging import in_parts, saved
 from torch import Tensor
 
@@ -36,13 +35,6 @@ def greedy(model: Any, ids: Tensor, steps: int) -> tuple[Tensor, list[float]]:
         logits.append(float(row.max()))
         ids = torch.cat([ids, row.argmax()[None, None]], dim=1)
     return ids, logits
-
-
-@pytest.fixture
-def in_double() -> Iterator[None]:
-    """llama's own norms would compute in float32."""
-    with InDouble():
-        yield
 
 
 @pytest.mark.usefixtures("in_double")

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 from attributing import Held, gpt2, llama, report_of
-from helpers import InDouble, far, single_model, token_ids
+from helpers import far, single_model, token_ids
 
+pytestmark = pytest.mark.usefixtures("in_double")
 TOKEN = 77
 WRITTEN: dict[str, Callable[..., Held]] = {"llama": llama, "gpt2": gpt2}
-
-
-@pytest.fixture(autouse=True)
-def _double() -> Iterator[None]:
-    """llama's own norms would compute in float32."""
-    with InDouble():
-        yield
 
 
 @pytest.mark.parametrize("model_type", WRITTEN)
