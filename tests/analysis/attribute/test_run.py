@@ -10,7 +10,7 @@ import helpers
 import pytest
 import torch
 from attributing import WORDS, double, report_of, report_on, without
-from helpers import far, single_model, token_ids
+from helpers import far, minilm, single_model, token_ids
 from paging import in_parts, saved, whole
 from torch import Tensor
 from transformers import AutoModel, BertConfig, BertForSequenceClassification
@@ -18,6 +18,8 @@ from transformers import AutoModel, BertConfig, BertForSequenceClassification
 from duat_cli.analysis.attribute.run import AttributeOptions, attribute
 from duat_cli.analysis.attribute.targets import Asked
 from duat_cli.errors import InputError, UnsupportedModelError
+from duat_cli.loading.model.load import load, load_tokenizer
+from duat_cli.loading.prompts import encode, read_prompts
 from duat_cli.models.discovery.structure import discover, run_stack
 from duat_cli.models.instrument import attention
 from duat_cli.models.instrument.rig import BlockRun
@@ -41,7 +43,7 @@ def added(one: Attribution) -> tuple[float, float]:
 
 @pytest.mark.parametrize("model_type", TYPES)
 def test_the_parts_add_up_to_the_models_own_logit(model_type: str) -> None:
-    """In float64; in float32 every type does in test_exact_types.py."""
+    """In float64; in float32 every type does in test_every_type.py."""
     model, bar = double(model_type), 1e-6 if model_type in SINGLE else 1e-10
     ids = token_ids(model, tokens=9)
     with torch.no_grad():
@@ -292,3 +294,26 @@ def test_an_output_that_is_not_finite_is_one_line() -> None:
     model.lm_head.weight.data[77] = torch.inf
     with pytest.raises(UnsupportedModelError, match="LlamaForCausalLM: its output is not finite"):
         report_of(model, token_ids(model, tokens=5), target="t77")
+
+
+@pytest.mark.parametrize("model_type", ["yoso", "zaya"])  # a kernel without a graph; experts beside their router
+def test_mixers_add_up(model_type: str) -> None:
+    model = single_model(model_type)
+    assert report_of(model, token_ids(model, tokens=5), position=3).certificate.residual <= 1e-5
+
+
+@pytest.mark.parametrize(("dtype", "bar"), [("float32", 1e-5), ("float64", 1e-10)])
+@pytest.mark.parametrize("target", ["norm", "17"])
+def test_a_real_encoder_without_a_head(dtype: str, bar: float, target: str) -> None:
+    loaded = load(str(minilm()), dtype=dtype)
+    tokenizer = load_tokenizer(loaded.files.path)
+    read = read_prompts(["The cat sat on the mat and looked at the sea."], None, None)
+    (prompt,) = encode(tokenizer, read, None, 512, loaded.model.config.vocab_size)
+    with torch.no_grad():
+        pooled = loaded.model(prompt.input_ids).last_hidden_state[0].double().mean(0)
+    report = attribute(loaded, [prompt], WORDS, AttributeOptions(Asked(target=target)), lambda *_: None)
+    (one,) = report.attribution
+    own = float(pooled.norm() if target == "norm" else pooled[17])
+    assert one.logit == pytest.approx(own, rel=1e-5)
+    assert max(one.residual, one.direct.residual) <= bar
+    assert report.certificate.exact

