@@ -20,7 +20,7 @@ from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt, limits
 from duat_cli.loading.quiet import foreign_errors
 from duat_cli.loading.texts import PromptText
-from duat_cli.models.discovery.chains import SeveralStacksError, named
+from duat_cli.models.discovery.chains import ByNameError, named
 from duat_cli.models.discovery.modality import (
     GRID,
     KINDS,
@@ -57,7 +57,7 @@ def chains_of(loaded: LoadedModel) -> tuple[str, ...]:
     """The chains of blocks that a model runs in one pass, by name, in call order; none where it is one."""
     try:
         discover(loaded.model, loaded.like, factors=False)
-    except SeveralStacksError as fault:
+    except ByNameError as fault:
         return fault.names
     except UnsupportedModelError:  # said where it is read
         pass

@@ -23,7 +23,7 @@ from duat_cli.loading.inputs.request import InputFiles
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.quiet import described
 from duat_cli.models.arrays import tolerance_for
-from duat_cli.models.discovery.chains import SeveralStacksError
+from duat_cli.models.discovery.chains import ByNameError
 from duat_cli.models.discovery.modality import STATES, decoder_of, input_name, is_pair, stack_of
 from duat_cli.models.discovery.structure import (
     ENCODER_ALONE,
@@ -201,7 +201,7 @@ def _examine_stack(
         structure = discover(model, like, chain=chain)
         with model_code(type(model).__name__):
             error, faults = _errors(structure, like)
-    except SeveralStacksError as fault:
+    except ByNameError as fault:
         return _of_chains(model, model_type, like, fault.names)
     except DuatError as fault:
         return _refused(model_type, str(fault))

@@ -65,6 +65,11 @@ def equal(a: Tensor | None, b: Tensor | None) -> bool:
     return a.dtype == b.dtype and torch.equal(a.reshape(-1), b.reshape(-1))
 
 
+def moved(values: Tensor, item: int) -> bool:
+    """Whether what a replay gives for this item is another than for the first, beyond rounding."""
+    return bool((values[item] - values[0]).abs().max() > 1e-6 * (1 + values[0].abs().max()))
+
+
 def tolerance_for(dtype: torch.dtype) -> float:
     """The relative error up to which a rebuilt output counts as the model's own.
 

@@ -106,16 +106,13 @@ def inspect(
     session.save_cache()
     if options.null == "all":
         counts = [p.input_ids.shape[1] for p in prompts]
-        blocks, cache = len(session.structure.calls), options.cache
         known = untrained(
-            loaded.model,
-            blocks,
+            loaded,
+            len(session.structure.calls),
             counts,
             options.threshold,
-            cache=cache,
+            cache=options.cache,
             progress=progress,
-            memory=loaded.memory,
-            in_parts=None if loaded.paged is None else loaded,
             like=_prepared_by_count(prompts),
         )
         sweeps = [with_untrained(s, tokens, known) for s, tokens in zip(sweeps, counts, strict=True)]

@@ -69,24 +69,19 @@ class Untrained:
 
 
 def untrained(
-    model: transformers.PreTrainedModel,
+    loaded: LoadedModel,
     blocks: int,
     counts: Sequence[int],
     threshold: float,
     *,
     cache: bool,
     progress: Progress,
-    memory: int | None = None,
-    in_parts: LoadedModel | None = None,
     like: Like | None = None,
 ) -> Untrained:
-    """model: the trained one; blocks: how many it has; counts: of tokens in the report; threshold: of the density;
-    memory: bytes that the process may take; in_parts: the same model, where its weights are read block by block; like:
-    prepared inputs by their count of positions, where the model reads no token ids."""
+    """loaded: the trained model; blocks: how many it has; counts: of tokens in the report; threshold: of the density;
+    like: prepared inputs by their count of positions, where the model reads no token ids."""
     chosen = sorted(set(counts))
-    source = NullSource(
-        model, blocks, threshold, cache=cache, memory=memory, in_parts=in_parts, expected=chosen, like=like
-    )
+    source = NullSource(loaded, blocks, threshold, cache=cache, expected=chosen, like=like)
     found: dict[int, list[BlockNull]] = {}
     try:
         for done, count in enumerate(chosen):
@@ -118,25 +113,26 @@ class NullSource:
 
     def __init__(
         self,
-        model: transformers.PreTrainedModel,
+        loaded: LoadedModel,
         blocks: int,
         threshold: float,
         *,
         cache: bool,
-        memory: int | None = None,
-        in_parts: LoadedModel | None = None,
         expected: Sequence[int] = (),
         like: Like | None = None,
     ) -> None:
-        """memory: bytes that the process may take; None is what the system leaves. in_parts: the same model, where its
-        weights are read block by block; the counts that are expected then go through a block together. like: as of
-        `untrained`; shapes of the same count differ in nothing that a random model shows."""
+        """expected: counts of tokens that will be asked for; where weights are read block by block they go through a
+        block together. like: as of `untrained`; shapes of the same count differ in nothing that a random model shows.
+        """
+        model = loaded.model
         named = type(model).__module__.startswith("transformers.")  # no version names code that comes with a checkpoint
         self._store = DocumentCache("null", enabled=cache and named)
-        device = model.device if in_parts is None else torch.device(in_parts.device)
+        device = model.device if loaded.paged is None else torch.device(loaded.device)
         self._same = {**identity(model), "device": device.type, "format": FORMAT, "threshold": threshold}
-        self._model, self._blocks, self._threshold, self._memory = model, blocks, threshold, memory
-        self._in_parts, self._expected, self._like = in_parts, expected, like
+        if loaded.chain is not None:
+            self._same["stack"] = loaded.chain
+        self._loaded, self._blocks, self._threshold = loaded, blocks, threshold
+        self._expected, self._like = expected, like
         self._runs: _Runs | _RunsInParts | None = None
 
     def numbers(self, tokens: int) -> list[BlockNull]:
@@ -155,10 +151,10 @@ class NullSource:
         return {**self._same, "tokens": tokens}
 
     def _built(self, tokens: int) -> _Runs | _RunsInParts:
-        if self._in_parts is None:
-            return _Runs(self._model, self._blocks, self._threshold, self._memory, self._like)
+        if self._loaded.paged is None:
+            return _Runs(self._loaded, self._blocks, self._threshold, self._like)
         missing = [count for count in sorted({*self._expected, tokens}) if self._kept(count) is None]
-        return _RunsInParts(self._in_parts, self._blocks, self._threshold, missing, self._like)
+        return _RunsInParts(self._loaded, self._blocks, self._threshold, missing, self._like)
 
 
 def _read(document: object, blocks: int) -> list[BlockNull] | None:
@@ -173,18 +169,13 @@ def _read(document: object, blocks: int) -> list[BlockNull] | None:
 class _Runs:
     """The re-initialised model, discovered and run as any other."""
 
-    def __init__(
-        self,
-        model: transformers.PreTrainedModel,
-        blocks: int,
-        threshold: float,
-        memory: int | None,
-        like: Like | None,
-    ) -> None:
-        _require_memory(model, memory)
+    def __init__(self, trained: LoadedModel, blocks: int, threshold: float, like: Like | None) -> None:
+        model = trained.model
+        _require_memory(model, trained.memory)
         with hushed(), foreign_errors(f"{type(model).__name__} cannot be built from its config", UnsupportedModelError):
             self._model = reinitialised(model)
-        self._structure: ModelStructure = discover(self._model, None if like is None else next(iter(like.values())))
+        first = None if like is None else next(iter(like.values()))
+        self._structure: ModelStructure = discover(self._model, first, chain=trained.chain)
         if len(self._structure.calls) != blocks:
             raise UnsupportedModelError(f"it has {len(self._structure.calls)} blocks, the trained model {blocks}")
         self._threshold, self._like = threshold, like

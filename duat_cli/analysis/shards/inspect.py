@@ -228,14 +228,11 @@ def _fill_nulls(
     folder: Folder, session: Session, options: InspectOptions, counts: set[int], ranks: Ranks, progress: Progress
 ) -> None:
     """Those that are not there. Every rank has another order, so that they seldom compute the same one."""
-    loaded = session.loaded
     source = NullSource(
-        loaded.model,
+        session.loaded,
         len(session.structure.calls),
         options.threshold,
         cache=options.cache,
-        memory=loaded.memory,
-        in_parts=None if loaded.paged is None else loaded,
         expected=[tokens for tokens in counts if null_of(folder, tokens) is None] if ranks.world == 1 else (),
     )
     for done, tokens in enumerate(random.Random(ranks.rank).sample(sorted(counts), len(counts))):

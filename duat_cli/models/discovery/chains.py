@@ -19,13 +19,26 @@ from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.instrument.tracing import Event, Trace
 
 
-class SeveralStacksError(UnsupportedModelError):
-    """Attention runs in several lists of blocks, and none of them was chosen. names: of the lists, in call order."""
+class ByNameError(UnsupportedModelError):
+    """What --stack reads, and no command without it. names: of the lists of blocks, in call order."""
+
+    def __init__(self, said: str, names: Sequence[str]) -> None:
+        super().__init__(said)
+        self.names = tuple(names)
+
+
+class SeveralStacksError(ByNameError):
+    """Attention runs in several lists of blocks, and none of them was chosen."""
 
     def __init__(self, names: Sequence[str]) -> None:
         said = f"attention runs in several stacks: {', '.join(names)}"
-        super().__init__(f"{said}; duat inspect and verify read one by --stack NAME, each by --stack all")
-        self.names = tuple(names)
+        super().__init__(f"{said}; duat inspect and verify read one by --stack NAME, each by --stack all", names)
+
+
+class ChangedStreamError(UnsupportedModelError):
+    """The model changes the residual stream between two blocks, and not its shape. name: of their list, once known."""
+
+    name = ""
 
 
 class StagesError(Exception):
@@ -83,7 +96,8 @@ def chained(position: int, before: Event, after: Event, *, added: bool) -> bool:
     if torch.equal(taken, given):
         return True
     if not added or taken.shape != given.shape:
-        raise UnsupportedModelError(
+        kind = ChangedStreamError if taken.shape == given.shape else UnsupportedModelError
+        raise kind(
             f"the input of block {position + 1} is {_instead(given, taken)} the output of block {position}: "
             "the model changes the residual stream between its blocks"
         )

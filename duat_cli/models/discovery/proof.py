@@ -315,7 +315,6 @@ def _arrives(run: BlockRun, at_zero: Replay) -> bool:
     """Whether noise in place of the units' outputs, on a stream of zeros, moves the output by just that noise."""
     if not run.units or any(u.output.numel() != run.input.numel() for u in run.units):
         return False
-    assert at_zero.output is not None
     noise = [random_like(u.output, seed) for seed, u in enumerate(run.units)]
-    moved = output_of(run, torch.zeros_like(run.input), [n[None] for n in noise]) - at_zero.output
+    moved = output_of(run, torch.zeros_like(run.input), [n[None] for n in noise]) - at_zero.end
     return relative_error(sum(noise).reshape(moved.shape), moved) <= rounding(moved.dtype)  # type: ignore[union-attr]

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.chains import (
+    ByNameError,
+    ChangedStreamError,
     SeveralStacksError,
     StagesError,
     anew_note,
@@ -152,8 +154,19 @@ def discover(
                 interface = False
             except StagesError as fault:
                 staged |= {fault.name}
+            except ChangedStreamError as fault:
+                raise _by_name(model, like, fault) from None
         structure = found.structure()
         return replace(structure, plain_error=_instruments_error(structure, found.probe))
+
+
+def _by_name(model: Any, like: Mapping[str, Tensor] | None, fault: ChangedStreamError) -> UnsupportedModelError:
+    """The error, with how the blocks are read all the same, where they are."""
+    try:
+        discover(model, like, chain=fault.name, factors=False)
+    except UnsupportedModelError:
+        return fault
+    return ByNameError(f"{fault}; duat inspect and verify read the blocks by --stack {fault.name}", [fault.name])
 
 
 def _instruments_error(structure: ModelStructure, probe: Given) -> float:
@@ -293,8 +306,12 @@ class Discovery:
         if home in self._unchained:
             if len(inner := inner_lists(self.stack, home)) > 1:
                 raise SeveralStacksError(inner)
-            why = why_unchained(home, self._calls, self.tracer.attention)
-            raise self._unchained[home] if why is None else UnsupportedModelError(why)
+            if (why := why_unchained(home, self._calls, self.tracer.attention)) is not None:
+                raise UnsupportedModelError(why)
+            fault = self._unchained[home]
+            if isinstance(fault, ChangedStreamError):
+                fault.name = home
+            raise fault
         return self._calls[home]
 
     def home(self) -> str:

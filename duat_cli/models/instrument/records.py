@@ -84,6 +84,12 @@ class Replay:
     unit_inputs: list[Tensor] = field(default_factory=list)  # a unit call: (items, N, width)
     points: list[tuple[nn.Module, Tensor]] = field(default_factory=list)  # norm, unit inputs, not before attention
 
+    @property
+    def end(self) -> Tensor:
+        """The output, of a replay that was not stopped on its way."""
+        assert self.output is not None
+        return self.output
+
 
 @dataclass
 class Substitutes:
@@ -280,6 +286,7 @@ class BlockRun:
         return stacked(singles)
 
     def _replay_once(self, items: Tensor, given: Sequence[Tensor], attention: Tensor | None, stop: bool) -> Replay:
+        attention = None if attention is None else attention.contiguous()  # as attention functions give it
         plan = Substitutes(items.shape[0], given, attention, stop, Replay(), self.attention)
         args, kwargs = self.parts.hidden.put(*self._call, items)
         with self._rig.replaying(self, plan), contextlib.suppress(ReplayStop):

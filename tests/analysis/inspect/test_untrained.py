@@ -14,6 +14,8 @@ import pytest
 import torch
 from helpers import (
     WIRINGS,
+    Wiring,
+    as_loaded,
     correlation_of,
     coupling_of,
     dense_blocks,
@@ -33,6 +35,7 @@ from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import Source
 from duat_cli.loading.model.load import LoadedModel, load, load_files
 from duat_cli.loading.prompts import Prompt
+from duat_cli.models.discovery.structure import discover
 from duat_cli.models.edits.reinitialised import SEED, random_ids, reinitialised, seeded
 from duat_cli.results.operator import NullStats
 from duat_cli.zoo import tiny
@@ -46,7 +49,7 @@ def quiet(done: int, total: int, doing: str) -> None:
 
 
 def of(model: Any, counts: list[int], cache: bool = False) -> Untrained:
-    return untrained(model, 3, counts, THRESHOLD, cache=cache, progress=quiet)
+    return untrained(as_loaded(model), 3, counts, THRESHOLD, cache=cache, progress=quiet)
 
 
 def known(null: NullStats | str) -> NullStats:
@@ -63,11 +66,21 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # -- the numbers -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gpt2", "bert", "gemma2", "mixtral"])
+DENSE = {name: (None, WIRINGS[name]) for name in ("llama", "gpt2", "bert", "gemma2", "mixtral")} | {
+    "funnel": ("decoder.layers", Wiring("funnel.decoder.layers", "attention.post_proj")),
+    "dory": ("layers", Wiring("model.layers", "post_attention_layernorm")),  # times a constant
+}
+
+
+@pytest.mark.parametrize("model_type", DENSE)
 def test_every_number_is_that_of_the_dense_operator_of_a_model_built_anew(model_type: str) -> None:
-    """Built by hand from the config with the same seed, W' by automatic differentiation in float64."""
-    model = single_model(model_type)
-    nulls = of(model, [7])
+    """Built by hand from the config with the same seed, W' by automatic differentiation in float64; also of one stack
+    of several, and of blocks between which the model changes the stream."""
+    model, (chain, wiring) = single_model(model_type), DENSE[model_type]
+    calls = discover(model, chain=chain, factors=False).calls
+    last = {block: index for index, block in enumerate(calls)}  # Dory runs two of its blocks twice
+    trained = dataclasses.replace(as_loaded(model), chain=chain)
+    nulls = untrained(trained, len(calls), [7], THRESHOLD, cache=False, progress=quiet)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         fresh = type(model)._from_config(model.config, attn_implementation="eager").eval()
@@ -75,7 +88,7 @@ def test_every_number_is_that_of_the_dense_operator_of_a_model_built_anew(model_
     double = fresh.double()
     if getattr(double, "_can_set_experts_implementation", lambda: False)():
         double.set_experts_implementation("eager")
-    for index, dense in enumerate(dense_blocks(double, ids, WIRINGS[model_type])):
+    for index, dense in zip(last.values(), dense_blocks(double, ids, wiring), strict=True):
         null, W, n = known(nulls.of(index, 7)), dense.W, 7
         assert far(null.operator.effective_heads, effective_number(kronecker_singular_values(W, n))) <= 1e-4
         assert far(null.operator.block_correlation, correlation_of(W, n)) <= 1e-4
@@ -162,7 +175,7 @@ def test_a_report_holds_the_means_over_its_prompts(loaded: LoadedModel, prompts:
     inputs = prompts(loaded, "def f(x):", "one two three one two", "def g(y):")
     report = inspect(loaded, inputs, InspectOptions(null="all", threshold=THRESHOLD, per_prompt=True), quiet)
     counts = [p.tokens for p in report.prompts]
-    nulls = untrained(loaded.model, 3, counts, THRESHOLD, cache=False, progress=quiet)
+    nulls = untrained(loaded, 3, counts, THRESHOLD, cache=False, progress=quiet)
     for block in report.blocks:
         rows = [known(nulls.of(block.index, count)) for count in counts]
         for prompt, row in zip(block.prompts or [], rows, strict=True):
@@ -250,7 +263,7 @@ def test_a_broken_file_is_made_anew(cache: Path, content: str) -> None:
 def test_another_config_dtype_count_or_threshold_is_another_file(cache: Path) -> None:
     model = single_model("llama")
     of(model, [5], cache=True)
-    untrained(model, 3, [5], 0.1, cache=True, progress=quiet)
+    untrained(as_loaded(model), 3, [5], 0.1, cache=True, progress=quiet)
     of(single_model("llama").double(), [5], cache=True)
     other = single_model("llama")
     other.config.rms_norm_eps = 0.25
@@ -282,7 +295,7 @@ def test_a_class_that_cannot_be_built_is_a_reason(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_fresh_model_that_is_not_understood_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> Any:
+    def refuse(*_: Any, **__: Any) -> Any:
         raise UnsupportedModelError("its blocks were not found")
 
     monkeypatch.setattr(untrained_module, "discover", refuse)

@@ -5,20 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from helpers import InDouble, Wiring, dense_blocks, double_model, far, single_model, sweep, token_ids
 from torch import Tensor
 
 from duat_cli.analysis.decomposition import Decomposition
 from duat_cli.analysis.support import entry_of_type, examine
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.discovery.chains import SeveralStacksError, named
+from duat_cli.models.discovery.chains import ByNameError, SeveralStacksError, named
 from duat_cli.models.discovery.structure import discover
 
 CHAINS = {  # type -> the chain, and in the model with a head its list and what attention adds to the stream
     "funnel": ("decoder.layers", Wiring("funnel.decoder.layers", "attention.post_proj")),
     "hrm_text": ("L_module.layers", Wiring("model.L_module.layers", "self_attn.o_proj")),
     "blt": ("local_decoder.layers", Wiring("model.local_decoder.layers", "self_attn.o_proj")),
+    "dory": ("layers", Wiring("model.layers", "post_attention_layernorm")),
 }
+ANEW = {"hrm_text": (3, 6), "dory": (1, 3)}  # the calls in front of which the model changes the stream
 
 
 @pytest.mark.parametrize("model_type", CHAINS)
@@ -30,8 +33,7 @@ def test_a_chain_is_that_of_dense_arithmetic(model_type: str) -> None:
     def listen(run: Any, step: Any, block: Any) -> None:
         errors.append(step.terms.error)
         last[run.parts.name] = step.operator(run, block).matrix().dense(), run.input[0]  # of its last call
-        if anew := run.index in (3, 6):  # L runs again, on what H and a norm made of the stream
-            assert anew == (model_type == "hrm_text")
+        if run.index in ANEW.get(model_type, ()):
             assert Decomposition().advance(run).terms == step.terms
 
     expected = dense_blocks(model, ids, wiring)
@@ -39,9 +41,23 @@ def test_a_chain_is_that_of_dense_arithmetic(model_type: str) -> None:
         structure = sweep(model, ids, listen, chain=chain)
     assert max(errors) <= 1e-10
     assert len(last) == len(expected) == len(structure.blocks)
-    for (W, x), block in zip(last.values(), expected, strict=True):
-        assert far(x, block.x) <= 1e-10
-        assert far(W, block.W) <= 1e-10
+    for (W, x), dense, block in zip(last.values(), expected, structure.blocks, strict=True):
+        with InDouble(), torch.no_grad():
+            behind = _behind_dory(model, ids, block.parts.module) if model_type == "dory" else torch.ones(x.numel())
+        assert far(x, dense.x) <= 1e-10
+        assert far(W, behind[:, None] * dense.W) <= 1e-10
+
+
+def _behind_dory(model: Any, ids: Tensor, block: Any) -> Tensor:
+    """What multiplies attention's normed output up to the end of the block: shares by channel, a norm between them."""
+    caught: list[Tensor] = []
+    handle = block.pre_feedforward_layernorm.register_forward_hook(
+        lambda module, args, output: caught.append((output / args[0])[0])
+    )
+    with handle:
+        model(input_ids=ids)
+    mine, ffn = ((rate * block.lambda_scale).abs() for rate in (block.lambda_1, block.lambda_2))
+    return (mine * caught[-1] * (1 - ffn)).flatten()
 
 
 def test_a_stream_that_is_halved_between_blocks_is_refused_with_the_factor() -> None:
@@ -53,7 +69,7 @@ def test_a_stream_that_is_halved_between_blocks_is_refused_with_the_factor() -> 
 
 
 def test_what_a_chain_is_not_exact_in_is_said_by_its_mechanism() -> None:
-    told = {one.stack: one for name in CHAINS for one in examine(single_model(name)).stacks}
+    told = {one.stack: one for name in ("funnel", "hrm_text", "blt") for one in examine(single_model(name)).stacks}
     status = {name: one.status for name, one in told.items()}
     assert status == {
         "encoder.blocks.0": "exact",
@@ -86,6 +102,24 @@ def test_without_a_choice_the_stacks_are_listed_by_name() -> None:
         discover(single_model("hrm_text"))
     with pytest.raises(UnsupportedModelError, match="pooled"):
         discover(single_model("funnel"), chain="encoder.blocks.1")
+
+
+def test_blocks_between_which_the_stream_is_changed_are_read_by_the_name_of_their_list() -> None:
+    """Dory's loop takes a norm's result and adds what came in front of the loop; YOLOS adds positions anew."""
+    for model_type, chain in (("dory", "layers"), ("yolos", "encoder.layer")):
+        entry = entry_of_type(model_type)
+        assert entry.status == "partly"
+        assert [(one.stack, one.status) for one in entry.stacks] == [(chain, "partly")]
+        assert "the model changes the stream" in str(entry.stacks[0].reason)
+    with pytest.raises(ByNameError, match=r"between its blocks; duat inspect and verify read .* by --stack layers$"):
+        discover(single_model("dory"))
+
+
+def test_no_name_is_offered_where_the_blocks_are_not_read_by_it() -> None:
+    entry = entry_of_type("eomt")
+    assert entry.status == "refused"
+    assert "between its blocks" in str(entry.reason)
+    assert "--stack" not in str(entry.reason)
 
 
 @pytest.mark.parametrize(

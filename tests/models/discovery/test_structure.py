@@ -196,13 +196,15 @@ def test_a_nonlinearity_on_the_values_is_no_bias(monkeypatch: pytest.MonkeyPatch
     assert all(terms.output.static.norm <= 1e-6 for terms in output_parts(model))
 
 
-def test_a_stream_changed_between_blocks_is_refused() -> None:
+def test_a_stream_changed_between_blocks_is_read_by_the_name_of_its_list_alone() -> None:
     model = single_model("llama")
     layer = model.model.layers[1]
     handle = layer.register_forward_pre_hook(lambda module, args: (args[0] * 1.01, *args[1:]))
-    entry = examine(model)
-    assert entry.status == "refused"
-    assert "input of block 1" in (entry.reason or "")
+    with pytest.raises(UnsupportedModelError, match=r"input of block 1 is 1\.01 times .* by --stack layers"):
+        discover(model)
+    [stack] = examine(model).stacks
+    assert stack.status == "partly"
+    assert "in front of block 1, the model changes the stream" in str(stack.reason)
     handle.remove()
     assert examine(model).status == "exact"
 
