@@ -32,9 +32,8 @@ from duat_cli.checks.policy import read_policy
 from duat_cli.checks.settings import settings_of
 from duat_cli.checks.verdict.conclude import plan
 from duat_cli.errors import DuatError, InputError
-from duat_cli.loading.wording import counted
 from duat_cli.results.behaviour import Behaviour
-from duat_cli.text import one_line
+from duat_cli.text import one_line, plural
 
 if TYPE_CHECKING:
     from duat_cli.loading.texts import PromptText
@@ -194,7 +193,7 @@ class DuatCallback(TrainerCallback):
             more = "; training stops" if self._stop else ""
             _log.warning(
                 "duat: step %d: %s failed, first %s: %s%s",
-                step, counted(found.counts.failed, "check"), first.rules[0], one_line(first.message), more,
+                step, plural(found.counts.failed, "check"), first.rules[0], one_line(first.message), more,
             )  # fmt: skip
         return {**numbers, "failed": float(found.counts.failed), "warned": float(found.counts.warned)}, failed
 

@@ -27,6 +27,11 @@ def one_line(text: str, limit: int = 400) -> str:
     return f"{line[: limit - tail - 5]} ... {line[len(line) - tail :]}"
 
 
+def plural(number: int, noun: str) -> str:
+    """1 prompt, 2 prompts."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def indices(word: str, numbers: list[int]) -> str:
     """Numbered things, runs joined: 'block 3' or 'blocks 0-4, 7'."""
     runs: list[list[int]] = []

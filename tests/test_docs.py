@@ -29,6 +29,7 @@ from transformers import T5Config, T5ForConditionalGeneration, ViTImageProcessor
 
 import duat_cli
 from duat_cli.analysis.lora.lint import LEVELS
+from duat_cli.analysis.prune.sets import worth
 from duat_cli.cli.main import app, run
 from duat_cli.cli.terminal import libraries, talk
 from duat_cli.errors import InputError
@@ -212,6 +213,7 @@ def call(
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(libraries, "calm", lambda talk: None)  # it would silence the tests that come after
     monkeypatch.setattr(talk, "_given_tokens", set())
+    monkeypatch.setattr(worth, "RUNS", 1)  # of a written checkpoint, for its time
     bundled = prompts._bundled
     kept = {prompts.DEFAULT_SET: 2, prompts.HOLDOUT_SET: 31}  # a guarantee needs 29
 

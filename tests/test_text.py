@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from duat_cli.text import about, clean, indices, one_line
+from duat_cli.text import about, clean, indices, one_line, plural
 
 
 def test_clean_escapes_what_steers_or_hides() -> None:
@@ -33,3 +33,7 @@ def test_indices() -> None:
 )  # fmt: skip
 def test_about(seconds: float, said: str) -> None:
     assert about(seconds) == said
+
+
+def test_one_is_no_plural() -> None:
+    assert [plural(count, "token") for count in (0, 1, 2)] == ["0 tokens", "1 token", "2 tokens"]

@@ -153,9 +153,8 @@ class Decomposition:
         apart = self._own and not run.parts.arrives  # its own term is replayed as well
         items, given = _items(before, bare, apart), _given(run, bare, before.encoder is not None, apart)
         replay = run.replay(items, given)
-        assert replay.output is not None
         four = before.encoder is not None
-        after = _pieces(replay.output, bare, four)
+        after = _pieces(replay.end, bare, four)
         if self._one_by_one:
             after.terms = _advance_terms(run, before, after.static, given)
         if self._by_source:
@@ -172,7 +171,7 @@ class Decomposition:
         place = _ffn_place(run)
         pieces, whole, reason = _pre_activation(run, inputs, place)
         pre = None if pieces is None or whole is None else _three(pieces, whole)
-        own = shares([_own_term(run, replay.output, given, bare)], run.output[0])[0] if self._own else None
+        own = shares([_own_term(run, replay.end, given, bare)], run.output[0])[0] if self._own else None
         terms = BlockTerms(_three(after, run.output[0]), own, pre, reason, error)
         dynamic = None if pieces is None else pieces.dynamic
         first = None if place is None else run.parts.first_linears.get(run.units[place].module)
@@ -254,8 +253,7 @@ def _advance_terms(run: BlockRun, before: Carried, static: Tensor | None, given:
     items = torch.stack([*(term + origin for term in before.terms), origin])
     biases = [g[:1].expand(len(before.terms), *g.shape[1:]) for g in given]
     replay = run.replay(items, [torch.cat([b, g[-1:]]) for b, g in zip(biases, given, strict=True)])
-    assert replay.output is not None
-    return list(replay.output if static is None else replay.output - static)
+    return list(replay.end if static is None else replay.end - static)
 
 
 def shares(parts: list[Tensor], whole: Tensor) -> list[PartNumbers]:

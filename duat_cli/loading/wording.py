@@ -1,4 +1,4 @@
-"""Foreign names inside a message: quoted, cut, listed, counted."""
+"""Foreign names inside a message: quoted, cut, listed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,3 @@ def listed(names: list[str]) -> str:
     first = ", ".join(shown(n) for n in sorted(names)[:_NAMES_SHOWN])
     more = len(names) - _NAMES_SHOWN
     return f"{first} and {more} more" if more > 0 else first
-
-
-def counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

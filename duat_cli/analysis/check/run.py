@@ -130,7 +130,7 @@ def _with_model(
     if undefined is None:
         declared = replace(declared, tokens=tokens_hash(p.input_ids[0].tolist() for p in inputs))
         asking = asking_of(inputs, tokenizer) if plan.asks else None
-        report, undefined = report_of(plan, settings(plan), loaded, inputs, asking, progress)
+        report, undefined = report_of(settings(plan), loaded, inputs, asking, progress)
     evidence = replace(evidence, declared=declared)
     evidence, subject, ran = seen(plan, evidence, loaded, inputs, (report, undefined), asking, progress)
     return evidence, subject, None if report is not None else undefined, ran, loaded.planned_memory
@@ -161,7 +161,6 @@ def seen(
 
 
 def report_of(
-    plan: CheckPlan,
     options: InspectOptions,
     loaded: LoadedModel,
     inputs: list[Prompt],

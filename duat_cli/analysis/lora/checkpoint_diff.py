@@ -16,10 +16,11 @@ from duat_cli.analysis.progress import Progress
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.adapter.base_weights import BaseWeights, Place
 from duat_cli.loading.adapter.parameter import ParameterPlan
-from duat_cli.loading.wording import counted, listed, shown
+from duat_cli.loading.wording import listed, shown
 from duat_cli.operators.lowrank import nonfinite
 from duat_cli.results.base import Run
 from duat_cli.results.lora import LoraReport
+from duat_cli.text import plural
 
 
 def checkpoint_report(
@@ -90,7 +91,7 @@ def _compare(base: BaseWeights, tuned: BaseWeights, name: str, old: Place, new: 
     plan = _plan(base, name, old, before)
     bad = nonfinite(before) + nonfinite(after)
     if bad:
-        into.add(Change(plan, (), fault=f"{counted(bad, 'value')} NaN or infinite", nonfinite=bad), None, NOT_READ)
+        into.add(Change(plan, (), fault=f"{plural(bad, 'value')} NaN or infinite", nonfinite=bad), None, NOT_READ)
         return
     rows = min(before.shape[0], after.shape[0]) if before.ndim else 0
     first, second = (before[:rows], after[:rows]) if before.ndim else (before[None], after[None])

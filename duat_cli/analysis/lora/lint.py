@@ -15,9 +15,10 @@ from duat_cli.loading.adapter.folder import ADAPTER_CONFIG, AdapterFiles, names,
 from duat_cli.loading.adapter.keys import Keys, read_keys
 from duat_cli.loading.adapter.parameter import AdapterFault, ParameterPlan
 from duat_cli.loading.adapter.plan import plans
-from duat_cli.loading.wording import counted, listed, shown
+from duat_cli.loading.wording import listed, shown
 from duat_cli.operators.lowrank import is_zero, nonfinite
 from duat_cli.results.lora import LintFinding
+from duat_cli.text import plural
 
 LEVELS = {
     "ambiguous-layout": "error",
@@ -165,7 +166,7 @@ def _unmatched(adapter: AdapterFiles, keys: Keys) -> Iterator[LintFinding]:
 def _experts(adapter: AdapterFiles, known: list[ParameterPlan], keys: Keys) -> Iterator[LintFinding]:
     stacked = [plan.parameter for plan in known if plan.kind == "expert lora"]
     if stacked:
-        yield finding("expert-keys", adapter.name, f"{counted(len(stacked), 'expert parameter')} such as "
+        yield finding("expert-keys", adapter.name, f"{plural(len(stacked), 'expert parameter')} such as "
                       f"{shown(min(stacked))}: their keys name no parameter, and a runtime that looks for lora_A under "
                       "it drops them")  # fmt: skip
 
@@ -218,8 +219,8 @@ def lint_values(adapter: AdapterFiles, keys: Keys, read: Read) -> Iterator[LintF
         if count := nonfinite(read(key)):
             bad[parameter] = count
     if bad:
-        yield finding("non-finite", adapter.name, f"{counted(sum(bad.values()), 'non-finite value')} (NaN or Inf) in "
+        yield finding("non-finite", adapter.name, f"{plural(sum(bad.values()), 'non-finite value')} (NaN or Inf) in "
                       f"{listed(list(bad))}")  # fmt: skip
     if untouched:
-        yield finding("untouched", adapter.name, f"{len(untouched)} of {counted(len(keys.targets), 'module')} with an "
+        yield finding("untouched", adapter.name, f"{len(untouched)} of {plural(len(keys.targets), 'module')} with an "
                       f"all-zero B, so no change: {listed(untouched)}")  # fmt: skip

@@ -9,9 +9,10 @@ from duat_cli.analysis.lora.change import Read, change_of
 from duat_cli.loading.adapter.base_weights import EMBEDDINGS, HEADS, BaseWeights
 from duat_cli.loading.adapter.folder import AdapterFiles
 from duat_cli.loading.adapter.parameter import ParameterPlan
-from duat_cli.loading.wording import counted, shown
+from duat_cli.loading.wording import shown
 from duat_cli.operators.lowrank import Piece, energy, inner
 from duat_cli.results.lora import LintFinding
+from duat_cli.text import plural
 
 LARGE, TOO_LARGE = 1.0, 10.0
 """Of ‖ΔW‖_F / ‖W‖_F: what trains a model rarely moves a matrix by a tenth of its norm."""
@@ -31,7 +32,7 @@ def lint_magnitude(
     for group, limit in ((extreme, TOO_LARGE), (others, LARGE)):
         if group:
             name = max(group, key=lambda one: group[one])
-            many = f"; {counted(len(group), 'matrix') if len(group) == 1 else f'{len(group)} matrices'} above {limit:g}"
+            many = f"; {plural(len(group), 'matrix') if len(group) == 1 else f'{len(group)} matrices'} above {limit:g}"
             yield LintFinding(
                 rule="magnitude",
                 level="error" if limit == TOO_LARGE else "warning",

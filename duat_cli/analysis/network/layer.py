@@ -38,8 +38,7 @@ def layer_of(run: BlockRun, hidden: Hidden | None, tick: Callable[[int], None]) 
     tokens, width = run.input.shape[1:]
     side = tokens * width
     base = run.replay(torch.zeros_like(run.input), zero_given(run, 1))
-    assert base.output is not None
-    b3, W1 = base.output.reshape(-1), run.input.new_empty(side, side)
+    b3, W1 = base.end.reshape(-1), run.input.new_empty(side, side)
     z0 = base.unit_inputs[0][0] if hidden is not None else None  # what the unit reads, (N, width of it)
     Z = None if z0 is None else z0.new_empty(z0.numel(), side)
     step = max(1, ITEM_ELEMENTS // side)
@@ -49,8 +48,7 @@ def layer_of(run: BlockRun, hidden: Hidden | None, tick: Callable[[int], None]) 
         items = run.input.new_zeros(count, side)
         items[torch.arange(count), start + torch.arange(count)] = 1.0
         replay = run.replay(items.reshape(count, tokens, width), zero_given(run, count))
-        assert replay.output is not None
-        W1[:, here] = (replay.output - base.output).reshape(count, -1).T
+        W1[:, here] = (replay.end - base.end).reshape(count, -1).T
         if Z is not None and z0 is not None:
             Z[:, here] = (replay.unit_inputs[0] - z0).reshape(count, -1).T
         tick(here.stop)
@@ -87,7 +85,6 @@ def _arriving(run: BlockRun, base: Replay) -> Tensor:
         places = torch.arange(side)
         found[places // width, places % width, places] = 1.0
         return found
-    assert base.output is not None
     total = tokens * width
     step = max(1, ITEM_ELEMENTS // max(side, total))
     for start in range(0, total, step):
@@ -95,7 +92,6 @@ def _arriving(run: BlockRun, base: Replay) -> Tensor:
         given = like.new_zeros(count, total)
         given[torch.arange(count), start + torch.arange(count)] = 1.0
         zero = torch.zeros_like(run.input).expand(count, -1, -1)
-        output = run.replay(zero, [given.reshape(count, *like.shape)]).output
-        assert output is not None
-        found.view(total, side)[start : start + count] = (output - base.output).reshape(count, -1)
+        output = run.replay(zero, [given.reshape(count, *like.shape)]).end
+        found.view(total, side)[start : start + count] = (output - base.end).reshape(count, -1)
     return found

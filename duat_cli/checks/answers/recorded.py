@@ -14,8 +14,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from duat_cli.loading.wording import counted
 from duat_cli.results.behaviour import Behaviour, Predicts
+from duat_cli.text import plural
 
 LIMIT = 1024
 """Most predictions that a baseline holds; of more every second, third, … is taken, over all prompts."""
@@ -75,7 +75,7 @@ def _tokens(before: Answers, now: Answers, dtype: str) -> Agreement:
     margins = [max(margin, own) for old, new, margin, own in pairs if old != new]
     ties = sum(margin <= NEAR_TIE[dtype] for margin in margins)
     changed, count = len(margins) - ties, len(now.tokens)
-    tied = f"; {counted(ties, 'near tie')} turned" if ties else ""
+    tied = f"; {plural(ties, 'near tie')} turned" if ties else ""
     text = f"the most likely token is the baseline's in {count - changed} of {count} predictions{tied}"
     return Agreement(changed / count, CHANGED[dtype], text, near_ties=ties)
 

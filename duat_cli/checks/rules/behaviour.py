@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from duat_cli.checks.policy import Level
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
-from duat_cli.loading.wording import counted
 from duat_cli.results.behaviour import Behaviour
+from duat_cli.text import plural
 
 FEW = 32
 """Tokens below which a loss is too uncertain to fail a check."""
@@ -27,7 +27,7 @@ def _loss(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     assert found.uniform is not None
     assert found.unigram is not None
     loss, what = found.loss_per_token, "pseudo-loss" if found.predicts == "masked token" else "loss"
-    few = f" (on {counted(found.scored, 'token')}: too few to be sure)" if found.scored < FEW else ""
+    few = f" (on {plural(found.scored, 'token')}: too few to be sure)" if found.scored < FEW else ""
     text = f"{what} {loss:.3g} nats per token"
     uniform = f"no better than the uniform distribution over {found.vocabulary:,} tokens: {found.uniform:.3g}"
     unigram = f"no better than the prompts' own unigram distribution: {found.unigram:.3g}"
@@ -53,7 +53,7 @@ def _logits(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     assert found is not None
     count = found.nonfinite_logits
     assert count is not None
-    text = f"{counted(count, 'logit')} of {counted(found.predictions, 'prediction')} are NaN or infinite"
+    text = f"{plural(count, 'logit')} of {plural(found.predictions, 'prediction')} are NaN or infinite"
     yield Measurement(count, text if count else _spread(found), where="behaviour.nonfinite_logits")
 
 

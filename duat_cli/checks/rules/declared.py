@@ -9,8 +9,8 @@ from typing import Any
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
 from duat_cli.loading.declared.facts import CONFIG, FILE, GENERATION, RESOLVED_BY, TOKENIZER, Declared, below
 from duat_cli.loading.declared.tokenizer import DIGITS, TokenizerFacts, range_length
-from duat_cli.loading.wording import counted, shown
-from duat_cli.text import clean
+from duat_cli.loading.wording import shown
+from duat_cli.text import clean, plural
 
 _SHOWN = 4  # fields, ranges or tokens that are named
 _LONGEST = 60  # characters of a value
@@ -108,7 +108,7 @@ def _vocabulary_change(old: Mapping[str, Any], here: TokenizerFacts) -> str:
         added = [here.vocabulary[i] for i in sorted(here.vocabulary) if i >= size]
         return f"vocabulary: {sizes}{_tokens(added)}"
     runs = ", ".join(f"{at}-{min(at + step, size) - 1}" if step > 1 else str(at) for at in starts[:_SHOWN])
-    more = f" and {counted(len(starts) - _SHOWN, 'more range')}" if len(starts) > _SHOWN else ""
+    more = f" and {plural(len(starts) - _SHOWN, 'more range')}" if len(starts) > _SHOWN else ""
     first = [token for i, token in sorted(here.vocabulary.items()) if starts[0] <= i < starts[0] + step]
     return f"vocabulary: {sizes}, other tokens among ids {runs}{more}{_tokens(first)}"
 

@@ -9,7 +9,8 @@ from duat_cli.checks.baseline import metric_of
 from duat_cli.checks.drift import Deviation
 from duat_cli.checks.rule import Evidence, Measurement, Need, Rule, Settings
 from duat_cli.checks.weights import SAME, distance
-from duat_cli.loading.wording import counted, listed, shown
+from duat_cli.loading.wording import listed, shown
+from duat_cli.text import plural
 
 _UPDATE = "If the change is meant, run again with --update-baseline and commit the baseline."
 
@@ -47,7 +48,7 @@ def _vanished(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     for block, found in gone.items():
         keys = [d.key for d in found]
         why = next((f" ({d.reason})" for d in found if d.reason), "")
-        text = f"{counted(len(keys), 'metric')} disappeared: {listed(keys)}{why}"
+        text = f"{plural(len(keys), 'metric')} disappeared: {listed(keys)}{why}"
         yield Measurement(len(keys), text, block, keys[0], key=(evidence.baseline_file, keys[0]))
 
 
@@ -61,7 +62,7 @@ def _new(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
             fresh.setdefault((metric.block, grave), []).append(deviation.key)
     for (block, grave), keys in fresh.items():
         what = "tensor" if grave else "metric"
-        text = f"{counted(len(keys), what)} that the baseline lacks: {listed(keys)}"
+        text = f"{plural(len(keys), what)} that the baseline lacks: {listed(keys)}"
         yield Measurement(len(keys), text, block, keys[0], key=(evidence.baseline_file, ""), grave=grave)
 
 

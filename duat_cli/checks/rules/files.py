@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from duat_cli.checks.places import block_of, depth
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
 from duat_cli.loading.checkpoint.index import INDEX
-from duat_cli.loading.wording import counted, listed, shown
+from duat_cli.loading.wording import listed, shown
+from duat_cli.text import plural
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _WHOLE = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")
@@ -31,7 +32,7 @@ def _layers(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     if stated is None or not stacks or max(stacks.values()) == 1:
         return
     stack, held = stacks.most_common(1)[0]
-    text = f"config.json promises {counted(stated, 'block')}, the files hold {held} ({shown(stack)})"
+    text = f"config.json promises {plural(stated, 'block')}, the files hold {held} ({shown(stack)})"
     yield Measurement(max(0, stated - held), text, where="config.json")
 
 
@@ -40,7 +41,7 @@ def _dtype(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     for dtype in _FLOATS:
         names = [n for n, t in evidence.files.tensors.items() if t.dtype == dtype]
         if names and dtype not in allowed:
-            text = f"{counted(len(names), 'tensor')} stored as {dtype}: {listed(names)}; allowed: {', '.join(allowed)}"
+            text = f"{plural(len(names), 'tensor')} stored as {dtype}: {listed(names)}; allowed: {', '.join(allowed)}"
             yield Measurement(len(names), text, where=min(names))
 
 
@@ -53,7 +54,7 @@ def _mixed(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
 def _quantised(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     names = [n for n, t in evidence.files.tensors.items() if t.dtype in _WHOLE and sum(s > 1 for s in t.shape) > 1]
     if names:
-        many = counted(len(names), "matrix") if len(names) == 1 else f"{len(names)} matrices"
+        many = plural(len(names), "matrix") if len(names) == 1 else f"{len(names)} matrices"
         yield Measurement(len(names), f"{many} of integers: {listed(names)}", where=min(names))
 
 

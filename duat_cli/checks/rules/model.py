@@ -7,7 +7,8 @@ from typing import Literal
 
 from duat_cli.checks.places import BlockPlace, block_of, depth_field, text_config
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
-from duat_cli.loading.wording import counted, listed, shown
+from duat_cli.loading.wording import listed, shown
+from duat_cli.text import plural
 
 _AHEAD = "num_nextn_predict_layers"
 
@@ -20,11 +21,11 @@ def _unexpected(evidence: Evidence, settings: Settings) -> Iterable[Measurement]
         names -= set(own)
         field, stated = depth_field(evidence.files.config) or ("the number of blocks", 0)
         held = len({p[0] for n in evidence.files.tensors if (p := block_of(n)) and p[0].stack == stack})
-        said = f"config.json says {field} {stated}, the files hold {counted(held, 'block')}"
-        text = f"{said} ({shown(stack)}): {counted(len(own), 'unused tensor')}: {listed(own)}"
+        said = f"config.json says {field} {stated}, the files hold {plural(held, 'block')}"
+        text = f"{said} ({shown(stack)}): {plural(len(own), 'unused tensor')}: {listed(own)}"
         yield Measurement(len(own), text, where=own[0], grave=not _announced(evidence, len(blocks)))
     if names:
-        text = f"{counted(len(names), 'unexpected tensor')}, unused by the model: {listed(list(names))}"
+        text = f"{plural(len(names), 'unexpected tensor')}, unused by the model: {listed(list(names))}"
         yield Measurement(len(names), text, where=min(names))
 
 
@@ -52,7 +53,7 @@ def _missing(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     """A missing tensor that matters is an error of the load; what is left are poolers behind the last block."""
     names = list(evidence.spare or ())
     if names:
-        yield Measurement(len(names), f"{counted(len(names), 'tensor')} missing and taken as zero: {listed(names)}")
+        yield Measurement(len(names), f"{plural(len(names), 'tensor')} missing and taken as zero: {listed(names)}")
 
 
 def _per_layer(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:

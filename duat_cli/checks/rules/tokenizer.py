@@ -8,8 +8,8 @@ from typing import Any
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
 from duat_cli.loading.declared.facts import Declared
 from duat_cli.loading.declared.tokenizer import TokenizerFacts
-from duat_cli.loading.wording import counted, listed, shown
-from duat_cli.text import clean
+from duat_cli.loading.wording import listed, shown
+from duat_cli.text import clean, plural
 
 # Fields of config.json and generation_config.json that name special tokens, without '_id'
 _ROLES = (
@@ -31,7 +31,7 @@ def _tokenizer(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
         yield Measurement(1, text, where="chat_template")
     if said.tokenizer.lost:
         lost = said.tokenizer.lost
-        many = counted(len(lost), "text")
+        many = plural(len(lost), "text")
         text = f"tokenizer: {many} not the same after encoding and decoding, such as {shown(lost[0], 60)}"
         yield Measurement(len(lost), text, where="tokenizer.json")
 
@@ -60,7 +60,7 @@ def _outside(tokenizer: TokenizerFacts, ids: list[int], rows: int, why: str, har
     if ids:
         names = listed([tokenizer.vocabulary[i] for i in ids])
         span = f"{ids[0]} to {ids[-1]}" if len(ids) > 1 else f"{ids[0]}"
-        text = f"tokenizer: {counted(len(ids), 'id')}, {span} ({names}), beyond the {rows} rows of the embedding{why}"
+        text = f"tokenizer: {plural(len(ids), 'id')}, {span} ({names}), beyond the {rows} rows of the embedding{why}"
         yield Measurement(len(ids), text, where="tokenizer.json", level="warn" if harmless else None)
 
 

@@ -10,7 +10,8 @@ import numpy as np
 from duat_cli.checks.places import block_of, head_width, is_attention
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
 from duat_cli.checks.weights import SAME, Indices, TensorFacts, distance
-from duat_cli.loading.wording import counted, shown
+from duat_cli.loading.wording import shown
+from duat_cli.text import plural
 
 _HEAD = ("lm_head.weight", "embed_out.weight", "predictions.decoder.weight", "generator_lm_head.weight")
 _TABLE = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "shared.weight")
@@ -23,7 +24,7 @@ def _block(name: str) -> int | None:
 
 def _nonfinite(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     for name, count in evidence.weights.nonfinite.items():
-        text = f"{counted(count, 'non-finite value')} (NaN or Inf) in {shown(name)}"
+        text = f"{plural(count, 'non-finite value')} (NaN or Inf) in {shown(name)}"
         yield Measurement(count, text, _block(name), name)
 
 
@@ -131,7 +132,7 @@ def _scales(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
         }
         for fault, count in faults.items():
             if count:
-                text = f"{count} of {counted(scales.count, 'scale')} in {shown(scales.name)}: {fault}"
+                text = f"{count} of {plural(scales.count, 'scale')} in {shown(scales.name)}: {fault}"
                 yield Measurement(count, text, _block(name), scales.name)
 
 

@@ -15,9 +15,9 @@ from typing import Literal
 from duat_cli.checks.baseline import metric_of
 from duat_cli.checks.drift import Deviation
 from duat_cli.checks.verdict.moved import Depths, moved_tensors
-from duat_cli.loading.wording import counted, shown
+from duat_cli.loading.wording import shown
 from duat_cli.results.check import Cause, Outcome
-from duat_cli.text import indices
+from duat_cli.text import indices, plural
 
 Origin = Literal["files", "config", "tokenizer", "weights", "adapter", "forward", "policy"]
 _ORDER: tuple[Origin, ...] = ("files", "config", "tokenizer", "weights", "adapter", "forward", "policy")
@@ -234,7 +234,7 @@ class _Grouping:
         if draft.id == "forward":
             numbers = [*draft.findings, *draft.effects]
             where = f", first at block {own[0].block}" if own[0].block is not None else ""
-            return f"{counted(len(numbers), 'number')} of the forward pass moved{where}{self._most(numbers)}"
+            return f"{plural(len(numbers), 'number')} of the forward pass moved{where}{self._most(numbers)}"
         if draft.id in ("drift.config", "drift.tokenizer"):
             return _listed([o.message for o in own])
         more = f", and {len(own) - 1} more" if len(own) > 1 else ""
@@ -253,15 +253,15 @@ class _Grouping:
         if weights:
             blocks = sorted({b for at in weights if (b := self.outcomes[at].block) is not None})
             where = f" in {indices('block', blocks)}" if blocks else ""
-            parts.append(f"{counted(len(weights), 'tensor')} moved{where}")
+            parts.append(f"{plural(len(weights), 'tensor')} moved{where}")
         if numbers:
-            parts.append(f"{counted(len(numbers), 'number')} of the forward pass moved{self._most(numbers)}")
+            parts.append(f"{plural(len(numbers), 'number')} of the forward pass moved{self._most(numbers)}")
         if rest:
             answers = [self.outcomes[at] for at in rest if not self.outcomes[at].rule.startswith("drift.")]
             parts += [f"{o.rule}: {o.message}" for o in answers[:_NAMED]]
             others = [at for at in rest if self.outcomes[at] not in answers[:_NAMED]]
             names = list(dict.fromkeys(self.outcomes[at].rule for at in others))
-            parts += [f"{counted(len(others), 'finding')} of {', '.join(names)}"] if others else []
+            parts += [f"{plural(len(others), 'finding')} of {', '.join(names)}"] if others else []
         return f"behind it: {'; '.join(parts)}"
 
     def _is_number(self, outcome: Outcome) -> bool:

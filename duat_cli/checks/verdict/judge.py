@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from duat_cli.checks.rule import Evidence, Measurement, Settings
-from duat_cli.loading.wording import counted
 from duat_cli.results.check import Location, Outcome
+from duat_cli.text import plural
 
 Locate = Callable[[tuple[str, str] | None], Location]
 
@@ -129,7 +129,7 @@ def _passed(settings: Settings, judged: list[_Judged], locate: Locate) -> Outcom
 
 def _closest(count: int, nearest: _Judged) -> str:
     """Which metric came closest to its tolerance, and how close."""
-    metrics = counted(count, "metric")
+    metrics = plural(count, "metric")
     if nearest.tightness == 0:
         return f"{metrics}, none moved"
     used = f"{nearest.tightness:.0%}" if nearest.tightness >= 0.01 else "less than 1%"

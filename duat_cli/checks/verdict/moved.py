@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Sequence
 
 from duat_cli.checks.places import BlockPlace, block_of
-from duat_cli.loading.wording import counted, shown
-from duat_cli.text import clean, indices
+from duat_cli.loading.wording import shown
+from duat_cli.text import clean, indices, plural
 
 _BEFORE, _BEHIND = -1.0, math.inf
 _EMBEDDING = re.compile(r"(?:^|[._])(?:embed(?!_out)|embeddings?|wte|wpe|shared|emb)(?:[._]|$)|word_embeddings")
@@ -41,7 +41,7 @@ def moved_tensors(moved: Sequence[str], tensors: Iterable[str], depths: Depths) 
     """24 tensors moved, first 'model.layers.0.self_attn.q_proj.weight': all of q_proj and v_proj in blocks 0-5."""
     every = set(tensors)
     first = min(moved, key=depths.of_tensor)
-    count = f"all {len(every)} tensors" if every <= set(moved) else counted(len(moved), "tensor")
+    count = f"all {len(every)} tensors" if every <= set(moved) else plural(len(moved), "tensor")
     said = f"{count} moved, first {shown(first)}"
     if every <= set(moved):
         return said

@@ -279,9 +279,9 @@ def _alone(
     if matrix_file is not None:
         talk.note(f"wrote {matrix_file.path}")
     if saved is not None:
-        from duat_cli.loading.wording import counted
+        from duat_cli.text import plural
 
-        talk.note(f"wrote {counted(count, 'file')} to {saved[1]}")
+        talk.note(f"wrote {plural(count, 'file')} to {saved[1]}")
     return reports
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from duat_cli.kinds import names_of
-from duat_cli.loading.wording import counted
+from duat_cli.text import plural
 
 if TYPE_CHECKING:
     from duat_cli.results.prune.sets import Plan
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def set_line(plan: Plan, removed: int) -> str:
     """Which set is written, and what is known of it."""
     several = "," in plan.granularity
-    of = f"{plan.of} {names_of(plan.granularity)}" if several else counted(plan.of, plan.granularity)
+    of = f"{plan.of} {names_of(plan.granularity)}" if several else plural(plan.of, plan.granularity)
     what = f"{removed} of {of}"
     guaranteed = 0 if plan.guarantee is None else plan.guarantee.removed
     if removed == guaranteed:
@@ -36,13 +36,13 @@ def _whose(plan: Plan) -> str:
 
 def written_line(written: Written) -> str:
     """What became of the set, of the size of the weights, and of the output."""
-    parts = [f"{counted(len(written.removed_blocks), 'block')} removed"] if written.removed_blocks else []
-    parts += [f"{counted(written.removed_neurons, 'neuron')} a block removed"] if written.removed_neurons else []
+    parts = [f"{plural(len(written.removed_blocks), 'block')} removed"] if written.removed_blocks else []
+    parts += [f"{plural(written.removed_neurons, 'neuron')} a block removed"] if written.removed_neurons else []
     if written.removed_groups:
-        groups = counted(written.removed_groups, "key and value head")
+        groups = plural(written.removed_groups, "key and value head")
         whose = "it" if written.removed_groups == 1 else "them"
         parts.append(f"{groups} a block removed with the heads that use {whose}")
-    parts += [f"{counted(written.zeroed, 'term')} zeroed (still stored: no byte saved)"] if written.zeroed else []
+    parts += [f"{plural(written.zeroed, 'term')} zeroed (still stored: no byte saved)"] if written.zeroed else []
     return (
         f"{', '.join(parts)}; weights {_size(written.bytes_before)} -> {_size(written.bytes_after)} in "
         f"{written.dtype}; read back: relative distance of its output from the ablated model's {written.error:.1e}"

@@ -9,7 +9,8 @@ from duat_cli.loading.checkpoint.duplicates import require_equal
 from duat_cli.loading.checkpoint.files import fail, kind, read_json, refuse_foreign_link
 from duat_cli.loading.checkpoint.headers import TensorEntry, read_header
 from duat_cli.loading.checkpoint.seal import Seal
-from duat_cli.loading.wording import counted, listed, shown
+from duat_cli.loading.wording import listed, shown
+from duat_cli.text import plural
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -104,7 +105,7 @@ def merge(path: Path, weights: WeightFiles) -> Merged:
         return Merged({name: entries[0] for name, entries in holders.items()}, seals, [], ())
     absent = [name for name in mapped if name not in holders]
     if absent:
-        many = counted(len(absent), "tensor")
+        many = plural(len(absent), "tensor")
         fail(path / INDEX, f"weight_map: {many} missing from every shard: {listed(absent)}")
     tensors = {name: _chosen(entries, mapped.get(name)) for name, entries in holders.items()}
     misplaced = tuple(name for name, entry in tensors.items() if mapped.get(name) != entry.shard)
@@ -124,7 +125,7 @@ def _index_warnings(
         warnings.append(f"{INDEX}: weight_map disagrees with the shards on {listed(list(misplaced))}; they decide")
     twice = [name for name, entries in holders.items() if len(entries) > 1]
     if twice:
-        many = counted(len(twice), "tensor")
+        many = plural(len(twice), "tensor")
         warnings.append(f"{many} in more than one shard: {listed(twice)}; with equal values")
     size = sum(e.bytes for entries in holders.values() for e in entries)
     if weights.total_size not in (None, size):

@@ -22,8 +22,8 @@ from duat_cli.loading.checkpoint.files import fail, read_json, refuse_foreign_li
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.index import merge, weight_files
 from duat_cli.loading.checkpoint.seal import Seal
-from duat_cli.loading.wording import counted, listed, shown
-from duat_cli.text import clean
+from duat_cli.loading.wording import listed, shown
+from duat_cli.text import clean, plural
 
 CONFIG = "config.json"
 _MAX_CONFIG_BYTES = 16 << 20  # public ones have a few kB, with label names up to one MB
@@ -215,12 +215,12 @@ def _refuse_small_floats(path: Path, tensors: dict[str, TensorEntry]) -> None:
     """Eight-bit floats mean nothing without their scales, which only a quantiser knows how to apply."""
     small = [n for n, t in tensors.items() if t.dtype.startswith(("F8_", "F6_", "F4")) and t.elements]
     if small:
-        entry, many = tensors[min(small)], counted(len(small), "tensor")
+        entry, many = tensors[min(small)], plural(len(small), "tensor")
         fail(path / entry.shard, f"{many} quantised ({entry.dtype}): {listed(small)}; "
                                  "give the checkpoint in full precision")  # fmt: skip
 
 
 def _odd_names(tensors: dict[str, TensorEntry]) -> list[str]:
     odd = [name for name in tensors if clean(name) != name]
-    many = counted(len(odd), "tensor name")
+    many = plural(len(odd), "tensor name")
     return [f"{many} with control characters, shown escaped: {listed(odd)}"] if odd else []

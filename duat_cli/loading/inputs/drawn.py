@@ -48,10 +48,10 @@ def drawn_patches(name: str, home: Home, trust_remote_code: bool) -> dict[str, T
     return pixels_of(pixels, "the drawn picture", home, trust_remote_code)
 
 
-def tone(rate: int = RATE) -> Any:
+def tone() -> Any:
     """Three tones one after the other with soft edges, float32 (time,), between -1 and 1."""
-    count = int(rate * SECONDS / len(TONES))
-    time = np.arange(count) / rate
+    count = int(RATE * SECONDS / len(TONES))
+    time = np.arange(count) / RATE
     edge = np.minimum(1.0, np.minimum(time, time[::-1]) * 50)
     return np.concatenate([0.5 * edge * np.sin(2 * np.pi * hertz * time) for hertz in TONES]).astype(np.float32)
 

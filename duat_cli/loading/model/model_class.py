@@ -24,8 +24,8 @@ from duat_cli.loading.checkpoint.stored import STORED
 from duat_cli.loading.model.blame import blamed
 from duat_cli.loading.model.misfit import fitting_fields
 from duat_cli.loading.quiet import foreign_errors
-from duat_cli.loading.wording import counted, listed, shown
-from duat_cli.text import clean
+from duat_cli.loading.wording import listed, shown
+from duat_cli.text import clean, plural
 
 
 def check_model_type(files: CheckpointFiles, trust_remote_code: bool) -> None:
@@ -110,7 +110,7 @@ class Fit:
     def notes(self, cls: type[PreTrainedModel]) -> list[str]:
         notes = [f"the file has no pooler, taken as zero: {listed(list(self.spare))}"] if self.spare else []
         if self.unexpected:
-            many = counted(len(self.unexpected), "unexpected tensor")
+            many = plural(len(self.unexpected), "unexpected tensor")
             notes.append(f"{many}, unused by {cls.__name__}: {listed(list(self.unexpected))}")
         return notes
 
@@ -219,6 +219,6 @@ def _refuse_missing(
     # Where more is missing than is there, no single yes or no is why, and each trial would build all of it.
     why = blamed(files.config, "", complete, kind=bool) if len(missing) <= len(files.tensors) else ""
     raise CheckpointError(
-        f"{where}: {counted(len(missing), 'tensor')} of {cls.__name__}{told} missing: {listed(missing)}; "
+        f"{where}: {plural(len(missing), 'tensor')} of {cls.__name__}{told} missing: {listed(missing)}; "
         f"transformers would fill in random values: fetch the checkpoint again, or correct config.json{why}"
     )

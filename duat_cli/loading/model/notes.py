@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from duat_cli.loading.wording import counted, listed
+from duat_cli.loading.wording import listed
+from duat_cli.text import plural
 
 
 def weight_notes(nonfinite: dict[str, int], zero: list[str], matrices: int) -> list[str]:
@@ -10,8 +11,8 @@ def weight_notes(nonfinite: dict[str, int], zero: list[str], matrices: int) -> l
     notes = []
     if nonfinite:
         total = sum(nonfinite.values())
-        where = f"{counted(len(nonfinite), 'tensor')}: {listed(list(nonfinite))}"
-        notes.append(f"{counted(total, 'non-finite weight')} (NaN or Inf) in {where}")
+        where = f"{plural(len(nonfinite), 'tensor')}: {listed(list(nonfinite))}"
+        notes.append(f"{plural(total, 'non-finite weight')} (NaN or Inf) in {where}")
     if zero and len(zero) == matrices:
         notes.append(f"all {matrices} weight matrices are zero: shares and densities are undefined")
     elif zero:

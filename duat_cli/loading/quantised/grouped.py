@@ -51,9 +51,9 @@ class Grouped(Formula):
     def _zeros(self, arrays: Arrays, start: int, stop: int) -> Floats:
         """(rows, groups), or (rows or 1, 1)"""
 
-    @abstractmethod
     def _scales(self, arrays: Arrays, start: int, stop: int) -> Floats:
-        """(rows, groups)"""
+        """(rows, groups); stored (groups, out) but in `Packed`"""
+        return floats(arrays["scales"][:, start:stop], self.dtypes["scales"]).T
 
 
 def _turned(codes: Codes) -> Floats:
@@ -81,9 +81,6 @@ class Gptq(Grouped):
         zeros = unpack(words, self.bits, stop - start).astype(np.float32) + self.added
         return np.mod(zeros, np.float32(1 << self.bits))  # a zero point of 0 is stored as the largest number
 
-    def _scales(self, arrays: Arrays, start: int, stop: int) -> Floats:
-        return floats(arrays["scales"][:, start:stop], self.dtypes["scales"]).T
-
 
 @dataclass(frozen=True, kw_only=True)
 class Awq(Grouped):
@@ -94,9 +91,6 @@ class Awq(Grouped):
 
     def _zeros(self, arrays: Arrays, start: int, stop: int) -> Floats:
         return self._codes(arrays["zeros"], start, stop)
-
-    def _scales(self, arrays: Arrays, start: int, stop: int) -> Floats:
-        return floats(arrays["scales"][:, start:stop], self.dtypes["scales"]).T
 
     def _codes(self, words: NDArray[np.int32], start: int, stop: int) -> Floats:
         found = unpack(words.T[_words(self.bits, start, stop)], self.bits, stop - start)  # (out, inputs)

@@ -37,10 +37,7 @@ def zeroed(
 
     UnsupportedModelError where weights serve other places as well, so that zeroing would take out more.
     """
-    by_call: dict[int, list[TermId]] = defaultdict(list)
-    for term in terms:
-        by_call[term.block].append(term)
-    _refuse_shared_blocks(structure, by_call)
+    by_call = _by_call(structure, terms)
     uses = _uses(model)
     kept: list[tuple[Tensor, Tensor, Tensor]] = []  # parameter, what is zeroed of it, as it was
     try:
@@ -62,10 +59,7 @@ def zeroed(
 
 def zeroed_parameters(structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], terms: Sequence[TermId]) -> int:
     """How many parameters `zeroed` sets to zero, by their shapes alone."""
-    by_call: dict[int, list[TermId]] = defaultdict(list)
-    for term in terms:
-        by_call[term.block].append(term)
-    _refuse_shared_blocks(structure, by_call)
+    by_call = _by_call(structure, terms)
     found = 0
     for call, here in by_call.items():
         for site, numbers in _by_site(sites[structure.calls[call]], here).items():
@@ -82,16 +76,20 @@ def _zeroed_in(sites: BlockSites, site: Site) -> list[Tensor]:
     return _of_experts(site) if site.place == "routing" else _made_by(sites, site)
 
 
-def _refuse_shared_blocks(structure: ModelStructure, by_call: Mapping[int, list[TermId]]) -> None:
-    """Calls of one block module share its weights: what is zeroed in one is zeroed in all."""
-    for call, terms in by_call.items():
-        mine = {(t.kind, t.index) for t in terms}
+def _by_call(structure: ModelStructure, terms: Sequence[TermId]) -> Mapping[int, list[TermId]]:
+    """Calls of one block module share its weights: UnsupportedModelError where not all of them lose the same."""
+    found: dict[int, list[TermId]] = defaultdict(list)
+    for term in terms:
+        found[term.block].append(term)
+    for call, here in found.items():
+        mine = {(t.kind, t.index) for t in here}
         for other, module in enumerate(structure.calls):
-            if module is structure.calls[call] and mine != {(t.kind, t.index) for t in by_call.get(other, [])}:
+            if module is structure.calls[call] and mine != {(t.kind, t.index) for t in found.get(other, [])}:
                 raise UnsupportedModelError(
                     f"blocks {min(call, other)} and {max(call, other)} are one module: a term cannot be taken out of "
                     "the weights of one of them alone"
                 )
+    return found
 
 
 def _uses(model: nn.Module) -> dict[Tensor, int]:

@@ -118,7 +118,7 @@ class Adjoint:
         with torch.enable_grad():
             given = [bias[None].clone().requires_grad_() for bias in static]
             x, replay = replayed(given)
-            output = _output(replay)
+            output = replay.end
         leaves = [x, *given]
         grads = _pulled(output, [*leaves, *replay.mixed], probes)
         at_units, at_heads = [g.squeeze(1) for g in grads[1 : len(leaves)]], grads[len(leaves) :]
@@ -130,14 +130,9 @@ class Adjoint:
         elif run.units:
             with torch.enable_grad():  # what units give may multiply what heads give
                 _, whole = replayed([u.output[None] for u in run.units])
-            at_heads = _pulled(_output(whole), whole.mixed, probes)
-            together = products(probes, _output(whole) - output)
+            at_heads = _pulled(whole.end, whole.mixed, probes)
+            together = products(probes, whole.end - output)
         return Gradients(grads[0], at_units, at_heads, constant, together, _of_states(run, at_units))
-
-
-def _output(replay: Replay) -> Tensor:
-    assert replay.output is not None
-    return replay.output
 
 
 def _pulled(output: Tensor, inputs: list[Tensor], probes: Tensor) -> list[Tensor]:

@@ -291,13 +291,7 @@ def without(
     calls: of the pass without it. weights: those that need not be read for these blocks, as of `BlockPass`. last: shown
     the last block's output.
     """
-    start, count = min(gone, default=0), len(structure.calls)
-
-    def handle(number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        output = block(number, parts, original, args, kwargs)
-        if number == count - 1:
-            last(hidden_of(output, parts.hidden.get(args, kwargs)))
-        return output
+    start = min(gone, default=0)
 
     def block(number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if number < start:
@@ -312,7 +306,19 @@ def without(
             output = original(*args, **kwargs)
         return with_hidden(output, before, removal.bridge(before)) if removal.whole else output
 
-    return BlockPass(structure, forward, handle, weights=weights, start=start)
+    return BlockPass(structure, forward, showing(last, structure, block), weights=weights, start=start)
+
+
+def showing(last: Callable[[Tensor], None], structure: ModelStructure, block: Handler) -> Handler:
+    """The same blocks; the last one's output is shown."""
+
+    def shown(number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        output = block(number, parts, original, args, kwargs)
+        if number == len(structure.calls) - 1:
+            last(hidden_of(output, parts.hidden.get(args, kwargs)))
+        return output
+
+    return shown
 
 
 def run_without(structure: ModelStructure, forward: Forward, recorded: Recorded, gone: Removals) -> Tensor:

@@ -15,7 +15,7 @@ from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.sweep.budgets import ROW_BLOCKS, ROW_ELEMENTS, ROW_TOKENS
-from duat_cli.models.sweep.passes import BlockPass, Calls, Forward, Original, Removals, with_hidden
+from duat_cli.models.sweep.passes import BlockPass, Calls, Forward, Original, Removals, showing, with_hidden
 from duat_cli.models.terms.sites import Site, watching
 
 
@@ -57,13 +57,7 @@ def without_each(
     forward: over the prompt, repeated as often. calls: of the pass of the prompt alone. last: shown the last block's
     output, (rows, N, M). NotInRowsError, when it runs, where a term's tensor is laid out in no way that is known.
     """
-    start, count = min((min(one, default=0) for one in gone), default=0), len(structure.calls)
-
-    def handle(number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        output = block(number, parts, original, args, kwargs)
-        if number == count - 1:
-            last(hidden_of(output, parts.hidden.get(args, kwargs)))
-        return output
+    start = min((min(one, default=0) for one in gone), default=0)
 
     def block(number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if number < start:
@@ -94,7 +88,7 @@ def without_each(
             after[row] = hidden
         return with_hidden(output, before, after)
 
-    return BlockPass(structure, forward, handle)
+    return BlockPass(structure, forward, showing(last, structure, block))
 
 
 def _rows(value: Tensor, rows: int, tokens: int) -> Tensor:

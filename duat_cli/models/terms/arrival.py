@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import random_like, relative_error, rounding, tolerance_for, wide
+from duat_cli.models.arrays import moved, random_like, relative_error, rounding, tolerance_for, wide
 from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun, zero_given
 from duat_cli.models.terms.sites import Site, watching
@@ -113,8 +113,7 @@ class Meeting:
 
 def points_of(replay: Replay) -> Points:
     """The places of a replayed block where branch and stream are looked at."""
-    assert replay.output is not None
-    return [*replay.points, (None, replay.output)]
+    return [*replay.points, (None, replay.end)]
 
 
 def meeting_of(run: BlockRun, points: Points, sent: Tensor) -> Meeting:
@@ -181,10 +180,6 @@ def silenced(*modules: nn.Module) -> contextlib.AbstractContextManager[None]:
     """While active, these modules give zeros."""
     sites = [Site("ffn", module, "output", 1) for module in modules]
     return watching(sites, lambda site, tensor, index: torch.zeros_like(tensor))
-
-
-def moved(values: Tensor, item: int) -> bool:
-    return bool((values[item] - values[0]).abs().max() > 1e-6 * (1 + values[0].abs().max()))
 
 
 def _factor(sent: Tensor, arrived: Tensor, dtype: torch.dtype) -> float:

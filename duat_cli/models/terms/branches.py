@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import gaussian, random_like, wide
+from duat_cli.models.arrays import gaussian, moved, random_like, wide
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
 from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun, zero_given
-from duat_cli.models.terms.arrival import SEED, meeting_of, moved, points_of, silenced
+from duat_cli.models.terms.arrival import SEED, meeting_of, points_of, silenced
 from duat_cli.models.terms.sites import BlockSites, Site, watching
 
 

@@ -163,20 +163,11 @@ def _put(args: Sequence[Any], kwargs: dict[str, Any], key: int | str, value: Ten
 # -- finding -------------------------------------------------------------------------------------------------
 
 
-def find_sites(
-    structure: ModelStructure,
-    bring: Callable[[nn.Module], None] = lambda _block: None,
-    like: Mapping[str, Tensor] | None = None,
-) -> dict[nn.Module, BlockSites]:
-    """The sites of every distinct block module, found on one short run. bring: called with a block whose layers are
-    about to run by themselves, outside of it. like: as of `discover`."""
+def find_sites(structure: ModelStructure, like: Mapping[str, Tensor] | None = None) -> dict[nn.Module, BlockSites]:
+    """The sites of every distinct block module, found on one short run. like: as of `discover`."""
     given = probe_inputs(structure.stack, like, DISCOVERY_TOKENS)
     written = trace(structure.stack, lambda: run_stack(structure.stack, given))
-    found = {}
-    for block in structure.blocks:
-        bring(block.parts.module)
-        found[block.parts.module] = block_sites(block.parts, written)
-    return found
+    return {block.parts.module: block_sites(block.parts, written) for block in structure.blocks}
 
 
 def block_sites(parts: BlockParts, written: Trace) -> BlockSites:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import fit, fit_heads, gaussian, random_like, relative_error, tolerance_for, wide
+from duat_cli.models.arrays import fit, fit_heads, gaussian, moved, random_like, relative_error, tolerance_for, wide
 from duat_cli.models.block.linears import stored_matrix
 from duat_cli.models.block.norms import NormForm
 from duat_cli.models.block.parts import Projection
@@ -45,8 +45,7 @@ class Tap:
     def read(self, replay: Replay) -> Tensor:
         if self.point is not None:
             return replay.points[self.point][1]
-        assert replay.output is not None
-        return replay.output
+        return replay.end
 
 
 @dataclass(frozen=True)
@@ -289,10 +288,9 @@ def _find_tap(run: BlockRun, given: list[Tensor]) -> Tap:
 def meeting(run: BlockRun, replay: Replay, stream: Tensor) -> Tap | None:
     """The first point that takes the stream, as it is (else: at all), and what an attention gives. replay: of three
     items: nothing, `stream` alone, what attention gives alone."""
-    assert replay.output is not None
     branch_norms, found = False, []
-    for index, (module, values) in enumerate([*replay.points, (None, replay.output)]):
-        from_stream, from_attention = _moved(values, 1), _moved(values, 2)
+    for index, (module, values) in enumerate([*replay.points, (None, replay.end)]):
+        from_stream, from_attention = moved(values, 1), moved(values, 2)
         if from_stream and from_attention:
             point = None if module is None else index
             found.append(Tap(point, branch_norms, _is_multiple(values[1] - values[0], stream[0])))
@@ -300,15 +298,11 @@ def meeting(run: BlockRun, replay: Replay, stream: Tensor) -> Tap | None:
     return next((tap for tap in found if tap.on_stream), found[0] if found else None)
 
 
-def _is_multiple(moved: Tensor, stream: Tensor) -> bool:
-    if moved.shape != stream.shape:
+def _is_multiple(change: Tensor, stream: Tensor) -> bool:
+    if change.shape != stream.shape:
         return False
-    factor = (wide(moved) * wide(stream)).sum() / wide(stream).square().sum()
-    return relative_error(factor * wide(stream), wide(moved)) <= tolerance_for(moved.dtype)
-
-
-def _moved(values: Tensor, item: int) -> bool:
-    return bool((values[item] - values[0]).abs().max() > 1e-6 * (1 + values[0].abs().max()))
+    factor = (wide(change) * wide(stream)).sum() / wide(stream).square().sum()
+    return relative_error(factor * wide(stream), wide(change)) <= tolerance_for(change.dtype)
 
 
 def read_value(run: BlockRun, projection: Projection | None = None) -> Tensor:

@@ -21,7 +21,7 @@ from duat_cli.report.tables.page import Page, item, line
 from duat_cli.results.behaviour import Behaviour
 from duat_cli.results.check import CheckReport, Outcome, UndecidedReport
 from duat_cli.results.prompts import all_prompts
-from duat_cli.text import clean, indices
+from duat_cli.text import clean, indices, plural
 
 _BLANK = Text("")
 _STYLES = {"failed": "bold red", "warned": "yellow", "passed": "green", "skipped": "dim"}
@@ -58,8 +58,8 @@ def _model(report: CheckReport) -> list[RenderableType]:
     name = f"{model.name} at {model.revision}" if model.revision else model.name
     size = numbers.size(sum(file.bytes for file in model.files))
     shape = (
-        f"{model.model_type or 'unknown type'}, {numbers.plural(model.tensors, 'tensor')}, {', '.join(model.stored)}, "
-        f"{size} in {numbers.plural(len(model.files), 'file')}{facts.quantised(model.quantised)}"
+        f"{model.model_type or 'unknown type'}, {plural(model.tensors, 'tensor')}, {', '.join(model.stored)}, "
+        f"{size} in {plural(len(model.files), 'file')}{facts.quantised(model.quantised)}"
     )
     ran = facts.arithmetic(report.environment) if report.environment else "weights only"
     if report.environment:
@@ -130,7 +130,7 @@ def _behaviour(report: CheckReport) -> list[RenderableType]:
         what = "pseudo-loss" if found.predicts == "masked token" else "loss"
         by_byte = f", {found.loss_per_byte:.3g} per byte" if found.loss_per_byte is not None else ""
         nulls = f"uniform {number(found.uniform, 3)}, the prompts' own unigram {number(found.unigram, 3)}"
-        scored = numbers.plural(found.scored, "token")
+        scored = plural(found.scored, "token")
         parts.append(item(f"{what} on {scored}: {found.loss_per_token:.3g} nats per token{by_byte} ({nulls})"))
     if found.entropy is not None and found.never_predicted is not None:
         parts.append(
@@ -150,7 +150,7 @@ def _behaviour(report: CheckReport) -> list[RenderableType]:
 def _against(found: Behaviour) -> list[str]:
     """The answers against the baseline's, where there are any."""
     if found.agreement is not None:
-        ties = f", {numbers.plural(found.near_ties, 'near tie')} turned" if found.near_ties else ""
+        ties = f", {plural(found.near_ties, 'near tie')} turned" if found.near_ties else ""
         return [f"{found.agreement:.1%} of the baseline's predictions are the same{ties}"]
     if found.cosine is not None:
         return [f"cosine to the baseline's embeddings {found.cosine:.6g}, standard error {found.cosine_error:.1g}"]
@@ -177,7 +177,7 @@ def _baseline(report: CheckReport) -> list[RenderableType]:
     facts_ = report.baseline
     if facts_ is None:
         return []
-    head = f"baseline {facts_.file}: {facts_.status}, {numbers.plural(facts_.entries, 'metric')}"
+    head = f"baseline {facts_.file}: {facts_.status}, {plural(facts_.entries, 'metric')}"
     changes = [f"{c.key}: {c.old or 'absent'} -> {c.new or 'gone'}" for c in facts_.changes]
     shown = changes[:_CHANGES]
     if len(changes) > _CHANGES:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from duat_cli.report.tables import numbers
 from duat_cli.results.check import Cause, CheckReport, Outcome
+from duat_cli.text import plural
 
 
 def verdict(report: CheckReport) -> str:
     """FAILED: 2 failed, 1 warning, 19 passed, 3 skipped."""
     count = report.counts
     parts = [f"{count.failed} failed"] if count.failed else []
-    parts += [numbers.plural(count.warned, "warning")] if count.warned else []
+    parts += [plural(count.warned, "warning")] if count.warned else []
     parts += [f"{count.passed} passed"]
     parts += [f"{count.skipped} skipped"] if count.skipped else []
     behind = sum(len(cause.effects) for cause in report.causes)
-    causes = numbers.plural(sum(bool(cause.effects) for cause in report.causes), "cause")
+    causes = plural(sum(bool(cause.effects) for cause in report.causes), "cause")
     folded = f"; {behind} of these behind {causes}" if behind else ""
     return f"{report.verdict.upper()}: {', '.join(parts)}{folded}"
 

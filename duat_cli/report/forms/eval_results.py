@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any
 
-from duat_cli.report.tables import facts, numbers
+from duat_cli.report.tables import facts
 from duat_cli.results.behaviour import Behaviour
 from duat_cli.results.check import CheckReport, UndecidedReport
 from duat_cli.results.meaning import meaning_of
 from duat_cli.results.prompts import all_prompts, set_of
-from duat_cli.text import clean
+from duat_cli.text import clean, plural
 
 _TASKS = {
     "next token": ("text-generation", "Text Generation"),
@@ -80,7 +80,7 @@ def _metrics(report: CheckReport) -> Iterator[dict[str, Any]]:
         yield _metric("duat_plain_error", certificate.plain_error, "relative error under duat's instruments", limit)
     about = made | {"policy": ", then ".join(map(clean, report.policy))}
     count = report.counts
-    ran = numbers.plural(count.passed + count.failed + count.warned, "outcome")
+    ran = plural(count.passed + count.failed + count.warned, "outcome")
     yield _metric("failed_checks", count.failed, f"checks that failed, of {ran}", about)
     yield _metric("warned_checks", count.warned, f"checks that warned, of {ran}", about)
 

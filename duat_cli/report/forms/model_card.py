@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 from duat_cli.errors import InputError
 from duat_cli.report.check.markdown import escaped
 from duat_cli.report.check.words import limit, own, verdict
-from duat_cli.report.tables import facts, numbers
+from duat_cli.report.tables import facts
 from duat_cli.results.base import Certificate, Environment, Result
 from duat_cli.results.behaviour import Behaviour
 from duat_cli.results.check import CheckReport, UndecidedReport
 from duat_cli.results.inspect import InspectReport, InspectStacks
 from duat_cli.results.prompts import Prompts, all_prompts, set_of
-from duat_cli.text import clean
+from duat_cli.text import clean, plural
 
 COMMANDS = ("check", "inspect")
 """Whose reports have a section."""
@@ -50,9 +50,9 @@ def _checked(report: CheckReport) -> str:
     rows += [("Gates", escaped(", then ".join(report.policy)))]
     if report.baseline is not None:
         rows += [("Baseline", f"{escaped(report.baseline.file)}, {report.baseline.status}")]
-    rows += [("Weights", f"{numbers.plural(model.tensors, 'tensor')} ({stored})")]
+    rows += [("Weights", f"{plural(model.tensors, 'tensor')} ({stored})")]
     if model.files:
-        rows += [("Size", f"{size:,} bytes in {numbers.plural(len(model.files), 'file')}")]
+        rows += [("Size", f"{size:,} bytes in {plural(len(model.files), 'file')}")]
     rows += [("Names, shapes and dtypes, SHA-256", _code(model.header_sha256))]
     rows += _identity(model.fingerprint, model.revision)
     rows += _certificate(report.certificate)
@@ -76,8 +76,8 @@ def _checked(report: CheckReport) -> str:
 
 def _inspected(report: InspectReport) -> str:
     model, summary = report.model, report.summary
-    heads = numbers.plural(model.heads, "head")
-    shape = f"{numbers.plural(model.blocks, 'block')}, width {model.hidden_size}, {heads} ({model.kv_heads} key/value)"
+    heads = plural(model.heads, "head")
+    shape = f"{plural(model.blocks, 'block')}, width {model.hidden_size}, {heads} ({model.kv_heads} key/value)"
     rows: list[Row] = [
         ("Model", f"{escaped(facts.architecture(model))}, {model.parameters:,} parameters"),
         ("Shape", shape),
@@ -123,7 +123,7 @@ def _loss(found: Behaviour | None) -> list[Row]:
         return []
     name = "Pseudo-loss" if found.predicts == "masked token" else "Loss"
     unigram = "" if found.unigram is None else f"; the prompts' own unigram {found.unigram:.3f}"
-    text = f"{found.loss_per_token:.3f} nats per token, of {numbers.plural(found.scored, 'token')}; "
+    text = f"{found.loss_per_token:.3f} nats per token, of {plural(found.scored, 'token')}; "
     rows: list[Row] = [(f"{name} on the prompts", f"{text}uniform {found.uniform:.3f}{unigram}")]
     if found.tuned is not None and found.tuned.loss_per_token is not None:
         rows += [("The same with the adapter", f"{found.tuned.loss_per_token:.3f} nats per token")]

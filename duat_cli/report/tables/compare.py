@@ -8,9 +8,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from duat_cli.report.tables import facts, numbers
-from duat_cli.report.tables.grid import Column, Labels, grids, missing
+from duat_cli.report.tables.grid import Column, Labels, missing, spaced
 from duat_cli.report.tables.page import Page, item, line
-from duat_cli.results.base import Result
 from duat_cli.results.compare import (
     BlockComparison,
     BlockRead,
@@ -22,6 +21,7 @@ from duat_cli.results.compare import (
     PairFacts,
     ParameterChange,
 )
+from duat_cli.text import plural
 
 _BLANK = Text("")
 _SHOWN_PAIRS = 8
@@ -86,7 +86,7 @@ def render_compare(report: CompareReport, page: Page) -> str:
         *_pairs(report),
         _BLANK,
         line("Blocks: relative changes on the aligned tokens" + (", means over the pairs" if several else ""), "bold"),
-        *_tables(comparison.blocks, _BLOCK, _COLUMNS, page),
+        *spaced(comparison.blocks, _BLOCK, _COLUMNS, page),
         _BLANK,
         *_legend(),
         *facts.absences(missing(comparison.blocks, _COLUMNS, [b.index for b in comparison.blocks]), "block"),
@@ -120,7 +120,7 @@ def _fixed(report: CompareReport, page: Page) -> list[RenderableType]:
     return [
         _BLANK,
         line(f"Loss with dynamic parameters held; live {numbers.plain(found.live)} nats a token", "bold"),
-        *_tables(found.runs, _HELD, _HELD_COLUMNS, page),
+        *spaced(found.runs, _HELD, _HELD_COLUMNS, page),
         _BLANK,
         line("less live: mean over the prompts, with a 95 % interval over them (low, high). sigma stays live.", "dim"),
         *facts.absences(missing(found.runs, _HELD_COLUMNS, list(range(1, len(found.runs) + 1))), "row"),
@@ -135,14 +135,14 @@ def _pairs(report: CompareReport) -> list[RenderableType]:
         parts += [_BLANK, line(_pair(pair, report), "bold"), *_runs(pair)]
         parts += [line(f"no KL: {pair.reasons['kl']}", "dim")] if pair.kl is None else []
     more = len(report.pairs) - _SHOWN_PAIRS
-    return [*parts, *([line(f"and {numbers.plural(more, 'more pair')}", "dim")] if more > 0 else [])]
+    return [*parts, *([line(f"and {plural(more, 'more pair')}", "dim")] if more > 0 else [])]
 
 
 def _pair(pair: PairFacts, report: CompareReport) -> str:
     a, b = report.prompts[pair.a], report.prompts[pair.b]
     divergence = "" if pair.kl is None else f"; KL of the next token {numbers.plain(pair.kl)} nats"
     return (
-        f"a: {a.label} ({numbers.plural(a.tokens, 'token')}), b: {b.label} ({numbers.plural(b.tokens, 'token')}): "
+        f"a: {a.label} ({plural(a.tokens, 'token')}), b: {b.label} ({plural(b.tokens, 'token')}): "
         f"{pair.aligned} aligned{divergence}"
     )
 
@@ -186,32 +186,32 @@ def _each(report: CompareReport, page: Page) -> list[RenderableType]:
     for pair in report.pairs:
         if pair.blocks is not None:
             title = f"a: {report.prompts[pair.a].label}, b: {report.prompts[pair.b].label}"
-            parts += [_BLANK, line(title, "bold"), *_tables(pair.blocks, _BLOCK, _COLUMNS, page)]
+            parts += [_BLANK, line(title, "bold"), *spaced(pair.blocks, _BLOCK, _COLUMNS, page)]
             parts += facts.absences(missing(pair.blocks, _COLUMNS, [b.index for b in pair.blocks]), "block")
     return parts
 
 
 def context_tables(found: InContext, page: Page) -> list[RenderableType]:
     """The loss with none, each and all demonstrations; then what the last run reads of each, mean and by block."""
-    question, answer = (numbers.plural(n, "token") for n in (found.question_tokens, found.answer_tokens))
+    question, answer = (plural(n, "token") for n in (found.question_tokens, found.answer_tokens))
     parts: list[RenderableType] = [
         _BLANK,
         line(f"Demonstrations: loss of the answer ({answer}) behind the question ({question})", "bold"),
-        *_tables(found.runs, _RUN, _RUN_COLUMNS, page),
+        *spaced(found.runs, _RUN, _RUN_COLUMNS, page),
         *facts.absences(missing(found.runs, _RUN_COLUMNS, [run.prompt for run in found.runs]), "prompt"),
     ]
     last = found.runs[-1]
     parts += [
         _BLANK,
         line(f"{last.label}: how much of W' on the question reads each demonstration, mean over blocks", "bold"),
-        *_tables(last.reads, _READ, _READ_COLUMNS, page),
+        *spaced(last.reads, _READ, _READ_COLUMNS, page),
         _BLANK,
         line("bias: how far they move b'_{j,2} on the question. null: the same with uniform attention.", "dim"),
     ]
     for read in last.reads:
-        title = f"--prefix {read.demonstration} by block, {numbers.plural(read.tokens, 'token')}"
+        title = f"--prefix {read.demonstration} by block, {plural(read.tokens, 'token')}"
         rows = [block.index for block in read.blocks]
-        parts += [_BLANK, line(title, "bold"), *_tables(read.blocks, _IN_BLOCK, _READ_COLUMNS, page)]
+        parts += [_BLANK, line(title, "bold"), *spaced(read.blocks, _IN_BLOCK, _READ_COLUMNS, page)]
         parts += facts.absences(missing(read.blocks, _READ_COLUMNS, rows), "block")
     return parts
 
@@ -222,13 +222,7 @@ def _parameters(parameters: Sequence[ParameterChange], page: Page) -> list[Rende
     moved = [one for one in parameters if one.set_by == "input"]
     return [
         line("Parameters of the sum, and the largest change over blocks", "bold"),
-        *_tables(moved, _PARAMETER, _PARAMETER_COLUMNS, page),
+        *spaced(moved, _PARAMETER, _PARAMETER_COLUMNS, page),
         _BLANK,
         *facts.section("fixed, set by the checkpoint", fixed),
     ]
-
-
-def _tables(rows: Sequence[Result], labels: Labels, shown: list[Column], page: Page) -> list[RenderableType]:
-    if not rows:
-        return [_BLANK, line("no rows")]
-    return [part for table in grids(rows, labels, shown, page) for part in (_BLANK, table)]

@@ -11,7 +11,7 @@ from duat_cli.report.tables import numbers
 from duat_cli.report.tables.page import item, line
 from duat_cli.results.base import Certificate, Environment, ModelFacts
 from duat_cli.results.prompts import Prompts, set_of
-from duat_cli.text import indices
+from duat_cli.text import indices, plural
 
 if TYPE_CHECKING:
     from duat_cli.results.inspect import InspectReport, VerifyReport
@@ -23,8 +23,8 @@ def loaded(model: ModelFacts, prompts: Prompts, environment: Environment) -> lis
     kv = "" if model.kv_heads == model.heads else f" ({model.kv_heads} kv)"
     shape = (
         f"{model.model_type} ({architecture(model)}), {numbers.count(model.parameters)} parameters, "
-        f"{numbers.plural(model.blocks, 'block')}, width {model.hidden_size}, "
-        f"{numbers.plural(model.heads, 'head')}{kv}{quantised(model.quantised)}"
+        f"{plural(model.blocks, 'block')}, width {model.hidden_size}, "
+        f"{plural(model.heads, 'head')}{kv}{quantised(model.quantised)}"
     )
     name = f"{model.name} at {model.revision}" if model.revision else model.name
     return [line(name, "bold"), line(shape), line(f"{tokens(prompts)}; {arithmetic(environment)}")]
@@ -43,7 +43,7 @@ def quantised(how: str | None) -> str:
 def counted(prompts: Prompts) -> str:
     """12 prompts, 214 tokens."""
     found = set_of(prompts)
-    return f"{numbers.plural(found.count, 'prompt')}, {numbers.plural(found.tokens, 'token')}"
+    return f"{plural(found.count, 'prompt')}, {plural(found.tokens, 'token')}"
 
 
 def tokens(prompts: Prompts) -> str:

@@ -92,6 +92,13 @@ def grids(rows: Sequence[Result], labels: Labels, columns: Sequence[Column], pag
     return [_grid(rows, labels, pack, page) for pack in packs]
 
 
+def spaced(rows: Sequence[Result], labels: Labels, columns: Sequence[Column], page: Page) -> list[RenderableType]:
+    """The same, a blank line in front of each."""
+    if not rows:
+        return [Text(""), line("no rows")]
+    return [part for table in grids(rows, labels, columns, page) for part in (Text(""), table)]
+
+
 def filled(rows: Sequence[Result], columns: Sequence[Column]) -> list[Column]:
     """The columns that have a value in any row."""
     return [column for column in columns if any(value_at(row, column.path) is not None for row in rows)]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich.console import RenderableType
 from rich.text import Text
 
 from duat_cli.report.tables import columns, facts, nulls, numbers
-from duat_cli.report.tables.grid import Column, Labels, grids, missing, unshown
+from duat_cli.report.tables.grid import Column, Labels, missing, spaced, unshown
 from duat_cli.report.tables.nulls import null_tables
 from duat_cli.report.tables.page import Page, line
-from duat_cli.results.base import Finite, Result, WithReasons
+from duat_cli.results.base import Finite, WithReasons
 from duat_cli.results.inspect import Block, InspectReport, UatTerm
 from duat_cli.results.operator import Coupling
 from duat_cli.results.prompts import all_prompts
@@ -102,7 +100,7 @@ def _block_tables(report: InspectReport, page: Page) -> list[RenderableType]:
     groups = columns.for_blocks(report.blocks, columns.BLOCK, report, page)
     shown = [column for group in groups for column in group]
     return [
-        *(part for group in groups for part in _tables(report.blocks, columns.BLOCK, group, page)),
+        *(part for group in groups for part in spaced(report.blocks, columns.BLOCK, group, page)),
         *unshown(report.blocks, columns.every(report), shown),
         _BLANK,
         *_legend(report),
@@ -164,7 +162,7 @@ def _crossing(report: InspectReport, page: Page) -> list[RenderableType]:
     return [
         _BLANK,
         line(title, "bold"),
-        *_tables(blocks, columns.BLOCK, _CROSS, page),
+        *spaced(blocks, columns.BLOCK, _CROSS, page),
         _BLANK,
         line(says, "dim"),
         *_absent_in_blocks(blocks, _CROSS),
@@ -179,13 +177,13 @@ def _term_tables(report: InspectReport, page: Page) -> list[RenderableType]:
     return [
         _BLANK,
         line("Terms of the last block's output", "bold"),
-        *_tables(report.terms, _TERM, _TERM_COLUMNS, page),
+        *spaced(report.terms, _TERM, _TERM_COLUMNS, page),
         _BLANK,
         line(
             "Parts of the input of each FFN's activation, of all up to here; dynamic: what UAT terms add to its bias",
             "bold",
         ),
-        *_tables(report.blocks, columns.BLOCK, parts, page),
+        *spaced(report.blocks, columns.BLOCK, parts, page),
         *_absent_in_blocks(report.blocks, parts),
     ]
 
@@ -197,7 +195,7 @@ def _routing(report: InspectReport, page: Page) -> list[RenderableType]:
     return [
         _BLANK,
         line("Where H comes from: W_QK, means over heads, and the share of the scores' variance explained", "bold"),
-        *_tables(report.blocks, columns.BLOCK, _ROUTING, page),
+        *spaced(report.blocks, columns.BLOCK, _ROUTING, page),
         _BLANK,
         line(
             "symmetric: 1 as x.x is, 0.71 a random matrix. by x.x, centred (the covariance of tokens), by W_QK: R^2 of "
@@ -219,7 +217,7 @@ def _end_to_end(report: InspectReport, page: Page) -> list[RenderableType]:
     return [
         _BLANK,
         line("End to end: tokens of x_0 into the last block's output, by |(T_L...T_1)(e_j (x) x_0[j])_i|", "bold"),
-        *_tables(rows, _WHOLE, _END_COLUMNS, page),
+        *spaced(rows, _WHOLE, _END_COLUMNS, page),
         _BLANK,
         line(
             "The linear path, residual path included; every block's own W' is in its row above. null: every H uniform "
@@ -244,7 +242,7 @@ def _prompts_of(block: Block, report: InspectReport, page: Page) -> list[Rendera
     return [
         _BLANK,
         line(f"Block {block.index} by prompt", "bold"),
-        *(part for group in groups for part in _tables(rows, columns.PROMPT, group, page)),
+        *(part for group in groups for part in spaced(rows, columns.PROMPT, group, page)),
         *unshown(rows, columns.every(report), shown),
         *facts.absences(missing(rows, shown, [row.prompt for row in rows]), "prompt"),
     ]
@@ -252,9 +250,3 @@ def _prompts_of(block: Block, report: InspectReport, page: Page) -> list[Rendera
 
 def _absent_in_blocks(blocks: list[Block], shown: list[Column]) -> list[RenderableType]:
     return facts.absences(missing(blocks, shown, [block.index for block in blocks]), "block")
-
-
-def _tables(rows: Sequence[Result], labels: Labels, shown: list[Column], page: Page) -> list[RenderableType]:
-    if not rows:
-        return [_BLANK, line("no rows")]
-    return [part for table in grids(rows, labels, shown, page) for part in (_BLANK, table)]

@@ -8,12 +8,13 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from duat_cli.report.tables import facts, numbers
-from duat_cli.report.tables.grid import Column, Labels, fits, grids, missing, unshown, value_at
+from duat_cli.report.tables.grid import Column, Labels, fits, missing, spaced, unshown, value_at
 from duat_cli.report.tables.page import Page, item, line
 from duat_cli.results.base import Result
 from duat_cli.results.lora import BlockChange, Eq18, LintFinding, LoraReport, PromptChange, TokenChange
 from duat_cli.results.prompts import all_prompts
 from duat_cli.results.weight_change import ModuleChange, ModuleComparison
+from duat_cli.text import plural
 
 _BLANK = Text("")
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
@@ -109,7 +110,7 @@ def _head(report: LoraReport) -> list[RenderableType]:
     what += facts.quantised(report.tuned_quantised)
     base = f"{report.dtype} weights{facts.quantised(report.base_quantised)}"
     text = f"{what}, on {base}: " if report.tuned_quantised else f"{what} on {base}: "
-    text += f"{numbers.plural(summary.changed, 'parameter')} changed{size}{share}"
+    text += f"{plural(summary.changed, 'parameter')} changed{size}{share}"
     parts.append(line(text))
     if report.prompts is not None and report.environment is not None:
         parts.append(line(f"{facts.tokens(all_prompts(report))}; {facts.arithmetic(report.environment)}"))
@@ -129,7 +130,7 @@ def _modules(report: LoraReport, page: Page) -> list[RenderableType]:
         shown += [column.path for column in wanted]
         heading = [_BLANK, line(title, "bold")] if report.other_modules else []
         rest = unshown(rows, [column for group in _MORE_COLUMNS.values() for column in group], wanted)
-        parts += [*heading, *_tables(rows, _MODULE, wanted, page), *rest, *_absent(rows, wanted)]
+        parts += [*heading, *spaced(rows, _MODULE, wanted, page), *rest, *_absent(rows, wanted)]
     if parts:
         parts += [_BLANK, *(line(text, "dim") for text in _legend(shown))]
     return parts
@@ -160,7 +161,7 @@ def _comparison(report: LoraReport, page: Page) -> list[RenderableType]:
     if found is None:
         return []
     rows: list[RenderableType] = (
-        [*_tables(found.modules, _MODULE, _COMPARED_COLUMNS, page), *_absent(found.modules, _COMPARED_COLUMNS)]
+        [*spaced(found.modules, _MODULE, _COMPARED_COLUMNS, page), *_absent(found.modules, _COMPARED_COLUMNS)]
         if found.modules
         else [line("no parameter is changed by both")]
     )
@@ -182,7 +183,7 @@ def _blocks(report: LoraReport, page: Page) -> list[RenderableType]:
     return [
         _BLANK,
         line("Blocks: relative changes, means over the prompts", "bold"),
-        *_tables(report.blocks, _BLOCK, _BLOCK_COLUMNS, page),
+        *spaced(report.blocks, _BLOCK, _BLOCK_COLUMNS, page),
         _BLANK,
         line(
             "routing (what attention looks at) + weights (what it carries) + interaction add up to the change of W' as "
@@ -204,7 +205,7 @@ def _prompts(report: LoraReport, page: Page) -> list[RenderableType]:
     return [
         _BLANK,
         line(_prompts_title(report), "bold"),
-        *_tables(report.by_prompt, _PROMPT, _PROMPT_COLUMNS, page),
+        *spaced(report.by_prompt, _PROMPT, _PROMPT_COLUMNS, page),
         *_absent(report.by_prompt, _PROMPT_COLUMNS),
         *facts.section("tokens whose next token moved most (KL, nats)", moved),
     ]
@@ -237,9 +238,9 @@ def _eq18(found: Eq18) -> list[RenderableType]:
         errors = f"error {numbers.error(found.relative_error)} of the sum, {numbers.error(found.change_error)} of dW x"
         limits = f"tolerances {found.tolerance:.0e} and {found.change_tolerance:.0e}"
         state, style = ("holds", "green") if found.holds else (f"DOES NOT HOLD in {_some(found.failed)}", "bold red")
-        parts.append(line(f"{found.statement}: {state}; {numbers.plural(layers, 'layer')}, {errors}, {limits}", style))
+        parts.append(line(f"{found.statement}: {state}; {plural(layers, 'layer')}, {errors}, {limits}", style))
     if found.through_attention:
-        many = numbers.plural(len(found.through_attention), "attention parameter")
+        many = plural(len(found.through_attention), "attention parameter")
         parts.append(line(f"dW of {many} acts through H (queries, keys) and A (values, outputs) instead, see routing "
                           "and weights", "dim"))  # fmt: skip
     by_reason: dict[str, list[str]] = {}
@@ -254,7 +255,7 @@ def _lists(report: LoraReport) -> list[RenderableType]:
         part
         for title, names in named
         if names
-        for part in facts.section(f"{title}: {numbers.plural(len(names), 'parameter')}", [_some(names)])
+        for part in facts.section(f"{title}: {plural(len(names), 'parameter')}", [_some(names)])
     ]
 
 
@@ -281,7 +282,3 @@ def _lint(report: LoraReport) -> list[RenderableType]:
 
 def _absent(rows: Sequence[Result], shown: list[Column]) -> list[RenderableType]:
     return facts.absences(missing(rows, shown, list(range(1, len(rows) + 1))), "row")
-
-
-def _tables(rows: Sequence[Result], labels: Labels, shown: list[Column], page: Page) -> list[RenderableType]:
-    return [part for table in grids(rows, labels, shown, page) for part in (_BLANK, table)]

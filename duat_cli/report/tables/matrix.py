@@ -13,6 +13,7 @@ from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.grid import GAP
 from duat_cli.report.tables.page import Page, item, line
 from duat_cli.results.matrix import MatrixCheck, MatrixForm, MatrixReport
+from duat_cli.text import plural
 
 _ROOM_FOR_TEXT = 72  # narrower, a column of formulas would be a word wide
 _LONGEST_TOKEN = 12
@@ -49,7 +50,7 @@ def _case(report: MatrixReport) -> str:
     origin = "read from the weights" if report.factors == "read" else "found with unit vectors"
     return (
         f"block {report.layer} ({report.name}): N = {report.tokens}, M = {report.hidden_size}, "
-        f"{numbers.plural(report.heads, 'head')}{kv}, d = {report.head_width}; W_V and W_O {origin}"
+        f"{plural(report.heads, 'head')}{kv}, d = {report.head_width}; W_V and W_O {origin}"
     )
 
 

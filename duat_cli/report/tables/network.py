@@ -6,9 +6,10 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from duat_cli.report.tables import facts, numbers
-from duat_cli.report.tables.grid import Column, Labels, grids, missing
+from duat_cli.report.tables.grid import Column, Labels, missing, spaced
 from duat_cli.report.tables.page import Page, line
 from duat_cli.results.matrix import NetworkLayer, NetworkReport
+from duat_cli.text import plural
 
 _BLANK = Text("")
 _LABELS = Labels(
@@ -30,7 +31,7 @@ def render_network(report: NetworkReport, page: Page) -> str:
         line(_case(report)),
         _BLANK,
         line("x'_j = W'_{j,1} x'_0 + b'_{j,3} + sum_k W'_{k,3} sigma(W'_{k,2} x'_0 + b'_{k,2}), sigma live", "bold"),
-        *(part for table in grids(report.layers, _LABELS, _COLUMNS, page) for part in (_BLANK, table)),
+        *spaced(report.layers, _LABELS, _COLUMNS, page),
         _BLANK,
         line(
             "Against the model's own values: sigma reads W'_{j,2} x'_0 + b'_{j,2} (Eq. 34); what the FFN then gives; "
@@ -52,11 +53,11 @@ def _case(report: NetworkReport) -> str:
     kinds = dict.fromkeys(_sigma(layer) for layer in report.layers if layer.activation is not None)
     sigma = f"; sigma: {', '.join(kinds)}" if kinds else ""
     return (
-        f"{numbers.plural(len(report.layers), 'layer')}, N = {report.tokens}, M = {report.hidden_size}: "
+        f"{plural(len(report.layers), 'layer')}, N = {report.tokens}, M = {report.hidden_size}: "
         f"W'_{{j,1}} is {report.side} x {report.side}{sigma}"
     )
 
 
 def _sigma(layer: NetworkLayer) -> str:
     name = f"{layer.activation}(gate) o up" if layer.gated else str(layer.activation)
-    return name if layer.experts is None else f"{name} in {numbers.plural(layer.experts, 'expert')} a token"
+    return name if layer.experts is None else f"{name} in {plural(layer.experts, 'expert')} a token"

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.columns import COLUMNS, scaled
-from duat_cli.report.tables.grid import Column, Labels, grids, missing, reason_at, value_at
+from duat_cli.report.tables.grid import Column, Labels, missing, reason_at, spaced, value_at
 from duat_cli.report.tables.page import Page, line
 from duat_cli.results.base import Finite, Result, WithReasons
 from duat_cli.results.inspect import Block
@@ -57,7 +57,7 @@ def null_tables(blocks: Sequence[Block], heads: str, page: Page) -> list[Rendera
     return [
         Text(""),
         line(f"Null: {_NAMES[kind]}; diff.: value less null", "bold"),
-        *(part for table in grids(rows, _LABELS, columns, page) for part in (Text(""), table)),
+        *spaced(rows, _LABELS, columns, page),
         Text(""),
         *([line(_means(blocks, other, heads), "dim")] if other else []),
         *facts.absences([*missing(rows, columns, [row.index for row in rows]), *absent], "block"),

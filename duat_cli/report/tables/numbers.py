@@ -75,8 +75,3 @@ def size(value: float) -> str:
             return f"{value:.3g} {unit}"
         value /= 1024
     return f"{value:.3g} EiB"
-
-
-def plural(number: int, word: str) -> str:
-    """1 prompt, 2 prompts."""
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"

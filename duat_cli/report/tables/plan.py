@@ -9,7 +9,7 @@ from rich.text import Text
 from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.page import Page, line
 from duat_cli.results.plan import PlanReport, Way
-from duat_cli.text import about
+from duat_cli.text import about, plural
 
 _BLANK = Text("")
 
@@ -26,14 +26,14 @@ def _weights(report: PlanReport) -> str:
     weights, block = report.weights, report.weights.largest_block
     text = f"weights {numbers.size(weights.stored_bytes)} as stored, {numbers.size(weights.bytes)} as {report.dtype}"
     if block is not None:
-        text += f"; {numbers.plural(weights.blocks, 'block')}, the largest {block.name}: {numbers.size(block.bytes)}"
+        text += f"; {plural(weights.blocks, 'block')}, the largest {block.name}: {numbers.size(block.bytes)}"
     outside = [f"{layer.name} {numbers.size(layer.bytes)}" for layer in weights.layers]
     return "; ".join([text, *outside, f"the rest {numbers.size(weights.frame_bytes)}"])
 
 
 def _work(report: PlanReport) -> str:
     counts = report.prompt_tokens
-    total = f"{numbers.plural(len(counts), 'prompt')}, {numbers.plural(sum(counts), 'token')}"
+    total = f"{plural(len(counts), 'prompt')}, {plural(sum(counts), 'token')}"
     return f"{report.planned_command}, {total}: {numbers.count(report.operations)} operations in the blocks"
 
 

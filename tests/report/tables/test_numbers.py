@@ -54,4 +54,3 @@ def test_other_forms() -> None:
         "72 G",
     ]
     assert [numbers.size(value) for value in (12, 2048, 8387629056)] == ["12 B", "2 KiB", "7.81 GiB"]
-    assert [numbers.plural(count, "token") for count in (1, 2)] == ["1 token", "2 tokens"]

@@ -103,10 +103,10 @@ class Reader:
         """The followed terms through this block's linear part."""
         if self._carried is None:
             return
-        base = _output(run.replay(torch.zeros_like(run.input), zero_given(run, 1)))
+        base = run.replay(torch.zeros_like(run.input), zero_given(run, 1)).end
         moved = []
         for items in self._carried.split(AT_ONCE):
-            moved.append(_output(run.replay(items, zero_given(run, len(items)))) - base)
+            moved.append(run.replay(items, zero_given(run, len(items))).end - base)
         self._carried = torch.cat(moved)
 
     def _read(self, here: _Here, term: TermId) -> Tensor:
@@ -125,7 +125,7 @@ class Reader:
             self.found.measured([term], [_size(lost)], branch.met(here.whole))
         except UnsupportedModelError as fault:
             self.found.reasons[term] = str(fault)
-        return _output(here.whole) - _output(without)
+        return here.whole.end - without.end
 
     def _neurons(self, here: _Here, site: Site, wanted: list[TermId]) -> dict[TermId, Tensor]:
         """local of every neuron of a layer; of those that are followed their part of the block's output."""
@@ -213,7 +213,7 @@ class _Neurons:
     def carried(self, place: int) -> Tensor:
         """One neuron's part of the block's output, (1, N, M)."""
         outer = self._activations[:, place, None] * self._weight[place]
-        return _output(self._through(outer[None].to(self._run.input))) - _output(self._base)
+        return self._through(outer[None].to(self._run.input)).end - self._base.end
 
     def lost(self, branch: Branch) -> Tensor:
         """What goes with each neuron where the branch meets the stream, Frobenius norm over the tokens, (I,)."""
@@ -300,11 +300,6 @@ def unit_without(module: nn.Module, x: Tensor, sites: Sequence[Site], edit: Edit
 def holds(module: nn.Module, site: Site) -> bool:
     """Whether the site's module is this one, or inside it."""
     return any(site.module is inner for inner in module.modules())
-
-
-def _output(replay: Replay) -> Tensor:
-    assert replay.output is not None
-    return replay.output
 
 
 def _size(x: Tensor) -> float:

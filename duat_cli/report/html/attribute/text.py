@@ -8,6 +8,7 @@ from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.table import Head, Table
 from duat_cli.report.tables import numbers
 from duat_cli.results.attribute import AttributeReport, Attribution, Continuation
+from duat_cli.text import plural
 
 _STATES = 200  # of the encoder, in their table: those with the largest parts
 
@@ -34,7 +35,7 @@ def coloured(report: AttributeReport, number: int, *, whole: bool = True) -> Fig
         picture=words(tokens) + scale_of_cells(largest),
         tables=[_tokens(one, number, here, kept), *_encoder(one, number), *([_sums(one)] if whole else [])],
         terms=["attribution[].parts.tokens[].value", "attribution[].parts.units[].tokens", "attribution[].logit"],
-        notes=[f"{numbers.plural(left, 'unmarked token')}: in the JSON."] if left else [],
+        notes=[f"{plural(left, 'unmarked token')}: in the JSON."] if left else [],
     )
 
 
@@ -103,7 +104,7 @@ def continued(found: Continuation, number: int) -> Figure:
     """A continuation: the text in front of its last token, coloured by what each token did for all of it."""
     tokens = [(s.text, s.value, f"token {s.position}: {SIGNED(s.value)}") for s in found.sources]
     added = "".join(token.text for token in found.tokens)
-    count = numbers.plural(len(found.tokens), "token")
+    count = plural(len(found.tokens), "token")
     says = f"What was attributed adds up to {numbers.plain(found.logits)} logits over {count}."
     if found.log_probability is not None:
         says += (

@@ -14,6 +14,7 @@ from duat_cli.report.tables import facts, numbers
 from duat_cli.results.behaviour import Behaviour
 from duat_cli.results.check import CheckReport, UndecidedReport
 from duat_cli.results.prompts import all_prompts
+from duat_cli.text import plural
 
 
 def check_sheet(report: CheckReport | UndecidedReport, beside: Sequence[CheckReport | UndecidedReport]) -> Sheet:
@@ -52,13 +53,13 @@ def _facts(report: CheckReport) -> list[str]:
     if report.environment is not None:
         ran = f"{facts.tokens(all_prompts(report))}; {facts.arithmetic(report.environment)}"
     found = [
-        f"{model.model_type or 'unknown type'}, {numbers.plural(model.tensors, 'tensor')}, {', '.join(model.stored)}, "
-        f"{size} in {numbers.plural(len(model.files), 'file')}",
+        f"{model.model_type or 'unknown type'}, {plural(model.tensors, 'tensor')}, {', '.join(model.stored)}, "
+        f"{size} in {plural(len(model.files), 'file')}",
         ran,
         f"policy: {', then '.join(report.policy)}",
     ]
     if report.baseline is not None:
-        entries = numbers.plural(report.baseline.entries, "metric")
+        entries = plural(report.baseline.entries, "metric")
         found.append(f"baseline {report.baseline.file}: {report.baseline.status}, {entries}")
     return found
 

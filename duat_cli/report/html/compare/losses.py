@@ -13,6 +13,7 @@ from duat_cli.report.html.drawing.series import curve, level
 from duat_cli.report.html.drawing.table import table_of
 from duat_cli.report.tables import numbers
 from duat_cli.results.compare import CompareReport, FixedLoss
+from duat_cli.text import plural
 
 _SOURCES = {"own": "the prompt's own", "another prompt": "another prompt's", "mean": "the mean over the prompts"}
 _APART = 0.16  # of a band, between what is held
@@ -88,7 +89,7 @@ def answer(report: CompareReport, beside: Sequence[CompareReport]) -> Figure | N
         if run.loss is not None:
             text = f"{run.label}: {numbers.plain(run.loss)} nats a token"
             drawn.append(marks.dot(plot.x(place), plot.y(run.loss), "s1", text, size=5))
-    question, words = (numbers.plural(n, "token") for n in (found.question_tokens, found.answer_tokens))
+    question, words = (plural(n, "token") for n in (found.question_tokens, found.answer_tokens))
     return Figure(
         key="answer",
         wide=True,
@@ -149,5 +150,5 @@ def reads(report: CompareReport) -> Figure | None:
         tables=tables,
         terms=["context.runs[].reads[].blocks[].share", "context.runs[].reads[].blocks[].null"],
         legend=legend(entries),
-        notes=[f"{numbers.plural(left, 'more demonstration')}: in the JSON."] if left > 0 else [],
+        notes=[f"{plural(left, 'more demonstration')}: in the JSON."] if left > 0 else [],
     )

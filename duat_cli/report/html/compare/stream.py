@@ -15,6 +15,7 @@ from duat_cli.report.html.drawing.table import Table, table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import value_at
 from duat_cli.results.compare import BlockComparison, CompareReport, PairFacts
+from duat_cli.text import plural
 
 _SERIES = ("s6", "s2", "s3", "s1")  # of STREAM
 _BY_PAIR = (*OPERATOR[:5], *STREAM[1:], AMPLIFICATION[0])
@@ -94,7 +95,7 @@ def by_pair(report: CompareReport) -> Figure | None:
                 for series, (number, pair) in zip(marks.SERIES, kept, strict=False)
             ]
         ),
-        notes=[f"{numbers.plural(left, 'more pair')}: in the JSON."] if left > 0 else [],
+        notes=[f"{plural(left, 'more pair')}: in the JSON."] if left > 0 else [],
     )
 
 

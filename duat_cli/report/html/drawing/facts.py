@@ -8,6 +8,7 @@ from duat_cli.report.html.drawing.figure import Verdict
 from duat_cli.report.tables import facts, numbers
 from duat_cli.results.base import Certificate, Environment, ModelFacts, Skipped
 from duat_cli.results.prompts import Prompts
+from duat_cli.text import plural
 
 
 def named(model: ModelFacts) -> str:
@@ -20,8 +21,8 @@ def loaded(model: ModelFacts, environment: Environment, prompts: Prompts) -> lis
     kv = "" if model.kv_heads == model.heads else f" ({model.kv_heads} key/value)"
     return [
         f"{model.model_type} ({facts.architecture(model)}), {numbers.count(model.parameters)} parameters, "
-        f"{numbers.plural(model.blocks, 'block')}, width {model.hidden_size}, "
-        f"{numbers.plural(model.heads, 'head')}{kv}{facts.quantised(model.quantised)}",
+        f"{plural(model.blocks, 'block')}, width {model.hidden_size}, "
+        f"{plural(model.heads, 'head')}{kv}{facts.quantised(model.quantised)}",
         f"{facts.tokens(prompts)}; {facts.arithmetic(environment)}",
     ]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from duat_cli.report.html.drawing.elements import tag
 from duat_cli.report.html.drawing.figure import Figure
-from duat_cli.report.tables import numbers
 from duat_cli.results.inspect import CouplingMap, InspectReport
+from duat_cli.text import plural
 
 
 def coupling(report: InspectReport) -> Figure | None:
@@ -29,4 +29,4 @@ def _cut(found: CouplingMap) -> str:
     shown = len(found.tokens)
     if shown == found.total_tokens:
         return ""
-    return f"Prompt {found.prompt}: the first {shown} of {numbers.plural(found.total_tokens, 'token')} are shown."
+    return f"Prompt {found.prompt}: the first {shown} of {plural(found.total_tokens, 'token')} are shown."

@@ -14,6 +14,7 @@ from duat_cli.report.html.inspect.columns import SHARES, block_name
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.columns import has_encoder
 from duat_cli.results.inspect import Block, InspectReport, Part
+from duat_cli.text import plural
 
 _PARTS = (
     ("linear", "s1", "linear: the input's path"),
@@ -46,7 +47,7 @@ def shares(report: InspectReport, beside: Sequence[InspectReport]) -> Figure | N
         title="What makes the stream behind each block: linear, static and UAT parts",
         says="Everything up to a block's output, split exactly; the shares sum to 100 %. A share below zero "
         "points against the stream.",
-        picture=plot.svg(drawn, f"Stacked bars over {numbers.plural(len(report.blocks), 'block')}: {names}."),
+        picture=plot.svg(drawn, f"Stacked bars over {plural(len(report.blocks), 'block')}: {names}."),
         tables=[table_of(report.blocks, "block", block_name, columns, "blocks[].", "block")],
         terms=[
             *(f"blocks[].terms.{part}" for part, _, _ in present),

@@ -12,6 +12,7 @@ from duat_cli.report.html.lora.modules import compared, intruders, norms, spectr
 from duat_cli.report.tables import numbers
 from duat_cli.results.lora import LoraReport
 from duat_cli.results.prompts import all_prompts
+from duat_cli.text import plural
 
 
 def lora_sheet(report: LoraReport, beside: Sequence[LoraReport]) -> Sheet:
@@ -50,7 +51,7 @@ def lora_sheet(report: LoraReport, beside: Sequence[LoraReport]) -> Sheet:
 
 
 def _facts(report: LoraReport) -> list[str]:
-    changed = numbers.plural(report.summary.changed, "parameter")
+    changed = plural(report.summary.changed, "parameter")
     found = [f"{report.mode}: {report.method} on {report.dtype} weights, {changed} changed"]
     if report.model is not None and report.environment is not None and report.prompts is not None:
         found += facts.loaded(report.model, report.environment, all_prompts(report))
@@ -60,7 +61,7 @@ def _facts(report: LoraReport) -> list[str]:
 def _verdict(report: LoraReport) -> Verdict | None:
     """The certificates of both models, and what the linter found."""
     errors = [finding for finding in report.lint if finding.level == "error"]
-    lint = f"; {numbers.plural(len(errors), 'error')} of the linter" if errors else ""
+    lint = f"; {plural(len(errors), 'error')} of the linter" if errors else ""
     both = [c for c in (report.certificate, report.tuned_certificate) if c is not None]
     if not both:
         return Verdict("bad", "ERRORS", lint.removeprefix("; ")) if errors else None
@@ -94,7 +95,7 @@ def _eq18(report: LoraReport) -> Figure | None:
     return Figure(
         key="eq18",
         title=f"Eq. 18, in the FFNs' linear layers: {word}",
-        says=f"{found.statement}. Tested on up to {numbers.plural(found.inputs, 'input')} a layer.",
+        says=f"{found.statement}. Tested on up to {plural(found.inputs, 'input')} a layer.",
         tables=[Table([Head("what", number=False), Head("error", "relative"), Head("tolerance", "relative")], rows)],
         terms=["eq18", "eq18.relative_error", "eq18.change_error"],
         notes=[

@@ -11,6 +11,7 @@ from duat_cli.report.html.matrix.checks import checks
 from duat_cli.report.html.matrix.maps import convolution, corner, coupling
 from duat_cli.report.tables import numbers
 from duat_cli.results.matrix import MatrixReport
+from duat_cli.text import plural
 
 
 def matrix_sheet(report: MatrixReport, beside: Sequence[MatrixReport]) -> Sheet:
@@ -38,7 +39,7 @@ def _case(report: MatrixReport) -> str:
     origin = "read from the weights" if report.factors == "read" else "found with unit vectors"
     kv = "" if report.kv_heads == report.heads else f" ({report.kv_heads} key/value)"
     return (
-        f"{report.name}: {numbers.plural(report.heads, 'head')}{kv} of width d = {report.head_width}; W_V and W_O "
+        f"{report.name}: {plural(report.heads, 'head')}{kv} of width d = {report.head_width}; W_V and W_O "
         f"{origin}; {_built(report)}"
     )
 

@@ -12,7 +12,7 @@ from duat_cli.report.html.drawing.series import level, stack
 from duat_cli.report.html.drawing.table import Head, Table
 from duat_cli.report.tables import numbers
 from duat_cli.results.plan import PlannedPart, PlanReport, Way
-from duat_cli.text import about
+from duat_cli.text import about, plural
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _NAMED = len(marks.SERIES) - 1  # terms with a series of their own; the last series is of the others
@@ -47,9 +47,9 @@ def _in(unit: str, size: float | None) -> float | None:
 
 
 def _facts(report: PlanReport) -> list[str]:
-    counts, blocks = report.prompt_tokens, numbers.plural(report.weights.blocks, "block")
+    counts, blocks = report.prompt_tokens, plural(report.weights.blocks, "block")
     return [
-        f"{report.planned_command} of {numbers.plural(len(counts), 'prompt')}, {numbers.plural(sum(counts), 'token')}, "
+        f"{report.planned_command} of {plural(len(counts), 'prompt')}, {plural(sum(counts), 'token')}, "
         f"as {report.dtype}",
         f"{blocks}; {numbers.count(report.operations)} operations in the blocks, statistics of W' on top",
     ]

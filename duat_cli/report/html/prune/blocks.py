@@ -15,6 +15,7 @@ from duat_cli.report.html.drawing.table import table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column, value_at
 from duat_cli.results.prune.report import PruneReport
+from duat_cli.text import plural
 
 _BINS = 4  # to a power of ten
 _PARTS = (("block", "s1"), ("attention", "s2"), ("ffn", "s3"))
@@ -99,7 +100,7 @@ def histograms(report: PruneReport, beside: Sequence[PruneReport]) -> Figure | N
             low, high = 10 ** (step / _BINS), 10 ** ((step + 1) / _BINS)
             left_edge, right_edge = plot.x(max(low, scale.low)), plot.x(min(high, scale.high))
             height = (row - 4) * count / most
-            said = f"block {block}: {numbers.plural(count, 'neuron')}, {numbers.plain(low)} to {numbers.plain(high)}"
+            said = f"block {block}: {plural(count, 'neuron')}, {numbers.plain(low)} to {numbers.plain(high)}"
             drawn.append(marks.bar(left_edge, base - height, right_edge - left_edge, height, "s1", said))
     budget = report.plans[0].budget if report.plans else None
     if budget is not None and scale.low <= budget <= scale.high:
@@ -116,11 +117,9 @@ def histograms(report: PruneReport, beside: Sequence[PruneReport]) -> Figure | N
         wide=True,
         title="How the damage of single neurons is spread, block by block",
         says=f"Each row is a histogram of one block's neurons on a common scale; the tallest bar is "
-        f"{numbers.plural(most, 'neuron')}. The dashed line is the budget, which all removed terms share.",
+        f"{plural(most, 'neuron')}. The dashed line is the budget, which all removed terms share.",
         picture=plot.svg(drawn, "Histograms of neurons' predicted damage, a row a block."),
         tables=[table_of(report.blocks, "block", lambda block: str(block.index), columns, "blocks[].", "block")],
         terms=["terms[].linearised", "blocks[].neurons.negligible_share", "blocks[].neurons.median"],
-        notes=[f"{numbers.plural(left, 'neuron')} with a predicted damage of 0 or below are in no bar."]
-        if left
-        else [],
+        notes=[f"{plural(left, 'neuron')} with a predicted damage of 0 or below are in no bar."] if left else [],
     )

@@ -13,6 +13,7 @@ from duat_cli.report.html.prune.sets import curves, plans
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.prune.sets import guarantee, mean_guarantee
 from duat_cli.results.prune.report import PruneReport
+from duat_cli.text import plural
 
 
 def prune_sheet(report: PruneReport, beside: Sequence[PruneReport]) -> Sheet:
@@ -42,7 +43,7 @@ def _protocol(report: PruneReport) -> str:
     p = report.protocol
     return (
         f"damage: {p.meaning}; a removed term becomes {'zero' if p.ablate == 'zero' else 'its mean'}; "
-        f"{numbers.plural(p.probes, 'probe')} a prompt"
+        f"{plural(p.probes, 'probe')} a prompt"
     )
 
 

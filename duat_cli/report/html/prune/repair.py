@@ -15,6 +15,7 @@ from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column
 from duat_cli.results.prune.repair import RepairedSet
 from duat_cli.results.prune.report import PruneReport
+from duat_cli.text import plural
 
 _SERIES = (("held_out", "s1", "held-out prompts"), ("chosen_on", "s2", "prompts that chose the sets"))
 
@@ -46,7 +47,7 @@ def _figure(report: PruneReport, number: int) -> Figure:
                 marks.dot(x, before, series, said, hollow=True),
                 marks.dot(x, after, series, said),
             ]
-    tokens = numbers.plural(repair.calibration_tokens, "token")
+    tokens = plural(repair.calibration_tokens, "token")
     samples = [
         (marks.sample("dot", series, hollow=hollow), f"{who}, {word}")
         for field, series, who in _SERIES
@@ -56,7 +57,7 @@ def _figure(report: PruneReport, number: int) -> Figure:
     return Figure(
         key=f"repair-{plan.granularity.replace(',', '-')}",
         title=f"Removing {many(plan.granularity)}, before and after repair",
-        says=f"{numbers.plural(repair.refitted, 'layer')} refitted on {tokens} for the plan's set. Where repair did "
+        says=f"{plural(repair.refitted, 'layer')} refitted on {tokens} for the plan's set. Where repair did "
         "not lower the damage it was left out, and both are the same.",
         picture=plot.svg(drawn, "Pairs of points: mean damage of a set without repair and with it."),
         tables=[
@@ -103,7 +104,7 @@ def written(report: PruneReport) -> Figure | None:
     return Figure(
         key="written",
         title=f"The checkpoint that was written, without {one.terms} {many(one.granularity)}",
-        says=f"Read back; perplexity and time on {numbers.plural(one.prompts, 'prompt')} ({one.measured_on}).",
+        says=f"Read back; perplexity and time on {plural(one.prompts, 'prompt')} ({one.measured_on}).",
         tables=[Table([Head("what", number=False), Head("before"), Head("written")], rows)],
         terms=["written.perplexity_after", "written.seconds_after", "written.bytes_after", "written"],
         notes=one.notes,

@@ -14,6 +14,7 @@ from duat_cli.report.tables.page import Page, line
 from duat_cli.results.base import Result
 from duat_cli.results.prune.eq16 import Eq16
 from duat_cli.results.prune.report import PruneReport
+from duat_cli.text import plural
 
 _BLANK = Text("")
 _SET = Labels(("what",), lambda row: row.name if isinstance(row, Eq16) else "", False)
@@ -35,7 +36,7 @@ def eq16(report: PruneReport, page: Page) -> list[RenderableType]:
         return []
     sets = [row for row in report.eq16 if row.what == "set"]
     parts = _by_block([row for row in report.eq16 if row.what == "part"])
-    prompts = f"{report.eq16[0].prompts} of {numbers.plural(len(report.prompts), 'prompt')}"
+    prompts = f"{report.eq16[0].prompts} of {plural(len(report.prompts), 'prompt')}"
     tables = [
         *(grids(sets, _SET, filled(sets, set_columns()), page) if sets else []),
         *(grids(parts, _BLOCK, filled(parts, _part_columns()), page) if parts else []),

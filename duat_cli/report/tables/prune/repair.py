@@ -6,11 +6,12 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.grid import Column, Labels, grids
+from duat_cli.report.tables.grid import Column, Labels, spaced
 from duat_cli.report.tables.page import Page, item, line
 from duat_cli.results.prune.repair import RepairedSet, SetRepair
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.prune.sets import Plan
+from duat_cli.text import plural
 
 _BLANK = Text("")
 
@@ -30,7 +31,7 @@ def repair(report: PruneReport, page: Page, unit: str) -> list[RenderableType]:
     return [
         _BLANK,
         line(f"Repair: damage without it and with it, {report.protocol.unit}", "bold"),
-        *(part for table in grids(rows, labels, repair_columns(unit), page) for part in (_BLANK, table)),
+        *spaced(rows, labels, repair_columns(unit), page),
         *(item(f"{plan.granularity}: {_refitted(found)}") for plan, found in plans),
         line(
             "in-sample: the prompts that chose the set; without --calibration layers are fitted to them as well. "
@@ -52,10 +53,10 @@ def _sets(plan: Plan, found: SetRepair) -> list[tuple[str, RepairedSet]]:
 
 
 def _refitted(found: SetRepair) -> str:
-    layers = f"{numbers.plural(found.refitted, 'layer')} of the chosen set refitted"
+    layers = f"{plural(found.refitted, 'layer')} of the chosen set refitted"
     kept = f", {found.unchanged} left as they are: no refit was better on tokens held back" if found.unchanged else ""
-    prompts = numbers.plural(found.calibration_prompts, "prompt")
-    fitted = f"{numbers.plural(found.calibration_tokens, 'token')} of {prompts}"
+    prompts = plural(found.calibration_prompts, "prompt")
+    fitted = f"{plural(found.calibration_tokens, 'token')} of {prompts}"
     return f"{layers} to {fitted}{kept}"
 
 

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from duat_cli.report.tables import facts, numbers
-from duat_cli.report.tables.grid import Column, Labels, filled, fits, grids, missing, unshown
+from duat_cli.report.tables.grid import Column, Labels, filled, fits, missing, spaced, unshown
 from duat_cli.report.tables.page import Page, line
 from duat_cli.report.tables.prune import repair, sets
 from duat_cli.report.tables.prune.eq16 import TABLES as EQ16_TABLES
@@ -78,7 +78,7 @@ def _parts(report: PruneReport, page: Page) -> list[RenderableType]:
     return [
         _BLANK,
         line(f"Damage of removing one whole part, {report.protocol.unit}: {_how(shown)}", "bold"),
-        *(part for table in grids(rows, _BLOCK, shown, page) for part in (_BLANK, table)),
+        *spaced(rows, _BLOCK, shown, page),
         *unshown(rows, wanted, shown),
         *([_BLANK, *said] if said else []),
     ]
@@ -155,7 +155,7 @@ def _heads_and_neurons(report: PruneReport, page: Page) -> list[RenderableType]:
     return [
         _BLANK,
         line(f"Predicted damage of removing one head or one neuron, {report.protocol.unit}", "bold"),
-        *(part for table in grids(rows, _BLOCK, shown, page) for part in (_BLANK, table)),
+        *spaced(rows, _BLOCK, shown, page),
         _BLANK,
         *precision,
         *facts.absences(missing(rows, shown, [row.index for row in rows]), "block"),
@@ -214,7 +214,7 @@ def _predictions(report: PruneReport, page: Page) -> list[RenderableType]:
     return [
         _BLANK,
         line("How well the prediction orders the measured damage", "bold"),
-        *(part for table in grids(rows, _KIND, _PREDICTION_COLUMNS, page) for part in (_BLANK, table)),
+        *spaced(rows, _KIND, _PREDICTION_COLUMNS, page),
         *facts.section(f"no value ({numbers.ABSENT})", _absent(rows)),
         *_valid(report, rows),
         *_criteria(rows, names, page),
@@ -252,7 +252,7 @@ def _means(report: PruneReport, rows: list[Prediction], page: Page) -> list[Rend
     return [
         _BLANK,
         line(title, "bold"),
-        *(part for table in grids(rows, _KIND, columns, page) for part in (_BLANK, table)),
+        *spaced(rows, _KIND, columns, page),
     ]
 
 

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from duat_cli.kinds import names_of
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.grid import Column, Labels, filled, grids
+from duat_cli.report.tables.grid import Column, Labels, filled, spaced
 from duat_cli.report.tables.page import Page, item, line
 from duat_cli.report.tables.prune.repair import repair
 from duat_cli.results.prune.report import PruneReport
@@ -42,7 +42,7 @@ def _plans(report: PruneReport, page: Page) -> list[RenderableType]:
             f"{', measured with repair' if any(plan.repair for plan in report.plans) else ''}",
             "bold",
         ),
-        *(part for table in grids(report.plans, _KIND, chosen, page) for part in (_BLANK, table)),
+        *spaced(report.plans, _KIND, chosen, page),
         *_unsized(report.plans),
         *_held(report.plans),
         *_rounds(report, page, unit),
@@ -88,7 +88,7 @@ def _rounds(report: PruneReport, page: Page, unit: str) -> list[RenderableType]:
     return [
         _BLANK,
         line(f"Sketched again after each round, beside one round, {report.protocol.unit}", "bold"),
-        *(part for table in grids(rows, labels, round_columns(unit), page) for part in (_BLANK, table)),
+        *spaced(rows, labels, round_columns(unit), page),
     ]
 
 
@@ -121,7 +121,7 @@ def _held_out(report: PruneReport, page: Page, unit: str) -> list[RenderableType
     return [
         _BLANK,
         line(f"Sets on held-out prompts, {report.protocol.unit}", "bold"),
-        *(part for table in grids(rows, labels, held_out_columns(unit), page) for part in (_BLANK, table)),
+        *spaced(rows, labels, held_out_columns(unit), page),
     ]
 
 
@@ -138,7 +138,7 @@ def _pooled(report: PruneReport, page: Page) -> list[RenderableType]:
     return [
         _BLANK,
         line(f"Cosine of the pooled outputs with and without the set ({report.pooled[0].pooling})", "bold"),
-        *(part for table in grids(report.pooled, labels, shown, page) for part in (_BLANK, table)),
+        *spaced(report.pooled, labels, shown, page),
     ]
 
 

@@ -8,6 +8,7 @@ from rich.text import Text
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.page import item, line
 from duat_cli.results.prune.written import Written
+from duat_cli.text import plural
 
 
 def written(found: Written | None) -> list[RenderableType]:
@@ -15,13 +16,13 @@ def written(found: Written | None) -> list[RenderableType]:
     if found is None:
         return []
     kind = "term" if "," in found.granularity else found.granularity
-    title = f"Written: a checkpoint without {numbers.plural(found.terms, kind)}"
+    title = f"Written: a checkpoint without {plural(found.terms, kind)}"
     parts = [_size(found), _perplexity(found), _time(found)]
     return [Text(""), line(title + (", repaired" if found.repaired else ""), "bold"), *map(item, parts)]
 
 
 def _size(found: Written) -> str:
-    parts = [numbers.plural(len(found.removed_blocks), "block") + " removed"] if found.removed_blocks else []
+    parts = [plural(len(found.removed_blocks), "block") + " removed"] if found.removed_blocks else []
     parts += [f"{found.removed_neurons} neurons a block removed"] if found.removed_neurons else []
     parts += [f"{found.removed_groups} key and value heads a block removed"] if found.removed_groups else []
     parts += [f"{found.zeroed} terms zeroed and still stored"] if found.zeroed else []
