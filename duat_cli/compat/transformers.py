@@ -1,4 +1,4 @@
-"""transformers: known to work with 5.10.1 and 5.23.0.
+"""transformers: known to work with 5.10.1 and 5.24.0.
 
 No name, but relied on as well: `from_pretrained(None, config=…, state_dict=…)` takes slices of safetensors for tensors
 and reads no file of its own; `output_loading_info` names what is missing, unexpected and mismatched. Without either,

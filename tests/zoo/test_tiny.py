@@ -214,4 +214,4 @@ def test_what_takes_no_token_ids_is_made_all_the_same() -> None:
     assert talker.made
     assert "does not run on token ids alone" in talker.reason
     assert tiny.default_fault("llama") is None
-    assert "layer types" in (tiny.default_fault("gemma4_unified_assistant") or "")
+    assert "Gemma4AssistantConfig() fails" in (tiny.default_fault("gemma4_assistant") or "")

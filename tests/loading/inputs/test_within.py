@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from attributing import WORDS
 from paging import differing, in_parts, whole
 from picture_texts import KINDS, MARK, build, inputs, save_llava
@@ -19,13 +20,14 @@ from duat_cli.analysis.attribute.targets import Asked
 from duat_cli.analysis.inspect.run import InspectOptions, inspect, verify
 from duat_cli.analysis.matrix.run import matrix
 from duat_cli.analysis.prepared import Prepared, as_prompts, within_texts
-from duat_cli.errors import InputError, UnsupportedModelError
+from duat_cli.errors import ForwardError, InputError, UnsupportedModelError
 from duat_cli.loading.inputs.request import InputFiles
 from duat_cli.loading.inputs.within import DEFAULT, placeholder_of
 from duat_cli.loading.model.load import LoadedModel, skeleton
 from duat_cli.loading.texts import PromptText
 
 SEAMED = "qwen3_vl"  # adds features of pictures behind its first block
+BROKEN = {"llama4": ("5.24.0", "no attribute 'image_outputs'")}  # its forward pass fails in that release
 
 
 def quiet(*_: Any) -> None:
@@ -42,6 +44,11 @@ def given(name: str, loaded: LoadedModel) -> tuple[LoadedModel, list[Any]]:
 def test_every_kind_is_exact(name: str, tmp_path: Path) -> None:
     build(name).save_pretrained(tmp_path)
     loaded, prompts = given(name, whole(tmp_path))
+    release, said = BROKEN.get(name, ("", ""))
+    if transformers.__version__ == release:
+        with pytest.raises(ForwardError, match=f"{said}.*its parts can: give --stack vision, text or all"):
+            verify(loaded, prompts, quiet)
+        return
     report = verify(loaded, prompts, quiet)
     assert report.certificate.relative_error < 1e-5
     assert report.certificate.plain_error == 0.0  # the sum is of the model's own pass on both
