@@ -74,7 +74,7 @@ def with_chain(loaded: LoadedModel, wanted: str) -> LoadedModel:
     if (found := named(names, wanted)) is not None:
         return _of_chain(loaded, found, wanted)
     known = list(names) or (["encoder", "decoder"] if is_pair(model) else parts_of(model))
-    if len(known) > 1:
+    if len(known) > 1 or names:
         raise InputError(f"--stack {clean(wanted)}: {kind} has no one stack of that name; it has {', '.join(known)}")
     pair = wanted in ("encoder", "decoder")
     why = "is no encoder with a decoder" if pair else "has one stack of blocks; leave it out"

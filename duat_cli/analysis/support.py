@@ -53,7 +53,7 @@ def support_of(loaded: LoadedModel) -> SupportEntry:
     """The entry of one loaded checkpoint; one that reads images or sound is run on drawn input."""
     model = loaded.model
     if input_name(model) == "input_ids":
-        return with_stacks(examine(model), model)
+        return _blamed(loaded, with_stacks(examine(model), model))
     try:
         [made] = prepared_inputs(model, loaded.files.path, InputFiles(), trust_remote_code=False)
     except InputError as fault:
@@ -65,6 +65,14 @@ def support_of(loaded: LoadedModel) -> SupportEntry:
         if own is None:
             raise
         raise own from fault
+
+
+def _blamed(loaded: LoadedModel, entry: SupportEntry) -> SupportEntry:
+    """Of a refused checkpoint with weights that are NaN or infinite, these with the reason."""
+    broken = next(iter(loaded.nonfinite_weights), None)
+    if entry.status != "refused" or broken is None:
+        return entry
+    return entry.model_copy(update={"reason": f"{broken} holds values that are NaN or infinite; {entry.reason}"})
 
 
 def support_report(entries: list[SupportEntry], run: Run) -> SupportReport:

@@ -215,5 +215,9 @@ def test_each_chain_in_turn_and_terms_by_the_block_that_makes_them() -> None:
     assert sum(term.share for term in terms or ()) == pytest.approx(1)
     with pytest.raises(InputError, match=r"no one stack of that name; it has L_module\.layers, H_module\.layers"):
         with_chain(loaded, "layers")
+    with pytest.raises(
+        InputError, match=r"--stack layer: DoryForCausalLM has no one stack of that name; it has layers$"
+    ):
+        with_chain(as_loaded(tiny.tiny_model("dory")), "layer")
     notes = all_chains(as_loaded(tiny.tiny_model("funnel")))[0].warnings
     assert any(note.startswith("--stack all: encoder.blocks.1 is not read: ") for note in notes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from helpers import single_model
@@ -78,3 +80,13 @@ def test_a_loaded_checkpoint_is_examined_under_its_own_type(loaded: LoadedModel)
 
     entry = support_of(loaded)
     assert (entry.model_type, entry.status, entry.path) == ("llama", "exact", "attention interface")
+
+
+def test_of_a_broken_checkpoint_the_weights_are_the_reason(loaded: LoadedModel) -> None:
+    from duat_cli.analysis.support import support_of
+
+    name = "model.layers.1.self_attn.o_proj.weight"
+    loaded.model.get_parameter(name).data[0, 0] = torch.nan
+    entry = support_of(replace(loaded, nonfinite_weights={name: 1}))
+    assert entry.status == "refused"
+    assert str(entry.reason).startswith(f"{name} holds values that are NaN or infinite; ")

@@ -45,8 +45,15 @@ def by_parameter(known: Iterable[ParameterPlan]) -> dict[str, list[ParameterPlan
 
 
 def whole(planned: Sequence[ParameterPlan], read: Read, base: BaseWeights) -> Tensor:
-    """Everything that these plans add to their one parameter, in its shape."""
-    first, *others = (change_of(plan, read, base).dense() for plan in planned)
+    """Everything that these plans add to their one parameter, in its shape; UnsupportedModelError where a change is not
+    defined."""
+
+    def dense(plan: ParameterPlan) -> Tensor:
+        change = change_of(plan, read, base)
+        _refuse_undefined(plan.parameter, change)
+        return change.dense()
+
+    first, *others = (dense(plan) for plan in planned)
     for other in others:
         first = first + other
     return first
@@ -91,8 +98,12 @@ def adapted(loaded: LoadedModel, adapter: AdapterFiles, base: BaseWeights) -> It
         yield tuned_model(loaded, changes, tied_changes(known))
 
 
-def _refuse(name: str, change: Change) -> None:
+def _refuse_undefined(name: str, change: Change) -> None:
     if change.fault:
         raise UnsupportedModelError(f"the change of {name} is not defined: {change.fault}")
+
+
+def _refuse(name: str, change: Change) -> None:
+    _refuse_undefined(name, change)
     if change.added_rows:
         raise UnsupportedModelError(f"{name} gains {change.added_rows} rows, which the base has not")

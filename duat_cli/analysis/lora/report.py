@@ -371,7 +371,8 @@ def _summary(before: LoraSummary, found: Findings) -> LoraSummary:
 
 def _notable(found: Findings) -> list[str]:
     """Where the change acts most, and through what."""
-    known = [b for b in found.blocks if b.operator.routing is not None and b.operator.weights is not None]
+    changed = [b for b in found.blocks if b.operator.relative_change]
+    known = [b for b in changed if b.operator.routing is not None and b.operator.weights is not None]
     lines = []
     if known:
         top = max(known, key=lambda b: b.operator.relative_change or 0.0)
@@ -383,12 +384,12 @@ def _notable(found: Findings) -> list[str]:
         )
     changes = found.changes
     most, least = changes.order.first, changes.order.last
-    if most is not None and least is not None and most is not least:
+    if most is not None and least is not None and most is not least and most.kl:
         lines.append(
             f"prompt {most.prompt} moved most (KL {most.kl:.3g} nats a token), prompt {least.prompt} least "
             f"({least.kl:.3g})"
         )
-    if changes.loss is not None:
+    if changes.loss:
         lines.append(
             f"the loss on the prompts {'fell' if changes.loss < 0 else 'rose'} by {abs(changes.loss):.3g} nats a token "
             f"on average; it fell on {changes.better} of {changes.scored}"

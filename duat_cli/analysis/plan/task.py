@@ -90,9 +90,9 @@ class PruneOptions:
     def __post_init__(self) -> None:
         if not math.isfinite(self.budget) or self.budget <= 0:
             raise InputError(f"--budget {self.budget:g}: expected a number above 0, in the metric's unit")
-        for name, value in (("--confidence", self.confidence), ("--exceed", self.exceed)):
+        for name, value, usual in (("--confidence", self.confidence, 0.95), ("--exceed", self.exceed, 0.1)):
             if not 0 < value < 1:
-                raise InputError(f"{name} {value:g}: expected a number between 0 and 1, such as 0.95")
+                raise InputError(f"{name} {value:g}: expected a number between 0 and 1, such as {usual}")
         if self.repair and self.ablate_mean:
             raise InputError("--repair: fits what is left once terms are zero, not at their mean; use --ablate zero")
         if self.uniform and not {"neuron", "head"} & set(self.kinds):

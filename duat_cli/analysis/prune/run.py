@@ -78,6 +78,8 @@ class PruneOutcome:
         order = self.nested[plan.granularity].order
         most = len(order) - (plan.granularity == "block")
         if which is not None and which.isdecimal():
+            if not most:
+                raise InputError(f"--set {which}: the only block cannot go")
             if not 1 <= int(which) <= most:
                 raise InputError(f"--set {which}: expected 1 to {most}, of {plan.of} {names_of(plan.granularity)}")
             return order[: int(which)]

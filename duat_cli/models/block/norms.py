@@ -6,13 +6,17 @@ Recognition is by behaviour, not by name. A norm is a module for which a gain g,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
+from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_error, rounding, wide
 from duat_cli.models.block.linears import applied
+
+CLOSEST = 14  # of a vector of ones, 16 to the power of minus as many is as close to zero as is looked
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,25 @@ def freeze_whole(form: NormForm, x: Tensor, y: Tensor) -> FrozenNorm:
     """
     frozen = freeze(form, x, y)
     return replace(frozen, rest=y - frozen(x)) if x.dtype == torch.float64 else frozen
+
+
+def with_zeros(frozen: FrozenNorm, x: Tensor, norm: Callable[[Tensor], Tensor]) -> FrozenNorm:
+    """The same, with the scale of vectors whose P x is zero, such as the embedding of a padding token: ‖y‖ / ‖P x‖ is
+    0 / 0 there, and the scale is that of vectors close to zero (of RMSNorm 1 / √eps).
+
+    norm: the norm itself. UnsupportedModelError where the scale grows on and on towards zero.
+    """
+    zero = frozen.scale == 0
+    if not bool(zero.any()):
+        return frozen
+    u = _mean_free(x)
+    farther = nearer = frozen.scale
+    for power in range(1, CLOSEST):
+        close = u * 16.0**-power
+        farther, nearer = nearer, freeze(frozen.form, close, norm(close)).scale
+        if power > 1 and relative_error(nearer, farther) <= _invariance(x):  # what is left goes with 1 / 16²
+            return replace(frozen, scale=torch.where(zero, nearer + (nearer - farther) / 255, frozen.scale))
+    raise UnsupportedModelError("a norm whose input is the zero vector has no scale there")
 
 
 def recognise(module: nn.Module, x: Tensor, y: Tensor) -> NormForm | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -60,3 +60,14 @@ def only_tensor(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) 
     if len(tensors) != 1:
         raise UnsupportedModelError(f"{type(module).__name__} is held as a norm, but takes {len(tensors)} tensors")
     return tensors[0]
+
+
+def on_another(forward: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Callable[[Tensor], Tensor]:
+    """What a norm gives of another tensor in place of the one it is called with."""
+
+    def called(z: Tensor) -> Tensor:
+        named = {key: z if isinstance(value, Tensor) else value for key, value in kwargs.items()}
+        output = forward(*(z if isinstance(value, Tensor) else value for value in args), **named)
+        return output if isinstance(output, Tensor) else output[0]
+
+    return called

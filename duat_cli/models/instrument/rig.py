@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from duat_cli.models.block.linears import applied
 from duat_cli.models.block.mixer import MixerForm
-from duat_cli.models.block.norms import FrozenNorm, NormForm, freeze, freeze_whole
+from duat_cli.models.block.norms import FrozenNorm, NormForm, freeze, freeze_whole, with_zeros
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.instrument.attention import (
     AttentionCall,
@@ -28,7 +28,7 @@ from duat_cli.models.instrument.attention import (
     mixed_by,
     watched,
 )
-from duat_cli.models.instrument.calls import first_tensor, hidden_of, only_tensor
+from duat_cli.models.instrument.calls import first_tensor, hidden_of, on_another, only_tensor
 from duat_cli.models.instrument.hooks import patched
 from duat_cli.models.instrument.interception import ClampFreezer, GateFreezer, SoftmaxInterception
 from duat_cli.models.instrument.mixer import KernelRows, MixerCall
@@ -199,7 +199,8 @@ class Rig:
             output = original(*args, **kwargs)
             if self._recording is not None and self._block is not None:
                 y = output if isinstance(output, Tensor) else output[0]
-                self._recording.norms[module].append(self._frozen(self._block.norms[module], x, y))
+                frozen = self._frozen(self._block.norms[module], x, y)
+                self._recording.norms[module].append(with_zeros(frozen, x, on_another(original, args, kwargs)))
                 if y is not output:
                     self._recording.norm_rests.setdefault(module, []).append(tuple(output[1:]))
                 self._recording.extremes.see("norm", y)

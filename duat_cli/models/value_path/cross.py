@@ -59,6 +59,10 @@ def cross_operator(run: BlockRun, known: BlockFactors) -> AttentionOperator:
     product = states @ known.heads.value
     scale = fit(product, target - wide(constant[0]))
     value_error = relative_error(scale * product, target - wide(constant[0]))
+    if bool((nothing := ~product.any(dim=-1, keepdim=True)).any()):  # of the zero vector: as of others in its place
+        noise = random_like(call.states)
+        made = run.crossed(noise, stop_at_values=True).values[0]
+        scale = torch.where(nothing, fit(wide(noise[0]) @ known.heads.value, wide(made[0]) - wide(constant[0])), scale)
     token_scale, output_error = known.token_scale, known.error
     if token_scale is None:
         token_scale, output_error = _reach(run, known)

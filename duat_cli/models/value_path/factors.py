@@ -22,7 +22,7 @@ from duat_cli.models.instrument.attention import AttentionCall, ScaledRows
 from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun, zero_given
 from duat_cli.models.value_path.gates import gate_of
-from duat_cli.models.value_path.mixing import SEVERAL, made_by_units, tokens_mixed
+from duat_cli.models.value_path.mixing import SEVERAL, made_by_units, tokens_mixed, values_of
 from duat_cli.models.value_path.offsets import ShiftedRows, offsets_of, probe_values, source_scale, values_by_offset
 from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.models.value_path.probed import SEED, accept, probe_output, probe_value
@@ -89,6 +89,7 @@ def operator_of(
             target = target - wide(base.values[0][0])
         scale = fit_heads(difference, target)  # (kv_heads, N, 1)
         value_error = relative_error(scale * difference, target)
+        scale = _of_nothing(run, known, difference, scale)
     gate, gate_error = gate_of(run, given) if known.gated else (None, 0.0)
     token_scale, output_error = known.token_scale, known.error
     if token_scale is None:
@@ -114,6 +115,16 @@ def operator_of(
     )
     accept(operator.error, run.input.dtype)
     return operator
+
+
+def _of_nothing(run: BlockRun, known: BlockFactors, difference: Tensor, scale: Tensor) -> Tensor:
+    """s also of tokens of which V makes nothing, as of the zero vector: what the frozen block makes of others there."""
+    nothing = ~difference.any(dim=-1, keepdim=True)
+    if not bool(nothing.any()):
+        return scale
+    zero, noise = torch.zeros_like(run.input), random_like(run.input)
+    made = wide(values_of(run, noise)[0]) - wide(values_of(run, zero)[0])
+    return torch.where(nothing, fit_heads(known.heads.values_of(wide(noise[0])), made), scale)
 
 
 def own_contribution(run: BlockRun, tap: Tap) -> tuple[Tensor, Tensor]:

@@ -492,3 +492,22 @@ def test_logits_that_rule_out_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "probability 0" in second.reasons["kl"]
     assert report.summary.kl is None
     assert report.summary.reasons["kl"] == second.reasons["kl"]
+
+
+def test_a_bias_that_the_base_lacks_has_no_change(tmp_path: Path) -> None:
+    base, _ = made("llama", tmp_path)
+    model = transformers.LlamaForCausalLM(
+        transformers.AutoConfig.from_pretrained(base, attention_bias=True)  # as the adapter's own base had them
+    )
+    biased = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"], bias="all"))
+    biased.save_pretrained(tmp_path / "biased")
+    with pytest.raises(UnsupportedModelError, match=r"the change of .*_proj\.bias is not defined: the base has no "):
+        report_of(base, tmp_path / "biased")
+
+
+def test_where_nothing_changes_nothing_is_announced(tmp_path: Path) -> None:
+    base, _ = made("llama", tmp_path)
+    model = transformers.LlamaForCausalLM.from_pretrained(base)
+    peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(tmp_path / "none")
+    report = report_of(base, tmp_path / "none")
+    assert not [line for line in report.summary.notable if "moved" in line or "changed most" in line or "loss" in line]

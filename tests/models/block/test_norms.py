@@ -15,7 +15,7 @@ from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNormGated
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
-from duat_cli.models.block.norms import _mean_free, freeze, recognise
+from duat_cli.models.block.norms import _mean_free, freeze, recognise, with_zeros
 
 WIDTHS = [2, 3, 4, 5, 7, 8, 33, 64]
 
@@ -88,6 +88,26 @@ def test_the_norms_of_transformers_are_recognised_in_float32(cls: type[nn.Module
     assert form is not None
     assert form.centered == (cls is CohereLayerNorm)
     assert far(freeze(form, x, y)(x), y) <= 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("name", "scale"), [
+    ("LayerNorm", 1e-5**-0.5), ("LayerNorm with large eps", 1e-3**-0.5), ("RMSNorm", 1e3), ("L2", 1e12),
+])  # fmt: skip
+def test_the_scale_of_the_zero_vector_is_that_of_what_is_close_to_it(
+    name: str, scale: float, dtype: torch.dtype
+) -> None:
+    module, x = randomised(NORMS[name][0](6)).to(dtype), normal(1, 5, 6).to(dtype)
+    form = recognise(module, x, module(x))
+    assert form is not None
+    x[:, 2] = 0.0
+    frozen = freeze(form, x, module(x))
+    found = with_zeros(frozen, x, module)
+    factor = float((form.gain.flatten()[0] / getattr(module, "weight", torch.ones(6))[0]).abs())
+    bar = 1e-6 if dtype is torch.float64 else 1e-4
+    assert far(found.scale[0, 2] * factor, torch.tensor([scale], dtype=dtype)) <= bar
+    others = [0, 1, 3, 4]
+    assert torch.equal(found.scale[:, others], frozen.scale[:, others])
 
 
 def test_gain_bias_and_scale_are_the_formula() -> None:

@@ -54,6 +54,23 @@ def test_the_factors_are_the_jacobian_of_the_frozen_model_in_float64(model_type:
         assert operator.error <= 1e-10
 
 
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "mixtral", "phi", "gpt2"])
+def test_a_token_whose_embedding_is_zero_has_its_columns_of_w(model_type: str) -> None:
+    """As that of a padding token that a prompt begins with: its norm's scale is 1 / sqrt(eps)."""
+    model, ids = double_model(model_type), torch.tensor([[3, 11, 5, 7, 3, 13]])
+    model.get_input_embeddings().weight.data[3] = 0.0
+    if model_type == "gpt2":
+        model.transformer.wpe.weight.data[0] = 0.0
+    expected = dense_blocks(model, ids, WIRINGS[model_type])
+    assert not expected[0].x[0].any()
+    assert expected[0].W.unflatten(1, (6, -1))[:, 0].any()
+    with InDouble():
+        got = operators(model, ids)
+    for (W, operator), block in zip(got, expected, strict=True):
+        assert far(W, block.W) <= 1e-7
+        assert operator.error <= 1e-10
+
+
 @pytest.mark.parametrize(
     "model_type",
     [

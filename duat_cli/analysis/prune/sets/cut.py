@@ -12,7 +12,7 @@ from duat_cli.models.edits.heads import HeadLayers, head_layers
 from duat_cli.models.instrument.tracing import trace
 from duat_cli.models.terms.feedforward import FeedForward, find_feedforward
 from duat_cli.models.terms.sites import TermId
-from duat_cli.text import one_line
+from duat_cli.text import one_line, plural
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _neuron_cuts(
         return (), terms
     if beyond:
         common = len(next(iter(cut.values())))
-        notes.append(f"{common} neurons a block are removed; those beyond, up to {beyond} a block, are zeroed")
+        notes.append(f"{plural(common, 'neuron')} a block removed; those beyond, up to {beyond} a block, are zeroed")
     # What is zeroed beside it is zeroed in the whole layers; then the layers are cut.
     return tuple((forms[k], numbers) for k, numbers in cut.items()), without_neurons_of(cut, terms)
 

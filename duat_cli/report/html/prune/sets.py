@@ -59,7 +59,7 @@ def _curve(report: PruneReport, number: int, beside: Sequence[PruneReport]) -> F
     return Figure(
         key=f"curve-{plan.granularity.replace(',', '-')}",
         title=f"Damage against the share of {many(plan.granularity)} removed, least damaging first",
-        says="Sets grow by the term of the least predicted damage. Below the dashed line they are within the budget.",
+        says="Sets grow from the least damaging term on. Below the dashed line they are within the budget.",
         picture=plot.svg(drawn, "Lines: predicted and measured damage against the share removed, with the budget."),
         tables=[
             _table(plan, number, "curve", plan.curve, _points(unit)),

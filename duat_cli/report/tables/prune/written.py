@@ -23,9 +23,9 @@ def written(found: Written | None) -> list[RenderableType]:
 
 def _size(found: Written) -> str:
     parts = [plural(len(found.removed_blocks), "block") + " removed"] if found.removed_blocks else []
-    parts += [f"{found.removed_neurons} neurons a block removed"] if found.removed_neurons else []
-    parts += [f"{found.removed_groups} key and value heads a block removed"] if found.removed_groups else []
-    parts += [f"{found.zeroed} terms zeroed and still stored"] if found.zeroed else []
+    parts += [plural(found.removed_neurons, "neuron") + " a block removed"] if found.removed_neurons else []
+    parts += [plural(found.removed_groups, "key and value head") + " a block removed"] if found.removed_groups else []
+    parts += [plural(found.zeroed, "term") + " zeroed and still stored"] if found.zeroed else []
     return (
         f"{', '.join(parts)}: {found.parameters_before:,} -> {found.parameters_after:,} parameters, "
         f"{numbers.plain(found.bytes_before / 1e6)} -> {numbers.plain(found.bytes_after / 1e6)} MB in {found.dtype}"
@@ -33,7 +33,7 @@ def _size(found: Written) -> str:
 
 
 def _perplexity(found: Written) -> str:
-    on = "held-out prompts" if found.measured_on == "held out" else "the prompts that chose the set"
+    on = "held-out prompts" if found.measured_on == "held out" else "of the prompts that chose the set"
     before, after = found.perplexity_before, found.perplexity_after
     if before is None or after is None:
         return f"perplexity: none; {found.reasons.get('perplexity_before') or found.reasons['perplexity_after']}"
