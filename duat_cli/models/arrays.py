@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -87,6 +88,12 @@ def fit(direction: Tensor, target: Tensor) -> Tensor:
     """The scalars that fit `direction` to `target` along the last axis."""
     square = direction.square().sum(dim=-1, keepdim=True)
     return (direction * target).sum(dim=-1, keepdim=True) / square.clamp_min(torch.finfo(square.dtype).tiny)
+
+
+def or_else(scale: Tensor, direction: Tensor, other: Callable[[], Tensor]) -> Tensor:
+    """Scalars fitted to `direction`; where that is zero, so that any would fit, the other ones, asked for only then."""
+    nothing = ~direction.any(dim=-1, keepdim=True)
+    return torch.where(nothing, other(), scale) if bool(nothing.any()) else scale
 
 
 def fit_heads(direction: Tensor, target: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ Recognition is by behaviour, not by name. A norm is a module for which a gain g,
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -74,12 +75,9 @@ def with_zeros(frozen: FrozenNorm, x: Tensor, norm: Callable[[Tensor], Tensor]) 
     zero = frozen.scale == 0
     if not bool(zero.any()):
         return frozen
-    u = _mean_free(x)
-    farther = nearer = frozen.scale
-    for power in range(1, CLOSEST):
-        close = u * 16.0**-power
-        farther, nearer = nearer, freeze(frozen.form, close, norm(close)).scale
-        if power > 1 and relative_error(nearer, farther) <= _invariance(x):  # what is left goes with 1 / 16²
+    close = (_mean_free(x) * 16.0**-power for power in range(1, CLOSEST))
+    for farther, nearer in itertools.pairwise(freeze(frozen.form, z, norm(z)).scale for z in close):
+        if relative_error(nearer, farther) <= _invariance(x):  # what is left goes with 1 / 16²
             return replace(frozen, scale=torch.where(zero, nearer + (nearer - farther) / 255, frozen.scale))
     raise UnsupportedModelError("a norm whose input is the zero vector has no scale there")
 

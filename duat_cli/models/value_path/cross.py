@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import fit, gaussian, random_like, relative_error, wide
+from duat_cli.models.arrays import fit, gaussian, or_else, random_like, relative_error, wide
 from duat_cli.models.instrument.records import CrossCall, Replay
 from duat_cli.models.instrument.rig import BlockRun, zero_given
 from duat_cli.models.value_path.factors import (
@@ -55,14 +55,16 @@ def cross_operator(run: BlockRun, known: BlockFactors) -> AttentionOperator:
     """W'_c of this block for this input, compared with what the block's own cross-attention adds."""
     call = _call(run)
     states, target = wide(call.states[0]), wide(call.attention.value[0])  # (K, width), (kv_heads, K, d)
-    constant = run.crossed(torch.zeros_like(call.states), stop_at_values=True).values[0]
+    constant = wide(run.crossed(torch.zeros_like(call.states), stop_at_values=True).values[0][0])
     product = states @ known.heads.value
-    scale = fit(product, target - wide(constant[0]))
-    value_error = relative_error(scale * product, target - wide(constant[0]))
-    if bool((nothing := ~product.any(dim=-1, keepdim=True)).any()):  # of the zero vector: as of others in its place
+
+    def of_others() -> Tensor:
         noise = random_like(call.states)
         made = run.crossed(noise, stop_at_values=True).values[0]
-        scale = torch.where(nothing, fit(wide(noise[0]) @ known.heads.value, wide(made[0]) - wide(constant[0])), scale)
+        return fit(wide(noise[0]) @ known.heads.value, wide(made[0]) - constant)
+
+    scale = or_else(fit(product, target - constant), product, of_others)
+    value_error = relative_error(scale * product, target - constant)
     token_scale, output_error = known.token_scale, known.error
     if token_scale is None:
         token_scale, output_error = _reach(run, known)

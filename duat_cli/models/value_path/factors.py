@@ -14,7 +14,17 @@ import torch
 from torch import Tensor
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import fit, fit_heads, gaussian, moved, random_like, relative_error, tolerance_for, wide
+from duat_cli.models.arrays import (
+    fit,
+    fit_heads,
+    gaussian,
+    moved,
+    or_else,
+    random_like,
+    relative_error,
+    tolerance_for,
+    wide,
+)
 from duat_cli.models.block.linears import stored_matrix
 from duat_cli.models.block.norms import NormForm
 from duat_cli.models.block.parts import Projection
@@ -87,9 +97,8 @@ def operator_of(
         if not run.parts.homogeneous:
             difference = product - known.heads.values_of(wide(base_items[0]))
             target = target - wide(base.values[0][0])
-        scale = fit_heads(difference, target)  # (kv_heads, N, 1)
+        scale = or_else(fit_heads(difference, target), difference, lambda: _of_others(run, known))  # (kv_heads, N, 1)
         value_error = relative_error(scale * difference, target)
-        scale = _of_nothing(run, known, difference, scale)
     gate, gate_error = gate_of(run, given) if known.gated else (None, 0.0)
     token_scale, output_error = known.token_scale, known.error
     if token_scale is None:
@@ -117,14 +126,11 @@ def operator_of(
     return operator
 
 
-def _of_nothing(run: BlockRun, known: BlockFactors, difference: Tensor, scale: Tensor) -> Tensor:
-    """s also of tokens of which V makes nothing, as of the zero vector: what the frozen block makes of others there."""
-    nothing = ~difference.any(dim=-1, keepdim=True)
-    if not bool(nothing.any()):
-        return scale
+def _of_others(run: BlockRun, known: BlockFactors) -> Tensor:
+    """s by what the frozen block makes of random vectors in place of the tokens', of which one may be zero."""
     zero, noise = torch.zeros_like(run.input), random_like(run.input)
     made = wide(values_of(run, noise)[0]) - wide(values_of(run, zero)[0])
-    return torch.where(nothing, fit_heads(known.heads.values_of(wide(noise[0])), made), scale)
+    return fit_heads(known.heads.values_of(wide(noise[0])), made)
 
 
 def own_contribution(run: BlockRun, tap: Tap) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import decoders
 import pytest
 import torch
 from decoders import attentions, given_to, through
@@ -49,10 +50,16 @@ LAYERS = {
 }
 
 
+@pytest.mark.parametrize("zero", [False, True])
 @pytest.mark.parametrize("model_type", LAYERS)
-def test_it_is_the_dense_matrix(model_type: str) -> None:
+def test_it_is_the_dense_matrix(model_type: str, zero: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """zero: one of the encoder's states is the zero vector, and has its columns all the same."""
     model = single_model(model_type).double()
-    states, out = given_to(model)[STATES][0], attentions(model)
+    given = given_to(model)
+    if zero:
+        given[STATES][:, 1] = 0.0
+        monkeypatch.setattr(decoders, "given_to", lambda model: given)
+    states, out = given[STATES][0], attentions(model)
     for operator, weights, (v, o) in zip(
         operators(model), out.cross_attentions, LAYERS[model_type](model), strict=True
     ):
