@@ -13,7 +13,8 @@ memory   peak memory of `inspect` and `attribute` against the number of blocks, 
 streamed `inspect` with weights read block by block against weights in memory, time, memory and numbers; checkpoints of
          135M and 1.1B parameters are made in the temporary folder (2.5 GB)
 planned  memory and time as planned against what processes use, on the demo and a 135M shape, resident and streamed
-many     `duat inspect --out`: prompts a second, memory against the number of prompts, one process against two
+many     `duat inspect --out`: prompts a second, of a small model also against a loop of bare capture, memory against
+         the number of prompts, one process against two
 criteria what duat's sets do to other text, against magnitude, activation x norm, Wanda-sp, FLAP, Taylor, HFPrune and
          ShortGPT at the same share of parameters; with --peer also torch-pruning, with --rounds also duat's sets of
          four rounds; --write puts the tables into configs/docs/pruning.md; a quarter of an hour, only when named
@@ -44,7 +45,7 @@ from benchmarks.criteria.part import criteria
 from benchmarks.dense import dense
 from benchmarks.direct_peer import direct_peer
 from benchmarks.lora import lora
-from benchmarks.many import many
+from benchmarks.many import captured_child, many
 from benchmarks.memory import attribute_child, child, memory
 from benchmarks.peer import peer
 from benchmarks.planned import planned
@@ -87,6 +88,8 @@ def main() -> None:
         what, *rest = arguments.child
         if what == "streamed":
             streamed_child(*rest)
+        elif what == "captured":
+            captured_child(*rest)
         elif what == "attribute":
             attribute_child(*map(int, rest))
         else:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from duat_cli.analysis.sources import advance_sources
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import relative_error, wide
+from duat_cli.models.arrays import relative_errors, wide
 from duat_cli.models.discovery.proof import ProvedBlock
 from duat_cli.models.instrument.records import Replay, UnitCall
 from duat_cli.models.instrument.rig import BlockRun
@@ -89,11 +89,17 @@ class Step:
     items: Tensor
     given: list[Tensor]
     replay: Replay
-    terms: BlockTerms
+    each: list[BlockTerms]  # one a prompt
     dynamic_bias: Tensor | None  # the dynamic piece at the FFN's first linear layer, (N, width)
     pre_activation: Tensor | None  # what the FFN's nonlinearity reads, (N, width)
     ffn_input: Carried | None = None  # the three pieces of what the FFN reads, where there is a pre-activation
     first: nn.Module | None = None  # the layer between the two; None: the nonlinearity itself reads the input
+
+    @property
+    def terms(self) -> BlockTerms:
+        """Of the one prompt that ran."""
+        [terms] = self.each
+        return terms
 
     def operator(self, run: BlockRun, block: ProvedBlock) -> AttentionOperator:
         """W' of this block and input; UnsupportedModelError says why there is none."""
@@ -125,7 +131,7 @@ def crossing(run: BlockRun, block: ProvedBlock) -> AttentionOperator | None:
 
 
 class Decomposition:
-    """Carries the pieces of one prompt through the blocks."""
+    """Carries the pieces of one prompt, or of a batch of prompts, through the blocks."""
 
     def __init__(self, *, one_by_one: bool = False, own: bool = False, by_source: bool = False) -> None:
         """one_by_one: carry every UAT term apart; own: measure each block's own in its output; by_source: carry the
@@ -161,27 +167,42 @@ class Decomposition:
             after.sources, after.uniform = advance_sources(run, before.linear, before.sources, before.uniform)
         self.carried = after
         inputs = [_pieces(images, bare, four) for images in replay.unit_inputs]
-        errors = [_missed(p, u.input) for u, p in zip(run.units, inputs, strict=True)]
-        error = max(_missed(after, run.output), *errors, 0.0)
-        if not math.isfinite(error):
+        whole = [(after, run.output), *zip(inputs, (unit.input for unit in run.units), strict=True)]
+        missed = [_missed(pieces, seen, run.prompts) for pieces, seen in whole]
+        errors = [max(own) for own in zip(*missed, strict=True)]
+        if not all(math.isfinite(error) for error in errors):
             dtype = str(x.dtype).removeprefix("torch.")
             raise UnsupportedModelError(
                 f"block {run.index}: its rebuilt output is not finite in {dtype}; run with --dtype float32"
             )
         place = _ffn_place(run)
-        pieces, whole, reason = _pre_activation(run, inputs, place)
-        pre = None if pieces is None or whole is None else _three(pieces, whole)
-        own = shares([_own_term(run, replay.end, given, bare)], run.output[0])[0] if self._own else None
-        terms = BlockTerms(_three(after, run.output[0]), own, pre, reason, error)
+        pieces, before_nonlinearity, reason = _pre_activation(run, inputs, place)
+        outputs = _three(after, run.output[0], run.prompts)
+        owns = self._own_shares(run, replay.end, given, bare)
+        read_by_ffn: list[ThreeParts] | list[None] = [None] * run.prompts
+        if pieces is not None and before_nonlinearity is not None:
+            read_by_ffn = _three(pieces, before_nonlinearity, run.prompts)
+        terms = [
+            BlockTerms(output, own, pre, reason, error)
+            for output, own, pre, error in zip(outputs, owns, read_by_ffn, errors, strict=True)
+        ]
         dynamic = None if pieces is None else pieces.dynamic
         first = None if place is None else run.parts.first_linears.get(run.units[place].module)
         read = None if pieces is None or place is None else inputs[place]
-        return Step(items, given, replay, terms, dynamic, whole, read, first)
+        return Step(items, given, replay, terms, dynamic, before_nonlinearity, read, first)
+
+    def _own_shares(
+        self, run: BlockRun, images: Tensor, given: list[Tensor], bare: bool
+    ) -> list[PartNumbers] | list[None]:
+        """Of the block's own term in its output, of each prompt."""
+        if not self._own:
+            return [None] * run.prompts
+        return [own for [own] in shares_each([_own_term(run, images, given, bare)], run.output[0], run.prompts)]
 
 
-def _missed(pieces: Carried, whole: Tensor) -> float:
-    """How far the sum of the pieces is from the whole, relative."""
-    return relative_error(pieces.total, whole.reshape(pieces.linear.shape))
+def _missed(pieces: Carried, whole: Tensor, prompts: int) -> list[float]:
+    """How far the sum of the pieces is from the whole, relative, of each prompt."""
+    return relative_errors(pieces.total, whole.reshape(pieces.linear.shape), prompts)
 
 
 def _items(before: Carried, bare: bool, own: bool) -> Tensor:
@@ -258,24 +279,37 @@ def _advance_terms(run: BlockRun, before: Carried, static: Tensor | None, given:
 
 def shares(parts: list[Tensor], whole: Tensor) -> list[PartNumbers]:
     """Share and norm of each part of `whole`, all (N, width); in the dtype of the run (float32 at least)."""
-    size = _inner(whole, whole)
-    if size == 0.0:
-        return [PartNumbers(None, None)] * len(parts)
-    return [PartNumbers(_inner(p, whole) / size, (_inner(p, p) / size) ** 0.5) for p in parts]
+    [numbers] = shares_each(parts, whole, 1)
+    return numbers
 
 
-def _inner(a: Tensor, b: Tensor) -> float:
-    return float(torch.dot(wide(a).reshape(-1), wide(b).reshape(-1)))
+def shares_each(parts: list[Tensor], whole: Tensor, prompts: int) -> list[list[PartNumbers]]:
+    """The same of each prompt, whose tokens stand behind each other."""
+    sizes = _inner(whole, whole, prompts)
+    numbers = [zip(_inner(p, whole, prompts), _inner(p, p, prompts), strict=True) for p in parts]
+    return [
+        [PartNumbers(met / size, (square / size) ** 0.5) if size else PartNumbers(None, None) for met, square in own]
+        for size, *own in zip(sizes, *numbers, strict=True)
+    ]
 
 
-def _three(parts: Carried, whole: Tensor) -> ThreeParts:
-    linear, dynamic, *rest = shares(
-        [p for p in (parts.linear, parts.dynamic, parts.encoder, parts.static) if p is not None], whole
-    )
-    encoder = rest.pop(0) if parts.encoder is not None else None
-    # a static part that is exactly zero has share and norm zero, unless there is nothing to share
-    none = PartNumbers(None, None) if linear.share is None else PartNumbers(0.0, 0.0)
-    return ThreeParts(linear, rest[0] if rest else none, dynamic, encoder)
+def _inner(a: Tensor, b: Tensor, prompts: int) -> list[float]:
+    """⟨a, b⟩ of each prompt."""
+    if prompts == 1:
+        return [float(torch.dot(wide(a).reshape(-1), wide(b).reshape(-1)))]
+    return torch.linalg.vecdot(wide(a).reshape(prompts, -1), wide(b).reshape(prompts, -1)).tolist()
+
+
+def _three(parts: Carried, whole: Tensor, prompts: int) -> list[ThreeParts]:
+    """Of each prompt."""
+    named = [p for p in (parts.linear, parts.dynamic, parts.encoder, parts.static) if p is not None]
+    found = []
+    for linear, dynamic, *rest in shares_each(named, whole, prompts):
+        encoder = rest.pop(0) if parts.encoder is not None else None
+        # a static part that is exactly zero has share and norm zero, unless there is nothing to share
+        none = PartNumbers(None, None) if linear.share is None else PartNumbers(0.0, 0.0)
+        found.append(ThreeParts(linear, rest[0] if rest else none, dynamic, encoder))
+    return found
 
 
 def _ffn_place(run: BlockRun) -> int | None:

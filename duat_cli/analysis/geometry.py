@@ -32,6 +32,7 @@ class Geometry:
     factors: HeadFactors
     _channels: list[ChannelGram] = field(default_factory=list)
     _maps: list[Tensor] = field(default_factory=list)
+    _total: list[Tensor] = field(default_factory=list)
 
     @classmethod
     def of(cls, factors: HeadFactors, gram: Tensor, entries: Tensor) -> Geometry:
@@ -55,6 +56,12 @@ class Geometry:
         if found.numel() <= KEPT_MAPS:
             self._maps.append(found)
         return found
+
+    def sorted_total(self) -> Tensor | None:
+        """|entries| of the sum of every A_h, sorted; None where the maps are not kept."""
+        if not self._total and self.factors.heads * self.factors.width * self.factors.hidden_size <= KEPT_MAPS:
+            self._total.append(self.maps().sum(dim=0).abs().flatten().sort().values)
+        return self._total[0] if self._total else None
 
 
 def geometry(factors: BlockFactors, name: str, cache: TensorCache) -> Geometry:

@@ -1,4 +1,5 @@
-"""Whether a model's own forward pass fails, without any part of duat in it: then its config.json is at fault."""
+"""Whether a model's own forward pass fails, without any part of duat in it: then its config.json is at fault; or gives
+nothing."""
 
 from __future__ import annotations
 
@@ -7,11 +8,12 @@ from collections.abc import Iterable
 import torch
 
 from duat_cli.analysis.prepared import parts_of
-from duat_cli.errors import ForwardError, is_out_of_memory
+from duat_cli.errors import ForwardError, NoSignalError, is_out_of_memory
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.quiet import described
 from duat_cli.models.discovery.modality import Given, placed, stack_of
 from duat_cli.models.discovery.structure import probe_inputs, run_stack
+from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.forwards import forwards
 
 _TOKENS = 8
@@ -39,3 +41,12 @@ def own_fault(loaded: LoadedModel, prompts: Iterable[Given] = ()) -> ForwardErro
                 "these weights are: restore it"
             )
     return None
+
+
+def require_signal(run: BlockRun) -> None:
+    """Refuses a block that puts out zeros alone: |x - rebuilt| / |x| is 0 / 0 there, and so is every share of x."""
+    if not all(low or high for low, high in zip(*(bounds.tolist() for bounds in run.bounds), strict=True)):
+        raise NoSignalError(
+            f"every hidden state behind block {run.index} ({run.parts.name}) is zero, so the certificate, an error "
+            "relative to the hidden states, is undefined; are the weights zero?"
+        )

@@ -12,18 +12,18 @@ from typing import Any, Protocol
 
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
 
 from duat_cli.analysis.clock import Clock
 from duat_cli.analysis.decomposition import Step
 from duat_cli.analysis.geometry import Geometry, geometry
-from duat_cli.analysis.own_fault import own_fault
+from duat_cli.analysis.own_fault import own_fault, require_signal
 from duat_cli.analysis.plan.shape import shape_of
 from duat_cli.analysis.plan.waves import prompt_waves
 from duat_cli.analysis.prepared import stack_read
 from duat_cli.analysis.progress import Progress
 from duat_cli.cache.tensors import TensorCache, gram_key
-from duat_cli.errors import CheckpointError, DuatError, NoSignalError, UnsupportedModelError, is_out_of_memory
+from duat_cli.errors import CheckpointError, DuatError, UnsupportedModelError, is_out_of_memory
 from duat_cli.loading.model.fingerprint import fingerprint
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
@@ -93,6 +93,7 @@ class Session:
         self._known, self._clock = Known(chain=loaded.chain), Clock()
         self._checks = False  # whether the prompt under way is one that the model's own output is compared on
         self.plain_error = 0.0  # the largest so far
+        self.batch_size = 1  # prompts that run together at most
         self.whole = False  # whether norms are held as of `Rig`, in sweeps over weights that are in memory
         self._geometries: dict[int, Geometry] = {}
         self.heads, self.kv_heads, self.heads_differ, self._most = 0, 0, False, (False, 0, 0)
@@ -271,16 +272,23 @@ class Session:
             for event in alone.chained():
                 alone.parts_of(event.module)
 
+    def sweep_batch(self, batch: Sequence[Tensor], listener: Listener) -> None:
+        """As `sweep`, over token ids of as many tokens each, (1, N), as one batch; not before one prompt has run by
+        itself, and with all weights in memory."""
+        structure, given = self.structure, torch.cat([*batch])
+        rig = structure.rig(prompts=len(batch))
+        one_by_one(self._prepared(given, listener, rig, structure.calls, check=False).passes)
+
     def _prepared(
         self, given: Given, listener: Listener, rig: Rig, blocks: Iterable[nn.Module], *, check: bool | None = None
     ) -> _Sweep:
-        """The passes of one prompt, ready to run."""
+        """The passes of one prompt or of a batch, ready to run."""
         given = placed(given, self.loaded.device, self._dtype)
         stack = stack_of(self.loaded.model)
         checks = (self._every_plain or not self._swept) if check is None else check
 
         def listen(run: BlockRun) -> None:
-            if not all(math.isfinite(bound) for bound in run.bounds):
+            if not all(math.isfinite(bound) for bounds in run.bounds for bound in bounds.tolist()):
                 why = f"block {run.index} puts out values that are not finite in {self.loaded.dtype}"
                 raise self._blamed(UnsupportedModelError(why))
             require_signal(run)
@@ -339,7 +347,7 @@ class Session:
             device=self.loaded.device,
             dtype=self.loaded.dtype,
             attention="eager",
-            batch_size=1,
+            batch_size=self.batch_size,
         )
 
     def model_facts(self) -> ModelFacts:
@@ -384,15 +392,6 @@ class Session:
 
     def run_facts(self, shared: int = 0) -> Run:
         return self._clock.run(self.loaded.planned_memory, shared=shared)
-
-
-def require_signal(run: BlockRun) -> None:
-    """Refuses a block that puts out zeros alone: |x - rebuilt| / |x| is 0 / 0 there, and so is every share of x."""
-    if not any(run.bounds):
-        raise NoSignalError(
-            f"every hidden state behind block {run.index} ({run.parts.name}) is zero, so the certificate, an error "
-            "relative to the hidden states, is undefined; are the weights zero?"
-        )
 
 
 def prompt_facts(prompts: Sequence[Prompt]) -> list[PromptFacts]:

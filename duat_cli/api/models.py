@@ -131,7 +131,7 @@ def verify(
     `inspect`."""
     load_libraries()
     with undisturbed():
-        from duat_cli.analysis.inspect.run import verify as compute
+        from duat_cli.analysis.inspect.verify import verify as compute
 
         files = input_files(image, audio, inputs, stack, decoder_prompt)
         asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, files)

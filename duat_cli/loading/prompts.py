@@ -1,6 +1,7 @@
 """Prompts: where they come from, and as token ids that the model can take.
 
-Every prompt runs on its own: in a batch, padding moves the numbers (0.07 of a logit in bfloat16).
+No prompt is ever padded, since padding moves the numbers (0.07 of a logit in bfloat16): those that run together have as
+many tokens.
 """
 
 from __future__ import annotations

@@ -29,6 +29,21 @@ def relative_error(got: Tensor, expected: Tensor) -> float:
     return error if math.isfinite(error) else float("inf")
 
 
+def relative_errors(got: Tensor, expected: Tensor, prompts: int, axis: int = 0) -> list[float]:
+    """The same of each prompt, whose tokens stand behind each other on that axis."""
+    if prompts == 1:
+        return [relative_error(got, expected)]
+    by_prompt = [
+        torch.linalg.vector_norm(wide(x).movedim(axis, 0).reshape(prompts, -1), dim=1).tolist()
+        for x in (got - expected, expected)
+    ]
+    zero = {True: 0.0, False: math.inf}
+    return [
+        (error if math.isfinite(error := off / size) else math.inf) if size else zero[off == 0.0]
+        for off, size in zip(*by_prompt, strict=True)
+    ]
+
+
 def _length(x: Tensor) -> float:
     """The Frobenius norm; one dot product, which is the cheapest pass over a small tensor."""
     flat = wide(x).reshape(-1)

@@ -31,6 +31,7 @@ class CouplingSums:
 
     def __init__(self, kinds: int) -> None:
         self._sums = torch.zeros(kinds, len(_SUMMED), dtype=torch.float64)
+        self._read: list[list[float]] = []  # the sums as numbers, once asked for
 
     def add(self, squares: Tensor, start: int) -> None:
         """squares: (kinds, n, N) of C_ij² for the rows i = start … start + n - 1."""
@@ -59,10 +60,12 @@ class CouplingSums:
         """What each row adds to the sums, by name: (kinds, n) each."""
         columns = {**columns, "squared_distance": columns["distance"].double().square()}
         self._sums += torch.stack([columns[name] for name in _SUMMED]).sum(dim=-1, dtype=torch.float64).T.cpu()
+        self._read = []
 
     def numbers(self, kind: int) -> CouplingNumbers:
         """The numbers of one kind."""
-        s = dict(zip(_SUMMED, self._sums[kind].tolist(), strict=True))
+        self._read = self._read or self._sums.tolist()
+        s = dict(zip(_SUMMED, self._read[kind], strict=True))
         rows, later = s["rows"], s["later_rows"]
         variance = s["squared_distance"] / rows - (s["distance"] / rows) ** 2 if rows else None
         return CouplingNumbers(
@@ -86,35 +89,39 @@ _SUMMED = ("energy", "diagonal", "rows", "entropy", "context", "distance", "squa
 
 
 class OperatorSums:
-    """Accumulates what W' as a whole needs from rows of Ĥ: K, the correlation of blocks, the block norms."""
+    """Accumulates what W' as a whole needs from rows of Ĥ: K, the correlation of blocks, the block norms.
 
-    def __init__(self, root: Tensor) -> None:
-        """root: R with R R = G, (heads, heads), float64."""
-        heads = len(root)
+    Of several W' of as many tokens an axis stands in front of every tensor.
+    """
+
+    def __init__(self, root: Tensor, several: int | None = None) -> None:
+        """root: R with R R = G, (heads, heads), float64; several: how many W', None for one without an axis."""
+        lead = () if several is None else (several,)
         self._root = root
-        self.head_products = torch.zeros(heads, heads, dtype=torch.float64, device=root.device)  # K
+        self.head_products = torch.zeros(*lead, *root.shape, dtype=torch.float64, device=root.device)  # K
         self._directions = torch.zeros_like(self.head_products)  # Σ û ûᵀ
-        self.nonzero_blocks = 0
+        self.nonzero_blocks = torch.zeros(lead, dtype=torch.int64, device=root.device)
 
     def add(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """rows: some rows of Ĥ, (heads, n, N). Returns their C² and which of their blocks are not zero, (n, N) each."""
-        heads, count, tokens = rows.shape
-        flat = rows.reshape(heads, -1)
-        self.head_products += flat @ flat.T
+        shape = rows.shape[-2:]
+        flat = rows.flatten(-2)
+        self.head_products += flat @ flat.mT
         # Softmax goes down to 1e-45, whose square is lost: each ĥ_ij is scaled to a largest entry of one first.
-        size = flat.abs().amax(dim=0).clamp_min(torch.finfo(flat.dtype).smallest_normal)  # (n N)
+        size = flat.abs().amax(dim=-2, keepdim=True).clamp_min(torch.finfo(flat.dtype).smallest_normal)  # (1, n N)
         vectors = self._root.to(flat.dtype) @ (flat / size)
-        squares = vectors.square().sum(dim=0)  # |R ĥ_ij / size|²
+        squares = vectors.square().sum(dim=-2, keepdim=True)  # |R ĥ_ij / size|²
         alive = squares > 0
-        self._directions += (vectors / (squares + ~alive)) @ vectors.T
-        self.nonzero_blocks += int(torch.count_nonzero(alive))
-        return (squares * size.square()).reshape(count, tokens), alive.reshape(count, tokens)
+        self._directions += (vectors / (squares + ~alive)) @ vectors.mT
+        self.nonzero_blocks += torch.count_nonzero(alive) if alive.ndim == 2 else alive.sum(dim=(-2, -1))
+        return (squares * size.square()).squeeze(-2).unflatten(-1, shape), alive.squeeze(-2).unflatten(-1, shape)
 
-    def block_correlation(self) -> float | None:
-        """Root mean square cosine over all pairs of nonzero blocks = ‖mean of û ûᵀ‖_F."""
-        if not self.nonzero_blocks:
-            return None
-        return min(float(torch.linalg.matrix_norm(self._directions / self.nonzero_blocks)), 1.0)
+    def block_correlations(self) -> list[float | None]:
+        """Root mean square cosine over all pairs of nonzero blocks = ‖mean of û ûᵀ‖_F, of each W'; None for W' = 0."""
+        counts = self.nonzero_blocks[..., None, None].clamp_min(1)
+        sizes = torch.linalg.matrix_norm(self._directions / counts).clamp_max(1.0)
+        pairs = zip(sizes.reshape(-1).tolist(), self.nonzero_blocks.reshape(-1).tolist(), strict=True)
+        return [size if count else None for size, count in pairs]
 
 
 def token_grams(values: Tensor, output: Tensor) -> Tensor:
@@ -127,6 +134,6 @@ def token_grams(values: Tensor, output: Tensor) -> Tensor:
 
 
 def weighted_squares(rows: Tensor, grams: Tensor) -> Tensor:
-    """‖B_ij x_j‖² = ĥ_ijᵀ Q_j ĥ_ij: rows (heads, n, N), grams (N, heads, heads) to (n, N)."""
-    by_source = rows.permute(2, 0, 1).to(grams.dtype).contiguous()  # (N, heads, n)
-    return ((grams @ by_source) * by_source).sum(dim=1).T.clamp_min(0)
+    """‖B_ij x_j‖² = ĥ_ijᵀ Q_j ĥ_ij: rows (heads, n, N), grams (N, heads, heads) to (n, N); or an axis before each."""
+    by_source = rows.movedim(-1, -3).to(grams.dtype).contiguous()  # (N, heads, n)
+    return ((grams @ by_source) * by_source).sum(dim=-2).mT.clamp_min(0)

@@ -163,7 +163,12 @@ def gram_root(G: Tensor) -> Tensor:
 
 def frobenius_norm(K: Tensor, G: Tensor) -> float:
     """‖W'‖_F = sqrt(Σ_hk G[h, k] K[h, k]) with K[h, k] = ⟨Ĥ_h, Ĥ_k⟩."""
-    return max(float((K * G).sum()), 0.0) ** 0.5
+    return frobenius_norms(K, G)[0]
+
+
+def frobenius_norms(K: Tensor, G: Tensor) -> list[float]:
+    """The same of several W', of which either has an axis in front."""
+    return [max(square, 0.0) ** 0.5 for square in (K * G).sum(dim=(-2, -1)).reshape(-1).tolist()]
 
 
 def kronecker_spectrum(K: Tensor, root: Tensor) -> Tensor:

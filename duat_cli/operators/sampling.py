@@ -6,6 +6,7 @@ every input among the nonzero blocks; each entry Σ_h Ĥ_h[i, j] A_h[a, b] is th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from duat_cli.operators.kronecker import HeadFactors
 
 ENTRIES_AT_ONCE = 1 << 16  # what caches hold
+PAIRS_AT_ONCE = 16  # of blocks, as many columns as a product of few heads is fast with
 Z_95 = 1.959963984540054
 
 
@@ -48,11 +50,28 @@ def exact_share(left: Tensor, maps: Tensor, cutoff: float) -> ShareEstimate:
     maps = maps.reshape(heads, -1)  # (heads, width M)
     pairs = left.flatten(1).T  # (rows N, heads)
     pairs = pairs[pairs.any(dim=1)]
-    at_once = max(1, ENTRIES_AT_ONCE // maps.shape[1])
+    at_once = max(1 if maps.shape[1] > ENTRIES_AT_ONCE else PAIRS_AT_ONCE, ENTRIES_AT_ONCE // maps.shape[1])
     # each comparison in place, as 0 or 1: a table of booleans beside it would take twice the time
     kind = torch.promote_types(maps.dtype, torch.float32)
-    count = sum(int((some @ maps).abs_().gt_(cutoff).sum(dtype=kind)) for some in pairs.split(at_once))
+    count = sum(int(_entries(some, maps).abs_().gt_(cutoff).sum(dtype=kind)) for some in pairs.split(at_once))
     share = count / (rows * tokens * maps.shape[1])
+    return ShareEstimate(share, share, share)
+
+
+def _entries(pairs: Tensor, maps: Tensor) -> Tensor:
+    """Every entry of some blocks, in any order. With few heads the product is faster by column where it has enough."""
+    return maps.mT @ pairs.mT if len(pairs) >= PAIRS_AT_ONCE else pairs @ maps
+
+
+def exact_multiples(sizes: Tensor, values: Tensor, blocks: int, cutoff: float) -> ShareEstimate:
+    """The same where every block is a multiple of one matrix, by a search in its sorted entries.
+
+    sizes: |factor| of the blocks that are not zero, (n,); values: the matrix's |entries|, sorted; blocks: how many
+    there are in all.
+    """
+    within = torch.searchsorted(values, (cutoff / sizes.double()).to(values.dtype), right=True)
+    count = len(sizes) * len(values) - int(within.sum())
+    share = count / (blocks * len(values))
     return ShareEstimate(share, share, share)
 
 
@@ -62,9 +81,21 @@ def sampled_share(pairs: Tensor, entries: Tensor, cutoff: float, nonzero_share: 
     pairs: ĥ_ij of uniformly drawn nonzero blocks, (n, heads); entries: (n, heads), from `sample_entries`;
     nonzero_share: share of blocks that are nonzero. 95 % Wilson score interval.
     """
-    hits = int(((pairs * entries).sum(dim=1).abs() > cutoff).sum())
-    low, high = wilson_interval(hits, len(pairs))
-    return ShareEstimate(hits / len(pairs) * nonzero_share, low * nonzero_share, high * nonzero_share)
+    [found] = sampled_shares(pairs[None], entries, [cutoff], [nonzero_share])
+    return found
+
+
+def sampled_shares(
+    pairs: Tensor, entries: Tensor, cutoffs: Sequence[float], nonzero_shares: Sequence[float]
+) -> list[ShareEstimate]:
+    """The same of several W' whose nonzero blocks are the same. pairs: (W', n, heads)."""
+    limits = torch.tensor(cutoffs, dtype=pairs.dtype, device=pairs.device)[:, None]
+    hits = ((pairs * entries).sum(dim=-1).abs() > limits).sum(dim=-1).tolist()
+    draws, found = pairs.shape[-2], []
+    for count, nonzero in zip(hits, nonzero_shares, strict=True):
+        low, high = wilson_interval(count, draws)
+        found.append(ShareEstimate(count / draws * nonzero, low * nonzero, high * nonzero))
+    return found
 
 
 def wilson_interval(hits: int, draws: int) -> tuple[float, float]:

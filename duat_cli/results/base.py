@@ -44,7 +44,9 @@ class Environment(Result):
     device: str = Field(description="where it ran, such as cpu or cuda:0")
     dtype: str = Field(description="dtype of weights and arithmetic, e.g. float32")
     attention: str = Field(description="attention arithmetic; always the model's own eager formula")
-    batch_size: int = Field(description="prompts per forward pass; always 1, so that padding cannot move a number")
+    batch_size: int = Field(
+        description="prompts per forward pass at most; those of one pass have as many tokens, so that none is padded"
+    )
 
 
 class ModelFacts(Result):

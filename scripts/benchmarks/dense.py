@@ -30,7 +30,7 @@ def dense(runs: int) -> list[Row]:
         squares, _ = sums.add(attention)
         K = sums.head_products
         found["closed"] = (frobenius_norm(K, G), float(squares.sum()), float(spectrum(K, root)[0]),
-                           sums.block_correlation() or 0.0)  # fmt: skip
+                           sums.block_correlations()[0] or 0.0)  # fmt: skip
 
     def written_out() -> None:
         W = KroneckerSum(attention, factors).dense(limit=tokens * width)

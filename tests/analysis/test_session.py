@@ -17,7 +17,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from duat_cli.analysis import decomposition
 from duat_cli.analysis.decomposition import Step
-from duat_cli.analysis.inspect.run import InspectOptions, inspect, verify
+from duat_cli.analysis.inspect.run import InspectOptions, inspect
+from duat_cli.analysis.inspect.verify import verify
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_error
 from duat_cli.models.block import norms
@@ -266,7 +267,7 @@ def test_what_is_not_finite_is_no_error_of_zero(monkeypatch: pytest.MonkeyPatch)
             deviation(seen, plain)
     calls = iter(range(100))
     missed = decomposition._missed
-    monkeypatch.setattr(decomposition, "_missed", lambda *a: float("inf") if next(calls) == 3 else missed(*a))
+    monkeypatch.setattr(decomposition, "_missed", lambda *a: [float("inf")] if next(calls) == 3 else missed(*a))
     assert verdict(single_model("llama")) == "refused"
 
 

@@ -145,7 +145,8 @@ FAKES = {
         module("duat_cli.analysis.prepared", asked_inputs=lambda *a, **k: []),
         module("duat_cli.analysis.operator_file", OperatorFile=OperatorFile),
         module("duat_cli.analysis.inspect.maps", Maps=object),  # it imports torch, which a process pays for
-        module("duat_cli.analysis.inspect.run", inspect=inspect, verify=verify, InspectOptions=SimpleNamespace),
+        module("duat_cli.analysis.inspect.run", inspect=inspect, InspectOptions=SimpleNamespace),
+        module("duat_cli.analysis.inspect.verify", verify=verify),
         module(
             "duat_cli.analysis.support",
             support_of=support_of,

@@ -5,14 +5,26 @@ from __future__ import annotations
 import functools
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from duat_cli.analysis.decomposition import BlockTerms, PartNumbers, ThreeParts
 from duat_cli.analysis.inspect.measured.numbers import NullNumbers, OperatorNumbers
-from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.operators.coupling import CouplingNumbers
 from duat_cli.operators.sampling import ShareEstimate
-from duat_cli.results.inspect import Part, Parts, Terms
-from duat_cli.results.operator import Coupling, Density, NullDensity, NullOperator, Nulls, NullStats, OperatorStats
+from duat_cli.results.inspect import Part, Parts, PromptBlock, Terms
+from duat_cli.results.operator import (
+    Coupling,
+    CrossOperator,
+    Density,
+    NullDensity,
+    NullOperator,
+    Nulls,
+    NullStats,
+    OperatorStats,
+    Routing,
+)
 
+NOT_ASKED = "computed with --null all"
 ZERO_OPERATOR = "W' is zero"
 NOT_COUNTED = "W' is zero, or no drawn pair of tokens met a nonzero block"
 ZERO_STREAM = "the vector to share is zero"
@@ -21,17 +33,56 @@ NO_SPECTRUM = "computed with --spectrum"
 NO_ENCODER = "no encoder is read, and no features of pictures are added up to here"
 
 
-class DensityOptions(Protocol):
-    """The part of the options that density needs."""
+class Options(Protocol):
+    """The part of the options that a block's numbers follow from."""
 
     @property
     def threshold(self) -> float: ...
     @property
     def conv_width(self) -> int: ...
+    @property
+    def spectrum(self) -> bool: ...
+
+
+def measured_block(
+    prompt: int,
+    numbers: OperatorNumbers,
+    terms: BlockTerms,
+    options: Options,
+    like: Tensor,
+    *,
+    products: int,
+    error: float,
+    cross: CrossOperator | None = None,
+    routing: Routing | None = None,
+) -> PromptBlock:
+    """Of a block whose W' was measured; its null of uniform attention follows once all blocks are through.
+
+    like: the stream, (…, M); products, error: as of `AttentionOperator`.
+    """
+    tokens, width = len(numbers.seen), like.shape[-1]
+    return PromptBlock(
+        prompt=prompt,
+        operator=operator_stats(numbers, tokens, width, like.element_size(), products, error, options.spectrum),
+        density=density(numbers, tokens, width, options),
+        coupling=coupling(numbers.coupling, tokens),
+        coupling_weighted=coupling(numbers.weighted, tokens),
+        null=nulls("computed for all blocks together", NOT_ASKED),
+        terms=block_terms(terms),
+        cross=cross,
+        certificate_error=terms.error,
+        routing=routing,
+    )
 
 
 def operator_stats(
-    numbers: OperatorNumbers, tokens: int, width: int, element_size: int, operator: AttentionOperator, spectrum: bool
+    numbers: OperatorNumbers,
+    tokens: int,
+    width: int,
+    element_size: int,
+    products: int,
+    error: float,
+    spectrum: bool,
 ) -> OperatorStats:
     reasons: dict[str, str] = {}
     stable_rank = None
@@ -52,8 +103,8 @@ def operator_stats(
         stable_rank=stable_rank,
         effective_heads=numbers.effective_heads,
         block_correlation=numbers.block_correlation,
-        kronecker_products=operator.products,
-        certificate_error=operator.error,
+        kronecker_products=products,
+        certificate_error=error,
         reasons=reasons,
     )
 
@@ -77,7 +128,7 @@ def no_operator(tokens: int, width: int, element_size: int, reason: str) -> Oper
     )
 
 
-def density(numbers: OperatorNumbers, tokens: int, width: int, options: DensityOptions) -> Density:
+def density(numbers: OperatorNumbers, tokens: int, width: int, options: Options) -> Density:
     return Density(
         structural=numbers.structural,
         **_interval(numbers.numerical),
@@ -93,13 +144,13 @@ def _interval(estimate: ShareEstimate | None) -> dict[str, Any]:
     return dict(zip(names, (estimate.share, estimate.low, estimate.high), strict=True))
 
 
-def no_density(tokens: int, width: int, options: DensityOptions, reason: str) -> Density:
+def no_density(tokens: int, width: int, options: Options, reason: str) -> Density:
     names = ("structural", "numerical", "numerical_low", "numerical_high")
     absent: dict[str, Any] = dict.fromkeys(names)
     return Density(**absent, **_references(tokens, width, options), reasons=dict.fromkeys(names, reason))
 
 
-def _references(tokens: int, width: int, options: DensityOptions) -> dict[str, Any]:
+def _references(tokens: int, width: int, options: Options) -> dict[str, Any]:
     """What a linear layer and a 1-D convolution would have (design of the papers: 1/N, 1/M and about k/N)."""
     return {
         "threshold": options.threshold,

@@ -1,6 +1,9 @@
-"""One block's W' under one input: its size, its density, and how it couples tokens."""
+"""One block's W' under one input: its size, its density, and how it couples tokens; or that of a batch of prompts."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -9,9 +12,9 @@ from duat_cli.analysis.geometry import Geometry
 from duat_cli.analysis.inspect.measured.entries import Pairs, are_counted, cutoff_of, estimated
 from duat_cli.analysis.inspect.measured.gated import measure_gated
 from duat_cli.analysis.inspect.measured.numbers import OperatorNumbers, row_pieces, spectral
-from duat_cli.models.value_path.operator import AttentionOperator
+from duat_cli.models.value_path.operator import AttentionOperator, PromptOperators
 from duat_cli.operators.coupling import CouplingSums, OperatorSums, token_grams, weighted_squares
-from duat_cli.operators.kronecker import effective_heads, frobenius_norm, kronecker_spectrum
+from duat_cli.operators.kronecker import effective_heads, frobenius_norms, kronecker_spectrum
 from duat_cli.operators.sampling import ShareEstimate, exact_share
 
 
@@ -21,68 +24,145 @@ def measure(
     """All statistics of W' in one pass over the rows of H."""
     if operator.gate is not None:
         return measure_gated(operator, geometry, threshold=threshold, spectrum=spectrum, matrix=matrix)
-    tokens, heads = operator.values.shape[1], operator.factors.heads
-    sums, coupling = OperatorSums(geometry.root), CouplingSums(kinds=2)
-    grams = token_grams(operator.values, operator.factors.output)
-    pairs = Pairs(tokens)
-    squares: list[Tensor] = []
-    seen: list[Tensor] = []
-    # where it does not matter which heads reach a block, the blocks that any head reaches are counted
-    whole, filled = geometry.pattern.alike and bool(operator.source_scale.all()), 0.0
-    for start, every in row_pieces(operator, heads):
-        seen.append(every.abs().amax(dim=0) > 0)
-        width = _width(seen[-1], start)
-        attention = every[..., :width]
-        scaled = attention * operator.source_scale[:, None, :width]
-        rows, alive = sums.add(scaled)
-        coupling.add(torch.stack([rows, weighted_squares(attention, grams[:width])]), start)
-        pairs.add(scaled, alive, start)
-        if not whole:
-            filled += geometry.pattern.filled(scaled.flatten(1).abs())
-        if matrix:
-            squares.append(nn.functional.pad(rows, (0, tokens - width)))
-    reached = torch.cat(seen)
-    masked = operator.allowed is not None and not bool((reached & ~operator.allowed).any())
-    if operator.allowed is not None and masked:
-        reached = operator.allowed  # what the mask leaves counts, also where a softmax underflows
-    met = reached & (operator.token_scale != 0).reshape(-1, 1)
-    if whole:
-        filled = int(torch.count_nonzero(met)) * geometry.pattern.share()
-    elif masked:
-        filled = geometry.pattern.filled(operator.source_scale.abs(), met.sum(dim=0))
-    norm = frobenius_norm(sums.head_products, geometry.gram)
-    nonzero = sums.nonzero_blocks / tokens**2
-    return OperatorNumbers(
-        frobenius_norm=norm,
-        effective_heads=effective_heads(kronecker_spectrum(sums.head_products, geometry.root)),
-        block_correlation=sums.block_correlation(),
-        spectral_norm=spectral(operator) if spectrum and norm > 0 else None,
-        structural=filled / tokens**2,
-        numerical=_numerical(operator, geometry, norm, threshold, pairs, nonzero) if norm > 0 else None,
-        coupling=coupling.numbers(0),
-        weighted=coupling.numbers(1),
-        seen=reached,
-        arriving=grams.sum(dim=(1, 2)),
-        matrix=torch.cat(squares).sqrt() if matrix else None,
-    )
+    sums = _Sums(geometry, operator.source_scale, token_grams(operator.values, operator.factors.output), matrix=matrix)
+    sums.add(row_pieces(operator, operator.factors.heads))
+    [numbers] = sums.numbers(operator.allowed, operator.token_scale, threshold)
+    return replace(numbers, spectral_norm=spectral(operator)) if spectrum and numbers.frobenius_norm > 0 else numbers
+
+
+def measure_each(operators: PromptOperators, geometry: Geometry, *, threshold: float) -> list[OperatorNumbers]:
+    """The same of every prompt of a batch."""
+    grams = token_grams(operators.values.transpose(0, 1).flatten(1, 2), geometry.factors.output)
+    grams = grams.unflatten(0, operators.source_scale.shape[::2])  # (prompts, N, heads, heads)
+    sums = _Sums(geometry, operators.source_scale, grams)
+    sums.add([(0, operators.attention)])
+    return sums.numbers(operators.allowed, operators.token_scale, threshold)
+
+
+class _Sums:
+    """What the statistics are made of, from rows of H. Of several prompts an axis stands in front of every tensor."""
+
+    def __init__(self, geometry: Geometry, source_scale: Tensor, grams: Tensor, *, matrix: bool = False) -> None:
+        """source_scale: s, (heads, N); grams: as of `token_grams`; matrix: whether C is asked for."""
+        *lead, _, self._tokens = source_scale.shape
+        self._several = lead[0] if lead else None
+        self._prompts = self._several or 1
+        self._geometry, self._scale, self._grams, self._matrix = geometry, source_scale, grams, matrix
+        self._sums, self._coupling = OperatorSums(geometry.root, self._several), CouplingSums(2 * self._prompts)
+        self._pairs: list[Pairs] = []  # one where the nonzero blocks of all are the same
+        self._squares: list[Tensor] = []
+        self._seen: list[Tensor] = []
+        # where it does not matter which heads reach a block, the blocks that any head reaches are counted
+        self._whole, self._filled = geometry.pattern.alike and bool(source_scale.all()), [0.0] * self._prompts
+        factors = geometry.factors
+        self._inner, self._outer = self._tokens * factors.width, self._tokens * factors.hidden_size
+        self._left: list[Tensor] | None = [] if are_counted(self._inner * self._outer) else None  # Ĥ
+
+    def add(self, pieces: Iterable[tuple[int, Tensor]]) -> None:
+        """All of t H, as (first row, some rows (heads, n, N))."""
+        for start, every in pieces:
+            self._seen.append(every.abs().amax(dim=-3) > 0)
+            width = _width(self._seen[-1], start)
+            attention = every[..., :width]
+            scaled = attention * self._scale[..., None, :width]
+            rows, alive = self._sums.add(scaled)
+            kinds = torch.stack([rows, weighted_squares(attention, self._grams[..., :width, :, :])])
+            self._coupling.add(kinds if self._several is None else kinds.flatten(0, 1), start)
+            if not self._whole:
+                for k, one in enumerate(self._each(scaled)):
+                    self._filled[k] += self._geometry.pattern.filled(one.flatten(1).abs())
+            if self._left is not None:
+                self._left.append(nn.functional.pad(scaled, (0, self._tokens - width)))
+            else:
+                self._draw(scaled, alive, start)
+            if self._matrix:
+                self._squares.append(nn.functional.pad(rows, (0, self._tokens - width)))
+
+    def numbers(self, allowed: Tensor | None, token_scale: Tensor, threshold: float) -> list[OperatorNumbers]:
+        """Of each prompt. allowed: as of `AttentionOperator`, the same for all; token_scale: t, (N,) or (1,)."""
+        geometry, sums, count = self._geometry, self._sums, self._prompts
+        seen = self._reached(allowed)
+        norms = frobenius_norms(sums.head_products, geometry.gram)
+        spectra = kronecker_spectrum(sums.head_products, geometry.root).reshape(count, -1)
+        arriving = self._grams.sum(dim=(-2, -1)).reshape(count, -1)
+        filled = self._structural(seen, token_scale)
+        numerical = self._numerical(norms, threshold)
+        matrix = torch.cat(self._squares).sqrt() if self._matrix else None
+        return [
+            OperatorNumbers(
+                frobenius_norm=norm,
+                effective_heads=effective_heads(spectra[k]),
+                block_correlation=correlation,
+                spectral_norm=None,
+                structural=filled[k] / self._tokens**2,
+                numerical=numerical[k],
+                coupling=self._coupling.numbers(k),
+                weighted=self._coupling.numbers(count + k),
+                seen=seen[k],
+                arriving=arriving[k],
+                matrix=matrix,
+            )
+            for k, (norm, correlation) in enumerate(zip(norms, sums.block_correlations(), strict=True))
+        ]
+
+    def _draw(self, scaled: Tensor, alive: Tensor, start: int) -> None:
+        if self._several is not None and not torch.equal(alive, alive[:1].expand_as(alive)):
+            parts = list(zip(scaled.unbind(), alive.unbind(), strict=True))
+        else:
+            parts = [(scaled, alive if self._several is None else alive[0])]
+        self._pairs = self._pairs or [Pairs(self._tokens) for _ in parts]
+        for pairs, part in zip(self._pairs, parts, strict=True):
+            pairs.add(*part, start)
+
+    def _reached(self, allowed: Tensor | None) -> list[Tensor]:
+        """Of each prompt which tokens a row may attend to, (N, N): what the mask leaves, also where a softmax
+        underflows; without one what some head reaches."""
+        reached = torch.cat(self._seen, dim=-2).reshape(-1, self._tokens, self._tokens)
+        if allowed is None:
+            self._masked = [False] * self._prompts
+            return list(reached)
+        beyond = (reached & ~allowed).flatten(1).any(dim=1).tolist()
+        self._masked = [not some for some in beyond]
+        return [own if some else allowed for own, some in zip(reached, beyond, strict=True)]
+
+    def _structural(self, seen: list[Tensor], token_scale: Tensor) -> list[float]:
+        """Σ over the blocks of W' of the share of entries that can be other than zero, of each prompt."""
+        pattern, scales = self._geometry.pattern, self._each(self._scale)
+        met = [one & (t != 0)[:, None] for one, t in zip(seen, self._each(token_scale), strict=True)]
+        if self._whole:
+            return [int(torch.count_nonzero(one)) * pattern.share() for one in met]
+        return [
+            pattern.filled(scale.abs(), one.sum(dim=0)) if masked else filled
+            for one, scale, masked, filled in zip(met, scales, self._masked, self._filled, strict=True)
+        ]
+
+    def _numerical(self, norms: list[float], threshold: float) -> list[ShareEstimate | None]:
+        """The share of entries beyond the threshold, of each prompt; None for W' = 0."""
+        geometry, nonzero = self._geometry, (self._sums.nonzero_blocks.reshape(-1) / self._tokens**2).tolist()
+        cutoffs = [cutoff_of(self._inner, self._outer, norm, threshold) for norm in norms]
+        found: list[ShareEstimate | None]
+        if self._left is not None:
+            left = self._each(torch.cat(self._left, dim=-2))
+            found = [exact_share(one, geometry.maps(), cutoff) for one, cutoff in zip(left, cutoffs, strict=True)]
+        else:
+            vectors = [pairs.vectors(len(geometry.entries)) for pairs in self._pairs]
+            if len(vectors) == 1:
+                found = estimated(vectors[0].reshape(self._prompts, *vectors[0].shape[-2:]), geometry, cutoffs, nonzero)
+            else:
+                each = zip(vectors, cutoffs, nonzero, strict=True)
+                found = [estimated(one[None], geometry, [cutoff], [share])[0] for one, cutoff, share in each]
+        return [one if norm > 0 else None for one, norm in zip(found, norms, strict=True)]
+
+    def _each(self, x: Tensor) -> list[Tensor]:
+        """A tensor of each prompt."""
+        return [x] if self._several is None else list(x.unbind())
 
 
 def _width(seen: Tensor, start: int) -> int:
     """How many columns of the rows from `start` on, (n, N), hold anything: the tokens behind the last one that some row
     sees, as under a causal mask, add nothing to any sum. The diagonal is kept."""
-    if start + len(seen) >= seen.shape[1]:
-        return seen.shape[1]
-    columns = seen.any(dim=0).nonzero()
-    last = int(columns[-1]) + 1 if len(columns) else 0
-    return max(last, start + len(seen))
-
-
-def _numerical(
-    operator: AttentionOperator, geometry: Geometry, norm: float, threshold: float, pairs: Pairs, nonzero: float
-) -> ShareEstimate | None:
-    tokens, factors = operator.values.shape[1], operator.factors
-    inner, outer = tokens * factors.width, tokens * factors.hidden_size
-    cutoff = cutoff_of(inner, outer, norm, threshold)
-    if are_counted(inner * outer):
-        return exact_share(operator.matrix().left, geometry.maps(), cutoff)
-    return estimated(pairs.vectors(len(geometry.entries)), geometry, cutoff, nonzero)
+    if start + seen.shape[-2] >= seen.shape[-1]:
+        return seen.shape[-1]
+    columns = seen.any(dim=-2).nonzero()
+    last = int(columns[:, -1].max()) + 1 if len(columns) else 0
+    return max(last, start + seen.shape[-2])

@@ -1,8 +1,7 @@
-"""`duat inspect` and `duat verify`: prompts through the model, block by block, into a report."""
+"""`duat inspect`: prompts through the model, block by block, into a report."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
@@ -10,19 +9,16 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from duat_cli import __version__
-from duat_cli.analysis.decomposition import Decomposition, Step, crossing, shares
+from duat_cli.analysis.decomposition import Decomposition, Step, shares
 from duat_cli.analysis.inspect.assemble import (
     block_terms,
-    coupling,
-    density,
+    measured_block,
     no_coupling,
     no_density,
     no_operator,
-    null_stats,
     nulls,
-    operator_stats,
 )
+from duat_cli.analysis.inspect.batch import FEWEST, add_uniform, batches, leaders_of, sweep_batch
 from duat_cli.analysis.inspect.end_to_end import end_to_end
 from duat_cli.analysis.inspect.maps import Maps
 from duat_cli.analysis.inspect.measured.cross import cross_of
@@ -40,13 +36,11 @@ from duat_cli.loading.checkpoint.stored import most_stored
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.discovery.growing import Growing
-from duat_cli.models.instrument.activations import largest_activation
+from duat_cli.models.instrument.activations import largest_activations
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.guest import Guest
 from duat_cli.models.value_path.operator import AttentionOperator
-from duat_cli.results.inspect import BlockCertificate, InspectReport, PromptBlock, UatTerm, VerifyReport
-
-NOT_ASKED = "computed with --null all"
+from duat_cli.results.inspect import InspectReport, PromptBlock, UatTerm
 
 
 class Beside(Protocol):
@@ -99,7 +93,10 @@ def inspect(
         matrices.open(session, prompts, chosen(options.layers, len(session.structure.calls)))
     if states is not None:
         states.open(session, prompts, chosen(options.layers, len(session.structure.calls)))
-    sweeps = sweep_prompts(session, prompts, options, matrices, progress, beside, maps, states)
+    if matrices is beside is maps is states is None:
+        sweeps = _in_batches(session, prompts, options, progress)
+    else:
+        sweeps = sweep_prompts(session, prompts, options, matrices, progress, beside, maps, states)
     layers = chosen(options.layers, len(session.structure.calls))
     if matrices is not None:
         matrices.finish()
@@ -124,6 +121,18 @@ def inspect(
     return report if maps is None else report.model_copy(update={"maps": maps.maps()})
 
 
+def _in_batches(
+    session: Session, prompts: Sequence[Prompt], options: InspectOptions, progress: Progress
+) -> list[PromptSweep]:
+    """Of all prompts, those of as many tokens together where there are enough of them."""
+    if len(prompts) < 2 * FEWEST:
+        return sweep_prompts(session, prompts, options, None, progress)
+    first = sweep_prompts(session, prompts[:1], options, None, lambda *_: None)
+    leading = leaders_of(session, options, [p.input_ids.shape[1] for p in prompts])
+    together = [[number - 1 for number in batch] for batch in batches(leading)]
+    return first + sweep_prompts(session, prompts[1:], options, None, progress, together=together)
+
+
 def _prepared_by_count(prompts: Sequence[Prompt]) -> dict[int, Mapping[str, Tensor]] | None:
     """What a model that reads no token ids is run on, by the count of its positions; None for token ids."""
     found = {p.input_ids.shape[1]: p.prepared for p in prompts if p.prepared is not None}
@@ -144,62 +153,6 @@ def report_head(session: Session) -> InspectHead:
     )
 
 
-def verify(loaded: LoadedModel, prompts: Sequence[Prompt], progress: Progress) -> VerifyReport:
-    """The certificate alone: blocks, factors of W', and how far each is from the model's own output."""
-    session = Session(loaded, progress, cache=False, every_plain=True)
-    errors: dict[tuple[int, int], float] = {}  # by block and prompt
-    operators: dict[tuple[int, int], float] = {}
-    crossed: dict[tuple[int, int], float] = {}
-    reasons: dict[int, str] = {}
-    uncrossed: dict[int, str] = {}
-    tick = ticker(progress, session, prompts)
-
-    def listener(number: int) -> Listener:
-        decomposition = Decomposition()
-
-        def listen(run: BlockRun) -> None:
-            step = decomposition.advance(run)
-            errors[run.index, number] = step.terms.error
-            operator, reason = _operator(session, run, step)
-            if operator is not None:
-                operators[run.index, number] = operator.error
-            elif reason is not None:
-                reasons[run.index] = reason
-            cross, reason = _or_reason(lambda: crossing(run, session.structure.block(run.index)))
-            if cross is not None:
-                crossed[run.index, number] = cross.error
-            elif reason is not None:
-                uncrossed[run.index] = reason
-            tick(number)
-
-        return listen
-
-    session.sweep_all(prompts, listener)
-    certificate = session.certificate(max(errors.values()))
-    return VerifyReport(
-        duat_version=__version__,
-        environment=session.environment(),
-        model=session.model_facts(),
-        prompts=prompt_facts(prompts),
-        certificate=certificate,
-        blocks=[
-            BlockCertificate(
-                index=i,
-                name=session.structure.block(i).parts.name,
-                certificate_error=max(e for (block, _), e in errors.items() if block == i),
-                operator_error=_largest(operators, i) if i not in reasons else None,
-                operator_reason=reasons.get(i),
-                cross_error=_largest(crossed, i) if i not in uncrossed else None,
-                cross_reason=uncrossed.get(i),
-            )
-            for i in sorted({block for block, _ in errors})
-        ],
-        skipped=session.skipped(),
-        warnings=session.warnings(),
-        run=session.run_facts(),
-    )
-
-
 # -- one prompt ----------------------------------------------------------------------------------------------
 
 
@@ -212,11 +165,18 @@ def sweep_prompts(
     beside: Beside | None = None,
     maps: Maps | None = None,
     states: StateFiles | None = None,
+    together: Sequence[Sequence[int]] = (),
 ) -> list[PromptSweep]:
-    """Everything that the blocks of each prompt add."""
+    """Everything that the blocks of each prompt add. together: batches of as many tokens, as of `batches`, where
+    nothing is asked beside the numbers of the report; not before one prompt has run."""
     found: dict[int, PromptSweep] = {}
     under_way: dict[int, _UnderWay] = {}
     tick = ticker(progress, session, prompts)
+    for batch in together:
+        if (swept := sweep_batch(session, [prompts[k] for k in batch], options)) is not None:
+            found.update(zip(batch, swept, strict=True))
+            tick(batch[-1], session.depth * len(batch))
+    alone = [number for number in range(len(prompts)) if number not in found]
 
     def listener(number: int) -> Listener:
         sweep = found[number] = PromptSweep({}, [], [], {}, {})
@@ -232,7 +192,7 @@ def sweep_prompts(
             held.output = run.output[0]
             sweep.errors.append(step.terms.error)
             if options.layers is None or run.index in options.layers:
-                sweep.largest[run.index] = largest_activation(run)
+                [sweep.largest[run.index]] = largest_activations(run)
                 if states is not None:
                     states.block(number, run, step, held.decomposition)
                 sweep.blocks[run.index] = _prompt_block(
@@ -254,9 +214,14 @@ def sweep_prompts(
         if options.end_to_end:
             assert held.decomposition.carried is not None
             found[number] = replace(found[number], end_to_end=end_to_end(held.decomposition.carried))
-        _add_uniform(found[number], held.uniform, prompts[number].input_ids.shape[1])
+        add_uniform([found[number]], held.uniform, prompts[number].input_ids.shape[1])
 
-    session.sweep_all(prompts, listener, ended, None if beside is None else beside.guest_of(session))
+    session.sweep_all(
+        [prompts[number] for number in alone],
+        lambda place: listener(alone[place]),
+        lambda place, output: ended(alone[place], output),
+        None if beside is None else beside.guest_of(session),
+    )
     if beside is not None:
         beside.swept(session)
     return [found[number] for number in range(len(prompts))]
@@ -271,39 +236,16 @@ class _UnderWay:
     output: Tensor | None = None  # of the last block, (N, M)
 
 
-def _add_uniform(sweep: PromptSweep, uniform: UniformNulls, tokens: int) -> None:
-    """The null of uniform attention, which is computed for all blocks together."""
-    for index, numbers in uniform.numbers().items():
-        block = sweep.blocks[index]
-        stats = null_stats(numbers, tokens)
-        sweep.blocks[index] = block.model_copy(update={"null": nulls(stats, block.null.reasons["reinitialised"])})
+def ticker(progress: Progress, session: Session, prompts: Sequence[Prompt]) -> Callable[..., None]:
+    """Called behind every block of a prompt with the prompt's number; `times`: behind as many blocks or prompts."""
+    done, total = 0, len(prompts) * session.depth
 
-
-def ticker(progress: Progress, session: Session, prompts: Sequence[Prompt]) -> Callable[[int], None]:
-    """Called behind every block of a prompt with the prompt's number."""
-    done, total = itertools.count(1), len(prompts) * session.depth
-
-    def tick(number: int) -> None:
-        progress(next(done), total, f"prompt {number + 1} of {len(prompts)}")
+    def tick(number: int, times: int = 1) -> None:
+        nonlocal done
+        done += times
+        progress(done, total, f"prompt {number + 1} of {len(prompts)}")
 
     return tick
-
-
-def _operator(session: Session, run: BlockRun, step: Step) -> tuple[AttentionOperator | None, str | None]:
-    """W' of this block and input, or why there is none."""
-    return _or_reason(lambda: session.operator(run, step))
-
-
-def _or_reason(operator: Callable[[], AttentionOperator | None]) -> tuple[AttentionOperator | None, str | None]:
-    try:
-        return operator(), None
-    except UnsupportedModelError as fault:
-        return None, str(fault)
-
-
-def _largest(errors: Mapping[tuple[int, int], float], index: int) -> float | None:
-    """Over the prompts of one block."""
-    return max((error for (block, _), error in errors.items() if block == index), default=None)
 
 
 def _prompt_block(
@@ -318,8 +260,7 @@ def _prompt_block(
     uniform: UniformNulls,
 ) -> PromptBlock:
     tokens, width = run.input.shape[1:]
-    operator, reason = _operator(session, run, step)
-    terms = block_terms(step.terms)
+    operator, reason = or_reason(lambda: session.operator(run, step))
     cross = cross_of(run, session.structure.block(run.index))
     heads = routing(run) if options.routing else None
     if operator is None:
@@ -335,7 +276,7 @@ def _prompt_block(
             coupling=no_coupling(reason),
             coupling_weighted=no_coupling(reason),
             null=nulls(reason, reason),
-            terms=terms,
+            terms=block_terms(step.terms),
             cross=cross,
             certificate_error=step.terms.error,
             routing=heads,
@@ -354,18 +295,25 @@ def _prompt_block(
     if mapped is not None and numbers.matrix is not None:
         mapped.add(number, run.index, numbers.matrix)
     uniform.add(run.index, operator, geometry, numbers)
-    return PromptBlock(
-        prompt=number,
-        operator=operator_stats(numbers, tokens, width, run.input.element_size(), operator, options.spectrum),
-        density=density(numbers, tokens, width, options),
-        coupling=coupling(numbers.coupling, tokens),
-        coupling_weighted=coupling(numbers.weighted, tokens),
-        null=nulls("computed for all blocks together", NOT_ASKED),  # the first follows once all blocks are through
-        terms=terms,
+    return measured_block(
+        number,
+        numbers,
+        step.terms,
+        options,
+        run.input,
+        products=operator.products,
+        error=operator.error,
         cross=cross,
-        certificate_error=step.terms.error,
         routing=heads,
     )
+
+
+def or_reason(operator: Callable[[], AttentionOperator | None]) -> tuple[AttentionOperator | None, str | None]:
+    """W' of a block and input, or why there is none."""
+    try:
+        return operator(), None
+    except UnsupportedModelError as fault:
+        return None, str(fault)
 
 
 def _uat_terms(decomposition: Decomposition, output: Tensor) -> list[UatTerm]:

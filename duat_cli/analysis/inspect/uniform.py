@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,21 +14,24 @@ from duat_cli.analysis.geometry import Geometry
 from duat_cli.analysis.inspect.measured.entries import are_counted, cutoff_of, draws, estimated
 from duat_cli.analysis.inspect.measured.numbers import NullNumbers, OperatorNumbers, null_of
 from duat_cli.analysis.inspect.operator import measure
-from duat_cli.models.value_path.operator import AttentionOperator
-from duat_cli.operators.kronecker import HeadFactors, effective_heads, frobenius_norm, kronecker_spectrum
-from duat_cli.operators.sampling import ShareEstimate, exact_share
+from duat_cli.models.value_path.operator import AttentionOperator, PromptOperators
+from duat_cli.operators.kronecker import effective_heads, frobenius_norms, kronecker_spectrum
+from duat_cli.operators.sampling import ShareEstimate, exact_multiples, exact_share
 from duat_cli.operators.uniform import UniformOperators
 
 PATTERN_BYTES = 1 << 26  # of patterns kept until their blocks are worked on
+
+
+Key = tuple[int, int]
+"""A block and, of a batch, a prompt."""
 
 
 @dataclass(frozen=True)
 class _Kept:
     """What a block's null needs; H is none of it."""
 
-    index: int
+    key: Key
     geometry: Geometry
-    factors: HeadFactors
     sources: Tensor  # s, (N, heads)
     token_scale: Tensor  # t, (N,)
     arriving: Tensor  # ‖Σ_h v_jh O_h‖², (N,)
@@ -40,6 +45,13 @@ class _Group:
     heads: int
     blocks: list[_Kept] = field(default_factory=list)
 
+    def by_geometry(self) -> list[tuple[Geometry, list[int]]]:
+        """The places of the blocks that share a geometry: a block under several prompts."""
+        found: dict[int, tuple[Geometry, list[int]]] = {}
+        for place, block in enumerate(self.blocks):
+            found.setdefault(id(block.geometry), (block.geometry, []))[1].append(place)
+        return [*found.values()]
+
     @functools.cached_property
     def met(self) -> tuple[Tensor, Tensor]:
         """(i, j) of the drawn token pairs of which i sees j, in order of drawing."""
@@ -49,7 +61,7 @@ class _Group:
 
 
 class UniformNulls:
-    """The nulls of one prompt's blocks, computed together where their rows see the same tokens.
+    """The nulls of the blocks of one prompt, or of a batch, computed together where their rows see the same tokens.
 
     together: False computes each at once, so that no block's factors are kept.
     """
@@ -57,44 +69,57 @@ class UniformNulls:
     def __init__(self, threshold: float, *, together: bool = True) -> None:
         self._threshold, self._together = threshold, together
         self._groups: list[_Group] = []
-        self._found: dict[int, NullNumbers] = {}
+        self._found: dict[int, dict[int, NullNumbers]] = defaultdict(dict)  # by prompt and block
 
     def add(self, index: int, operator: AttentionOperator, geometry: Geometry, numbers: OperatorNumbers) -> None:
         """The block of that index, whose W' was measured."""
         if numbers.arriving is None or operator.offsets != (0,):  # with a gate, or values of several tokens
             even = operator.uniform(numbers.seen)
             found = measure(even, geometry, threshold=self._threshold, spectrum=False, matrix=False)
-            self._found[index] = null_of(found)
+            self._found[0][index] = null_of(found)
             return
-        tokens = len(numbers.seen)
-        scale = operator.token_scale.double().expand(tokens)
-        sources = operator.source_scale.T.double()
-        kept = _Kept(index, geometry, operator.factors, sources, scale, numbers.arriving.double())
-        self._group(numbers.seen, operator.factors.heads).blocks.append(kept)
+        self._keep((index, 0), geometry, numbers, operator.source_scale.T.double(), operator.token_scale.double())
+
+    def add_each(
+        self, index: int, operators: PromptOperators, geometry: Geometry, numbers: Sequence[OperatorNumbers]
+    ) -> None:
+        """The same of every prompt of a batch."""
+        scales = zip(operators.source_scale.mT.double(), operators.token_scale.double(), strict=True)
+        for prompt, (own, (sources, scale)) in enumerate(zip(numbers, scales, strict=True)):
+            self._keep((index, prompt), geometry, own, sources, scale)
+
+    def _keep(
+        self, key: Key, geometry: Geometry, numbers: OperatorNumbers, sources: Tensor, token_scale: Tensor
+    ) -> None:
+        assert numbers.arriving is not None
+        scale = token_scale.expand(len(numbers.seen))
+        kept = _Kept(key, geometry, sources, scale, numbers.arriving.double())
+        self._group(numbers.seen, geometry.factors.heads).blocks.append(kept)
         if not self._together:
             self._work_off()
 
     def _group(self, seen: Tensor, heads: int) -> _Group:
         for group in self._groups:
-            if group.heads == heads and torch.equal(group.seen, seen):
+            if group.heads == heads and (group.seen is seen or torch.equal(group.seen, seen)):
                 return group
         if sum(group.seen.numel() for group in self._groups) + seen.numel() > PATTERN_BYTES:
             self._work_off()
         self._groups.append(_Group(seen, heads))
         return self._groups[-1]
 
-    def numbers(self) -> dict[int, NullNumbers]:
-        """By block."""
+    def numbers(self, prompt: int = 0) -> dict[int, NullNumbers]:
+        """By block; of that prompt of a batch."""
         self._work_off()
-        return self._found
+        return self._found[prompt]
 
     def _work_off(self) -> None:
         for group in self._groups:
-            self._found |= _numbers(group, self._threshold)
+            for (index, prompt), numbers in _numbers(group, self._threshold).items():
+                self._found[prompt][index] = numbers
         self._groups.clear()
 
 
-def _numbers(group: _Group, threshold: float) -> dict[int, NullNumbers]:
+def _numbers(group: _Group, threshold: float) -> dict[Key, NullNumbers]:
     blocks, tokens = group.blocks, len(group.seen)
     roots = torch.stack([b.geometry.root for b in blocks])
     all_of = UniformOperators(
@@ -106,34 +131,77 @@ def _numbers(group: _Group, threshold: float) -> dict[int, NullNumbers]:
     )
     products, correlations = all_of.head_products(), all_of.block_correlations()
     spectra = kronecker_spectrum(products, roots)
-    nonzero = (all_of.nonzero_blocks() / tokens**2).tolist()
-    found = {}
-    for k, block in enumerate(blocks):
-        norm = frobenius_norm(products[k], block.geometry.gram)
-        filled = block.geometry.pattern.filled(block.sources.T.abs(), all_of.readers[k])
-        found[block.index] = NullNumbers(
+    norms = frobenius_norms(products, torch.stack([b.geometry.gram for b in blocks]))
+    filled, numerical = _filled(group, all_of), _numerical(group, all_of, norms, threshold)
+    return {
+        block.key: NullNumbers(
             effective_heads=effective_heads(spectra[k]),
             block_correlation=correlations[k],
-            structural=filled / tokens**2,
-            numerical=_numerical(group, block, all_of, k, threshold, norm, nonzero[k]) if norm > 0 else None,
+            structural=filled[k] / tokens**2,
+            numerical=numerical[k] if norms[k] > 0 else None,
             coupling=all_of.coupling(k),
             weighted=all_of.weighted(k),
         )
-    return found
+        for k, block in enumerate(blocks)
+    }
+
+
+def _filled(group: _Group, all_of: UniformOperators) -> list[float]:
+    """Σ over the blocks of each W' of the share of entries that can be other than zero."""
+    met = (all_of.readers * (all_of.sources != 0).any(dim=-1)).sum(dim=-1).tolist()
+    patterns = [block.geometry.pattern for block in group.blocks]
+    return [
+        met[k] * p.share() if p.alike else p.filled(all_of.sources[k].T.abs(), all_of.readers[k])
+        for k, p in enumerate(patterns)
+    ]
 
 
 def _numerical(
-    group: _Group, block: _Kept, all_of: UniformOperators, k: int, threshold: float, norm: float, nonzero: float
-) -> ShareEstimate | None:
+    group: _Group, all_of: UniformOperators, norms: list[float], threshold: float
+) -> list[ShareEstimate | None]:
     """The share of entries above threshold times their root mean square, by the same token pairs as of W' itself."""
-    scale, tokens = all_of.row_scale[k], len(group.seen)
-    inner, outer = tokens * block.factors.width, tokens * block.factors.hidden_size
-    cutoff = cutoff_of(inner, outer, norm, threshold)
-    if are_counted(inner * outer):
-        left = group.seen * scale[:, None] * block.sources.T[:, None]  # (heads, N, N)
-        return exact_share(left.to(block.factors.value.dtype), block.geometry.maps(), cutoff)
+    tokens, found = len(group.seen), list[ShareEstimate | None]([None] * len(norms))
+    nonzero = (all_of.nonzero_blocks() / tokens**2).tolist()
+    for geometry, places in group.by_geometry():
+        inner, outer = tokens * geometry.factors.width, tokens * geometry.factors.hidden_size
+        cutoffs = [cutoff_of(inner, outer, norms[k], threshold) for k in places]
+        each: list[ShareEstimate | None]
+        if are_counted(inner * outer):
+            each = [_counted(group.seen, all_of, k, geometry, c) for k, c in zip(places, cutoffs, strict=True)]
+        else:
+            each = _sampled(group, all_of, places, geometry, cutoffs, [nonzero[k] for k in places])
+        for k, estimate in zip(places, each, strict=True):
+            found[k] = estimate
+    return found
+
+
+def _counted(seen: Tensor, all_of: UniformOperators, k: int, geometry: Geometry, cutoff: float) -> ShareEstimate:
+    rows, sources = seen * all_of.row_scale[k][:, None], all_of.sources[k]
+    total = geometry.sorted_total()
+    alike = sources.mean(dim=-1, keepdim=True)
+    if total is not None and bool(((sources - alike).abs() <= 8 * torch.finfo(total.dtype).eps * alike.abs()).all()):
+        sizes = rows * alike[:, 0].abs()  # every block is a multiple of the sum of the head maps
+        return exact_multiples(sizes[sizes > 0], total, sizes.numel(), cutoff)
+    left = rows * sources.T[:, None]  # (heads, N, N)
+    return exact_share(left.to(geometry.factors.value.dtype), geometry.maps(), cutoff)
+
+
+def _sampled(
+    group: _Group,
+    all_of: UniformOperators,
+    places: list[int],
+    geometry: Geometry,
+    cutoffs: list[float],
+    nonzero: list[float],
+) -> list[ShareEstimate | None]:
+    """places: which of the group's blocks; cutoffs, nonzero: theirs."""
     i, j = group.met
-    rows, alive = scale.index_select(0, i), all_of.alive[k].index_select(0, j)
-    hit = (alive & (rows > 0)).nonzero()[:, 0]
-    vectors = block.sources.T.index_select(1, j.index_select(0, hit)) * rows.index_select(0, hit)  # (heads, n)
-    return estimated(vectors.to(block.geometry.entries.dtype).T, block.geometry, cutoff, nonzero)
+    rows, alive = all_of.row_scale[places].index_select(1, i), all_of.alive[places].index_select(1, j)
+    hit = alive & (rows > 0)
+    if len(places) > 1 and not torch.equal(hit, hit[:1].expand_as(hit)):
+        alone = zip(places, cutoffs, nonzero, strict=True)
+        return [_sampled(group, all_of, [k], geometry, [c], [share])[0] for k, c, share in alone]
+    chosen = hit[0].nonzero()[:, 0]
+    sources = all_of.sources[places].mT.index_select(2, j.index_select(0, chosen))  # (places, heads, n)
+    vectors = sources * rows.index_select(1, chosen)[:, None]
+    return estimated(vectors.to(geometry.entries.dtype).mT, geometry, cutoffs, nonzero)

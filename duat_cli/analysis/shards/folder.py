@@ -1,4 +1,5 @@
-"""A folder of results: a manifest, the keys of the prompts, one shard a process, and files of a command's own.
+"""A folder of results: a manifest, the keys of the prompts and their batches, one shard a process, and files of a
+command's own.
 
 Prompts are told apart by the hash of their text and by their position in the set, since a text may stand there twice.
 """
@@ -30,7 +31,7 @@ from duat_cli.loading.checkpoint.files import plain_mode
 from duat_cli.loading.prompt_set import digest_of, key_of
 from duat_cli.text import clean, one_line
 
-MANIFEST, KEYS = "manifest.json", "prompts.keys"
+MANIFEST, KEYS, LEADERS = "manifest.json", "prompts.keys", "prompts.batches"
 _NAME = re.compile(r"shard-(\d+)-of-(\d+)\.jsonl")
 _NOWHERE = -1
 A = TypeVar("A", bound=Aside)
@@ -60,15 +61,15 @@ class Index:
 class Folder:
     """Results of one model, set of prompts and settings."""
 
-    def __init__(self, path: Path, manifest: Manifest, keys: array[int]) -> None:
-        self.path, self.manifest, self.keys = path, manifest, keys
+    def __init__(self, path: Path, manifest: Manifest, keys: array[int], leaders: array[int]) -> None:
+        self.path, self.manifest, self.keys, self.leaders = path, manifest, keys, leaders
         self.seal = manifest.seal()
 
     # -- opening -----------------------------------------------------------------------------------------
 
     @classmethod
-    def open(cls, path: Path, manifest: Manifest, keys: array[int]) -> Folder:
-        """To add results; what is there has to be of the same manifest."""
+    def open(cls, path: Path, manifest: Manifest, keys: array[int], leaders: array[int]) -> Folder:
+        """To add results; what is there has to be of the same manifest. leaders: as of `owners`."""
         with _faults(path):
             path.mkdir(parents=True, exist_ok=True)
             _create(path / MANIFEST, manifest)
@@ -80,18 +81,20 @@ class Folder:
                         f"{one_line(str(here), 40)} here; give another folder"
                     )
             _put(path / KEYS, keys.tobytes())
-        return cls(path, theirs, keys)
+            _put(path / LEADERS, leaders.tobytes())
+        return cls(path, theirs, keys, leaders)
 
     @classmethod
     def read(cls, path: Path) -> Folder:
         """To merge them."""
         with _faults(path):
             manifest = _manifest(path)
-            keys = array("Q")
+            keys, leaders = array("Q"), array("I")
             keys.frombytes((path / KEYS).read_bytes())
-        if digest_of(keys) != manifest.prompt_set:
+            leaders.frombytes((path / LEADERS).read_bytes())
+        if digest_of(keys) != manifest.prompt_set or len(leaders) != len(keys):
             raise InputError(f"{clean(str(path / KEYS))}: is not that of the manifest; run the same command again")
-        return cls(path, manifest, keys)
+        return cls(path, manifest, keys, leaders)
 
     # -- results -----------------------------------------------------------------------------------------
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import random
+from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
+from duat_cli.analysis.inspect.batch import FEWEST, leaders_of
 from duat_cli.analysis.inspect.run import InspectOptions, chosen, report_head, sweep_prompts
 from duat_cli.analysis.inspect.total import InspectHead, InspectTotal, PromptSweep
 from duat_cli.analysis.inspect.untrained import BlockNull, NullSource, Untrained, not_run, with_untrained
@@ -143,16 +145,27 @@ class _Worker(Worker[InspectReport]):
         )
         self._first: list[PromptSweep] = []
 
+    def in_batches(self) -> bool:
+        """Where there are enough prompts."""
+        return self._total >= 2 * FEWEST and self._session.loaded.paged is None
+
+    def leaders(self, counts: array[int]) -> array[int]:
+        """Of prompts of as many tokens."""
+        return leaders_of(self._session, self._options, counts)
+
     def __call__(self, chunk: Sequence[tuple[int, Prompt]]) -> list[PromptRecord]:
         """Of prompts with their positions, with the progress of all."""
         begun, last, session = chunk[0][0], chunk[-1][0], self._session
+        batch = session.loaded.paged is None and len(chunk) > 1
+        begun = last if batch else begun  # a batch runs once its last prompt is read
 
         def progress(done: int, of: int, what: str) -> None:
             passed = begun + (last + 1 - begun) * done / of if of else begun
             self._progress(int(passed), self._total, f"prompt {begun + 1} of {self._total}")
 
         prompts = [prompt for _, prompt in chunk]
-        found = sweep_prompts(session, prompts, self._options, None, progress)
+        together = [range(len(chunk))] if batch else []
+        found = sweep_prompts(session, prompts, self._options, None, progress, together=together)
         self._first = self._first or found
         error = session.plain_error
         return [InspectRecord.of(prompt, sweep, error) for prompt, sweep in zip(prompts, found, strict=True)]

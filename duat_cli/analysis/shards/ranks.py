@@ -63,9 +63,19 @@ class Ranks:
         return f"rank {self.rank} of {self.world}"
 
 
-def owners(keys: array[int], world: int) -> array[int]:
+def owners(keys: array[int], leaders: array[int], world: int) -> array[int]:
     """By position: which of so many runs the prompt. In the order of their hashes, prompts fall to the processes in
-    turn: each has as many as the others, and the order of the set does not matter."""
-    owner = np.empty(len(keys), dtype=np.uint32)
-    owner[np.argsort(np.frombuffer(keys, dtype=np.uint64), kind="stable")] = np.arange(len(keys)) % world
-    return array("I", owner.tobytes())
+    turn: each has as many as the others, and the order of the set does not matter. Those of a batch go with its first.
+
+    leaders: by position, the first prompt of its batch.
+    """
+    own = np.frombuffer(leaders, dtype=np.uint32)
+    first = np.flatnonzero(own == np.arange(len(own)))  # of every batch
+    owner = np.empty(len(own), dtype=np.uint32)
+    owner[first[np.argsort(np.frombuffer(keys, dtype=np.uint64)[first], kind="stable")]] = np.arange(len(first)) % world
+    return array("I", owner[own].tobytes())
+
+
+def each_alone(count: int) -> array[int]:
+    """The leaders of so many prompts that run one by one."""
+    return array("I", np.arange(count, dtype=np.uint32).tobytes())

@@ -9,16 +9,19 @@ from __future__ import annotations
 import hashlib
 import itertools
 import time
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
+
+import numpy as np
 
 from duat_cli import __version__
 from duat_cli.analysis.plan.waves import SIDE_BY_SIDE
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session
 from duat_cli.analysis.shards.folder import Folder
-from duat_cli.analysis.shards.ranks import Ranks, owners
+from duat_cli.analysis.shards.ranks import Ranks, each_alone, owners
 from duat_cli.analysis.shards.records import Manifest, PromptRecord, Stored, written
 from duat_cli.analysis.shards.state import await_others
 from duat_cli.cache.tensors import gram_key
@@ -43,8 +46,17 @@ class Worker(Protocol[R_co]):
         """Find out with the set's first prompt what `facts` says; where nothing less tells, by its whole result."""
         self([(0, first)])
 
+    def in_batches(self) -> bool:
+        """Whether some prompts may run together."""
+        return False
+
+    def leaders(self, counts: array[int], /) -> array[int]:
+        """By position, of prompts of so many tokens, the first prompt of its batch; asked for behind `begin`, and only
+        where there may be batches."""
+        return each_alone(len(counts))
+
     def __call__(self, chunk: Sequence[tuple[int, Prompt]], /) -> Sequence[PromptRecord]:
-        """The results of prompts with their positions in the set."""
+        """The results of prompts with their positions in the set, of a batch or of prompts that run one by one."""
         ...
 
     def facts(self) -> Stored:
@@ -66,29 +78,61 @@ def share(
     """This process's results into the folder. The first rank waits for the others and returns the report of all."""
     _, first = next(prompts.prompts(lambda position: position == 0))
     worker.begin(first)
-    folder = Folder.open(path, _manifest(session, prompts, worker), prompts.keys)
+    counted = _counts(prompts, lambda _: True) if worker.in_batches() else None
+    leaders = each_alone(len(prompts.keys)) if counted is None else worker.leaders(counted)
+    folder = Folder.open(path, _manifest(session, prompts, worker), prompts.keys, leaders)
     with folder.shard(ranks) as shard:
         begun = time.monotonic()
         index = folder.index()
-        mine = bytearray(owner == ranks.rank for owner in owners(prompts.keys, ranks.world))
-        left = bytearray(is_mine and not index.has(k) for k, is_mine in enumerate(mine))
+        mine = bytearray(owner == ranks.rank for owner in owners(prompts.keys, leaders, ranks.world))
+        left = bytearray(len(leaders))
+        for position, leader in enumerate(leaders):  # a batch as a whole
+            left[leader] |= mine[position] and not index.has(position)
         counts = {n for n, is_mine in zip(index.tokens, mine, strict=True) if n and is_mine}
 
         def is_left(position: int) -> bool:
-            return bool(left[position])
+            return bool(left[leaders[position]])
 
-        for _, prompt in prompts.prompts(is_left):  # one that cannot be run is said before hours of others
-            counts.add(prompt.input_ids.shape[1])
-        waiting = prompts.prompts(is_left)
-        while chunk := list(itertools.islice(waiting, 1 if session.loaded.paged is None else SIDE_BY_SIDE)):
+        # one that cannot be run is said before hours of others
+        counts.update(_counts(prompts, is_left) if counted is None else itertools.compress(counted, mine))
+        several = 1 if session.loaded.paged is None else SIDE_BY_SIDE
+        for chunk in _chunks(prompts.prompts(is_left), leaders, several):
             for (position, prompt), record in zip(chunk, worker(chunk), strict=True):
-                shard.append(written(folder.seal, position, prompt, record))
+                if not index.has(position):
+                    shard.append(written(folder.seal, position, prompt, record))
         worker.beside(folder, counts, ranks)
     if not ranks.first:
         return None
     await_others(folder, ranks, progress, begun + GRACE)
     worker.beside(folder, folder.index().counts(), ranks)
     return worker.merged(folder)
+
+
+def _counts(prompts: PromptSet, wanted: Callable[[int], bool]) -> array[int]:
+    """How many tokens the wanted prompts have."""
+    return array("I", (prompt.input_ids.shape[1] for _, prompt in prompts.prompts(wanted)))
+
+
+def _chunks(
+    prompts: Iterable[tuple[int, Prompt]], leaders: array[int], several: int
+) -> Iterator[list[tuple[int, Prompt]]]:
+    """Batches as they become whole; those of one prompt `several` at a time. leaders: as of `owners`."""
+    sizes, waiting = np.bincount(np.frombuffer(leaders, np.uint32)), dict[int, list[tuple[int, Prompt]]]()
+    singles: list[tuple[int, Prompt]] = []
+    for position, prompt in prompts:
+        leader = leaders[position]
+        if sizes[leader] == 1:
+            singles.append((position, prompt))
+            if len(singles) == several:
+                yield singles
+                singles = []
+            continue
+        batch = waiting.setdefault(leader, [])
+        batch.append((position, prompt))
+        if len(batch) == sizes[leader]:
+            yield waiting.pop(leader)
+    if singles:
+        yield singles
 
 
 def _manifest(session: Session, prompts: PromptSet, worker: Worker[object]) -> Manifest:

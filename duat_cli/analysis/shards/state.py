@@ -23,7 +23,7 @@ def complete(folder: Folder) -> Index:
 def missing(folder: Folder, index: Index, world: int) -> str:
     """Which of so many processes left work undone, and what to do."""
     own, done = [0] * world, [0] * world
-    for position, rank in enumerate(owners(folder.keys, world)):
+    for position, rank in enumerate(owners(folder.keys, folder.leaders, world)):
         own[rank] += 1
         done[rank] += index.has(position)
     living = folder.held(world)

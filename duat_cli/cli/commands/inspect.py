@@ -241,7 +241,10 @@ def _into(
     progress: Progress,
 ) -> InspectReport | None:
     from duat_cli.analysis.shards.inspect import inspect_into
+    from duat_cli.cli.shared.many import settle
 
+    if loaded.paged is None:
+        settle()
     return inspect_into(out, loaded, prompts, settings(), max_tokens, ranks, progress)
 
 

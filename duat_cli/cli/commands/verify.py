@@ -58,7 +58,7 @@ def verify(
     with Progress(talk) as progress:
         reports = []
         for loaded, inputs in open_stacks(wanted, texts, progress):
-            from duat_cli.analysis.inspect.run import verify as compute
+            from duat_cli.analysis.inspect.verify import verify as compute
 
             reports.append(compute(loaded, inputs, progress))
 

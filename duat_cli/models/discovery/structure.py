@@ -85,11 +85,11 @@ class ModelStructure:
         """What that block module consists of."""
         return next(b.parts for b in self.blocks if b.parts.module is module)
 
-    def rig(self, row_budget: int | None = None, *, whole: bool = False) -> Rig:
-        """The instruments for a run of `stack`."""
+    def rig(self, row_budget: int | None = None, *, whole: bool = False, prompts: int = 1) -> Rig:
+        """The instruments for a run of `stack`; the others as of `Rig`."""
         interface = self.path != "softmax interception"
         parts = [b.parts for b in self.blocks]
-        return Rig(self.part, parts, interface=interface, row_budget=row_budget, whole=whole)
+        return Rig(self.part, parts, interface=interface, row_budget=row_budget, whole=whole, prompts=prompts)
 
 
 def run_stack(stack: Any, given: Given, mask: Tensor | None = None) -> Any:

@@ -19,24 +19,38 @@ Place = Literal["norm", "attention", "ffn", "block"]
 class Extremes:
     """Least and largest entry of outputs; they stay where they were computed until they are asked for."""
 
-    found: list[tuple[Place, Tensor, Tensor]] = field(default_factory=list)
+    prompts: int = 1  # of which each has its own
+    found: list[tuple[Place, Tensor, Tensor]] = field(default_factory=list)  # (prompts,) each
 
     def see(self, place: Place, output: Any) -> None:
         """output: what the module returned; of a tuple, nested or not, the first."""
         while isinstance(output, tuple | list) and output:
             output = output[0]
         if isinstance(output, Tensor) and output.numel():  # an expert without tokens puts out nothing
-            self.found.append((place, *torch.aminmax(output)))
+            self.found.append((place, *bounds_of(output, self.prompts)))
 
-    def largest(self) -> tuple[float, Place]:
-        """(largest absolute value, whose output); infinite where an entry is not finite."""
-        sizes = [(max(-float(low), float(high)), place) for place, low, high in self.found]
-        return max((size if math.isfinite(size) else math.inf, place) for size, place in sizes)
+    def largest(self) -> list[tuple[float, Place]]:
+        """Of each prompt (largest absolute value, whose output); infinite where an entry is not finite."""
+        sizes = [torch.maximum(-low, high).tolist() for _, low, high in self.found]
+        places = [place for place, _, _ in self.found]
+        return [
+            max((size if math.isfinite(size) else math.inf, place) for size, place in zip(own, places, strict=True))
+            for own in zip(*sizes, strict=True)
+        ]
 
 
-def largest_activation(run: BlockRun) -> tuple[float, Place]:
-    """The largest absolute value at the output of a norm, of attention, of an FFN unit or of the block."""
-    found = Extremes([*run.recording.extremes.found])
+def bounds_of(output: Tensor, prompts: int) -> tuple[Tensor, Tensor]:
+    """Least and largest entry of each prompt's part, (prompts,) each; NaN where an entry is."""
+    if prompts == 1:
+        low, high = torch.aminmax(output)
+        return low[None], high[None]
+    low, high = torch.aminmax(output.reshape(prompts, -1), dim=1)
+    return low, high
+
+
+def largest_activations(run: BlockRun) -> list[tuple[float, Place]]:
+    """Of each prompt the largest absolute value at the output of a norm, attention, an FFN unit or the block."""
+    found = Extremes(run.prompts, [*run.recording.extremes.found])
     for unit in run.units:
         found.see("ffn", unit.output)
     found.found.append(("block", *run.bounds))

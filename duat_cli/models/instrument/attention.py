@@ -310,7 +310,7 @@ def _captured_call(
     heads, tokens = query.shape[1], query.shape[2]
     row_bytes = heads * key.shape[2] * 4
     scored, windows = ScoreInputs(query, key, mask, kwargs), len(query)
-    allowed = _allowed(mask, tokens, key.shape[2]) if windows == 1 else None
+    allowed = allowed_by(mask, tokens, key.shape[2]) if windows == 1 else None
     if row_bytes * tokens <= row_budget or windows > 1:
         output, weights = eager(module, query, key, value, mask, **kwargs)
         if weights is None:
@@ -330,7 +330,7 @@ def _captured_call(
     return AttentionCall(module, "attention interface", source, value, apply_rows(source, value), allowed, scored)
 
 
-def _allowed(mask: Tensor | None, tokens: int, sources: int) -> Tensor | None:
+def allowed_by(mask: Tensor | None, tokens: int, sources: int) -> Tensor | None:
     """Where a mask (1, 1 or heads, N or 1, K), boolean or added to the scores, lets some head attend: (N, K)."""
     if mask is None or mask.shape[-1] != sources:
         return None

@@ -16,8 +16,8 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import random_like
 from duat_cli.models.block.norms import FrozenNorm
 from duat_cli.models.block.parts import BlockParts, HiddenSlot
-from duat_cli.models.instrument.activations import Extremes
-from duat_cli.models.instrument.attention import AttentionCall, RowSource, StoredRows, apply_rows
+from duat_cli.models.instrument.activations import Extremes, bounds_of
+from duat_cli.models.instrument.attention import AttentionCall, RowSource, StoredRows, allowed_by, apply_rows
 from duat_cli.models.instrument.calls import hidden_of, without_cache
 from duat_cli.models.instrument.interception import HeldClamp
 from duat_cli.models.instrument.mixer import MixerCall
@@ -101,6 +101,7 @@ class Substitutes:
     stop_at_values: bool
     result: Replay
     calls_of: Sequence[AttentionCall]  # whose H is held, in call order
+    prompts: int = 1  # behind each other in the tokens of an item
     calls: dict[nn.Module, int] = field(default_factory=lambda: defaultdict(int))
     unit_calls: int = 0
     attention_calls: int = 0
@@ -109,6 +110,10 @@ class Substitutes:
     def by_item(self, x: Tensor) -> Tensor:
         """(items, N or N * heads, width), however the model folds batch and tokens."""
         return x.reshape(self.items, -1, x.shape[-1])
+
+    def held(self, norm: FrozenNorm, x: Tensor) -> Tensor:
+        """The frozen norm of what a replay takes there, with the items in front of the prompts."""
+        return norm(x) if self.prompts == 1 else norm(x.unflatten(0, (self.items, -1))).flatten(0, 1)
 
     def next_call(self, module: nn.Module) -> int:
         self.calls[module] += 1
@@ -170,7 +175,11 @@ def stacked(singles: list[Replay]) -> Replay:
 
 
 class BlockRun:
-    """One block under one input: what it did, and the same block as an affine map."""
+    """One block under one input: what it did, and the same block as an affine map.
+
+    The input may be a batch of prompts of as many tokens. Their tokens then stand behind each other, N of them in all,
+    and attention is one of windows: each prompt's rows of H see its own tokens alone.
+    """
 
     def __init__(
         self,
@@ -180,11 +189,17 @@ class BlockRun:
         recording: Recording,
         call: tuple[Sequence[Any], dict[str, Any]],
         output: Tensor,
+        prompts: int = 1,
     ) -> None:
-        self._rig, self._call = rig, call
+        """output: (prompts, N / prompts, M), as the model's code holds it."""
+        self._rig, self._call, self.prompts = rig, call, prompts
         self.index, self.parts, self.recording = index, parts, recording
-        self.input: Tensor = parts.hidden.get(*call)  # (1, N, M)
-        self.output = output  # (1, N, M)
+        self.input: Tensor = self._in_one(parts.hidden.get(*call))  # (1, N, M)
+        self.output = self._in_one(output)  # (1, N, M)
+
+    def _in_one(self, x: Tensor) -> Tensor:
+        """A batch of prompts (prompts, N / prompts, M) as one, (1, N, M)."""
+        return x if self.prompts == 1 else x.flatten(0, 1)[None]
 
     def asking(self, asked: Callable[[Tensor, Tensor], None]) -> contextlib.AbstractContextManager[None]:
         """While active, replays make queries and keys as well, and show them: (items, heads, N, d), by kv head."""
@@ -192,9 +207,8 @@ class BlockRun:
 
     @functools.cached_property
     def bounds(self) -> tuple[Tensor, Tensor]:
-        """Least and largest entry of the output; NaN where an entry is."""
-        low, high = torch.aminmax(self.output)
-        return low, high
+        """Least and largest entry of each prompt's output, (prompts,) each; NaN where an entry is."""
+        return bounds_of(self.output, self.prompts)
 
     @property
     def attention(self) -> list[AttentionCall]:
@@ -214,6 +228,9 @@ class BlockRun:
 
     def find_windows(self) -> None:
         """Take attention over windows of tokens as what it is over the block's own tokens, where that can be found."""
+        if self.prompts > 1:
+            self._tell_prompts_apart()
+            return
         if len(self.attention) > 1:
             self._find_windows_apart()
         if len(self.attention) != 1 or self.parts.mixer is not None:
@@ -231,11 +248,25 @@ class BlockRun:
         if at is None:
             return
         rows = window_rows(call.rows.matrix.unflatten(0, (count, -1)), at)
-        value = rows.windows.inward(call.value.unflatten(1, (count, -1))[0])
-        output = rows.windows.inward_mixed(call.output.unflatten(2, (count, -1))[0].transpose(0, 1))
-        self.recording.attention[0] = replace(
-            call, rows=rows, value=value, output=output, windows=rows.windows, allowed=rows.allowed()
-        )
+        self.recording.attention[0] = in_windows(call, rows, rows.allowed())
+
+    def _tell_prompts_apart(self) -> None:
+        """The same where the windows are the prompts of a batch: UnsupportedModelError where attention is of another
+        kind."""
+        calls, count, tokens = self.attention, self.prompts, self.input.shape[1] // self.prompts
+        whole = [c for c in calls if isinstance(c.rows, StoredRows) and c.windows is not None and c.windows.at is None]
+        if self.parts.mixer is not None or len(calls) != 1 or len(whole) != 1 or not self.parts.batched:
+            raise UnsupportedModelError("its blocks take prompts one by one")
+        [call] = whole
+        assert isinstance(call.rows, StoredRows)
+        if call.rows.matrix.shape[1:] != (tokens, tokens) or len(call.rows.matrix) % count:
+            raise UnsupportedModelError("its attention reaches other vectors than the block's own tokens")
+        mask = None if call.scored is None else call.scored.mask
+        if mask is not None and not torch.equal(mask, mask[:1].expand_as(mask)):
+            raise UnsupportedModelError("its mask tells prompts of as many tokens apart")
+        at = torch.arange(count * tokens, device=self.input.device).reshape(count, tokens)
+        rows = WindowRows(call.rows.matrix.unflatten(0, (count, -1)), Windows(count, at))
+        self.recording.attention[0] = in_windows(call, rows, allowed_by(mask, tokens, tokens))
 
     def _find_windows_apart(self) -> None:
         """The same where one module attends within each window in a call of its own."""
@@ -287,10 +318,12 @@ class BlockRun:
 
     def _replay_once(self, items: Tensor, given: Sequence[Tensor], attention: Tensor | None, stop: bool) -> Replay:
         attention = None if attention is None else attention.contiguous()  # as attention functions give it
-        plan = Substitutes(items.shape[0], given, attention, stop, Replay(), self.attention)
-        args, kwargs = self.parts.hidden.put(*self._call, items)
+        plan = Substitutes(items.shape[0], given, attention, stop, Replay(), self.attention, self.prompts)
+        apart = items if self.prompts == 1 else items.unflatten(1, (self.prompts, -1)).flatten(0, 1)
+        args, kwargs = self.parts.hidden.put(*self._call, apart)
         with self._rig.replaying(self, plan), contextlib.suppress(ReplayStop):
-            plan.result.output = hidden_of(self._rig.call_block(self.parts.module, args, kwargs), items)
+            output = hidden_of(self._rig.call_block(self.parts.module, args, kwargs), apart)
+            plan.result.output = output if self.prompts == 1 else output.reshape(items.shape)
         return plan.result
 
     def reads(self, slot: HiddenSlot) -> bool:
@@ -320,6 +353,14 @@ class BlockRun:
                 plan.result.output = self._rig.call_cross(self.parts.cross.module, *slot.put(own.args, own.kwargs, one))
             singles.append(plan.result)
         return stacked(singles)
+
+
+def in_windows(call: AttentionCall, rows: WindowRows, allowed: Tensor | None) -> AttentionCall:
+    """The call over the block's own tokens, of one whose windows stand as so many more heads in its rows."""
+    count = rows.windows.count
+    value = rows.windows.inward(call.value.unflatten(1, (count, -1))[0])
+    output = rows.windows.inward_mixed(call.output.unflatten(2, (count, -1))[0].transpose(0, 1))
+    return replace(call, rows=rows, value=value, output=output, windows=rows.windows, allowed=allowed)
 
 
 def kept(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -20,6 +20,7 @@ from duat_cli.models.block.linears import applied
 from duat_cli.models.block.mixer import MixerForm
 from duat_cli.models.block.norms import FrozenNorm, NormForm, freeze, freeze_whole, with_zeros
 from duat_cli.models.block.parts import BlockParts
+from duat_cli.models.instrument.activations import Extremes
 from duat_cli.models.instrument.attention import (
     AttentionCall,
     Watch,
@@ -58,10 +59,12 @@ class Rig:
         row_budget: int | None = None,
         coming: Iterable[nn.Module] = (),
         whole: bool = False,
+        prompts: int = 1,
     ) -> None:
         """coming: modules that may be learnt as blocks while a pass runs, at the latest when it stands at them.
-        whole: hold norms with what they round, as `freeze_whole` does."""
-        self._model, self._interface, self._whole = model, interface, whole
+        whole: hold norms with what they round, as `freeze_whole` does. prompts: how many, of as many tokens each, run
+        as one batch."""
+        self._model, self._interface, self._whole, self._prompts = model, interface, whole, prompts
         self.watch = Watch(self) if row_budget is None else Watch(self, row_budget)
         self._by_module: dict[nn.Module, BlockParts] = {}
         self._by_attention: dict[nn.Module, BlockParts] = {}
@@ -170,7 +173,7 @@ class Rig:
             parts = self._by_module.get(module)
             if self._on_block is None or parts is None:
                 return original(*args, **kwargs)
-            self._recording, self._block = Recording(), parts
+            self._recording, self._block = Recording(extremes=Extremes(self._prompts)), parts
             recording = self._recording
             output = original(*args, **kwargs)
             self._recording = None
@@ -180,7 +183,7 @@ class Rig:
             if parts.cross is not None:  # a replay takes the encoder's states through cross-attention or not at all
                 states = parts.cross.taken.get(args, kwargs)
                 call = parts.cross.taken.put(*call, states.new_zeros(()).expand_as(states))
-            run = BlockRun(self, index, parts, recording, call, hidden)
+            run = BlockRun(self, index, parts, recording, call, hidden, self._prompts)
             run.find_windows()
             self._on_block(run)
             return output
@@ -194,7 +197,7 @@ class Rig:
                 if self._plan.attention_calls or not self._run.attention:
                     self._plan.result.points.append((module, self._plan.by_item(x)))
                 recorded, call = self._run.recording, self._plan.next_call(module)
-                held, rests = recorded.norms[module][call](x), recorded.norm_rests.get(module)
+                held, rests = self._plan.held(recorded.norms[module][call], x), recorded.norm_rests.get(module)
                 return held if rests is None else (held, *rests[call])
             output = original(*args, **kwargs)
             if self._recording is not None and self._block is not None:
@@ -384,11 +387,7 @@ class Rig:
 
     def _outer_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
         """A linear layer in a replay: items of the static bias often stand there more than once."""
-
-        def forward(x: Tensor) -> Tensor:
-            return self._once_each(original, x)
-
-        return forward
+        return functools.partial(self._once_each, original)
 
     def _linear_forward(self, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:

@@ -9,6 +9,7 @@ whose values answer to each digit's stream as to all tokens, or not at all, hold
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -35,7 +36,8 @@ class Windows:
         apart = values.unflatten(0, (-1, self.count))  # (items, W, kv_heads, n, d)
         if self.at is None:
             return apart.flatten(1, 2)
-        return apart.transpose(1, 2).flatten(2, 3)[:, :, self.places]
+        laid_out = apart.transpose(1, 2).flatten(2, 3)
+        return laid_out if self.in_order else laid_out[:, :, self.places]
 
     def inward_mixed(self, mixed: Tensor) -> Tensor:
         """(items W, n, heads, d) by token, (items, N, heads, d); not known: (items, n, W heads, d)."""
@@ -45,11 +47,18 @@ class Windows:
         """The inverse of `inward_mixed`; places of padding hold zeros."""
         if self.at is None:
             return mixed.unflatten(2, (self.count, -1)).transpose(1, 2).flatten(0, 1)
+        if self.in_order:
+            return mixed.unflatten(1, tuple(self.at.shape)).flatten(0, 1)
         places = mixed.new_zeros(len(mixed), self.at.numel(), *mixed.shape[2:])
         places[:, self.places] = mixed
         return places.unflatten(1, tuple(self.at.shape)).flatten(0, 1)
 
-    @property
+    @functools.cached_property
+    def in_order(self) -> bool:
+        """Whether every place holds the token of its number."""
+        return self.at is not None and torch.equal(self.at.flatten(), torch.arange(self.at.numel()).to(self.at))
+
+    @functools.cached_property
     def places(self) -> Tensor:
         """Where each token stands among the W n places, (N,)."""
         assert self.at is not None

@@ -22,6 +22,7 @@ from duat_cli.models.arrays import (
     or_else,
     random_like,
     relative_error,
+    relative_errors,
     tolerance_for,
     wide,
 )
@@ -87,22 +88,24 @@ def operator_of(
     """
     call = run.attention[0]
     product, target = wide(call.value[0]), wide(call.value[0])  # (kv_heads, N, d)
-    scale, value_error = torch.ones_like(product[..., :1]), 0.0
+    scale, value_errors = torch.ones_like(product[..., :1]), [0.0] * run.prompts
     if len(known.offsets) > 1:
         product = known.heads.values_of(wide(run.input[0]))
         target = wide(values_by_offset(run, run.input, known.offsets))
         scale, value_error = source_scale(product, target, known.offsets)
+        value_errors = [value_error] * run.prompts
     elif not known.own:
         product = difference = known.heads.values_of(wide(run.input[0]))
         if not run.parts.homogeneous:
             difference = product - known.heads.values_of(wide(base_items[0]))
             target = target - wide(base.values[0][0])
         scale = or_else(fit_heads(difference, target), difference, lambda: _of_others(run, known))  # (kv_heads, N, 1)
-        value_error = relative_error(scale * difference, target)
+        value_errors = relative_errors(scale * difference, target, run.prompts, axis=1)
     gate, gate_error = gate_of(run, given) if known.gated else (None, 0.0)
-    token_scale, output_error = known.token_scale, known.error
+    token_scale, output_errors = known.token_scale, [known.error] * run.prompts
     if token_scale is None:
-        token_scale, output_error = _reach(run, known, gate, base, base_items, given)
+        token_scale, output_errors = _reach(run, known, gate, base, base_items, given)
+    errors = [max(*each, gate_error) for each in zip(value_errors, output_errors, strict=True)]
     values = scale * product
     groups = known.heads.groups
     rows = call.rows
@@ -117,10 +120,11 @@ def operator_of(
         token_scale=token_scale,
         values=values.repeat_interleave(groups, 0),
         factors=known.heads,
-        error=max(value_error, output_error, gate_error),
+        error=max(errors),
         allowed=call.allowed,
         gate=gate,
         own=known.own,
+        each=tuple(errors),
     )
     accept(operator.error, run.input.dtype)
     return operator
@@ -171,8 +175,9 @@ def checked(operator: AttentionOperator, run: BlockRun, tap: Tap) -> AttentionOp
 
 def _reach(
     run: BlockRun, known: BlockFactors, gate: Tensor | None, base: Replay, base_items: Tensor, given: list[Tensor]
-) -> tuple[Tensor, float]:
-    """t for this input: add a known vector R to H V and see what arrives: t_i (g_i ∘ R) O."""
+) -> tuple[Tensor, list[float]]:
+    """t for this input: add a known vector R to H V and see what arrives: t_i (g_i ∘ R) O. With the residual of each
+    prompt."""
     mixed = base.mixed[0][:1]  # (1, N, heads, d)
     added = random_like(mixed, SEED)
     moved = run.replay(base_items[:1], [g[:1] for g in given], attention=mixed + added)
@@ -180,7 +185,7 @@ def _reach(
     reaching = wide(added[0]) if gate is None else wide(added[0]) * gate.transpose(0, 1)
     direction = torch.einsum("nhd,hdm->nm", reaching, known.reaching)
     scale = fit(direction, target)
-    return scale[:, 0], relative_error(scale * direction, target)
+    return scale[:, 0], relative_errors(scale * direction, target, run.prompts)
 
 
 def find_factors(run: BlockRun, base: Replay, base_items: Tensor, given: list[Tensor]) -> BlockFactors:
@@ -213,7 +218,7 @@ def find_factors(run: BlockRun, base: Replay, base_items: Tensor, given: list[Te
             met = probed if origin == "probed" else tap
             gate = gate_of(run, given)[0] if gated else None
             factors = BlockFactors(HeadFactors(value(run), output(run, met, gate)), met, None, 0.0, origin, gated=gated)
-            scale, error = _reach(run, factors, gate, base, base_items, given)
+            scale, [error] = _reach(run, factors, gate, base, base_items, given)
             found = replace(factors, token_scale=constant_scale(scale, met), error=error)
             accept(error, run.input.dtype)
             operator_of(run, found, base, base_items, given)
@@ -254,7 +259,7 @@ def _with_value(
     tap, gate = _find_tap(run, given), gate_of(run, given)[0]
     heads = HeadFactors(value, _read_output(run, tap, gate).repeat(len(offsets), 1, 1))
     factors = BlockFactors(heads, tap, None, 0.0, origin, own=own, gated=True, offsets=offsets)
-    scale, error = _reach(run, factors, gate, base, base_items, given)
+    scale, [error] = _reach(run, factors, gate, base, base_items, given)
     found = replace(factors, token_scale=constant_scale(scale, tap), error=error)
     operator_of(run, found, base, base_items, given)
     return found

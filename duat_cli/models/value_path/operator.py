@@ -10,11 +10,23 @@ from torch import Tensor
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.instrument.attention import RowSource, StoredRows
+from duat_cli.models.instrument.windows import WindowRows
 from duat_cli.models.value_path.offsets import ShiftedRows
 from duat_cli.operators.kronecker import HeadFactors, KroneckerSum, channels
 from duat_cli.operators.uniform import uniform_rows
 
 CHANNEL_ELEMENTS = 1 << 26  # of the attention of single channels
+
+
+@dataclass(frozen=True)
+class PromptOperators:
+    """The W' of every prompt of a batch, as of `AttentionOperator`."""
+
+    attention: Tensor  # t H, (prompts, heads, N, N)
+    source_scale: Tensor  # s, (prompts, heads, N)
+    token_scale: Tensor  # t, (prompts, N) or (prompts, 1)
+    values: Tensor  # (prompts, heads, N, d)
+    allowed: Tensor | None  # the same for all, (N, N)
 
 
 @dataclass(frozen=True)
@@ -27,6 +39,7 @@ class AttentionOperator:
     values: Tensor  # the values without bias at the block's input, scale included: (heads, N, d)
     factors: HeadFactors
     error: float  # largest relative residual of the fits
+    each: tuple[float, ...] = ()  # the same of every prompt of a batch
     allowed: Tensor | None = None  # positions that the attention mask leaves, (N, N) bool; None: no mask was seen
     own: bool = False  # whether it reads a mixer's own values, a UAT term, in place of the stream
     gate: Tensor | None = None  # factor of each channel of H V by token, (heads, N, d); None: ones
@@ -61,6 +74,27 @@ class AttentionOperator:
     def matrix(self) -> KroneckerSum:
         """All of Ĥ at once."""
         return KroneckerSum(torch.cat([chunk for _, chunk in self.chunks()], dim=1), self.factors, self.gate)
+
+    def by_prompt(self) -> PromptOperators:
+        """Of a batch of prompts, with all of H. UnsupportedModelError where it is of another kind."""
+        count = len(self.each)
+        if isinstance(self.rows, WindowRows) and self.rows.windows.count == count:
+            attention = self.rows.weights
+        elif isinstance(self.rows, StoredRows) and count == 1:
+            attention = self.rows.matrix[None]
+        else:
+            raise UnsupportedModelError("its rows of H are not those of prompts behind each other")
+        if self.gate is not None or self.own:
+            raise UnsupportedModelError("its operator is not that of plain attention")
+        scale = self.token_scale.reshape(count, -1) if len(self.token_scale) > 1 else self.token_scale.expand(count, 1)
+        attention = attention.to(scale.dtype)
+        return PromptOperators(
+            attention=attention if bool((scale == 1).all()) else attention * scale[:, None, :, None],
+            source_scale=self.source_scale.unflatten(1, (count, -1)).transpose(0, 1),
+            token_scale=scale,
+            values=self.values.unflatten(1, (count, -1)).transpose(0, 1),
+            allowed=self.allowed,
+        )
 
     def uniform(self, seen: Tensor) -> AttentionOperator:
         """The same with every H uniform over the tokens that each row may see, (N, N) bool; a gate stays."""

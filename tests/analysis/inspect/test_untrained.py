@@ -307,7 +307,7 @@ def test_a_fresh_model_that_is_not_exact_is_a_reason(monkeypatch: pytest.MonkeyP
 
     def advance(self: Any, run: Any) -> Any:
         step = own(self, run)
-        return dataclasses.replace(step, terms=dataclasses.replace(step.terms, error=1.0))
+        return dataclasses.replace(step, each=[dataclasses.replace(step.terms, error=1.0)])
 
     monkeypatch.setattr(untrained_module.Decomposition, "advance", advance)
     assert "not exact" in absent(single_model("llama"))

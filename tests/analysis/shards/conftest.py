@@ -45,6 +45,16 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.fixture(scope="session")
+def lots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """200 short prompts of 5 lengths: enough for batches of three."""
+    drawn = random.Random(2)
+    texts = ("".join(drawn.choice("abcdefgh ") for _ in range(drawn.randint(4, 8))) + "." for _ in range(200))
+    file = tmp_path_factory.mktemp("prompts") / "lots.txt"
+    file.write_text("\n".join(texts))
+    return file
+
+
 @pytest.fixture
 def few(tmp_path: Path) -> Path:
     """Six short prompts, two of them the same text."""

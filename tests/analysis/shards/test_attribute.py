@@ -106,7 +106,7 @@ def test_a_folder_of_another_command_is_refused(said: Any, two_layers: Path, few
 
 def _open_as_inspect(out: Path) -> None:
     folder = Folder.read(out)
-    Folder.open(out, folder.manifest.model_copy(update={"command": "inspect"}), folder.keys)
+    Folder.open(out, folder.manifest.model_copy(update={"command": "inspect"}), folder.keys, folder.leaders)
 
 
 def test_one_prompt_alone_keeps_no_sums(said: Any, tmp_path: Path) -> None:

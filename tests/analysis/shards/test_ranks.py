@@ -6,8 +6,10 @@ import random
 from array import array
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from duat_cli.analysis.shards.ranks import Ranks, owners
+from duat_cli.analysis.shards.ranks import Ranks, each_alone, owners
 from duat_cli.errors import InputError
 
 SLURM = {"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}
@@ -41,8 +43,20 @@ def test_prompts_are_shared_evenly_and_by_their_hashes() -> None:
     drawn = random.Random(0)
     keys = [drawn.getrandbits(64) for _ in range(100)]
     for world in (1, 3, 7):
-        owner = owners(array("Q", keys), world)
+        owner = owners(array("Q", keys), each_alone(100), world)
         counts = [owner.count(rank) for rank in range(world)]
         assert max(counts) - min(counts) <= 1
-        other = owners(array("Q", sorted(keys)), world)
+        other = owners(array("Q", sorted(keys)), each_alone(100), world)
         assert dict(zip(keys, owner, strict=True)) == dict(zip(sorted(keys), other, strict=True))
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.integers(1, 5), st.randoms(use_true_random=False))
+def test_a_batch_has_one_owner_and_batches_are_shared_evenly(
+    groups: list[int], world: int, drawn: random.Random
+) -> None:
+    keys = array("Q", (drawn.getrandbits(64) for _ in groups))
+    leaders = array("I", (groups.index(group) for group in groups))
+    owner = owners(keys, leaders, world)
+    assert all(owner[k] == owner[leader] for k, leader in enumerate(leaders))
+    counts = [[owner[leader] for leader in set(leaders)].count(rank) for rank in range(world)]
+    assert max(counts) - min(counts) <= 1

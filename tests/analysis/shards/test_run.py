@@ -194,6 +194,30 @@ def test_an_interrupt_leaves_whole_lines(nursery: Nursery, command: list[str], p
     assert without_run(nursery.run(*command, "--out", str(out))[1]) == plain
 
 
+@pytest.mark.parametrize("world", [1, 3])
+def test_batches_are_the_same_whoever_runs_them(
+    nursery: Nursery, two_layers: Path, lots: Path, tmp_path: Path, world: int
+) -> None:
+    """Killed once, taken up with another number of processes: byte for byte the report of a plain run."""
+    command = ["inspect", str(two_layers), "--prompts", str(lots), "--json", "-q", "--device", "cpu"]
+    plain, out = without_run(nursery.run(*command)[1]), tmp_path / "out"
+    assert json.loads(plain)["environment"]["batch_size"] == 3
+    started = [nursery.start(*command, "--out", str(out), **env) for env in ranks_of(2)]
+    until(nursery, started, lambda: lines(out) >= 20)
+    for number in started:
+        os.kill(number, signal.SIGKILL)
+        nursery.wait(number)
+    with next(out.glob("shard-*")).open("r+b") as shard:  # the last batch loses a prompt, and has to run as a whole
+        shard.truncate(len(shard.read()) - 10)
+    before = lines(out)
+    assert before < 200
+    started = [nursery.start(*command, "--out", str(out), **env) for env in ranks_of(world)]
+    ended = [nursery.wait(number) for number in started]
+    assert without_run(ended[0][1]) == plain
+    assert lines(out) == 200  # of a batch that was cut off, what was missing alone
+    assert without_run(nursery.run("merge", str(out), "--json")[1]) == plain
+
+
 def test_a_complete_folder_is_not_computed_again(into: Into, tmp_path: Path) -> None:
     first = into(tmp_path / "out")
     before = (tmp_path / "out" / "shard-0-of-1.jsonl").read_bytes()

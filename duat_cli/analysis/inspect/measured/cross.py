@@ -143,7 +143,7 @@ def _measured(operator: AttentionOperator) -> tuple[float, CrossStats, float]:
     stats = _stats(
         {},
         effective_heads=effective_heads(kronecker_spectrum(sums.head_products, root)),
-        block_correlation=sums.block_correlation(),
+        block_correlation=sums.block_correlations()[0],
         entropy_bits=spread[0].entropy(),
         effective_context=spread[0].context(),
         weighted_entropy_bits=spread[1].entropy(),

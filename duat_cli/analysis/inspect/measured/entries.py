@@ -6,12 +6,13 @@ The same token pairs are drawn for every operator of as many tokens, so that a v
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from duat_cli.analysis.geometry import Geometry
-from duat_cli.operators.sampling import ShareEstimate, sampled_share
+from duat_cli.operators.sampling import ShareEstimate, sampled_shares
 
 EXACT_ENTRIES = 1 << 22  # entries of W' that are counted one by one; above it they are sampled
 PAIR_DRAWS = 2048
@@ -19,7 +20,8 @@ SEED = 13
 
 
 class Pairs:
-    """Uniformly drawn token pairs (i, j), what rows hold there, and whether their block is zero."""
+    """Uniformly drawn token pairs (i, j), what rows hold there, and whether their block is zero; or those of several W'
+    whose nonzero blocks are the same, with an axis in front of what the rows hold."""
 
     def __init__(self, tokens: int) -> None:
         self._i, self._j = draws(tokens)
@@ -29,20 +31,20 @@ class Pairs:
     def add(self, rows: Tensor, alive: Tensor, start: int) -> None:
         """rows: (k, n, columns) from row `start` on, without columns at the end that are zero; alive: which of their
         blocks are not zero, (n, columns)."""
-        count, width = rows.shape[1:]
+        count, width = rows.shape[-2:]
         here = _all_draws(rows.device)
         if count < self._tokens:
             inside = (self._i >= start) & (self._i < start + count) & (self._j < width)
             here = inside.nonzero()[:, 0].to(rows.device)
         places = ((self._i - start) * width + self._j).to(rows.device).index_select(0, here)
         reached = alive.flatten().index_select(0, places).nonzero()[:, 0]
-        held = rows.flatten(1).index_select(1, places.index_select(0, reached)).T
+        held = rows.flatten(-2).index_select(-1, places.index_select(0, reached)).mT
         self._found.append((here.index_select(0, reached), held))
 
     def vectors(self, most: int) -> Tensor:
         """What the rows hold at the first `most` draws that hit nonzero blocks, in order of drawing: (n, k)."""
         if len(self._found) == 1:  # all rows at once: in order already
-            return self._found[0][1][:most]
+            return self._found[0][1][..., :most, :]
         places = torch.cat([p for p, _ in self._found])
         vectors = torch.cat([v for _, v in self._found])
         return vectors[places.argsort()][:most]
@@ -71,9 +73,15 @@ def cutoff_of(inner: int, outer: int, norm: float, threshold: float) -> float:
     return threshold * norm / (inner * outer) ** 0.5
 
 
-def estimated(vectors: Tensor, geometry: Geometry, cutoff: float, nonzero: float) -> ShareEstimate | None:
-    """From ĥ_ij of drawn nonzero blocks, (n, heads), no more than there are sampled entries; None for no draw at all.
+def estimated(
+    vectors: Tensor, geometry: Geometry, cutoffs: Sequence[float], nonzero: Sequence[float]
+) -> list[ShareEstimate | None]:
+    """From ĥ_ij of drawn nonzero blocks, (W', n, heads), no more than there are sampled entries; None for no draw at
+    all.
 
     nonzero: the share of blocks that are not zero.
     """
-    return sampled_share(vectors, geometry.entries[: len(vectors)], cutoff, nonzero) if len(vectors) else None
+    draws = vectors.shape[-2]
+    if not draws:
+        return [None] * len(vectors)
+    return [*sampled_shares(vectors, geometry.entries[:draws], cutoffs, nonzero)]

@@ -1,0 +1,179 @@
+"""Prompts of as many tokens, run as one batch: without padding, so that each keeps its numbers, to rounding.
+
+A small model spends its time on calls, not on products: of a toy of two layers a prompt alone takes four times as long
+as one of sixteen. Which prompts run together follows from the set alone, so that no number depends on how many
+processes share it, or on where a run was taken up.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from pydantic import BaseModel
+from torch import Tensor
+
+from duat_cli.analysis.decomposition import Decomposition
+from duat_cli.analysis.inspect.assemble import NOT_ASKED, Options, measured_block, null_stats, nulls
+from duat_cli.analysis.inspect.operator import measure_each
+from duat_cli.analysis.inspect.total import PromptSweep
+from duat_cli.analysis.inspect.uniform import UniformNulls
+from duat_cli.analysis.session import Session
+from duat_cli.errors import DuatError
+from duat_cli.loading.prompts import Prompt
+from duat_cli.models.arrays import tolerance_for
+from duat_cli.models.discovery.structure import probe_ids
+from duat_cli.models.instrument.activations import largest_activations
+from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.results.meaning import meaning_of
+
+SLICE = 4096  # prompts, one behind the other, among which those of as many tokens are looked for
+FEWEST = 64  # batches that a set falls into at least, so that processes can share it
+ATTENTION = 1 << 18  # elements of all heads' H of a batch: with more, tensors leave the processor's cache
+STREAM = 1 << 17  # elements of the hidden states of a batch
+PROBES = (3, 7)  # prompts, tokens
+FAULTS = (DuatError, RuntimeError, ValueError, TypeError, LookupError)  # of a model whose code takes prompts one by one
+
+
+class BatchOptions(Options, Protocol):
+    """The part of the options that a batch follows from."""
+
+    @property
+    def layers(self) -> frozenset[int] | None: ...
+    @property
+    def terms(self) -> bool: ...
+    @property
+    def end_to_end(self) -> bool: ...
+    @property
+    def routing(self) -> bool: ...
+
+
+Sizes = Callable[[int], int]
+"""How many prompts of so many tokens run together."""
+
+
+def sizes(session: Session, options: BatchOptions, prompts: int) -> Sizes:
+    """Of a set of so many prompts. Always one where a model's blocks, or the
+    options, take prompts one by one, or where the numbers of some made-up prompts differ in a batch."""
+    most = prompts // FEWEST
+    if most < 2 or not _possible(session, options) or not _agree(session, options):
+        return lambda tokens: 1
+    width = session.structure.hidden_size
+
+    def size(tokens: int) -> int:
+        return max(1, min(most, ATTENTION // (session.heads * tokens**2), STREAM // (width * tokens)))
+
+    return size
+
+
+def leaders_of(session: Session, options: BatchOptions, counts: Sequence[int]) -> array[int]:
+    """As of `leaders`; to be asked once the session has run a prompt."""
+    found = leaders(counts, sizes(session, options, len(counts)))
+    session.batch_size = int(np.bincount(np.frombuffer(found, np.uint32)).max())
+    return found
+
+
+def leaders(counts: Iterable[int], size: Sizes) -> array[int]:
+    """By position, of prompts of so many tokens: the first prompt of the batch that it is in. The set's first prompt,
+    on which the model is compared with the untouched one, is alone."""
+    found, begun = array("I"), dict[int, tuple[int, int]]()  # by tokens: (leader, how many it still takes)
+    for position, tokens in enumerate(counts):
+        if position % SLICE == 0:
+            begun.clear()
+        leader, room = begun.get(tokens, (position, 0))
+        if not room:
+            leader, room = position, size(tokens) if position else 1
+        begun[tokens] = leader, room - 1
+        found.append(leader)
+    return found
+
+
+def batches(leading: array[int]) -> list[list[int]]:
+    """The positions of every batch of several prompts."""
+    members: dict[int, list[int]] = {}
+    for position, leader in enumerate(leading):
+        members.setdefault(leader, []).append(position)
+    return [batch for batch in members.values() if len(batch) > 1]
+
+
+def sweep_batch(session: Session, prompts: Sequence[Prompt], options: BatchOptions) -> list[PromptSweep] | None:
+    """What the blocks of each prompt add; None where they have to run one by one, which tells why."""
+    try:
+        return _swept(session, [prompt.input_ids for prompt in prompts], options)
+    except FAULTS:
+        return None
+
+
+def _swept(session: Session, batch: Sequence[Tensor], options: BatchOptions) -> list[PromptSweep]:
+    sweeps = [PromptSweep({}, [], [], {}, {}) for _ in batch]
+    decomposition, uniform = Decomposition(own=True), UniformNulls(options.threshold)
+
+    def listen(run: BlockRun) -> None:
+        step = decomposition.advance(run)
+        for sweep, terms in zip(sweeps, step.each, strict=True):
+            sweep.errors.append(terms.error)
+        if options.layers is not None and run.index not in options.layers:
+            return
+        operator = session.operator(run, step)
+        operators, geometry = operator.by_prompt(), session.geometry(run.index)
+        numbers = measure_each(operators, geometry, threshold=options.threshold)
+        uniform.add_each(run.index, operators, geometry, numbers)
+        each = zip(sweeps, numbers, step.each, operator.each, largest_activations(run), strict=True)
+        for prompt, (sweep, own, terms, error, largest) in enumerate(each):
+            sweep.largest[run.index] = largest
+            sweep.blocks[run.index] = measured_block(
+                prompt, own, terms, options, run.input, products=operator.products, error=error
+            )
+
+    session.sweep_batch(batch, listen)
+    add_uniform(sweeps, uniform, batch[0].shape[1])
+    return sweeps
+
+
+def add_uniform(sweeps: Sequence[PromptSweep], uniform: UniformNulls, tokens: int) -> None:
+    """The null of uniform attention, which is computed for all blocks together, to the blocks of each prompt."""
+    for prompt, sweep in enumerate(sweeps):
+        for index, numbers in uniform.numbers(prompt).items():
+            null = nulls(null_stats(numbers, tokens), NOT_ASKED)
+            sweep.blocks[index] = sweep.blocks[index].model_copy(update={"null": null})
+
+
+# -- whether it can be done ------------------------------------------------------------------------------------
+
+
+def _possible(session: Session, options: BatchOptions) -> bool:
+    """Whether nothing speaks against it before it is tried."""
+    more = options.terms or options.end_to_end or options.routing or options.spectrum
+    loaded = session.loaded  # in a narrow dtype products of other sizes round visibly
+    return loaded.paged is None and loaded.like is None and loaded.model.dtype.itemsize >= 4 and not more
+
+
+def _agree(session: Session, options: BatchOptions) -> bool:
+    """Whether made-up prompts have the numbers in a batch that each has alone, up to the tolerance of a certificate."""
+    prompts, tokens = PROBES
+    ids = probe_ids(session.structure.stack, prompts * tokens, device="cpu").reshape(prompts, 1, tokens)
+    try:
+        together = _swept(session, list(ids), options)
+        alone = [_swept(session, [one], options)[0] for one in ids]
+    except FAULTS:
+        return False
+    tolerance = tolerance_for(torch.float32)
+    pairs = zip(_numbers(together), _numbers(alone), strict=True)
+    return all(a == b if a is None or b is None else abs(a - b) <= tolerance * max(1.0, abs(b)) for a, b in pairs)
+
+
+def _numbers(sweeps: Sequence[PromptSweep]) -> list[float | None]:
+    """What of their blocks is a closed form: no errors, which are rounding themselves, and nothing that is drawn."""
+    return [number for sweep in sweeps for block in sweep.blocks.values() for number in _exact(block)]
+
+
+def _exact(result: BaseModel) -> Iterator[float | None]:
+    for name in type(result).model_fields:
+        value = getattr(result, name)
+        if isinstance(value, BaseModel):
+            yield from _exact(value)
+        elif meaning_of(type(result), name).exactness == "exact":
+            yield value
