@@ -12,6 +12,7 @@ dense    the statistics of W' in closed form against W' written out, at MiniLM's
 memory   peak memory of `inspect` and `attribute` against the number of blocks, and of `inspect` at 2048 tokens
 streamed `inspect` with weights read block by block against weights in memory, time, memory and numbers; checkpoints of
          135M and 1.1B parameters are made in the temporary folder (2.5 GB)
+reading  the tensors of a 1.1B checkpoint from cold files, against `dd`
 planned  memory and time as planned against what processes use, on the demo and a 135M shape, resident and streamed
 many     `duat inspect --out`: prompts a second, of a small model also against a loop of bare capture, memory against
          the number of prompts, one process against two
@@ -52,6 +53,7 @@ from benchmarks.planned import planned
 from benchmarks.process import process
 from benchmarks.prune import prune, prune_child
 from benchmarks.ranks import ranks
+from benchmarks.reading import reading, reading_child
 from benchmarks.speed import speed
 from benchmarks.streamed import large, streamed, streamed_child
 
@@ -62,6 +64,7 @@ PARTS: dict[str, Callable[[int], list[Row]]] = {
     "dense": dense,
     "memory": memory,
     "streamed": streamed,
+    "reading": reading,
     "planned": planned,
     "many": many,
     "prune": prune,
@@ -70,6 +73,14 @@ PARTS: dict[str, Callable[[int], list[Row]]] = {
     "check": check,
     "criteria": criteria,
     "ranks": ranks,
+}
+CHILDREN: dict[str, Callable[..., None]] = {
+    "streamed": streamed_child,
+    "captured": captured_child,
+    "reading": reading_child,
+    "attribute": lambda *sizes: attribute_child(*map(int, sizes)),
+    "prune": prune_child,
+    "inspect": lambda *sizes: child(*map(int, sizes)),
 }
 NAMED = {"criteria", "ranks"}  # parts that run only when they are asked for
 
@@ -86,14 +97,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.child:
         what, *rest = arguments.child
-        if what == "streamed":
-            streamed_child(*rest)
-        elif what == "captured":
-            captured_child(*rest)
-        elif what == "attribute":
-            attribute_child(*map(int, rest))
-        else:
-            prune_child() if what == "prune" else child(*map(int, arguments.child))
+        CHILDREN[what](*rest)
         return
     unknown = [part for part in arguments.parts if part not in PARTS]
     if unknown:

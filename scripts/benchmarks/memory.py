@@ -16,8 +16,8 @@ from benchmarks.common import (
 
 def memory(runs: int) -> list[Row]:
     """Each figure in a process of its own, since peak memory never goes down."""
-    shallow, deep = (peak(blocks, 512) for blocks in (10, 30))
-    long = peak(30, 2048)
+    shallow, deep = (peak("inspect", blocks, 512) for blocks in (10, 30))
+    long = peak("inspect", 30, 2048)
     grown = _grown(shallow, deep)
     back = [peak("attribute", blocks, 512) for blocks in (10, 30)]
     stored = (back[1]["stored"] - back[0]["stored"]) / 2**20
