@@ -11,6 +11,7 @@ import itertools
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -116,7 +117,11 @@ def _counts(prompts: PromptSet, wanted: Callable[[int], bool]) -> array[int]:
 def _chunks(
     prompts: Iterable[tuple[int, Prompt]], leaders: array[int], several: int
 ) -> Iterator[list[tuple[int, Prompt]]]:
-    """Batches as they become whole; those of one prompt `several` at a time. leaders: as of `owners`."""
+    """Batches as they become whole; those of one prompt `several` at a time. leaders: as of `owners`.
+
+    A batch's prompts wait without the places of their tokens in the text, which take more memory than all else of them
+    and are needed by no command that runs batches.
+    """
     sizes, waiting = np.bincount(np.frombuffer(leaders, np.uint32)), dict[int, list[tuple[int, Prompt]]]()
     singles: list[tuple[int, Prompt]] = []
     for position, prompt in prompts:
@@ -128,7 +133,7 @@ def _chunks(
                 singles = []
             continue
         batch = waiting.setdefault(leader, [])
-        batch.append((position, prompt))
+        batch.append((position, replace(prompt, spans=None)))
         if len(batch) == sizes[leader]:
             yield waiting.pop(leader)
     if singles:

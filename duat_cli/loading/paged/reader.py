@@ -6,18 +6,20 @@ Quantised weights come as the numbers that their format's formula gives.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import torch
 from torch import Tensor
 
 from duat_cli.loading.checkpoint.files import open_file, read_into
-from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.checkpoint.seal import require_unchanged
 from duat_cli.loading.checkpoint.stored import STORED, dequantised_tensor
 from duat_cli.loading.wording import shown
+
+THREADS, PIECE = 4, 16 << 20  # bytes
 
 
 class Reader:
@@ -27,6 +29,7 @@ class Reader:
         self._files = files
         self.bytes_read = 0
         self._checked: set[str] = set()  # shards whose header was read again
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="duat-piece")
 
     def tensors(self, names: Sequence[str]) -> dict[str, Tensor]:
         """These tensors, whole."""
@@ -35,13 +38,15 @@ class Reader:
         for shard in dict.fromkeys(entries[name].shard for name in names):
             inside = sorted((n for n in names if entries[n].shard == shard), key=lambda n: entries[n].offset)
             path = self._sealed(shard, inside[0])
-            with open_file(path) as file:
-                for name in inside:
-                    if entries[name].made is None:
-                        found[name] = self._tensor(path, file, name, entries[name])
-                    else:
-                        found[name] = dequantised_tensor(self._files.path, self._files.seals, name, entries[name])
-                        self.bytes_read += entries[name].bytes
+            pieces: list[_Piece] = []
+            for name in inside:
+                if entries[name].made is None:
+                    found[name] = torch.empty(entries[name].shape, dtype=STORED[entries[name].dtype])
+                    pieces += _pieces(found[name], entries[name].offset, name)
+                else:
+                    found[name] = dequantised_tensor(self._files.path, self._files.seals, name, entries[name])
+                    self.bytes_read += entries[name].bytes
+            self._read(path, pieces)
             self._sealed(shard, inside[-1])
         return found
 
@@ -53,7 +58,9 @@ class Reader:
         path, size = self._sealed(entry.shard, name), entry.bytes // height
         with open_file(path) as file:
             for place, row in enumerate(rows):
-                self._fill(path, file, entry.offset + row * size, found[place], name)
+                for piece in _pieces(found[place], entry.offset + row * size, name):
+                    read_into(path, file, piece.offset, piece.view, shown(name))
+                    self.bytes_read += len(piece.view)
         self._sealed(entry.shard, name)
         return found
 
@@ -63,13 +70,31 @@ class Reader:
         self._checked.add(shard)
         return path
 
-    def _tensor(self, path: Path, file: BinaryIO, name: str, entry: TensorEntry) -> Tensor:
-        found = torch.empty(entry.shape, dtype=STORED[entry.dtype])
-        if entry.elements:
-            self._fill(path, file, entry.offset, found, name)
-        return found
+    def _read(self, path: Path, pieces: Sequence[_Piece]) -> None:
+        """Several at once: one read after the other waits for the file and for fresh memory in turn."""
+        shares = [pieces[k::THREADS] for k in range(THREADS)]
+        for done in [self._threads.submit(_read_pieces, path, share) for share in shares if share]:
+            self.bytes_read += done.result()
 
-    def _fill(self, path: Path, file: BinaryIO, offset: int, found: Tensor, name: str) -> None:
-        view = found.reshape(-1).view(torch.uint8).numpy().data
-        read_into(path, file, offset, view, shown(name))
-        self.bytes_read += len(view)
+
+@dataclass(frozen=True)
+class _Piece:
+    """Some bytes of a file and where they go."""
+
+    offset: int
+    view: memoryview
+    name: str  # of the tensor
+
+
+def _pieces(found: Tensor, offset: int, name: str) -> list[_Piece]:
+    """Of a tensor that begins there in its file; none of an empty one."""
+    view = found.reshape(-1).view(torch.uint8).numpy().data
+    return [_Piece(offset + start, view[start : start + PIECE], name) for start in range(0, len(view), PIECE)]
+
+
+def _read_pieces(path: Path, pieces: Sequence[_Piece]) -> int:
+    """How many bytes they were."""
+    with open_file(path) as file:
+        for piece in pieces:
+            read_into(path, file, piece.offset, piece.view, shown(piece.name))
+    return sum(len(piece.view) for piece in pieces)
