@@ -8,6 +8,7 @@ that ball, in float64, and true upper bounds: never below the maximum, at most a
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,10 +16,12 @@ from torch import Tensor
 
 from duat_cli.operators.activations import Activation
 
+Rows = Callable[[Tensor], Tensor]
 CELLS = 512  # of the search over one angle; the bound lies about π / CELLS, relative, above the maximum
 BISECTIONS = 60
 CHUNK = 1 << 21  # entries worked on at once
 ROUNDING = 1 + 1e-9  # of float64 sums, in favour of the bound
+ROWS = 1024  # of a matrix in float64 at once
 SPECTRAL_SIDE = 1536  # above it σ_max is bounded by the Frobenius norm: eigenvalues would cost too much
 
 
@@ -154,12 +157,24 @@ def head_maximum(value: Tensor, output: Tensor, offset: Tensor, radius: float) -
     return ball_maximum(singular, along, rest, radius)
 
 
-def spectral_limit(matrix: Tensor) -> float:
-    """σ_max of a matrix, from above: by the eigenvalues of its smaller Gram matrix, the Frobenius norm where large."""
+def spectral_limit(matrix: Tensor, rows: Rows = Tensor.double) -> float:
+    """σ_max of a matrix, from above: by the eigenvalues of its smaller Gram matrix, the Frobenius norm where large.
+
+    matrix: in any dtype; rows: what makes rows of it float64, and of them those of the matrix that is meant.
+    """
     if min(matrix.shape) > SPECTRAL_SIDE:
-        return float(torch.linalg.matrix_norm(matrix)) * ROUNDING
-    gram = matrix.mT @ matrix if matrix.shape[0] > matrix.shape[1] else matrix @ matrix.mT
+        return float(torch.linalg.vector_norm(row_lengths(matrix, rows))) * ROUNDING
+    if matrix.shape[0] > matrix.shape[1]:
+        gram = sum(piece.mT @ piece for piece in map(rows, matrix.split(ROWS)))
+    else:
+        whole = rows(matrix)
+        gram = whole @ whole.mT
     return float(torch.linalg.eigvalsh(gram)[-1].clamp_min(0).sqrt()) * ROUNDING
+
+
+def row_lengths(matrix: Tensor, rows: Rows = Tensor.double) -> Tensor:
+    """|row| of each row, (n,) float64; arguments as of `spectral_limit`."""
+    return torch.cat([torch.linalg.vector_norm(rows(piece), dim=-1) for piece in matrix.split(ROWS)])
 
 
 def sum_maximum(sizes: Tensor, columns: Tensor) -> float:
@@ -167,5 +182,5 @@ def sum_maximum(sizes: Tensor, columns: Tensor) -> float:
 
     The smaller of the triangle inequality, Σ sizes_n |w_n|, and of σ_max(w) |sizes|.
     """
-    triangle = float((sizes * torch.linalg.vector_norm(columns, dim=-1)).sum()) * ROUNDING
+    triangle = float((sizes * row_lengths(columns)).sum()) * ROUNDING
     return min(triangle, spectral_limit(columns) * float(torch.linalg.vector_norm(sizes)))

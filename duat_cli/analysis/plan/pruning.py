@@ -18,6 +18,8 @@ from duat_cli.kinds import Kind
 from duat_cli.models.sweep.budgets import (
     ABLATION_BYTES,
     AT_ONCE,
+    BOUNDED_ENTRIES,
+    BOUNDED_NEURONS,
     CARRIED,
     GRADIENT_BYTES,
     gradient_elements,
@@ -34,7 +36,7 @@ STREAM_GRADIENTS = 4  # (N, M) of a probe in a block
 INNER_GRADIENTS = 3  # (N, F), or (H, N, N), of a probe in a block
 REPLAYED = 8  # (N, M) of a term that is carried through a block
 NEURONS = 5  # (N, F) in float64: activations, and what the norm on their branch makes of them
-DOUBLE_FFN, DOUBLE_ATTENTION = 4, 6  # (F, M) and (H d, M) in float64, for the certified bounds of one block
+DOUBLE_FFN, DOUBLE_ATTENTION = 4, 6  # (n, M) in float64, of what is bounded at once
 COPIED = 2  # times the model's structure: what a forked process copies, Python's objects, whose references it counts
 SETS = 2  # of each kind that are measured under every prompt, beside the points of its curve
 TERM_BYTES = 4000  # of a term in the report
@@ -202,8 +204,9 @@ def _readings(shape: Shape, followed: int, tokens: int) -> int:
 
 
 def _certified(shape: Shape) -> int:
-    ffn, attention = DOUBLE_FFN * shape.inner, DOUBLE_ATTENTION * shape.heads * shape.head_width
-    return 8 * shape.width * max(ffn, attention)
+    ffn = DOUBLE_FFN * min(shape.inner, BOUNDED_NEURONS) * shape.width
+    attention = DOUBLE_ATTENTION * min(shape.heads * shape.head_width * shape.width, BOUNDED_ENTRIES)
+    return 8 * max(ffn, attention)
 
 
 def _report(task: Task, counts: dict[Kind, int], options: PruneOptions) -> int:

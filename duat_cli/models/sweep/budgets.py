@@ -30,6 +30,10 @@ PRINTED_BYTES = 1 << 30
 """Of what is carried to the last block for Eq. 16, under all prompts that it is computed on."""
 PRINTED_TERMS = 128
 """Terms of a set that are carried one by one for it; of more, as many are drawn."""
+BOUNDED_NEURONS = 1024
+"""Rows of an FFN's weights in float64 at once, while certified bounds are made of them."""
+BOUNDED_ENTRIES = 1 << 21
+"""Of V, of the heads whose bounds are made at once."""
 COPIES = 4
 """Of what is carried through a block, while it is."""
 

@@ -29,6 +29,7 @@ from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.instrument.plain import InstrumentedPass
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.tracing import Event, Trace, Tracer
+from duat_cli.models.sweep.budgets import BOUNDED_ENTRIES
 from duat_cli.models.sweep.lockstep import Pass, Visit, Weights
 from duat_cli.models.terms.arrival import Arrival, BlockArrivals, block_arrivals
 from duat_cli.models.terms.experts import Experts
@@ -37,7 +38,7 @@ from duat_cli.models.terms.inner import Inner, inner_of, or_reason
 from duat_cli.models.terms.reach import ball_of
 from duat_cli.models.terms.sites import BlockSites, Site
 from duat_cli.models.value_path.heads import norm_before, require_averages
-from duat_cli.operators.bounds import Ball, head_maximum, spectral_limit
+from duat_cli.operators.bounds import Ball, head_maximum, row_lengths, spectral_limit
 from duat_cli.operators.kronecker import HeadFactors
 
 SHARED = "it adds something to its routed experts that is not bounded here"
@@ -253,15 +254,11 @@ class _Block:
             ball = self.norms.feeding(source)
         except UnsupportedModelError as reason:
             return self._capped(arrival, factors.heads, None, str(reason)), whole or _none(str(reason))
-        value, output = ball.directions(factors.value.double().mT).mT, factors.output.double()
-        offset = _offsets(ball, factors)
-        value, offset = (x.repeat_interleave(factors.groups, 0) for x in (value, offset))
-        heads = head_maximum(value, output, offset, ball.radius)
+        heads, values = _by_head(ball, factors)
         if whole is not None:
             return self._capped(arrival, len(heads), heads, REST), whole
         # Together: every head mixes values of its own choice, and O has a largest singular value.
-        values = ball.radius * torch.linalg.matrix_norm(value, 2) + torch.linalg.vector_norm(offset, dim=-1)
-        together = spectral_limit(output.flatten(0, 1)) * float(torch.linalg.vector_norm(values))
+        together = spectral_limit(factors.output.flatten(0, 1)) * float(torch.linalg.vector_norm(values))
         bias = 0.0 if factors.output_bias is None else float(factors.output_bias.double().norm())
         return TermBounds(heads * factor), _one((min(float(heads.sum()), together) + bias) * factor)
 
@@ -286,9 +283,9 @@ class _Block:
             ball = self.norms.feeding(form.source)
         except UnsupportedModelError as fault:
             return self._capped(arrival, form.neurons, None, str(fault)), whole or _none(str(fault))
-        layers, columns = Layers.of(form), form.columns().double()
+        layers, columns = Layers.of(form), form.columns()
         sizes = layers.neuron_sizes(ball)
-        neurons = sizes * torch.linalg.vector_norm(columns, dim=-1)
+        neurons = sizes * row_lengths(columns)
         if whole is not None:
             return self._capped(arrival, form.neurons, neurons, REST), whole
         if not {"ffn", "block"} & set(self.kinds):
@@ -307,7 +304,7 @@ class _Block:
         for expert in range(form.count):
             layers = Layers.of_expert(form, expert)
             bias = None if form.bias is None else form.bias[expert]
-            sizes.append(layers.largest(ball, layers.neuron_sizes(ball), form.columns[expert].double(), bias))
+            sizes.append(layers.largest(ball, layers.neuron_sizes(ball), form.columns[expert], bias))
         experts = torch.tensor(sizes, dtype=torch.float64) * form.routing * abs(form.factor)
         if whole is not None:
             return self._capped(arrival, form.count, experts, REST), whole
@@ -367,10 +364,21 @@ def _one(value: float) -> TermBounds:
     return TermBounds(torch.tensor([value], dtype=torch.float64))
 
 
-def _offsets(ball: Ball, factors: HeadFactors) -> Tensor:
-    """What of the values does not depend on u: V_hᵀ β + p_h, (kv_heads, d)."""
-    value = factors.value.double()
-    offset = value.new_zeros(value.shape[0], value.shape[2])
-    if factors.value_bias is not None:
-        offset = offset + factors.value_bias.double()
+def _by_head(ball: Ball, factors: HeadFactors) -> tuple[Tensor, Tensor]:
+    """The most that each head adds, and the most that its values are, (heads,) each; some heads in float64 at once."""
+    at_once = max(1, BOUNDED_ENTRIES // factors.value[0].numel())
+    heads, sizes = [], []
+    for some in torch.arange(factors.heads).split(at_once):
+        own = some // factors.groups
+        value, output = factors.value[own].double(), factors.output[some].double()
+        offset = _offsets(ball, value, None if factors.value_bias is None else factors.value_bias[own].double())
+        value = ball.directions(value.mT).mT
+        heads.append(head_maximum(value, output, offset, ball.radius))
+        sizes.append(ball.radius * torch.linalg.matrix_norm(value, 2) + torch.linalg.vector_norm(offset, dim=-1))
+    return torch.cat(heads), torch.cat(sizes)
+
+
+def _offsets(ball: Ball, value: Tensor, bias: Tensor | None) -> Tensor:
+    """What of the values does not depend on u: V_hᵀ β + p_h, (heads, d)."""
+    offset = value.new_zeros(value.shape[0], value.shape[2]) if bias is None else bias
     return offset if ball.bias is None else offset + torch.einsum("kmd,m->kd", value, ball.bias)
