@@ -117,14 +117,14 @@ class ModelRequest:
         return way
 
     def counted(
-        self, tokens: Sequence[int], held_out: Sequence[int] = (), calibration: Sequence[int] = ()
+        self, tokens: Sequence[int], held_out: Sequence[int] = (), calibration: Sequence[int] = (), *, prompts: int = 0
     ) -> ModelRequest:
-        """The same with prompts of so many tokens."""
+        """The same with prompts of so many tokens; prompts: how many, where these are of the longest."""
         if self.task is None:
             return self
         counts = tuple(count + self.task.steps for count in tokens)
         counted = replace(self.task, tokens=counts, held_out=tuple(held_out), calibration=tuple(calibration))
-        return replace(self, task=counted)
+        return replace(self, task=replace(counted, prompts=prompts))
 
     def load(self, found: Found, progress: Progress, way: Way | None = None) -> LoadedModel:
         """The model, ready to run. way: where it was planned."""
@@ -288,7 +288,7 @@ def open_set(
     found = found or model.find(progress)
     use_gpu(gpu)
     longest = heapq.nlargest(SIDE_BY_SIDE, read, key=lambda text: len(text.text))
-    way = model.counted(_counts(model, found, texts, longest)).way(found, progress)
+    way = model.counted(_counts(model, found, texts, longest), prompts=len(keys)).way(found, progress)
     loaded, tokenizer = _load(model, found, progress, way)
     room, cut = limits(loaded.model), texts.max_tokens
     if not texts.own:  # a bundled text that does not suit the tokenizer is left out

@@ -28,10 +28,10 @@ from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.discovery.structure import probe_ids
 from duat_cli.models.instrument.activations import largest_activations
 from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.sweep.budgets import FEWEST_BATCHES
 from duat_cli.results.meaning import meaning_of
 
 SLICE = 4096  # prompts, one behind the other, among which those of as many tokens are looked for
-FEWEST = 64  # batches that a set falls into at least, so that processes can share it
 ATTENTION = 1 << 18  # elements of all heads' H of a batch: with more, tensors leave the processor's cache
 STREAM = 1 << 17  # elements of the hidden states of a batch
 PROBES = (3, 7)  # prompts, tokens
@@ -58,7 +58,7 @@ Sizes = Callable[[int], int]
 def sizes(session: Session, options: BatchOptions, prompts: int) -> Sizes:
     """Of a set of so many prompts. Always one where a model's blocks, or the
     options, take prompts one by one, or where the numbers of some made-up prompts differ in a batch."""
-    most = prompts // FEWEST
+    most = prompts // FEWEST_BATCHES
     if most < 2 or not _possible(session, options) or not _agree(session, options):
         return lambda tokens: 1
     width = session.structure.hidden_size

@@ -18,7 +18,7 @@ from duat_cli.analysis.inspect.assemble import (
     no_operator,
     nulls,
 )
-from duat_cli.analysis.inspect.batch import FEWEST, add_uniform, batches, leaders_of, sweep_batch
+from duat_cli.analysis.inspect.batch import add_uniform, batches, leaders_of, sweep_batch
 from duat_cli.analysis.inspect.end_to_end import end_to_end
 from duat_cli.analysis.inspect.maps import Maps
 from duat_cli.analysis.inspect.measured.cross import cross_of
@@ -38,6 +38,7 @@ from duat_cli.loading.prompts import Prompt
 from duat_cli.models.discovery.growing import Growing
 from duat_cli.models.instrument.activations import largest_activations
 from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.sweep.budgets import FEWEST_BATCHES
 from duat_cli.models.sweep.guest import Guest
 from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.results.inspect import InspectReport, PromptBlock, UatTerm
@@ -125,7 +126,7 @@ def _in_batches(
     session: Session, prompts: Sequence[Prompt], options: InspectOptions, progress: Progress
 ) -> list[PromptSweep]:
     """Of all prompts, those of as many tokens together where there are enough of them."""
-    if len(prompts) < 2 * FEWEST:
+    if len(prompts) < 2 * FEWEST_BATCHES:
         return sweep_prompts(session, prompts, options, None, progress)
     first = sweep_prompts(session, prompts[:1], options, None, lambda *_: None)
     leading = leaders_of(session, options, [p.input_ids.shape[1] for p in prompts])

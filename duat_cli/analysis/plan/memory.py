@@ -19,6 +19,7 @@ from duat_cli.analysis.plan.shape import Shape
 from duat_cli.analysis.plan.task import Task
 from duat_cli.analysis.plan.terms import STREAMS, Moment, held, page_of, size_of, term, through_block
 from duat_cli.analysis.plan.waves import prompt_waves, state_bytes
+from duat_cli.models.sweep.budgets import FEWEST_BATCHES
 from duat_cli.results.plan import MemoryTerm, Residence
 
 SPARE = 1.25  # memory that must be left for a byte of a second model: the first one's blocks run beside it
@@ -29,6 +30,7 @@ ROWS = 1 << 19  # elements of Ĥ that `inspect` works on at once
 RECORDED = 2  # (H, N, N) behind a block: what is recorded, and H of W'
 GRAMS = 2  # (N, H, M): the values through O, and an operand of their products
 PIECES = 6  # ROWS elements
+BATCHES = 40 << 20  # of a batch, and of the prompts that wait until theirs is whole; both are bounded
 
 
 def peak(shape: Shape, task: Task, weights: Residence, tuned: Shape | None = None) -> Moment:
@@ -54,6 +56,8 @@ def _resident(shape: Shape, task: Task, statistics: bool) -> list[Moment]:
     twice, as read, and with the gain of the norm in front, but for `attribute`, which asks for none."""
     every, first = held(shape, "resident"), held(shape, "resident", running=False)
     kept = [term("values of all blocks, V", 2 * len(shape.parts.blocks) * shape.values)]
+    if task.command == "inspect" and max(task.prompts, len(task.tokens)) >= 2 * FEWEST_BATCHES:
+        kept.append(term("batches of prompts", BATCHES))
     return [
         [*first, term("the largest tensor, as stored", shape.largest_tensor)],
         [*every, *(kept if task.command != "attribute" else ()), *_working(shape, task.tokens, statistics)],

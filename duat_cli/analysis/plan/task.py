@@ -141,7 +141,7 @@ class Task:
 
     command: Planned
     tokens: tuple[int, ...] = ()
-    """Of every prompt."""
+    """Of every prompt; of those that are read as a stream, of the longest."""
     held_out: tuple[int, ...] = ()
     """The same of the prompts that test sets of terms."""
     calibration: tuple[int, ...] = ()
@@ -166,6 +166,8 @@ class Task:
     """Of `attribute`: greedy tokens behind each prompt, which are counted in `tokens`."""
     fixed: bool = False
     """Of `compare`: whether the attention matrices of all prompts are kept."""
+    prompts: int = 0
+    """How many there are, where `tokens` are of the longest alone."""
 
     def targets_of(self, tokens: int) -> int:
         """How many a prompt of so many tokens has."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from duat_cli.analysis.inspect.batch import FEWEST, leaders_of
+from duat_cli.analysis.inspect.batch import leaders_of
 from duat_cli.analysis.inspect.run import InspectOptions, chosen, report_head, sweep_prompts
 from duat_cli.analysis.inspect.total import InspectHead, InspectTotal, PromptSweep
 from duat_cli.analysis.inspect.untrained import BlockNull, NullSource, Untrained, not_run, with_untrained
@@ -25,6 +25,7 @@ from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompt_set import PromptSet
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.instrument.activations import Place
+from duat_cli.models.sweep.budgets import FEWEST_BATCHES
 from duat_cli.results.base import Certificate, PromptFacts, Run
 from duat_cli.results.inspect import EndToEnd, InspectReport, PromptBlock, UatTerm
 
@@ -147,7 +148,7 @@ class _Worker(Worker[InspectReport]):
 
     def in_batches(self) -> bool:
         """Where there are enough prompts."""
-        return self._total >= 2 * FEWEST and self._session.loaded.paged is None
+        return self._total >= 2 * FEWEST_BATCHES and self._session.loaded.paged is None
 
     def leaders(self, counts: array[int]) -> array[int]:
         """Of prompts of as many tokens."""

@@ -30,6 +30,8 @@ PRINTED_BYTES = 1 << 30
 """Of what is carried to the last block for Eq. 16, under all prompts that it is computed on."""
 PRINTED_TERMS = 128
 """Terms of a set that are carried one by one for it; of more, as many are drawn."""
+FEWEST_BATCHES = 64
+"""A set of prompts falls into as many batches at least, so that processes can share it."""
 BOUNDED_NEURONS = 1024
 """Rows of an FFN's weights in float64 at once, while certified bounds are made of them."""
 BOUNDED_ENTRIES = 1 << 21
