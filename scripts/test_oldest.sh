@@ -10,5 +10,5 @@ oldest=.venv/oldest
 packages='import sysconfig; print(sysconfig.get_path("purelib"))'
 .venv/bin/python -c "$packages" | sed "s/.*/import site; site.addsitedir(r'&')/" \
     > "$("$oldest/bin/python" -c "$packages")/shared.pth"
-"$oldest/bin/python" -m pip install --quiet "transformers==$floor"
+"$oldest/bin/python" -m pip install --quiet --no-compile "transformers==$floor"
 DUAT_OLDEST="$floor" exec "$oldest/bin/python" -m pytest -p no:cacheprovider tests/oldest tests/compat "$@"
