@@ -11,7 +11,16 @@ import torch
 from helpers import WIRINGS, InDouble, dense_blocks, double_model, far, single_model, token_ids
 from torch import Tensor, nn
 
-from duat_cli.analysis.decomposition import BlockTerms, Carried, Decomposition, PartNumbers, ThreeParts, shares
+from duat_cli.analysis.decomposition import (
+    BlockTerms,
+    Carried,
+    Decomposition,
+    PartNumbers,
+    ThreeParts,
+    shares,
+    shares_each,
+)
+from duat_cli.models.arrays import relative_error, relative_errors
 from duat_cli.models.discovery import proof
 from duat_cli.models.discovery.structure import discover, run_stack
 from duat_cli.models.instrument.attention import StoredRows
@@ -406,3 +415,24 @@ def test_a_corrupted_recording_misses_the_models_output(model_type: str, corrupt
     errors = [b.error for b in carried(model, ids, before=second).blocks]
     assert errors[0] <= 1e-5
     assert min(errors[1:]) > 1e-4
+
+
+def test_numbers_of_several_prompts_are_those_of_each() -> None:
+    """Tokens of the prompts stand behind each other; one prompt is zero."""
+    parts = [torch.randn(6, 4, generator=torch.Generator().manual_seed(k), dtype=torch.float64) for k in (1, 2)]
+    whole = parts[0] + parts[1]
+    whole[2:4] = 0.0
+    got = shares_each(parts, whole, 3)
+    for k, own in enumerate(got):
+        here = slice(2 * k, 2 * k + 2)
+        for one, part in zip(own, parts, strict=True):
+            expected = shares([part[here]], whole[here])[0]
+            assert (one.share is None) == (expected.share is None) == (k == 1)
+            if k != 1:
+                assert (one.share, one.norm) == pytest.approx((expected.share, expected.norm), rel=1e-12)
+    errors = relative_errors(parts[0], whole, 3)
+    alone = [relative_error(parts[0][k : k + 2], whole[k : k + 2]) for k in (0, 2, 4)]
+    assert errors == pytest.approx(alone, rel=1e-12)
+    assert errors[1] == float("inf")
+    assert relative_errors(whole.T, whole.T, 3, axis=1) == [0.0, 0.0, 0.0]
+    assert relative_errors(whole * float("nan"), whole, 3) == [float("inf")] * 3

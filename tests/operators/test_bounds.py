@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
+from duat_cli.operators import bounds as bounds_module
 from duat_cli.operators.activations import KNOWN, Activation
 from duat_cli.operators.bounds import (
     Ball,
@@ -19,6 +20,7 @@ from duat_cli.operators.bounds import (
     head_maximum,
     plain_maximum,
     product_maximum,
+    row_lengths,
     spectral_limit,
     sum_maximum,
 )
@@ -189,3 +191,19 @@ def test_sums_of_columns() -> None:
     assert spectral_limit(columns) == pytest.approx(exact)
     assert spectral_limit(columns.T) == pytest.approx(exact)
     assert spectral_limit(columns.repeat(400, 400)) >= 400 * exact * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("shape", [(9, 5), (5, 9), (7, 7)])
+def test_what_is_made_of_some_rows_at_a_time_is_that_of_all(
+    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix, scale = draw(*shape, seed=25), draw(shape[1], seed=26)
+    whole = spectral_limit(matrix, lambda rows: rows * scale), row_lengths(matrix, lambda rows: rows * scale)
+    assert whole[0] == pytest.approx(float(torch.linalg.matrix_norm(matrix * scale, 2)))
+    assert torch.equal(whole[1], (matrix * scale).norm(dim=1))
+    monkeypatch.setattr(bounds_module, "ROWS", 2)
+    assert spectral_limit(matrix, lambda rows: rows * scale) == pytest.approx(whole[0], rel=1e-12)
+    monkeypatch.setattr(bounds_module, "SPECTRAL_SIDE", 1)
+    assert spectral_limit(matrix.float(), lambda rows: rows.double() * scale) == pytest.approx(
+        float((matrix.float() * scale).norm()), rel=1e-6
+    )

@@ -245,3 +245,25 @@ def test_bounds_that_hold_for_every_operator(heads: int, tokens: int, step: int,
     assert 2**numbers.entropy_bits - 1e-9 <= numbers.effective_context <= (tokens + 1) / 2 + 1e-9  # causal; Jensen
     assert float(squares.sum()) == pytest.approx(float((sums.head_products * gram(known)).sum()), rel=1e-10)
     assert far(squares.triu(1), torch.zeros_like(squares)) == 0.0
+
+
+def test_several_operators_at_once_are_each_alone() -> None:
+    """With an axis in front of every tensor; one of them has W' = 0."""
+    known = factors(4, 2, 5, 3)
+    rows = torch.stack([attention(4, 6, seed=k) for k in (1, 2, 3)])
+    rows[1] = 0.0
+    several = OperatorSums(gram_root(gram(known)), several=3)
+    parts = [several.add(rows[:, :, start : start + 4]) for start in (0, 4)]
+    squares, alive = (torch.cat(pieces, dim=1) for pieces in zip(*parts, strict=True))
+    values = normal(3, 4, 6, 3, seed=4)
+    grams = torch.stack([token_grams(one, known.output) for one in values])
+    weighted = weighted_squares(rows, grams)
+    for k, correlation in enumerate(several.block_correlations()):
+        alone = gathered(rows[k], known, 6)
+        assert far(squares[k], alone.squares) < 1e-13
+        assert far(several.head_products[k], alone.sums.head_products) < 1e-13
+        assert int(several.nonzero_blocks[k]) == int(alone.sums.nonzero_blocks) == int(alive[k].sum())
+        [expected] = alone.sums.block_correlations()
+        assert (correlation or 0.0) == pytest.approx(expected or 0.0, rel=1e-12)
+        assert (correlation is None) == (expected is None) == (k == 1)
+        assert far(weighted[k], weighted_squares(rows[k], grams[k])) < 1e-13

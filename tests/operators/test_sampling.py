@@ -10,7 +10,14 @@ from helpers import kron_sum
 from torch import Tensor
 
 from duat_cli.operators.kronecker import HeadFactors
-from duat_cli.operators.sampling import exact_share, sample_entries, sampled_share, wilson_interval
+from duat_cli.operators.sampling import (
+    exact_multiples,
+    exact_share,
+    sample_entries,
+    sampled_share,
+    sampled_shares,
+    wilson_interval,
+)
 
 
 def normal(*shape: int, seed: int) -> Tensor:
@@ -46,6 +53,37 @@ def test_the_exact_share_is_the_count(left: Tensor, factors: HeadFactors, dense:
 def test_the_exact_share_of_extremes(left: Tensor, factors: HeadFactors, dense: Tensor) -> None:
     assert exact_share(left, factors.maps(), 0.0).share == int((dense > 0).sum()) / dense.numel() == 45 / 81
     assert exact_share(left, factors.maps(), float(dense.max()) * 2).share == 0.0
+
+
+@pytest.mark.parametrize("pairs", [1, 5, 6])
+def test_many_blocks_are_counted_as_few(factors: HeadFactors, pairs: int) -> None:
+    """Products are made by column where there are enough blocks, by row of the rest."""
+    left = normal(4, pairs, 7, seed=11)
+    dense = torch.einsum("hij,hab->ijab", left, factors.maps()).abs()
+    for cutoff in (0.0, float(dense.median()), float(dense.max())):
+        assert exact_share(left, factors.maps(), cutoff).share == int((dense > cutoff).sum()) / dense.numel()
+
+
+def test_multiples_of_one_matrix_are_counted_by_a_search(factors: HeadFactors) -> None:
+    """Second way: every block written out, zeros among them."""
+    total = factors.maps().sum(dim=0)
+    sizes = normal(6, 6, seed=12).abs() * (normal(6, 6, seed=13) > 0)
+    dense = sizes[:, :, None, None] * total.abs()
+    ordered = dense.flatten().sort().values
+    for k in (len(ordered) // 2 + 3, int(0.9 * len(ordered)), len(ordered) - 2):
+        cutoff = float(ordered[k] + ordered[k + 1]) / 2
+        found = exact_multiples(sizes[sizes > 0], total.abs().flatten().sort().values, sizes.numel(), cutoff)
+        assert found.share == int((dense > cutoff).sum()) / dense.numel()
+    assert exact_multiples(sizes[:0], total.abs().flatten().sort().values, 36, 0.1).share == 0.0
+
+
+def test_shares_of_several_are_those_of_each(factors: HeadFactors) -> None:
+    entries = sample_entries(factors, 50, seed=14)
+    vectors = normal(3, 50, 4, seed=15)
+    cutoffs, nonzero = [0.1, 1.0, 3.0], [1.0, 0.5, 0.25]
+    alone = [sampled_share(v, entries, c, n) for v, c, n in zip(vectors, cutoffs, nonzero, strict=True)]
+    assert sampled_shares(vectors, entries, cutoffs, nonzero) == alone
+    assert len({one.share for one in alone}) == 3
 
 
 def test_sampled_entries_are_entries_of_the_head_maps(factors: HeadFactors) -> None:

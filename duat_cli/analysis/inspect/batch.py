@@ -56,8 +56,8 @@ Sizes = Callable[[int], int]
 
 
 def sizes(session: Session, options: BatchOptions, prompts: int) -> Sizes:
-    """Of a set of so many prompts. Always one where a model's blocks, or the
-    options, take prompts one by one, or where the numbers of some made-up prompts differ in a batch."""
+    """Of a set of so many prompts. Always one where the options or the model's blocks take prompts one by one, or where
+    made-up prompts have other numbers in a batch than alone."""
     most = prompts // FEWEST_BATCHES
     if most < 2 or not _possible(session, options) or not _agree(session, options):
         return lambda tokens: 1
