@@ -165,8 +165,11 @@ class _Worker(Worker[InspectReport]):
             self._progress(int(passed), self._total, f"prompt {begun + 1} of {self._total}")
 
         prompts = [prompt for _, prompt in chunk]
-        together = [range(len(chunk))] if batch else []
-        found = sweep_prompts(session, prompts, self._options, None, progress, together=together)
+        if self._first and [position for position, _ in chunk] == [0]:
+            found = self._first  # as it ran at the beginning, compared with the model without instruments
+        else:
+            together = [range(len(chunk))] if batch else []
+            found = sweep_prompts(session, prompts, self._options, None, progress, together=together)
         self._first = self._first or found
         error = session.plain_error
         return [InspectRecord.of(prompt, sweep, error) for prompt, sweep in zip(prompts, found, strict=True)]
