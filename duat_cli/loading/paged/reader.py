@@ -5,6 +5,7 @@ Quantised weights come as the numbers that their format's formula gives.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ class Reader:
         self._files = files
         self.bytes_read = 0
         self._checked: set[str] = set()  # shards whose header was read again
+        self._counting = threading.Lock()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="duat-piece")
 
     def tensors(self, names: Sequence[str]) -> dict[str, Tensor]:
@@ -45,7 +47,7 @@ class Reader:
                     pieces += _pieces(found[name], entries[name].offset, name)
                 else:
                     found[name] = dequantised_tensor(self._files.path, self._files.seals, name, entries[name])
-                    self.bytes_read += entries[name].bytes
+                    self._count(entries[name].bytes)
             self._read(path, pieces)
             self._sealed(shard, inside[-1])
         return found
@@ -60,7 +62,7 @@ class Reader:
             for place, row in enumerate(rows):
                 for piece in _pieces(found[place], entry.offset + row * size, name):
                     read_into(path, file, piece.offset, piece.view, shown(name))
-                    self.bytes_read += len(piece.view)
+                    self._count(len(piece.view))
         self._sealed(entry.shard, name)
         return found
 
@@ -74,7 +76,12 @@ class Reader:
         """Several at once: one read after the other waits for the file and for fresh memory in turn."""
         shares = [pieces[k::THREADS] for k in range(THREADS)]
         for done in [self._threads.submit(_read_pieces, path, share) for share in shares if share]:
-            self.bytes_read += done.result()
+            self._count(done.result())
+
+    def _count(self, size: int) -> None:
+        """Rows are read by one thread while another reads a page ahead."""
+        with self._counting:
+            self.bytes_read += size
 
 
 @dataclass(frozen=True)
