@@ -22,11 +22,7 @@ def relative_error(got: Tensor, expected: Tensor) -> float:
 
     Infinity also where a value is not finite: a NaN would be lost by the `max` that errors meet.
     """
-    difference, size = _length((got - expected).detach()), _length(expected.detach())
-    if size == 0.0:
-        return 0.0 if difference == 0.0 else float("inf")
-    error = difference / size
-    return error if math.isfinite(error) else float("inf")
+    return _ratio(_length((got - expected).detach()), _length(expected.detach()))
 
 
 def relative_errors(got: Tensor, expected: Tensor, prompts: int, axis: int = 0) -> list[float]:
@@ -37,11 +33,15 @@ def relative_errors(got: Tensor, expected: Tensor, prompts: int, axis: int = 0) 
         torch.linalg.vector_norm(wide(x).movedim(axis, 0).reshape(prompts, -1), dim=1).tolist()
         for x in (got - expected, expected)
     ]
-    zero = {True: 0.0, False: math.inf}
-    return [
-        (error if math.isfinite(error := off / size) else math.inf) if size else zero[off == 0.0]
-        for off, size in zip(*by_prompt, strict=True)
-    ]
+    return [_ratio(difference, size) for difference, size in zip(*by_prompt, strict=True)]
+
+
+def _ratio(difference: float, size: float) -> float:
+    """As `relative_error` says."""
+    if size == 0.0:
+        return 0.0 if difference == 0.0 else math.inf
+    error = difference / size
+    return error if math.isfinite(error) else math.inf
 
 
 def _length(x: Tensor) -> float:
