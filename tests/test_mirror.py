@@ -12,7 +12,7 @@ TESTS = Path(__file__).parent
 FREE = {"__init__.py", "__main__.py"}
 
 LISTED = {  # reason -> modules; the files named in a reason run them
-    "types or constants alone": "analysis/progress checks/rule kinds",
+    "types or constants alone": "analysis/inspect/options analysis/progress checks/rule kinds",
     "fields alone; results/test_meaning.py and report/test_json.py read every one": """
         results/attribute results/base results/behaviour results/check results/compare
         results/explain results/inspect results/lora results/matrix results/operator results/plan
@@ -42,7 +42,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
     "against the dense W': analysis/inspect/test_operator.py": """
         analysis/inspect/measured/entries analysis/inspect/measured/numbers""",
     "against dense W_QK: analysis/inspect/test_routing.py": "models/instrument/functions/scores operators/bilinear",
-    "files read back: analysis/inspect/test_states.py": "analysis/dynamic analysis/inspect/saved",
+    "files read back: analysis/inspect/save/test_states.py": "analysis/dynamic analysis/inspect/save/asked",
     "against loops: analysis/inspect/test_uniform.py": "operators/uniform",
     "the re-initialised model: analysis/inspect/test_untrained.py": "cache/documents models/edits/reinitialised",
     "against the dense W' of two prompts: analysis/compare/test_run.py": """

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from duat_cli.analysis.inspect.saved import saved_of
+from duat_cli.analysis.inspect.save.asked import saved_of
 from duat_cli.analysis.plan.task import PruneOptions, Task, effort_of
 from duat_cli.api.asking import Asked, File, Loading, Model, Pictures, Tensors, Texts, input_files
 from duat_cli.api.ground import heard, load_libraries, undisturbed
@@ -79,9 +79,9 @@ def inspect(
     load_libraries()
     with undisturbed():
         from duat_cli.analysis.inspect.maps import Maps
-        from duat_cli.analysis.inspect.run import InspectOptions
+        from duat_cli.analysis.inspect.options import InspectOptions
         from duat_cli.analysis.inspect.run import inspect as compute
-        from duat_cli.analysis.inspect.states import saving
+        from duat_cli.analysis.inspect.save.states import saving
 
         one_of("null", null, ("all", "uniform"))
         at_least("--threshold", threshold, 0)

@@ -13,7 +13,8 @@ def compare(runs: int) -> list[Row]:
     from duat_cli.analysis.compare.request import Texts
     from duat_cli.analysis.compare.run import CompareOptions, Vocabulary
     from duat_cli.analysis.compare.run import compare as compute
-    from duat_cli.analysis.inspect.run import InspectOptions, inspect
+    from duat_cli.analysis.inspect.options import InspectOptions
+    from duat_cli.analysis.inspect.run import inspect
     from duat_cli.loading.texts import PromptText
 
     loaded, first = loaded_model(llama_shape()), random_prompt(49152, 128)

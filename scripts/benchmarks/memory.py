@@ -42,7 +42,8 @@ def _grown(shallow: dict[str, float], deep: dict[str, float]) -> float:
 
 
 def child(blocks: int, tokens: int) -> None:
-    from duat_cli.analysis.inspect.run import InspectOptions, inspect
+    from duat_cli.analysis.inspect.options import InspectOptions
+    from duat_cli.analysis.inspect.run import inspect
 
     model = llama_shape(blocks)
     size = sum(p.numel() * p.element_size() for p in model.parameters())

@@ -17,7 +17,8 @@ def speed(runs: int) -> list[Row]:
     import torch
 
     from duat_cli.analysis.decomposition import Decomposition
-    from duat_cli.analysis.inspect.run import InspectOptions, sweep_prompts
+    from duat_cli.analysis.inspect.options import InspectOptions
+    from duat_cli.analysis.inspect.run import sweep_prompts
     from duat_cli.analysis.session import Session
     from duat_cli.models.instrument.rig import BlockRun
 

@@ -60,7 +60,8 @@ def streamed_child(folder: str, name: str, paged: str) -> None:
     import torch
     from transformers.utils import logging
 
-    from duat_cli.analysis.inspect.run import InspectOptions, inspect
+    from duat_cli.analysis.inspect.options import InspectOptions
+    from duat_cli.analysis.inspect.run import inspect
     from duat_cli.loading.checkpoint.preflight import inspect_folder
     from duat_cli.loading.checkpoint.source import Source
     from duat_cli.loading.model.load import load_files

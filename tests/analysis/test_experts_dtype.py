@@ -9,7 +9,8 @@ import pytest
 import torch
 from helpers import far, single_model
 
-from duat_cli.analysis.inspect.run import InspectOptions, inspect
+from duat_cli.analysis.inspect.options import InspectOptions
+from duat_cli.analysis.inspect.run import inspect
 from duat_cli.loading.model.load import load
 from duat_cli.loading.prompts import Prompt
 from duat_cli.zoo import tiny

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from duat_cli.analysis.inspect.run import InspectOptions, inspect
+from duat_cli.analysis.inspect.options import InspectOptions
+from duat_cli.analysis.inspect.run import inspect
 from duat_cli.loading.model.load import LoadedModel, load
 from duat_cli.loading.prompts import Prompt
 from duat_cli.zoo import tiny

@@ -15,7 +15,8 @@ from paging import differing, in_parts, whole
 from safetensors.torch import save_file
 from torch import Tensor
 
-from duat_cli.analysis.inspect.run import InspectOptions, inspect
+from duat_cli.analysis.inspect.options import InspectOptions
+from duat_cli.analysis.inspect.run import inspect
 from duat_cli.analysis.inspect.verify import verify
 from duat_cli.analysis.matrix.run import matrix
 from duat_cli.analysis.prepared import (

@@ -17,7 +17,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from duat_cli.analysis import decomposition
 from duat_cli.analysis.decomposition import Step
-from duat_cli.analysis.inspect.run import InspectOptions, inspect
+from duat_cli.analysis.inspect.options import InspectOptions
+from duat_cli.analysis.inspect.run import inspect
 from duat_cli.analysis.inspect.verify import verify
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import relative_error

@@ -11,7 +11,8 @@ import torch
 from helpers import prompt_of
 from paging import differing, in_parts, pager_of, saved, whole
 
-from duat_cli.analysis.inspect.run import InspectOptions, inspect
+from duat_cli.analysis.inspect.options import InspectOptions
+from duat_cli.analysis.inspect.run import inspect
 from duat_cli.analysis.inspect.verify import verify
 from duat_cli.analysis.matrix.run import matrix
 from duat_cli.analysis.plan import waves

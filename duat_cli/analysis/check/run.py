@@ -32,7 +32,7 @@ from duat_cli.loading.model.notes import weight_notes
 
 if TYPE_CHECKING:
     from duat_cli.analysis.check.behaviour import Asking
-    from duat_cli.analysis.inspect.run import InspectOptions
+    from duat_cli.analysis.inspect.options import InspectOptions
     from duat_cli.analysis.progress import Progress
     from duat_cli.loading.adapter.folder import AdapterFiles
     from duat_cli.loading.model.load import LoadedModel
@@ -269,7 +269,7 @@ def _with_hint(fault: UnsupportedModelError) -> UnsupportedModelError:
 
 def settings(plan: CheckPlan, also: Iterable[str] = (), *, cache: bool = True) -> InspectOptions:
     """What the bounds that are on ask for beyond the default. also: further options of `inspect`."""
-    from duat_cli.analysis.inspect.run import InspectOptions
+    from duat_cli.analysis.inspect.options import InspectOptions
 
     asked = _asked(plan).union(also)
     return InspectOptions(

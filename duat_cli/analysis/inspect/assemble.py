@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
 from duat_cli.analysis.decomposition import BlockTerms, PartNumbers, ThreeParts
 from duat_cli.analysis.inspect.measured.numbers import NullNumbers, OperatorNumbers
+from duat_cli.analysis.inspect.options import InspectOptions
 from duat_cli.operators.coupling import CouplingNumbers
 from duat_cli.operators.sampling import ShareEstimate
 from duat_cli.results.inspect import Part, Parts, PromptBlock, Terms
@@ -33,22 +34,11 @@ NO_SPECTRUM = "computed with --spectrum"
 NO_ENCODER = "no encoder is read, and no features of pictures are added up to here"
 
 
-class Options(Protocol):
-    """The part of the options that a block's numbers follow from."""
-
-    @property
-    def threshold(self) -> float: ...
-    @property
-    def conv_width(self) -> int: ...
-    @property
-    def spectrum(self) -> bool: ...
-
-
 def measured_block(
     prompt: int,
     numbers: OperatorNumbers,
     terms: BlockTerms,
-    options: Options,
+    options: InspectOptions,
     like: Tensor,
     *,
     products: int,
@@ -128,7 +118,7 @@ def no_operator(tokens: int, width: int, element_size: int, reason: str) -> Oper
     )
 
 
-def density(numbers: OperatorNumbers, tokens: int, width: int, options: Options) -> Density:
+def density(numbers: OperatorNumbers, tokens: int, width: int, options: InspectOptions) -> Density:
     return Density(
         structural=numbers.structural,
         **_interval(numbers.numerical),
@@ -144,13 +134,13 @@ def _interval(estimate: ShareEstimate | None) -> dict[str, Any]:
     return dict(zip(names, (estimate.share, estimate.low, estimate.high), strict=True))
 
 
-def no_density(tokens: int, width: int, options: Options, reason: str) -> Density:
+def no_density(tokens: int, width: int, options: InspectOptions, reason: str) -> Density:
     names = ("structural", "numerical", "numerical_low", "numerical_high")
     absent: dict[str, Any] = dict.fromkeys(names)
     return Density(**absent, **_references(tokens, width, options), reasons=dict.fromkeys(names, reason))
 
 
-def _references(tokens: int, width: int, options: Options) -> dict[str, Any]:
+def _references(tokens: int, width: int, options: InspectOptions) -> dict[str, Any]:
     """What a linear layer and a 1-D convolution would have (design of the papers: 1/N, 1/M and about k/N)."""
     return {
         "threshold": options.threshold,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,8 +16,9 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from duat_cli.analysis.decomposition import Decomposition
-from duat_cli.analysis.inspect.assemble import NOT_ASKED, Options, measured_block, null_stats, nulls
+from duat_cli.analysis.inspect.assemble import NOT_ASKED, measured_block, null_stats, nulls
 from duat_cli.analysis.inspect.operator import measure_each
+from duat_cli.analysis.inspect.options import InspectOptions
 from duat_cli.analysis.inspect.total import PromptSweep
 from duat_cli.analysis.inspect.uniform import UniformNulls
 from duat_cli.analysis.session import Session
@@ -28,7 +28,7 @@ from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.discovery.structure import probe_ids
 from duat_cli.models.instrument.activations import largest_activations
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.models.sweep.budgets import FEWEST_BATCHES
+from duat_cli.models.sweep.budgets import most_together
 from duat_cli.results.meaning import meaning_of
 
 SLICE = 4096  # prompts, one behind the other, among which those of as many tokens are looked for
@@ -38,28 +38,15 @@ PROBES = (3, 7)  # prompts, tokens
 FAULTS = (DuatError, RuntimeError, ValueError, TypeError, LookupError)  # of a model whose code takes prompts one by one
 
 
-class BatchOptions(Options, Protocol):
-    """The part of the options that a batch follows from."""
-
-    @property
-    def layers(self) -> frozenset[int] | None: ...
-    @property
-    def terms(self) -> bool: ...
-    @property
-    def end_to_end(self) -> bool: ...
-    @property
-    def routing(self) -> bool: ...
-
-
 Sizes = Callable[[int], int]
 """How many prompts of so many tokens run together."""
 
 
-def sizes(session: Session, options: BatchOptions, prompts: int) -> Sizes:
+def sizes(session: Session, options: InspectOptions, prompts: int) -> Sizes:
     """Of a set of so many prompts. Always one where the options or the model's blocks take prompts one by one, or where
     made-up prompts have other numbers in a batch than alone."""
-    most = prompts // FEWEST_BATCHES
-    if most < 2 or not _possible(session, options) or not _agree(session, options):
+    most = most_together(prompts)
+    if most == 1 or not _possible(session, options) or not _agree(session, options):
         return lambda tokens: 1
     width = session.structure.hidden_size
 
@@ -69,7 +56,7 @@ def sizes(session: Session, options: BatchOptions, prompts: int) -> Sizes:
     return size
 
 
-def leaders_of(session: Session, options: BatchOptions, counts: Sequence[int]) -> array[int]:
+def leaders_of(session: Session, options: InspectOptions, counts: Sequence[int]) -> array[int]:
     """As of `leaders`; to be asked once the session has run a prompt."""
     found = leaders(counts, sizes(session, options, len(counts)))
     session.batch_size = int(np.bincount(np.frombuffer(found, np.uint32)).max())
@@ -99,7 +86,7 @@ def batches(leading: array[int]) -> list[list[int]]:
     return [batch for batch in members.values() if len(batch) > 1]
 
 
-def sweep_batch(session: Session, prompts: Sequence[Prompt], options: BatchOptions) -> list[PromptSweep] | None:
+def sweep_batch(session: Session, prompts: Sequence[Prompt], options: InspectOptions) -> list[PromptSweep] | None:
     """What the blocks of each prompt add; None where they have to run one by one, which tells why."""
     try:
         return _swept(session, [prompt.input_ids for prompt in prompts], options)
@@ -107,7 +94,7 @@ def sweep_batch(session: Session, prompts: Sequence[Prompt], options: BatchOptio
         return None
 
 
-def _swept(session: Session, batch: Sequence[Tensor], options: BatchOptions) -> list[PromptSweep]:
+def _swept(session: Session, batch: Sequence[Tensor], options: InspectOptions) -> list[PromptSweep]:
     sweeps = [PromptSweep({}, [], [], {}, {}) for _ in batch]
     decomposition, uniform = Decomposition(own=True), UniformNulls(options.threshold)
 
@@ -144,14 +131,14 @@ def add_uniform(sweeps: Sequence[PromptSweep], uniform: UniformNulls, tokens: in
 # -- whether it can be done ------------------------------------------------------------------------------------
 
 
-def _possible(session: Session, options: BatchOptions) -> bool:
+def _possible(session: Session, options: InspectOptions) -> bool:
     """Whether nothing speaks against it before it is tried."""
     more = options.terms or options.end_to_end or options.routing or options.spectrum
     loaded = session.loaded  # in a narrow dtype products of other sizes round visibly
     return loaded.paged is None and loaded.like is None and loaded.model.dtype.itemsize >= 4 and not more
 
 
-def _agree(session: Session, options: BatchOptions) -> bool:
+def _agree(session: Session, options: InspectOptions) -> bool:
     """Whether made-up prompts have the numbers in a batch that each has alone, up to the tolerance of a certificate."""
     prompts, tokens = PROBES
     ids = probe_ids(session.structure.stack, prompts * tokens, device="cpu").reshape(prompts, 1, tokens)

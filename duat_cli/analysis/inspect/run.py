@@ -23,8 +23,9 @@ from duat_cli.analysis.inspect.end_to_end import end_to_end
 from duat_cli.analysis.inspect.maps import Maps
 from duat_cli.analysis.inspect.measured.cross import cross_of
 from duat_cli.analysis.inspect.operator import measure
+from duat_cli.analysis.inspect.options import InspectOptions
 from duat_cli.analysis.inspect.routing import routing
-from duat_cli.analysis.inspect.states import StateFiles
+from duat_cli.analysis.inspect.save.states import StateFiles
 from duat_cli.analysis.inspect.total import InspectHead, InspectTotal, PromptSweep
 from duat_cli.analysis.inspect.uniform import UniformNulls
 from duat_cli.analysis.inspect.untrained import untrained, with_untrained
@@ -38,7 +39,7 @@ from duat_cli.loading.prompts import Prompt
 from duat_cli.models.discovery.growing import Growing
 from duat_cli.models.instrument.activations import largest_activations
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.models.sweep.budgets import FEWEST_BATCHES
+from duat_cli.models.sweep.budgets import most_together
 from duat_cli.models.sweep.guest import Guest
 from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.results.inspect import InspectReport, PromptBlock, UatTerm
@@ -58,22 +59,6 @@ class Beside(Protocol):
     def swept(self, session: Session, /) -> None:
         """Called once all prompts are through."""
         ...
-
-
-@dataclass(frozen=True)
-class InspectOptions:
-    """What `duat inspect` computes beyond the default."""
-
-    layers: frozenset[int] | None = None
-    threshold: float = 0.01
-    conv_width: int = 3
-    spectrum: bool = False
-    terms: bool = False
-    end_to_end: bool = False
-    routing: bool = False
-    per_prompt: bool = False
-    null: Literal["all", "uniform"] = "uniform"  # "all": of the re-initialised architecture as well
-    cache: bool = True
 
 
 def inspect(
@@ -126,7 +111,7 @@ def _in_batches(
     session: Session, prompts: Sequence[Prompt], options: InspectOptions, progress: Progress
 ) -> list[PromptSweep]:
     """Of all prompts, those of as many tokens together where there are enough of them."""
-    if len(prompts) < 2 * FEWEST_BATCHES:
+    if most_together(len(prompts)) == 1:
         return sweep_prompts(session, prompts, options, None, progress)
     first = sweep_prompts(session, prompts[:1], options, None, lambda *_: None)
     leading = leaders_of(session, options, [p.input_ids.shape[1] for p in prompts])

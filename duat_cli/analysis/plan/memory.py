@@ -19,7 +19,7 @@ from duat_cli.analysis.plan.shape import Shape
 from duat_cli.analysis.plan.task import Task
 from duat_cli.analysis.plan.terms import STREAMS, Moment, held, page_of, size_of, term, through_block
 from duat_cli.analysis.plan.waves import prompt_waves, state_bytes
-from duat_cli.models.sweep.budgets import FEWEST_BATCHES
+from duat_cli.models.sweep.budgets import most_together
 from duat_cli.results.plan import MemoryTerm, Residence
 
 SPARE = 1.25  # memory that must be left for a byte of a second model: the first one's blocks run beside it
@@ -56,7 +56,7 @@ def _resident(shape: Shape, task: Task, statistics: bool) -> list[Moment]:
     twice, as read, and with the gain of the norm in front, but for `attribute`, which asks for none."""
     every, first = held(shape, "resident"), held(shape, "resident", running=False)
     kept = [term("values of all blocks, V", 2 * len(shape.parts.blocks) * shape.values)]
-    if task.command == "inspect" and max(task.prompts, len(task.tokens)) >= 2 * FEWEST_BATCHES:
+    if task.command == "inspect" and most_together(max(task.prompts, len(task.tokens))) > 1:
         kept.append(term("batches of prompts", BATCHES))
     return [
         [*first, term("the largest tensor, as stored", shape.largest_tensor)],

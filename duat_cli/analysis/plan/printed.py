@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from duat_cli.analysis.plan.shape import Shape
 from duat_cli.analysis.plan.task import PruneOptions, Task
+from duat_cli.analysis.plan.terms import replayed
 from duat_cli.kinds import Kind
 from duat_cli.models.sweep.budgets import PRINTED_TERMS, printed_bytes, printed_on
 
@@ -20,8 +21,9 @@ def printed_tokens(shape: Shape, task: Task, counts: dict[Kind, int], options: P
 def printed_memory(shape: Shape, task: Task, counts: dict[Kind, int], options: PruneOptions, *, streamed: bool) -> int:
     """Bytes, of all prompts side by side or of the longest."""
     sets, followed = _carried(counts)
-    each = [printed_bytes(n, shape.width, sets, followed) for n in printed_tokens(shape, task, counts, options)]
-    return sum(each) if streamed else max(each, default=0)
+    tokens = printed_tokens(shape, task, counts, options)
+    each, longest = [printed_bytes(n, shape.width, sets, followed) for n in tokens], max(tokens, default=0)
+    return (sum(each) if streamed else max(each, default=0)) + replayed(shape, WAYS * sets + followed, longest)
 
 
 def printed_values(counts: dict[Kind, int]) -> float:

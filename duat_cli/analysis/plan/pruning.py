@@ -12,12 +12,21 @@ from duat_cli.analysis.plan.printed import printed_memory
 from duat_cli.analysis.plan.repair import repairing
 from duat_cli.analysis.plan.shape import Shape
 from duat_cli.analysis.plan.task import PruneOptions, Task, ablated
-from duat_cli.analysis.plan.terms import Moment, held, layer_of, page_of, size_of, structure_bytes, term, through_block
+from duat_cli.analysis.plan.terms import (
+    Moment,
+    held,
+    layer_of,
+    page_of,
+    replayed,
+    size_of,
+    structure_bytes,
+    term,
+    through_block,
+)
 from duat_cli.analysis.plan.waves import recorded_bytes
 from duat_cli.kinds import Kind
 from duat_cli.models.sweep.budgets import (
     ABLATION_BYTES,
-    AT_ONCE,
     BOUNDED_ENTRIES,
     BOUNDED_NEURONS,
     CARRIED,
@@ -34,7 +43,6 @@ REUSED = 0.75  # of the probes' size, freed and not given back where weights are
 PROBES = 3.1  # (K, N, V): the noise, its part along the probabilities, and the difference
 STREAM_GRADIENTS = 4  # (N, M) of a probe in a block
 INNER_GRADIENTS = 3  # (N, F), or (H, N, N), of a probe in a block
-REPLAYED = 8  # (N, M) of a term that is carried through a block
 NEURONS = 5  # (N, F) in float64: activations, and what the norm on their branch makes of them
 DOUBLE_FFN, DOUBLE_ATTENTION = 4, 6  # (n, M) in float64, of what is bounded at once
 COPIED = 2  # times the model's structure: what a forked process copies, Python's objects, whose references it counts
@@ -198,9 +206,9 @@ def ablation_bytes(task: Task, counts: dict[Kind, int], options: PruneOptions, w
 
 
 def _readings(shape: Shape, followed: int, tokens: int) -> int:
-    replayed = (followed + REPLAYED * min(AT_ONCE, followed)) * shape.width * tokens * shape.wide
+    terms = followed * shape.width * tokens * shape.wide + replayed(shape, followed, tokens)
     neurons = NEURONS * shape.inner * tokens * 8 + 2 * shape.inner * shape.width * shape.wide
-    return max(replayed, neurons)
+    return max(terms, neurons)
 
 
 def _certified(shape: Shape) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from duat_cli.analysis.plan.shape import Shape
+from duat_cli.models.sweep.budgets import AT_ONCE
 from duat_cli.results.plan import MemoryTerm, Residence
 
 Moment = list[MemoryTerm]  # what is in memory at the same time
@@ -17,6 +18,7 @@ CHECKED_LOGITS = 4  # (CHECKED, vocabulary): of both passes, as they are and as 
 SCORES = 3  # (H, N, N): scores, their softmax, and what is recorded
 STREAMS = 6  # (N, M): the stream, its parts and what is replayed
 FFN = 3  # (N, F)
+REPLAYED = 8  # (N, M) of a term that is carried through a block
 
 
 def term(what: str, size: float) -> MemoryTerm:
@@ -42,6 +44,11 @@ def held(shape: Shape, weights: Residence, *, running: bool = True) -> Moment:
 def structure_bytes(shape: Shape) -> int:
     """What discovery writes down of the blocks, and the logits with which it tests the head."""
     return len(shape.parts.blocks) * STRUCTURE + CHECKED_LOGITS * CHECKED * shape.vocabulary * shape.wide
+
+
+def replayed(shape: Shape, terms: int, tokens: int) -> int:
+    """Bytes of terms that go through a block, some at once."""
+    return REPLAYED * min(AT_ONCE, terms) * shape.width * tokens * shape.wide
 
 
 def page_of(shape: Shape) -> Moment:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import random
-from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
 from duat_cli.analysis.inspect.batch import leaders_of
-from duat_cli.analysis.inspect.run import InspectOptions, chosen, report_head, sweep_prompts
+from duat_cli.analysis.inspect.options import InspectOptions
+from duat_cli.analysis.inspect.run import chosen, report_head, sweep_prompts
 from duat_cli.analysis.inspect.total import InspectHead, InspectTotal, PromptSweep
 from duat_cli.analysis.inspect.untrained import BlockNull, NullSource, Untrained, not_run, with_untrained
 from duat_cli.analysis.progress import Progress
@@ -18,14 +18,14 @@ from duat_cli.analysis.session import Session
 from duat_cli.analysis.shards.folder import Folder
 from duat_cli.analysis.shards.ranks import Ranks
 from duat_cli.analysis.shards.records import Aside, PromptRecord, Stored
-from duat_cli.analysis.shards.run import Worker, anywhere, share
+from duat_cli.analysis.shards.run import Together, Worker, anywhere, share
 from duat_cli.analysis.shards.state import complete
 from duat_cli.errors import DuatError, InputError
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompt_set import PromptSet
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.instrument.activations import Place
-from duat_cli.models.sweep.budgets import FEWEST_BATCHES
+from duat_cli.models.sweep.budgets import most_together
 from duat_cli.results.base import Certificate, PromptFacts, Run
 from duat_cli.results.inspect import EndToEnd, InspectReport, PromptBlock, UatTerm
 
@@ -146,13 +146,10 @@ class _Worker(Worker[InspectReport]):
         )
         self._first: list[PromptSweep] = []
 
-    def in_batches(self) -> bool:
-        """Where there are enough prompts."""
-        return self._total >= 2 * FEWEST_BATCHES and self._session.loaded.paged is None
-
-    def leaders(self, counts: array[int]) -> array[int]:
-        """Of prompts of as many tokens."""
-        return leaders_of(self._session, self._options, counts)
+    def together(self) -> Together | None:
+        """Prompts of as many tokens, where there are enough of them."""
+        enough = most_together(self._total) > 1 and self._session.loaded.paged is None
+        return functools.partial(leaders_of, self._session, self._options) if enough else None
 
     def __call__(self, chunk: Sequence[tuple[int, Prompt]]) -> list[PromptRecord]:
         """Of prompts with their positions, with the progress of all."""

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,8 @@ from duat_cli.results.base import Environment
 
 GRACE = 60.0  # seconds that the processes of one launch may begin apart
 R_co = TypeVar("R_co", covariant=True)
+Together: TypeAlias = "Callable[[array[int]], array[int]]"
+"""From the tokens of prompts, by position, the first prompt of each one's batch."""
 
 
 class Worker(Protocol[R_co]):
@@ -47,14 +49,9 @@ class Worker(Protocol[R_co]):
         """Find out with the set's first prompt what `facts` says; where nothing less tells, by its whole result."""
         self([(0, first)])
 
-    def in_batches(self) -> bool:
-        """Whether some prompts may run together."""
-        return False
-
-    def leaders(self, counts: array[int], /) -> array[int]:
-        """By position, of prompts of so many tokens, the first prompt of its batch; asked for behind `begin`, and only
-        where there may be batches."""
-        return each_alone(len(counts))
+    def together(self) -> Together | None:
+        """How prompts form batches; None where they run one by one. Asked for behind `begin`."""
+        return None
 
     def __call__(self, chunk: Sequence[tuple[int, Prompt]], /) -> Sequence[PromptRecord]:
         """The results of prompts with their positions in the set, of a batch or of prompts that run one by one."""
@@ -79,8 +76,9 @@ def share(
     """This process's results into the folder. The first rank waits for the others and returns the report of all."""
     _, first = next(prompts.prompts(lambda position: position == 0))
     worker.begin(first)
-    counted = _counts(prompts, lambda _: True) if worker.in_batches() else None
-    leaders = each_alone(len(prompts.keys)) if counted is None else worker.leaders(counted)
+    together = worker.together()
+    counted = None if together is None else _counts(prompts, lambda _: True)
+    leaders = each_alone(len(prompts.keys)) if together is None or counted is None else together(counted)
     folder = Folder.open(path, _manifest(session, prompts, worker), prompts.keys, leaders)
     with folder.shard(ranks) as shard:
         begun = time.monotonic()

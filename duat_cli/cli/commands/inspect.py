@@ -13,8 +13,8 @@ from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
 from duat_cli.loading.inputs.request import EVERY
 
 if TYPE_CHECKING:
-    from duat_cli.analysis.inspect.run import InspectOptions
-    from duat_cli.analysis.inspect.saved import Saved
+    from duat_cli.analysis.inspect.options import InspectOptions
+    from duat_cli.analysis.inspect.save.asked import Saved
     from duat_cli.analysis.opening import ModelRequest, PromptRequest
     from duat_cli.analysis.progress import Progress
     from duat_cli.analysis.shards.ranks import Ranks
@@ -162,7 +162,7 @@ def inspect(
 
     Exit code: 0 exact, 1 the certificate is not exact, 2 could not tell.
     """
-    from duat_cli.analysis.inspect.saved import saved_of
+    from duat_cli.analysis.inspect.save.asked import saved_of
     from duat_cli.analysis.opening import ModelRequest, PromptRequest
     from duat_cli.analysis.plan.task import Task
     from duat_cli.api.settings import at_least
@@ -188,7 +188,7 @@ def inspect(
     saved = saved_of(save, save_to)
 
     def settings() -> InspectOptions:
-        from duat_cli.analysis.inspect.run import InspectOptions
+        from duat_cli.analysis.inspect.options import InspectOptions
 
         return InspectOptions(
             layers=chosen,
@@ -274,7 +274,7 @@ def _alone(
                 file = stack.enter_context(operator_file(matrix_file, loaded, wanted.trust_remote_code))
                 states = None
                 if saved is not None and decode is not None:
-                    from duat_cli.analysis.inspect.states import saving
+                    from duat_cli.analysis.inspect.save.states import saving
 
                     kinds, folder = saved
                     states = stack.enter_context(saving(folder, kinds, decode))

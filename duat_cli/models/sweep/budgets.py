@@ -26,7 +26,7 @@ CARRIED = 256
 """Terms of a model that are all carried to the last block; of more, those that are ablated."""
 AT_ONCE = 32
 """Of these in one replay of a block."""
-PRINTED_BYTES = 1 << 30
+PRINTED_BYTES = 256 << 20
 """Of what is carried to the last block for Eq. 16, under all prompts that it is computed on."""
 PRINTED_TERMS = 128
 """Terms of a set that are carried one by one for it; of more, as many are drawn."""
@@ -36,13 +36,11 @@ BOUNDED_NEURONS = 1024
 """Rows of an FFN's weights in float64 at once, while certified bounds are made of them."""
 BOUNDED_ENTRIES = 1 << 21
 """Of V, of the heads whose bounds are made at once."""
-COPIES = 4
-"""Of what is carried through a block, while it is."""
 
 
 def printed_bytes(tokens: int, width: int, sets: int, followed: int) -> int:
     """Of one prompt: of every set its sum and the stream without it, and the single terms."""
-    return COPIES * tokens * width * 4 * (2 * sets + followed)
+    return tokens * width * 4 * (2 * sets + followed)
 
 
 def printed_on(tokens: Sequence[int], most: int | None, width: int, sets: int, followed: int) -> list[int]:
@@ -54,6 +52,11 @@ def printed_on(tokens: Sequence[int], most: int | None, width: int, sets: int, f
             found.append(number)
             left -= size
     return found
+
+
+def most_together(prompts: int) -> int:
+    """Prompts of a set of so many that may run as one batch: one where there are too few of them."""
+    return max(1, prompts // FEWEST_BATCHES)
 
 
 def probes_at_once(elements: int) -> int:

@@ -12,7 +12,8 @@ from paging import in_parts, saved, whole
 from transformers import AutoModelForMaskedLM
 
 from duat_cli.analysis.check.behaviour import EVERY, Asking
-from duat_cli.analysis.inspect.run import InspectOptions, inspect
+from duat_cli.analysis.inspect.options import InspectOptions
+from duat_cli.analysis.inspect.run import inspect
 from duat_cli.checks.answers.recorded import LIMIT, Agreement, Answers, agreement
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from duat_cli.analysis.check.run import CheckRequest, check
-from duat_cli.analysis.inspect.run import InspectOptions
+from duat_cli.analysis.inspect.options import InspectOptions
 from duat_cli.analysis.opening import ModelRequest, PromptRequest, load_found
 from duat_cli.checks.policy import read_policy
 from duat_cli.checks.settings import settings_of

@@ -18,10 +18,12 @@ from torch import Tensor, nn
 from duat_cli.analysis.inspect import batch as module
 from duat_cli.analysis.inspect import run as run_module
 from duat_cli.analysis.inspect.batch import batches, leaders, sizes, sweep_batch
-from duat_cli.analysis.inspect.run import InspectOptions, inspect, sweep_prompts
+from duat_cli.analysis.inspect.options import InspectOptions
+from duat_cli.analysis.inspect.run import inspect, sweep_prompts
 from duat_cli.analysis.inspect.total import PromptSweep
 from duat_cli.analysis.session import Session
 from duat_cli.loading.prompts import Prompt
+from duat_cli.models.sweep import budgets
 
 OPTIONS = InspectOptions(threshold=0.3, cache=False)
 TYPES = ["llama", "gpt2", "bert", "gemma2", "gpt_neox", "mixtral", "gpt_oss", "deepseek_v3", "granite", "t5", "olmo2"]
@@ -165,8 +167,8 @@ def test_what_is_asked_beside_the_numbers_runs_one_by_one(asked: str) -> None:
 def test_few_prompts_run_one_by_one() -> None:
     model = single_model("llama")
     session = begun(model, prompts_of(model, 1, 7))
-    assert sizes(session, OPTIONS, 2 * module.FEWEST_BATCHES - 1)(7) == 1
-    assert sizes(session, OPTIONS, 2 * module.FEWEST_BATCHES)(7) == 2
+    assert sizes(session, OPTIONS, 2 * budgets.FEWEST_BATCHES - 1)(7) == 1
+    assert sizes(session, OPTIONS, 2 * budgets.FEWEST_BATCHES)(7) == 2
     assert sizes(session, OPTIONS, 10**6)(7) > sizes(session, OPTIONS, 10**6)(70) >= 1
     assert sizes(session, OPTIONS, 10**6)(10**6) == 1
 
@@ -197,8 +199,7 @@ def test_a_batch_holds_prompts_of_as_many_tokens_from_one_slice(counts: list[int
 @pytest.fixture
 def lots(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], list[Prompt]]:
     """Prompts that are enough for batches of three."""
-    monkeypatch.setattr(module, "FEWEST_BATCHES", 4)
-    monkeypatch.setattr(run_module, "FEWEST_BATCHES", 4)
+    monkeypatch.setattr(budgets, "FEWEST_BATCHES", 4)
     return lambda model: [prompt for tokens in (5, 6, 5) for prompt in prompts_of(model, 4, tokens)]
 
 

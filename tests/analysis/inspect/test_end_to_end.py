@@ -22,7 +22,8 @@ from helpers import (
 from torch import Tensor, nn
 
 from duat_cli.analysis import sources as subject
-from duat_cli.analysis.inspect.run import InspectOptions, inspect
+from duat_cli.analysis.inspect.options import InspectOptions
+from duat_cli.analysis.inspect.run import inspect
 from duat_cli.models.instrument.hooks import hooked
 from duat_cli.results.inspect import EndToEnd
 

@@ -11,8 +11,9 @@ import torch
 from helpers import WIRINGS, InDouble, as_loaded, double_model, far, prompt_of, single_model, sweep, token_ids
 from torch import Tensor, nn
 
+from duat_cli.analysis.inspect.options import InspectOptions
 from duat_cli.analysis.inspect.routing import routing
-from duat_cli.analysis.inspect.run import InspectOptions, inspect
+from duat_cli.analysis.inspect.run import inspect
 from duat_cli.models.instrument.functions.scores import score_layers
 from duat_cli.models.instrument.hooks import hooked
 from duat_cli.operators.bilinear import bilinear_numbers

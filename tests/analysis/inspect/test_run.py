@@ -17,7 +17,8 @@ from torch import Tensor
 
 from duat_cli.analysis import geometry as geometry_module
 from duat_cli.analysis.decomposition import Decomposition, Step
-from duat_cli.analysis.inspect.run import InspectOptions, inspect
+from duat_cli.analysis.inspect.options import InspectOptions
+from duat_cli.analysis.inspect.run import inspect
 from duat_cli.analysis.inspect.verify import verify
 from duat_cli.errors import CheckpointError, InputError
 from duat_cli.loading.model.load import LoadedModel, load

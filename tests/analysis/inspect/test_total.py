@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from duat_cli.analysis.inspect.run import InspectOptions, inspect, report_head, sweep_prompts
+from duat_cli.analysis.inspect.options import InspectOptions
+from duat_cli.analysis.inspect.run import inspect, report_head, sweep_prompts
 from duat_cli.analysis.inspect.total import InspectTotal
 from duat_cli.analysis.session import Session, prompt_facts
 from duat_cli.loading.model.load import LoadedModel

@@ -37,7 +37,8 @@ from duat_cli.analysis.inspect.measured import entries as entries_module
 from duat_cli.analysis.inspect.measured import numbers as numbers_module
 from duat_cli.analysis.inspect.measured.numbers import NullNumbers
 from duat_cli.analysis.inspect.operator import measure
-from duat_cli.analysis.inspect.run import InspectOptions, inspect
+from duat_cli.analysis.inspect.options import InspectOptions
+from duat_cli.analysis.inspect.run import inspect
 from duat_cli.analysis.inspect.uniform import UniformNulls
 from duat_cli.cache.tensors import TensorCache
 from duat_cli.models.instrument.attention import StoredRows

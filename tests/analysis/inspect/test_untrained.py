@@ -28,7 +28,8 @@ from helpers import (
 )
 
 from duat_cli.analysis.inspect import untrained as untrained_module
-from duat_cli.analysis.inspect.run import InspectOptions, inspect
+from duat_cli.analysis.inspect.options import InspectOptions
+from duat_cli.analysis.inspect.run import inspect
 from duat_cli.analysis.inspect.untrained import Untrained, untrained
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.checkpoint.preflight import inspect_folder

@@ -9,6 +9,7 @@ from duat_cli.analysis.plan.printed import printed_memory, printed_tokens, print
 from duat_cli.analysis.plan.pruning import terms_of
 from duat_cli.analysis.plan.shape import Shape, shape_of
 from duat_cli.analysis.plan.task import PruneOptions, Task
+from duat_cli.analysis.plan.terms import REPLAYED
 from duat_cli.analysis.prune.run import prune_bound
 from duat_cli.kinds import Kind
 from duat_cli.loading.checkpoint.preflight import inspect_folder
@@ -29,9 +30,9 @@ def test_memory_is_of_all_that_is_carried(shape: Shape) -> None:
     options = PruneOptions()
     task = Task("prune-bound", (40, 60, 20), pruning=options)
     assert terms_of(shape, options) == COUNTS
-    one = budgets.COPIES * 192 * 4 * (2 * SETS + FOLLOWED)
-    assert printed_memory(shape, task, COUNTS, options, streamed=True) == 120 * one
-    assert printed_memory(shape, task, COUNTS, options, streamed=False) == 60 * one
+    one, through = 192 * 4 * (2 * SETS + FOLLOWED), REPLAYED * budgets.AT_ONCE * 192 * 60 * 4
+    assert printed_memory(shape, task, COUNTS, options, streamed=True) == 120 * one + through
+    assert printed_memory(shape, task, COUNTS, options, streamed=False) == 60 * one + through
     assert printed_values(COUNTS) == (2 * SETS + FOLLOWED) / 2
 
 
@@ -39,7 +40,7 @@ def test_prompts_are_the_first_that_fit(shape: Shape, monkeypatch: pytest.Monkey
     options = PruneOptions(whole=True)
     task = Task("prune-bound", (40, 6000, *[20] * 9), pruning=options)
     assert printed_tokens(shape, task, COUNTS, options) == [40, *[20] * 3]  # four; 6,000 tokens are too many
-    monkeypatch.setattr(budgets, "PRINTED_BYTES", 60 * budgets.COPIES * 192 * 4 * (2 * SETS + FOLLOWED))
+    monkeypatch.setattr(budgets, "PRINTED_BYTES", 60 * 192 * 4 * (2 * SETS + FOLLOWED))
     assert printed_tokens(shape, task, COUNTS, options) == [40, 20]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from paging import llama_with_tokenizer
 
-from duat_cli.analysis.inspect.run import InspectOptions
+from duat_cli.analysis.inspect.options import InspectOptions
 from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_set
 from duat_cli.analysis.plan.task import Task
 from duat_cli.analysis.shards import run as run_module

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from duat_cli.analysis.attribute.run import AttributeOptions, attribute
 from duat_cli.analysis.attribute.targets import Asked
-from duat_cli.analysis.inspect.run import InspectOptions, inspect
+from duat_cli.analysis.inspect.options import InspectOptions
+from duat_cli.analysis.inspect.run import inspect
 from duat_cli.analysis.inspect.verify import verify
 from duat_cli.analysis.matrix.run import matrix
 from duat_cli.analysis.prepared import Prepared, as_prompts, within_texts

@@ -13,7 +13,8 @@ from image_models import WINDOWS, build, picture
 from torch import Tensor, nn
 
 from duat_cli.analysis.decomposition import Decomposition
-from duat_cli.analysis.inspect.run import InspectOptions, inspect
+from duat_cli.analysis.inspect.options import InspectOptions
+from duat_cli.analysis.inspect.run import inspect
 from duat_cli.analysis.prepared import Prepared, as_prompts
 from duat_cli.analysis.support import examine
 from duat_cli.errors import UnsupportedModelError

@@ -24,6 +24,8 @@ from duat_cli.models.terms.sites import BlockSites, Site
 
 Scores = dict[str, Tensor]  # criterion -> a score a term, NaN where it is not defined
 
+ENTRIES = 1 << 20  # weights that are in float64 at once
+
 
 class Activations:
     """Sums of squares of every feature that a site's layer reads, over all prompts."""
@@ -66,26 +68,35 @@ class WeightScores:
                 if squares is None:
                     continue
                 rows = matrix_of(site.module, len(squares))
-                each = _of_rows(rows, squares.to(rows.device), site.count)
-                together = _of_rows(rows, squares.to(rows.device), 1)
+                sums, energy = _row_sums(rows), squares.to(rows.device)
+                each, together = (_of_rows(sums, energy, count) for count in (site.count, 1))
                 _put(self.found, starts.get((kind, number)), site.offset, each)
                 owners = sites.of(whole)
                 if len(owners) == len(sites.of(kind)):
                     _put(self.found, starts.get((whole, number)), owners[place].offset, together)
         start = starts.get(("block", number))
         if start is not None:
-            parts = (parameter.detach().double().square().sum() for parameter in module.parameters())
-            self.found["magnitude"][start] = sum(map(float, parts)) ** 0.5
+            every = (some for parameter in module.parameters() for some in parameter.detach().flatten().split(ENTRIES))
+            self.found["magnitude"][start] = sum(float(some.double().square().sum()) for some in every) ** 0.5
 
 
 _WEIGHTS = ("magnitude", "activation x norm", "wanda")
 
 
-def _of_rows(rows: Tensor, squares: Tensor, count: int) -> list[Tensor]:
-    per = rows.double().reshape(count, -1, rows.shape[-1])
-    energy = squares.reshape(count, -1)
-    magnitude = per.square().sum(dim=(1, 2)).sqrt()
-    return [magnitude, energy.sum(dim=1).sqrt() * magnitude, (per.abs().sum(dim=2) * energy.sqrt()).sum(dim=1)]
+def _row_sums(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ w² and Σ |w| of every row, float64."""
+    pieces: list[Tensor] = []
+    for some in rows.split(max(1, ENTRIES // rows.shape[1])):
+        entries = some.double()
+        pieces += [entries.square().sum(dim=1), entries.abs().sum(dim=1)]
+    return torch.cat(pieces[::2]), torch.cat(pieces[1::2])
+
+
+def _of_rows(sums: tuple[Tensor, Tensor], squares: Tensor, count: int) -> list[Tensor]:
+    """Of terms with as many rows each."""
+    squared, absolute, energy = (one.reshape(count, -1) for one in (*sums, squares))
+    magnitude = squared.sum(dim=1).sqrt()
+    return [magnitude, energy.sum(dim=1).sqrt() * magnitude, (absolute * energy.sqrt()).sum(dim=1)]
 
 
 def _put(found: Scores, start: int | None, offset: int, values: list[Tensor]) -> None:

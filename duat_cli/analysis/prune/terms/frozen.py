@@ -36,12 +36,19 @@ class FrozenBlock:
         given = self._given if removal is None else self._without_inside(removal)
         return self._replayed(items, given, removal)
 
-    def moved(self, items: Tensor, removal: Removal | None = None) -> Tensor:
-        """What a change of the block's input is at its output, the terms being gone."""
+    def move(self, changes: Sequence[Tensor], removal: Removal | None = None) -> None:
+        """Put in the place of changes of the block's input what they are at its output, the terms being gone.
+
+        Some at once, so that no second copy of all of them is ever there.
+        """
         if removal is not None and removal.whole:
-            return items
-        zero = zero_given(self._run, 1)
-        return self._replayed(items, zero, removal) - self._replayed(torch.zeros_like(items[:1]), zero, removal)
+            return
+        zero, items = zero_given(self._run, 1), [item for change in changes for item in change.split(1)]
+        base = self._replayed(torch.zeros_like(self._run.input), zero, removal)
+        for start in range(0, len(items), AT_ONCE):
+            some = items[start : start + AT_ONCE]
+            for item, value in zip(some, self._replayed(torch.cat(some), zero, removal), strict=True):
+                torch.sub(value, base[0], out=item[0])
 
     def term(self, term: TermId, removal: Removal) -> Tensor:
         """Part of one term, which is no neuron, in the block's output, (1, N, M). removal: of this term alone."""

@@ -50,8 +50,14 @@ class _Set:
     count: int
     carried: Tensor | None = None  # the sum of its terms, one item
     held: Tensor | None = None  # the stream without them
-    each: Tensor | None = None  # single terms
+    each: list[Tensor] = field(default_factory=list)  # single terms
     drawn: list[Drawn] = field(default_factory=list)  # which, in the order of `each`
+
+    def on(self, device: torch.device) -> list[Tensor]:
+        """All that is carried of the set, brought there: blocks may be on several devices."""
+        assert self.carried is not None
+        self.carried, self.each = self.carried.to(device), [terms.to(device) for terms in self.each]
+        return [self.carried, *self.each]
 
 
 class PrintedReader:
@@ -94,10 +100,9 @@ class PrintedReader:
             carried, held = wide(one.carried).double(), wide(one.held).double()
             bound = float(carried.norm())
             triangle, variance = bound, 0.0
-            if one.each is not None:
-                norms = wide(one.each).flatten(1).norm(dim=1)
-                pieces = norms.split([len(drawn.places) for drawn in one.drawn])
-                sums = [drawn.total(piece) for drawn, piece in zip(one.drawn, pieces, strict=True)]
+            if one.each:
+                norms = [wide(terms).flatten(1).norm(dim=1) for terms in one.each]
+                sums = [drawn.total(piece) for drawn, piece in zip(one.drawn, norms, strict=True)]
                 triangle, variance = sum(total for total, _ in sums), sum(var for _, var in sums)
             changed = whole - held
             results.append(
@@ -116,20 +121,15 @@ class PrintedReader:
         begun = [one for one in self._sets if one.carried is not None]
         together = [one for one in begun if run.index not in one.removals]
         if together:
-            moving = [t for one in together for t in (one.carried, one.each) if t is not None]
-            moved = iter(block.moved(torch.cat(moving)).split([len(t) for t in moving]))
+            block.move([terms for one in together for terms in one.on(run.output.device)])
             held = block.whole(torch.cat([one.held for one in together if one.held is not None])).split(1)
             for one, stream in zip(together, held, strict=True):
-                one.carried, one.held = next(moved), stream
-                one.each = None if one.each is None else next(moved)
+                one.held = stream
         for one in begun:
             removal = one.removals.get(run.index)
             if removal is not None:
-                assert one.carried is not None
                 assert one.held is not None
-                items = one.carried if one.each is None else torch.cat([one.carried, one.each])
-                passed = block.moved(items, removal)
-                one.carried, one.each = passed[:1], None if one.each is None else passed[1:]
+                block.move(one.on(run.output.device), removal)
                 one.held = block.whole(one.held, removal)
 
     def _add(
@@ -179,7 +179,7 @@ class PrintedReader:
 
     @staticmethod
     def _follow(one: _Set, values: Tensor, drawn: Drawn) -> None:
-        one.each = values if one.each is None else torch.cat([one.each, values])
+        one.each.append(values)
         one.drawn.append(drawn)
 
 

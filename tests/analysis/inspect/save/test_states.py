@@ -15,10 +15,11 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 import duat_cli as duat
-from duat_cli.analysis.inspect import states as subject
-from duat_cli.analysis.inspect.run import InspectOptions, inspect
-from duat_cli.analysis.inspect.saved import kinds_of
-from duat_cli.analysis.inspect.states import StateFiles, saving
+from duat_cli.analysis.inspect.options import InspectOptions
+from duat_cli.analysis.inspect.run import inspect
+from duat_cli.analysis.inspect.save import states as subject
+from duat_cli.analysis.inspect.save.asked import kinds_of
+from duat_cli.analysis.inspect.save.states import StateFiles, saving
 from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries
 from duat_cli.cli.terminal.signals import Stopped

@@ -30,7 +30,7 @@ from torch import Tensor
 from duat_cli import __version__
 from duat_cli.analysis.decomposition import Decomposition, Step
 from duat_cli.analysis.dynamic import attention_weights, dynamic_names, norm_scales, row_pieces
-from duat_cli.analysis.inspect.saved import KINDS, require_folder
+from duat_cli.analysis.inspect.save.asked import KINDS, require_folder
 from duat_cli.analysis.session import Session
 from duat_cli.analysis.tensor_file import TensorFile
 from duat_cli.errors import InputError

@@ -1,0 +1,1 @@
+"""Files of what the input sets, and of the stream: `duat inspect --save`."""
