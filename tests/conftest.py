@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,7 @@ from helpers import InDouble
 from hypothesis import settings
 
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start, which otherwise share a command's prompts as well
 gc.set_threshold(10_000, 20, 20)  # models and reports are made by the thousand, and hardly any of it is garbage
 settings.register_profile("same every time", derandomize=True, database=None, deadline=None)
 settings.load_profile("same every time")

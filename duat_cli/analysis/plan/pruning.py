@@ -28,9 +28,9 @@ from duat_cli.kinds import Kind
 from duat_cli.models.sweep.budgets import (
     ABLATION_BYTES,
     BOUNDED_ENTRIES,
-    BOUNDED_NEURONS,
     CARRIED,
     GRADIENT_BYTES,
+    NEURONS_AT_ONCE,
     gradient_elements,
     probes_at_once,
     waiting_bytes,
@@ -97,7 +97,7 @@ def _by_prompt(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
         [*every, *head, carried, term("probes of the output", _probes(shape, task))],
         [*every, *page, carried, through, term("gradients", _gradients(shape, options, longest))],
         [*sweep, through, term("a block's terms", _readings(shape, followed_terms(counts, options), longest))],
-        [*sweep, through, term("sets on their way to the last block", sets)],
+        [*every, *page, _waiting(shape, task, weights)[1], through, term("sets on their way to the last block", sets)],
     ]
 
 
@@ -119,12 +119,17 @@ def _sweep(shape: Shape, task: Task, weights: Residence) -> Moment:
     assert task.pruning is not None
     options, counts = task.pruning, terms_of(shape, task.pruning)
     moving = 2 * followed_terms(counts, options) * shape.width * sum(_among(task, weights)) * shape.wide
-    page, waiting = Moment(), 0
-    if weights == "streamed":
-        page = page_of(shape)
-        waiting = min(ABLATION_BYTES, max(ablation_bytes(task, counts, options, shape.width)))
+    page = page_of(shape) if weights == "streamed" else []
     on_their_way = term("terms on their way to the last block", moving)
-    return [*_every(shape, task, weights), *page, on_their_way, term("passes without a term", waiting)]
+    return [*_every(shape, task, weights), *page, on_their_way, _waiting(shape, task, weights)[0]]
+
+
+def _waiting(shape: Shape, task: Task, weights: Residence) -> list[MemoryTerm]:
+    """Under the prompts, and under the held-out ones, which are run beside the sets that Eq. 16 bounds."""
+    assert task.pruning is not None
+    sizes = ablation_bytes(task, terms_of(shape, task.pruning), task.pruning, shape.width)
+    fitting = (min(ABLATION_BYTES, size) if weights == "streamed" else 0 for size in sizes)
+    return [term("passes without a term", size) for size in fitting]
 
 
 def _among(task: Task, weights: Residence) -> Sequence[int]:
@@ -212,7 +217,7 @@ def _readings(shape: Shape, followed: int, tokens: int) -> int:
 
 
 def _certified(shape: Shape) -> int:
-    ffn = DOUBLE_FFN * min(shape.inner, BOUNDED_NEURONS) * shape.width
+    ffn = DOUBLE_FFN * min(shape.inner, NEURONS_AT_ONCE) * shape.width
     attention = DOUBLE_ATTENTION * min(shape.heads * shape.head_width * shape.width, BOUNDED_ENTRIES)
     return 8 * max(ffn, attention)
 

@@ -50,7 +50,7 @@ class Facts(Stored):
 
     head: InspectHead
     certificate: Certificate
-    """Its tolerance, and how attention is seen, are everybody's."""
+    """Its tolerance, and how attention is seen, are everybody's; its errors are those of the records."""
 
 
 class BlockRecord(Stored):
@@ -146,6 +146,13 @@ class _Worker(Worker[InspectReport]):
         )
         self._first: list[PromptSweep] = []
 
+    def begin(self, first: Prompt, /, *, own: bool) -> None:
+        """Of another process's prompt the comparison with the model that has no instruments is enough."""
+        if own:
+            self([(0, first)])
+        else:
+            self._session.sweep(first, lambda _run: None)
+
     def together(self) -> Together | None:
         """Prompts of as many tokens, where there are enough of them."""
         enough = most_together(self._total) > 1 and self._session.loaded.paged is None
@@ -177,7 +184,7 @@ class _Worker(Worker[InspectReport]):
         head = report_head(session)
         return Facts(
             head=head.model_copy(update={"environment": anywhere(head.environment)}),
-            certificate=session.certificate(max(self._first[0].errors)),
+            certificate=session.certificate(0.0),
         )
 
     def beside(self, folder: Folder, counts: set[int], ranks: Ranks) -> None:

@@ -186,7 +186,7 @@ class _Worker(Worker[PruneOutcome]):
             max_tokens=max_tokens,
         )
 
-    def begin(self, first: Prompt) -> None:
+    def begin(self, first: Prompt, /, *, own: bool) -> None:
         """The comparison with the model that has no instruments; and which terms are ablated."""
         self._begun.session.sweep_beside([first], lambda _place: lambda _run: None, [])
         self._begun.work.draw()

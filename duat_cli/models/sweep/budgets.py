@@ -32,8 +32,8 @@ PRINTED_TERMS = 128
 """Terms of a set that are carried one by one for it; of more, as many are drawn."""
 FEWEST_BATCHES = 64
 """A set of prompts falls into as many batches at least, so that processes can share it."""
-BOUNDED_NEURONS = 1024
-"""Rows of an FFN's weights in float64 at once, while certified bounds are made of them."""
+NEURONS_AT_ONCE = 1024
+"""Of an FFN, whose rows of weights are in float64."""
 BOUNDED_ENTRIES = 1 << 21
 """Of V, of the heads whose bounds are made at once."""
 

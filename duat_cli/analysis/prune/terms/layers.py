@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from duat_cli.models.sweep.budgets import BOUNDED_NEURONS
+from duat_cli.models.sweep.budgets import NEURONS_AT_ONCE
 from duat_cli.models.terms.experts import Experts
 from duat_cli.models.terms.feedforward import FeedForward
 from duat_cli.operators.activations import Activation
@@ -49,7 +49,7 @@ class Layers:
 
     def _pieces(self) -> list[slice]:
         """Neurons that are in float64 at once."""
-        return [slice(start, start + BOUNDED_NEURONS) for start in range(0, len(self.up[0]), BOUNDED_NEURONS)]
+        return [slice(start, start + NEURONS_AT_ONCE) for start in range(0, len(self.up[0]), NEURONS_AT_ONCE)]
 
     def largest(self, ball: Ball, sizes: Tensor, columns: Tensor, bias: Tensor | None) -> float:
         """A bound on ‖Σ_n h_n w_n + b‖ over the ball; sizes: of each neuron, columns: w, (n, M) in any dtype."""

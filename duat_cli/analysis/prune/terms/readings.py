@@ -13,7 +13,7 @@ output: token by token a scale, times one matrix.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -25,7 +25,7 @@ from duat_cli.models.block.linears import matrix_of
 from duat_cli.models.block.norm_scale import NormScale, norm_scale
 from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun, zero_given
-from duat_cli.models.sweep.budgets import AT_ONCE
+from duat_cli.models.sweep.budgets import AT_ONCE, NEURONS_AT_ONCE
 from duat_cli.models.sweep.passes import Removal
 from duat_cli.models.terms.branches import Branch, Branches, branch_at
 from duat_cli.models.terms.sites import BlockSites, Edit, Site, TermId, watching
@@ -217,23 +217,28 @@ class _Neurons:
 
     def lost(self, branch: Branch) -> Tensor:
         """What goes with each neuron where the branch meets the stream, Frobenius norm over the tokens, (I,)."""
-        tokens, rows = self._transfer(branch)
-        parts = self._activations * tokens[:, None]  # what arrives of neuron k at token i is parts_ik rows_k
+        tokens, rows_of = self._transfer(branch)
+        pieces = range(0, len(self._weight), NEURONS_AT_ONCE)
+        return torch.cat([self._lost(branch, tokens, rows_of, slice(k, k + NEURONS_AT_ONCE)) for k in pieces])
+
+    def _lost(self, branch: Branch, tokens: Tensor, rows_of: Callable[[Tensor], Tensor], here: slice) -> Tensor:
+        rows, activations = rows_of(self._weight[here]), self._activations[:, here]
+        parts = activations * tokens[:, None]  # what arrives of neuron k at token i is parts_ik rows_k
         if branch.norm is None:
             return parts.norm(dim=0) * rows.norm(dim=1)
         arrived = self._here.arrived(branch, self._here.whole)[0].double()
-        ratio, parts, rows = self._ratio(branch), parts.double(), rows.double()
+        ratio, parts, rows = self._ratio(branch, here), parts.double(), rows.double()
         # |Y - r (Y - p w)|² of every neuron and token, Y being what arrives with all of them.
         least = (1 - ratio).square() * arrived.square().sum(dim=-1, keepdim=True)
         mixed = 2 * (1 - ratio) * ratio * parts * (arrived @ rows.T)
         own = (ratio * parts).square() * rows.square().sum(dim=-1)
         return (least + mixed + own).sum(dim=0).clamp_min(0).sqrt()
 
-    def _ratio(self, branch: Branch) -> Tensor:
-        """By what the scale of the branch's norm is multiplied at each token without each neuron, (N, I)."""
+    def _ratio(self, branch: Branch, here: slice) -> Tensor:
+        """By what the scale of the branch's norm is multiplied at each token without each of these neurons, (N, I)."""
         scale = self._here.scale(branch)
         x = scale.centered(branch.in_front_of_norm(self._here.whole)[0])
-        rows, activations = scale.centered(self._weight), self._activations.double()
+        rows, activations = scale.centered(self._weight[here]), self._activations[:, here].double()
         before = x.square().sum(dim=-1, keepdim=True)
         after = before - 2 * activations * (x @ rows.T) + activations.square() * rows.square().sum(dim=-1)
         return scale.ratio(before, after.clamp_min(0))
@@ -249,15 +254,16 @@ class _Neurons:
         with watching([end], put):
             return self._run.replay(torch.zeros_like(self._run.input), zero_given(self._run, 1))
 
-    def _transfer(self, branch: Branch) -> tuple[Tensor, Tensor]:
-        """How the layer's output arrives at the stream: a scale a token, (N,), and a row a neuron, (I, M)."""
+    def _transfer(self, branch: Branch) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """How the layer's output arrives at the stream: a scale a token, (N,), and what makes of neurons' rows, (I, M),
+        the rows that arrive."""
         count, width = self._run.input.shape[1], self._weight.shape[1]
         vector = gaussian((width,), self._run.input, SEED)
         replay = self._through(vector.expand(1, count, width))
         arrived = wide(branch.met(replay) - branch.met(self._base))[0]  # (N, M): t_i (v D)
         sent = wide(vector).expand(count, width)
         if branch.norm is None and arrived.shape == sent.shape and relative_error(arrived, sent) <= 1e-6:
-            return torch.ones(count, device=arrived.device), self._weight
+            return torch.ones(count, device=arrived.device), lambda rows: rows
         if branch.norm is not None:
             seen = wide(branch.in_front_of_norm(replay) - branch.in_front_of_norm(self._base))[0]
             if seen.shape != sent.shape or not relative_error(seen, sent) <= rounding(self._run.input.dtype):
@@ -266,13 +272,17 @@ class _Neurons:
         scale = (arrived @ reference) / reference.square().sum()
         if not relative_error(scale[:, None] * reference, arrived) <= tolerance_for(self._run.input.dtype):
             raise UnsupportedModelError("what follows the FFN is not the same for every token but for a scale")
-        rows = []
-        for piece in self._weight.split(count):
-            items = self._run.input.new_zeros(1, count, width)
-            items[0, : len(piece)] = piece.to(items)
-            out = wide(branch.met(self._through(items)) - branch.met(self._base))[0, : len(piece)]
-            rows.append(out / scale[: len(piece), None])
-        return scale, torch.cat(rows)
+
+        def arriving(rows: Tensor) -> Tensor:
+            found = []
+            for piece in rows.split(count):
+                items = self._run.input.new_zeros(1, count, width)
+                items[0, : len(piece)] = piece.to(items)
+                out = wide(branch.met(self._through(items)) - branch.met(self._base))[0, : len(piece)]
+                found.append(out / scale[: len(piece), None])
+            return torch.cat(found)
+
+        return scale, arriving
 
 
 def activations(run: BlockRun, site: Site) -> Tensor:
