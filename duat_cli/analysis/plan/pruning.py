@@ -212,14 +212,18 @@ def ablation_bytes(task: Task, counts: dict[Kind, int], options: PruneOptions, w
 
 def _readings(shape: Shape, followed: int, tokens: int) -> int:
     terms = followed * shape.width * tokens * shape.wide + replayed(shape, followed, tokens)
-    neurons = NEURONS * shape.inner * tokens * 8 + 2 * shape.inner * shape.width * shape.wide
-    return max(terms, neurons)
+    weights = 0 if shape.element == shape.wide else shape.inner * shape.width * shape.wide  # of an FFN, as read
+    return max(terms, NEURONS * shape.inner * tokens * 8 + weights + 8 * _rows(shape))
 
 
 def _certified(shape: Shape) -> int:
-    ffn = DOUBLE_FFN * min(shape.inner, NEURONS_AT_ONCE) * shape.width
     attention = DOUBLE_ATTENTION * min(shape.heads * shape.head_width * shape.width, BOUNDED_ENTRIES)
-    return 8 * max(ffn, attention)
+    return 8 * max(_rows(shape), attention)
+
+
+def _rows(shape: Shape) -> int:
+    """Elements in float64 of rows of an FFN's weights."""
+    return DOUBLE_FFN * min(shape.inner, NEURONS_AT_ONCE) * shape.width
 
 
 def _report(task: Task, counts: dict[Kind, int], options: PruneOptions) -> int:
