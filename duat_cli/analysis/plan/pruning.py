@@ -118,7 +118,8 @@ def _sweep(shape: Shape, task: Task, weights: Residence) -> Moment:
     """The same while terms and sets are on their way to the last block."""
     assert task.pruning is not None
     options, counts = task.pruning, terms_of(shape, task.pruning)
-    moving = 2 * followed_terms(counts, options) * shape.width * sum(_among(task, weights)) * shape.wide
+    among = _among(task, weights)  # those of one prompt are there twice while a block's own are put beside them
+    moving = followed_terms(counts, options) * shape.width * (sum(among) + max(among, default=0)) * shape.wide
     page = page_of(shape) if weights == "streamed" else []
     on_their_way = term("terms on their way to the last block", moving)
     return [*_every(shape, task, weights), *page, on_their_way, _waiting(shape, task, weights)[0]]

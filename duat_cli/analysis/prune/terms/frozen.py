@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from duat_cli.analysis.prune.terms.readings import activations, holds, unit_without
+from duat_cli.analysis.prune.terms.readings import activations, holds, move, unit_without
 from duat_cli.models.arrays import wide
 from duat_cli.models.block.linears import matrix_of
 from duat_cli.models.instrument.rig import BlockRun, zero_given
@@ -37,18 +37,10 @@ class FrozenBlock:
         return self._replayed(items, given, removal)
 
     def move(self, changes: Sequence[Tensor], removal: Removal | None = None) -> None:
-        """Put in the place of changes of the block's input what they are at its output, the terms being gone.
-
-        Some at once, so that no second copy of all of them is ever there.
-        """
-        if removal is not None and removal.whole:
-            return
-        zero, items = zero_given(self._run, 1), [item for change in changes for item in change.split(1)]
-        base = self._replayed(torch.zeros_like(self._run.input), zero, removal)
-        for start in range(0, len(items), AT_ONCE):
-            some = items[start : start + AT_ONCE]
-            for item, value in zip(some, self._replayed(torch.cat(some), zero, removal), strict=True):
-                torch.sub(value, base[0], out=item[0])
+        """As of `readings.move`, the terms being gone."""
+        if removal is None or not removal.whole:
+            with self._without_outside(removal):
+                move(self._run, changes)
 
     def term(self, term: TermId, removal: Removal) -> Tensor:
         """Part of one term, which is no neuron, in the block's output, (1, N, M). removal: of this term alone."""
@@ -81,9 +73,7 @@ class FrozenBlock:
 
     def _replayed(self, items: Tensor, given: Sequence[Tensor], removal: Removal | None) -> Tensor:
         found = []
-        with contextlib.ExitStack() as stack:
-            if removal is not None:
-                stack.enter_context(watching(self._outside(removal), removal.edit))
+        with self._without_outside(removal):
             for some in items.split(AT_ONCE):
                 replay = self._run.replay(some, [g.expand(len(some), *g.shape[1:]) for g in given])
                 assert replay.output is not None
@@ -94,8 +84,11 @@ class FrozenBlock:
         """Whether a nonlinear module, which a replay does not run, holds the site: of parts of an FFN alone."""
         return site.kind in ("neuron", "expert") and any(holds(unit.module, site) for unit in self._run.units)
 
-    def _outside(self, removal: Removal) -> list[Site]:
-        return [site for site in removal.masks if not self._inside(site)]
+    def _without_outside(self, removal: Removal | None) -> contextlib.AbstractContextManager[None]:
+        """Replays take out what no nonlinear module holds."""
+        if removal is None:
+            return contextlib.nullcontext()
+        return watching([site for site in removal.masks if not self._inside(site)], removal.edit)
 
     def _without_inside(self, removal: Removal) -> list[Tensor]:
         """What the nonlinear modules give without the terms that they hold."""

@@ -101,13 +101,9 @@ class Reader:
 
     def _carry(self, run: BlockRun) -> None:
         """The followed terms through this block's linear part."""
-        if self._carried is None:
-            return
-        base = run.replay(torch.zeros_like(run.input), zero_given(run, 1)).end
-        moved = []
-        for items in self._carried.split(AT_ONCE):
-            moved.append(run.replay(items, zero_given(run, len(items))).end - base)
-        self._carried = torch.cat(moved)
+        if self._carried is not None:
+            self._carried = self._carried.to(run.output.device)
+            move(run, [self._carried])
 
     def _read(self, here: _Here, term: TermId) -> Tensor:
         """local of one term that is no neuron; its part of the block's output, (1, N, M), with every norm held."""
@@ -283,6 +279,20 @@ class _Neurons:
             return torch.cat(found)
 
         return scale, arriving
+
+
+def move(run: BlockRun, changes: Sequence[Tensor]) -> None:
+    """Put in the place of changes of the block's input what they are at its output, everything dynamic held.
+
+    changes: (items, N, M) each. Some at once, so that no second copy of all of them is ever there.
+    """
+    items = [item for change in changes for item in change.split(1)]
+    base = run.replay(torch.zeros_like(run.input), zero_given(run, 1)).end
+    for start in range(0, len(items), AT_ONCE):
+        some = items[start : start + AT_ONCE]
+        ends = run.replay(torch.cat(some), zero_given(run, len(some))).end
+        for item, end in zip(some, ends, strict=True):
+            torch.sub(end, base[0], out=item[0])
 
 
 def activations(run: BlockRun, site: Site) -> Tensor:
