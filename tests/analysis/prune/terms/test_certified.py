@@ -16,12 +16,14 @@ from helpers import single_model
 from pruning import certified_bounds
 from torch import Tensor, nn
 
+from duat_cli.analysis.prune.terms import certified, layers
 from duat_cli.analysis.prune.terms.certified import NOT_ASKED, BlockBounds
 from duat_cli.kinds import Kind
 from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
 from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.sweep.passes import record
 from duat_cli.models.terms.sites import BlockSites, Site, find_sites, watching
+from duat_cli.operators import bounds
 from duat_cli.zoo import tiny
 
 BLOCK = 1
@@ -333,6 +335,18 @@ def test_other_dtypes_give_the_bounds_of_the_same_weights(model_type: str) -> No
             assert a.stream is not None
             assert b.stream is not None
             assert torch.allclose(a.stream.double(), b.stream.double(), rtol=tolerance)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "mixtral", "bert"])
+def test_weights_in_pieces_have_the_same_bounds(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    structure = discover(single_model(model_type))
+    whole = certified_bounds(structure)[BLOCK]
+    for module, name in ((layers, "NEURONS_AT_ONCE"), (certified, "BOUNDED_ENTRIES"), (bounds, "ROWS")):
+        monkeypatch.setattr(module, name, 5)
+    pieces, sites = certified_bounds(structure)[BLOCK], find_sites(structure)[structure.calls[BLOCK]]
+    for kind in ("neuron", "head", "expert", "ffn", "attention", "block"):
+        wanted, found = ([one.value for one in each.of(sites, kind)] for each in (whole, pieces))
+        assert found == [pytest.approx(value, rel=1e-12) for value in wanted]
 
 
 @pytest.mark.parametrize("kind", ["neuron", "head"])

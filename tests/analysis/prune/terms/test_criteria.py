@@ -10,6 +10,7 @@ import torch
 from helpers import single_model, token_ids
 from torch import Tensor
 
+from duat_cli.analysis.prune.terms import criteria
 from duat_cli.analysis.prune.terms.criteria import Activations, WeightScores, block_scores
 from duat_cli.analysis.prune.terms.damage import Loss
 from duat_cli.analysis.prune.terms.readings import Readings
@@ -65,6 +66,14 @@ def test_scores_of_weights_by_hand(model_type: str) -> None:
                 float(x[:, part].norm()) * magnitude, rel=1e-5
             )
             assert float(scores["wanda"][place]) == pytest.approx(wanda, rel=1e-5)
+
+
+def test_weights_in_pieces_score_as_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    *_, whole = prepared("llama")
+    monkeypatch.setattr(criteria, "ENTRIES", 50)
+    *_, found = prepared.__wrapped__("llama")
+    for name, scores in whole.items():
+        assert torch.allclose(found[name], scores, rtol=1e-14, atol=0, equal_nan=True)
 
 
 def test_what_is_not_defined_has_no_score() -> None:

@@ -13,6 +13,7 @@ from pruning import certified_bounds
 from torch import Tensor
 
 from duat_cli.analysis.decomposition import Decomposition
+from duat_cli.analysis.prune.terms import readings
 from duat_cli.analysis.prune.terms.readings import Reader, Readings
 from duat_cli.analysis.prune.terms.responses import TermList
 from duat_cli.kinds import Kind
@@ -251,6 +252,16 @@ def test_behind_the_last_block_nothing_is_left_to_carry(model_type: str) -> None
     for term in checked:
         size = here.found.stream[term] * here.ids.shape[1] ** 0.5 / float(here.output.norm())
         assert here.found.frozen[term] == pytest.approx(here.found.local[term] * size, rel=2e-3, abs=1e-6), term
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "falcon", "albert"])
+def test_terms_in_pieces_are_read_as_all_at_once(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = read(model_type).found
+    monkeypatch.setattr(readings, "NEURONS_AT_ONCE", 5)
+    monkeypatch.setattr(readings, "AT_ONCE", 3)
+    found = read.__wrapped__(model_type).found
+    assert found.local == pytest.approx(whole.local, rel=1e-5)
+    assert found.frozen == pytest.approx(whole.frozen, rel=1e-4)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma2", "phi3", "olmo2", "mixtral", "qwen3_moe"])
