@@ -43,7 +43,7 @@ REUSED = 0.75  # of the probes' size, freed and not given back where weights are
 PROBES = 3.1  # (K, N, V): the noise, its part along the probabilities, and the difference
 STREAM_GRADIENTS = 4  # (N, M) of a probe in a block
 INNER_GRADIENTS = 3  # (N, F), or (H, N, N), of a probe in a block
-NEURONS = 5  # (N, F) in float64: activations, and what the norm on their branch makes of them
+NEURONS = 7  # (N, n) in float64 of n neurons: activations, and what the norm on their branch makes of them
 DOUBLE_FFN, DOUBLE_ATTENTION = 4, 6  # (n, M) in float64, of what is bounded at once
 COPIED = 2  # times the model's structure: what a forked process copies, Python's objects, whose references it counts
 SETS = 2  # of each kind that are measured under every prompt, beside the points of its curve
@@ -92,7 +92,7 @@ def _by_prompt(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
     page, head = (page_of(shape), layer_of(shape)) if streamed else ([], [])
     vectors = 2 * (options.probes + 1) * shape.width * sum(_among(task, weights)) * shape.wide
     carried = term("probes on their way back", vectors)
-    sets = printed_memory(shape, task, counts, options, streamed=streamed)
+    sets = printed_memory(shape, task, counts, options, streamed=streamed) + _last_layer(shape)
     return [
         [*every, *head, carried, term("probes of the output", _probes(shape, task))],
         [*every, *page, carried, through, term("gradients", _gradients(shape, options, longest))],
@@ -213,8 +213,14 @@ def ablation_bytes(task: Task, counts: dict[Kind, int], options: PruneOptions, w
 
 def _readings(shape: Shape, followed: int, tokens: int) -> int:
     terms = followed * shape.width * tokens * shape.wide + replayed(shape, followed, tokens)
-    weights = 0 if shape.element == shape.wide else shape.inner * shape.width * shape.wide  # of an FFN, as read
-    return max(terms, NEURONS * shape.inner * tokens * 8 + weights + 8 * _rows(shape))
+    together = min(shape.inner, max(NEURONS_AT_ONCE, tokens))
+    values = (NEURONS * together * 8 + shape.inner * shape.wide) * tokens
+    return max(terms, values + _last_layer(shape) + 8 * _rows(shape))
+
+
+def _last_layer(shape: Shape) -> int:
+    """The weight of an FFN's last layer, where it is not in the dtype that it is worked on in."""
+    return 0 if shape.element == shape.wide else shape.inner * shape.width * shape.wide
 
 
 def _certified(shape: Shape) -> int:

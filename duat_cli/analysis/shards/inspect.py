@@ -149,7 +149,7 @@ class _Worker(Worker[InspectReport]):
     def begin(self, first: Prompt, /, *, own: bool) -> None:
         """Of another process's prompt the comparison with the model that has no instruments is enough."""
         if own:
-            self([(0, first)])
+            self._first = sweep_prompts(self._session, [first], self._options, None, self._within(0, 1))
         else:
             self._session.sweep(first, lambda _run: None)
 
@@ -163,24 +163,26 @@ class _Worker(Worker[InspectReport]):
         begun, last, session = chunk[0][0], chunk[-1][0], self._session
         batch = session.loaded.paged is None and len(chunk) > 1
         begun = last if batch else begun  # a batch runs once its last prompt is read
-
-        def progress(done: int, of: int, what: str) -> None:
-            passed = begun + (last + 1 - begun) * done / of if of else begun
-            self._progress(int(passed), self._total, f"prompt {begun + 1} of {self._total}")
-
-        prompts = [prompt for _, prompt in chunk]
-        if self._first and [position for position, _ in chunk] == [0]:
-            found = self._first  # as it ran at the beginning, compared with the model without instruments
-        else:
-            together = [range(len(chunk))] if batch else []
-            found = sweep_prompts(session, prompts, self._options, None, progress, together=together)
-        self._first = self._first or found
+        prompts, together = [prompt for _, prompt in chunk], [range(len(chunk))] if batch else []
+        # the set's first as it ran at the beginning, compared with the model without instruments
+        found = list(self._first) if chunk[0][0] == 0 else []
+        if rest := prompts[len(found) :]:
+            progress = self._within(begun, last + 1)
+            found += sweep_prompts(session, rest, self._options, None, progress, together=together)
         error = session.plain_error
         return [InspectRecord.of(prompt, sweep, error) for prompt, sweep in zip(prompts, found, strict=True)]
 
+    def _within(self, begun: int, end: int) -> Progress:
+        """Of prompts from one place of the set to another, as that of all."""
+
+        def progress(done: int, of: int, what: str) -> None:
+            passed = begun + (end - begun) * done / of if of else begun
+            self._progress(int(passed), self._total, f"prompt {begun + 1} of {self._total}")
+
+        return progress
+
     def facts(self) -> Facts:
         session = self._session
-        session.save_cache()
         head = report_head(session)
         return Facts(
             head=head.model_copy(update={"environment": anywhere(head.environment)}),
@@ -188,7 +190,8 @@ class _Worker(Worker[InspectReport]):
         )
 
     def beside(self, folder: Folder, counts: set[int], ranks: Ranks) -> None:
-        """The nulls."""
+        """The nulls. By now all Gram matrices are known."""
+        self._session.save_cache()
         if self._options.null == "all":
             _fill_nulls(folder, self._session, self._options, counts, ranks, self._progress)
 

@@ -65,14 +65,16 @@ class Ranks:
 
 def owners(keys: array[int], leaders: array[int], world: int) -> array[int]:
     """By position: which of so many runs the prompt. In the order of their hashes, prompts fall to the processes in
-    turn: each has as many as the others, and the order of the set does not matter. Those of a batch go with its first.
+    turn, so that each has as many as the others; the set's first one falls to the first. Those of a batch go with its
+    first.
 
     leaders: by position, the first prompt of its batch.
     """
     own = np.frombuffer(leaders, dtype=np.uint32)
     first = np.flatnonzero(own == np.arange(len(own)))  # of every batch
     owner = np.empty(len(own), dtype=np.uint32)
-    owner[first[np.argsort(np.frombuffer(keys, dtype=np.uint64)[first], kind="stable")]] = np.arange(len(first)) % world
+    order = first[np.argsort(np.frombuffer(keys, dtype=np.uint64)[first], kind="stable")]
+    owner[order] = (np.arange(len(order)) - np.flatnonzero(order == 0)) % world
     return array("I", owner[own].tobytes())
 
 

@@ -48,12 +48,12 @@ class Worker(Protocol[R_co]):
     def begin(self, first: Prompt, /, *, own: bool) -> None:
         """Find out with the set's first prompt what `facts` says; where nothing less tells, by its whole result.
 
-        own: whether that prompt falls to this process.
+        own: whether that prompt falls to this process, which is the first.
         """
         self([(0, first)])
 
     def together(self) -> Together | None:
-        """How prompts form batches, to be called behind `begin`; None where they run one by one."""
+        """How prompts form batches; None where they run one by one. Asked for behind `begin`."""
         return None
 
     def __call__(self, chunk: Sequence[tuple[int, Prompt]], /) -> Sequence[PromptRecord]:
@@ -78,11 +78,10 @@ def share(
 ) -> R_co | None:
     """This process's results into the folder. The first rank waits for the others and returns the report of all."""
     _, first = next(prompts.prompts(lambda position: position == 0))
-    leaders, together, counted = each_alone(len(prompts.keys)), worker.together(), None
-    worker.begin(first, own=together is not None or owners(prompts.keys, leaders, ranks.world)[0] == ranks.rank)
-    if together is not None:
-        counted = _counts(prompts, lambda _: True)
-        leaders = together(counted)
+    worker.begin(first, own=ranks.first)
+    together = worker.together()
+    counted = None if together is None else _counts(prompts, lambda _: True)
+    leaders = each_alone(len(prompts.keys)) if together is None or counted is None else together(counted)
     folder = Folder.open(path, _manifest(session, prompts, worker), prompts.keys, leaders)
     with folder.shard(ranks) as shard:
         begun = time.monotonic()

@@ -41,7 +41,7 @@ def missing(folder: Folder, index: Index, world: int) -> str:
 def await_others(folder: Folder, ranks: Ranks, progress: Progress, until: float) -> None:
     """Until every prompt has a result; InputError names the ranks that have died, or not begun before `until`
     (monotonic seconds)."""
-    pause = 0.05  # and then at most a fifth of what was waited
+    pause = 0.05  # and then each a fifth longer
     while True:
         living = folder.held(ranks.world)
         if living:

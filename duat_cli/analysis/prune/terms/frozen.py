@@ -1,6 +1,6 @@
 """One block under one prompt with all dynamic parameters held: what terms put into it, and the block without them.
 
-`terms` gives each term's own part of the block's output. `whole` and `moved` are the block as an affine map without
+`terms` gives each term's own part of the block's output. `whole` and `move` are the block as an affine map without
 terms that are taken out at their place, and its linear part. The first looks at terms one by one, the second at all of
 them together.
 """
@@ -119,4 +119,6 @@ class Neurons:
 
     def together(self, places: Tensor) -> Tensor:
         """The part of all of these, (1, N, M)."""
-        return self._block.behind_layer(self._site, (self.values[:, places] @ self.weight[places])[None])
+        values = torch.zeros_like(self.values)  # rather than rows of the weight, of which there may be many
+        values[:, places] = self.values[:, places]
+        return self._block.behind_layer(self._site, (values @ self.weight)[None])

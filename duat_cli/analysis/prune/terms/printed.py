@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from duat_cli.analysis.prune.terms.frozen import FrozenBlock
 from duat_cli.models.arrays import wide
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.models.sweep.budgets import PRINTED_TERMS
+from duat_cli.models.sweep.budgets import AT_ONCE, PRINTED_TERMS
 from duat_cli.models.sweep.passes import Removal, Removals
 from duat_cli.models.terms.sites import BlockSites, TermId
 from duat_cli.statistics.drawn import Drawn, draw
@@ -53,10 +53,10 @@ class _Set:
     each: list[Tensor] = field(default_factory=list)  # single terms
     drawn: list[Drawn] = field(default_factory=list)  # which, in the order of `each`
 
-    def on(self, device: torch.device) -> list[Tensor]:
-        """All that is carried of the set, brought there: blocks may be on several devices."""
+    @property
+    def moving(self) -> list[Tensor]:
+        """All that is missing from the stream without the set."""
         assert self.carried is not None
-        self.carried, self.each = self.carried.to(device), [terms.to(device) for terms in self.each]
         return [self.carried, *self.each]
 
 
@@ -121,15 +121,17 @@ class PrintedReader:
         begun = [one for one in self._sets if one.carried is not None]
         together = [one for one in begun if run.index not in one.removals]
         if together:
-            block.move([terms for one in together for terms in one.on(run.output.device)])
-            held = block.whole(torch.cat([one.held for one in together if one.held is not None])).split(1)
-            for one, stream in zip(together, held, strict=True):
+            block.move([terms for one in together for terms in one.moving])
+        for start in range(0, len(together), AT_ONCE):
+            some = together[start : start + AT_ONCE]
+            held = block.whole(torch.cat([one.held for one in some if one.held is not None]))
+            for one, stream in zip(some, held.split(1), strict=True):
                 one.held = stream
         for one in begun:
             removal = one.removals.get(run.index)
             if removal is not None:
                 assert one.held is not None
-                block.move(one.on(run.output.device), removal)
+                block.move(one.moving, removal)
                 one.held = block.whole(one.held, removal)
 
     def _add(

@@ -102,7 +102,6 @@ class Reader:
     def _carry(self, run: BlockRun) -> None:
         """The followed terms through this block's linear part."""
         if self._carried is not None:
-            self._carried = self._carried.to(run.output.device)
             move(run, [self._carried])
 
     def _read(self, here: _Here, term: TermId) -> Tensor:
@@ -214,8 +213,9 @@ class _Neurons:
     def lost(self, branch: Branch) -> Tensor:
         """What goes with each neuron where the branch meets the stream, Frobenius norm over the tokens, (I,)."""
         tokens, rows_of = self._transfer(branch)
-        pieces = range(0, len(self._weight), NEURONS_AT_ONCE)
-        return torch.cat([self._lost(branch, tokens, rows_of, slice(k, k + NEURONS_AT_ONCE)) for k in pieces])
+        step = len(tokens) * max(1, NEURONS_AT_ONCE // len(tokens))  # as many rows as tokens go through in one replay
+        pieces = range(0, len(self._weight), step)
+        return torch.cat([self._lost(branch, tokens, rows_of, slice(k, k + step)) for k in pieces])
 
     def _lost(self, branch: Branch, tokens: Tensor, rows_of: Callable[[Tensor], Tensor], here: slice) -> Tensor:
         rows, activations = rows_of(self._weight[here]), self._activations[:, here]
