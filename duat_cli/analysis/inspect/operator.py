@@ -61,7 +61,8 @@ class _Sums:
     def add(self, pieces: Iterable[tuple[int, Tensor]]) -> None:
         """All of t H, as (first row, some rows (heads, n, N))."""
         for start, every in pieces:
-            self._seen.append(every.abs().amax(dim=-3) > 0)
+            seen = every.flatten(-2).abs().amax(dim=-2) > 0  # along one axis: twice as fast
+            self._seen.append(seen.unflatten(-1, every.shape[-2:]))
             width = _width(self._seen[-1], start)
             attention = every[..., :width]
             scaled = attention * self._scale[..., None, :width]
