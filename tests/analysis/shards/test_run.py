@@ -19,6 +19,7 @@ from children import PATIENCE
 from safetensors.torch import load_file, save_file
 
 from duat_cli.analysis.plan import run as plan_module
+from duat_cli.analysis.shards import inspect as inspect_module
 from duat_cli.analysis.shards import run as module
 from duat_cli.analysis.shards import shard as shard_module
 from duat_cli.analysis.shards.folder import Folder
@@ -256,6 +257,26 @@ def test_weights_that_are_read_block_by_block(into: Into, tmp_path: Path, monkey
         assert mine.null.reinitialised is not None
     with pytest.raises(InputError, match="another way to read weights, block by block there, in memory here"):
         into(tmp_path / "parted", null="all")
+
+
+@pytest.mark.parametrize("way", [0, 1], ids=["in memory", "block by block"])
+def test_every_prompt_is_measured_once(into: Into, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: int) -> None:
+    """The set's first one by the first process; the others compare their model with the untouched one on it."""
+    seen, sweep = list[int](), inspect_module.sweep_prompts
+
+    def counted(session: Any, prompts: Any, *rest: Any, **more: Any) -> Any:
+        seen.append(len(prompts))
+        return sweep(session, prompts, *rest, **more)
+
+    monkeypatch.setattr(inspect_module, "sweep_prompts", counted)
+    monkeypatch.setattr(module, "SIDE_BY_SIDE", 7)
+    monkeypatch.setattr(plan_module, "way_of", lambda made: made.ways[way])
+    assert into(tmp_path / "out", Ranks(1, 2)) is None
+    assert sum(seen) == COUNT // 2
+    report = into(tmp_path / "out", Ranks(0, 2))
+    assert sum(seen) == COUNT
+    assert report is not None
+    assert report.certificate.exact
 
 
 # -- what goes wrong ---------------------------------------------------------------------------------------------
