@@ -48,6 +48,7 @@ DOUBLE_FFN, DOUBLE_ATTENTION = 4, 6  # (n, M) in float64, of what is bounded at 
 COPIED = 2  # times the model's structure: what a forked process copies, Python's objects, whose references it counts
 SETS = 2  # of each kind that are measured under every prompt, beside the points of its curve
 TERM_BYTES = 4000  # of a term in the report
+NAME_BYTES = 110  # of what says which term it is
 READING_BYTES = 220  # of a term under one prompt
 RESPONSE_BYTES = 20  # of a probe, a term and a prompt: as found, side by side, squared, and in float64
 
@@ -142,10 +143,11 @@ def found_of_terms(shape: Shape, task: Task) -> list[MemoryTerm]:
     """What all prompts give, two terms, which is kept until sets are chosen; none where nothing is pruned."""
     if task.pruning is None:
         return []
-    each = len(task.chosen_on) * sum(terms_of(shape, task.pruning).values())
+    every = sum(terms_of(shape, task.pruning).values())
+    each = len(task.chosen_on) * every
     return [
         term("responses of all terms", each * task.pruning.probes * 4),
-        term("readings of all terms", each * READING_BYTES),
+        term("readings of all terms", every * NAME_BYTES + each * READING_BYTES),
     ]
 
 

@@ -31,7 +31,7 @@ from duat_cli.models.instrument.tracing import Event, Trace, trace
 Place = Literal["input", "output", "routing"]
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True, slots=True)
 class TermId:
     """One term: a block's call number, and the term's index among its kind there (None for a whole block)."""
 
