@@ -94,11 +94,12 @@ def _by_prompt(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
     vectors = 2 * (options.probes + 1) * shape.width * sum(_among(task, weights)) * shape.wide
     carried = term("probes on their way back", vectors)
     sets = printed_memory(shape, task, counts, options, streamed=streamed) + _last_layer(shape)
+    _, held_out = ablation_bytes(task, counts, options, shape.width)  # run beside the sets that Eq. 16 bounds
     return [
         [*every, *head, carried, term("probes of the output", _probes(shape, task))],
         [*every, *page, carried, through, term("gradients", _gradients(shape, options, longest))],
         [*sweep, through, term("a block's terms", _readings(shape, followed_terms(counts, options), longest))],
-        [*every, *page, _waiting(shape, task, weights)[1], through, term("sets on their way to the last block", sets)],
+        [*every, *page, _waiting(held_out, weights), through, term("sets on their way to the last block", sets)],
     ]
 
 
@@ -123,15 +124,13 @@ def _sweep(shape: Shape, task: Task, weights: Residence) -> Moment:
     moving = followed_terms(counts, options) * shape.width * (sum(among) + max(among, default=0)) * shape.wide
     page = page_of(shape) if weights == "streamed" else []
     on_their_way = term("terms on their way to the last block", moving)
-    return [*_every(shape, task, weights), *page, on_their_way, _waiting(shape, task, weights)[0]]
+    ablations, _ = ablation_bytes(task, counts, options, shape.width)
+    return [*_every(shape, task, weights), *page, on_their_way, _waiting(ablations, weights)]
 
 
-def _waiting(shape: Shape, task: Task, weights: Residence) -> list[MemoryTerm]:
-    """Under the prompts, and under the held-out ones, which are run beside the sets that Eq. 16 bounds."""
-    assert task.pruning is not None
-    sizes = ablation_bytes(task, terms_of(shape, task.pruning), task.pruning, shape.width)
-    fitting = (min(ABLATION_BYTES, size) if weights == "streamed" else 0 for size in sizes)
-    return [term("passes without a term", size) for size in fitting]
+def _waiting(size: int, weights: Residence) -> MemoryTerm:
+    """Of passes that would take so many bytes if all of them waited at the same time."""
+    return term("passes without a term", min(ABLATION_BYTES, size) if weights == "streamed" else 0)
 
 
 def _among(task: Task, weights: Residence) -> Sequence[int]:

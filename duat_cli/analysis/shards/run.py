@@ -79,9 +79,10 @@ def share(
     """This process's results into the folder. The first rank waits for the others and returns the report of all."""
     _, first = next(prompts.prompts(lambda position: position == 0))
     worker.begin(first, own=ranks.first)
-    together = worker.together()
-    counted = None if together is None else _counts(prompts, lambda _: True)
-    leaders = each_alone(len(prompts.keys)) if together is None or counted is None else together(counted)
+    leaders, counted = each_alone(len(prompts.keys)), None
+    if (together := worker.together()) is not None:
+        counted = _counts(prompts, lambda _: True)
+        leaders = together(counted)
     folder = Folder.open(path, _manifest(session, prompts, worker), prompts.keys, leaders)
     with folder.shard(ranks) as shard:
         begun = time.monotonic()

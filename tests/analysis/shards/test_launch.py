@@ -29,7 +29,7 @@ def without_run(text: str) -> str:
 def test_two_machines_of_accelerate_launch(two_layers: Path, few: Path, tmp_path: Path) -> None:
     command = ["duat_cli", "inspect", str(two_layers), "--prompts", str(few), "--null", "uniform", "--no-cache"]
     command += ["--json", "-q", "--device", "cpu"]
-    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")} | {"OMP_NUM_THREADS": "1"}
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
 
     def start(*words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(

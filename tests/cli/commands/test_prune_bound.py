@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries
+from duat_cli.loading.model.processes import Processes
 from duat_cli.report.tables.page import Page
 from duat_cli.report.tables.prune.report import render_prune
 from duat_cli.results.prune.report import PruneReport
@@ -52,6 +54,27 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def report(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> PruneReport:
     assert run(["prune-bound", *arguments, "--json"]) == 0
     return PruneReport.model_validate(json.loads(capsys.readouterr().out, parse_constant=pytest.fail))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
+def test_processes_share_the_prompts(
+    llama: str, texts: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as torch would take threads, with the numbers of one."""
+    begun, share = list[int](), Processes._shared
+
+    def counted(one: Processes, *rest: Any) -> Any:
+        begun.append(one.count)
+        return share(one, *rest)
+
+    monkeypatch.setattr(Processes, "_shared", counted)
+    arguments = [llama, "--prompts", texts["choose"], "--holdout", texts["holdout"], *FAST]
+    alone = report(arguments, capsys)
+    assert begun == []
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    shared = report(arguments, capsys)
+    assert set(begun) == {2}
+    assert shared == alone.model_copy(update={"run": shared.run})
 
 
 @pytest.mark.parametrize(("metric", "ablate"), [("kl", "zero"), ("hidden", "mean"), ("nll", "zero")])
