@@ -7,6 +7,7 @@ in memory one prompt goes after the other, else all of them side by side.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from duat_cli.analysis.plan.printed import printed_memory
 from duat_cli.analysis.plan.repair import repairing
@@ -39,7 +40,8 @@ from duat_cli.results.plan import MemoryTerm, Residence
 
 BATCHED = 12 << 20
 FREED = 24 << 20  # by earlier prompts, and not given back: it costs less to use it again
-REUSED = 0.75  # of the probes' size, freed and not given back where weights are in memory; in the end all of it
+REUSED = 0.6  # of the probes' size, freed and not given back where weights are in memory; in the end all of it
+REUSED_ONCE = 0.25  # the same under a first prompt, whose gradients do not fit where its probes were
 PROBES = 3.1  # (K, N, V): the noise, its part along the probabilities, and the difference
 STREAM_GRADIENTS = 4  # (N, M) of a probe in a block
 INNER_GRADIENTS = 3  # (N, F), or (H, N, N), of a probe in a block
@@ -79,9 +81,21 @@ def shared(shape: Shape, task: Task, processes: int) -> Moment:
 
     What follows, the report above all, is made by that one alone.
     """
-    first = size_of(held(shape, "resident")) + size_of(found_of_terms(shape, task)) + FREED
-    own = max(map(size_of, _by_prompt(shape, task, "resident"))) - first + COPIED * structure_bytes(shape)
-    return [*_every(shape, task, "resident"), term("processes that share the prompts", processes * own)]
+    longest, each = sorted(task.chosen_on)[-processes:], -(-len(task.chosen_on) // processes)
+    own = sum(_own(shape, replace(task, tokens=(tokens,) * each)) for tokens in longest)
+    return [*_first(shape, task), term("processes that share the prompts", own)]
+
+
+def _first(shape: Shape, task: Task) -> Moment:
+    """What a process holds that others are forked from."""
+    freed = term("freed memory that is used again", min(FREED, shape.weights))
+    return [*held(shape, "resident"), freed, *found_of_terms(shape, task)]
+
+
+def _own(shape: Shape, one: Task) -> int:
+    """Bytes of a forked process beside those. one: the task of its prompts, as long as the longest of them."""
+    there = size_of([*held(shape, "resident"), *found_of_terms(shape, one)]) + FREED
+    return max(map(size_of, _by_prompt(shape, one, "resident"))) - there + COPIED * structure_bytes(shape)
 
 
 def _by_prompt(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
@@ -95,22 +109,24 @@ def _by_prompt(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
     carried = term("probes on their way back", vectors)
     sets = printed_memory(shape, task, counts, options, streamed=streamed) + _last_layer(shape)
     _, held_out = ablation_bytes(task, counts, options, shape.width)  # run beside the sets that Eq. 16 bounds
+    first = _every(shape, task, weights, freed=False) if len(task.chosen_on) == 1 else every
     return [
-        [*every, *head, carried, term("probes of the output", _probes(shape, task))],
+        [*first, *head, carried, term("probes of the output", _probes(shape, task))],
         [*every, *page, carried, through, term("gradients", _gradients(shape, options, longest))],
         [*sweep, through, term("a block's terms", _readings(shape, followed_terms(counts, options), longest))],
         [*every, *page, _waiting(held_out, weights), through, term("sets on their way to the last block", sets)],
     ]
 
 
-def _every(shape: Shape, task: Task, weights: Residence) -> Moment:
-    """What is there from the first prompt on until sets are chosen."""
+def _every(shape: Shape, task: Task, weights: Residence, *, freed: bool = True) -> Moment:
+    """What is there from the first prompt on until sets are chosen. freed: once probes have been made."""
     assert task.pruning is not None
     ending = _ending(shape, task.pruning)
     found = held(shape, weights)
     if weights == "resident":
         found.append(term("values of all blocks, V", len(shape.parts.blocks) * shape.values))
-        found.append(term("freed memory that is used again", FREED + REUSED * _probes(shape, task)))
+        reused = 0.0 if not freed else REUSED if len(task.chosen_on) > 1 else REUSED_ONCE
+        found.append(term("freed memory that is used again", FREED + reused * _probes(shape, task)))
     recorded = sum(_recorded(shape, ending, n) for n in _among(task, weights))
     batched = term("batched gradients of torch, loaded", BATCHED)
     return [*found, batched, term("the prompts' own passes", recorded), *found_of_terms(shape, task)]

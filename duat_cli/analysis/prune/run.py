@@ -34,6 +34,7 @@ from duat_cli.analysis.prune.terms.damage import metric_for
 from duat_cli.analysis.prune.terms.responses import SEED
 from duat_cli.analysis.prune.work import Work
 from duat_cli.analysis.session import Session, prompt_facts
+from duat_cli.compat.libc import give_back_free_memory
 from duat_cli.errors import InputError
 from duat_cli.kinds import names_of
 from duat_cli.loading.checkpoint.stored import most_stored
@@ -198,6 +199,8 @@ def begin(
     held_out, fewer = few(held_out, options)
     processes = Processes(loaded.processes, progress, loaded.model)
     work = Work(Session(loaded, processes, cache=False), prompts, options, processes, in_parts=in_parts)
+    if loaded.paged is not None:
+        loaded.paged.pager.complete()  # rows of the embedding that no prompt needs, above all; not beside the report
     _require_finite(loaded)  # weights that are read block by block have been seen by now
     return Begun(loaded, work, held_out, calibration, [*notes, *cut, *fewer])
 
@@ -225,6 +228,7 @@ def conclude(begun: Begun) -> PruneOutcome:
     ]
     eq16 = printing.rows()
     pooled, unpooled = pooled_cosines(work, plans, nested, held_out)
+    give_back_free_memory()  # of the passes: a report's terms are small, and many
     damage, scores, bounds = work.damage, work.scores(), certified(work)
     terms = terms_of(
         session.structure, work.sites, work.terms, damage, work.readings, bounds, work.measured(), work.branches

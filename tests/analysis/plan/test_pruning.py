@@ -90,11 +90,21 @@ def test_the_peak_is_that_of_the_largest_moment(shape: Shape) -> None:
 
 def test_processes_that_share_prompts_hold_what_a_prompt_takes_each(shape: Shape) -> None:
     """The report, made by one of them in the end, is no part of it."""
-    task = Task("prune-bound", (180, 20), pruning=PruneOptions())
+    task = Task("prune-bound", (180, 180, 180, 180), pruning=PruneOptions())
     moments = pruning(shape, task, "resident")
-    one, two, three = (size_of(shared(shape, task, count)) for count in (1, 2, 3))
-    assert three - two == two - one
-    assert two - one < size_of(moments[3])
-    assert max(map(size_of, moments[:4])) < two < 2 * max(map(size_of, moments[:4]))
+    one, two, three, four = (shared(shape, task, count)[-1].bytes for count in (1, 2, 3, 4))
+    assert two == 2 * one < max(map(size_of, moments[:4]))
+    assert three == 3 * (two / 2)  # two prompts a process, as before
+    assert four < 4 * (three / 3)  # one each: nothing was freed by earlier ones
+    whole = size_of(shared(shape, task, 2))
+    assert max(map(size_of, moments[:4])) < whole < 2 * max(map(size_of, moments[:4]))
     larger = dataclasses.replace(task, pruning=PruneOptions(probes=64))
-    assert size_of(shared(shape, larger, 2)) - two > size_of(shared(shape, larger, 1)) - one > 0
+    assert shared(shape, larger, 2)[-1].bytes == 2 * shared(shape, larger, 1)[-1].bytes > two
+
+
+def test_the_longest_prompts_are_those_under_way_at_once(shape: Shape) -> None:
+    def processes(*tokens: int) -> int:
+        return shared(shape, Task("prune-bound", tokens, pruning=PruneOptions()), 2)[-1].bytes
+
+    assert processes(20, 90, 60, 20) == processes(60, 90, 30, 50) < processes(90, 90, 20, 20)
+    assert 2 * processes(90, 20) == pytest.approx(processes(90, 90) + processes(20, 20), abs=4)

@@ -145,13 +145,16 @@ def test_the_chosen_set_is_written_from_weights_that_are_read(tmp_path: Path) ->
     assert written[0] == written[1]
 
 
-def test_weights_that_are_not_finite_are_refused_when_they_have_been_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["lm_head", "model.embed_tokens"])
+def test_weights_that_are_not_finite_are_refused_when_they_have_been_read(name: str, tmp_path: Path) -> None:
+    """Also in a row of the embedding that no prompt needs."""
     model = single_model("llama")
     with torch.no_grad():
-        model.lm_head.weight[3, 4] = torch.inf
+        model.get_submodule(name).weight[-1, 4] = torch.inf
     model.save_pretrained(tmp_path)
-    with pytest.raises(InputError, match=r"lm_head\.weight holds 1 values that are NaN or infinite"):
-        run(str(tmp_path), OPTIONS, paged=True)
+    message = rf"{name}\.weight holds 1 values that are NaN or infinite"
+    with in_parts(tmp_path) as loaded, pytest.raises(InputError, match=message):
+        prune_bound(loaded, drawn(loaded)[0], [], OPTIONS, lambda *_: None)
 
 
 def test_a_set_that_failed_is_not_counted_beside_the_prompt_it_failed_on(tmp_path: Path) -> None:
