@@ -49,10 +49,11 @@ NEURONS = 7  # (N, n) in float64 of n neurons: activations, and what the norm on
 DOUBLE_FFN, DOUBLE_ATTENTION = 4, 6  # (n, M) in float64, of what is bounded at once
 COPIED = 2  # times the model's structure: what a forked process copies, Python's objects, whose references it counts
 SETS = 2  # of each kind that are measured under every prompt, beside the points of its curve
-TERM_BYTES = 4000  # of a term in the report
+TERM_BYTES = 4200  # of a term in the report
 NAME_BYTES = 110  # of what says which term it is
 READING_BYTES = 220  # of a term under one prompt
-RESPONSE_BYTES = 20  # of a probe, a term and a prompt: as found, side by side, squared, and in float64
+RESPONSE_BYTES = 4  # of a probe, a term and a prompt
+PREDICTED_BYTES = 16  # the same while damage is predicted: side by side, squared, and in float64
 
 
 def pruning(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
@@ -161,7 +162,7 @@ def found_of_terms(shape: Shape, task: Task) -> list[MemoryTerm]:
     every = sum(terms_of(shape, task.pruning).values())
     each = len(task.chosen_on) * every
     return [
-        term("responses of all terms", each * task.pruning.probes * 4),
+        term("responses of all terms", each * task.pruning.probes * RESPONSE_BYTES),
         term("readings of all terms", every * NAME_BYTES + each * READING_BYTES),
     ]
 
@@ -251,5 +252,7 @@ def _rows(shape: Shape) -> int:
 
 
 def _report(task: Task, counts: dict[Kind, int], options: PruneOptions) -> int:
+    """Once damage is predicted, which takes more than the report's terms where prompts are many."""
     every, prompts = sum(counts.values()), len(task.chosen_on)
-    return every * (TERM_BYTES + prompts * (READING_BYTES + RESPONSE_BYTES * options.probes))
+    found = prompts * (READING_BYTES + RESPONSE_BYTES * options.probes)
+    return every * (found + max(TERM_BYTES, prompts * PREDICTED_BYTES * options.probes))
