@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +58,13 @@ def _tuned(shape: Path, folder: Path) -> Path:
 
 def _rows(what: str, command: str, model: str, extra: list[str], folder: str) -> list[Row]:
     asked = extra if command != "lora-diff" else ["--tuned", *extra]
-    said = _json(["plan", model, "--for", command, *TEXTS, *asked, "--time"], folder)[0]
+    said, _, _ = _json(["plan", model, "--for", command, *TEXTS, *asked, "--time"], folder)
     rows = []
     for way in said["ways"]:
         limit = way["peak_memory_bytes"]
         if limit > said["ways"][0]["peak_memory_bytes"]:
             continue
-        report, used = _json([command, model, *extra, *TEXTS, "--memory", str(limit)], folder)
+        report, used, seconds = _json([command, model, *extra, *TEXTS, "--memory", str(limit)], folder)
         run, name = report["run"], f"{what}, {command}, {way['weights']}"
         used = max(used, run["peak_memory_bytes"])  # of processes that share prompts
         assert run["planned_memory_bytes"] == way["peak_memory_bytes"], name
@@ -71,19 +72,21 @@ def _rows(what: str, command: str, model: str, extra: list[str], folder: str) ->
             Row(f"{name}: planned memory", way["peak_memory_bytes"] / 2**20, "MiB"),
             Row("used", used / 2**20, "MiB"),
             Row("planned", way["peak_memory_bytes"] / used, "x used", "1 to 1.1"),
-            Row("time, planned", way["seconds"] / run["seconds"], "x used", "0.5 to 2"),
+            Row("time, planned", way["seconds"] / seconds, "x used", "0.5 to 2"),
         ]
     return rows
 
 
-def _json(arguments: list[str], folder: str) -> tuple[dict[str, Any], int]:
-    """The report, and the peak memory of the process that made it, told by itself once all is written."""
+def _json(arguments: list[str], folder: str) -> tuple[dict[str, Any], int, float]:
+    """The report, the peak memory of the process that made it, told by itself once all is written, and its seconds."""
     out = Path(folder) / "report.json"
     code = (
         "import sys; from duat_cli.cli.main import run; from duat_cli.loading.model.memory import peak_memory; "
         "code = run(sys.argv[1:]); print(peak_memory()); sys.exit(code)"
     )
     command = [*python(code), *arguments, "--json", "-q", "--output", str(out)]
+    start = time.perf_counter()
     child = subprocess.run(command, env=process_environment(folder), stdout=subprocess.PIPE, text=True, check=False)
+    seconds = time.perf_counter() - start
     assert child.returncode in (0, 1), arguments
-    return json.loads(out.read_text()), int(child.stdout)
+    return json.loads(out.read_text()), int(child.stdout), seconds
