@@ -84,13 +84,9 @@ def shared(shape: Shape, task: Task, processes: int) -> Moment:
     """
     longest, each = sorted(task.chosen_on)[-processes:], -(-len(task.chosen_on) // processes)
     own = sum(_own(shape, replace(task, tokens=(tokens,) * each)) for tokens in longest)
-    return [*_first(shape, task), term("processes that share the prompts", own)]
-
-
-def _first(shape: Shape, task: Task) -> Moment:
-    """What a process holds that others are forked from."""
     freed = term("freed memory that is used again", min(FREED, shape.weights))
-    return [*held(shape, "resident"), freed, *found_of_terms(shape, task)]
+    first = [*held(shape, "resident"), freed, *found_of_terms(shape, task)]
+    return [*first, term("processes that share the prompts", own)]
 
 
 def _own(shape: Shape, one: Task) -> int:
@@ -110,23 +106,24 @@ def _by_prompt(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
     carried = term("probes on their way back", vectors)
     sets = printed_memory(shape, task, counts, options, streamed=streamed) + _last_layer(shape)
     _, held_out = ablation_bytes(task, counts, options, shape.width)  # run beside the sets that Eq. 16 bounds
-    first = _every(shape, task, weights, freed=False) if len(task.chosen_on) == 1 else every
+    probing = _every(shape, task, weights, probing=True)
     return [
-        [*first, *head, carried, term("probes of the output", _probes(shape, task))],
+        [*probing, *head, carried, term("probes of the output", _probes(shape, task))],
         [*every, *page, carried, through, term("gradients", _gradients(shape, options, longest))],
         [*sweep, through, term("a block's terms", _readings(shape, followed_terms(counts, options), longest))],
         [*every, *page, _waiting(held_out, weights), through, term("sets on their way to the last block", sets)],
     ]
 
 
-def _every(shape: Shape, task: Task, weights: Residence, *, freed: bool = True) -> Moment:
-    """What is there from the first prompt on until sets are chosen. freed: once probes have been made."""
+def _every(shape: Shape, task: Task, weights: Residence, *, probing: bool = False) -> Moment:
+    """What is there from the first prompt on until sets are chosen. probing: while a prompt's probes are made."""
     assert task.pruning is not None
     ending = _ending(shape, task.pruning)
     found = held(shape, weights)
     if weights == "resident":
         found.append(term("values of all blocks, V", len(shape.parts.blocks) * shape.values))
-        reused = 0.0 if not freed else REUSED if len(task.chosen_on) > 1 else REUSED_ONCE
+        once = 0.0 if probing else REUSED_ONCE
+        reused = REUSED if len(task.chosen_on) > 1 else once
         found.append(term("freed memory that is used again", FREED + reused * _probes(shape, task)))
     recorded = sum(_recorded(shape, ending, n) for n in _among(task, weights))
     batched = term("batched gradients of torch, loaded", BATCHED)

@@ -94,8 +94,8 @@ def test_processes_that_share_prompts_hold_what_a_prompt_takes_each(shape: Shape
     moments = pruning(shape, task, "resident")
     one, two, three, four = (shared(shape, task, count)[-1].bytes for count in (1, 2, 3, 4))
     assert two == 2 * one < max(map(size_of, moments[:4]))
-    assert three == 3 * (two / 2)  # two prompts a process, as before
-    assert four < 4 * (three / 3)  # one each: nothing was freed by earlier ones
+    assert 2 * three == 3 * two  # two prompts a process, as before
+    assert 3 * four < 4 * three  # one each: nothing was freed by earlier ones
     whole = size_of(shared(shape, task, 2))
     assert max(map(size_of, moments[:4])) < whole < 2 * max(map(size_of, moments[:4]))
     larger = dataclasses.replace(task, pruning=PruneOptions(probes=64))
