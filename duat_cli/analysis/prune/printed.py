@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from duat_cli.analysis.prune.report import NOT_ABLATED
 from duat_cli.analysis.prune.sets.nested import Nested
 from duat_cli.analysis.prune.sets.plan import name_of
-from duat_cli.analysis.prune.terms.ablation import Ablation
+from duat_cli.analysis.prune.terms.ablation import Ablations
 from duat_cli.analysis.prune.terms.printed import Printed, PrintedReader
 from duat_cli.analysis.prune.work import Work
 from duat_cli.models.arrays import tolerance_for
@@ -83,16 +83,18 @@ class Printing:
         """Some prompts, with their chosen sets really removed, and other passes behind them."""
         work, chosen = self._work, self._gone[len(self._parts) :]
         readers = [PrintedReader(work.sites, self._sets, self._gone, self._singles, number) for number in numbers]
-        passes, live = list[Pass](), list[list[Ablation]]()
+        passes, live = list[Pass](), list[Ablations]()
         for number in numbers:
             ids = work.ablator.place(work.prompts[number])
             own = Leading(work.structure, work.metric.forward(ids))
-            live.append([work.ablator.ablation(own, own, ids, gone) for gone in chosen])
-            passes += [own, *live[-1]] if chosen else []
+            live.append(work.ablator.ablations(own, ids, chosen))
+            passes += [own, *live[-1].passes] if chosen else []
         work.session.sweep_beside(
             [work.prompts[number] for number in numbers], lambda place: readers[place], [*passes, *others]
         )
-        return [(reader.found(), [one.moved for one in row]) for reader, row in zip(readers, live, strict=True)]
+        if not work.ablator.settled(live):
+            return self._sweep(numbers, ())
+        return [(reader.found(), [one.moved for one in row.effects]) for reader, row in zip(readers, live, strict=True)]
 
     def _row(self, place: int) -> Eq16:
         found, work = [row[place] for row in self._found], self._work

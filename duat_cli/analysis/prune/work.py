@@ -26,7 +26,7 @@ from duat_cli.analysis.prune.sets.choosing import Chooser, sizes_of
 from duat_cli.analysis.prune.sets.nested import Candidates, Nested, nested_sets
 from duat_cli.analysis.prune.sets.path import Sketch
 from duat_cli.analysis.prune.sets.trial import Trial, trials_of, try_alone, try_together
-from duat_cli.analysis.prune.terms.ablation import Ablation, Ablator, Effect, Tick, ablation_waves, mean_values
+from duat_cli.analysis.prune.terms.ablation import Ablations, Ablator, Effect, Tick, ablation_waves, mean_values
 from duat_cli.analysis.prune.terms.certified import Certified
 from duat_cli.analysis.prune.terms.criteria import Activations, Scores, WeightScores, block_scores
 from duat_cli.analysis.prune.terms.damage import Interval, Metric
@@ -134,7 +134,7 @@ class Work:
         recorded = self._record(numbers, seen)
         known = all(k in self._drawn_by for k in numbers)
         responded = [self._drawn_by.pop(k) for k in numbers] if known else self._respond(numbers, recorded)
-        measured = self._measure(numbers, recorded)
+        measured, _ = self._measure(numbers, recorded)
         return [Part(*three) for three in zip(responded, measured, seen, strict=True)]
 
     def draw(self) -> None:
@@ -210,8 +210,7 @@ class Work:
         chooser = self._chooser([one.responses for one in responded])
         later = [kinds for kinds in self.groups if by_measure(self._counts(kinds), self.options.measure)]
         wanted = [chooser.candidates(kinds) for kinds in self.groups if kinds not in later]
-        sets = [self._set_ablations(one, recorded) for one in wanted]
-        measured = self._measure(numbers, recorded, [each for one in sets for row in one for each in row], finals)
+        measured, sets = self._measure(numbers, recorded, wanted, finals)
         for two in zip(responded, measured, strict=True):
             self.add(Part(*two))
         self._keep_all(wanted, sets)
@@ -225,18 +224,20 @@ class Work:
         """Sets that are chosen once the terms in the sample are measured, over weights that are read block by block."""
         chooser = self._chooser(self.responses)
         wanted = [chooser.candidates(kinds) for kinds in groups]
-        sets = [self._set_ablations(one, recorded) for one in wanted]
-        first, *more = ablation_waves([each for one in sets for row in one for each in row])
-        with self._attached() if tail else contextlib.nullcontext():
-            self.session.together([*first, *tail])
-        for wave in more:
-            self.session.together(wave)
-        self._keep_all(wanted, sets)
 
-    def _keep_all(self, wanted: Sequence[Candidates], sets: Sequence[list[list[Ablation]]]) -> None:
-        for one, rows in zip(wanted, sets, strict=True):
-            damages = torch.tensor([[each.damage for each in row] for row in rows], dtype=torch.float64)
-            nested = one.nested(damages.mean(dim=1).tolist() if rows else [], self.options.budget)
+        def first(passes: Sequence[Pass]) -> None:
+            with self._attached() if tail else contextlib.nullcontext():
+                self.session.together([*passes, *tail])
+
+        self._keep_all(wanted, self._ablate(lambda: self._sets(wanted, recorded), first))
+
+    def _keep_all(self, wanted: Sequence[Candidates], sets: Sequence[Ablations]) -> None:
+        """sets: of every prompt, those of all candidates."""
+        sizes = [len(one.sizes) for one in wanted]
+        damages = torch.tensor([[one.damage for one in each.effects] for each in sets], dtype=torch.float64)
+        means = damages.reshape(len(sets), sum(sizes)).T.mean(dim=1).split(sizes)
+        for one, mean in zip(wanted, means, strict=True):
+            nested = one.nested(mean.tolist(), self.options.budget)
             self.nested[nested.name] = nested
 
     def _chooser(self, responses: Sequence[Tensor]) -> Chooser:
@@ -304,38 +305,46 @@ class Work:
         steps = itertools.count(numbers[0] * self._steps() + 4)
         return lambda: self.processes(next(steps), total, what)
 
-    def _ablations(self, numbers: Sequence[int], recorded: Sequence[Recorded]) -> list[Ablation]:
-        """Of the terms in the sample, a prompt after the other, over weights that are read block by block."""
+    def _terms(self, numbers: Sequence[int], recorded: Sequence[Recorded]) -> list[Ablations]:
+        """Of the terms in the sample, under each of these prompts, over weights that are read block by block."""
         gone, done = [self.ablator.removals([term]) for term in self.ablated], self._ablating(numbers)
         return [
-            self.ablator.ablation(one.calls, one, self._ids[number], removals, done, self.weights)
+            self.ablator.ablations(one, self._ids[number], gone, done, self.weights)
             for number, one in zip(numbers, recorded, strict=True)
-            for removals in gone
         ]
 
     def _effects(self, number: int, recorded: Recorded) -> list[Effect]:
-        """The same of one prompt, where all weights are in memory: several terms side by side."""
+        """The same of one prompt, where all weights are in memory."""
         gone = [self.ablator.removals([term]) for term in self.ablated]
         return self.ablator.effects(recorded, self._ids[number], gone, self._ablating([number]))
 
-    def _set_ablations(self, wanted: Candidates, recorded: Sequence[Recorded]) -> list[list[Ablation]]:
-        """Of every candidate, under every prompt."""
+    def _sets(self, wanted: Sequence[Candidates], recorded: Sequence[Recorded]) -> list[Ablations]:
+        """Of all candidates, if there are any, under every prompt."""
+        if not wanted:
+            return []
+        gone = [self.ablator.removals(terms) for one in wanted for terms in one.sets]
         return [
-            [
-                self.ablator.ablation(one.calls, one, ids, gone, weights=self.weights)
-                for ids, one in zip(self._ids, recorded, strict=True)
-            ]
-            for gone in map(self.ablator.removals, wanted.sets)
+            self.ablator.ablations(one, ids, gone, weights=self.weights)
+            for ids, one in zip(self._ids, recorded, strict=True)
         ]
+
+    def _ablate(self, made: Callable[[], list[Ablations]], first: Callable[[Sequence[Pass]], None]) -> list[Ablations]:
+        """Over weights that are read block by block, in waves that fit; first: runs those of the first."""
+        found = made()
+        wave, *more = ablation_waves(found)
+        first(wave)
+        for wave in more:
+            self.session.together(wave)
+        return found if self.ablator.settled(found) else self._ablate(made, self.session.together)
 
     def _measure(
         self,
         numbers: Sequence[int],
         recorded: Sequence[Recorded],
-        sets: Sequence[Ablation] = (),
+        wanted: Sequence[Candidates] = (),
         finals: Sequence[Pass] = (),
-    ) -> list[Measured]:
-        """The exact readings of some prompts, and real ablations."""
+    ) -> tuple[list[Measured], list[Ablations]]:
+        """The exact readings of some prompts, and real ablations of terms; and those of sets under all prompts."""
         self.processes(
             numbers[0] * self._steps() + 1, len(self.prompts) * self._steps(), f"{self._name(numbers)}: exact readings"
         )
@@ -353,18 +362,18 @@ class Work:
 
             return listen
 
-        singles = [] if self.weights is None else self._ablations(numbers, recorded)
-        first, *more = ablation_waves([*singles, *sets])
-        with self._attached() if finals else contextlib.nullcontext():
-            self.session.sweep_beside([self.prompts[k] for k in numbers], listener, [*first, *finals])
-        for wave in more:
-            self.session.together(wave)
-        each = len(self.ablated)
+        def sweep(passes: Sequence[Pass]) -> None:
+            with self._attached() if finals else contextlib.nullcontext():
+                self.session.sweep_beside([self.prompts[k] for k in numbers], listener, [*passes, *finals])
+
+        sets = list[Ablations]()
         if self.weights is None:
+            sweep(())
             effects = [self._effects(number, one) for number, one in zip(numbers, recorded, strict=True)]
         else:
-            effects = [[one.effect for one in singles[k * each : (k + 1) * each]] for k in range(len(numbers))]
-        return [
+            asked = self._ablate(lambda: [*self._terms(numbers, recorded), *self._sets(wanted, recorded)], sweep)
+            effects, sets = [one.effects for one in asked[: len(numbers)]], asked[len(numbers) :]
+        measured = [
             Measured(
                 readers[number].finish(outputs[number]),
                 errors[number],
@@ -373,6 +382,7 @@ class Work:
             )
             for number, row in zip(numbers, effects, strict=True)
         ]
+        return measured, sets
 
     def _finals(self) -> list[Pass]:
         """What is found from the weights alone, but for the activations of all prompts."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -39,8 +40,9 @@ class BlockParameters:
 
 def block_parameters(parts: BlockParts, sites: BlockSites, written: Trace) -> BlockParameters:
     """By shapes alone, but for neurons, whose layers are told from a trace; the block's weights are there."""
+    of_neuron = functools.cache(functools.partial(_of_neuron, parts, written))
     each: dict[Kind, list[float]] = {
-        kind: [share for site in sites.of(kind) for share in [_share(parts, site, written)] * site.count]
+        kind: [share for site in sites.of(kind) for share in [_share(parts, site, of_neuron)] * site.count]
         for kind in ("neuron", "head", "expert", "ffn", "attention")
     }
     each["block"] = [_count(parts.module.parameters())]
@@ -48,7 +50,8 @@ def block_parameters(parts: BlockParts, sites: BlockSites, written: Trace) -> Bl
     shared = calls[0].value.shape[1] if calls else 1
     group = heads[0].count // shared if heads and heads[0].count % shared == 0 else 1
     found = {kind: torch.tensor(shares, dtype=torch.float64) for kind, shares in each.items()}
-    return BlockParameters(found, group, _neuron(parts, written), _or_reason(lambda: head_layers(parts, calls)))
+    neuron = of_neuron(parts.units[0]) if len(parts.units) == 1 else None
+    return BlockParameters(found, group, neuron, _or_reason(lambda: head_layers(parts, calls)))
 
 
 def find_parameters(
@@ -63,8 +66,8 @@ def find_parameters(
     }
 
 
-def _share(parts: BlockParts, site: Site, written: Trace) -> float:
-    """Of one term of the site."""
+def _share(parts: BlockParts, site: Site, of_neuron: Callable[[nn.Module], int | None]) -> float:
+    """Of one term of the site. of_neuron: of a unit, as of `_of_neuron`."""
     if site.kind == "expert":
         own = site.module.parameters(recurse=False)
         return _count(p for p in own if p.ndim >= 2 and p.shape[0] == site.count) / site.count
@@ -73,18 +76,15 @@ def _share(parts: BlockParts, site: Site, written: Trace) -> float:
         return _count(held | set(site.module.parameters())) / site.count
     unit = site.unit or next((u for u in parts.units if site.module in set(u.modules())), None)
     if site.kind == "neuron" and unit is not None:
-        each = _of_neuron(parts, unit, written)
+        each = of_neuron(unit)
         if each is not None:
             return float(each)
     modules = [site.module] if unit is None else [unit, site.module]
     return _count({p for module in modules for p in module.parameters()}) / site.count
 
 
-def _neuron(parts: BlockParts, written: Trace) -> int | None:
-    return _of_neuron(parts, parts.units[0], written) if len(parts.units) == 1 else None
-
-
-def _of_neuron(parts: BlockParts, unit: nn.Module, written: Trace) -> int | None:
+def _of_neuron(parts: BlockParts, written: Trace, unit: nn.Module) -> int | None:
+    """Parameters that leave with one of its neurons; None where it has no form. Proving the form takes longest."""
     found = _or_reason(lambda: find_feedforward(unit, written, parts.module))
     return None if isinstance(found, str) else neuron_parameters(found)
 

@@ -263,6 +263,11 @@ class Leading:
         return self._calls[number - self._first]
 
     @property
+    def calls(self) -> Calls:
+        """As of `Recorded`."""
+        return self
+
+    @property
     def output(self) -> Tensor:
         """Once it has run."""
         return self._pass.output

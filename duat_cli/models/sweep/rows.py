@@ -15,6 +15,7 @@ from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.sweep.budgets import ROW_BLOCKS, ROW_ELEMENTS, ROW_TOKENS
+from duat_cli.models.sweep.lockstep import Weights
 from duat_cli.models.sweep.passes import BlockPass, Calls, Forward, Original, Removals, showing, with_hidden
 from duat_cli.models.terms.sites import Site, watching
 
@@ -50,12 +51,14 @@ def without_each(
     forward: Forward,
     calls: Calls,
     gone: Sequence[Removals],
+    weights: Weights | None = None,
     last: Callable[[Tensor], None] = lambda _: None,
 ) -> BlockPass:
     """The pass once for each of `gone`, taken out in a row of its own.
 
-    forward: over the prompt, repeated as often. calls: of the pass of the prompt alone. last: shown the last block's
-    output, (rows, N, M). NotInRowsError, when it runs, where a term's tensor is laid out in no way that is known.
+    forward: over the prompt, repeated as often. calls: of the pass of the prompt alone. weights: as of `BlockPass`.
+    last: shown the last block's output, (rows, N, M). NotInRowsError, when it runs, where a term's tensor is laid out
+    in no way that is known.
     """
     start = min((min(one, default=0) for one in gone), default=0)
 
@@ -88,7 +91,7 @@ def without_each(
             after[row] = hidden
         return with_hidden(output, before, after)
 
-    return BlockPass(structure, forward, showing(last, structure, block))
+    return BlockPass(structure, forward, showing(last, structure, block), weights=weights, start=start)
 
 
 def _rows(value: Tensor, rows: int, tokens: int) -> Tensor:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from duat_cli.analysis.plan.task import PruneOptions, Spent
 from duat_cli.analysis.prune.sets.nested import Nested
-from duat_cli.analysis.prune.terms.ablation import Ablation, Ablator, Tick, counted
+from duat_cli.analysis.prune.terms.ablation import Ablations, Ablator, Tick, counted
 from duat_cli.loading.model.processes import Each, in_turn
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.sweep.budgets import ABLATION_BYTES
@@ -169,25 +169,25 @@ def try_together(
     removals = [[ablator.removals(terms) for terms in trial.sets] for trial in trials]
     left = list(held_out)
     while left and trials:
-        passes: list[Pass] = []
-        found: list[list[dict[int, Ablation]]] = []  # a prompt, a trial: number of a set -> its pass
-        size = last = 0
-        while left and (not found or size + last <= ABLATION_BYTES):
-            ids = ablator.place(left.pop(0))
+        wanted = [(place, k) for place, trial in enumerate(trials) for k in trial.running]
+        passes, found, size = list[Pass](), list[Ablations](), 0
+        for prompt in left:
+            ids = ablator.place(prompt)
             own = Leading(ablator.structure, ablator.metric.forward(ids))
-            rows = [
-                {k: ablator.ablation(own, own, ids, some[k]) for k in trial.running}
-                for trial, some in zip(trials, removals, strict=True)
-            ]
-            found.append(rows)
-            passes += [own, *(one for row in rows for one in row.values())]
-            last = sum(one.size for row in rows for one in row.values())
-            size += last
+            one = ablator.ablations(own, ids, [removals[place][k] for place, k in wanted])
+            if found and size + one.size > ABLATION_BYTES:
+                break
+            found.append(one)
+            passes += [own, *one.passes]
+            size += one.size
         run(passes)
-        for rows in found:
-            for trial, row in zip(trials, rows, strict=True):
-                trial.count(_damages(row))
+        if not ablator.settled(found):
+            continue
+        left = left[len(found) :]
+        for one in found:
+            for place, trial in enumerate(trials):
+                trial.count(_damages(one, place, wanted))
 
 
-def _damages(row: Mapping[int, Ablation]) -> Callable[[int], float]:
-    return lambda number: row[number].damage
+def _damages(found: Ablations, place: int, wanted: Sequence[tuple[int, int]]) -> Callable[[int], float]:
+    return lambda number: found.damage(wanted.index((place, number)))

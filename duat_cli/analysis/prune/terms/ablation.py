@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -24,21 +25,20 @@ from duat_cli.models.sweep.lockstep import Weights, one_by_one
 from duat_cli.models.sweep.passes import (
     BlockCall,
     BlockPass,
-    Calls,
     Leading,
     Means,
     Recorded,
     Removals,
     record,
     removals,
-    run_alone,
-    run_without,
     without,
 )
 from duat_cli.models.sweep.rows import NotInRowsError, in_waves, without_each
 from duat_cli.models.terms.sites import BlockSites, Site, TermId
 
 Tick = Callable[[int, int], None]  # passes done, passes in all
+Judged: TypeAlias = float | UnsupportedModelError
+"""A damage, or why there is none."""
 
 
 class Effect(NamedTuple):
@@ -49,18 +49,27 @@ class Effect(NamedTuple):
     """|change of the last block's output| / |that output|."""
 
 
-class Ablation:
-    """One set of terms taken out of one prompt's pass: itself a pass."""
+class AblationPass:
+    """A pass of a prompt with a set of terms taken out; or with several sets, each in a row of its own."""
 
     def __init__(
-        self, one: BlockPass, judge: Callable[[Tensor], float], done: Callable[[], None], *, start: int, size: int
+        self,
+        one: BlockPass,
+        ended: Callable[[Tensor], list[Judged]],
+        apart: Callable[[], bool],
+        done: Callable[[], None],
+        *,
+        start: int,
+        size: int,
     ) -> None:
-        """start: its first block. size: bytes that it holds, about, while it waits for the next block."""
+        """start: its first block. size: bytes that it holds, about, while it waits for the next block. ended: what its
+        output says of every row. apart: whether rows may be taken for apart so far. done: called behind it for each.
+        """
         self.start, self.size = start, size
         self._pass: BlockPass | None = one
-        self._judge, self._done = judge, done
-        self._moved: float | None = None
-        self._found: float | UnsupportedModelError | None = None
+        self._ended, self._apart, self._done = ended, apart, done
+        self.moved: list[float] = []  # of every row, at the last block
+        self.judged: list[Judged] = []  # of every row, once it has run; none where rows cannot be told apart
 
     def active(self) -> contextlib.AbstractContextManager[None]:
         """What `run` needs around it."""
@@ -69,36 +78,57 @@ class Ablation:
 
     def run(self) -> None:
         assert self._pass is not None
-        self._pass.run()
-        try:
-            self._found = self._judge(self._pass.output)
-        except UnsupportedModelError as fault:  # of a set that may turn out not to be asked for
-            self._found = fault
+        if self._apart():
+            with contextlib.suppress(NotInRowsError):
+                self._pass.run()
+                self.judged = self._ended(self._pass.output)
         self._pass = None  # the output with it
-        self._done()
+        if self._apart():
+            for _ in self.judged:
+                self._done()
 
-    def passed(self, moved: float) -> None:
-        """The last block: how far its output is from what it was."""
-        self._moved = moved
 
-    @property
-    def effect(self) -> Effect:
-        """Once it has run. UnsupportedModelError as of `damage`."""
-        return Effect(self.damage, self.moved)
+class Ablations:
+    """Sets of terms, each taken out of one prompt's pass; to be asked once `passes` have run."""
 
-    @property
-    def moved(self) -> float:
-        """As of `Effect`, once it has run."""
-        assert self._moved is not None
-        return self._moved
+    def __init__(self, passes: Sequence[AblationPass], places: Sequence[Sequence[int]]) -> None:
+        """places: of every pass, the numbers of its sets; none of one that checks another."""
+        self.passes, self._places = passes, places
 
     @property
-    def damage(self) -> float:
-        """Once it has run. UnsupportedModelError where the output was not finite."""
-        if isinstance(self._found, UnsupportedModelError):
-            raise self._found
-        assert self._found is not None
-        return self._found
+    def size(self) -> int:
+        """Bytes of all passes while they wait, about."""
+        return sum(one.size for one in self.passes)
+
+    @property
+    def in_rows(self) -> bool:
+        """Whether some are in rows of one pass."""
+        return any(len(places) > 1 for places in self._places)
+
+    @property
+    def told_apart(self) -> bool:
+        """Whether all rows are."""
+        return all(len(one.judged) == len(places) for one, places in zip(self.passes, self._places, strict=True))
+
+    @functools.cached_property
+    def _found(self) -> dict[int, tuple[Judged, float]]:
+        found = dict[int, tuple[Judged, float]]()
+        for one, places in zip(self.passes, self._places, strict=True):
+            if places:
+                found.update(zip(places, zip(one.judged, one.moved, strict=True), strict=True))
+        return found
+
+    def damage(self, number: int) -> float:
+        """Of one set. UnsupportedModelError where the output was not finite."""
+        damage, _ = self._found[number]
+        if isinstance(damage, UnsupportedModelError):  # of a set that may turn out not to be asked for
+            raise damage
+        return damage
+
+    @property
+    def effects(self) -> list[Effect]:
+        """Of every set. UnsupportedModelError as of `damage`."""
+        return [Effect(self.damage(k), self._found[k][1]) for k in range(len(self._found))]
 
 
 class Ablator:
@@ -115,7 +145,9 @@ class Ablator:
         """device: where the prompts go; None is where the weights are."""
         self.structure, self.sites, self.metric, self.means = structure, sites, metric, means
         self._device = structure.stack.device if device is None else device
-        self._in_rows: bool | None = None  # whether the model's rows of a batch keep apart; None: not tried yet
+        self._in_rows: bool | None = None  # whether the model's rows of a batch keep apart; None: not known yet
+        self._checked = False  # whether a pass has been made that tells
+        self._width = 0  # of the output, once a prompt is recorded
 
     def place(self, prompt: Prompt) -> Tensor:
         """A prompt's token ids where the model is."""
@@ -125,36 +157,48 @@ class Ablator:
         """The unablated pass of a prompt."""
         return record(self.structure, self.metric.forward(ids))
 
-    def ablation(
+    def ablations(
         self,
-        calls: Calls,
         reference: Recorded | Leading,
         ids: Tensor,
-        removals: Removals,
+        gone: Sequence[Removals],
         done: Callable[[], None] = lambda: None,
         weights: Weights | None = None,
-    ) -> Ablation:
-        """The pass that removes all these terms together.
+    ) -> Ablations:
+        """The passes that remove each of these, as many in the rows of one as pays; to be asked by `settled`.
 
-        calls: of the unablated pass. reference: what its output is taken from, at the end. done: called then. weights:
-        as of `BlockPass`.
+        reference: what their outputs are taken from. done: called behind each. weights: as of `BlockPass`.
+
+        The first time that rows go beside a prompt that is recorded, the last of them is also run alone: a model whose
+        rows see each other, such as one whose experts take a limited number of tokens, is found out.
         """
+        tokens, passes, places = ids.shape[1], list[AblationPass](), list[list[int]]()
+        if isinstance(reference, Recorded):
+            self._width = reference.output.numel() // tokens
+        alone = self._in_rows is False or (self._in_rows is None and not isinstance(reference, Recorded))
+        for wave in [[k] for k in range(len(gone))] if alone else in_waves(gone, tokens, self._width * tokens):
+            some, last = [gone[k] for k in wave], list[Tensor]()
+            judge = functools.partial(self._judged, reference, ids, some)
+            if len(some) == 1 or self._in_rows or self._checked:
+                passes.append(self._pass(reference, ids, some, judge, done, weights))
+                places.append(wave)
+                continue
+            self._checked = True
+            passes.append(self._pass(reference, ids, some, functools.partial(_keeping, last, judge), done, weights))
+            passes.append(self._pass(reference, ids, some[-1:], functools.partial(self._check, last), done, weights))
+            places += [wave, []]
+        return Ablations(passes, places)
 
-        def judge(output: Tensor) -> float:
-            return _finite(self.metric.measured(reference.output, output, ids), removals, output)
-
-        def last(output: Tensor) -> None:
-            before = calls[len(self.structure.calls) - 1].after
-            found.passed(relative_error(output.double(), before.double()))
-
-        one = without(self.structure, self.metric.forward(ids), calls, removals, weights, last)
-        size = waiting_bytes(ids.shape[1], self.structure.hidden_size)
-        found = Ablation(one, judge, done, start=min(removals, default=0), size=size)
-        return found
+    def settled(self, found: Sequence[Ablations]) -> bool:
+        """Whether these have run and what they say counts; else the rows of this model do not keep apart, and the same
+        asked for again go one by one."""
+        if not all(one.told_apart for one in found):
+            self._in_rows = False
+        return self._in_rows is not False or not any(one.in_rows for one in found)
 
     def damage(self, recorded: Recorded, ids: Tensor, removals: Removals) -> float:
         """What removing all these terms together does to one prompt."""
-        return self._alone(recorded, ids, removals).damage
+        return self.effects(recorded, ids, [removals])[0].damage
 
     def damages(
         self, recorded: Recorded, ids: Tensor, gone: Sequence[Removals], done: Callable[[], None] = lambda: None
@@ -165,48 +209,56 @@ class Ablator:
     def effects(
         self, recorded: Recorded, ids: Tensor, gone: Sequence[Removals], done: Callable[[], None] = lambda: None
     ) -> list[Effect]:
-        """What removing each of these does to one prompt, as many side by side as pays. done: called after each."""
-        found: dict[int, Effect] = {}
-        for wave in in_waves(gone, ids.shape[1], recorded.output.numel()):
-            some = [gone[k] for k in wave]
-            effects = self._side_by_side(recorded, ids, some) if len(some) > 1 and self._in_rows is not False else None
-            for place, k in enumerate(wave):
-                found[k] = self._alone(recorded, ids, gone[k]) if effects is None else effects[place]
-                done()
-        return [found[k] for k in range(len(gone))]
+        """What removing each of these does to one prompt, where all weights are in memory. done: called after each."""
+        found = self.ablations(recorded, ids, gone, done)
+        one_by_one(found.passes)
+        return found.effects if self.settled([found]) else self.effects(recorded, ids, gone, done)
 
-    def _alone(self, recorded: Recorded, ids: Tensor, removals: Removals) -> Effect:
-        found = self.ablation(recorded.calls, recorded, ids, removals)
-        one_by_one([found])
-        return found.effect
-
-    def _side_by_side(self, recorded: Recorded, ids: Tensor, gone: Sequence[Removals]) -> list[Effect] | None:
-        """The effect of each; None where this model must take them one after the other.
-
-        The first time the last of them is also run alone: a model whose rows see each other, such as one whose experts
-        take a limited number of tokens, is found out.
-        """
-        forward = self.metric.forward(ids.expand(len(gone), *ids.shape[1:]).contiguous())
-        moved: list[float] = []
+    def _pass(
+        self,
+        reference: Recorded | Leading,
+        ids: Tensor,
+        gone: Sequence[Removals],
+        ended: Callable[[Tensor], list[Judged]],
+        done: Callable[[], None],
+        weights: Weights | None,
+    ) -> AblationPass:
+        """Of as many rows."""
 
         def last(hidden: Tensor) -> None:
-            before = recorded.calls[-1].after.double()
-            moved.extend(relative_error(row[None].double(), before) for row in hidden)
+            before = reference.calls[len(self.structure.calls) - 1].after.double()
+            rows = [hidden] if len(gone) == 1 else hidden.split(1)
+            found.moved.extend(relative_error(row.double(), before) for row in rows)
 
-        try:
-            outputs = run_alone(without_each(self.structure, forward, recorded.calls, gone, last))
-        except NotInRowsError:
-            self._in_rows = False
-            return None
-        if self._in_rows is None:
-            alone = run_without(self.structure, self.metric.forward(ids), recorded, gone[-1])
-            fits = outputs.shape[1:] == alone.shape[1:]
-            self._in_rows = fits and not relative_error(outputs[-1:], alone) > tolerance_for(alone.dtype)
-        if not self._in_rows:
-            return None
-        damages = self.metric.measured_each(recorded.output, outputs, ids)
-        finite = [_finite(each, one, outputs) for each, one in zip(damages, gone, strict=True)]
-        return [Effect(*both) for both in zip(finite, moved, strict=True)]
+        def apart() -> bool:
+            return self._in_rows is not False or len(gone) == 1
+
+        forward = self.metric.forward(ids.expand(len(gone), *ids.shape[1:]).contiguous())
+        if len(gone) == 1:
+            one = without(self.structure, forward, reference.calls, gone[0], weights, last)
+        else:
+            one = without_each(self.structure, forward, reference.calls, gone, weights, last)
+        size = len(gone) * waiting_bytes(ids.shape[1], self.structure.hidden_size)
+        start = min(min(removals, default=0) for removals in gone)
+        found = AblationPass(one, ended, apart, done, start=start, size=size)
+        return found
+
+    def _judged(
+        self, reference: Recorded | Leading, ids: Tensor, gone: Sequence[Removals], output: Tensor
+    ) -> list[Judged]:
+        """The damage of every row."""
+        if len(gone) == 1:
+            damages = [self.metric.measured(reference.output, output, ids)]
+        else:
+            damages = self.metric.measured_each(reference.output, output, ids)
+        return [_finite(*one, output.dtype) for one in zip(damages, gone, strict=True)]
+
+    def _check(self, last: Sequence[Tensor], alone: Tensor) -> list[Judged]:
+        """Of a row, whether it is what the same removal gives alone."""
+        close = tolerance_for(alone.dtype)
+        fit = [row.shape == alone.shape and not relative_error(row, alone) > close for row in last]
+        self._in_rows = fit == [True]  # there is no row where they could not be told apart
+        return []
 
     def removals(self, terms: Iterable[TermId]) -> Removals:
         """What to take out of which block call: the same for every prompt."""
@@ -227,9 +279,10 @@ def measured(
     return torch.tensor(list(each(under, range(len(prompts)))), dtype=torch.float64).reshape(len(prompts), len(sets)).T
 
 
-def ablation_waves(ablations: Sequence[Ablation]) -> list[list[Ablation]]:
-    """As many side by side as fit, in the order of the blocks at which they begin; one empty wave for none."""
-    ordered = sorted(ablations, key=lambda one: one.start)
+def ablation_waves(found: Sequence[Ablations]) -> list[list[AblationPass]]:
+    """The passes of these, as many side by side as fit, in the order of the blocks at which they begin; one empty wave
+    for none."""
+    ordered = sorted((each for one in found for each in one.passes), key=lambda one: one.start)
     return [[ordered[k] for k in wave] for wave in waves([one.size for one in ordered], ABLATION_BYTES)]
 
 
@@ -239,16 +292,22 @@ def counted(tick: Tick, done: int, every: int) -> Callable[[], None]:
     return lambda: tick(next(numbers), every)
 
 
-def _finite(damage: float, gone: Removals, output: Tensor) -> float:
-    """The damage; UnsupportedModelError where it is no number, for then a comparison with a budget would be false, and
-    the set pass for harmless."""
-    if not math.isfinite(damage):
-        blocks = ", ".join(map(str, sorted(gone)[:3])) + (" and others" if len(gone) > 3 else "")
-        raise UnsupportedModelError(
-            f"with terms of block {blocks} removed, the model's output is not finite in "
-            f"{str(output.dtype).removeprefix('torch.')}; a wider --dtype may help"
-        )
-    return damage
+def _keeping(last: list[Tensor], judge: Callable[[Tensor], list[Judged]], output: Tensor) -> list[Judged]:
+    """The last row as well."""
+    last.append(output[-1:].clone())
+    return judge(output)
+
+
+def _finite(damage: float, gone: Removals, dtype: torch.dtype) -> Judged:
+    """The damage; why there is none where it is no number, for then a comparison with a budget would be false, and the
+    set pass for harmless."""
+    if math.isfinite(damage):
+        return damage
+    blocks = ", ".join(map(str, sorted(gone)[:3])) + (" and others" if len(gone) > 3 else "")
+    return UnsupportedModelError(
+        f"with terms of block {blocks} removed, the model's output is not finite in "
+        f"{str(dtype).removeprefix('torch.')}; a wider --dtype may help"
+    )
 
 
 class MeanSums:
