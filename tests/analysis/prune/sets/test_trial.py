@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers import single_model, token_ids
 from pruning import Fake, prompts
 
 from duat_cli.analysis.prune.sets.nested import Nested, Point
-from duat_cli.analysis.prune.sets.trial import CAP, Claim, Trial, try_alone
+from duat_cli.analysis.prune.sets.trial import CAP, Claim, Trial, try_alone, try_together
+from duat_cli.analysis.prune.terms.ablation import Ablator
+from duat_cli.analysis.prune.terms.damage import metric_for
 from duat_cli.errors import InputError
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.terms.sites import TermId
+from duat_cli.models.discovery.structure import discover
+from duat_cli.models.sweep.lockstep import one_by_one
+from duat_cli.models.terms.sites import TermId, find_sites
 from duat_cli.statistics.betting import mean_is_below
 from duat_cli.statistics.binomial import NestedChoice, allowed, prompts_needed
 
@@ -143,3 +148,27 @@ def test_too_few_prompts_are_refused() -> None:
     assert needed == 29  # 0.9^29 < 0.05 < 0.9^28
     with pytest.raises(InputError, match="29"):
         guaranteed(Fake(lambda *_: 0.0), nested(2), prompts(28), 0.5, 0.1, 0.95)
+
+
+def test_rows_that_cannot_be_told_apart_are_tried_again_one_by_one() -> None:
+    """Found out when sets are tried: what ran in rows before had no FFN in it."""
+    model = single_model("llama")
+    structure = discover(model)
+    sites = find_sites(structure)
+    ablator = Ablator(structure, sites, metric_for("hidden", model, structure))
+    held_out = [Prompt("", str(k), token_ids(model, 9, k), k) for k in range(6)]
+    heads = [ablator.removals([TermId("head", 0, k)]) for k in range(3)]
+    ablator.damages(ablator.record(held_out[0].input_ids), held_out[0].input_ids, heads)
+    assert ablator._in_rows
+    sets = Nested(("ffn",), [TermId("ffn", k, 0) for k in range(3)], [], Point(3, 0.0, 0.0))
+    both = [Trial(sets, 6, Claim(9.0, 0.5, 0.9)) for _ in range(2)]
+    [site] = sites[structure.calls[0]].of("ffn")
+    handle = site.watched.register_forward_hook(lambda _module, _args, output: output.reshape(1, -1, output.shape[-1]))
+    try:
+        try_together(ablator, both[:1], held_out, one_by_one)
+        assert ablator._in_rows is False
+        try_alone(ablator, both[1:], held_out, lambda *_: None)
+    finally:
+        handle.remove()
+    assert both[0].damages == both[1].damages
+    assert min(map(min, both[0].damages)) > 0
