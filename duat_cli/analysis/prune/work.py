@@ -26,7 +26,7 @@ from duat_cli.analysis.prune.sets.choosing import Chooser, sizes_of
 from duat_cli.analysis.prune.sets.nested import Candidates, Nested, nested_sets
 from duat_cli.analysis.prune.sets.path import Sketch
 from duat_cli.analysis.prune.sets.trial import Trial, trials_of, try_alone, try_together
-from duat_cli.analysis.prune.terms.ablation import Ablations, Ablator, Effect, Tick, ablation_waves, mean_values
+from duat_cli.analysis.prune.terms.ablation import Ablations, Ablator, Effect, Tick, mean_values
 from duat_cli.analysis.prune.terms.certified import Certified
 from duat_cli.analysis.prune.terms.criteria import Activations, Scores, WeightScores, block_scores
 from duat_cli.analysis.prune.terms.damage import Interval, Metric
@@ -225,20 +225,19 @@ class Work:
         chooser = self._chooser(self.responses)
         wanted = [chooser.candidates(kinds) for kinds in groups]
 
-        def first(passes: Sequence[Pass]) -> None:
+        def run(passes: Sequence[Pass]) -> None:
             with self._attached() if tail else contextlib.nullcontext():
                 self.session.together([*passes, *tail])
 
-        self._keep_all(wanted, self._ablate(lambda: self._sets(wanted, recorded), first))
+        self._keep_all(wanted, self.ablator.in_waves(lambda: self._sets(wanted, recorded), run, self.session.together))
 
     def _keep_all(self, wanted: Sequence[Candidates], sets: Sequence[Ablations]) -> None:
         """sets: of every prompt, those of all candidates."""
         sizes = [len(one.sizes) for one in wanted]
         damages = torch.tensor([[one.damage for one in each.effects] for each in sets], dtype=torch.float64)
         means = damages.reshape(len(sets), sum(sizes)).T.mean(dim=1).split(sizes)
-        for one, mean in zip(wanted, means, strict=True):
-            nested = one.nested(mean.tolist(), self.options.budget)
-            self.nested[nested.name] = nested
+        found = [one.nested(mean.tolist(), self.options.budget) for one, mean in zip(wanted, means, strict=True)]
+        self.nested |= {one.name: one for one in found}
 
     def _chooser(self, responses: Sequence[Tensor]) -> Chooser:
         known = self.measured()
@@ -315,27 +314,16 @@ class Work:
 
     def _effects(self, number: int, recorded: Recorded) -> list[Effect]:
         """The same of one prompt, where all weights are in memory."""
-        gone = [self.ablator.removals([term]) for term in self.ablated]
-        return self.ablator.effects(recorded, self._ids[number], gone, self._ablating([number]))
+        gone, done = [self.ablator.removals([term]) for term in self.ablated], self._ablating([number])
+        return self.ablator.effects(recorded, self._ids[number], gone, done)
 
     def _sets(self, wanted: Sequence[Candidates], recorded: Sequence[Recorded]) -> list[Ablations]:
-        """Of all candidates, if there are any, under every prompt."""
-        if not wanted:
-            return []
+        """Of all candidates, under every prompt; of none where some prompts alone are recorded."""
         gone = [self.ablator.removals(terms) for one in wanted for terms in one.sets]
         return [
             self.ablator.ablations(one, ids, gone, weights=self.weights)
-            for ids, one in zip(self._ids, recorded, strict=True)
+            for ids, one in zip(self._ids, recorded, strict=bool(wanted))
         ]
-
-    def _ablate(self, made: Callable[[], list[Ablations]], first: Callable[[Sequence[Pass]], None]) -> list[Ablations]:
-        """Over weights that are read block by block, in waves that fit; first: runs those of the first."""
-        found = made()
-        wave, *more = ablation_waves(found)
-        first(wave)
-        for wave in more:
-            self.session.together(wave)
-        return found if self.ablator.settled(found) else self._ablate(made, self.session.together)
 
     def _measure(
         self,
@@ -371,7 +359,9 @@ class Work:
             sweep(())
             effects = [self._effects(number, one) for number, one in zip(numbers, recorded, strict=True)]
         else:
-            asked = self._ablate(lambda: [*self._terms(numbers, recorded), *self._sets(wanted, recorded)], sweep)
+            asked = self.ablator.in_waves(
+                lambda: [*self._terms(numbers, recorded), *self._sets(wanted, recorded)], sweep, self.session.together
+            )
             effects, sets = [one.effects for one in asked[: len(numbers)]], asked[len(numbers) :]
         measured = [
             Measured(

@@ -21,7 +21,7 @@ from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import relative_error, tolerance_for
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.sweep.budgets import ABLATION_BYTES, waiting_bytes
-from duat_cli.models.sweep.lockstep import Weights, one_by_one
+from duat_cli.models.sweep.lockstep import Pass, Weights, one_by_one
 from duat_cli.models.sweep.passes import (
     BlockCall,
     BlockPass,
@@ -196,6 +196,23 @@ class Ablator:
             self._in_rows = False
         return self._in_rows is not False or not any(one.in_rows for one in found)
 
+    def in_waves(
+        self,
+        made: Callable[[], list[Ablations]],
+        first: Callable[[Sequence[Pass]], None],
+        others: Callable[[Sequence[Pass]], None],
+    ) -> list[Ablations]:
+        """Over weights that are read block by block, in waves that fit; what `made` gives, once it is settled.
+
+        first, others: run the passes of the first wave, and of another.
+        """
+        found = made()
+        wave, *more = _waves(found)
+        first(wave)
+        for wave in more:
+            others(wave)
+        return found if self.settled(found) else self.in_waves(made, others, others)
+
     def damage(self, recorded: Recorded, ids: Tensor, removals: Removals) -> float:
         """What removing all these terms together does to one prompt."""
         return self.effects(recorded, ids, [removals])[0].damage
@@ -279,7 +296,7 @@ def measured(
     return torch.tensor(list(each(under, range(len(prompts)))), dtype=torch.float64).reshape(len(prompts), len(sets)).T
 
 
-def ablation_waves(found: Sequence[Ablations]) -> list[list[AblationPass]]:
+def _waves(found: Sequence[Ablations]) -> list[list[AblationPass]]:
     """The passes of these, as many side by side as fit, in the order of the blocks at which they begin; one empty wave
     for none."""
     ordered = sorted((each for one in found for each in one.passes), key=lambda one: one.start)
