@@ -229,7 +229,7 @@ class Work:
             with self._attached() if tail else contextlib.nullcontext():
                 self.session.together([*passes, *tail])
 
-        self._keep_all(wanted, self.ablator.in_waves(lambda: self._sets(wanted, recorded), run, self.session.together))
+        self._keep_all(wanted, self.ablator.ablate(lambda: self._sets(wanted, recorded), run, self.session.together))
 
     def _keep_all(self, wanted: Sequence[Candidates], sets: Sequence[Ablations]) -> None:
         """sets: of every prompt, those of all candidates."""
@@ -359,7 +359,7 @@ class Work:
             sweep(())
             effects = [self._effects(number, one) for number, one in zip(numbers, recorded, strict=True)]
         else:
-            asked = self.ablator.in_waves(
+            asked = self.ablator.ablate(
                 lambda: [*self._terms(numbers, recorded), *self._sets(wanted, recorded)], sweep, self.session.together
             )
             effects, sets = [one.effects for one in asked[: len(numbers)]], asked[len(numbers) :]

@@ -8,6 +8,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -49,27 +50,37 @@ class Effect(NamedTuple):
     """|change of the last block's output| / |that output|."""
 
 
+@dataclass
+class _Rows:
+    """Whether the rows of a model's batches keep apart; None: not known yet."""
+
+    apart: bool | None = None
+    checked: bool = False
+    """Whether a pass has been made that tells."""
+
+
 class AblationPass:
     """A pass of a prompt with a set of terms taken out; or with several sets, each in a row of its own."""
 
     def __init__(
         self,
         one: BlockPass,
+        places: Sequence[int],
         ended: Callable[[Tensor], list[Judged]],
-        apart: Callable[[], bool],
+        rows: _Rows,
         done: Callable[[], None],
         *,
         start: int,
         size: int,
     ) -> None:
-        """start: its first block. size: bytes that it holds, about, while it waits for the next block. ended: what its
-        output says of every row. apart: whether rows may be taken for apart so far. done: called behind it for each.
-        """
-        self.start, self.size = start, size
+        """start: its first block. size: bytes that it holds, about, while it waits for the next block. places: numbers
+        of its sets; none of a pass that checks another. ended: what its output says of each. done: called behind it for
+        each."""
+        self.places, self.start, self.size = places, start, size
         self._pass: BlockPass | None = one
-        self._ended, self._apart, self._done = ended, apart, done
+        self._ended, self._rows, self._done = ended, rows, done
         self.moved: list[float] = []  # of every row, at the last block
-        self.judged: list[Judged] = []  # of every row, once it has run; none where rows cannot be told apart
+        self.judged: list[Judged] = []  # of every set, once it has run; none where rows do not keep apart
 
     def active(self) -> contextlib.AbstractContextManager[None]:
         """What `run` needs around it."""
@@ -78,22 +89,28 @@ class AblationPass:
 
     def run(self) -> None:
         assert self._pass is not None
-        if self._apart():
-            with contextlib.suppress(NotInRowsError):
+        if not self._void:
+            try:
                 self._pass.run()
                 self.judged = self._ended(self._pass.output)
+            except NotInRowsError:
+                self._rows.apart = False
         self._pass = None  # the output with it
-        if self._apart():
+        if not self._void:
             for _ in self.judged:
                 self._done()
+
+    @property
+    def _void(self) -> bool:
+        """Whether it runs in rows that do not keep apart, and says nothing."""
+        return self._rows.apart is False and len(self.places) > 1
 
 
 class Ablations:
     """Sets of terms, each taken out of one prompt's pass; to be asked once `passes` have run."""
 
-    def __init__(self, passes: Sequence[AblationPass], places: Sequence[Sequence[int]]) -> None:
-        """places: of every pass, the numbers of its sets; none of one that checks another."""
-        self.passes, self._places = passes, places
+    def __init__(self, passes: Sequence[AblationPass]) -> None:
+        self.passes = passes
 
     @property
     def size(self) -> int:
@@ -103,19 +120,14 @@ class Ablations:
     @property
     def in_rows(self) -> bool:
         """Whether some are in rows of one pass."""
-        return any(len(places) > 1 for places in self._places)
-
-    @property
-    def told_apart(self) -> bool:
-        """Whether all rows are."""
-        return all(len(one.judged) == len(places) for one, places in zip(self.passes, self._places, strict=True))
+        return any(len(one.places) > 1 for one in self.passes)
 
     @functools.cached_property
     def _found(self) -> dict[int, tuple[Judged, float]]:
         found = dict[int, tuple[Judged, float]]()
-        for one, places in zip(self.passes, self._places, strict=True):
-            if places:
-                found.update(zip(places, zip(one.judged, one.moved, strict=True), strict=True))
+        for one in self.passes:
+            if one.places:
+                found.update(zip(one.places, zip(one.judged, one.moved, strict=True), strict=True))
         return found
 
     def damage(self, number: int) -> float:
@@ -145,8 +157,7 @@ class Ablator:
         """device: where the prompts go; None is where the weights are."""
         self.structure, self.sites, self.metric, self.means = structure, sites, metric, means
         self._device = structure.stack.device if device is None else device
-        self._in_rows: bool | None = None  # whether the model's rows of a batch keep apart; None: not known yet
-        self._checked = False  # whether a pass has been made that tells
+        self._rows = _Rows()
         self._width = 0  # of the output, once a prompt is recorded
 
     def place(self, prompt: Prompt) -> Tensor:
@@ -172,31 +183,27 @@ class Ablator:
         The first time that rows go beside a prompt that is recorded, the last of them is also run alone: a model whose
         rows see each other, such as one whose experts take a limited number of tokens, is found out.
         """
-        tokens, passes, places = ids.shape[1], list[AblationPass](), list[list[int]]()
+        tokens, passes, rows = ids.shape[1], list[AblationPass](), self._rows
         if isinstance(reference, Recorded):
             self._width = reference.output.numel() // tokens
-        alone = self._in_rows is False or (self._in_rows is None and not isinstance(reference, Recorded))
+        alone = rows.apart is False or (rows.apart is None and not isinstance(reference, Recorded))
         for wave in [[k] for k in range(len(gone))] if alone else in_waves(gone, tokens, self._width * tokens):
             some, last = [gone[k] for k in wave], list[Tensor]()
-            judge = functools.partial(self._judged, reference, ids, some)
-            if len(some) == 1 or self._in_rows or self._checked:
-                passes.append(self._pass(reference, ids, some, judge, done, weights))
-                places.append(wave)
-                continue
-            self._checked = True
-            passes.append(self._pass(reference, ids, some, functools.partial(_keeping, last, judge), done, weights))
-            passes.append(self._pass(reference, ids, some[-1:], functools.partial(self._check, last), done, weights))
-            places += [wave, []]
-        return Ablations(passes, places)
+            ended = functools.partial(self._judged, reference, ids, some)
+            check = len(wave) > 1 and not rows.checked
+            ended = functools.partial(_keeping, last, ended) if check else ended
+            passes.append(self._pass(reference, ids, some, wave, ended, done, weights))
+            if check:
+                rows.checked, ended = True, functools.partial(self._check, last)
+                passes.append(self._pass(reference, ids, some[-1:], (), ended, done, weights))
+        return Ablations(passes)
 
     def settled(self, found: Sequence[Ablations]) -> bool:
         """Whether these have run and what they say counts; else the rows of this model do not keep apart, and the same
         asked for again go one by one."""
-        if not all(one.told_apart for one in found):
-            self._in_rows = False
-        return self._in_rows is not False or not any(one.in_rows for one in found)
+        return self._rows.apart is not False or not any(one.in_rows for one in found)
 
-    def in_waves(
+    def ablate(
         self,
         made: Callable[[], list[Ablations]],
         first: Callable[[Sequence[Pass]], None],
@@ -211,7 +218,7 @@ class Ablator:
         first(wave)
         for wave in more:
             others(wave)
-        return found if self.settled(found) else self.in_waves(made, others, others)
+        return found if self.settled(found) else self.ablate(made, others, others)
 
     def damage(self, recorded: Recorded, ids: Tensor, removals: Removals) -> float:
         """What removing all these terms together does to one prompt."""
@@ -236,6 +243,7 @@ class Ablator:
         reference: Recorded | Leading,
         ids: Tensor,
         gone: Sequence[Removals],
+        places: Sequence[int],
         ended: Callable[[Tensor], list[Judged]],
         done: Callable[[], None],
         weights: Weights | None,
@@ -247,9 +255,6 @@ class Ablator:
             rows = [hidden] if len(gone) == 1 else hidden.split(1)
             found.moved.extend(relative_error(row.double(), before) for row in rows)
 
-        def apart() -> bool:
-            return self._in_rows is not False or len(gone) == 1
-
         forward = self.metric.forward(ids.expand(len(gone), *ids.shape[1:]).contiguous())
         if len(gone) == 1:
             one = without(self.structure, forward, reference.calls, gone[0], weights, last)
@@ -257,7 +262,7 @@ class Ablator:
             one = without_each(self.structure, forward, reference.calls, gone, weights, last)
         size = len(gone) * waiting_bytes(ids.shape[1], self.structure.hidden_size)
         start = min(min(removals, default=0) for removals in gone)
-        found = AblationPass(one, ended, apart, done, start=start, size=size)
+        found = AblationPass(one, places, ended, self._rows, done, start=start, size=size)
         return found
 
     def _judged(
@@ -274,7 +279,9 @@ class Ablator:
         """Of a row, whether it is what the same removal gives alone."""
         close = tolerance_for(alone.dtype)
         fit = [row.shape == alone.shape and not relative_error(row, alone) > close for row in last]
-        self._in_rows = fit == [True]  # there is no row where they could not be told apart
+        self._rows.apart = self._rows.apart is not False and fit == [
+            True
+        ]  # there is no row where they could not be told apart
         return []
 
     def removals(self, terms: Iterable[TermId]) -> Removals:

@@ -16,6 +16,7 @@ from duat_cli.analysis.prune.terms.damage import Hidden, metric_for
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
+from duat_cli.models.sweep.lockstep import one_by_one
 from duat_cli.models.terms.sites import TermId, find_sites
 
 
@@ -163,7 +164,7 @@ def test_sets_side_by_side_are_those_one_after_the_other() -> None:
         alone = [ablator.damage(recorded, prompt.input_ids, one) for one in gone]
         assert found == pytest.approx(alone, rel=1e-3, abs=1e-7)
         assert len(done) == 9
-        assert ablator._in_rows
+        assert ablator._rows.apart
 
 
 def test_a_model_whose_rows_see_each_other_is_ablated_row_by_row() -> None:
@@ -177,7 +178,28 @@ def test_a_model_whose_rows_see_each_other_is_ablated_row_by_row() -> None:
         gone = [ablator.removals([TermId("head", 0, k)]) for k in range(3)]
         recorded = ablator.record(prompt.input_ids)
         found = ablator.damages(recorded, prompt.input_ids, gone)
-        assert ablator._in_rows is False
+        assert ablator._rows.apart is False
         assert found == [ablator.damage(recorded, prompt.input_ids, one) for one in gone]
     finally:
         handle.remove()
+
+
+def test_rows_of_one_pass_that_cannot_be_told_apart_count_whatever_ends_later() -> None:
+    """Side by side, the check of other rows may come to its end behind them."""
+    model, structure, sites = prepared("llama")
+    ablator = Ablator(structure, sites, Hidden(structure))
+    [prompt] = prompts_of(model, 9)
+    [site] = sites[structure.calls[2]].of("ffn")
+    gone = [ablator.removals([TermId(kind, block, 0)]) for kind, block in (("head", 0), ("ffn", 2)) for _ in range(2)]
+    recorded = ablator.record(prompt.input_ids)
+    found = ablator.ablations(recorded, prompt.input_ids, gone)
+    rows, check, refused = found.passes
+    one_by_one([rows])
+    handle = site.watched.register_forward_hook(lambda _module, _args, output: output.reshape(1, -1, output.shape[-1]))
+    try:
+        one_by_one([refused])
+    finally:
+        handle.remove()
+    one_by_one([check])
+    assert not ablator.settled([found])
+    assert not ablator.ablations(recorded, prompt.input_ids, gone).in_rows
