@@ -27,7 +27,8 @@ process  `duat --help` and `duat inspect` as processes, against imports
 check    the pre-flight of a large checkpoint, and `duat check --weights-only` against reading and summing the tensors
 lora     `duat lora-diff --no-base` on an adapter of a 7B shape as a process, and its singular values against those of
          the dense product
-large    `inspect` of a 7B shape, streamed; only with --large (13.5 GB in the temporary folder, ten minutes)
+large    `inspect` and `prune-bound` of a 7B shape, streamed; only with --large (13.5 GB in the temporary folder, 40
+         minutes)
 peer     `duat inspect` as a process against InterpKit's `decompose`; only with --peer
 direct   direct parts of `attribute` against TransformerLens on tiny gpt2 and llama; only with --peer
 """

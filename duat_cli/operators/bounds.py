@@ -177,10 +177,10 @@ def row_lengths(matrix: Tensor, rows: Rows = Tensor.double) -> Tensor:
     return torch.cat([torch.linalg.vector_norm(rows(piece), dim=-1) for piece in matrix.split(ROWS)])
 
 
-def sum_maximum(sizes: Tensor, columns: Tensor) -> float:
-    """How large Σ_n h_n w_n can be for |h_n| ≤ sizes_n: sizes (n,), columns w (n, M).
+def sum_maximum(sizes: Tensor, columns: Tensor, together: float = math.inf) -> float:
+    """How large Σ_n h_n w_n can be for |h_n| ≤ sizes_n and |h| ≤ together: sizes (n,), columns w (n, M).
 
-    The smaller of the triangle inequality, Σ sizes_n |w_n|, and of σ_max(w) |sizes|.
+    The smaller of the triangle inequality, Σ sizes_n |w_n|, and of σ_max(w) |h|.
     """
     triangle = float((sizes * row_lengths(columns)).sum()) * ROUNDING
-    return min(triangle, spectral_limit(columns) * float(torch.linalg.vector_norm(sizes)))
+    return min(triangle, spectral_limit(columns) * min(float(torch.linalg.vector_norm(sizes)), together))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import Row, peak
+from benchmarks.common import DEMO, Row, peak, process_environment, python
 from benchmarks.shapes import SHAPES, VOCABULARY, write
 
 PROMPTS = {"135M": (4, 128), "1.1B": (4, 64), "7B": (2, 32)}  # how many, of how many tokens
@@ -24,11 +26,38 @@ def large(_runs: int) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder), SHAPES["7B"])
         run = _run(folder, "7B", paged=True)
+        pruning = _pruned(Path(folder))
     return [
         Row("7B, inspect, 2 prompts of 32 tokens, streamed: peak memory", run["peak"] / 1e9, "GB", "<= 2.5"),
         Row("weights read", run["reads"], "times", "<= 1.1"),
         Row("seconds", run["seconds"], "s"),
+        Row("7B, prune-bound, neurons and heads, 8 probes: peak memory", pruning["used"] / 1e9, "GB", "<= 3"),
+        Row("planned memory", pruning["planned"] / pruning["used"], "x used", "1 to 1.1"),
+        Row("seconds", pruning["seconds"], "s"),
+        Row("planned time", pruning["expected"] / pruning["seconds"], "x used", "0.5 to 2"),
     ]
+
+
+def _pruned(folder: Path) -> dict[str, float]:
+    """`prune-bound` of the shape as a command, two prompts of about 30 tokens; memory and time, planned and used."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):  # of fewer tokens than the shape has
+        shutil.copy(DEMO / name, folder)
+    text, report = "def read(path):\n    with open(path) as file:\n        return file.read()", folder / "report.json"
+    asked = ["--granularity", "neuron,head", "--probes", "8", "--prompt", text, "--prompt", text.replace("read", "see")]
+    asked += ["--memory", "3GB", "--json", "-q", "--output", str(report)]
+    code = "import sys; from duat_cli.cli.main import run; sys.exit(run(sys.argv[1:]))"
+
+    def made(*what: str) -> dict[str, Any]:
+        command = [*python(code), *what, *asked]
+        subprocess.run(command, env=process_environment(str(folder)), check=True)
+        answer: dict[str, Any] = json.loads(report.read_text())
+        return answer
+
+    ways = made("plan", str(folder), "--for", "prune-bound", "--time")["ways"]
+    [way] = [way for way in ways if way["weights"] == "streamed"]
+    run = made("prune-bound", str(folder))["run"]
+    used, planned = run["peak_memory_bytes"], run["planned_memory_bytes"]
+    return {"used": used, "planned": planned, "seconds": run["seconds"], "expected": way["seconds"]}
 
 
 def _both(name: str, runs: int) -> list[Row]:

@@ -257,6 +257,8 @@ class _Block:
         heads, values = _by_head(ball, factors)
         if whole is not None:
             return self._capped(arrival, len(heads), heads, REST), whole
+        if not {"attention", "block"} & set(self.kinds):
+            return TermBounds(heads * factor), _none(NOT_ASKED)
         # Together: every head mixes values of its own choice, and O has a largest singular value.
         together = spectral_limit(factors.output.flatten(0, 1)) * float(torch.linalg.vector_norm(values))
         bias = 0.0 if factors.output_bias is None else float(factors.output_bias.double().norm())
@@ -284,8 +286,8 @@ class _Block:
         except UnsupportedModelError as fault:
             return self._capped(arrival, form.neurons, None, str(fault)), whole or _none(str(fault))
         layers, columns = Layers.of(form), form.columns()
-        sizes = layers.neuron_sizes(ball)
-        neurons = sizes * row_lengths(columns)
+        sizes = layers.sizes(ball)
+        neurons = sizes.neurons * row_lengths(columns)
         if whole is not None:
             return self._capped(arrival, form.neurons, neurons, REST), whole
         if not {"ffn", "block"} & set(self.kinds):
@@ -304,14 +306,16 @@ class _Block:
         for expert in range(form.count):
             layers = Layers.of_expert(form, expert)
             bias = None if form.bias is None else form.bias[expert]
-            sizes.append(layers.largest(ball, layers.neuron_sizes(ball), form.columns[expert], bias))
+            sizes.append(layers.largest_of(ball, form.columns[expert], bias))
         experts = torch.tensor(sizes, dtype=torch.float64) * form.routing * abs(form.factor)
         if whole is not None:
             return self._capped(arrival, form.count, experts, REST), whole
         experts = experts * arrival.factor
         if not form.complete:
             return TermBounds(experts), _none(SHARED)
-        shared = 0.0 if form.shared is None else Layers.of(form.shared).largest_of(ball, form.shared)
+        shared = 0.0
+        if form.shared is not None:
+            shared = Layers.of(form.shared).largest_of(ball, form.shared.columns(), form.shared.bias)
         return TermBounds(experts), _one(float(experts.max()) + shared * arrival.factor)
 
     # -- block -------------------------------------------------------------------------------------------------

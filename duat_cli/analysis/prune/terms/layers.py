@@ -16,6 +16,18 @@ from duat_cli.operators.bounds import Ball, gated_maximum, plain_maximum, spectr
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """How large the activations h get over a ball."""
+
+    neurons: Tensor
+    """Of each, the largest |h_n|, (n,) float64."""
+    offset: float
+    """|q|, what of `up · z + q` does not depend on the ball's vector."""
+    share: float
+    """How large |h| is of |up · z + q| at most; infinity where that is not known."""
+
+
+@dataclass(frozen=True)
 class Layers:
     """What makes the activations of one FFN or expert: σ(gate · z + p) (up · z + q), or σ(up · z + q)."""
 
@@ -35,43 +47,37 @@ class Layers:
         gate = None if form.gate is None else one(form.gate, form.gate_bias)
         return cls(form.activation, gate, one(form.up, form.up_bias))
 
-    def neuron_sizes(self, ball: Ball) -> Tensor:
-        """The largest |h_n| over the ball, (n,) float64."""
-        parts = []
-        for here in self._pieces():
+    def sizes(self, ball: Ball) -> Sizes:
+        """Of the activations over the ball; some neurons in float64 at once.
+
+        Gated: |h| ≤ max_n |σ(gate_n)| · |up|; plain with |σ(t)| ≤ |t|: |h| ≤ |up|.
+        """
+        parts, offsets = [], []
+        share = 0.0 if self.gate is not None else 1.0 if self.activation.below_identity else math.inf
+        for start in range(0, len(self.up[0]), NEURONS_AT_ONCE):
+            here = slice(start, start + NEURONS_AT_ONCE)
             b, d = _affine(ball, *self.up, here)
+            offsets.append(d)
             if self.gate is None:
                 parts.append(plain_maximum(b, d, ball.radius, self.activation))
             else:
                 a, c = _affine(ball, *self.gate, here)
                 parts.append(gated_maximum(a, b, c, d, ball.radius, self.activation))
-        return torch.cat(parts)
+                share = max(share, float(plain_maximum(a, c, ball.radius, self.activation).max()))
+        return Sizes(torch.cat(parts), float(torch.linalg.vector_norm(torch.cat(offsets))), share)
 
-    def _pieces(self) -> list[slice]:
-        """Neurons that are in float64 at once."""
-        return [slice(start, start + NEURONS_AT_ONCE) for start in range(0, len(self.up[0]), NEURONS_AT_ONCE)]
-
-    def largest(self, ball: Ball, sizes: Tensor, columns: Tensor, bias: Tensor | None) -> float:
-        """A bound on ‖Σ_n h_n w_n + b‖ over the ball; sizes: of each neuron, columns: w, (n, M) in any dtype."""
-        total = min(sum_maximum(sizes, columns), self._together(ball) * spectral_limit(columns))
+    def largest(self, ball: Ball, sizes: Sizes, columns: Tensor, bias: Tensor | None) -> float:
+        """A bound on ‖Σ_n h_n w_n + b‖ over the ball; columns: w, (n, M) in any dtype. |up| ≤ R σ_max(P g W) + |q|."""
+        together = math.inf
+        if math.isfinite(sizes.share):
+            limit = spectral_limit(self.up[0], lambda rows: ball.directions(rows.double()))
+            together = sizes.share * (ball.radius * limit + sizes.offset)
+        total = sum_maximum(sizes.neurons, columns, together)
         return total + (0.0 if bias is None else float(bias.double().norm()))
 
-    def largest_of(self, ball: Ball, form: FeedForward) -> float:
-        """The same for a whole FFN."""
-        return self.largest(ball, self.neuron_sizes(ball), form.columns(), form.bias)
-
-    def _together(self, ball: Ball) -> float:
-        """The largest |h|, all neurons at once: infinity where no better bound than each neuron's own is known.
-
-        Gated: |h| ≤ max_n |σ(gate_n)| · |up|; plain with |σ(t)| ≤ |t|: |h| ≤ |up|; and |up| ≤ R σ_max(P g W) + |d|.
-        """
-        offsets = torch.cat([_affine(ball, *self.up, here)[1] for here in self._pieces()])
-        limit = spectral_limit(self.up[0], lambda rows: ball.directions(rows.double()))
-        up = ball.radius * limit + float(torch.linalg.vector_norm(offsets))
-        if self.gate is None:
-            return up if self.activation.below_identity else math.inf
-        gates = (_affine(ball, *self.gate, here) for here in self._pieces())
-        return up * max(float(plain_maximum(*gate, ball.radius, self.activation).max()) for gate in gates)
+    def largest_of(self, ball: Ball, columns: Tensor, bias: Tensor | None) -> float:
+        """The same, of an FFN or expert as a whole."""
+        return self.largest(ball, self.sizes(ball), columns, bias)
 
 
 def _affine(ball: Ball, weights: Tensor, bias: Tensor | None, here: slice) -> tuple[Tensor, Tensor]:
