@@ -16,7 +16,11 @@ from duat_cli.models.sweep.budgets import ABLATION_BYTES
 from duat_cli.results.plan import Residence
 
 STATISTICS = 3  # passes that the replays of a block and the statistics of W' are worth
-CERTIFIED = 20  # F M² of a block: largest singular values in float64
+# certified bounds of a block, in products' operations that take as long, measured on a 135M and a 7B llama shape
+BOUNDED_NEURON = 3e6  # of one gated neuron: the search over an angle
+BOUNDED_HEAD = 100  # M d² of one head: two QR factorisations and singular values
+EIGENVALUES = 15  # M³: of a Gram matrix, in float64
+SPECTRAL_SIDE = 1536  # M up to which whole FFNs and attention are bounded by singular values, as in operators.bounds
 SWEPT = 2  # passes of a prompt for Eq. 16, under instruments and without, beside those without a set
 
 
@@ -64,9 +68,20 @@ def pruning_operations(shape: Shape, task: Task) -> float:
     carried = followed_terms(counts, options) / 2 * values * tokens
     shown = printed_tokens(shape, task, counts, options)
     carried += printed_values(counts) * values * sum(shown) + (SWEPT + kinds) * _passes(shape, shown)
-    certified = options.spent.certified * CERTIFIED * shape.inner * shape.width**2 * len(shape.parts.blocks)
+    certified = certified_operations(shape, options) if options.spent.certified else 0.0
     repaired = _repaired(shape, task, options, once, apart) * kinds if options.repair else 0.0
     return gradients + removed + tried + carried + certified + repaired
+
+
+def certified_operations(shape: Shape, options: PruneOptions) -> float:
+    """Of certified bounds: of every neuron and head, and of FFNs, attention and blocks where they are asked for."""
+    width, kinds = shape.width, set(options.kinds)
+    block = BOUNDED_NEURON * shape.inner + BOUNDED_HEAD * shape.heads * width * shape.head_width**2
+    if width <= SPECTRAL_SIDE and kinds & {"attention", "block"}:
+        block += EIGENVALUES * width**3
+    if width <= SPECTRAL_SIDE and kinds & {"ffn", "block"}:
+        block += 2 * EIGENVALUES * width**3 + 8 * shape.inner * width**2
+    return block * len(shape.parts.blocks)
 
 
 def _repaired(shape: Shape, task: Task, options: PruneOptions, once: float, apart: float) -> float:

@@ -15,16 +15,18 @@ from duat_cli.analysis.inspect.options import InspectOptions
 from duat_cli.analysis.inspect.run import inspect
 from duat_cli.analysis.inspect.verify import verify
 from duat_cli.analysis.matrix.run import matrix
+from duat_cli.analysis.plan import work
 from duat_cli.analysis.plan.shape import shape_of
 from duat_cli.analysis.plan.task import PruneOptions, Task
 from duat_cli.analysis.plan.terms import CHECKED
 from duat_cli.analysis.plan.waves import prompt_waves
 from duat_cli.analysis.plan.work import operations, weight_reads
 from duat_cli.analysis.prune.run import prune_bound
-from duat_cli.kinds import MetricName
+from duat_cli.kinds import Kind, MetricName
 from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import demo_path
 from duat_cli.loading.model.load import LoadedModel
+from duat_cli.operators import bounds
 from duat_cli.results.plan import Planned
 
 
@@ -80,6 +82,22 @@ def test_more_probes_and_terms_are_more_operations() -> None:
     assert of(probes=42) - of(probes=32) == pytest.approx(10 * (once + logits))
     assert of(kinds=("neuron",), measure=9) - of(kinds=("neuron",), measure=5) > 2 * once + 4 * logits
     assert of(metric="hidden") < of(metric="kl")
+
+
+def test_bounds_of_whole_parts_cost_singular_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of neurons and heads none is taken, nor of a model too wide for them."""
+    shape = shape_of(inspect_folder(demo_path()), "float32")
+
+    def of(*kinds: Kind) -> float:
+        return work.certified_operations(shape, PruneOptions(kinds=kinds))
+
+    assert of("neuron", "head") < of("attention") < of("ffn") < of("attention", "ffn") == of("block")
+    monkeypatch.setattr(work, "SPECTRAL_SIDE", shape.width - 1)
+    assert of("block") == of("neuron")
+
+
+def test_widths_that_are_too_large_for_singular_values_are_those_of_the_bounds() -> None:
+    assert work.SPECTRAL_SIDE == bounds.SPECTRAL_SIDE
 
 
 def test_every_wave_reads_the_blocks_once(tmp_path: Path) -> None:
