@@ -38,6 +38,7 @@ from duat_cli.models.sweep.budgets import (
 )
 from duat_cli.results.plan import MemoryTerm, Residence
 
+RESPONSES, READINGS = "responses of all terms", "readings of all terms"
 BATCHED = 12 << 20
 FREED = 24 << 20  # by earlier prompts, and not given back: it costs less to use it again
 REUSED = 0.6  # of the probes' size, freed and not given back where weights are in memory; in the end all of it
@@ -101,18 +102,24 @@ def _by_prompt(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
     options, longest, streamed = task.pruning, max(task.chosen_on, default=0), weights == "streamed"
     counts = terms_of(shape, options)
     every, sweep, through = _every(shape, task, weights), _sweep(shape, task, weights), through_block(shape, longest)
+    drawing, pulling = _every(shape, task, weights, probing=True), every
+    if streamed:  # prompts that are side by side have none of these yet
+        drawing, pulling = _without(drawing, RESPONSES, READINGS), _without(every, READINGS)
     page, head = (page_of(shape), layer_of(shape)) if streamed else ([], [])
     vectors = 2 * (options.probes + 1) * shape.width * sum(_among(task, weights)) * shape.wide
     carried = term("probes on their way back", vectors)
     sets = printed_memory(shape, task, counts, options, streamed=streamed) + _last_layer(shape)
     _, held_out = ablation_bytes(task, counts, options, shape.width)  # run beside the sets that Eq. 16 bounds
-    probing = _every(shape, task, weights, probing=True)
     return [
-        [*probing, *head, carried, term("probes of the output", _probes(shape, task))],
-        [*every, *page, carried, through, term("gradients", _gradients(shape, options, longest))],
+        [*drawing, *head, carried, term("probes of the output", _probes(shape, task))],
+        [*pulling, *page, carried, through, term("gradients", _gradients(shape, options, longest))],
         [*sweep, through, term("a block's terms", _readings(shape, followed_terms(counts, options), longest))],
         [*every, *page, _waiting(held_out, weights), through, term("sets on their way to the last block", sets)],
     ]
+
+
+def _without(moment: Moment, *names: str) -> Moment:
+    return [one for one in moment if one.what not in names]
 
 
 def _every(shape: Shape, task: Task, weights: Residence, *, probing: bool = False) -> Moment:
@@ -153,14 +160,15 @@ def _among(task: Task, weights: Residence) -> Sequence[int]:
 
 
 def found_of_terms(shape: Shape, task: Task) -> list[MemoryTerm]:
-    """What all prompts give, two terms, which is kept until sets are chosen; none where nothing is pruned."""
+    """What all prompts give, which is kept until sets are chosen, beside what is; none where nothing is pruned."""
     if task.pruning is None:
         return []
     every = sum(terms_of(shape, task.pruning).values())
     each = len(task.chosen_on) * every
     return [
-        term("responses of all terms", each * task.pruning.probes * RESPONSE_BYTES),
-        term("readings of all terms", every * NAME_BYTES + each * READING_BYTES),
+        term("names of all terms", every * NAME_BYTES),
+        term(RESPONSES, each * task.pruning.probes * RESPONSE_BYTES),
+        term(READINGS, each * READING_BYTES),
     ]
 
 
