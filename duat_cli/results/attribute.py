@@ -8,14 +8,13 @@ from pydantic import Field
 
 from duat_cli.results.base import (
     COMMAND,
-    DuatVersion,
     Environment,
     Finite,
     ModelFacts,
     PromptFacts,
+    Report,
     Result,
     Run,
-    SchemaVersion,
     Skipped,
     Warnings,
     WithReasons,
@@ -329,12 +328,10 @@ class AttributionCertificate(Result):
     exact: bool = Field(description="residual is at most the tolerance")
 
 
-class AttributeReport(WithReasons):
+class AttributeReport(Report, WithReasons):
     """`duat attribute`: what each prediction is made of."""
 
-    schema_version: SchemaVersion = "2"
     command: Annotated[Literal["attribute"], COMMAND] = "attribute"
-    duat_version: DuatVersion
     environment: Environment
     model: ModelFacts
     prompts: list[PromptFacts]

@@ -13,9 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from duat_cli.results.meaning import Meaning
 
 SCHEMA_VERSION = "2"
-SchemaVersion = Annotated[Literal["2"], Field(description="version of the report's schema")]
 COMMAND = Field(description="the command that wrote the report")
-DuatVersion = Annotated[str, Field(description="version of duat")]
 Warnings = Annotated[list[str], Field(description="what a user should know, one line each")]
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -26,6 +24,14 @@ class Result(BaseModel):
     """Base of every result: immutable, strict about names, finite numbers only."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Report(Result):
+    """What every report begins with; each says its own command."""
+
+    schema_version: Literal["2"] = Field(default="2", description="version of the report's schema")
+    command: Annotated[str, COMMAND]
+    duat_version: str = Field(description="version of duat")
 
 
 class WithReasons(Result):

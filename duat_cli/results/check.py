@@ -9,13 +9,12 @@ from pydantic import Field
 from duat_cli.results.base import (
     COMMAND,
     Certificate,
-    DuatVersion,
     Environment,
     Finite,
     PromptFacts,
+    Report,
     Result,
     Run,
-    SchemaVersion,
     Warnings,
     WithReasons,
 )
@@ -141,12 +140,10 @@ class Counts(Result):
     skipped: int = Field(description="how many checks did not run")
 
 
-class CheckReport(Result):
+class CheckReport(Report):
     """`duat check`."""
 
-    schema_version: SchemaVersion = "2"
     command: Annotated[Literal["check"], COMMAND] = "check"
-    duat_version: DuatVersion
     verdict: Literal["passed", "failed"] = Field(description="whether the check passed")
     model: CheckedModel
     environment: Environment | None = Field(description="null without a forward pass")
@@ -180,12 +177,10 @@ class Problem(Result):
     exit_code: int = Field(description="2, or 130 and 143 on signals")
 
 
-class UndecidedReport(Result):
+class UndecidedReport(Report):
     """`duat check` that could not tell."""
 
-    schema_version: SchemaVersion = "2"
     command: Annotated[Literal["check"], COMMAND] = "check"
-    duat_version: DuatVersion
     verdict: Literal["undecided"] = Field(description="neither passed nor failed")
     model: str | None = Field(description="the model, as it was named; null for the bundled demo")
     error: Problem

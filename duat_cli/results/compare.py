@@ -9,14 +9,13 @@ from pydantic import Field
 from duat_cli.results.base import (
     COMMAND,
     Certificate,
-    DuatVersion,
     Environment,
     Finite,
     ModelFacts,
     PromptFacts,
+    Report,
     Result,
     Run,
-    SchemaVersion,
     Skipped,
     Warnings,
     WithReasons,
@@ -308,12 +307,10 @@ class InContext(Result):
 # -- the report --------------------------------------------------------------------------------
 
 
-class CompareReport(Result):
+class CompareReport(Report):
     """`duat compare`: what moves with the input, block by block (Eq. 4)."""
 
-    schema_version: SchemaVersion = "2"
     command: Annotated[Literal["compare"], COMMAND] = "compare"
-    duat_version: DuatVersion
     environment: Environment
     model: ModelFacts
     prompts: list[ComparedPrompt]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from duat_cli.results.base import COMMAND, DuatVersion, Result, SchemaVersion
+from duat_cli.results.base import COMMAND, Report, Result
 
 Kind = Literal["field", "rule", "lint rule", "word", "topic"]
 
@@ -28,11 +28,9 @@ class Explanation(Result):
     page: str | None = Field(description="of a topic: its page, Markdown")
 
 
-class ExplainReport(Result):
+class ExplainReport(Report):
     """`duat explain`."""
 
-    schema_version: SchemaVersion = "2"
     command: Annotated[Literal["explain"], COMMAND] = "explain"
-    duat_version: DuatVersion
     asked: str | None = Field(description="the name to explain; null for the list of all")
     entries: list[Explanation]

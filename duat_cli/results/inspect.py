@@ -9,14 +9,13 @@ from pydantic import Field
 from duat_cli.results.base import (
     COMMAND,
     Certificate,
-    DuatVersion,
     Environment,
     Finite,
     ModelFacts,
     PromptFacts,
+    Report,
     Result,
     Run,
-    SchemaVersion,
     Skipped,
     Warnings,
     WithReasons,
@@ -280,12 +279,10 @@ class CouplingMap(Result):
     blocks: list[BlockMap] = Field(description="blocks whose W' has factors")
 
 
-class InspectReport(Result):
+class InspectReport(Report):
     """`duat inspect`."""
 
-    schema_version: SchemaVersion = "2"
     command: Annotated[Literal["inspect"], COMMAND] = "inspect"
-    duat_version: DuatVersion
     environment: Annotated[Environment, _MACHINE]
     model: ModelFacts
     prompts: Annotated[list[PromptFacts], WHICH]
@@ -305,12 +302,10 @@ class InspectReport(Result):
     run: Annotated[Run, _MACHINE]
 
 
-class InspectStacks(Result):
+class InspectStacks(Report):
     """`duat inspect --stack all`: every stack of one model."""
 
-    schema_version: SchemaVersion = "2"
     command: Annotated[Literal["inspect"], COMMAND] = "inspect"
-    duat_version: DuatVersion
     stacks: list[InspectReport] = Field(min_length=1, description="a report a stack, which `model.stack` names")
 
 
@@ -342,12 +337,10 @@ class BlockCertificate(Result):
     )
 
 
-class VerifyReport(Result):
+class VerifyReport(Report):
     """`duat verify`: the certificate alone."""
 
-    schema_version: SchemaVersion = "2"
     command: Annotated[Literal["verify"], COMMAND] = "verify"
-    duat_version: DuatVersion
     environment: Environment
     model: ModelFacts
     prompts: list[PromptFacts]
@@ -358,10 +351,8 @@ class VerifyReport(Result):
     run: Run
 
 
-class VerifyStacks(Result):
+class VerifyStacks(Report):
     """`duat verify --stack all`: every stack of one model."""
 
-    schema_version: SchemaVersion = "2"
     command: Annotated[Literal["verify"], COMMAND] = "verify"
-    duat_version: DuatVersion
     stacks: list[VerifyReport] = Field(min_length=1, description="a report a stack, which `model.stack` names")

@@ -9,14 +9,13 @@ from pydantic import Field
 from duat_cli.results.base import (
     COMMAND,
     Certificate,
-    DuatVersion,
     Environment,
     Finite,
     ModelFacts,
     PromptFacts,
+    Report,
     Result,
     Run,
-    SchemaVersion,
     Skipped,
     Warnings,
     WithReasons,
@@ -194,12 +193,10 @@ class LoraSummary(WithReasons):
     notable: list[str] = Field(description="sentences that the numbers support")
 
 
-class LoraReport(Result):
+class LoraReport(Report):
     """`duat lora-diff`."""
 
-    schema_version: SchemaVersion = "2"
     command: Annotated[Literal["lora-diff"], COMMAND] = "lora-diff"
-    duat_version: DuatVersion
     mode: Literal["adapter", "two adapters", "checkpoint"] = Field(description="what was compared with the base")
     level: Literal["lint", "weights", "prompts"] = Field(description="how much was computed")
     base: str = Field(description="the base checkpoint, as it was named")

@@ -9,14 +9,13 @@ from pydantic import Field
 from duat_cli.results.base import (
     COMMAND,
     Certificate,
-    DuatVersion,
     Environment,
     Finite,
     ModelFacts,
     PromptFacts,
+    Report,
     Result,
     Run,
-    SchemaVersion,
     Share,
     Skipped,
     Warnings,
@@ -72,12 +71,10 @@ class Convolution(Result):
     )
 
 
-class MatrixReport(Result):
+class MatrixReport(Report):
     """`duat matrix`: W' of one block under one prompt, as the paper's explicit matrices (Eq. 5-10)."""
 
-    schema_version: SchemaVersion = "2"
     command: Annotated[Literal["matrix"], COMMAND] = "matrix"
-    duat_version: DuatVersion
     environment: Environment
     model: ModelFacts
     prompt: PromptFacts
@@ -133,12 +130,10 @@ class NetworkLayer(WithReasons):
     )
 
 
-class NetworkReport(Result):
+class NetworkReport(Report):
     """`duat matrix --network`: the whole network of one prompt as explicit matrices (appendix B, Fig. 2)."""
 
-    schema_version: SchemaVersion = "2"
     command: Annotated[Literal["matrix --network"], COMMAND] = "matrix --network"
-    duat_version: DuatVersion
     environment: Environment
     model: ModelFacts
     prompt: PromptFacts

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from duat_cli.results.base import COMMAND, DuatVersion, Finite, Result, Run, SchemaVersion, Warnings
+from duat_cli.results.base import COMMAND, Finite, Report, Result, Run, Warnings
 from duat_cli.results.meaning import Meaning
 
 Planned = Literal["inspect", "verify", "matrix", "prune-bound", "lora-diff", "check", "attribute", "compare"]
@@ -70,12 +70,10 @@ class Way(Result):
     ] = Field(default=None, description="how long it takes, with --time; else null")
 
 
-class PlanReport(Result):
+class PlanReport(Report):
     """`duat plan`."""
 
-    schema_version: SchemaVersion = "2"
     command: Annotated[Literal["plan"], COMMAND] = "plan"
-    duat_version: DuatVersion
     planned_command: Planned = Field(description="the command that is planned")
     name: str = Field(description="the model, as it was named")
     dtype: str = Field(description="dtype of weights and arithmetic, e.g. float32")

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from duat_cli.results.base import COMMAND, DuatVersion, Finite, Result, Run, SchemaVersion
+from duat_cli.results.base import COMMAND, Finite, Report, Result, Run
 from duat_cli.results.meaning import Meaning
 
 Status = Literal["exact", "partly", "refused"]
@@ -48,12 +48,10 @@ class SupportEntry(Result):
     ] = Field(description="relative error of the rebuilt output against the model's own")
 
 
-class SupportReport(Result):
+class SupportReport(Report):
     """`duat support`."""
 
-    schema_version: SchemaVersion = "2"
     command: Annotated[Literal["support"], COMMAND] = "support"
-    duat_version: DuatVersion
     transformers: str = Field(description="version of transformers")
     entries: list[SupportEntry]
     run: Run

@@ -9,13 +9,11 @@ from pydantic import Field
 from duat_cli.results.base import (
     COMMAND,
     Certificate,
-    DuatVersion,
     Environment,
     ModelFacts,
     PromptFacts,
-    Result,
+    Report,
     Run,
-    SchemaVersion,
     Skipped,
     Warnings,
 )
@@ -25,12 +23,10 @@ from duat_cli.results.prune.terms import Prediction, Protocol, PruneBlock, Prune
 from duat_cli.results.prune.written import Written
 
 
-class PruneReport(Result):
+class PruneReport(Report):
     """`duat prune-bound`."""
 
-    schema_version: SchemaVersion = "2"
     command: Annotated[Literal["prune-bound"], COMMAND] = "prune-bound"
-    duat_version: DuatVersion
     environment: Environment
     model: ModelFacts
     prompts: list[PromptFacts]
