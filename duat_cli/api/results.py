@@ -122,8 +122,7 @@ class _WithOperators(Shown):
 class InspectResult(_WithOperators, InspectReport):
     """The report of `inspect`."""
 
-    def render(self, page: Page) -> str:
-        return render_inspect(self, page)
+    render = render_inspect
 
     def to_model_card(self) -> str:
         """The section for a model's README that the command writes with --format model-card."""
@@ -133,50 +132,43 @@ class InspectResult(_WithOperators, InspectReport):
 class VerifyResult(_WithOperators, VerifyReport):
     """The report of `verify`."""
 
-    def render(self, page: Page) -> str:
-        return render_verify(self, page)
+    render = render_verify
 
 
 class MatrixResult(Shown, MatrixReport):
     """The report of `matrix`."""
 
-    def render(self, page: Page) -> str:
-        return render_matrix(self, page)
+    render = render_matrix
 
 
 class CompareResult(Shown, CompareReport):
     """The report of `compare`."""
 
-    def render(self, page: Page) -> str:
-        return render_compare(self, page)
+    render = render_compare
 
 
 class AttributeResult(Shown, AttributeReport):
     """The report of `attribute`."""
 
-    def render(self, page: Page) -> str:
-        return render_attribute(self, page)
+    render = render_attribute
 
 
 class PruneResult(Shown, PruneReport):
     """The report of `prune_bound`."""
 
-    def render(self, page: Page) -> str:
-        return render_prune(self, page)
+    render = render_prune
 
 
 class LoraResult(Shown, LoraReport):
     """The report of `lora_diff`."""
 
-    def render(self, page: Page) -> str:
-        return render_lora(self, page)
+    render = render_lora
 
 
 class CheckResult(Shown, CheckReport):
     """The report of `check`."""
 
-    def render(self, page: Page) -> str:
-        return render_check(self, page)
+    render = render_check
 
     def to_model_card(self) -> str:
         """The section for a model's README that the command writes with --format model-card."""
@@ -190,22 +182,19 @@ class CheckResult(Shown, CheckReport):
 class SupportResult(Shown, SupportReport):
     """The report of `support`."""
 
-    def render(self, page: Page) -> str:
-        return render_support(self, page)
+    render = render_support
 
 
 class ExplainResult(Shown, ExplainReport):
     """What `explain` gives."""
 
-    def render(self, page: Page) -> str:
-        return render_explain(self, page)
+    render = render_explain
 
 
 class PlanResult(Shown, PlanReport):
     """The report of `plan`."""
 
-    def render(self, page: Page) -> str:
-        return render_plan(self, page)
+    render = render_plan
 
 
 def _is_table(value: object) -> bool:
