@@ -29,7 +29,8 @@ _LONGEST = 16  # of a token, in cells
 _ROOM_FOR_BARS = 60  # of a page
 _BAR = 24  # of the longest bar, in cells
 _SHOWN = 8  # predictions with all their tables; more are one line each
-_NOT_CAUSAL = (
+SIGNED = numbers.signed(numbers.plain)
+NOT_CAUSAL = (
     "Parts are exact shares of this output with attention, norms and gates held as they are. They do not say what "
     "would happen if a part were removed: then these react."
 )
@@ -51,7 +52,7 @@ def render_attribute(report: AttributeReport, page: Page) -> str:
     parts += [
         *facts.section("held fixed between the last block and the logits", report.held),
         _verdict(report.certificate),
-        line(_NOT_CAUSAL, "dim"),
+        line(NOT_CAUSAL, "dim"),
         *facts.section("skipped", [f"{entry.what}: {entry.why}" for entry in report.skipped]),
         *facts.section("warnings", report.warnings, "yellow"),
     ]
@@ -96,22 +97,21 @@ def _title(one: Attribution, prompts: int) -> str:
 
 def _sums(one: Attribution) -> list[str]:
     p, d = one.parts, one.direct
-    plain = numbers.signed(numbers.plain)
-    total = f"tokens {plain(sum(t.value for t in p.tokens))}, biases {plain(p.static.value)}, UAT terms " + plain(
+    total = f"tokens {SIGNED(sum(t.value for t in p.tokens))}, biases {SIGNED(p.static.value)}, UAT terms " + SIGNED(
         sum(u.value for u in p.units)
     )
     heads, units = sum(h.value for h in d.heads), sum(u.value for u in d.units)
-    direct = f"tokens {plain(d.tokens)}, biases {plain(d.static)}, heads {plain(heads)}, UAT terms {plain(units)}"
+    direct = f"tokens {SIGNED(d.tokens)}, biases {SIGNED(d.static)}, heads {SIGNED(heads)}, UAT terms {SIGNED(units)}"
     if p.encoder is not None:
-        total += f", encoder {plain(p.encoder.value)}"
-        direct += f", encoder {plain(p.encoder.direct)}"
-    found = [f"total: {total}, head {plain(p.head_bias)}", f"direct: {direct}, head {plain(d.head_bias)}"]
+        total += f", encoder {SIGNED(p.encoder.value)}"
+        direct += f", encoder {SIGNED(p.encoder.direct)}"
+    found = [f"total: {total}, head {SIGNED(p.head_bias)}", f"direct: {direct}, head {SIGNED(d.head_bias)}"]
     return found if one.capped is None else [*found, f"behind the model's cap: {numbers.plain(one.capped)}"]
 
 
 def _tokens(one: Attribution, page: Page) -> list[RenderableType]:
     """One row a token: what it adds, what was computed at it, and a bar of both."""
-    tokens, here = one.parts.tokens, _computed(one)
+    tokens, here = one.parts.tokens, computed(one)
     shown = sorted(sorted(range(len(tokens)), key=lambda t: -abs(tokens[t].value) - abs(here[t]))[:_TOKENS])
     table = _table(page)
     bars = page.width >= _ROOM_FOR_BARS
@@ -123,16 +123,15 @@ def _tokens(one: Attribution, page: Page) -> list[RenderableType]:
     both = [tokens[t].value + here[t] for t in range(len(tokens))]
     largest = max((abs(both[t]) for t in shown), default=0.0)
     width = max(4, min(_BAR, (page.width - 48) // 2))
-    plain = numbers.signed(numbers.plain)
     for t in shown:
         label = _cut(tokens[t].text)
-        cells = (f"{t} '{label}'", plain(tokens[t].value), plain(here[t]))
+        cells = (f"{t} '{label}'", SIGNED(tokens[t].value), SIGNED(here[t]))
         table.add_row(*map(Text, cells), *([_bar(both[t], largest, width, page)] if bars else []))
     left = len(tokens) - len(shown)
     more = [line(f"{left} tokens with smaller parts: --json has them.", "dim")] if left else []
     picture = one.parts.picture
     if picture is not None:
-        own, at_it = plain(picture.value), plain(picture.computed)
+        own, at_it = SIGNED(picture.value), SIGNED(picture.computed)
         more.append(line(f"All {picture.positions} positions of pictures: own parts {own}, UAT terms at them {at_it}."))
     return [line("By token: its embedding, and the UAT terms computed at it", "bold"), table, *more]
 
@@ -141,16 +140,16 @@ def _encoder(one: Attribution, page: Page) -> list[RenderableType]:
     """Of a decoder: one row a state of the encoder, of the leading ones."""
     if one.parts.encoder is None:
         return []
-    tokens, plain = one.parts.encoder.tokens, numbers.signed(numbers.plain)
+    tokens = one.parts.encoder.tokens
     shown = sorted(sorted(tokens, key=lambda t: -max(abs(t.value), abs(t.direct)))[:_TOKENS], key=lambda t: t.position)
-    rows = [(f"{t.position} '{_cut(t.text)}'", plain(t.value), plain(t.direct)) for t in shown]
+    rows = [(f"{t.position} '{_cut(t.text)}'", SIGNED(t.value), SIGNED(t.direct)) for t in shown]
     left = len(tokens) - len(shown)
     more = [line(f"{left} states with smaller parts: --json has them.", "dim")] if left else []
     title = line("By token of the encoder: what its state brings through cross-attention", "bold")
     return [title, _rows(("token", "total", "direct"), rows, page), *more, _BLANK]
 
 
-def _computed(one: Attribution) -> list[float]:
+def computed(one: Attribution) -> list[float]:
     """The UAT terms by the token at which they were computed."""
     found = [0.0] * len(one.parts.tokens)
     for unit in one.parts.units:
@@ -159,14 +158,20 @@ def _computed(one: Attribution) -> list[float]:
     return found
 
 
+def by_token(one: Attribution) -> list[list[float]]:
+    """A row for the embeddings, then one for each block with its UAT terms; a column a token."""
+    tokens = len(one.parts.tokens)
+    rows = [[token.value for token in one.parts.tokens], *([0.0] * tokens for _ in one.parts.static.blocks)]
+    for unit in one.parts.units:
+        for token, value in enumerate(unit.tokens or ()):
+            rows[unit.block + 1][token] += value
+    return rows
+
+
 def _map(one: Attribution, page: Page) -> list[RenderableType]:
     """Where the prediction is formed: a row for the embeddings and for each block, a column for each token."""
-    rows: dict[str, list[float]] = {"x_0": [token.value for token in one.parts.tokens]}
-    for block in range(len(one.parts.static.blocks)):
-        rows[str(block)] = [0.0] * len(one.parts.tokens)
-    for unit in one.parts.units:
-        for t, value in enumerate(unit.tokens or ()):
-            rows[str(unit.block)][t] += value
+    found_rows = by_token(one)
+    rows = dict(zip(["x_0", *map(str, range(len(found_rows) - 1))], found_rows, strict=True))
     largest = max(abs(value) for row in rows.values() for value in row)
     side, count = max(map(len, rows)), len(one.parts.tokens)
     cell = 1 + max(2, len(str(count - 1)))
@@ -197,25 +202,29 @@ def _bar(value: float, largest: float, width: int, page: Page) -> Text:
     return Text(" " * width + "|" + mark * full, style="green")
 
 
+def by_block(one: Attribution) -> list[list[float]]:
+    """Of each block: UAT terms and biases, total; heads and UAT terms, direct."""
+    count = len(one.parts.static.blocks)
+    found = [[0.0] * count, list(one.parts.static.blocks), [0.0] * count, [0.0] * count]
+    for unit in one.parts.units:
+        found[0][unit.block] += unit.value
+    for head in one.direct.heads:
+        found[2][head.block] += head.value
+    for written in one.direct.units:
+        found[3][written.block] += written.value
+    return found
+
+
 def _blocks(one: Attribution, page: Page) -> list[RenderableType]:
     """The leading blocks: their UAT terms and biases, total; heads and units, direct."""
-    blocks = range(len(one.parts.static.blocks))
-    total = {b: [0.0, one.parts.static.blocks[b]] for b in blocks}
-    direct = {b: [0.0, 0.0] for b in blocks}
-    for unit in one.parts.units:
-        total[unit.block][0] += unit.value
-    for head in one.direct.heads:
-        direct[head.block][0] += head.value
-    for written in one.direct.units:
-        direct[written.block][1] += written.value
-    leading = sorted(blocks, key=lambda b: -max(map(abs, (*total[b], *direct[b]))))[:10]
+    rows = list(zip(*by_block(one), strict=True))
+    leading = sorted(range(len(rows)), key=lambda b: -max(map(abs, rows[b])))[:10]
     table = _table(page)
     table.add_column("block", justify="right", overflow="fold")
     for header in ("UAT terms\ntotal", "biases\ntotal", "heads\ndirect", "UAT terms\ndirect"):
         table.add_column(header, justify="right", overflow="fold")
-    plain = numbers.signed(numbers.plain)
     for b in sorted(leading):
-        table.add_row(str(b), *(plain(value) for value in (*total[b], *direct[b])))
+        table.add_row(str(b), *map(SIGNED, rows[b]))
     return [line("Leading blocks", "bold"), table]
 
 
@@ -223,8 +232,7 @@ def _heads(one: Attribution, page: Page) -> list[RenderableType]:
     heads = sorted(one.direct.heads, key=lambda head: -max(abs(head.value), abs(head.moved)))[:10]
     if not heads:
         return []
-    plain = numbers.signed(numbers.plain)
-    rows = [(f"{head.block}.{head.head}", plain(head.value), plain(head.moved)) for head in heads]
+    rows = [(f"{head.block}.{head.head}", SIGNED(head.value), SIGNED(head.moved)) for head in heads]
     return [
         line("Leading heads: written straight to the logit, and moved towards it through later blocks", "bold"),
         _rows(("head", "direct", "moved"), rows, page),
@@ -234,9 +242,8 @@ def _heads(one: Attribution, page: Page) -> list[RenderableType]:
 def _inner(word: str, parts: Sequence[InnerPart], page: Page) -> list[RenderableType]:
     if not parts:
         return []
-    plain = numbers.signed(numbers.plain)
     several = any(part.unit for part in parts)
-    rows = [(place_of(p, several=several), plain(p.value), plain(p.direct)) for p in parts]
+    rows = [(place_of(p, several=several), SIGNED(p.value), SIGNED(p.direct)) for p in parts]
     return [_BLANK, line(f"Leading {word}", "bold"), _rows((word.removesuffix("s"), "total", "direct"), rows, page)]
 
 
@@ -251,7 +258,7 @@ def _flows(flows: Sequence[Flow], one: Attribution) -> list[RenderableType]:
     """The largest moves of the leading heads, a line each."""
     if not flows:
         return []
-    plain, texts = numbers.signed(numbers.plain), [_cut(token.text) for token in one.parts.tokens]
+    texts = [_cut(token.text) for token in one.parts.tokens]
 
     def name(position: int) -> str:
         return f"{position} '{texts[position]}'" if position < len(texts) else str(position)
@@ -259,9 +266,9 @@ def _flows(flows: Sequence[Flow], one: Attribution) -> list[RenderableType]:
     found: list[RenderableType] = [_BLANK, line("What the leading heads moved, from token to token", "bold")]
     for flow in flows[:5]:
         for move in flow.moves[:2]:
-            what = f"attention {numbers.plain(move.attention)}, value {plain(move.carried)}"
+            what = f"attention {numbers.plain(move.attention)}, value {SIGNED(move.carried)}"
             way = f"{name(move.source)} -> {name(move.target)}"
-            found.append(line(f"{flow.block}.{flow.head}  {way}: {plain(move.value)} ({what})"))
+            found.append(line(f"{flow.block}.{flow.head}  {way}: {SIGNED(move.value)} ({what})"))
     return found
 
 
@@ -269,17 +276,16 @@ def _measured(found: MeasuredParts | None, page: Page) -> list[RenderableType]:
     """Frozen parts beside what removal does."""
     if found is None:
         return []
-    plain = numbers.signed(numbers.plain)
     heads = [
-        (f"{h.block}.{h.index}", plain(h.part), plain(h.direct), plain(h.change), numbers.plain(h.kl))
+        (f"{h.block}.{h.index}", SIGNED(h.part), SIGNED(h.direct), SIGNED(h.change), numbers.plain(h.kl))
         for h in found.heads
     ]
     several = any(n.unit for n in found.neurons)
     neurons = [
-        (place_of(n, several=several), plain(n.part), plain(n.change), numbers.plain(n.kl)) for n in found.neurons
+        (place_of(n, several=several), SIGNED(n.part), SIGNED(n.change), numbers.plain(n.kl)) for n in found.neurons
     ]
     tokens = [
-        (f"{t.position} '{_cut(t.text)}'", plain(t.part), plain(t.cut), numbers.plain(t.cut_kl), plain(t.replaced),
+        (f"{t.position} '{_cut(t.text)}'", SIGNED(t.part), SIGNED(t.cut), numbers.plain(t.cut_kl), SIGNED(t.replaced),
          numbers.plain(t.replaced_kl))
         for t in found.tokens
     ]  # fmt: skip
@@ -299,7 +305,6 @@ def _measured(found: MeasuredParts | None, page: Page) -> list[RenderableType]:
 
 def _continuation(found: Continuation, page: Page) -> list[RenderableType]:
     """The text, its leading tokens marked, and what each of these did for all of the continuation."""
-    plain = numbers.signed(numbers.plain)
     sources = found.sources
     leading = sorted(range(len(sources)), key=lambda t: -abs(sources[t].value))[:10]
     marked = set(leading[: max(1, len(sources) // 4)])
@@ -312,10 +317,10 @@ def _continuation(found: Continuation, page: Page) -> list[RenderableType]:
     if found.log_probability is not None:
         words = (
             f"prompt {found.prompt}, continued by '{tokens}': log-probability {numbers.plain(found.log_probability)} "
-            f"nats; parts are of its linearisation, {plain(found.logits)}, which misses "
-            f"{plain(found.first_order_error)} nats of what is gained over equal logits"
+            f"nats; parts are of its linearisation, {SIGNED(found.logits)}, which misses "
+            f"{SIGNED(found.first_order_error)} nats of what is gained over equal logits"
         )
-    rows = [(f"{t} '{_cut(sources[t].text)}'", plain(sources[t].value)) for t in leading]
+    rows = [(f"{t} '{_cut(sources[t].text)}'", SIGNED(sources[t].value)) for t in leading]
     return [
         line(words, "bold"),
         line("[ ] marks the tokens with the largest parts, their own and the UAT terms at them:", "dim"),
@@ -326,15 +331,14 @@ def _continuation(found: Continuation, page: Page) -> list[RenderableType]:
 
 def _summary(found: Summary, page: Page) -> list[RenderableType]:
     """Means over all predictions."""
-    plain = numbers.signed(numbers.plain)
     means = (
-        f"mean logit {numbers.plain(found.logit)}: tokens {plain(found.tokens)}, biases {plain(found.static)}, "
-        f"UAT terms {plain(sum(found.units))}, head {plain(found.head_bias)}"
-    ) + ("" if found.encoder is None else f", encoder {plain(found.encoder)}")
+        f"mean logit {numbers.plain(found.logit)}: tokens {SIGNED(found.tokens)}, biases {SIGNED(found.static)}, "
+        f"UAT terms {SIGNED(sum(found.units))}, head {SIGNED(found.head_bias)}"
+    ) + ("" if found.encoder is None else f", encoder {SIGNED(found.encoder)}")
     parts: list[RenderableType] = [line(f"Over all {found.predictions} predictions", "bold"), line(means)]
     for word, spreads in (("head", found.heads), ("neuron", found.neurons)):
         rows = [
-            (place_of(s), plain(s.mean), numbers.plain(s.mean_absolute), numbers.plain(s.deviation)) for s in spreads
+            (place_of(s), SIGNED(s.mean), numbers.plain(s.mean_absolute), numbers.plain(s.deviation)) for s in spreads
         ]
         if rows:
             parts += [_BLANK, _rows((word, "mean", "mean |part|", "deviation"), rows, page)]
@@ -343,11 +347,10 @@ def _summary(found: Summary, page: Page) -> list[RenderableType]:
 
 def _overview(report: AttributeReport, page: Page) -> list[RenderableType]:
     """One line a prediction: the token and the block that lead."""
-    plain = numbers.signed(numbers.plain)
     several = len(report.prompts) > 1
     rows = []
     for one in report.attribution:
-        here = _computed(one)
+        here = computed(one)
         lead = max(range(len(here)), key=lambda t: abs(one.parts.tokens[t].value + here[t]))
         unit = max(one.parts.units, key=lambda u: abs(u.value), default=None)
         token = one.parts.tokens[lead]
@@ -355,10 +358,10 @@ def _overview(report: AttributeReport, page: Page) -> list[RenderableType]:
             (
                 (f"{one.prompt}:" if several else "") + ("-" if one.position is None else str(one.position)),
                 _cut(named(one)),
-                plain(one.logit),
+                SIGNED(one.logit),
                 numbers.ABSENT if one.rank is None else str(one.rank),
-                f"{lead} '{_cut(token.text)}' {plain(token.value + here[lead])}",
-                numbers.ABSENT if unit is None else f"{unit.block} {plain(unit.value)}",
+                f"{lead} '{_cut(token.text)}' {SIGNED(token.value + here[lead])}",
+                numbers.ABSENT if unit is None else f"{unit.block} {SIGNED(unit.value)}",
             )
         )
     title = f"{len(report.attribution)} predictions; the leading token and block of each, in full with --json"

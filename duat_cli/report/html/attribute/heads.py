@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
-from duat_cli.report.html.attribute.parts import SIGNED, title, token
+from duat_cli.report.html.attribute.parts import title, token
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.elements import short, tag
 from duat_cli.report.html.drawing.figure import Figure
@@ -13,6 +13,7 @@ from duat_cli.report.html.drawing.scales import Band, Linear
 from duat_cli.report.html.drawing.series import level
 from duat_cli.report.html.drawing.table import Head, Table
 from duat_cli.report.tables import numbers
+from duat_cli.report.tables.attribute import SIGNED
 from duat_cli.results.attribute import AttributeReport, Attribution, Flow, Move
 
 _HEADS = 12

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from duat_cli.report.html.attribute.parts import SIGNED, by_block, title, token
+from duat_cli.report.html.attribute.parts import title, token
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.cells import cells, scale_of_cells
 from duat_cli.report.html.drawing.figure import Figure
@@ -10,7 +10,8 @@ from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Band, Linear
 from duat_cli.report.html.drawing.series import curve, level
 from duat_cli.report.html.drawing.table import Head, Table
-from duat_cli.results.attribute import AttributeReport, Attribution
+from duat_cli.report.tables.attribute import SIGNED, by_block, by_token
+from duat_cli.results.attribute import AttributeReport
 
 _TOKENS = 64  # of a map; those with the largest parts of a longer prompt
 _SERIES = (("UAT terms, through later blocks", "s1"), ("biases, through later blocks", "s2"),
@@ -20,7 +21,7 @@ _SERIES = (("UAT terms, through later blocks", "s1"), ("biases, through later bl
 def token_by_layer(report: AttributeReport, number: int) -> Figure:
     """A map: blocks upwards, tokens across."""
     one = report.attribution[number]
-    rows = by_block(one)
+    rows = by_token(one)
     weight = [sum(abs(row[t]) for row in rows) for t in range(len(one.parts.tokens))]
     kept = sorted(sorted(range(len(weight)), key=lambda t: -weight[t])[:_TOKENS])
     names = ["x_0", *(str(block) for block in range(len(rows) - 1))]
@@ -53,7 +54,7 @@ def token_by_layer(report: AttributeReport, number: int) -> Figure:
 def blocks(report: AttributeReport, number: int) -> Figure:
     """Lines over blocks: what each adds, total and direct."""
     one = report.attribution[number]
-    columns = _by_block(one)
+    columns = by_block(one)
     names = [str(block) for block in range(len(one.parts.static.blocks))]
     plot = Plot(
         Axis("block", Band(names, most=12)),
@@ -86,15 +87,3 @@ def blocks(report: AttributeReport, number: int) -> Figure:
 
 def _row(name: str) -> str:
     return "embedding" if name == "x_0" else f"block {name}"
-
-
-def _by_block(one: Attribution) -> list[list[float]]:
-    count = len(one.parts.static.blocks)
-    found = [[0.0] * count, list(one.parts.static.blocks), [0.0] * count, [0.0] * count]
-    for unit in one.parts.units:
-        found[0][unit.block] += unit.value
-    for head in one.direct.heads:
-        found[2][head.block] += head.value
-    for written in one.direct.units:
-        found[3][written.block] += written.value
-    return found

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from duat_cli.report.html.attribute.parts import SIGNED, title
+from duat_cli.report.html.attribute.parts import title
 from duat_cli.report.html.drawing import marks
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Linear
 from duat_cli.report.html.drawing.table import Head, Table
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.attribute import place_of
+from duat_cli.report.tables.attribute import SIGNED, place_of
 from duat_cli.results.attribute import AttributeReport, MeasuredParts, RemovedPart
 
 _SERIES = (

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from duat_cli.report.html.attribute.parts import SIGNED, computed, title, token
+from duat_cli.report.html.attribute.parts import title, token
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.table import Head, Table, table_of
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.attribute import place_of
+from duat_cli.report.tables.attribute import SIGNED, computed, place_of
 from duat_cli.report.tables.grid import Column
 from duat_cli.results.attribute import AttributeReport, Attribution
 

@@ -9,22 +9,18 @@ from duat_cli.report.html.attribute.heads import flows, heads
 from duat_cli.report.html.attribute.layers import blocks, token_by_layer
 from duat_cli.report.html.attribute.measured import measured
 from duat_cli.report.html.attribute.overview import means, predictions
-from duat_cli.report.html.attribute.parts import SIGNED, title
+from duat_cli.report.html.attribute.parts import title
 from duat_cli.report.html.attribute.text import coloured, continued
 from duat_cli.report.html.drawing import facts
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, Verdict
 from duat_cli.report.html.drawing.table import Head, Table
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.attribute import place_of
+from duat_cli.report.tables.attribute import NOT_CAUSAL, SIGNED, place_of
 from duat_cli.results.attribute import AttributeReport, Attribution, AttributionCertificate
 
 _SHOWN = 4  # predictions with all their pictures, and as many whose text alone is shown
 _DRAWN = 200  # tokens that the first of these may have together
 _COLOURED = 400  # tokens that the second may have together
-_NOT_CAUSAL = (
-    "Parts are exact shares of this output with attention, norms and gates held as they are. They do not say what "
-    "would happen if a part were removed: then these react."
-)
 
 
 def attribute_sheet(report: AttributeReport, beside: Sequence[AttributeReport]) -> Sheet:
@@ -44,7 +40,7 @@ def attribute_sheet(report: AttributeReport, beside: Sequence[AttributeReport]) 
         verdict=_verdict(report.certificate),
         tiles=_tiles(report),
         lists=[
-            ("How to read it", [_NOT_CAUSAL]),
+            ("How to read it", [NOT_CAUSAL]),
             ("Held fixed between the last block and the logits", report.held),
             facts.skipped(report.skipped),
             ("Warnings", report.warnings),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from duat_cli.report.html.attribute.parts import SIGNED, computed, title, token
+from duat_cli.report.html.attribute.parts import title, token
 from duat_cli.report.html.drawing.cells import level, scale_of_cells, words
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.table import Head, Table
 from duat_cli.report.tables import numbers
+from duat_cli.report.tables.attribute import SIGNED, computed
 from duat_cli.results.attribute import AttributeReport, Attribution, Continuation
 from duat_cli.text import plural
 
