@@ -10,10 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from duat_cli.report.markdown import markdown
-from duat_cli.report.tables.page import Page, line
+from duat_cli.report.tables.page import BLANK, Page, line
 from duat_cli.results.explain import ExplainReport, Explanation, Kind
 
-_BLANK = Text("")
 _TITLES: dict[Kind, str] = {
     "field": "a field of the reports",
     "rule": "a rule of duat check",
@@ -30,7 +29,7 @@ def render_explain(report: ExplainReport, page: Page) -> str:
         return page.render(_list(report.entries))
     parts: list[RenderableType] = []
     for entry in report.entries:
-        parts += [*([_BLANK] if parts else []), *(_page(entry, page) if entry.page else _entry(entry))]
+        parts += [*([BLANK] if parts else []), *(_page(entry, page) if entry.page else _entry(entry))]
     return page.render(parts)
 
 
@@ -93,7 +92,7 @@ def _list(entries: list[Explanation]) -> list[RenderableType]:
 
 
 def _group(title: str, parts: Iterable[RenderableType]) -> list[RenderableType]:
-    return [_BLANK, Text(title, style="bold"), *parts]
+    return [BLANK, Text(title, style="bold"), *parts]
 
 
 def _named(groups: dict[str, list[str]]) -> list[RenderableType]:

@@ -10,22 +10,20 @@ from collections.abc import Iterator
 
 from rich.console import RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
-from duat_cli.report.tables.page import Page, item
+from duat_cli.report.tables.page import BLANK, Page, item
 
 _FENCE = "```"
 _SPAN = re.compile(r"\*\*(.+?)\*\*|`([^`]+)`|\[([^\]]+)\]\([^)]+\)")
 _NARROW = 72  # below it the columns of a table would be a word wide
-_BLANK = Text("")
 
 
 def markdown(text: str, page: Page) -> list[RenderableType]:
     """The parts of a page, a blank line between two."""
     parts: list[RenderableType] = []
     for block in _blocks(text):
-        parts += [*([_BLANK] if parts else []), *_block(block, page)]
+        parts += [*([BLANK] if parts else []), *_block(block, page)]
     return parts
 
 
@@ -76,7 +74,7 @@ def _table(rows: list[list[str]], page: Page) -> list[RenderableType]:
     if page.width < _NARROW:
         return [item("; ".join(f"{h}: {c}" if h else c for h, c in zip(head, _all_plain(row), strict=True) if c))
                 for row in body]  # fmt: skip
-    table = Table(box=page.rule, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table = page.table()
     for name in head:
         table.add_column(_plain(name), overflow="fold")
     for number, row in enumerate(body):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rich.console import RenderableType
 from rich.padding import Padding
-from rich.text import Text
 
 from duat_cli.report.check.words import (
     advice,
@@ -17,13 +16,12 @@ from duat_cli.report.check.words import (
     without_findings,
 )
 from duat_cli.report.tables import facts, numbers
-from duat_cli.report.tables.page import Page, item, line
+from duat_cli.report.tables.page import BLANK, Page, item, line
 from duat_cli.results.behaviour import Behaviour
 from duat_cli.results.check import CheckReport, Outcome, UndecidedReport
 from duat_cli.results.prompts import all_prompts
 from duat_cli.text import clean, indices, plural
 
-_BLANK = Text("")
 _STYLES = {"failed": "bold red", "warned": "yellow", "passed": "green", "skipped": "dim"}
 _SHOWN = 6  # findings of one cause; --all and the JSON have all
 _CHANGES = 20
@@ -41,8 +39,8 @@ def render_check(report: CheckReport, page: Page, every: bool = False) -> str:
         *_brief(report, "skipped"),
         *_behaviour(report),
         *_baseline(report),
-        *([_BLANK, *facts.section("warnings", report.warnings, "yellow")] if report.warnings else []),
-        _BLANK,
+        *([BLANK, *facts.section("warnings", report.warnings, "yellow")] if report.warnings else []),
+        BLANK,
         line(verdict(report), style),
     ]
     return page.render(parts)
@@ -72,7 +70,7 @@ def _causes(report: CheckReport, every: bool) -> list[RenderableType]:
     said: list[str] = []
     for cause in report.causes:
         found = own(report, cause)
-        parts += [_BLANK, line(heading(cause), _STYLES[cause.status])]
+        parts += [BLANK, line(heading(cause), _STYLES[cause.status])]
         if len(found) > 1 and cause.id in ("weights", "forward"):
             parts.append(_indented(cause.message))
         parts += _places(found, every)
@@ -108,7 +106,7 @@ def _brief(report: CheckReport, status: str) -> list[RenderableType]:
     found = [o for o in report.outcomes if o.status == status]
     if not found:
         return []
-    parts: list[RenderableType] = [_BLANK, line(status, _STYLES[status])]
+    parts: list[RenderableType] = [BLANK, line(status, _STYLES[status])]
     if status == "passed":
         clear = [o.rule for o in found if o.measured == 0 and o.high == 0]
         rest = [item(f"{o.rule}: {without_findings(o)}") for o in found if o.rule not in clear]
@@ -125,7 +123,7 @@ def _behaviour(report: CheckReport) -> list[RenderableType]:
     found = report.behaviour
     if found is None:
         return []
-    parts: list[RenderableType] = [_BLANK, line("behaviour")]
+    parts: list[RenderableType] = [BLANK, line("behaviour")]
     if found.loss_per_token is not None:
         what = "pseudo-loss" if found.predicts == "masked token" else "loss"
         by_byte = f", {found.loss_per_byte:.3g} per byte" if found.loss_per_byte is not None else ""
@@ -183,4 +181,4 @@ def _baseline(report: CheckReport) -> list[RenderableType]:
     if len(changes) > _CHANGES:
         shown.append(f"and {len(changes) - _CHANGES} more; --json lists them")
     why = "; a check failed" if facts_.status == "not written" else ""
-    return [_BLANK, line(head + why), *(item(text) for text in shown)]
+    return [BLANK, line(head + why), *(item(text) for text in shown)]

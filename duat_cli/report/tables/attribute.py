@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from duat_cli.report.tables import facts, numbers
-from duat_cli.report.tables.page import Page, line
+from duat_cli.report.tables.page import BLANK, Page, line
 from duat_cli.results.attribute import (
     AttributeReport,
     Attribution,
@@ -24,7 +24,6 @@ from duat_cli.results.attribute import (
     Summary,
 )
 
-_BLANK = Text("")
 _LONGEST = 16  # of a token, in cells
 _ROOM_FOR_BARS = 60  # of a page
 _BAR = 24  # of the longest bar, in cells
@@ -39,22 +38,21 @@ _TOKENS = 40  # of a prompt, in its table; the largest parts of a longer one
 
 def render_attribute(report: AttributeReport, page: Page) -> str:
     """The predictions one by one, in full as far as they are few."""
-    parts: list[RenderableType] = [*facts.loaded(report.model, report.prompts, report.environment), _BLANK]
+    parts: list[RenderableType] = [*facts.loaded(report.model, report.prompts, report.environment), BLANK]
     if len(report.attribution) > _SHOWN:
-        parts += [*_overview(report, page), _BLANK]
+        parts += [*_overview(report, page), BLANK]
     else:
         for one in report.attribution:
-            parts += [*_prediction(one, page, len(report.prompts)), _BLANK]
+            parts += [*_prediction(one, page, len(report.prompts)), BLANK]
     for continuation in report.continuations:
-        parts += [*_continuation(continuation, page), _BLANK]
+        parts += [*_continuation(continuation, page), BLANK]
     if report.summary is not None and not report.continuations:
-        parts += [*_summary(report.summary, page), _BLANK]
+        parts += [*_summary(report.summary, page), BLANK]
     parts += [
         *facts.section("held fixed between the last block and the logits", report.held),
         _verdict(report.certificate),
         line(NOT_CAUSAL, "dim"),
-        *facts.section("skipped", [f"{entry.what}: {entry.why}" for entry in report.skipped]),
-        *facts.section("warnings", report.warnings, "yellow"),
+        *facts.remarks(report.skipped, report.warnings),
     ]
     return page.render(parts)
 
@@ -63,14 +61,14 @@ def _prediction(one: Attribution, page: Page, prompts: int) -> list[RenderableTy
     return [
         line(_title(one, prompts), "bold"),
         *map(line, _sums(one)),
-        _BLANK,
+        BLANK,
         *_tokens(one, page),
-        _BLANK,
+        BLANK,
         *_encoder(one, page),
         *_map(one, page),
-        _BLANK,
+        BLANK,
         *_blocks(one, page),
-        _BLANK,
+        BLANK,
         *_heads(one, page),
         *_inner("neurons", one.parts.neurons, page),
         *_inner("experts", one.parts.experts, page),
@@ -113,7 +111,7 @@ def _tokens(one: Attribution, page: Page) -> list[RenderableType]:
     """One row a token: what it adds, what was computed at it, and a bar of both."""
     tokens, here = one.parts.tokens, computed(one)
     shown = sorted(sorted(range(len(tokens)), key=lambda t: -abs(tokens[t].value) - abs(here[t]))[:_TOKENS])
-    table = _table(page)
+    table = page.table()
     bars = page.width >= _ROOM_FOR_BARS
     table.add_column("token", overflow="fold", vertical="bottom")
     for header in ("its own\npart", "UAT terms\nat it"):
@@ -146,7 +144,7 @@ def _encoder(one: Attribution, page: Page) -> list[RenderableType]:
     left = len(tokens) - len(shown)
     more = [line(f"{left} states with smaller parts: --json has them.", "dim")] if left else []
     title = line("By token of the encoder: what its state brings through cross-attention", "bold")
-    return [title, _rows(("token", "total", "direct"), rows, page), *more, _BLANK]
+    return [title, _rows(("token", "total", "direct"), rows, page), *more, BLANK]
 
 
 def computed(one: Attribution) -> list[float]:
@@ -219,7 +217,7 @@ def _blocks(one: Attribution, page: Page) -> list[RenderableType]:
     """The leading blocks: their UAT terms and biases, total; heads and units, direct."""
     rows = list(zip(*by_block(one), strict=True))
     leading = sorted(range(len(rows)), key=lambda b: -max(map(abs, rows[b])))[:10]
-    table = _table(page)
+    table = page.table()
     table.add_column("block", justify="right", overflow="fold")
     for header in ("UAT terms\ntotal", "biases\ntotal", "heads\ndirect", "UAT terms\ndirect"):
         table.add_column(header, justify="right", overflow="fold")
@@ -244,7 +242,7 @@ def _inner(word: str, parts: Sequence[InnerPart], page: Page) -> list[Renderable
         return []
     several = any(part.unit for part in parts)
     rows = [(place_of(p, several=several), SIGNED(p.value), SIGNED(p.direct)) for p in parts]
-    return [_BLANK, line(f"Leading {word}", "bold"), _rows((word.removesuffix("s"), "total", "direct"), rows, page)]
+    return [BLANK, line(f"Leading {word}", "bold"), _rows((word.removesuffix("s"), "total", "direct"), rows, page)]
 
 
 def place_of(part: InnerPart | RemovedPart | Spread, *, several: bool = False) -> str:
@@ -263,7 +261,7 @@ def _flows(flows: Sequence[Flow], one: Attribution) -> list[RenderableType]:
     def name(position: int) -> str:
         return f"{position} '{texts[position]}'" if position < len(texts) else str(position)
 
-    found: list[RenderableType] = [_BLANK, line("What the leading heads moved, from token to token", "bold")]
+    found: list[RenderableType] = [BLANK, line("What the leading heads moved, from token to token", "bold")]
     for flow in flows[:5]:
         for move in flow.moves[:2]:
             what = f"attention {numbers.plain(move.attention)}, value {SIGNED(move.carried)}"
@@ -290,11 +288,11 @@ def _measured(found: MeasuredParts | None, page: Page) -> list[RenderableType]:
         for t in found.tokens
     ]  # fmt: skip
     rest = ("lost", "KL")
-    tables: list[RenderableType] = [_BLANK, line("Taken out for real, one at a time", "bold")]
+    tables: list[RenderableType] = [BLANK, line("Taken out for real, one at a time", "bold")]
     if heads:
-        tables += [_rows(("head", "moved", "direct", *rest), heads, page), _BLANK]
+        tables += [_rows(("head", "moved", "direct", *rest), heads, page), BLANK]
     if neurons:
-        tables += [_rows(("neuron", "part", *rest), neurons, page), _BLANK]
+        tables += [_rows(("neuron", "part", *rest), neurons, page), BLANK]
     tables.append(_rows(("token", "part", "cut", "KL", "replaced", "KL"), tokens, page))
     agreement = [f"{a.what} {a.rank_correlation:.2f}" for a in found.agreement if a.rank_correlation is not None]
     words = "lost: of the logit, without it; cut: attention to the token; replaced: its embedding by the mean one."
@@ -341,7 +339,7 @@ def _summary(found: Summary, page: Page) -> list[RenderableType]:
             (place_of(s), SIGNED(s.mean), numbers.plain(s.mean_absolute), numbers.plain(s.deviation)) for s in spreads
         ]
         if rows:
-            parts += [_BLANK, _rows((word, "mean", "mean |part|", "deviation"), rows, page)]
+            parts += [BLANK, _rows((word, "mean", "mean |part|", "deviation"), rows, page)]
     return parts
 
 
@@ -383,14 +381,10 @@ def _cut(text: str) -> str:
 
 
 def _rows(headers: Sequence[str], rows: Sequence[Sequence[str]], page: Page) -> Table:
-    table = _table(page)
+    table = page.table()
     for k, header in enumerate(headers):
         words = k == 0 or header in ("target", "token", "block")
         table.add_column(header, justify="left" if words else "right", overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     return table
-
-
-def _table(page: Page) -> Table:
-    return Table(box=page.rule, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import RenderableType
-from rich.text import Text
 
 from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.grid import Column, Labels, missing, spaced
-from duat_cli.report.tables.page import Page, item, line
+from duat_cli.report.tables.page import BLANK, Page, item, line
 from duat_cli.results.compare import (
     BlockComparison,
     BlockRead,
@@ -23,7 +22,6 @@ from duat_cli.results.compare import (
 )
 from duat_cli.text import plural
 
-_BLANK = Text("")
 _SHOWN_PAIRS = 8
 _SHOWN_RUNS = 6
 _LONGEST_RUN = 60
@@ -84,17 +82,17 @@ def render_compare(report: CompareReport, page: Page) -> str:
     parts: list[RenderableType] = [
         *facts.loaded(report.model, report.prompts, report.environment),
         *_pairs(report),
-        _BLANK,
+        BLANK,
         line("Blocks: relative changes on the aligned tokens" + (", means over the pairs" if several else ""), "bold"),
         *spaced(comparison.blocks, _BLOCK, _COLUMNS, page),
-        _BLANK,
+        BLANK,
         *_legend(),
         *facts.absences(missing(comparison.blocks, _COLUMNS, [b.index for b in comparison.blocks]), "block"),
         *_each(report, page),
         *([] if report.context is None else context_tables(report.context, page)),
-        _BLANK,
+        BLANK,
         *_parameters(comparison.parameters, page),
-        _BLANK,
+        BLANK,
         *_tail(report),
     ]
     return page.render(parts)
@@ -105,8 +103,7 @@ def _tail(report: CompareReport) -> list[RenderableType]:
     return [
         facts.verdict(report.certificate),
         *facts.section("notable", notable),
-        *facts.section("skipped", [f"{entry.what}: {entry.why}" for entry in report.skipped]),
-        *facts.section("warnings", report.warnings, "yellow"),
+        *facts.remarks(report.skipped, report.warnings),
     ]
 
 
@@ -118,10 +115,10 @@ def _fixed(report: CompareReport, page: Page) -> list[RenderableType]:
     error, limit = numbers.error(found.own_error), f"{found.tolerance:.0e}"
     check = f"own values give back the live loss: largest difference {error}, tolerance {limit}"
     return [
-        _BLANK,
+        BLANK,
         line(f"Loss with dynamic parameters held; live {numbers.plain(found.live)} nats a token", "bold"),
         *spaced(found.runs, _HELD, _HELD_COLUMNS, page),
-        _BLANK,
+        BLANK,
         line("less live: mean over the prompts, with a 95 % interval over them (low, high). sigma stays live.", "dim"),
         *facts.absences(missing(found.runs, _HELD_COLUMNS, list(range(1, len(found.runs) + 1))), "row"),
         line(check, "green") if found.holds else line(f"DOES NOT HOLD: {check}", "bold red"),
@@ -132,7 +129,7 @@ def _pairs(report: CompareReport) -> list[RenderableType]:
     """Which tokens were compared, and how far the next tokens are from each other."""
     parts: list[RenderableType] = []
     for pair in report.pairs[:_SHOWN_PAIRS]:
-        parts += [_BLANK, line(_pair(pair, report), "bold"), *_runs(pair)]
+        parts += [BLANK, line(_pair(pair, report), "bold"), *_runs(pair)]
         parts += [line(f"no KL: {pair.reasons['kl']}", "dim")] if pair.kl is None else []
     more = len(report.pairs) - _SHOWN_PAIRS
     return [*parts, *([line(f"and {plural(more, 'more pair')}", "dim")] if more > 0 else [])]
@@ -186,7 +183,7 @@ def _each(report: CompareReport, page: Page) -> list[RenderableType]:
     for pair in report.pairs:
         if pair.blocks is not None:
             title = f"a: {report.prompts[pair.a].label}, b: {report.prompts[pair.b].label}"
-            parts += [_BLANK, line(title, "bold"), *spaced(pair.blocks, _BLOCK, _COLUMNS, page)]
+            parts += [BLANK, line(title, "bold"), *spaced(pair.blocks, _BLOCK, _COLUMNS, page)]
             parts += facts.absences(missing(pair.blocks, _COLUMNS, [b.index for b in pair.blocks]), "block")
     return parts
 
@@ -195,23 +192,23 @@ def context_tables(found: InContext, page: Page) -> list[RenderableType]:
     """The loss with none, each and all demonstrations; then what the last run reads of each, mean and by block."""
     question, answer = (plural(n, "token") for n in (found.question_tokens, found.answer_tokens))
     parts: list[RenderableType] = [
-        _BLANK,
+        BLANK,
         line(f"Demonstrations: loss of the answer ({answer}) behind the question ({question})", "bold"),
         *spaced(found.runs, _RUN, _RUN_COLUMNS, page),
         *facts.absences(missing(found.runs, _RUN_COLUMNS, [run.prompt for run in found.runs]), "prompt"),
     ]
     last = found.runs[-1]
     parts += [
-        _BLANK,
+        BLANK,
         line(f"{last.label}: how much of W' on the question reads each demonstration, mean over blocks", "bold"),
         *spaced(last.reads, _READ, _READ_COLUMNS, page),
-        _BLANK,
+        BLANK,
         line("bias: how far they move b'_{j,2} on the question. null: the same with uniform attention.", "dim"),
     ]
     for read in last.reads:
         title = f"--prefix {read.demonstration} by block, {plural(read.tokens, 'token')}"
         rows = [block.index for block in read.blocks]
-        parts += [_BLANK, line(title, "bold"), *spaced(read.blocks, _IN_BLOCK, _READ_COLUMNS, page)]
+        parts += [BLANK, line(title, "bold"), *spaced(read.blocks, _IN_BLOCK, _READ_COLUMNS, page)]
         parts += facts.absences(missing(read.blocks, _READ_COLUMNS, rows), "block")
     return parts
 
@@ -223,6 +220,6 @@ def _parameters(parameters: Sequence[ParameterChange], page: Page) -> list[Rende
     return [
         line("Parameters of the sum, and the largest change over blocks", "bold"),
         *spaced(moved, _PARAMETER, _PARAMETER_COLUMNS, page),
-        _BLANK,
+        BLANK,
         *facts.section("fixed, set by the checkpoint", fixed),
     ]

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rich.console import RenderableType
 from rich.text import Text
 
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.page import item, line
-from duat_cli.results.base import Certificate, Environment, ModelFacts
+from duat_cli.results.base import Certificate, Environment, ModelFacts, Skipped
 from duat_cli.results.prompts import Prompts, set_of
 from duat_cli.text import indices, plural
-
-if TYPE_CHECKING:
-    from duat_cli.results.inspect import InspectReport, VerifyReport
-    from duat_cli.results.prune.report import PruneReport
 
 
 def loaded(model: ModelFacts, prompts: Prompts, environment: Environment) -> list[RenderableType]:
@@ -73,10 +67,10 @@ def verdict(certificate: Certificate) -> Text:
     return line(f"NOT EXACT: {text}; do not rely on the numbers above", "bold red")
 
 
-def remarks(report: InspectReport | VerifyReport | PruneReport) -> list[RenderableType]:
+def remarks(skipped: list[Skipped], warnings: list[str]) -> list[RenderableType]:
     """What was skipped, with the reason, and the warnings."""
-    skipped = [f"{entry.what}: {entry.why}" for entry in report.skipped]
-    return [*section("skipped", skipped), *section("warnings", report.warnings, "yellow")]
+    left_out = [f"{entry.what}: {entry.why}" for entry in skipped]
+    return [*section("skipped", left_out), *section("warnings", warnings, "yellow")]
 
 
 def absences(found: list[tuple[str, str, list[int]]], word: str) -> list[RenderableType]:

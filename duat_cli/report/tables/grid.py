@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from duat_cli.report.tables.numbers import Form
-from duat_cli.report.tables.page import Page, line
+from duat_cli.report.tables.page import BLANK, Page, line
 from duat_cli.results.base import Result, WithReasons
 from duat_cli.results.prune.terms import Estimated
 from duat_cli.text import clean
@@ -95,8 +95,8 @@ def grids(rows: Sequence[Result], labels: Labels, columns: Sequence[Column], pag
 def spaced(rows: Sequence[Result], labels: Labels, columns: Sequence[Column], page: Page) -> list[RenderableType]:
     """The same, a blank line in front of each."""
     if not rows:
-        return [Text(""), line("no rows")]
-    return [part for table in grids(rows, labels, columns, page) for part in (Text(""), table)]
+        return [BLANK, line("no rows")]
+    return [part for table in grids(rows, labels, columns, page) for part in (BLANK, table)]
 
 
 def filled(rows: Sequence[Result], columns: Sequence[Column]) -> list[Column]:
@@ -148,7 +148,7 @@ def missing(
 
 
 def _grid(rows: Sequence[Result], labels: Labels, columns: Sequence[Column], page: Page) -> Table:
-    table = Table(box=page.rule, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table = page.table()
     if page.wide:
         table.width = _width(rows, labels, columns)  # rich would else fold it to the page
     side: Literal["left", "right"] = "right" if labels.right else "left"

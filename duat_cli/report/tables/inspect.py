@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from rich.console import RenderableType
-from rich.text import Text
 
 from duat_cli.report.tables import columns, facts, nulls, numbers
 from duat_cli.report.tables.grid import Column, Labels, missing, spaced, unshown
 from duat_cli.report.tables.nulls import null_tables
-from duat_cli.report.tables.page import Page, line
+from duat_cli.report.tables.page import BLANK, Page, line
 from duat_cli.results.base import Finite, WithReasons
 from duat_cli.results.inspect import Block, InspectReport, UatTerm
 from duat_cli.results.operator import Coupling
@@ -23,7 +22,6 @@ class _Through(WithReasons):
     certificate_error: Finite | None
 
 
-_BLANK = Text("")
 _TERM = Labels(("term",), lambda row: f"{row.name} ({row.kind})" if isinstance(row, UatTerm) else "", False)
 _TERM_COLUMNS = [
     Column(("share", "%"), "share", numbers.percent),
@@ -88,10 +86,10 @@ def render_inspect(report: InspectReport, page: Page) -> str:
         *_routing(report, page),
         *_end_to_end(report, page),
         *_prompt_tables(report, page),
-        _BLANK,
+        BLANK,
         facts.verdict(report.certificate),
         *facts.section("notable", report.summary.notable),
-        *facts.remarks(report),
+        *facts.remarks(report.skipped, report.warnings),
     ]
     return page.render(parts)
 
@@ -102,7 +100,7 @@ def _block_tables(report: InspectReport, page: Page) -> list[RenderableType]:
     return [
         *(part for group in groups for part in spaced(report.blocks, columns.BLOCK, group, page)),
         *unshown(report.blocks, columns.every(report), shown),
-        _BLANK,
+        BLANK,
         *_legend(report),
         *_absent_in_blocks(report.blocks, shown),
     ]
@@ -160,10 +158,10 @@ def _crossing(report: InspectReport, page: Page) -> list[RenderableType]:
         return []
     title, says = _CROSSED if columns.has_encoder(report) else _BESIDE
     return [
-        _BLANK,
+        BLANK,
         line(title, "bold"),
         *spaced(blocks, columns.BLOCK, _CROSS, page),
-        _BLANK,
+        BLANK,
         line(says, "dim"),
         *_absent_in_blocks(blocks, _CROSS),
     ]
@@ -175,10 +173,10 @@ def _term_tables(report: InspectReport, page: Page) -> list[RenderableType]:
         return []
     parts = columns.for_pre_activation(report)
     return [
-        _BLANK,
+        BLANK,
         line("Terms of the last block's output", "bold"),
         *spaced(report.terms, _TERM, _TERM_COLUMNS, page),
-        _BLANK,
+        BLANK,
         line(
             "Parts of the input of each FFN's activation, of all up to here; dynamic: what UAT terms add to its bias",
             "bold",
@@ -193,10 +191,10 @@ def _routing(report: InspectReport, page: Page) -> list[RenderableType]:
     if all(block.routing is None for block in report.blocks):
         return []
     return [
-        _BLANK,
+        BLANK,
         line("Where H comes from: W_QK, means over heads, and the share of the scores' variance explained", "bold"),
         *spaced(report.blocks, columns.BLOCK, _ROUTING, page),
-        _BLANK,
+        BLANK,
         line(
             "symmetric: 1 as x.x is, 0.71 a random matrix. by x.x, centred (the covariance of tokens), by W_QK: R^2 of "
             "the scores; what W_QK leaves is positions and biases. Heads and distances are in the JSON.",
@@ -215,10 +213,10 @@ def _end_to_end(report: InspectReport, page: Page) -> list[RenderableType]:
     null = _Through(label="null", coupling=found.null.uniform, certificate_error=None)
     rows = [own, *([] if null.coupling is None else [null])]
     return [
-        _BLANK,
+        BLANK,
         line("End to end: tokens of x_0 into the last block's output, by |(T_L...T_1)(e_j (x) x_0[j])_i|", "bold"),
         *spaced(rows, _WHOLE, _END_COLUMNS, page),
-        _BLANK,
+        BLANK,
         line(
             "The linear path, residual path included; every block's own W' is in its row above. null: every H uniform "
             "over the tokens that its rows may see, weights and norm scales the same.",
@@ -240,7 +238,7 @@ def _prompts_of(block: Block, report: InspectReport, page: Page) -> list[Rendera
     groups = columns.for_blocks(rows, columns.PROMPT, report, page)
     shown = [column for group in groups for column in group]
     return [
-        _BLANK,
+        BLANK,
         line(f"Block {block.index} by prompt", "bold"),
         *(part for group in groups for part in spaced(rows, columns.PROMPT, group, page)),
         *unshown(rows, columns.every(report), shown),

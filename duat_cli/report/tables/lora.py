@@ -9,14 +9,13 @@ from rich.text import Text
 
 from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.grid import Column, Labels, fits, missing, spaced, unshown, value_at
-from duat_cli.report.tables.page import Page, item, line
+from duat_cli.report.tables.page import BLANK, Page, item, line
 from duat_cli.results.base import Result
 from duat_cli.results.lora import BlockChange, Eq18, LintFinding, LoraReport, PromptChange, TokenChange
 from duat_cli.results.prompts import all_prompts
 from duat_cli.results.weight_change import ModuleChange, ModuleComparison
 from duat_cli.text import plural
 
-_BLANK = Text("")
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 _UNCHANGED_SHOWN = 4
 _LINT_SHOWN = 3
@@ -92,8 +91,7 @@ def render_lora(report: LoraReport, page: Page) -> str:
         *facts.section("notable", report.summary.notable),
         *_lists(report),
         *_lint(report),
-        *facts.section("skipped", [f"{entry.what}: {entry.why}" for entry in report.skipped]),
-        *facts.section("warnings", report.warnings, "yellow"),
+        *facts.remarks(report.skipped, report.warnings),
     ]
     return page.render(parts)
 
@@ -128,11 +126,11 @@ def _modules(report: LoraReport, page: Page) -> list[RenderableType]:
             if any(getattr(row, name) is not None for row in rows) and fits(rows, _MODULE, [*wanted, *group], page):
                 wanted += group
         shown += [column.path for column in wanted]
-        heading = [_BLANK, line(title, "bold")] if report.other_modules else []
+        heading = [BLANK, line(title, "bold")] if report.other_modules else []
         rest = unshown(rows, [column for group in _MORE_COLUMNS.values() for column in group], wanted)
         parts += [*heading, *spaced(rows, _MODULE, wanted, page), *rest, *_absent(rows, wanted)]
     if parts:
-        parts += [_BLANK, *(line(text, "dim") for text in _legend(shown))]
+        parts += [BLANK, *(line(text, "dim") for text in _legend(shown))]
     return parts
 
 
@@ -170,7 +168,7 @@ def _comparison(report: LoraReport, page: Page) -> list[RenderableType]:
         *([f"only {found.other}: {_some(found.only_second)}"] if found.only_second else []),
     ]
     return [
-        _BLANK,
+        BLANK,
         line("The two changes, whatever the gauge of their factors", "bold"),
         *rows,
         *facts.section("only one", only),
@@ -181,10 +179,10 @@ def _blocks(report: LoraReport, page: Page) -> list[RenderableType]:
     if report.blocks is None:
         return []
     return [
-        _BLANK,
+        BLANK,
         line("Blocks: relative changes, means over the prompts", "bold"),
         *spaced(report.blocks, _BLOCK, _BLOCK_COLUMNS, page),
-        _BLANK,
+        BLANK,
         line(
             "routing (what attention looks at) + weights (what it carries) + interaction add up to the change of W' as "
             "matrices; their norms need not.",
@@ -203,7 +201,7 @@ def _prompts(report: LoraReport, page: Page) -> list[RenderableType]:
         if row.moved_tokens
     ]
     return [
-        _BLANK,
+        BLANK,
         line(_prompts_title(report), "bold"),
         *spaced(report.by_prompt, _PROMPT, _PROMPT_COLUMNS, page),
         *_absent(report.by_prompt, _PROMPT_COLUMNS),
@@ -221,7 +219,7 @@ def _token(token: TokenChange) -> str:
 
 
 def _verdict(report: LoraReport) -> list[RenderableType]:
-    parts: list[RenderableType] = [_BLANK] if report.level != "lint" else []
+    parts: list[RenderableType] = [BLANK] if report.level != "lint" else []
     for model, certificate in (("base", report.certificate), ("tuned", report.tuned_certificate)):
         if certificate is not None:
             parts.append(Text(f"{model} model: ").append_text(facts.verdict(certificate)))

@@ -11,13 +11,12 @@ from rich.text import Text
 
 from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.grid import GAP
-from duat_cli.report.tables.page import Page, item, line
+from duat_cli.report.tables.page import BLANK, Page, item, line
 from duat_cli.results.matrix import MatrixCheck, MatrixForm, MatrixReport
 from duat_cli.text import plural
 
 _ROOM_FOR_TEXT = 72  # narrower, a column of formulas would be a word wide
 _LONGEST_TOKEN = 12
-_BLANK = Text("")
 _STYLES = {True: "green", False: "bold red", None: "dim"}
 _VERDICTS = {True: "holds", False: "FAILS", None: "not checked"}
 
@@ -27,18 +26,18 @@ def render_matrix(report: MatrixReport, page: Page) -> str:
     parts: list[RenderableType] = [
         *facts.loaded(report.model, [report.prompt], report.environment),
         line(_case(report)),
-        _BLANK,
+        BLANK,
         *_forms(report.matrices, page),
         *_papers(report.matrices),
-        _BLANK,
+        BLANK,
         *_corner(report, page),
-        _BLANK,
+        BLANK,
         *_coupling(report, page),
-        _BLANK,
+        BLANK,
         *_convolution(report, page),
-        _BLANK,
+        BLANK,
         *_checks(report.checks, page),
-        _BLANK,
+        BLANK,
         facts.verdict(report.certificate),
         *facts.section("warnings", report.warnings, "yellow"),
     ]
@@ -59,7 +58,7 @@ def _forms(forms: list[MatrixForm], page: Page) -> list[RenderableType]:
     title = line(f"The paper's matrices, {built}", "bold")
     if page.width < _ROOM_FOR_TEXT:
         return [title, *(item(_form(form)) for form in forms)]
-    table = _table(page)
+    table = page.table()
     table.add_column("", no_wrap=True)
     table.add_column("\nwhat it is", overflow="fold", ratio=1)
     for header in ("\nshape", "density\n%", "expected\n%", "\nas"):
@@ -75,7 +74,7 @@ def _papers(forms: list[MatrixForm]) -> list[RenderableType]:
     """What is expected, and what the papers state, which is not the same."""
     quoted = [f"{form.name}: {form.papers}" for form in forms if form.papers]
     legend = line("expected: what the form and the mask leave if no weight is zero.", "dim")
-    return [_BLANK, legend, *facts.section("What the papers say", quoted)]
+    return [BLANK, legend, *facts.section("What the papers say", quoted)]
 
 
 def _form(form: MatrixForm) -> str:
@@ -152,7 +151,7 @@ def _packs(widths: Sequence[int], room: int) -> Iterator[slice]:
 def _grid(
     corner: str, labels: Sequence[str], heads: Sequence[str], cells: list[list[str]], shown: slice, page: Page
 ) -> Table:
-    table = _table(page)
+    table = page.table()
     table.add_column(corner, overflow="fold")
     for head in heads[shown]:
         table.add_column(head, justify="right", no_wrap=True)
@@ -177,7 +176,7 @@ def _check_rows(checks: list[MatrixCheck], page: Page) -> list[RenderableType]:
             item(f"{c.statement}: {numbers.error(c.relative_error)}, {_VERDICTS[c.holds]}", _STYLES[c.holds])
             for c in checks
         ]
-    table = _table(page)
+    table = page.table()
     table.add_column("statement", overflow="fold", ratio=1)
     table.add_column("rel. error", justify="right", no_wrap=True)
     table.add_column("tolerance", justify="right", no_wrap=True)
@@ -187,7 +186,3 @@ def _check_rows(checks: list[MatrixCheck], page: Page) -> list[RenderableType]:
         verdict = Text(_VERDICTS[check.holds], style=_STYLES[check.holds])
         table.add_row(Text(check.statement), error, tolerance, verdict)
     return [table]
-
-
-def _table(page: Page) -> Table:
-    return Table(box=page.rule, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")

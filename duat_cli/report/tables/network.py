@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from rich.console import RenderableType
-from rich.text import Text
 
 from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.grid import Column, Labels, missing, spaced
-from duat_cli.report.tables.page import Page, line
+from duat_cli.report.tables.page import BLANK, Page, line
 from duat_cli.results.matrix import NetworkLayer, NetworkReport
 from duat_cli.text import plural
 
-_BLANK = Text("")
 _LABELS = Labels(
     ("layer", "j"), lambda row: f"{row.layer} (Eq. {row.equation})" if isinstance(row, NetworkLayer) else "", False
 )
@@ -29,22 +27,21 @@ def render_network(report: NetworkReport, page: Page) -> str:
     parts: list[RenderableType] = [
         *facts.loaded(report.model, [report.prompt], report.environment),
         line(_case(report)),
-        _BLANK,
+        BLANK,
         line("x'_j = W'_{j,1} x'_0 + b'_{j,3} + sum_k W'_{k,3} sigma(W'_{k,2} x'_0 + b'_{k,2}), sigma live", "bold"),
         *spaced(report.layers, _LABELS, _COLUMNS, page),
-        _BLANK,
+        BLANK,
         line(
             "Against the model's own values: sigma reads W'_{j,2} x'_0 + b'_{j,2} (Eq. 34); what the FFN then gives; "
             "x_j.",
             "dim",
         ),
         *facts.absences(missing(report.layers, _COLUMNS, [row.layer for row in report.layers]), "layer"),
-        _BLANK,
+        BLANK,
         line(f"Eq. 33 from the matrices alone, every W'_{{j,3}} made: {numbers.error(report.whole_error)} from x_L"),
         facts.verdict(report.certificate),
         *facts.section("Not as in the paper", report.deviations),
-        *facts.section("skipped", [f"{entry.what}: {entry.why}" for entry in report.skipped]),
-        *facts.section("warnings", report.warnings, "yellow"),
+        *facts.remarks(report.skipped, report.warnings),
     ]
     return page.render(parts)
 

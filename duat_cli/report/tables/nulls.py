@@ -6,12 +6,11 @@ import statistics
 from collections.abc import Sequence
 
 from rich.console import RenderableType
-from rich.text import Text
 
 from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.columns import COLUMNS, scaled
 from duat_cli.report.tables.grid import Column, Labels, missing, reason_at, spaced, value_at
-from duat_cli.report.tables.page import Page, line
+from duat_cli.report.tables.page import BLANK, Page, line
 from duat_cli.results.base import Finite, Result, WithReasons
 from duat_cli.results.inspect import Block
 
@@ -55,10 +54,10 @@ def null_tables(blocks: Sequence[Block], heads: str, page: Page) -> list[Rendera
     columns = _columns(heads)
     other = "uniform" if kind != "uniform" else None
     return [
-        Text(""),
+        BLANK,
         line(f"Null: {_NAMES[kind]}; diff.: value less null", "bold"),
         *spaced(rows, _LABELS, columns, page),
-        Text(""),
+        BLANK,
         *([line(_means(blocks, other, heads), "dim")] if other else []),
         *facts.absences([*missing(rows, columns, [row.index for row in rows]), *absent], "block"),
     ]

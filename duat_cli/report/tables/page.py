@@ -7,9 +7,13 @@ from dataclasses import dataclass
 
 from rich import box
 from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
 from duat_cli.text import clean
+
+BLANK = Text("")
 
 
 @dataclass(frozen=True)
@@ -22,10 +26,10 @@ class Page:
     wide: bool = False
     """Whether tables of numbers show all their columns side by side, however far beyond `width`."""
 
-    @property
-    def rule(self) -> box.Box:
-        """One line under the header, none between columns: the numbers need the room."""
-        return _RULE if self.boxes else _ASCII_RULE
+    def table(self) -> Table:
+        """A table with one line under its header, and none between columns: the numbers need the room."""
+        rule = _RULE if self.boxes else _ASCII_RULE
+        return Table(box=rule, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
 
     def render(self, parts: list[RenderableType]) -> str:
         """The parts below each other, no line ending in spaces."""
@@ -54,9 +58,6 @@ def line(text: str, style: str = "") -> Text:
 
 def item(text: str, style: str = "") -> RenderableType:
     """A paragraph behind a dash, its further lines indented."""
-    from rich.padding import Padding
-    from rich.table import Table
-
     grid = Table.grid(padding=(0, 1, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.page import Page, item, line
+from duat_cli.report.tables.page import BLANK, Page, item, line
 from duat_cli.results.support import SupportEntry, SupportReport
 
 _ROOM_FOR_REASONS = 72  # narrower, a column of reasons would be a letter wide
@@ -23,11 +23,11 @@ def render_support(report: SupportReport, page: Page) -> str:
     rows: list[RenderableType] = (
         [_table(entries, page)] if page.width >= _ROOM_FOR_REASONS else [_entry(entry) for entry in entries]
     )
-    return page.render([*rows, Text(""), line(_total(report), "bold")])
+    return page.render([*rows, BLANK, line(_total(report), "bold")])
 
 
 def _table(entries: list[SupportEntry], page: Page) -> Table:
-    table = Table(box=page.rule, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table = page.table()
     table.add_column("model type", overflow="fold", max_width=page.width // 3)
     several = len({entry.modality for entry in entries}) > 1
     if several:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from rich.console import RenderableType
-from rich.text import Text
 
 from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.grid import Column, Labels, grids
-from duat_cli.report.tables.page import Page, line
+from duat_cli.report.tables.page import BLANK, Page, line
 from duat_cli.results.inspect import BlockCertificate, VerifyReport
 
 _LABELS = Labels(("block",), lambda row: str(row.index) if isinstance(row, BlockCertificate) else "")
@@ -26,8 +25,8 @@ def render_verify(report: VerifyReport, page: Page) -> str:
     tables = grids(report.blocks, _LABELS, columns, page) if report.blocks else []
     parts: list[RenderableType] = [
         *facts.loaded(report.model, report.prompts, report.environment),
-        *(part for table in tables for part in (Text(""), table)),
-        Text(""),
+        *(part for table in tables for part in (BLANK, table)),
+        BLANK,
         line(
             "block output: |x - rebuilt| / |x|; operator W': residual of its factors."
             + (
@@ -38,9 +37,9 @@ def render_verify(report: VerifyReport, page: Page) -> str:
             "dim",
         ),
         *_notes(report.blocks),
-        Text(""),
+        BLANK,
         facts.verdict(report.certificate),
-        *facts.remarks(report),
+        *facts.remarks(report.skipped, report.warnings),
     ]
     return page.render(parts)
 

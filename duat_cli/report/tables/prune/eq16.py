@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import RenderableType
-from rich.text import Text
 
 from duat_cli.kinds import Kind
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column, Labels, filled, grids
-from duat_cli.report.tables.page import Page, line
+from duat_cli.report.tables.page import BLANK, Page, line
 from duat_cli.results.base import Result
 from duat_cli.results.prune.eq16 import Eq16
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.text import plural
 
-_BLANK = Text("")
 _SET = Labels(("what",), lambda row: row.name if isinstance(row, Eq16) else "", False)
 _BLOCK = Labels(("block",), lambda row: str(row.number) if isinstance(row, _Parts) else "")
 
@@ -43,10 +41,10 @@ def eq16(report: PruneReport, page: Page) -> list[RenderableType]:
     ]
     reacting = "; measured: with everything reacting" if any(row.measured is not None for row in report.eq16) else ""
     return [
-        _BLANK,
+        BLANK,
         line("Eq. 16 as printed: norms at the last block's output, relative to that output's own", "bold"),
-        *(part for table in tables for part in (_BLANK, table)),
-        _BLANK,
+        *(part for table in tables for part in (BLANK, table)),
+        BLANK,
         line(
             "bound: norm of the sum of the removed terms, each carried there through the frozen blocks; held: change "
             f"with all dynamic parameters held{reacting}. Means over {prompts}.",

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from rich.console import RenderableType
-from rich.text import Text
 
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column, Labels, spaced
-from duat_cli.report.tables.page import Page, item, line
+from duat_cli.report.tables.page import BLANK, Page, item, line
 from duat_cli.results.prune.repair import RepairedSet, SetRepair
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.prune.sets import Plan
 from duat_cli.text import plural
-
-_BLANK = Text("")
 
 
 def repair(report: PruneReport, page: Page, unit: str) -> list[RenderableType]:
@@ -29,7 +26,7 @@ def repair(report: PruneReport, page: Page, unit: str) -> list[RenderableType]:
         return []
     labels = Labels(("what",), lambda row: names[id(row)], False)
     return [
-        _BLANK,
+        BLANK,
         line(f"Repair: damage without it and with it, {report.protocol.unit}", "bold"),
         *spaced(rows, labels, repair_columns(unit), page),
         *(item(f"{plan.granularity}: {_refitted(found)}") for plan, found in plans),

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.grid import Column, Labels, filled, fits, missing, spaced, unshown
-from duat_cli.report.tables.page import Page, line
+from duat_cli.report.tables.page import BLANK, Page, line
 from duat_cli.report.tables.prune import repair, sets
 from duat_cli.report.tables.prune.eq16 import TABLES as EQ16_TABLES
 from duat_cli.report.tables.prune.eq16 import eq16
@@ -17,7 +17,6 @@ from duat_cli.report.tables.prune.written import written
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.prune.terms import Prediction, PruneBlock
 
-_BLANK = Text("")
 _BLOCK = Labels(("block",), lambda row: str(row.index) if isinstance(row, PruneBlock) else "")
 _KIND = Labels(("what",), lambda row: row.granularity if isinstance(row, Prediction) else "", False)
 
@@ -33,9 +32,9 @@ def render_prune(report: PruneReport, page: Page) -> str:
         *eq16(report, page),
         *written(report.written),
         *_predictions(report, page),
-        _BLANK,
+        BLANK,
         facts.verdict(report.certificate),
-        *facts.remarks(report),
+        *facts.remarks(report.skipped, report.warnings),
     ]
     return page.render(parts)
 
@@ -76,11 +75,11 @@ def _parts(report: PruneReport, page: Page) -> list[RenderableType]:
     absent = facts.absences(missing(rows, shown, [row.index for row in rows]), "block")
     said = [*_far_off(report), *_certified(report, shown), *absent]
     return [
-        _BLANK,
+        BLANK,
         line(f"Damage of removing one whole part, {report.protocol.unit}: {_how(shown)}", "bold"),
         *spaced(rows, _BLOCK, shown, page),
         *unshown(rows, wanted, shown),
-        *([_BLANK, *said] if said else []),
+        *([BLANK, *said] if said else []),
     ]
 
 
@@ -151,12 +150,12 @@ def _heads_and_neurons(report: PruneReport, page: Page) -> list[RenderableType]:
     shown = filled(rows, _head_columns(sets.UNITS[report.protocol.metric]))
     precision = [line(_precision(report), "dim"), *_shared_heads(report)]
     if not shown:
-        return [_BLANK, *precision]
+        return [BLANK, *precision]
     return [
-        _BLANK,
+        BLANK,
         line(f"Predicted damage of removing one head or one neuron, {report.protocol.unit}", "bold"),
         *spaced(rows, _BLOCK, shown, page),
-        _BLANK,
+        BLANK,
         *precision,
         *facts.absences(missing(rows, shown, [row.index for row in rows]), "block"),
     ]
@@ -212,7 +211,7 @@ def _predictions(report: PruneReport, page: Page) -> list[RenderableType]:
         return []
     names = list(dict.fromkeys(name for p in rows for name in p.criteria))
     return [
-        _BLANK,
+        BLANK,
         line("How well the prediction orders the measured damage", "bold"),
         *spaced(rows, _KIND, _PREDICTION_COLUMNS, page),
         *facts.section(f"no value ({numbers.ABSENT})", _absent(rows)),
@@ -250,7 +249,7 @@ def _means(report: PruneReport, rows: list[Prediction], page: Page) -> list[Rend
     )
     columns = _mean_columns(sets.UNITS[report.protocol.metric])
     return [
-        _BLANK,
+        BLANK,
         line(title, "bold"),
         *spaced(rows, _KIND, columns, page),
     ]
@@ -276,7 +275,7 @@ def _criteria(rows: list[Prediction], names: list[str], page: Page) -> list[Rend
     for name, values in ranked.items():
         lines.append(f"{name:<18}" + "".join(f"{_correlation(v.value if v else None):>11}" for v in values))
     return [
-        _BLANK,
+        BLANK,
         line("Spearman's rank correlation with the measured damage, by criterion", "bold"),
         *map(Text, lines),
     ]

@@ -10,12 +10,11 @@ from rich.text import Text
 from duat_cli.kinds import names_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column, Labels, filled, spaced
-from duat_cli.report.tables.page import Page, item, line
+from duat_cli.report.tables.page import BLANK, Page, item, line
 from duat_cli.report.tables.prune.repair import repair
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.prune.sets import HeldOut, Plan, PooledCosine
 
-_BLANK = Text("")
 _KIND = Labels(("what",), lambda row: row.granularity if isinstance(row, Plan) else "", False)
 UNITS = {"hidden": "rel.", "kl": "nats", "nll": "nats"}  # short, for headers
 PICTURE_WIDTH = 40
@@ -36,7 +35,7 @@ def _plans(report: PruneReport, page: Page) -> list[RenderableType]:
     if asked is not None:
         title = f"Sets that hold {numbers.percent(asked.remove)} % of {_WHOSE[asked.parameters_of]} parameters"
     return [
-        _BLANK,
+        BLANK,
         line(
             f"{title}, by the mean over the prompts that chose them"
             f"{', measured with repair' if any(plan.repair for plan in report.plans) else ''}",
@@ -49,7 +48,7 @@ def _plans(report: PruneReport, page: Page) -> list[RenderableType]:
         *_held_out(report, page, unit),
         *_pooled(report, page),
         *repair(report, page, unit),
-        _BLANK,
+        BLANK,
         line("Guarantee", "bold"),
         *(item(text) for plan in report.plans for text in (guarantee(plan), *mean_guarantee(plan), *_limit(plan))),
     ]
@@ -86,7 +85,7 @@ def _rounds(report: PruneReport, page: Page, unit: str) -> list[RenderableType]:
     names = {id(one): plan.granularity for plan in report.plans for one in plan.rounds}
     labels = Labels(("what",), lambda row: names[id(row)], False)
     return [
-        _BLANK,
+        BLANK,
         line(f"Sketched again after each round, beside one round, {report.protocol.unit}", "bold"),
         *spaced(rows, labels, round_columns(unit), page),
     ]
@@ -119,7 +118,7 @@ def _held_out(report: PruneReport, page: Page, unit: str) -> list[RenderableType
         return []
     labels = Labels(("what",), lambda row: names[id(row)], False)
     return [
-        _BLANK,
+        BLANK,
         line(f"Sets on held-out prompts, {report.protocol.unit}", "bold"),
         *spaced(rows, labels, held_out_columns(unit), page),
     ]
@@ -136,7 +135,7 @@ def _pooled(report: PruneReport, page: Page) -> list[RenderableType]:
     labels = Labels(("what",), lambda row: row.granularity if isinstance(row, PooledCosine) else "", False)
     shown = filled(report.pooled, POOLED_COLUMNS)
     return [
-        _BLANK,
+        BLANK,
         line(f"Cosine of the pooled outputs with and without the set ({report.pooled[0].pooling})", "bold"),
         *spaced(report.pooled, labels, shown, page),
     ]
@@ -243,7 +242,7 @@ def _pictures(report: PruneReport, page: Page) -> list[RenderableType]:
     ]
     head = f"{'removed':>8} {'predicted':>9} {'measured':>9}"
     return [
-        _BLANK,
+        BLANK,
         line(
             f"Damage, {report.protocol.unit}, against the share of {names_of(plan.granularity)} removed, "
             f"least damaging first (bars: measured{', without repair' if plan.repair else ''})",

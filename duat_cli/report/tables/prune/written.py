@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from rich.console import RenderableType
-from rich.text import Text
 
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.page import item, line
+from duat_cli.report.tables.page import BLANK, item, line
 from duat_cli.results.prune.written import Written
 from duat_cli.text import plural
 
@@ -18,7 +17,7 @@ def written(found: Written | None) -> list[RenderableType]:
     kind = "term" if "," in found.granularity else found.granularity
     title = f"Written: a checkpoint without {plural(found.terms, kind)}"
     parts = [_size(found), _perplexity(found), _time(found)]
-    return [Text(""), line(title + (", repaired" if found.repaired else ""), "bold"), *map(item, parts)]
+    return [BLANK, line(title + (", repaired" if found.repaired else ""), "bold"), *map(item, parts)]
 
 
 def _size(found: Written) -> str:
