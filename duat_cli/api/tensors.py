@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from duat_cli.api.target import FileTarget
 from duat_cli.errors import InputError
@@ -13,22 +13,21 @@ if TYPE_CHECKING:
     from duat_cli.analysis.operator_file import OperatorFile
 
 SUFFIX = ".safetensors"
-Target = TypeVar("Target", bound=FileTarget)
 
 
-def tensor_target(kind: type[Target], option: str, name: str | None) -> Target | None:
+def tensor_target(option: str, name: str | None) -> FileTarget | None:
     """The file of an option's value, checked; None without one."""
     if name is None:
         return None
     if not name.endswith(SUFFIX):
         raise InputError(f"{option} '{name}': expected a file name that ends in {SUFFIX}; the report is apart from it")
-    return kind.of(option, name)
+    return FileTarget.of(option, name)
 
 
 @contextlib.contextmanager
-def operator_file(target: FileTarget | None, text: Callable[[int], str]) -> Iterator[OperatorFile | None]:
+def operator_file(target: FileTarget | None, text: Callable[[int], str] | None) -> Iterator[OperatorFile | None]:
     """The file to fill; it takes its name when the block is left without an error. text: what a token says."""
-    if target is None:
+    if target is None or text is None:
         yield None
         return
     from duat_cli.analysis.operator_file import OperatorFile

@@ -103,7 +103,7 @@ def compare(
     Exit code: 0 exact, 1 the certificate is not exact, 2 could not tell.
     """
     from duat_cli.analysis.compare.request import texts_of
-    from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_found
+    from duat_cli.analysis.opening import ModelRequest, PromptRequest, load_found, tokens_of
     from duat_cli.analysis.plan.task import Task
     from duat_cli.api.settings import refuse_cut
     from duat_cli.cli.shared.announce import announce
@@ -136,12 +136,13 @@ def compare(
     announce(model, talk)
     with Progress(talk) as progress:
         read = PromptRequest([text.text for text in texts.texts], None, max_tokens)
-        loaded, encoded = open_found(wanted, wanted.find(progress), read, texts.texts, progress)
+        loaded, tokenizer = load_found(wanted, wanted.find(progress), read, texts.texts, progress)
+        loaded, encoded = tokens_of(loaded, tokenizer, read, texts.texts)
         from duat_cli.analysis.compare.run import CompareOptions, Vocabulary
         from duat_cli.analysis.compare.run import compare as compute
-        from duat_cli.cli.shared.tensor_target import special_tokens, texts_of_tokens
+        from duat_cli.cli.shared.tensor_target import texts_of as words_of
 
-        words = Vocabulary(texts_of_tokens(loaded, trust_remote_code), special_tokens(loaded, trust_remote_code))
+        words = Vocabulary(words_of(tokenizer), frozenset(tokenizer.all_special_ids))
         report = compute(loaded, texts, encoded, CompareOptions(chosen, per_prompt, not no_cache), words, progress)
 
     presentation.emit(report, _render, talk)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from duat_cli.analysis.opening import ModelRequest, PromptRequest
     from duat_cli.analysis.progress import Progress
     from duat_cli.analysis.shards.ranks import Ranks
+    from duat_cli.api.target import FileTarget
     from duat_cli.cli.shared.presentation import Presentation
-    from duat_cli.cli.terminal.output import Target
     from duat_cli.cli.terminal.talk import Talk
     from duat_cli.loading.model.load import LoadedModel
     from duat_cli.loading.prompt_set import PromptSet
@@ -252,13 +252,14 @@ def _alone(
     wanted: ModelRequest,
     texts: PromptRequest,
     settings: Callable[[], InspectOptions],
-    matrix_file: Target | None,
+    matrix_file: FileTarget | None,
     mapped: int,
     saved: Saved | None,
     talk: Talk,
 ) -> list[InspectReport]:
     from duat_cli.analysis.opening import open_stacks
-    from duat_cli.cli.shared.tensor_target import operator_file, token_texts
+    from duat_cli.api.tensors import operator_file
+    from duat_cli.cli.shared.tensor_target import token_texts
     from duat_cli.cli.terminal.progress import Progress
 
     reports, count = [], 0
@@ -268,10 +269,10 @@ def _alone(
             from duat_cli.analysis.inspect.run import inspect as compute
 
             count += len(inputs)
-            decode = token_texts(loaded, wanted.trust_remote_code) if mapped or saved else None
+            decode = token_texts(loaded, wanted.trust_remote_code) if mapped or saved or matrix_file else None
             maps = Maps(inputs[:mapped], decode) if mapped and decode else None
             with contextlib.ExitStack() as stack:
-                file = stack.enter_context(operator_file(matrix_file, loaded, wanted.trust_remote_code))
+                file = stack.enter_context(operator_file(matrix_file, decode))
                 states = None
                 if saved is not None and decode is not None:
                     from duat_cli.analysis.inspect.save.states import saving
@@ -288,8 +289,8 @@ def _alone(
     return reports
 
 
-def _matrix_file(name: str | None, presentation: Presentation) -> Target | None:
-    from duat_cli.cli.shared.tensor_target import tensor_target
+def _matrix_file(name: str | None, presentation: Presentation) -> FileTarget | None:
+    from duat_cli.api.tensors import tensor_target
 
     target = tensor_target("--matrices", name)
     if target is None or target.path is None:

@@ -13,8 +13,8 @@ from duat_cli.text import PAPER_PROMPT
 
 if TYPE_CHECKING:
     from duat_cli.analysis.opening import ModelRequest, PromptRequest
+    from duat_cli.api.target import FileTarget
     from duat_cli.cli.shared.presentation import Presentation
-    from duat_cli.cli.terminal.output import Target
     from duat_cli.cli.terminal.progress import Progress
     from duat_cli.cli.terminal.talk import Talk
     from duat_cli.loading.model.load import LoadedModel
@@ -111,9 +111,9 @@ def matrix(
     from duat_cli.analysis.opening import ModelRequest, PromptRequest
     from duat_cli.analysis.plan.task import Task
     from duat_cli.api.settings import no_decoder
+    from duat_cli.api.tensors import tensor_target
     from duat_cli.cli.shared.announce import announce
     from duat_cli.cli.shared.presentation import Presentation, talk_of
-    from duat_cli.cli.shared.tensor_target import tensor_target
 
     limit = options.parse_memory(memory)
     task = Task("matrix")
@@ -142,12 +142,13 @@ def _one_block(
     wanted: ModelRequest,
     texts: PromptRequest,
     layer: int,
-    target: Target | None,
+    target: FileTarget | None,
     dense: bool,
     presentation: Presentation,
     talk: Talk,
 ) -> int:
-    from duat_cli.cli.shared.tensor_target import operator_file, token_texts
+    from duat_cli.api.tensors import operator_file
+    from duat_cli.cli.shared.tensor_target import token_texts
     from duat_cli.cli.terminal.progress import Progress
 
     with Progress(talk) as progress:
@@ -155,7 +156,7 @@ def _one_block(
         from duat_cli.analysis.matrix.run import matrix as compute
 
         decode = token_texts(loaded, wanted.trust_remote_code)
-        with operator_file(target, loaded, wanted.trust_remote_code) as file:
+        with operator_file(target, decode) as file:
             report = compute(loaded, text, layer, decode, progress, file, dense=dense)
         if target is not None:
             talk.note(f"wrote {target.path}")
@@ -167,7 +168,7 @@ def _one_block(
 
 
 def _all_blocks(
-    wanted: ModelRequest, texts: PromptRequest, target: Target | None, presentation: Presentation, talk: Talk
+    wanted: ModelRequest, texts: PromptRequest, target: FileTarget | None, presentation: Presentation, talk: Talk
 ) -> int:
     from duat_cli.cli.shared.tensor_target import token_texts
     from duat_cli.cli.terminal.progress import Progress
