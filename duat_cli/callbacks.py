@@ -28,8 +28,6 @@ from duat_cli.api.ground import heard, undisturbed
 from duat_cli.api.settings import at_least
 from duat_cli.checks.nearest import suggestion
 from duat_cli.checks.paths import asks_for, flatten, is_known, known_paths, matches
-from duat_cli.checks.policy import read_policy
-from duat_cli.checks.settings import settings_of
 from duat_cli.checks.verdict.conclude import plan
 from duat_cli.errors import DuatError, InputError
 from duat_cli.results.behaviour import Behaviour
@@ -94,8 +92,7 @@ class DuatCallback(TrainerCallback):
             raise InputError("metrics and select: expected a list, such as ['summary.*']")
         for pattern in metrics:
             _refuse_unknown(pattern)
-        found = read_policy(None if policy is None else str(policy))
-        self._plan = plan(found, settings_of(found, list(select)), None, False, False, "float32")
+        self._plan = plan(None if policy is None else str(policy), list(select), None, False, False, "float32")
         self._trainer, self._every, self._at_save = trainer, every, at_save
         self._tokenizer = tokenizer if tokenizer is not None else trainer.processing_class
         if self._tokenizer is None:

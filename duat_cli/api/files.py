@@ -80,8 +80,6 @@ def check(
         load_libraries()
     with undisturbed():
         from duat_cli.analysis.clock import Clock
-        from duat_cli.checks.policy import read_policy
-        from duat_cli.checks.settings import settings_of
         from duat_cli.checks.verdict.conclude import plan as planned
 
         if isinstance(select, str):
@@ -89,11 +87,9 @@ def check(
         asked, clock = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading), Clock()
         if asked.in_memory:
             _refuse_files(baseline=baseline, adapter=adapter, update_baseline=update_baseline or None)
-        found = read_policy(folder(policy))
-        settings = settings_of(found, list(select))
         dtype = loading.get("dtype", "float32")
         target = FileTarget.of("baseline", folder(baseline)) if update_baseline and baseline is not None else None
-        settled = planned(found, settings, folder(baseline), update_baseline, weights_only, dtype)
+        settled = planned(folder(policy), select, folder(baseline), update_baseline, weights_only, dtype)
         if asked.in_memory:
             from duat_cli.analysis.check.given import check_given
 

@@ -99,12 +99,9 @@ def _require_tokenizer(found: Found) -> None:
 def check_task(policy: str | None, select: list[str], dtype: str) -> Task:
     """What is planned of `check`: of the rules that are on."""
     from duat_cli.analysis.check.run import task_of
-    from duat_cli.checks.policy import read_policy
-    from duat_cli.checks.settings import settings_of
     from duat_cli.checks.verdict.conclude import plan
 
-    found = read_policy(policy)
-    return task_of(plan(found, settings_of(found, select), None, False, False, dtype))
+    return task_of(plan(policy, select, None, False, False, dtype))
 
 
 def _task(request: PlanRequest, found: Found, progress: Progress) -> Task:

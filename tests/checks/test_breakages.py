@@ -62,7 +62,7 @@ class Seen:
 def plans(baseline: Path | None, update: bool = False) -> CheckPlan:
     policy = read_policy("default")
     name = None if baseline is None else str(baseline)
-    return plan(policy, settings_of(policy, []), name, update, False, "float32")
+    return plan("default", [], name, update, False, "float32")
 
 
 def look(settled: CheckPlan, model: Path, adapter: Path | None) -> tuple[CheckReport, str | None]:

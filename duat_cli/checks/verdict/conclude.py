@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,8 +16,9 @@ from duat_cli.checks.drift import compare, refuse_foreign, refuse_other_model, r
 from duat_cli.checks.metrics import metrics_of, sampling_slack
 from duat_cli.checks.nearest import suggestion
 from duat_cli.checks.paths import is_metric, leaves_out, matches
-from duat_cli.checks.policy import Policy
+from duat_cli.checks.policy import Policy, read_policy
 from duat_cli.checks.rule import Evidence, Settings
+from duat_cli.checks.settings import settings_of
 from duat_cli.checks.tolerances import COARSENESS, STORED_AS
 from duat_cli.checks.verdict.causes import grouped
 from duat_cli.checks.verdict.judge import judge
@@ -86,9 +87,12 @@ class CheckPlan:
 
 
 def plan(
-    policy: Policy, settings: Mapping[str, Settings], name: str | None, update: bool, weights_only: bool, dtype: str
+    source: str | None, select: Sequence[str], name: str | None, update: bool, weights_only: bool, dtype: str
 ) -> CheckPlan:
-    """InputError where nothing would be checked, or the baseline cannot be what is asked for."""
+    """source, select, name, dtype: as --policy, --select, --baseline and --dtype have them. InputError where these are
+    wrong, nothing would be checked, or the baseline cannot be what is asked for."""
+    policy = read_policy(source)
+    settings = settings_of(policy, select)
     if all(s.level == "off" for s in settings.values()):
         raise InputError("no checks ran: the policy and --select leave no rule on")
     found = baselines.read_baseline(name) if name is not None else None

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from duat_cli.cli.shared import options
 from duat_cli.cli.shared.outlets import CheckForm, Outlets
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
-
-if TYPE_CHECKING:
-    from duat_cli.analysis.opening import ModelRequest, PromptRequest
-    from duat_cli.cli.terminal.talk import Talk
-    from duat_cli.results.check import CheckReport
 
 PANEL_CHECK = "What to check"
 check_option = functools.partial(typer.Option, rich_help_panel=PANEL_CHECK)
@@ -117,8 +111,15 @@ def check(
 
     Exit code: 0 all checks passed (warnings allowed), 1 a check failed, 2 could not tell.
     """
+    from duat_cli.analysis.check.run import CheckRequest
+    from duat_cli.analysis.check.run import check as compute
+    from duat_cli.analysis.clock import Clock
     from duat_cli.analysis.opening import ModelRequest, PromptRequest
+    from duat_cli.checks.verdict.conclude import plan
+    from duat_cli.cli.shared.announce import announce
     from duat_cli.cli.shared.presentation import talk_of
+    from duat_cli.cli.terminal.output import Target
+    from duat_cli.cli.terminal.progress import Progress
 
     with Outlets(model) as outlets:
         talk = talk_of(quiet, verbose, no_color)
@@ -128,50 +129,18 @@ def check(
         wanted = ModelRequest(
             model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, device_map=device_map
         )
-        texts = PromptRequest(prompt, prompts, max_tokens)
-        asked = _Asked(wanted, texts, policy, baseline, update_baseline, weights_only, adapter, select or [])
-        result = _result(asked, outlets, talk)
+        request = CheckRequest(wanted, PromptRequest(prompt, prompts, max_tokens), adapter)
+        clock = Clock()
+        settled = plan(policy, select or [], baseline, update_baseline, weights_only, dtype)
+        file = Target.of("--baseline", baseline) if update_baseline else None
+        outlets.refuse_shared(file)
+        announce(model, talk)
+        with Progress(talk) as progress:
+            result, text = compute(settled, request, progress, clock.run)
+            if file is not None and text is not None:
+                file.write(text)
         outlets.write(result, every, talk)
     return EXIT_SOUND if result.verdict == "passed" else EXIT_FINDINGS
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """The options that say what is checked."""
-
-    model: ModelRequest
-    texts: PromptRequest
-    policy: str | None
-    baseline: str | None
-    update: bool
-    weights_only: bool
-    adapter: str | None
-    select: list[str]
-
-
-def _result(asked: _Asked, outlets: Outlets, talk: Talk) -> CheckReport:
-    """The report, the baseline written where one is to be."""
-    from duat_cli.analysis.check.run import CheckRequest, check
-    from duat_cli.analysis.clock import Clock
-    from duat_cli.checks.policy import read_policy
-    from duat_cli.checks.settings import settings_of
-    from duat_cli.checks.verdict.conclude import plan
-    from duat_cli.cli.shared.announce import announce
-    from duat_cli.cli.terminal.output import Target
-    from duat_cli.cli.terminal.progress import Progress
-
-    clock = Clock()
-    found = read_policy(asked.policy)
-    settings = settings_of(found, asked.select)
-    settled = plan(found, settings, asked.baseline, asked.update, asked.weights_only, asked.model.dtype)
-    file = Target.of("--baseline", asked.baseline) if asked.update else None
-    outlets.refuse_shared(file)
-    announce(asked.model.model, talk)
-    with Progress(talk) as progress:
-        result, text = check(settled, CheckRequest(asked.model, asked.texts, asked.adapter), progress, clock.run)
-        if file is not None and text is not None:
-            file.write(text)
-    return result
 
 
 def _refuse_no_model(model: str | None) -> None:

@@ -45,7 +45,7 @@ def checked(
         PromptRequest(["abc"], None, None),
         adapter,
     )
-    settled = plan(found, settings_of(found, select), None, False, weights_only, "float32")
+    settled = plan(policy, select, None, False, weights_only, "float32")
     with streaming() if streamed else contextlib.nullcontext():
         report, text = check(settled, request, lambda done, total, what: steps.append(what), lambda _planned: RUN)
     assert text is None
