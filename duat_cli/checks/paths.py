@@ -10,7 +10,7 @@ import functools
 import re
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -59,18 +59,19 @@ class Place:
 
 def matches(pattern: str, path: str) -> bool:
     """Whether a pattern is one of this path. Wildcards do not reach into a group that is matched by name only."""
-    parts = tuple(pattern.split("."))
-    return _matches(parts, tuple(path.split("."))) and place_of(path).by_name <= set(parts)
+    parts = pattern.split(".")
+    return _meet(parts, path.split("."), fnmatchcase) and place_of(path).by_name <= set(parts)
 
 
-def _matches(pattern: tuple[str, ...], path: tuple[str, ...]) -> bool:
-    """Positions of the path that the pattern's beginning can have reached, part by part."""
+def _meet(pattern: list[str], path: list[str], fits: Callable[[str, str], bool]) -> bool:
+    """Whether a pattern is one of this path, or of some path at this place. fits: of a part of the path, and one of
+    the pattern. Part by part the positions of the path that the pattern's beginning can have reached."""
     reached = {0}
     for part in pattern:
         if part == "**":
             reached = set(range(min(reached), len(path) + 1)) if reached else set()
         else:
-            reached = {at + 1 for at in reached if at < len(path) and fnmatchcase(path[at], part)}
+            reached = {at + 1 for at in reached if at < len(path) and fits(path[at], part)}
     return len(path) in reached
 
 
@@ -167,21 +168,10 @@ def is_known(pattern: str) -> bool:
     if len(pattern) > _LONGEST or pattern.count(".") >= _PARTS:
         return False
     parts = pattern.split(".")
-    return any(_overlap(parts, path.split(".")) for path in known_paths())
+    return any(_meet(parts, path.split("."), _fits) for path in known_paths())
 
 
-def _overlap(pattern: list[str], place: list[str]) -> bool:
-    """Whether some path is one of both."""
-    reached = {0}
-    for part in pattern:
-        if part == "**":
-            reached = set(range(min(reached), len(place) + 1)) if reached else set()
-        else:
-            reached = {at + 1 for at in reached if at < len(place) and _fits(part, place[at])}
-    return len(place) in reached
-
-
-def _fits(part: str, place: str) -> bool:
+def _fits(place: str, part: str) -> bool:
     if place == "#":
         return part.isdecimal() or any(c in part for c in "*?[")
     return fnmatchcase(place, part)
@@ -218,5 +208,5 @@ def may_be_negative(pattern: str) -> bool:
 def _numbers_of(pattern: str) -> list[Place]:
     """The numbers that a pattern reaches."""
     parts = pattern.split(".")
-    found = [places()[path] for path in known_paths() if _overlap(parts, path.split("."))]
+    found = [places()[path] for path in known_paths() if _meet(parts, path.split("."), _fits)]
     return [place for place in found if place.by_name <= set(parts)]
