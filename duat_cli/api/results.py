@@ -25,7 +25,7 @@ from duat_cli.report.tables.prune.report import render_prune
 from duat_cli.report.tables.support import render_support
 from duat_cli.report.tables.verify import render_verify
 from duat_cli.results.attribute import AttributeReport
-from duat_cli.results.base import Result
+from duat_cli.results.base import Report, Result
 from duat_cli.results.check import CheckReport
 from duat_cli.results.compare import CompareReport
 from duat_cli.results.explain import ExplainReport
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     Pick = Callable[[int, int], Operator]
 
 
-class Shown(Result):
+class Shown(Report):
     """A report that can be shown. Fields are those of the command's JSON; `duat explain NAME` explains each."""
 
     @classmethod
@@ -68,11 +68,10 @@ class Shown(Result):
         InputError for a report that has none, such as that of `support`.
         """
         from duat_cli.api.pages import page_of
-        from duat_cli.report.html.sheets import SHEETS, command_of
+        from duat_cli.report.html.sheets import SHEETS
 
-        command = command_of(self)
-        if command not in SHEETS:
-            raise InputError(f"to_html: a report of {command} has no page; pages: {', '.join(sorted(SHEETS))}")
+        if self.command not in SHEETS:
+            raise InputError(f"to_html: a report of {self.command} has no page; pages: {', '.join(sorted(SHEETS))}")
         return page_of([(None, self)])
 
     @property

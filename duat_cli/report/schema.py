@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter
 
 from duat_cli.results.attribute import AttributeReport
-from duat_cli.results.base import Result
+from duat_cli.results.base import Report
 from duat_cli.results.check import CheckReport, UndecidedReport
 from duat_cli.results.compare import CompareReport
 from duat_cli.results.explain import ExplainReport
@@ -19,7 +19,7 @@ from duat_cli.results.plan import PlanReport
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.results.support import SupportReport
 
-REPORTS: dict[str, type[Result]] = {
+REPORTS: dict[str, type[Report]] = {
     "attribute": AttributeReport,
     "check": CheckReport,
     "compare": CompareReport,
@@ -33,7 +33,7 @@ REPORTS: dict[str, type[Result]] = {
     "support": SupportReport,
     "explain": ExplainReport,
 }
-STACKS: dict[str, type[Result]] = {"inspect": InspectStacks, "verify": VerifyStacks}
+STACKS: dict[str, type[Report]] = {"inspect": InspectStacks, "verify": VerifyStacks}
 """With --stack all."""
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

@@ -12,7 +12,7 @@ from duat_cli.errors import InputError
 from duat_cli.text import clean, one_line
 
 if TYPE_CHECKING:
-    from duat_cli.results.base import Result
+    from duat_cli.results.base import Report
 
 __all__ = ["page_of", "read_report"]
 
@@ -20,7 +20,7 @@ MOST_BYTES = 64 << 20  # of a file: what takes a minute and gigabytes to read is
 _OWN = ("schema_version", "command")
 
 
-def read_report(name: str, commands: Collection[str] | None = None, what: str = "page") -> Result:
+def read_report(name: str, commands: Collection[str] | None = None, what: str = "page") -> Report:
     """A report from its JSON. InputError in one line for what is no report, is of another version, or is too large.
 
     commands: whose reports have a `what`; None: those that have a page.

@@ -18,10 +18,10 @@ from duat_cli.text import clean
 
 if TYPE_CHECKING:
     from duat_cli.report.tables.page import Page
-    from duat_cli.results.base import Result
+    from duat_cli.results.base import Report
 
 NARROWEST = 20
-Report = TypeVar("Report", bound="Result")
+R = TypeVar("R", bound="Report")
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Presentation:
             form = "html"
         return cls.of(output, form, json, no_color, wide=wide)
 
-    def emit(self, report: Report, render: Callable[[Report, Page], str], talk: Talk) -> None:
+    def emit(self, report: R, render: Callable[[R, Page], str], talk: Talk) -> None:
         """Write the report."""
         if self.form == "json":
             from duat_cli.report.json import to_json
@@ -78,7 +78,7 @@ class Presentation:
             talk.note(f"wrote {self.target.path}")
 
     def emit_stacks(
-        self, reports: Sequence[Report], together: Result | None, render: Callable[[Report, Page], str], talk: Talk
+        self, reports: Sequence[R], together: Report | None, render: Callable[[R, Page], str], talk: Talk
     ) -> None:
         """Write reports of the stacks of one model. together: all of them; None where there is one."""
         if together is None:

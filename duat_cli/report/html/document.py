@@ -18,17 +18,13 @@ from duat_cli.report.html.drawing.figure import Figure, Sheet
 from duat_cli.report.html.embedded import embedded, packed
 from duat_cli.report.html.glossary import Glossary, Known
 from duat_cli.report.html.sheets import sheets
-from duat_cli.results.base import Result
+from duat_cli.results.base import Report
 
 _ASSETS = importlib.resources.files("duat_cli.report.html") / "assets"
 
 
-@dataclass(frozen=True)
-class Given:
-    """A report to show. source: the file that it was read from; None where it comes from a run."""
-
-    report: Result
-    source: str | None = None
+Given = tuple[str | None, Report]
+"""The file that a report was read from, None where it comes from a run, and the report."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +64,7 @@ def document(given: Sequence[Given], known: Known) -> str:
 
     Reports whose JSON takes more than 5 MB together are embedded without their largest lists; the page says which.
     """
-    made = sheets([one.report for one in given])
+    made = sheets([report for _, report in given])
     data, left_out = _embedded(given)
     style, script = _asset("style.css"), _asset("script.js")
     return _template().render(
@@ -89,19 +85,19 @@ def _embedded(given: Sequence[Given]) -> tuple[list[dict[str, object]], list[str
     """The reports as the page holds them, and what it does not hold of them."""
     found: list[dict[str, object]] = []
     left_out: list[str] = []
-    for number, one in enumerate(given):
-        document, missing = embedded(one.report.model_dump(mode="json"), 1 / len(given))
+    for number, (source, report) in enumerate(given):
+        document, missing = embedded(report.model_dump(mode="json"), 1 / len(given))
         letter = _letter(number, len(given))
         left_out += [f"{letter}: {text}" if letter else text for text in missing]
-        found.append({"source": one.source, "left_out": missing, "report": document})
+        found.append({"source": source, "left_out": missing, "report": document})
     return found, left_out
 
 
 def _groups(made: Sequence[Sheet], given: Sequence[Given]) -> list[_Group]:
     found: dict[str, _Group] = {}
-    for number, (sheet, one) in enumerate(zip(made, given, strict=True)):
+    for number, (sheet, (source, _)) in enumerate(zip(made, given, strict=True)):
         group = found.setdefault(sheet.command, _Group(sheet.command, []))
-        group.places.append(_Place(number, _letter(number, len(made)), one.source, sheet))
+        group.places.append(_Place(number, _letter(number, len(made)), source, sheet))
     return list(found.values())
 
 

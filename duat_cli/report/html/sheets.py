@@ -15,7 +15,7 @@ from duat_cli.report.html.matrix.network import network_sheet
 from duat_cli.report.html.matrix.page import matrix_sheet
 from duat_cli.report.html.plan.page import plan_sheet
 from duat_cli.report.html.prune.page import prune_sheet
-from duat_cli.results.base import Result
+from duat_cli.results.base import Report
 
 _Maker = Callable[[Any, Sequence[Any]], Sheet]
 SHEETS: dict[str, _Maker] = {
@@ -31,14 +31,6 @@ SHEETS: dict[str, _Maker] = {
 }
 
 
-def command_of(report: Result) -> str:
-    """The command that wrote a report."""
-    return str(getattr(report, "command", ""))
-
-
-def sheets(reports: Sequence[Result]) -> list[Sheet]:
+def sheets(reports: Sequence[Report]) -> list[Sheet]:
     """One of each report; reports of one command share their axes."""
-    by_command: dict[str, list[Result]] = {}
-    for report in reports:
-        by_command.setdefault(command_of(report), []).append(report)
-    return [SHEETS[command](report, by_command[command]) for report in reports if (command := command_of(report))]
+    return [SHEETS[report.command](report, [r for r in reports if r.command == report.command]) for report in reports]
