@@ -92,9 +92,8 @@ def _tokens(one: Attribution, number: int, here: list[float], kept: list[int]) -
             Head("UAT terms at it", "logits"),
         ],
         rows=[
-            [token(one, i), SIGNED(t.value), SIGNED(t.direct), SIGNED(here[i])]
-            for i, t in enumerate(one.parts.tokens)
-            if i in kept
+            [token(one, i), SIGNED(one.parts.tokens[i].value), SIGNED(one.parts.tokens[i].direct), SIGNED(here[i])]
+            for i in kept
         ],
         place="attribution[].parts.tokens[].",
         at=[f"attribution.{number}.parts.tokens.{i}" for i in kept],

@@ -48,8 +48,9 @@ class Table:
     @property
     def shown(self) -> list[tuple[str, Sequence[Content]]]:
         """(place behind the root, cells) of the rows that the page has."""
-        places = [place.removeprefix(self.root) for place in self.at] or [""] * len(self.rows)
-        return list(zip(places, self.rows, strict=True))[:MOST_ROWS]
+        root, rows = self.root, self.rows[:MOST_ROWS]
+        places = [place.removeprefix(root) for place in self.at[:MOST_ROWS]] or [""] * len(rows)
+        return list(zip(places, rows, strict=True))
 
     @property
     def root(self) -> str:
