@@ -6,6 +6,7 @@ reads well in a review. A baseline is written on demand only, and refused where 
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -105,6 +106,7 @@ class Metric:
     block: int | None
 
 
+@functools.cache
 def metric_of(key: str) -> Metric:
     """'weights.TENSOR', 'integrity.RULE', 'behaviour.FIELD', or the path of a number in the inspect report."""
     head, _, rest = key.partition(".")

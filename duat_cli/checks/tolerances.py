@@ -32,8 +32,6 @@ class Tolerance:
     atol: float
     better: Literal["lower", "higher"] | None
     source: str
-    key: tuple[str, str] | None = None
-    """(file, key) of the user's policy that sets it."""
 
     def of(self, old: float) -> float:
         return self.atol + self.rtol * abs(old)
@@ -65,6 +63,5 @@ def tolerance(key: str, dtype: str, own: Mapping[str, tuple[Layer, ToleranceTabl
                 found.atol if table.atol is None else table.atol,
                 table.better or found.better,
                 layer.source,
-                (str(layer.file), pattern) if layer.file else None,
             )
     return found

@@ -21,11 +21,6 @@ def verdict(report: CheckReport) -> str:
     return f"{report.verdict.upper()}: {', '.join(parts)}{folded}"
 
 
-def place(outcome: Outcome) -> str:
-    """block 3, or what else the outcome is about; '' for the whole checkpoint."""
-    return f"block {outcome.block}" if outcome.block is not None else outcome.where or ""
-
-
 def measured(outcome: Outcome) -> str:
     """0.35 > 0.0001: what was measured, and the bound it breaks or keeps."""
     if outcome.measured is None:
