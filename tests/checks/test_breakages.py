@@ -18,10 +18,8 @@ from helpers import minilm
 
 from duat_cli.analysis.check import run
 from duat_cli.analysis.opening import ModelRequest, PromptRequest
-from duat_cli.checks.policy import read_policy
 from duat_cli.checks.registry import all_rules
 from duat_cli.checks.rule import Evidence
-from duat_cli.checks.settings import settings_of
 from duat_cli.checks.verdict.conclude import CheckPlan, Subject, conclude, plan
 from duat_cli.errors import DuatError
 from duat_cli.loading import prompts
@@ -60,7 +58,6 @@ class Seen:
 
 
 def plans(baseline: Path | None, update: bool = False) -> CheckPlan:
-    policy = read_policy("default")
     name = None if baseline is None else str(baseline)
     return plan("default", [], name, update, False, "float32")
 

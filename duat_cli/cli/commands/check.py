@@ -111,11 +111,7 @@ def check(
 
     Exit code: 0 all checks passed (warnings allowed), 1 a check failed, 2 could not tell.
     """
-    from duat_cli.analysis.check.run import CheckRequest
-    from duat_cli.analysis.check.run import check as compute
-    from duat_cli.analysis.clock import Clock
     from duat_cli.analysis.opening import ModelRequest, PromptRequest
-    from duat_cli.checks.verdict.conclude import plan
     from duat_cli.cli.shared.announce import announce
     from duat_cli.cli.shared.presentation import talk_of
     from duat_cli.cli.terminal.output import Target
@@ -126,6 +122,11 @@ def check(
         outlets.open(form, json, output, report or [], no_color)
         _refuse_no_model(model)
         limit = options.parse_memory(memory)
+        from duat_cli.analysis.check.run import CheckRequest
+        from duat_cli.analysis.check.run import check as compute
+        from duat_cli.analysis.clock import Clock
+        from duat_cli.checks.verdict.conclude import plan
+
         wanted = ModelRequest(
             model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, device_map=device_map
         )

@@ -259,7 +259,7 @@ def _alone(
 ) -> list[InspectReport]:
     from duat_cli.analysis.opening import open_stacks
     from duat_cli.api.tensors import operator_file
-    from duat_cli.cli.shared.tensor_target import token_texts
+    from duat_cli.cli.shared.token_texts import token_texts
     from duat_cli.cli.terminal.progress import Progress
 
     reports, count = [], 0

@@ -148,7 +148,7 @@ def _one_block(
     talk: Talk,
 ) -> int:
     from duat_cli.api.tensors import operator_file
-    from duat_cli.cli.shared.tensor_target import token_texts
+    from duat_cli.cli.shared.token_texts import token_texts
     from duat_cli.cli.terminal.progress import Progress
 
     with Progress(talk) as progress:
@@ -170,7 +170,7 @@ def _one_block(
 def _all_blocks(
     wanted: ModelRequest, texts: PromptRequest, target: FileTarget | None, presentation: Presentation, talk: Talk
 ) -> int:
-    from duat_cli.cli.shared.tensor_target import token_texts
+    from duat_cli.cli.shared.token_texts import token_texts
     from duat_cli.cli.terminal.progress import Progress
 
     with Progress(talk) as progress:

@@ -18,8 +18,6 @@ from torch import Tensor
 from duat_cli.analysis.check.run import CheckRequest, check
 from duat_cli.analysis.inspect.options import InspectOptions
 from duat_cli.analysis.opening import ModelRequest, PromptRequest, load_found
-from duat_cli.checks.policy import read_policy
-from duat_cli.checks.settings import settings_of
 from duat_cli.checks.verdict.conclude import NO_FORWARD, plan
 from duat_cli.errors import NoSignalError, UnsupportedModelError
 from duat_cli.loading.checkpoint.source import demo_adapter_path
@@ -39,7 +37,7 @@ def checked(
     streamed: bool = False,
 ) -> tuple[CheckReport, list[str]]:
     """The report, and the steps to it. streamed: with weights read block by block."""
-    found, steps = read_policy(policy), list[str]()
+    steps = list[str]()
     request = CheckRequest(
         ModelRequest(None if model is None else str(model), None, None, None, False, "float32", "cpu"),
         PromptRequest(["abc"], None, None),
