@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from duat_cli.analysis.session import Session
 from duat_cli.kinds import Kind, MetricName
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.terms.branches import Branches, branch_at
-from duat_cli.models.terms.sites import BlockSites, TermId
+from duat_cli.models.terms.sites import BlockSites, Site, TermId
 from duat_cli.results.prune.terms import Estimated, HeadSummary, NeuronSummary, Prediction, PruneBlock, PruneTerm
 from duat_cli.statistics.ranking import Estimate, bootstrap, kendall, median_ratio, spearman, worst_ratio
 from duat_cli.statistics.survey import mean_of
@@ -48,12 +49,20 @@ def terms_of(
 ) -> list[PruneTerm]:
     """One entry a term, in the order of `terms`."""
     names = {module: name for name, module in structure.stack.named_modules()}
+
+    @functools.cache
+    def met(block: nn.Module, site: Site | None) -> str | None:
+        """Where terms meet the stream, in words; None where that is not known. site: None for the block itself."""
+        if site is None:
+            return f"output of {names[block]}"
+        branch = branch_at(branches[block], site)
+        return None if isinstance(branch, str) else branch.name(names, block)
+
     estimate, low, high = (x.tolist() for x in damage)
     found = []
     for place, term in enumerate(terms.ids):
-        module = structure.calls[term.block]
-        if term.index is not None:
-            module = sites[module].find(term)[0].module
+        block = structure.calls[term.block]
+        site = None if term.index is None else sites[block].find(term)[0]
         bound = bounds[term]
         local, frozen, stream = (
             _mean([getattr(r, name).get(term) for r in readings]) for name in ("local", "frozen", "stream")
@@ -62,7 +71,7 @@ def terms_of(
         if local is None:
             reasons["local"] = next((r.reasons[term] for r in readings if term in r.reasons), "undefined")
             reasons["certified_relative"] = reasons["local"]
-        place_met = _met(term, structure.calls[term.block], sites, branches, names)
+        place_met = met(block, site)
         if place_met is None:
             reasons["place"] = reasons.get("local", "undefined")
         if frozen is None:
@@ -76,7 +85,7 @@ def terms_of(
                 kind=term.kind,
                 block=term.block,
                 index=term.index,
-                module=names[module],
+                module=names[block if site is None else site.module],
                 place=place_met,
                 local=local,
                 frozen=frozen,
@@ -91,20 +100,6 @@ def terms_of(
             )
         )
     return found
-
-
-def _met(
-    term: TermId,
-    block: nn.Module,
-    sites: Mapping[nn.Module, BlockSites],
-    branches: Branches,
-    names: Mapping[nn.Module, str],
-) -> str | None:
-    """Where the term meets the stream, in words; None where that is not known."""
-    if term.kind == "block":
-        return f"output of {names[block]}"
-    branch = branch_at(branches[block], sites[block].find(term)[0])
-    return None if isinstance(branch, str) else branch.name(names, block)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.analysis.plan.task import PruneOptions
-from duat_cli.analysis.prune.sets.nested import Candidates, Goal, Round, candidates, within
+from duat_cli.analysis.prune.sets.nested import Candidates, Goal, candidates, within
 from duat_cli.analysis.prune.sets.order import Sizes
 from duat_cli.analysis.prune.sets.path import Path, Sketch, path_in_rounds, path_of, reaching
 from duat_cli.analysis.prune.terms.ablation import Ablator, Tick, measured
@@ -20,6 +20,7 @@ from duat_cli.loading.prompts import Prompt
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.edits.parameters import BlockParameters
 from duat_cli.models.terms.sites import TermId
+from duat_cli.results.prune.sets import SketchRound
 
 
 def sizes_of(
@@ -65,7 +66,7 @@ class Chooser:
 
     def in_rounds(
         self, kinds: Sequence[Kind], again: Again, prompts: Sequence[Prompt], tick: Tick, each: Each = in_turn
-    ) -> tuple[Candidates, list[Round]]:
+    ) -> tuple[Candidates, list[SketchRound]]:
         """Of several sketches, and what they brought over one; of one, where no more are asked for."""
         single = self._path(kinds)
         target = within(single, self.goal, self.sizes.parameters)
@@ -82,7 +83,7 @@ class Chooser:
 
     def _compared(
         self, single: Path, path: Path, target: int, prompts: Sequence[Prompt], tick: Tick, each: Each
-    ) -> list[Round]:
+    ) -> list[SketchRound]:
         """The sets at the ends of the rounds, and those of one round that hold as much."""
         parameters = self.sizes.parameters
         whole = reaching(path.order, parameters, float(parameters[single.order.places[:target]].sum()))
@@ -93,7 +94,10 @@ class Chooser:
         means = measured(self.ablator, prompts, [[self.terms.ids[k] for k in s.tolist()] for s in sets], tick, each)
         found = means.mean(dim=1).tolist()
         mine = [*(stage.measured for stage in path.stages), found[-1]]
-        return [Round(*four) for four in zip(ends, mine, alone, found[:-1], strict=True)]
+        return [
+            SketchRound(removed=end, measured=here, single_removed=size, single_measured=there)
+            for end, here, size, there in zip(ends, mine, alone, found, strict=False)
+        ]
 
     def _path(self, kinds: Sequence[Kind]) -> Path:
         return path_of(self.sketch, self.terms, kinds, self.sizes, asked=self._asked)

@@ -19,6 +19,7 @@ from duat_cli.kinds import Kind
 from duat_cli.loading.model.processes import Each, in_turn
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.terms.sites import TermId
+from duat_cli.results.prune.sets import SketchRound
 
 BEYOND = 2.0  # the curve goes on to this multiple of the budget
 
@@ -45,16 +46,6 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Round:
-    """What sketching again brought: a set of several rounds beside the one of one round with as many parameters."""
-
-    removed: int
-    measured: float
-    single_removed: int
-    single_measured: float
-
-
-@dataclass(frozen=True)
 class Nested:
     """The order in which terms of some kinds go, and how far that may be taken."""
 
@@ -64,7 +55,7 @@ class Nested:
     chosen: Point | None  # the largest measured set within the budget, or the one that was asked for
     ends: list[int] = field(default_factory=list)  # how many terms a set may have, rising; none: any number
     uniform: bool = False
-    rounds: list[Round] = field(default_factory=list)
+    rounds: list[SketchRound] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -92,7 +83,7 @@ class Candidates:
     def sets(self) -> list[list[TermId]]:
         return [self.order[:size] for size in self.sizes]
 
-    def nested(self, means: Sequence[float], budget: float, rounds: Sequence[Round] = ()) -> Nested:
+    def nested(self, means: Sequence[float], budget: float, rounds: Sequence[SketchRound] = ()) -> Nested:
         """The sets with what was measured of each, a mean over prompts."""
         points = [Point(*three) for three in zip(self.sizes, self.predicted, means, strict=True)]
         chosen = None
@@ -126,7 +117,7 @@ def within(path: Path, goal: Goal, parameters: Tensor) -> int:
 
 def nested_sets(
     ablator: Ablator,
-    found: Sequence[tuple[Candidates, Sequence[Round]]],
+    found: Sequence[tuple[Candidates, Sequence[SketchRound]]],
     prompts: Sequence[Prompt],
     budget: float,
     tick: Tick,

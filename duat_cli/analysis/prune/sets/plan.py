@@ -13,7 +13,7 @@ from duat_cli.analysis.prune.sets.order import Sizes
 from duat_cli.analysis.prune.sets.trial import Trial
 from duat_cli.models.terms.sites import TermId
 from duat_cli.results.prune.repair import SetRepair
-from duat_cli.results.prune.sets import CurvePoint, Guarantee, HeldOut, MeanGuarantee, Plan, SetSize, SketchRound
+from duat_cli.results.prune.sets import CurvePoint, Guarantee, HeldOut, MeanGuarantee, Plan, SetSize
 
 NO_HOLDOUT = "no held-out prompts: give --holdout FILE, or a share such as --holdout 0.5"
 ONE_BLOCK = "the model has one block, and one has to stay"
@@ -79,15 +79,7 @@ def plan_of(
         predicted=chosen.predicted if chosen else None,
         measured=chosen.measured if chosen else None,
         uniform=nested.uniform,
-        rounds=[
-            SketchRound(
-                removed=one.removed,
-                measured=one.measured,
-                single_removed=one.single_removed,
-                single_measured=one.single_measured,
-            )
-            for one in nested.rounds
-        ],
+        rounds=nested.rounds,
         saves=size_of(gone) if gone else None,
         curve=[
             CurvePoint(removed=p.removed, share=p.removed / total, predicted=p.predicted, measured=p.measured)

@@ -24,7 +24,6 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.kinds import KINDS, Kind
 from duat_cli.models.arrays import equal
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
-from duat_cli.models.edits.surgery import neuron_parameters
 from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.instrument.plain import InstrumentedPass
 from duat_cli.models.instrument.rig import BlockRun
@@ -43,7 +42,6 @@ from duat_cli.operators.kronecker import HeadFactors
 
 SHARED = "it adds something to its routed experts that is not bounded here"
 NOT_ASKED = "terms of this kind were not asked for"
-REST = "what is left of the branch is rescaled by the norm behind it, so a term may matter more than its size"
 
 
 @dataclass(frozen=True)
@@ -52,10 +50,8 @@ class TermBounds:
 
     stream: Tensor | None
     """The most that removing the term changes the residual stream, euclidean norm at one token."""
-    branch: Tensor | None = None
-    """Where a norm stands on the branch: the same in front of that norm."""
     vacuous: bool = False
-    """Whether `stream` is no more than what any change in front of that norm could do."""
+    """Whether `stream` is no more than what any change in front of a norm on the branch could do."""
     reason: str | None = None
 
 
@@ -69,8 +65,6 @@ class UnitBounds:
     neurons: TermBounds
     whole: TermBounds
     experts: TermBounds
-    each: int | None = None
-    """Parameters that go with one neuron, where the unit's form is proved."""
 
 
 @dataclass(frozen=True)
@@ -249,14 +243,10 @@ class _Block:
         source, factors = self.inner.heads
         arrival = _proved(self.arrivals.attention)
         factor, whole = arrival.factor, self._through_norm(arrival)
-        try:
-            require_averages(self.inner.attention)
-            ball = self.norms.feeding(source)
-        except UnsupportedModelError as reason:
-            return self._capped(arrival, factors.heads, None, str(reason)), whole or _none(str(reason))
-        heads, values = _by_head(ball, factors)
         if whole is not None:
-            return self._capped(arrival, len(heads), heads, REST), whole
+            return self._capped(arrival, factors.heads), whole
+        require_averages(self.inner.attention)
+        heads, values = _by_head(self.norms.feeding(source), factors)
         if not {"attention", "block"} & set(self.kinds):
             return TermBounds(heads * factor), _none(NOT_ASKED)
         # Together: every head mixes values of its own choice, and O has a largest singular value.
@@ -274,22 +264,18 @@ class _Block:
         neurons, whole = _both(lambda: self._neurons(_proved(self.arrivals.units[place]), form))
         if isinstance(form, str):
             return UnitBounds(module, None, neurons, whole, _none(form))
-        return UnitBounds(module, form.down, neurons, whole, _none("it routes to no experts"), neuron_parameters(form))
+        return UnitBounds(module, form.down, neurons, whole, _none("it routes to no experts"))
 
     def _neurons(self, arrival: Arrival, form: FeedForward | str) -> tuple[TermBounds, TermBounds]:
         self._require("neuron", "ffn", "block")
         whole = self._through_norm(arrival)
         if isinstance(form, str):
             return _none(form), whole or _none(form)
-        try:
-            ball = self.norms.feeding(form.source)
-        except UnsupportedModelError as fault:
-            return self._capped(arrival, form.neurons, None, str(fault)), whole or _none(str(fault))
-        layers, columns = Layers.of(form), form.columns()
+        if whole is not None:
+            return self._capped(arrival, form.neurons), whole
+        ball, layers, columns = self.norms.feeding(form.source), Layers.of(form), form.columns()
         sizes = layers.sizes(ball)
         neurons = sizes.neurons * row_lengths(columns)
-        if whole is not None:
-            return self._capped(arrival, form.neurons, neurons, REST), whole
         if not {"ffn", "block"} & set(self.kinds):
             return TermBounds(neurons * arrival.factor), _none(NOT_ASKED)
         total = layers.largest(ball, sizes, columns, form.bias)
@@ -298,19 +284,14 @@ class _Block:
     def _experts(self, arrival: Arrival, form: Experts) -> tuple[TermBounds, TermBounds]:
         """An expert adds at most the largest routing weight times its largest output; together they are an average."""
         whole = self._through_norm(arrival)
-        try:
-            ball = self.norms.feeding(form.source)
-        except UnsupportedModelError as fault:
-            return self._capped(arrival, form.count, None, str(fault)), whole or _none(str(fault))
-        sizes = []
+        if whole is not None:
+            return self._capped(arrival, form.count), whole
+        ball, sizes = self.norms.feeding(form.source), []
         for expert in range(form.count):
             layers = Layers.of_expert(form, expert)
             bias = None if form.bias is None else form.bias[expert]
             sizes.append(layers.largest_of(ball, form.columns[expert], bias))
-        experts = torch.tensor(sizes, dtype=torch.float64) * form.routing * abs(form.factor)
-        if whole is not None:
-            return self._capped(arrival, form.count, experts, REST), whole
-        experts = experts * arrival.factor
+        experts = torch.tensor(sizes, dtype=torch.float64) * form.routing * abs(form.factor) * arrival.factor
         if not form.complete:
             return TermBounds(experts), _none(SHARED)
         shared = 0.0
@@ -341,12 +322,11 @@ class _Block:
         """A branch that ends in a norm adds no more than the norm's largest output."""
         return None if arrival.norm is None else _one(self.norms.ball(arrival.norm).largest() * arrival.factor)
 
-    def _capped(self, arrival: Arrival, count: int, branch: Tensor | None, reason: str) -> TermBounds:
-        """Terms in front of a branch's norm: at the stream only what any change there could do."""
-        if arrival.norm is None:
-            return _none(reason)
+    def _capped(self, arrival: Arrival, count: int) -> TermBounds:
+        """Terms in front of a branch's norm: only what any change there could do."""
+        assert arrival.norm is not None
         most = self.norms.ball(arrival.norm).largest_difference() * arrival.factor
-        return TermBounds(torch.full((count,), most, dtype=torch.float64), branch, vacuous=True, reason=reason)
+        return TermBounds(torch.full((count,), most, dtype=torch.float64), vacuous=True)
 
 
 def _proved(arrival: Arrival | str) -> Arrival:

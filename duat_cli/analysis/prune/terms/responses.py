@@ -48,8 +48,13 @@ class TermList:
 
     def places(self, kind: Kind) -> range:
         """Where the terms of one kind stand."""
-        found = [k for k, term in enumerate(self.ids) if term.kind == kind]
-        return range(found[0], found[-1] + 1) if found else range(0)
+        return self._ranges.get(kind, range(0))
+
+    @functools.cached_property
+    def _ranges(self) -> dict[Kind, range]:
+        kinds = [term.kind for term in self.ids]
+        starts = {kind: kinds.index(kind) for kind in dict.fromkeys(kinds)}
+        return {kind: range(start, start + kinds.count(kind)) for kind, start in starts.items()}
 
 
 @dataclass(frozen=True)

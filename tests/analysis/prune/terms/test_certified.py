@@ -159,11 +159,6 @@ def test_no_neuron_exceeds_its_bound_and_the_bound_is_attained(model_type: str) 
     assert all(bounds[i].vacuous != case.place.tight for i in terms.tolist())
     if case.place.tight:
         assert bool((found >= case.place.near * limit).all()), (found / limit).min()
-    inner = case.bounds.units[0].neurons.branch
-    if inner is not None:  # in front of the norm behind the branch
-        inside = ascend(lambda x: case.moved(x, site, terms.repeat(STARTS), "mlp"), len(terms), 32)
-        assert bool((inside <= inner[terms]).all())
-        assert bool((inside >= 0.95 * inner[terms]).all())
 
 
 @pytest.mark.parametrize("model_type", list(PLACES))
@@ -177,12 +172,6 @@ def test_no_head_exceeds_its_bound_and_the_bound_is_attained(model_type: str) ->
     assert bool((found <= limit).all())
     if case.place.tight:
         assert bool((found >= case.place.near * limit).all()), (found / limit).min()
-    inner = case.bounds.heads.branch
-    if inner is not None:
-        projection = {m: n for n, m in case.structure.calls[BLOCK].named_modules()}[site.module]
-        inside = ascend(lambda x: case.moved(x, site, terms.repeat(STARTS), projection), site.count, 32)
-        assert bool((inside <= inner).all())
-        assert bool((inside >= 0.95 * inner).all())
 
 
 @pytest.mark.parametrize("model_type", sorted(MOE))
