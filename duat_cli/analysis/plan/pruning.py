@@ -71,6 +71,7 @@ def pruning(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
         ),
         [
             *held(shape, weights),
+            _batched(),
             term("freed memory that is used again", freed),
             term("the report's terms", _report(task, terms_of(shape, options), options)),
         ],
@@ -133,8 +134,11 @@ def _every(shape: Shape, task: Task, weights: Residence, *, probing: bool = Fals
         reused = REUSED if len(task.chosen_on) > 1 else once
         found.append(term("freed memory that is used again", FREED + reused * _probes(shape, task)))
     recorded = sum(_recorded(shape, ending, n) for n in _among(task, weights))
-    batched = term("batched gradients of torch, loaded", BATCHED)
-    return [*found, batched, term("the prompts' own passes", recorded), *found_of_terms(shape, task)]
+    return [*found, _batched(), term("the prompts' own passes", recorded), *found_of_terms(shape, task)]
+
+
+def _batched() -> MemoryTerm:
+    return term("batched gradients of torch, loaded", BATCHED)
 
 
 def _sweep(shape: Shape, task: Task, weights: Residence) -> Moment:
@@ -260,4 +264,4 @@ def _report(task: Task, counts: dict[Kind, int], options: PruneOptions) -> int:
     """Once damage is predicted, which takes more than the report's terms where prompts are many."""
     every, prompts = sum(counts.values()), len(task.chosen_on)
     found = prompts * (READING_BYTES + RESPONSE_BYTES * options.probes)
-    return every * (found + max(TERM_BYTES, prompts * PREDICTED_BYTES * options.probes))
+    return every * (NAME_BYTES + found + max(TERM_BYTES, prompts * PREDICTED_BYTES * options.probes))
