@@ -13,6 +13,7 @@ from duat_cli import __version__
 from duat_cli.analysis.lora.change import Change, Read, adapter_tensors, change_of
 from duat_cli.analysis.lora.comparison import compare
 from duat_cli.analysis.lora.lint import lint_changes, lint_plans, lint_values, sorted_findings
+from duat_cli.analysis.lora.magnitude import RelativeNorm, ratio
 from duat_cli.analysis.lora.notable import summarise
 from duat_cli.analysis.lora.weight_change import Directions, Numbers, module_change, numbers_of
 from duat_cli.analysis.progress import Progress
@@ -21,6 +22,7 @@ from duat_cli.loading.adapter.folder import AdapterFiles
 from duat_cli.loading.adapter.keys import Keys, read_keys
 from duat_cli.loading.adapter.parameter import AdapterFault, ParameterPlan
 from duat_cli.loading.adapter.plan import plans
+from duat_cli.operators.lowrank import energy
 from duat_cli.results.base import Run, Skipped
 from duat_cli.results.lora import LintFinding, LoraReport
 from duat_cli.results.weight_change import ModuleChange
@@ -50,8 +52,10 @@ class Collected:
     energy: float | None = 0.0  # Σ‖Δ‖²; None where a change is not known
     base_energy: float | None = 0.0  # Σ‖W‖² of what changes; None where a base tensor was not read
 
-    def add(self, change: Change, stored: Tensor | None, why_no_base: str) -> Numbers | None:
-        """One parameter's change; stored: its base value."""
+    def add(
+        self, change: Change, stored: Tensor | None, why_no_base: str, stored_energy: float | None = None
+    ) -> Numbers | None:
+        """One parameter's change; stored: its base value. stored_energy: of it, where it is known already."""
         name = change.plan.parameter
         if change.fault and not change.nonfinite:
             self.skipped.append(Skipped(what=name, why=change.fault))
@@ -61,7 +65,7 @@ class Collected:
             self.unchanged.append(name)
             return None
         numbers = None if change.fault else numbers_of(change, large=self.directions.large)
-        self.modules.append(module_change(change, numbers, stored, why_no_base, self.directions))
+        self.modules.append(module_change(change, numbers, stored, why_no_base, self.directions, stored_energy))
         if numbers is None:
             self.warnings.append(f"{name}: {change.fault}; its numbers are undefined")
             self.energy = None
@@ -114,12 +118,14 @@ def adapter_report(
             keys = read_keys(adapter)
             found = list(plans(adapter, keys, base))
             opened.append(Opened(adapter, keys, found, stack.enter_context(adapter_tensors(adapter))))
-        lint = [finding for one in opened for finding in _lint(one, base, options.read_base)]
+        lint: list[LintFinding] = []
         collected = [Collected(options.directions) for _ in opened]
-        if not options.lint_only:
-            for one, into in zip(opened, collected, strict=True):
+        for one, into in zip(opened, collected, strict=True):
+            norms = None
+            if not options.lint_only:
                 _refuse(one)
-                _collect(one, base, options, into, progress)
+                norms = _collect(one, base, options, into, progress)
+            lint += _lint(one, base, options.read_base, norms)
         comparison = None
         if len(opened) > 1 and not options.lint_only:
             progress(0, 1, "comparing the adapters")
@@ -164,12 +170,13 @@ def adapter_report(
     )
 
 
-def _lint(one: Opened, base: BaseWeights, read_base: bool) -> list[LintFinding]:
+def _lint(one: Opened, base: BaseWeights, read_base: bool, norms: list[RelativeNorm] | None) -> list[LintFinding]:
+    """norms: of its changes, where they are collected; else they are found."""
     return sorted_findings(
         [
             *lint_plans(one.adapter, one.keys, one.found, base),
             *lint_values(one.adapter, one.keys, one.read),
-            *lint_changes(one.adapter, one.found, one.read, base if read_base else None),
+            *lint_changes(one.found, one.read, base if read_base else None, norms),
         ]
     )
 
@@ -181,7 +188,12 @@ def _refuse(one: Opened) -> None:
         raise faults[0]
 
 
-def _collect(one: Opened, base: BaseWeights, options: LoraOptions, into: Collected, progress: Progress) -> None:
+def _collect(
+    one: Opened, base: BaseWeights, options: LoraOptions, into: Collected, progress: Progress
+) -> list[RelativeNorm]:
+    """All changes into their entries, and the relative norms of those of matrices. A base tensor is read and summed
+    once here; `change_of` reads it as well where the method needs its values."""
+    norms: list[RelativeNorm] = []
     for number, plan in enumerate(one.plans, 1):
         if plan.place is None and "saved" in plan.parts:  # a new head, say
             into.added.append(plan.parameter)
@@ -189,5 +201,9 @@ def _collect(one: Opened, base: BaseWeights, options: LoraOptions, into: Collect
         change = change_of(plan, one.read, base if options.read_base else None)
         stored = base.read(plan.place) if options.read_base and plan.place is not None and not change.is_zero else None
         why = NOT_READ if not options.read_base else "the base has no such parameter"
-        into.add(change, stored, why)
+        size = None if stored is None or change.fault else energy(stored)
+        into.add(change, stored, why, size)
+        if size is not None and plan.place is not None and len(plan.place.shape) > 1:
+            norms.append((plan, ratio(change, size)))
         progress(number, len(one.plans), f"weights of {one.adapter.name}")
+    return norms

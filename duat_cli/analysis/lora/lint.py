@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from duat_cli.analysis.lora.change import Read, adapter_tensors
-from duat_cli.analysis.lora.magnitude import lint_magnitude, lint_saved_heads
+from duat_cli.analysis.lora.magnitude import RelativeNorm, lint_magnitude, lint_saved_heads, relative_norm
 from duat_cli.compat.peft import MEGATRON, MODULE_FIELDS, OWN_LIBRARIES
 from duat_cli.loading.adapter.base_weights import EMBEDDINGS, HEADS, VOCABULARY, BaseWeights
 from duat_cli.loading.adapter.folder import ADAPTER_CONFIG, AdapterFiles, names, number, patterns
@@ -53,7 +53,7 @@ def lint_adapter(adapter: AdapterFiles, base: BaseWeights | None = None) -> list
     keys = read_keys(adapter)
     found = list(plans(adapter, keys, base))
     with adapter_tensors(adapter) as read:
-        values = [*lint_values(adapter, keys, read), *lint_changes(adapter, found, read, base)]
+        values = [*lint_values(adapter, keys, read), *lint_changes(found, read, base)]
         return sorted_findings([*lint_plans(adapter, keys, found, base), *values])
 
 
@@ -78,10 +78,10 @@ def lint_plans(
         yield finding("key-dialect", adapter.name, f"{dialect}: read, but PEFT may drop them without a word")
     yield from _foreign_code(adapter)
     yield from _alpha(adapter)
-    yield from _mutated(adapter, known)
+    yield from _mutated(known)
     yield from _saved(adapter, known)
     yield from _unmatched(adapter, keys)
-    yield from _experts(adapter, known, keys)
+    yield from _experts(adapter, known)
     yield from _tied(known, base)
 
 
@@ -116,7 +116,7 @@ def _alpha(adapter: AdapterFiles) -> Iterator[LintFinding]:
         yield finding("alpha-zero", ADAPTER_CONFIG, f"alpha_pattern is 0 for {listed(zero)}: no change there")
 
 
-def _mutated(adapter: AdapterFiles, known: list[ParameterPlan]) -> Iterator[LintFinding]:
+def _mutated(known: list[ParameterPlan]) -> Iterator[LintFinding]:
     init = next((plan.mutated for plan in known if plan.mutated), None)
     if init is None:
         return
@@ -163,7 +163,7 @@ def _unmatched(adapter: AdapterFiles, keys: Keys) -> Iterator[LintFinding]:
                       "belongs to them: absent from the base, or lost when the adapter was saved")  # fmt: skip
 
 
-def _experts(adapter: AdapterFiles, known: list[ParameterPlan], keys: Keys) -> Iterator[LintFinding]:
+def _experts(adapter: AdapterFiles, known: list[ParameterPlan]) -> Iterator[LintFinding]:
     stacked = [plan.parameter for plan in known if plan.kind == "expert lora"]
     if stacked:
         yield finding("expert-keys", adapter.name, f"{plural(len(stacked), 'expert parameter')} such as "
@@ -194,14 +194,17 @@ def _is_tied(base: BaseWeights) -> bool:
 
 
 def lint_changes(
-    adapter: AdapterFiles, found: list[ParameterPlan | AdapterFault], read: Read, base: BaseWeights | None
+    found: list[ParameterPlan | AdapterFault],
+    read: Read,
+    base: BaseWeights | None,
+    norms: Iterable[RelativeNorm] | None = None,
 ) -> Iterator[LintFinding]:
-    """What the values of adapter and base show together."""
+    """What the values of adapter and base show together. norms: None where they are not known yet."""
     if base is None:
         return
     known = [plan for plan in found if isinstance(plan, ParameterPlan)]
-    yield from lint_magnitude(adapter, known, read, base)
-    yield from lint_saved_heads(adapter, known, read, _is_tied(base))
+    yield from lint_magnitude(((p, relative_norm(p, read, base)) for p in known) if norms is None else norms)
+    yield from lint_saved_heads(known, read, _is_tied(base))
 
 
 def lint_values(adapter: AdapterFiles, keys: Keys, read: Read) -> Iterator[LintFinding]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from typing import TypeAlias
 
-from duat_cli.analysis.lora.change import Read, change_of
+from duat_cli.analysis.lora.change import Change, Read, change_of
 from duat_cli.loading.adapter.base_weights import EMBEDDINGS, HEADS, BaseWeights
-from duat_cli.loading.adapter.folder import AdapterFiles
 from duat_cli.loading.adapter.parameter import ParameterPlan
 from duat_cli.loading.wording import shown
 from duat_cli.operators.lowrank import Piece, energy, inner
@@ -16,19 +16,18 @@ from duat_cli.text import plural
 
 LARGE, TOO_LARGE = 1.0, 10.0
 """Of ‖ΔW‖_F / ‖W‖_F: what trains a model rarely moves a matrix by a tenth of its norm."""
+RelativeNorm: TypeAlias = "tuple[ParameterPlan, float | None]"
+"""A plan, and `relative_norm` of it."""
 
 
-def lint_magnitude(
-    adapter: AdapterFiles, known: Iterable[ParameterPlan], read: Read, base: BaseWeights
-) -> Iterator[LintFinding]:
+def lint_magnitude(norms: Iterable[RelativeNorm]) -> Iterator[LintFinding]:
     """Matrices whose change is larger than they are: one finding for those above 10 times, one for those above 1."""
     found: dict[str, float] = {}
-    for plan in known:
-        ratio = relative_norm(plan, read, base)
-        if ratio is not None and ratio > LARGE:
-            found[plan.parameter] = max(ratio, found.get(plan.parameter, 0.0))
-    extreme = {name: ratio for name, ratio in found.items() if ratio > TOO_LARGE}
-    others = {name: ratio for name, ratio in found.items() if name not in extreme}
+    for plan, norm in norms:
+        if norm is not None and norm > LARGE:
+            found[plan.parameter] = max(norm, found.get(plan.parameter, 0.0))
+    extreme = {name: norm for name, norm in found.items() if norm > TOO_LARGE}
+    others = {name: norm for name, norm in found.items() if name not in extreme}
     for group, limit in ((extreme, TOO_LARGE), (others, LARGE)):
         if group:
             name = max(group, key=lambda one: group[one])
@@ -46,21 +45,21 @@ def relative_norm(plan: ParameterPlan, read: Read, base: BaseWeights) -> float |
     if plan.place is None or len(plan.place.shape) < 2:
         return None
     change = change_of(plan, read, base)
-    if change.fault or change.is_zero:
-        return None
-    moved, size = sum(map(_energy, change.pieces)), energy(base.read(plan.place))
+    return None if change.fault or change.is_zero else ratio(change, energy(base.read(plan.place)))
+
+
+def ratio(change: Change, size: float) -> float | None:
+    """‖ΔW‖_F / ‖W‖_F; None where W is zero or not finite. size: ‖W‖²_F."""
     if not (math.isfinite(size) and size > 0):
         return None
-    return math.sqrt(moved / size)
+    return math.sqrt(sum(map(_energy, change.pieces)) / size)
 
 
 def _energy(piece: Piece) -> float:
     return max(0.0, inner(piece, piece))
 
 
-def lint_saved_heads(
-    adapter: AdapterFiles, known: Iterable[ParameterPlan], read: Read, tied: bool
-) -> Iterator[LintFinding]:
+def lint_saved_heads(known: Iterable[ParameterPlan], read: Read, tied: bool) -> Iterator[LintFinding]:
     """A head saved whole over a base whose head is its embedding; silent where both are saved, and alike."""
     if not tied:
         return

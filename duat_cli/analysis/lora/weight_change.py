@@ -81,9 +81,15 @@ class Directions:
 
 
 def module_change(
-    change: Change, numbers: Numbers | None, base: Tensor | None, why_no_base: str, directions: Directions
+    change: Change,
+    numbers: Numbers | None,
+    base: Tensor | None,
+    why_no_base: str,
+    directions: Directions,
+    base_energy: float | None = None,
 ) -> ModuleChange:
-    """The report's entry; base: the stored base parameter, or None with the reason."""
+    """The report's entry; base: the stored base parameter, or None with the reason. base_energy: of it, where it is
+    known already."""
     plan = change.plan
     reasons: dict[str, str] = {}
     shape = plan.place.shape if plan.place is not None else _own_shape(change)
@@ -97,7 +103,7 @@ def module_change(
     elif base is None:
         reasons |= dict.fromkeys(("relative_frobenius", "alignment", "intruders"), why_no_base)
     else:
-        size = energy(base) ** 0.5
+        size = (energy(base) if base_energy is None else base_energy) ** 0.5
         relative = numbers.frobenius / size if size and math.isfinite(size) else None
         if relative is None:
             reasons["relative_frobenius"] = (

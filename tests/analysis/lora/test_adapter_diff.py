@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import adapters
@@ -10,15 +11,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from duat_cli.analysis.lora import weight_change
+from duat_cli.analysis.lora import adapter_diff, magnitude, weight_change
 from duat_cli.analysis.lora.adapter_diff import LoraOptions, adapter_report
 from duat_cli.analysis.lora.checkpoint_diff import checkpoint_report
 from duat_cli.analysis.lora.weight_change import Directions
 from duat_cli.errors import CheckpointError
-from duat_cli.loading.adapter.base_weights import BaseWeights
+from duat_cli.loading.adapter.base_weights import BaseWeights, Place
 from duat_cli.loading.adapter.folder import open_adapter
 from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import Source
+from duat_cli.operators import lowrank
 from duat_cli.results.base import Run
 from duat_cli.results.lora import LoraReport
 from duat_cli.results.weight_change import ModuleChange
@@ -145,6 +147,39 @@ def test_an_untouched_module_is_no_change(tmp_path: Path) -> None:
     assert found.unchanged[0] == "model.layers.0.self_attn.q_proj.weight"
     assert "model.layers.0.self_attn.q_proj" not in {m.name for m in found.modules}
     assert "untouched" in {f.rule for f in found.lint}
+
+
+def test_every_base_tensor_is_read_and_summed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The findings are those of the linter alone, which finds the norms itself."""
+    base = adapters.base_of("llama", tmp_path / "base")
+    config = peft.LoraConfig(r=3, lora_alpha=5, target_modules=["q_proj", "down_proj"])
+    adapter = adapters.make(base, tmp_path / "adapter", config)
+    file = adapter / "adapter_model.safetensors"
+    tensors = load_file(file)
+    for name, tensor in tensors.items():  # a change that is zero, one too large, others as they were
+        tensor.mul_(0 if "layers.0.self_attn.q_proj.lora_B" in name else 1e3 if "down_proj.lora_B" in name else 1)
+    save_file(tensors, file)
+    linted = report(base, adapter, options=LoraOptions(lint_only=True)).lint
+    assert {"magnitude", "untouched"} <= {finding.rule for finding in linted}
+    read, summed = Counter[str](), list[tuple[int, ...]]()
+    reader, energy = BaseWeights.read, lowrank.energy
+
+    def counted(self: BaseWeights, place: Place) -> torch.Tensor:
+        read[place.parameter] += 1
+        return reader(self, place)
+
+    def sized(tensor: torch.Tensor) -> float:
+        summed.append(tuple(tensor.shape))
+        return energy(tensor)
+
+    monkeypatch.setattr(BaseWeights, "read", counted)
+    for module in (adapter_diff, magnitude, weight_change):
+        monkeypatch.setattr(module, "energy", sized)
+    found = report(base, adapter)
+    assert found.lint == linted
+    assert set(read) == {key(module) for module in found.modules}
+    assert set(read.values()) == {1}
+    assert sorted(summed) == sorted(tuple(module.shape) for module in found.modules)
 
 
 # -- two adapters --------------------------------------------------------------------------------------------
