@@ -146,9 +146,6 @@ class _Worker(Worker[AttributeReport]):
         head = self._each.head()
         return Facts(head=head.model_copy(update={"environment": anywhere(head.environment)}))
 
-    def beside(self, folder: Folder, counts: set[int], ranks: Ranks) -> None:
-        """Nothing."""
-
     def merged(self, folder: Folder) -> AttributeReport:
         return merged(folder, self._session.run_facts, self._progress)
 

@@ -144,14 +144,13 @@ class _Worker(Worker[InspectReport]):
             null=options.null,
             max_tokens=max_tokens,
         )
-        self._first: list[PromptSweep] = []
 
-    def begin(self, first: Prompt, /, *, own: bool) -> None:
+    def begin(self, first: Prompt, /, *, own: bool) -> Sequence[PromptRecord]:
         """Of another process's prompt the comparison with the model that has no instruments is enough."""
         if own:
-            self._first = sweep_prompts(self._session, [first], self._options, None, self._within(0, 1))
-        else:
-            self._session.sweep(first, lambda _run: None)
+            return self([(0, first)])
+        self._session.sweep(first, lambda _run: None)
+        return ()
 
     def together(self) -> Together | None:
         """Prompts of as many tokens, where there are enough of them."""
@@ -164,11 +163,8 @@ class _Worker(Worker[InspectReport]):
         batch = session.loaded.paged is None and len(chunk) > 1
         begun = last if batch else begun  # a batch runs once its last prompt is read
         prompts, together = [prompt for _, prompt in chunk], [range(len(chunk))] if batch else []
-        # the set's first as it ran at the beginning, compared with the model without instruments
-        found = list(self._first) if chunk[0][0] == 0 else []
-        if rest := prompts[len(found) :]:
-            progress = self._within(begun, last + 1)
-            found += sweep_prompts(session, rest, self._options, None, progress, together=together)
+        progress = self._within(begun, last + 1)
+        found = sweep_prompts(session, prompts, self._options, None, progress, together=together)
         error = session.plain_error
         return [InspectRecord.of(prompt, sweep, error) for prompt, sweep in zip(prompts, found, strict=True)]
 

@@ -186,10 +186,11 @@ class _Worker(Worker[PruneOutcome]):
             max_tokens=max_tokens,
         )
 
-    def begin(self, first: Prompt, /, *, own: bool) -> None:
+    def begin(self, first: Prompt, /, *, own: bool) -> Sequence[PromptRecord]:
         """The comparison with the model that has no instruments; and which terms are ablated."""
         self._begun.session.sweep_beside([first], lambda _place: lambda _run: None, [])
         self._begun.work.draw()
+        return ()
 
     def __call__(self, chunk: Sequence[tuple[int, Prompt]]) -> list[PruneRecord]:
         """Of prompts with their positions."""
@@ -203,9 +204,6 @@ class _Worker(Worker[PruneOutcome]):
 
     def _take_sample(self, folder: Folder) -> None:
         self._begun.work.sample = Facts.model_validate(folder.manifest.facts).sample
-
-    def beside(self, folder: Folder, counts: set[int], ranks: Ranks) -> None:
-        """Nothing."""
 
     def merged(self, folder: Folder) -> PruneOutcome:
         """With the sets chosen, if they are not yet."""

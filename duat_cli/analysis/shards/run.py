@@ -45,12 +45,13 @@ class Worker(Protocol[R_co]):
     settings: Stored
     """The options that numbers or the report follow from."""
 
-    def begin(self, first: Prompt, /, *, own: bool) -> None:
-        """Find out with the set's first prompt what `facts` says; where nothing less tells, by its whole result.
+    def begin(self, first: Prompt, /, *, own: bool) -> Sequence[PromptRecord]:
+        """Find out with the set's first prompt what `facts` says; where nothing less tells, by its whole result. Its
+        record, if that was all of it, else nothing.
 
         own: whether that prompt falls to this process, which is the first.
         """
-        self([(0, first)])
+        return self([(0, first)])
 
     def together(self) -> Together | None:
         """How prompts form batches; None where they run one by one. Asked for behind `begin`."""
@@ -66,7 +67,7 @@ class Worker(Protocol[R_co]):
 
     def beside(self, folder: Folder, counts: set[int], ranks: Ranks, /) -> None:
         """What it needs beside the results of prompts of so many tokens, if it is not there yet."""
-        ...
+        return
 
     def merged(self, folder: Folder, /) -> R_co:
         """The report of all prompts."""
@@ -78,7 +79,7 @@ def share(
 ) -> R_co | None:
     """This process's results into the folder. The first rank waits for the others and returns the report of all."""
     _, first = next(prompts.prompts(lambda position: position == 0))
-    worker.begin(first, own=ranks.first)
+    first_record = worker.begin(first, own=ranks.first)
     leaders, counted = each_alone(len(prompts.keys)), None
     if (together := worker.together()) is not None:
         counted = _counts(prompts, lambda _: True)
@@ -100,7 +101,10 @@ def share(
         counts.update(_counts(prompts, is_left) if counted is None else itertools.compress(counted, mine))
         several = 1 if session.loaded.paged is None else SIDE_BY_SIDE
         for chunk in _chunks(prompts.prompts(is_left), leaders, several):
-            for (position, prompt), record in zip(chunk, worker(chunk), strict=True):
+            # the set's first, if it is left, is of the first chunk; later its record would only take memory
+            known, first_record = (first_record if chunk[0][0] == 0 else ()), ()
+            rest = chunk[len(known) :]
+            for (position, prompt), record in zip(chunk, [*known, *(worker(rest) if rest else ())], strict=True):
                 if not index.has(position):
                     shard.append(written(folder.seal, position, prompt, record))
         worker.beside(folder, counts, ranks)

@@ -13,6 +13,7 @@ from paging import llama_with_tokenizer
 
 from duat_cli.analysis.inspect.options import InspectOptions
 from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_set
+from duat_cli.analysis.plan import run as plan_module
 from duat_cli.analysis.plan.task import Task
 from duat_cli.analysis.shards import run as run_module
 from duat_cli.analysis.shards.folder import Folder
@@ -24,6 +25,7 @@ from duat_cli.results.inspect import InspectReport
 
 Into = Callable[..., InspectReport | None]
 TakenUp = Callable[..., tuple[str, Path]]
+RunOnce = Callable[..., None]
 
 
 @pytest.fixture(scope="session")
@@ -111,6 +113,35 @@ def taken_up(ask: Callable[..., str], tmp_path: Path) -> TakenUp:
         return plain, out
 
     return resume
+
+
+@pytest.fixture(params=[0, 1], ids=["in memory", "block by block"])
+def run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> RunOnce:
+    """Of six prompts, two processes run each one once, but the set's first once each; its results are written once, by
+    the first process. runs: the class that runs them. say: as `ask`, of one command."""
+
+    def check(runs: Any, say: Callable[..., str], *words: str) -> None:
+        seen, call, out = list[int](), runs.__call__, tmp_path / "out"
+
+        def counted(self: Any, chunk: Any, *more: Any) -> Any:
+            seen.extend(position for position, _ in chunk)
+            return call(self, chunk, *more)
+
+        monkeypatch.setattr(run_module, "SIDE_BY_SIDE", 4)
+        monkeypatch.setattr(plan_module, "way_of", lambda made: made.ways[request.param])
+        plain = say(*words)
+        monkeypatch.setattr(runs, "__call__", counted)
+        say(*words, "--out", str(out), rank=1)
+        theirs = seen.copy()
+        assert (theirs[0], len(theirs), Folder.read(out).index().found) == (0, 4, 3)
+        assert say(*words, "--out", str(out), rank=0) == plain
+        assert sorted(seen[4:] + theirs[1:]) == list(range(6))
+        assert say(*words, "--out", str(out)) == plain  # complete: its facts alone are found again
+        assert seen[7:] == [0]
+        shards = [file.read_bytes().splitlines() for file in sorted(out.glob("shard-*"))]
+        assert [len(lines) for lines in shards] == [0, 3, 3]
+
+    return check
 
 
 @pytest.fixture

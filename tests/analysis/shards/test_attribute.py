@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from duat_cli.analysis.attribute.run import Attributor
 from duat_cli.analysis.plan import run as plan_module
 from duat_cli.analysis.shards import run as module
 from duat_cli.analysis.shards.folder import Folder
@@ -60,6 +61,10 @@ def test_several_processes_give_the_plain_report(said: Any, ask: Any, tmp_path: 
 
 def test_what_is_torn_is_computed_again_by_any_number_of_processes(said: Any, taken_up: Any) -> None:
     taken_up(said, "--steps", "2")
+
+
+def test_every_prompt_is_run_once(said: Any, run_once: Any) -> None:
+    run_once(Attributor, said, "--target", "a", "--first-token")
 
 
 def test_weights_that_are_read_block_by_block(said: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from duat_cli.analysis.lora import eq18, report
+from duat_cli.analysis.lora.prompts import Comparer
 from duat_cli.analysis.plan import run as plan_module
 from duat_cli.analysis.shards import lora as lora_module
 from duat_cli.analysis.shards import run as module
@@ -115,6 +116,13 @@ def test_weights_that_are_read_block_by_block(
     said(*words, "--out", out, rank=1)
     assert said(*words, "--out", out, rank=0) == plain
     assert Folder.read(tmp_path / "out").manifest.in_parts
+
+
+@pytest.mark.parametrize("other", ["adapter", "tuned"])
+def test_every_prompt_is_run_once(
+    said: Any, few: Path, other: str, request: pytest.FixtureRequest, run_once: Any
+) -> None:
+    run_once(Comparer, said, str(request.getfixturevalue(other)), "--prompts", str(few))
 
 
 def test_another_adapter_is_refused(said: Any, adapter: Path, few: Path, tmp_path: Path) -> None:
