@@ -64,6 +64,11 @@ class Geometry:
         return self._total[0] if self._total else None
 
 
+def bare(factors: HeadFactors) -> Geometry:
+    """Without a sample of entries, and past the cache: of W'_c."""
+    return Geometry.of(factors, gram(factors), entries=factors.output.new_zeros(0, factors.heads))
+
+
 def geometry(factors: BlockFactors, name: str, cache: TensorCache) -> Geometry:
     """From the cache where the factors were read from weights; found with unit vectors, V has an arbitrary
     scale and is not kept."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from duat_cli.analysis.clock import Clock
 from duat_cli.analysis.decomposition import Step
-from duat_cli.analysis.geometry import Geometry, geometry
+from duat_cli.analysis.geometry import Geometry, bare, geometry
 from duat_cli.analysis.own_fault import own_fault, require_signal
 from duat_cli.analysis.plan.shape import shape_of
 from duat_cli.analysis.plan.waves import prompt_waves
@@ -95,7 +95,7 @@ class Session:
         self.plain_error = 0.0  # the largest so far
         self.batch_size = 1  # prompts that run together at most
         self.whole = False  # whether norms are held as of `Rig`, in sweeps over weights that are in memory
-        self._geometries: dict[int, Geometry] = {}
+        self._geometries: dict[tuple[int, bool], Geometry] = {}
         self.heads, self.kv_heads, self.heads_differ, self._most = 0, 0, False, (False, 0, 0)
         if loaded.paged is not None:  # blocks are discovered, and weights hashed, as they pass
             self._cache = TensorCache("", enabled=False)
@@ -318,13 +318,14 @@ class Session:
             return checked(operator, run, block.factors.tap)
         return operator
 
-    def geometry(self, call: int) -> Geometry:
-        """The Gram matrix and samples of the block of that call; its factors must exist."""
-        if call not in self._geometries:
+    def geometry(self, call: int, *, cross: bool = False) -> Geometry:
+        """The Gram matrix and samples of the block of that call, or of its W'_c, `bare`; its factors must exist."""
+        if (call, cross) not in self._geometries:
             block = self.structure.block(call)
-            assert block.factors is not None
-            self._geometries[call] = geometry(block.factors, block.parts.name, self._cache)
-        return self._geometries[call]
+            known, name = block.cross if cross else block.factors, block.parts.name
+            assert known is not None
+            self._geometries[call, cross] = bare(known.heads) if cross else geometry(known, name, self._cache)
+        return self._geometries[call, cross]
 
     def save_cache(self) -> None:
         self._cache.save()

@@ -247,7 +247,7 @@ def _prompt_block(
 ) -> PromptBlock:
     tokens, width = run.input.shape[1:]
     operator, reason = or_reason(lambda: session.operator(run, step))
-    cross = cross_of(run, session.structure.block(run.index))
+    cross = cross_of(run, session.structure.block(run.index), lambda: session.geometry(run.index, cross=True))
     heads = routing(run) if options.routing else None
     if operator is None:
         reason = reason or "unknown"

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from duat_cli.analysis.decomposition import crossing
-from duat_cli.analysis.geometry import Geometry
+from duat_cli.analysis.geometry import Geometry, bare
 from duat_cli.analysis.inspect.measured.gated import measure_gated
 from duat_cli.analysis.inspect.measured.numbers import NullNumbers, OperatorNumbers, row_pieces
 from duat_cli.errors import UnsupportedModelError
@@ -25,22 +25,24 @@ from duat_cli.models.instrument.attention import StoredRows
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.operators.coupling import OperatorSums, token_grams, weighted_squares
-from duat_cli.operators.kronecker import effective_heads, frobenius_norm, gram, gram_root, kronecker_spectrum
-from duat_cli.operators.pattern import EntryPattern
+from duat_cli.operators.kronecker import effective_heads, frobenius_norm, kronecker_spectrum
 from duat_cli.operators.uniform import uniform_rows
 from duat_cli.results.operator import CrossOperator, CrossStats
 
 ZERO = "W'_c is zero"
 
 
-def cross_of(run: BlockRun, block: ProvedBlock) -> CrossOperator | None:
-    """Of one block and one input; None where it has neither cross-attention nor a mixer beside attention."""
+def cross_of(run: BlockRun, block: ProvedBlock, known: Callable[[], Geometry]) -> CrossOperator | None:
+    """Of one block and one input; None where it has neither cross-attention nor a mixer beside attention.
+
+    known: as of `measure_cross`.
+    """
     try:
         operator = crossing(run, block)
     except UnsupportedModelError as fault:
         sources, width = _read(run)
         return no_cross(run.input.shape[1] * run.input.shape[2], sources * width, str(fault))
-    return None if operator is None else measure_cross(operator)
+    return None if operator is None else measure_cross(operator, known)
 
 
 def _read(run: BlockRun) -> tuple[int, int]:
@@ -53,13 +55,15 @@ def _read(run: BlockRun) -> tuple[int, int]:
     return (0, 0) if call is None else (call.states.shape[1], call.states.shape[2])
 
 
-def measure_cross(operator: AttentionOperator) -> CrossOperator:
-    """Of one that has factors."""
+def measure_cross(operator: AttentionOperator, known: Callable[[], Geometry]) -> CrossOperator:
+    """Of one that has factors. known: the `bare` geometry of the factors, asked for only where there is no gate."""
     factors, sources = operator.factors, operator.values.shape[1]
     if operator.gate is not None:
         return _gated(operator)
-    norm, stats, _ = _measured(operator)
-    _, uniform, filled = _measured(_uniform(operator))  # H is zero where the mask is, and nowhere by underflow
+    geometry, grams = known(), token_grams(operator.values, factors.output)
+    norm, stats, _ = _measured(operator, geometry, grams)
+    even = _uniform(operator)  # its H is zero where the mask is, and nowhere by underflow
+    _, uniform, filled = _measured(even, geometry, grams)
     return CrossOperator(
         rows=operator.rows.tokens * factors.hidden_size,
         columns=sources * factors.width,
@@ -74,7 +78,7 @@ def measure_cross(operator: AttentionOperator) -> CrossOperator:
 def _gated(operator: AttentionOperator) -> CrossOperator:
     """Of a mixer, whose kernel's channels are scaled by the receiving token."""
     factors = operator.factors
-    known = Geometry.of(factors, gram(factors), entries=factors.output.new_zeros(0, factors.heads))
+    known = bare(factors)  # its channels' Gram matrix may take 32 MB: it goes with the prompt
     numbers = measure_gated(operator, known, threshold=0.0, spectrum=False, matrix=False)
     null = measure_gated(operator.uniform(numbers.seen), known, threshold=0.0, spectrum=False, matrix=False)
     tokens = operator.values.shape[1]
@@ -126,30 +130,29 @@ def _uniform(operator: AttentionOperator) -> AttentionOperator:
     return replace(operator, rows=StoredRows(uniform_rows(seen, operator.factors.heads, operator.values.dtype)))
 
 
-def _measured(operator: AttentionOperator) -> tuple[float, CrossStats, float]:
-    """‖W'_c‖_F, the statistics, and how many blocks' worth of entries are not zero, in one pass over the rows of H."""
-    factors = operator.factors
-    G = gram(factors)
-    root = gram_root(G)
-    sums, pattern, filled = OperatorSums(root), EntryPattern(factors), 0.0
-    grams = token_grams(operator.values, factors.output)
+def _measured(operator: AttentionOperator, known: Geometry, grams: Tensor) -> tuple[float, CrossStats, float]:
+    """‖W'_c‖_F, the statistics, and how many blocks' worth of entries are not zero, in one pass over the rows of H.
+
+    grams: of the values, as of `token_grams`.
+    """
+    sums, filled = OperatorSums(known.root), 0.0
     spread = (_Spread(), _Spread())
-    for _, attention in row_pieces(operator, factors.heads):
+    for _, attention in row_pieces(operator, operator.factors.heads):
         scaled = attention * operator.source_scale[:, None, :]
         squares, _ = sums.add(scaled)
         spread[0].add(squares)
         spread[1].add(weighted_squares(attention, grams))
-        filled += pattern.filled(scaled.flatten(1).abs())
+        filled += known.pattern.filled(scaled.flatten(1).abs())
     stats = _stats(
         {},
-        effective_heads=effective_heads(kronecker_spectrum(sums.head_products, root)),
+        effective_heads=effective_heads(kronecker_spectrum(sums.head_products, known.root)),
         block_correlation=sums.block_correlations()[0],
         entropy_bits=spread[0].entropy(),
         effective_context=spread[0].context(),
         weighted_entropy_bits=spread[1].entropy(),
         weighted_effective_context=spread[1].context(),
     )
-    return frobenius_norm(sums.head_products, G), stats, filled
+    return frobenius_norm(sums.head_products, known.gram), stats, filled
 
 
 class _Spread:

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
-from decoders import through
-from helpers import single_model
+from decoders import OWN, given_to, through
+from helpers import as_loaded, prompt_of, single_model
 from torch import Tensor
 
+from duat_cli.analysis import geometry as geometry_module
+from duat_cli.analysis.geometry import Geometry, bare
+from duat_cli.analysis.inspect.measured import cross as cross_module
 from duat_cli.analysis.inspect.measured.cross import cross_of, measure_cross
+from duat_cli.analysis.inspect.options import InspectOptions
+from duat_cli.analysis.inspect.run import inspect
+from duat_cli.models.discovery.modality import decoder_of
 from duat_cli.models.discovery.proof import ProvedBlock
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.value_path.cross import cross_operator
+from duat_cli.operators.kronecker import HeadFactors, gram
 from duat_cli.results.operator import CrossOperator
 
 
@@ -27,7 +35,7 @@ def measured(model_type: str) -> list[tuple[CrossOperator, Tensor, Tensor]]:
         assert run.recording.cross is not None
         operator = cross_operator(run, block.cross)
         blocks = torch.einsum("hnk,hwm->nkmw", operator.matrix().left, operator.factors.maps())
-        found.append((measure_cross(operator), blocks, run.recording.cross.states[0]))
+        found.append((measure_cross(operator, lambda: bare(operator.factors)), blocks, run.recording.cross.states[0]))
 
     through(single_model(model_type).double(), listen)
     return found
@@ -72,14 +80,32 @@ def test_its_null_reads_every_encoder_token_alike() -> None:
 
 
 def test_a_block_without_cross_attention_has_none() -> None:
-    def listen(run: BlockRun, block: ProvedBlock) -> None:
-        from dataclasses import replace
+    def unasked() -> Geometry:
+        raise AssertionError("there are no factors to know it of")
 
-        assert cross_of(run, replace(block, parts=replace(block.parts, cross=None))) is None
-        told = cross_of(run, replace(block, cross=None, cross_reason="why not"))
+    def listen(run: BlockRun, block: ProvedBlock) -> None:
+        assert cross_of(run, replace(block, parts=replace(block.parts, cross=None)), unasked) is None
+        told = cross_of(run, replace(block, cross=None, cross_reason="why not"), unasked)
         assert told is not None
         assert told.stats is None
         assert told.reasons["stats"] == "why not"
         assert told.rows == run.input.numel()
 
     through(single_model("bart"), listen)
+
+
+def test_the_gram_matrix_is_computed_once_for_several_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, asked = single_model("bart"), list[HeadFactors]()
+
+    def counted(factors: HeadFactors) -> Tensor:
+        asked.append(factors)
+        return gram(factors)
+
+    for module in (geometry_module, cross_module):  # wherever one may be asked for
+        monkeypatch.setattr(module, "gram", counted, raising=False)
+    given = given_to(model)
+    loaded = replace(as_loaded(model), model=decoder_of(model), pair=model, stack="decoder", like=given)
+    prompts = [replace(prompt_of(OWN), prepared=given) for _ in range(3)]
+    report = inspect(loaded, prompts, InspectOptions(cache=False), lambda *_: None)
+    assert all(block.cross is not None and block.cross.stats is not None for block in report.blocks)
+    assert len(asked) == 2 * len(report.blocks)  # W' and W'_c of every block
