@@ -18,18 +18,30 @@ class BilinearNumbers:
     symmetric_share: float | None  # |(W + W^T) / 2|_F / |W|_F; None where W is zero or not square
 
 
-def bilinear_numbers(A: Tensor, B: Tensor) -> BilinearNumbers:
-    """Of W = A B^T, A and B (width, d), in float64.
+@dataclass(frozen=True)
+class Thin:
+    """A factor of a form, (width, d), with R of its QR factorisation."""
+
+    factor: Tensor  # (width, d)
+    R: Tensor  # (min(width, d), d), float64
+
+
+def thin(A: Tensor) -> Thin:
+    """Of a factor (width, d), which is kept as it is given: a copy in float64 may be twice its size."""
+    return Thin(A, torch.linalg.qr(A.double()).R)
+
+
+def bilinear_numbers(left: Thin, right: Thin) -> BilinearNumbers:
+    """Of W = A B^T, in float64; left: A, right: B.
 
     QR of both leaves R_A R_B^T with the singular values of W; |W + W^T|^2 = 2 |W|^2 + 2 tr(W W), and
     tr(W W) = tr((B^T A)(B^T A)).
     """
-    A, B = A.double(), B.double()
-    values = torch.linalg.svdvals(torch.linalg.qr(A).R @ torch.linalg.qr(B).R.T)
+    values = torch.linalg.svdvals(left.R @ right.R.T)
     square = float(values.square().sum())
     if square == 0.0:
         return BilinearNumbers(values, 0.0, None, None)
-    share = None
+    A, B, share = left.factor.double(), right.factor.double(), None
     if A.shape == B.shape:
         inner = B.T @ A
         share = max(0.0, (square + float((inner * inner.T).sum())) / (2 * square)) ** 0.5

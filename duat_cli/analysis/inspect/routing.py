@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -10,11 +11,11 @@ import torch
 from torch import Tensor
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import relative_error, wide
+from duat_cli.models.arrays import relative_error
 from duat_cli.models.instrument.attention import AttentionCall, ScoreInputs
 from duat_cli.models.instrument.functions.scores import ScoreLayer, score_layers
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.operators.bilinear import BilinearNumbers, bilinear_numbers, explained
+from duat_cli.operators.bilinear import BilinearNumbers, bilinear_numbers, explained, thin
 from duat_cli.results.operator import HeadRouting, Routing, RoutingAtDistance
 
 LEADING = 8  # singular values a head that a report holds
@@ -48,7 +49,17 @@ def routing(run: BlockRun) -> Routing:
             **dict.fromkeys(named),
             reasons={**reasons, **dict.fromkeys(named, why)},
         )
-    heads = _heads(call, call.scored, layers)
+    query, key = layers
+    forms = query.at(0), key.at(0)
+    keys = [thin(one) for one in forms[1]]
+    groups = len(forms[0]) // len(keys)
+
+    def numbers(distance: int) -> list[BilinearNumbers]:
+        """By head, of W_Q D_i D_j^T W_K^T for tokens i = distance, j = 0."""
+        return [bilinear_numbers(thin(one), keys[head // groups]) for head, one in enumerate(query.at(distance))]
+
+    near = numbers(0)
+    heads = _heads(near, _shares(call, call.scored, layers, forms))
     means = {name: [getattr(head, name) for head in heads] for name in (*NUMBERS[2:], *SHARES)}
     for name, values in means.items():
         if None in values:
@@ -57,7 +68,7 @@ def routing(run: BlockRun) -> Routing:
         rebuilt_error=error,
         **{name: None if None in values else fmean(values) for name, values in means.items()},
         heads=heads,
-        distances=_distances(*layers),
+        distances=_distances(layers, near, numbers),
         reasons=reasons,
     )
 
@@ -127,14 +138,10 @@ class _Shares:
     bilinear: Tensor
 
 
-def _heads(call: AttentionCall, given: ScoreInputs, layers: tuple[ScoreLayer, ScoreLayer]) -> list[HeadRouting]:
-    query, key = layers
-    groups = query.weight.shape[0] // key.weight.shape[0]
-    first, second = query.at(0), key.at(0)
-    shares = _shares(call, given, layers)
+def _heads(near: Sequence[BilinearNumbers], shares: _Shares) -> list[HeadRouting]:
+    """near: by head, at distance 0."""
     found = []
-    for head in range(query.weight.shape[0]):
-        numbers = bilinear_numbers(first[head], second[head // groups])
+    for head, numbers in enumerate(near):
         reasons = _absent(numbers)
         values: dict[str, float | None] = {}
         for name, share in (
@@ -167,17 +174,21 @@ def _absent(numbers: BilinearNumbers) -> dict[str, str]:
     return {name: why for name in ("stable_rank", "symmetric_share") if getattr(numbers, name) is None}
 
 
-def _shares(call: AttentionCall, given: ScoreInputs, layers: tuple[ScoreLayer, ScoreLayer]) -> _Shares:
-    """R² of the scores on x_i·x_j, plain and centred, and on x_i W_QK x_j; x is what the layer of queries reads."""
-    query, key = layers
-    x, y = query.read.double(), key.read.double()
-    tokens, groups = len(x), query.weight.shape[0] // key.weight.shape[0]
+def _shares(
+    call: AttentionCall, given: ScoreInputs, layers: tuple[ScoreLayer, ScoreLayer], forms: tuple[Tensor, Tensor]
+) -> _Shares:
+    """R² of the scores on x_i·x_j, plain and centred, and on x_i W_QK x_j; x is what the layer of queries reads.
+
+    forms: W D^T of both layers at token 0, (heads, width, d) and (kv_heads, width, d).
+    """
+    x, y = (layer.read.double() for layer in layers)
+    tokens, groups = len(x), len(forms[0]) // len(forms[1])
     pairs = call.allowed
     if pairs is None:
         pairs = torch.ones(tokens, tokens, dtype=torch.bool, device=x.device)
     centred = x - x.mean(dim=0)
     plain, covariance = x @ x.T, centred @ centred.T
-    first, second = x @ query.at(0).double(), y @ key.at(0).double()
+    first, second = x @ forms[0].double(), y @ forms[1].double()
     found: list[tuple[Tensor, ...]] = []
     for head in range(len(first)):  # one by one: N x N numbers each
         scores = scores_of(given, heads=slice(head, head + 1))
@@ -186,24 +197,27 @@ def _shares(call: AttentionCall, given: ScoreInputs, layers: tuple[ScoreLayer, S
     return _Shares(*(torch.stack(shares) for shares in zip(*found, strict=True)))
 
 
-def _distances(query: ScoreLayer, key: ScoreLayer) -> list[RoutingAtDistance]:
-    """W_Q D_i D_j^T W_K^T for tokens i = distance, j = 0; one row where positions do not enter queries and keys."""
-    heads, tokens = query.turned.shape[:2]
-    groups = heads // key.weight.shape[0]
-    still = all(
-        relative_error(layer.turned, layer.turned[:, :1].expand_as(layer.turned)) == 0.0 for layer in (query, key)
-    )
+def _distances(
+    layers: tuple[ScoreLayer, ScoreLayer],
+    near: list[BilinearNumbers],
+    numbers: Callable[[int], list[BilinearNumbers]],
+) -> list[RoutingAtDistance]:
+    """Means over heads; one row where positions do not enter queries and keys.
+
+    near: the numbers at distance 0; numbers: at another.
+    """
+    tokens = layers[0].turned.shape[1]
+    still = all(relative_error(layer.turned, layer.turned[:, :1].expand_as(layer.turned)) == 0.0 for layer in layers)
     wanted = [0] if still else [0, *(2**k for k in range(tokens.bit_length()) if 2**k < tokens)]
     found = []
     for distance in wanted:
-        first, second = wide(query.at(distance)), wide(key.at(0))
-        numbers = [bilinear_numbers(first[head], second[head // groups]) for head in range(heads)]
-        ranks = [one.stable_rank for one in numbers]
-        shares = [one.symmetric_share for one in numbers]
+        each = numbers(distance) if distance else near
+        ranks = [one.stable_rank for one in each]
+        shares = [one.symmetric_share for one in each]
         reasons = {}
         for name, values in (("stable_rank", ranks), ("symmetric_share", shares)):
             if None in values:
-                reasons[name] = next(why for one in numbers for key_, why in _absent(one).items() if key_ == name)
+                reasons[name] = next(why for one in each for key, why in _absent(one).items() if key == name)
         found.append(
             RoutingAtDistance(
                 distance=distance,

@@ -16,7 +16,7 @@ from duat_cli.analysis.inspect.routing import routing
 from duat_cli.analysis.inspect.run import inspect
 from duat_cli.models.instrument.functions.scores import score_layers
 from duat_cli.models.instrument.hooks import hooked
-from duat_cli.operators.bilinear import bilinear_numbers
+from duat_cli.operators.bilinear import bilinear_numbers, thin
 from duat_cli.results.operator import Routing
 from duat_cli.zoo import tiny
 
@@ -220,9 +220,9 @@ def test_it_is_a_mean_over_prompts_and_asked_for() -> None:
 
 def test_thin_factors_of_forms_that_are_no_ordinary_matrix() -> None:
     zero = torch.zeros(5, 2)
-    assert bilinear_numbers(zero, zero).stable_rank is None
-    assert bilinear_numbers(torch.randn(5, 2), torch.randn(4, 2)).symmetric_share is None
+    assert bilinear_numbers(thin(zero), thin(zero)).stable_rank is None
+    assert bilinear_numbers(thin(torch.randn(5, 2)), thin(torch.randn(4, 2))).symmetric_share is None
     A = torch.randn(6, 3)
-    assert bilinear_numbers(A, A).symmetric_share == pytest.approx(1.0)
+    assert bilinear_numbers(thin(A), thin(A)).symmetric_share == pytest.approx(1.0)
     turned = A @ torch.tensor([[0.0, 1, 0], [-1, 0, 0], [0, 0, 0]])
-    assert bilinear_numbers(A, turned).symmetric_share == pytest.approx(0.0, abs=1e-7)
+    assert bilinear_numbers(thin(A), thin(turned)).symmetric_share == pytest.approx(0.0, abs=1e-7)
