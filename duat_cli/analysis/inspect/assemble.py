@@ -172,7 +172,7 @@ def no_coupling(reason: str) -> Coupling:
     return Coupling(**dict.fromkeys(names), reasons=dict.fromkeys(names, reason))
 
 
-def null_stats(numbers: OperatorNumbers | NullNumbers, tokens: int) -> NullStats:
+def null_stats(numbers: NullNumbers, tokens: int) -> NullStats:
     values = {name: getattr(numbers, name) for name in ("effective_heads", "block_correlation")}
     reasons = {name: numbers.reasons.get(name, ZERO_OPERATOR) for name, value in values.items() if value is None}
     return NullStats(

@@ -18,7 +18,7 @@ from torch import Tensor
 from duat_cli.analysis.decomposition import crossing
 from duat_cli.analysis.geometry import Geometry, bare
 from duat_cli.analysis.inspect.measured.gated import measure_gated
-from duat_cli.analysis.inspect.measured.numbers import NullNumbers, OperatorNumbers, row_pieces
+from duat_cli.analysis.inspect.measured.numbers import NullNumbers, row_pieces
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.discovery.proof import ProvedBlock
 from duat_cli.models.instrument.attention import StoredRows
@@ -93,7 +93,7 @@ def _gated(operator: AttentionOperator) -> CrossOperator:
     )
 
 
-def _stats_of(numbers: OperatorNumbers | NullNumbers) -> CrossStats:
+def _stats_of(numbers: NullNumbers) -> CrossStats:
     return _stats(
         numbers.reasons,
         effective_heads=numbers.effective_heads,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor
@@ -17,48 +17,33 @@ ROW_ELEMENTS = 1 << 19  # elements of Ĥ worked on at once
 SEED = 13
 
 
-@dataclass(frozen=True)
-class OperatorNumbers:
-    """What W' says about one block and one input."""
+@dataclass(frozen=True, kw_only=True)
+class NullNumbers:
+    """What is reported of a null of W'."""
 
-    frobenius_norm: float
     effective_heads: float | None
     block_correlation: float | None
-    spectral_norm: float | None
     structural: float  # share of entries that are not identically zero
     numerical: ShareEstimate | None  # None for W' = 0
     coupling: CouplingNumbers
     weighted: CouplingNumbers
-    seen: Tensor  # which tokens each row may attend to; without a mask, those that some head reaches: (N, N)
-    arriving: Tensor | None  # ‖Σ_h v_jh O_h‖² of each source token, (N,); None where it depends on the receiver
-    matrix: Tensor | None  # C, (N, N), if asked for
     reasons: dict[str, str] = field(default_factory=dict)  # why a number is None, but for W' = 0
 
 
-@dataclass(frozen=True)
-class NullNumbers:
-    """What `OperatorNumbers` says of W', of a null."""
+@dataclass(frozen=True, kw_only=True)
+class OperatorNumbers(NullNumbers):
+    """What W' says about one block and one input."""
 
-    effective_heads: float | None
-    block_correlation: float | None
-    structural: float
-    numerical: ShareEstimate | None
-    coupling: CouplingNumbers
-    weighted: CouplingNumbers
-    reasons: dict[str, str] = field(default_factory=dict)  # as of `OperatorNumbers`
+    frobenius_norm: float
+    spectral_norm: float | None
+    seen: Tensor  # which tokens each row may attend to; without a mask, those that some head reaches: (N, N)
+    arriving: Tensor | None  # ‖Σ_h v_jh O_h‖² of each source token, (N,); None where it depends on the receiver
+    matrix: Tensor | None  # C, (N, N), if asked for
 
 
 def null_of(numbers: OperatorNumbers) -> NullNumbers:
-    """What of a null's statistics is reported."""
-    return NullNumbers(
-        numbers.effective_heads,
-        numbers.block_correlation,
-        numbers.structural,
-        numbers.numerical,
-        numbers.coupling,
-        numbers.weighted,
-        numbers.reasons,
-    )
+    """What of a null's statistics is reported, without its tensors."""
+    return NullNumbers(**{one.name: getattr(numbers, one.name) for one in fields(NullNumbers)})
 
 
 def row_pieces(operator: AttentionOperator, heads: int) -> Iterator[tuple[int, Tensor]]:
