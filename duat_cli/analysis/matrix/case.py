@@ -7,23 +7,21 @@ its forward pass, and what that H V moves where attention meets the residual str
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from duat_cli.analysis.decomposition import Decomposition, Step
-from duat_cli.analysis.geometry import geometry
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session
-from duat_cli.cache.tensors import TensorCache
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.value_path.factors import own_contribution
 from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.operators import paper
-from duat_cli.operators.kronecker import HeadFactors, KroneckerSum
+from duat_cli.operators.kronecker import HeadFactors, KroneckerSum, gram
 from duat_cli.operators.pattern import EntryPattern
 
 DENSE_SIDE = 4096  # longest side of a matrix that is built: 64 MiB in float32
@@ -140,12 +138,11 @@ def _case(session: Session, run: BlockRun, step: Step, error: float) -> tuple[At
         mixed = (mixed * gate.transpose(0, 1)).flatten(1)[..., None]
     work = torch.promote_types(run.input.dtype, torch.float32)
     factors = HeadFactors(operator.factors.value.to(work), operator.factors.output.to(work))
-    sharp = geometry(replace(known, heads=factors), run.parts.name, TensorCache("", enabled=False))
     return operator, Case(
         operator=KroneckerSum(operator.matrix().left.to(work), factors),
         origin=known.origin,
-        gram=sharp.gram,
-        pattern=sharp.pattern,
+        gram=gram(factors),
+        pattern=EntryPattern(factors),
         X=run.input[0].to(work).clone(),
         mixed=mixed.to(work) * operator.token_scale.to(work)[:, None, None],
         contribution=contribution.to(work),
