@@ -17,6 +17,7 @@ from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.routers import Routed as RouterCall
 from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.operators.input_change import Routed
+from duat_cli.operators.kronecker import HeadFactors
 from duat_cli.operators.kronecker import gram as gram_of
 
 KEPT_BYTES = 4 << 30  # of one prompt
@@ -59,10 +60,10 @@ def state_of(
     routed, seen, gram, why = None, None, None, ""
     try:
         operator = session.operator(run, step)
-        routed = _routed(operator)
+        sources, channels = _channels(operator)
+        routed = _routed(operator, sources)
         seen = _seen(routed.attention, operator.allowed)
-        channels = None if operator.gate is None else operator.by_channel().factors
-        gram = session.geometry(run.index).gram if channels is None else gram_of(channels)
+        gram = session.geometry(run.index).gram if operator.gate is None else gram_of(channels)
     except UnsupportedModelError as fault:
         why = str(fault)
     bias = step.bias()
@@ -85,16 +86,27 @@ def state_of(
     )
 
 
-def _routed(operator: AttentionOperator) -> Routed:
-    """Ĥ by its factors; a gate is a scale of every channel by token, and channels take the place of heads."""
+def _channels(operator: AttentionOperator) -> tuple[Tensor, HeadFactors]:
+    """Source scale and factors of single channels, without their H, (heads d, N, N); of heads where there is no gate.
+
+    UnsupportedModelError where that H is too large.
+    """
+    apart = operator.by_channel()
+    return apart.source_scale, apart.factors
+
+
+def _routed(operator: AttentionOperator, sources: Tensor) -> Routed:
+    """Ĥ by its factors; a gate is a scale of every channel by token, and channels take the place of heads.
+
+    sources: as of `_channels`.
+    """
     H = [weights for _, weights in operator.rows.chunks()]
     attention = H[0] if len(H) == 1 else torch.cat(H, dim=1)
     if operator.gate is None:
-        return Routed(attention, operator.source_scale, operator.token_scale, operator.offsets)
-    source = operator.by_channel().source_scale  # refuses what is too large
+        return Routed(attention, sources, operator.token_scale, operator.offsets)
     width = operator.gate.shape[-1]
     token = operator.gate.transpose(1, 2).flatten(0, 1) * operator.token_scale  # (heads d, N)
-    return Routed(attention.repeat_interleave(width, 0), source, token, operator.offsets)
+    return Routed(attention.repeat_interleave(width, 0), sources, token, operator.offsets)
 
 
 def _seen(attention: Tensor, allowed: Tensor | None) -> Tensor:
