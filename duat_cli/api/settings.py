@@ -82,11 +82,13 @@ def one_question(
     if target is not None and not target:
         raise InputError("--target: an empty text is no token")
     asks = {
-        "--target": any(given is not None for given in (target, target_field, position, against)),
-        "--steps": steps > 0,
-        "--continuation": continuation is not None,
+        "--steps": steps or None,
+        "--continuation": continuation,
+        "--target": target,
+        "--target-field": target_field,
+        "--position": position,
+        "--against": against,
     }
-    both = [name for name, given in asks.items() if given]
-    if len(both) > 1:
-        said = " and ".join(both)
-        raise InputError(f"{said}: each says what is attributed (so do --against and --position); give one of them")
+    first, *others = [name for name, given in asks.items() if given is not None] or [""]
+    if others and first in ("--steps", "--continuation"):
+        raise InputError(f"{first}: says by itself what is attributed; leave out {' and '.join(others)}")

@@ -19,7 +19,11 @@ _HEADS = Meaning(
     formula="exp(-sum_k p_k ln p_k), p_k = s_k^2 / sum s^2; s_k^2 the eigenvalues of K G",
     source="Eq. 5-10; Kronecker spectrum by Van Loan & Pitsianis (1993)",
 )
-_ALIKE = Meaning("0 to 1", "exact", formula="sqrt(mean over pairs of nonzero blocks of cos^2(B_ik, B_jl))")
+_ALIKE = Meaning(
+    "0 to 1",
+    "exact",
+    formula="sqrt(mean over pairs of nonzero blocks, each with itself included, of cos^2(B_ik, B_jl))",
+)
 _FULL = Meaning("share, 0 to 1", "exact", formula="share of pairs of entries that some head and channel connects")
 _BITS = Meaning("bits", "exact", formula="mean over rows i of -sum_k p_ik log2 p_ik, p_ik = C_ik^2 / sum_k C_ik^2")
 _CONTEXT = Meaning("encoder tokens", "exact", formula="mean over rows i of 2^(entropy of p_i)")
@@ -84,13 +88,15 @@ class OperatorStats(WithReasons):
         Meaning(
             "0 to 1",
             "exact",
-            formula="sqrt(mean over pairs of nonzero blocks of cos^2(B_ij, B_kl)), B_ij = (sum_h H_h[i,j] A_h)^T",
+            formula="sqrt(mean over pairs of nonzero blocks, each with itself included, of cos^2(B_ij, B_kl)), "
+            "B_ij = (sum_h H_h[i,j] A_h)^T",
             source="the paper calls the elements of W'_HVO highly correlated (section 4.2); this puts a number on it",
             drift="number",
         ),
     ] = Field(
-        description="root mean square cosine over all pairs of nonzero blocks B_ij, at most 1 (all alike); near 1 "
-        "without any training, because softmax rows are positive: compare its nulls"
+        description="root mean square cosine over all pairs of nonzero blocks B_ij, each with itself included: at most "
+        "1 (all alike), at least 1 over the root of their number, so that a short prompt reads higher; near 1 without "
+        "any training, because softmax rows are positive: compare its nulls"
     )
     kronecker_products: Annotated[
         int | None,
@@ -339,7 +345,8 @@ class CrossStats(WithReasons):
         description="exp of the entropy of the squared Kronecker spectrum: 1 to heads; compare its null"
     )
     block_correlation: Annotated[Finite | None, _ALIKE] = Field(
-        description="root mean square cosine over all pairs of nonzero blocks; compare its null"
+        description="root mean square cosine over all pairs of nonzero blocks, each with itself included; compare its "
+        "null"
     )
     entropy_bits: Annotated[Finite | None, _BITS] = Field(description=_BY_NORM)
     effective_context: Annotated[Finite | None, _CONTEXT] = Field(

@@ -65,7 +65,9 @@ class Attributor:
         labels = {int(k): str(v) for k, v in (getattr(loaded.model.config, "id2label", None) or {}).items()}
         self._given = [] if options.continuation is None else given_tokens(words, options.continuation)
         self._runs_on = bool(options.steps or self._given)
-        if options.measure and (options.asked.position == "all" or self._runs_on):
+        if options.measure and self._runs_on:
+            raise InputError("--measure: one position at a time; leave out --measure, or --steps and --continuation")
+        if options.measure and options.asked.position == "all":
             raise InputError("--measure: one position at a time; expected --position with a number")
         self._chooser = Chooser(options.asked, words, labels, likelihood=bool(self._given))
         self._work = Work(session, self._chooser, progress, max(options.top, options.measure), options.top, count)

@@ -90,7 +90,10 @@ def network(
     if prompt.prepared is not None:
         raise InputError("--network: written for models that read token ids; this one reads images or sound")
     if loaded.paged is not None:
-        raise InputError("--network: the weights are read in parts here; it needs all in memory, so give --memory more")
+        raise InputError(
+            "--network: needs all weights in memory, and they are read in parts here; give more --memory, or a device "
+            "map without disk"
+        )
     clock, session = Clock(), Session(loaded, progress, cache=False)
     session.whole = True
     structure = session.structure
