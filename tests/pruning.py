@@ -1,4 +1,5 @@
-"""An ablator whose damage is told, prompts for it, bounds alone, and a tiny checkpoint whose words are known."""
+"""An ablator whose damage is told, prompts for it, bounds alone, a tiny checkpoint whose words are known, and one that
+sets are taken out of."""
 
 from __future__ import annotations
 
@@ -7,18 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from helpers import single_model
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from duat_cli.analysis.prune.sets.apply import Applied, apply_terms
 from duat_cli.analysis.prune.terms.certified import BlockBounds, Certified
 from duat_cli.analysis.prune.terms.damage import Hidden
 from duat_cli.kinds import KINDS, Kind
+from duat_cli.loading.model.load import LoadedModel, load
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.discovery.structure import ModelStructure
+from duat_cli.models.discovery.structure import ModelStructure, discover
 from duat_cli.models.sweep.lockstep import one_by_one
-from duat_cli.models.terms.sites import find_sites
+from duat_cli.models.terms.sites import TermId, find_sites
 from duat_cli.zoo import tiny
 
+IDS = torch.tensor([[21, 33, 45, 17, 52]])
 WORDS = [f"w{k}" for k in range(20)]
 
 
@@ -66,3 +72,33 @@ def save(model_type: str, folder: Path, bare: bool = False) -> str:
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(folder)
     return str(folder)
+
+
+class Case:
+    """A tiny checkpoint on disk, loaded as duat loads it."""
+
+    def __init__(self, folder: Path, model_type: str, dtype: torch.dtype = torch.float32) -> None:
+        single_model(model_type).to(dtype).save_pretrained(folder / "source")
+        (folder / "source" / "tokenizer.json").write_text("{}")
+        self.loaded: LoadedModel = load(str(folder / "source"))
+        self.model: Any = self.loaded.model
+        self.structure: ModelStructure = discover(self.model)
+        self.sites = find_sites(self.structure)
+        self.folder = folder
+        self.out = folder / "out"
+
+    def apply(self, *terms: TermId) -> Applied:
+        return apply_terms(self.model, self.structure, self.sites, terms, self.out, self.loaded.files)
+
+    def logits(self) -> Tensor:
+        """Of what was written, by transformers alone."""
+        with torch.no_grad():
+            return AutoModelForCausalLM.from_pretrained(self.out, dtype=torch.float32)(input_ids=IDS).logits
+
+    def own(self) -> Tensor:
+        with torch.no_grad():
+            return self.model(input_ids=IDS).logits
+
+
+def neurons(blocks: int, *index: int) -> list[TermId]:
+    return [TermId("neuron", block, n) for block in range(blocks) for n in index]

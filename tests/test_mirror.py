@@ -76,7 +76,6 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         analysis/shards/inspect cli/commands/merge cli/shared/many""",
     "what is missing: analysis/shards/test_merge.py": "analysis/shards/state",
     "the whole report: analysis/prune/test_run.py": "analysis/prune/report analysis/prune/sets/plan",
-    "what a written checkpoint lacks: analysis/prune/sets/test_apply.py": "analysis/prune/sets/cut",
     "what is said of a written set: cli/commands/test_prune_bound.py": "cli/shared/written",
     "the file read back: analysis/test_operator_file.py": "analysis/tensor_file",
     "faults planted in the instruments: analysis/test_session.py": "models/arrays models/instrument/plain",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,7 @@ _WIDTH = re.compile(r"head_dim|head_size|kv_channels")
 
 @dataclass(frozen=True)
 class Slice:
-    """One parameter in which every group of heads has an equal part along an axis."""
+    """One parameter in which every group of heads, or every neuron, has an equal part along an axis."""
 
     module: nn.Module
     name: str
@@ -48,7 +49,7 @@ class HeadLayers:
     @property
     def each(self) -> int:
         """Parameters that leave with one group."""
-        return sum(_parameter(one).numel() for one in self.slices) // self.groups
+        return sum(held(one).numel() for one in self.slices) // self.groups
 
 
 def head_layers(parts: BlockParts, calls: Sequence[AttentionCall]) -> HeadLayers:
@@ -77,7 +78,7 @@ def head_layers(parts: BlockParts, calls: Sequence[AttentionCall]) -> HeadLayers
                 found += [Slice(module, name, applied_axis(module))] if parameter.ndim == 2 else []
             elif parameter.shape[axis] in (heads * width, groups * width, heads):
                 found.append(Slice(module, name, axis))
-    matrices = [one for one in found if _parameter(one).ndim == 2]
+    matrices = [one for one in found if held(one).ndim == 2]
     if len(matrices) != 4:
         raise UnsupportedModelError("its queries, keys, values and output are not four layers with a part a head")
     return HeadLayers(heads, groups, width, tuple(found))
@@ -92,7 +93,7 @@ def without_heads(model: Any, cuts: Sequence[tuple[HeadLayers, Sequence[int]]]) 
     try:
         for layers, numbers in cuts:
             for one in layers.slices:
-                parameter = _parameter(one)
+                parameter = held(one)
                 kept.append((one.module, one.name, parameter))
                 stays = torch.ones(layers.groups, dtype=torch.bool)
                 stays[list(numbers)] = False
@@ -111,15 +112,23 @@ def without_heads(model: Any, cuts: Sequence[tuple[HeadLayers, Sequence[int]]]) 
 def require_stated(model: Any, every: Sequence[HeadLayers]) -> None:
     """UnsupportedModelError where no config states one group less of every attention."""
     _common([(layers, [0]) for layers in every])
+    gone = [(one, held(one).shape[one.axis] // layers.groups) for layers in every for one in layers.slices]
+    config_with_heads(model, shapes_without(model, gone), every[0], 1)
+
+
+def shapes_without(model: Any, gone: Sequence[tuple[Slice, int]]) -> dict[str, tuple[int, ...]]:
+    """Of every tensor of the model, were so many rows of these gone; a parameter may be named several times."""
     shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-    cut = {_parameter(one): (one.axis, layers.groups) for layers in every for one in layers.slices}
+    names = defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if parameter in cut and name in shapes:
-            axis, groups = cut[parameter]
-            size = list(parameter.shape)
-            size[axis] -= size[axis] // groups
-            shapes[name] = tuple(size)
-    config_with_heads(model, shapes, every[0], 1)
+        names[parameter].append(name)
+    for one, count in gone:
+        for name in names[held(one)]:
+            if name in shapes:
+                size = list(shapes[name])
+                size[one.axis] -= count
+                shapes[name] = tuple(size)
+    return shapes
 
 
 def config_with_heads(model: Any, shapes: Mapping[str, tuple[int, ...]], layers: HeadLayers, gone: int) -> Any:
@@ -151,7 +160,8 @@ def _common(cuts: Sequence[tuple[HeadLayers, Sequence[int]]]) -> int:
     return max(counts)[3]
 
 
-def _parameter(one: Slice) -> nn.Parameter:
+def held(one: Slice) -> nn.Parameter:
+    """What stands there now."""
     parameter = parameters_of(one.module)[one.name]
     assert parameter is not None
     return parameter

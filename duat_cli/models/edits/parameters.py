@@ -15,7 +15,7 @@ from duat_cli.kinds import Kind
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
 from duat_cli.models.edits.heads import HeadLayers, head_layers
-from duat_cli.models.edits.surgery import neuron_parameters
+from duat_cli.models.edits.surgery import NeuronLayers, neuron_layers
 from duat_cli.models.instrument.tracing import Trace, trace
 from duat_cli.models.terms.feedforward import find_feedforward
 from duat_cli.models.terms.sites import BlockSites, Site
@@ -32,17 +32,17 @@ class BlockParameters:
     one of the keys and values, too, which leave only with all heads that share them."""
     group: int
     """Neighbouring heads that share a key and value head."""
-    neuron: int | None
-    """Parameters that leave with one neuron; None where a config could not state their number."""
+    neurons: NeuronLayers | None
+    """Where neurons of its one FFN stand in the layers; None where they cannot leave."""
     heads: HeadLayers | str
     """Where groups of heads stand in the layers, or why they cannot leave."""
 
 
 def block_parameters(parts: BlockParts, sites: BlockSites, written: Trace) -> BlockParameters:
     """By shapes alone, but for neurons, whose layers are told from a trace; the block's weights are there."""
-    of_neuron = functools.cache(functools.partial(_of_neuron, parts, written))
+    layers_of = functools.cache(functools.partial(_layers_of, parts, written))
     each: dict[Kind, list[float]] = {
-        kind: [share for site in sites.of(kind) for share in [_share(parts, site, of_neuron)] * site.count]
+        kind: [share for site in sites.of(kind) for share in [_share(parts, site, layers_of)] * site.count]
         for kind in ("neuron", "head", "expert", "ffn", "attention")
     }
     each["block"] = [_count(parts.module.parameters())]
@@ -50,8 +50,8 @@ def block_parameters(parts: BlockParts, sites: BlockSites, written: Trace) -> Bl
     shared = calls[0].value.shape[1] if calls else 1
     group = heads[0].count // shared if heads and heads[0].count % shared == 0 else 1
     found = {kind: torch.tensor(shares, dtype=torch.float64) for kind, shares in each.items()}
-    neuron = of_neuron(parts.units[0]) if len(parts.units) == 1 else None
-    return BlockParameters(found, group, neuron, _or_reason(lambda: head_layers(parts, calls)))
+    neurons = layers_of(parts.units[0]) if len(parts.units) == 1 else None
+    return BlockParameters(found, group, neurons, _or_reason(lambda: head_layers(parts, calls)))
 
 
 def find_parameters(
@@ -66,8 +66,8 @@ def find_parameters(
     }
 
 
-def _share(parts: BlockParts, site: Site, of_neuron: Callable[[nn.Module], int | None]) -> float:
-    """Of one term of the site. of_neuron: of a unit, as of `_of_neuron`."""
+def _share(parts: BlockParts, site: Site, layers_of: Callable[[nn.Module], NeuronLayers | None]) -> float:
+    """Of one term of the site. layers_of: of a unit, as of `_layers_of`."""
     if site.kind == "expert":
         own = site.module.parameters(recurse=False)
         return _count(p for p in own if p.ndim >= 2 and p.shape[0] == site.count) / site.count
@@ -76,17 +76,17 @@ def _share(parts: BlockParts, site: Site, of_neuron: Callable[[nn.Module], int |
         return _count(held | set(site.module.parameters())) / site.count
     unit = site.unit or next((u for u in parts.units if site.module in set(u.modules())), None)
     if site.kind == "neuron" and unit is not None:
-        each = of_neuron(unit)
-        if each is not None:
-            return float(each)
+        layers = layers_of(unit)
+        if layers is not None:
+            return float(layers.each)
     modules = [site.module] if unit is None else [unit, site.module]
     return _count({p for module in modules for p in module.parameters()}) / site.count
 
 
-def _of_neuron(parts: BlockParts, written: Trace, unit: nn.Module) -> int | None:
-    """Parameters that leave with one of its neurons; None where it has no form. Proving the form takes longest."""
+def _layers_of(parts: BlockParts, written: Trace, unit: nn.Module) -> NeuronLayers | None:
+    """Where its neurons stand; None where it has no form. Proving the form takes longest."""
     found = _or_reason(lambda: find_feedforward(unit, written, parts.module))
-    return None if isinstance(found, str) else neuron_parameters(found)
+    return None if isinstance(found, str) else neuron_layers(found)
 
 
 def _or_reason(work: Callable[[], T]) -> T | str:

@@ -10,6 +10,7 @@ import copy
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from duat_cli.compat.torch import children_of, parameters_of
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.linears import applied_axis
 from duat_cli.models.discovery.structure import ModelStructure
+from duat_cli.models.edits.heads import Slice, held, shapes_without
 from duat_cli.models.terms.feedforward import FeedForward
 from duat_cli.models.terms.sites import BlockSites, Site, TermId
 
@@ -224,7 +226,8 @@ def without_neurons(model: Any, cuts: Sequence[tuple[FeedForward, Sequence[int]]
     try:
         for form, numbers in cuts:
             _cut(form, sorted(set(numbers)), kept)
-        model.config = config_with_width(model, width, width - gone)
+        shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+        model.config = config_with_width(model, shapes, width, width - gone)
         yield
     finally:
         for module, name, parameter in reversed(kept):
@@ -232,21 +235,43 @@ def without_neurons(model: Any, cuts: Sequence[tuple[FeedForward, Sequence[int]]
         model.config = config
 
 
-def neuron_parameters(form: FeedForward) -> int:
-    """How many parameters of an FFN go with each neuron that `without_neurons` takes out of it."""
-    found = 0
+@dataclass(frozen=True)
+class NeuronLayers:
+    """The parameters of one FFN that `without_neurons` takes parts of."""
+
+    count: int
+    """Neurons."""
+    slices: tuple[Slice, ...]
+    """Where each neuron has one row; a layer that makes gate and neuron has two."""
+
+    @property
+    def each(self) -> int:
+        """Parameters that leave with one neuron."""
+        return sum(held(one).numel() // held(one).shape[one.axis] for one in self.slices)
+
+
+def neuron_layers(form: FeedForward) -> NeuronLayers:
+    """Of an FFN whose form is proved."""
+    found = []
     for rows in (r for r in (form.gate, form.up) if r is not None):
-        weight = parameters_of(rows.linear)["weight"]
-        assert weight is not None
-        found += weight.shape[applied_axis(rows.linear)] + (parameters_of(rows.linear).get("bias") is not None)
-    down = parameters_of(form.down)["weight"]
-    assert down is not None
-    return found + down.shape[1 - applied_axis(form.down)]
+        found.append(Slice(rows.linear, "weight", 1 - applied_axis(rows.linear)))
+        if parameters_of(rows.linear).get("bias") is not None:
+            found.append(Slice(rows.linear, "bias", 0))
+    return NeuronLayers(form.neurons, (*found, Slice(form.down, "weight", applied_axis(form.down))))
+
+
+def require_width(model: Any, every: Sequence[NeuronLayers]) -> None:
+    """UnsupportedModelError where no config states one neuron less of every FFN."""
+    width, gone = _common([(layers.count, 1) for layers in every])
+    shapes = shapes_without(model, [(one, gone) for layers in every for one in layers.slices])
+    config_with_width(model, shapes, width, width - gone)
 
 
 def _common(counts: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    if len(set(counts)) != 1 or counts[0][1] >= counts[0][0]:
+    if len(set(counts)) != 1:
         raise UnsupportedModelError("its FFNs have, or would have, different widths, which its config cannot state")
+    if counts[0][1] >= counts[0][0]:
+        raise UnsupportedModelError("no neuron would be left in its FFNs")
     return counts[0]
 
 
@@ -271,9 +296,9 @@ def _drop(module: nn.Module, name: str, axis: int, gone: Tensor, kept: list[tupl
     parameters_of(module)[name] = nn.Parameter(rest, requires_grad=False)
 
 
-def config_with_width(model: Any, old: int, new: int) -> Any:
-    """A copy of the config in which the FFN is `new` wide: the one number with which every shape comes out right."""
-    shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+def config_with_width(model: Any, shapes: Mapping[str, tuple[int, ...]], old: int, new: int) -> Any:
+    """A copy of the config in which the FFN is `new` wide: the number with which every shape comes out as in
+    `shapes`."""
     values = vars(model.config.get_text_config())
     names = [n for n, v in values.items() if v == old and isinstance(v, int) and not isinstance(v, bool)]
     names += [n for n, v in values.items() if v is None and _INNER_WIDTH.search(n)]

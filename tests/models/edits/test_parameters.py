@@ -32,7 +32,8 @@ def test_of_llama() -> None:
             [float(numbers(layer.mlp))], [float(numbers(layer.self_attn))]
         )  # fmt: skip
         assert each["block"].tolist() == [float(numbers(layer))]
-        assert (block.group, block.neuron) == (2, each["neuron"][0])
+        assert block.neurons is not None
+        assert (block.group, block.neurons.each) == (2, each["neuron"][0])
         assert isinstance(block.heads, HeadLayers)
         assert block.heads.each == numbers(layer.self_attn) / 2
 

@@ -101,7 +101,7 @@ def apply_terms(
     expected = _ablated(model, structure, sites, terms)
     notes: list[str] = []
     plans = cuts_of(structure, terms, notes)
-    faults: list[str] = []
+    failed: list[tuple[Cut, DuatError]] = []
     for plan in plans:
         part = _part_folder(directory)
         try:
@@ -112,7 +112,7 @@ def apply_terms(
             _open_to_all(part)
             os.replace(part, directory)
         except (DuatError, UnsupportedModelError) as fault:
-            faults.append(_failed(plan, fault))
+            failed.append((plan, fault))
             continue
         except OSError as fault:
             raise _unwritable(directory, fault) from fault
@@ -123,21 +123,25 @@ def apply_terms(
             removed_neurons=plan.width,
             removed_groups=len(plan.heads[0][1]) if plan.heads else 0,
             zeroed=len(plan.zeroed),
-            notes=(*notes, *faults),
+            notes=(*notes, *_reasons(failed, plan)),
             error=error,
             dtype=str(dtype).removeprefix("torch."),
             bytes_before=files.total_bytes,
             bytes_after=size,
         )
-    raise UnsupportedModelError(f"the set could not be written: {'; '.join(faults)}")
+    raise UnsupportedModelError(f"the set could not be written: {'; '.join(_reasons(failed, Cut()))}")
 
 
-def _failed(plan: Cut, fault: DuatError) -> str:
-    what = [f"{len(plan.blocks)} blocks"] if plan.blocks else []
-    what += [f"{plan.width} neurons a block"] if plan.neurons else []
-    what += [f"{len(plan.heads[0][1])} key and value heads a block"] if plan.heads else []
-    reason = one_line(str(fault), 300)
-    return f"{' and '.join(what)} not removed but zeroed: {reason}" if what else f"zeroed: {reason}"
+def _reasons(failed: Sequence[tuple[Cut, DuatError]], written: Cut) -> list[str]:
+    """Why what was tried to be removed is not, each once. written: what is."""
+    found = []
+    for plan, fault in failed:
+        what = [f"{len(plan.blocks)} blocks"] if plan.blocks and not written.blocks else []
+        what += [f"{plan.width} neurons a block"] if plan.neurons and not written.neurons else []
+        what += [f"{len(plan.heads[0][1])} key and value heads a block"] if plan.heads and not written.heads else []
+        reason = one_line(str(fault), 300)
+        found.append(f"{' and '.join(what)} not removed but zeroed: {reason}" if what else f"zeroed: {reason}")
+    return list(dict.fromkeys(found))
 
 
 # -- writing and reading back --------------------------------------------------------------------------------

@@ -36,13 +36,15 @@ def cuts_of(structure: ModelStructure, terms: Sequence[TermId], notes: list[str]
     blocks = tuple(sorted(t.block for t in everything if t.kind == "block"))
     rest = tuple(t for t in everything if t.block not in blocks)
     heads, others = head_cuts(structure, blocks, rest, notes)
-    cuts, zero = _neuron_cuts(structure, blocks, others, notes)
-    tried = [Cut(blocks, cuts, zero, heads)]
-    if heads and (blocks or cuts):
+    tried = [Cut(blocks, *_neuron_cuts(structure, blocks, others, notes), heads)]
+    if heads:
         tried.append(Cut(blocks, *_neuron_cuts(structure, blocks, rest, [])))
-    if blocks and cuts:
+    if tried[0].neurons:
+        tried.append(Cut(blocks, (), others, heads))
+    if heads and tried[0].neurons:
         tried.append(Cut(blocks, (), rest))
-    return [*tried, *([Cut(zeroed=everything)] if blocks or cuts or heads else [])]
+    last = tried[-1]
+    return [*tried, *([Cut(zeroed=everything)] if last.blocks or last.neurons or last.heads else [])]
 
 
 def head_cuts(
@@ -113,29 +115,32 @@ def _neuron_cuts(
     except UnsupportedModelError as fault:
         notes.append(f"neurons are zeroed: {one_line(str(fault), 300)}")
         return (), terms
+    fewest = min(form.neurons for form in forms.values())
+    cut, beyond = shared_neurons(len(structure.calls), blocks, terms, most=fewest - 1)
     if beyond:
-        common = len(next(iter(cut.values())))
+        common = len(next(iter(cut.values()), ()))
         notes.append(f"{plural(common, 'neuron')} a block removed; those beyond, up to {beyond} a block, are zeroed")
     # What is zeroed beside it is zeroed in the whole layers; then the layers are cut.
     return tuple((forms[k], numbers) for k, numbers in cut.items()), without_neurons_of(cut, terms)
 
 
 def shared_neurons(
-    depth: int, blocks: Sequence[int], terms: Sequence[TermId]
+    depth: int, blocks: Sequence[int], terms: Sequence[TermId], most: int | None = None
 ) -> tuple[dict[int, tuple[int, ...]], int]:
     """Neurons of every block that stays, as many of each as all of them lose; and the most that a block loses beyond.
 
-    depth: how many blocks there are. blocks: those that go.
+    depth: how many blocks there are. blocks: those that go. most: of a block.
     """
     by_block: dict[int, list[int]] = defaultdict(list)
     for term in terms:
         if term.kind == "neuron" and term.index is not None:
             by_block[term.block].append(term.index)
     stay = [k for k in range(depth) if k not in set(blocks)]
-    common = min((len(by_block[k]) for k in stay), default=0)
+    lost = [len(by_block[k]) for k in stay]
+    common = min(lost if most is None else [*lost, most], default=0)
     if not common:
         return {}, 0
-    return {k: tuple(sorted(by_block[k])[:common]) for k in stay}, max(len(by_block[k]) for k in stay) - common
+    return {k: tuple(sorted(by_block[k])[:common]) for k in stay}, max(lost) - common
 
 
 def without_neurons_of(cut: Mapping[int, Sequence[int]], terms: Sequence[TermId]) -> tuple[TermId, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 
 from torch import nn
@@ -13,7 +14,8 @@ from duat_cli.loading.model.load import LoadedModel
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.edits.heads import HeadLayers, require_stated
 from duat_cli.models.edits.parameters import BlockParameters
-from duat_cli.models.edits.surgery import zeroed_parameters
+from duat_cli.models.edits.surgery import NeuronLayers, require_width, without_blocks, zeroed_parameters
+from duat_cli.models.terms.inner import or_reason
 from duat_cli.models.terms.sites import BlockSites, TermId
 from duat_cli.results.prune.sets import SetSize
 from duat_cli.text import one_line
@@ -31,16 +33,18 @@ def set_size(
     blocks = [term.block for term in terms if term.kind == "block"]
     rest = tuple(term for term in terms if term.kind != "block")
     shared = len(set(calls)) != len(calls)
-    groups = {} if shared else _groups(loaded.model, calls, parameters, blocks, rest)
-    sizes = {k: (parameters[calls[k]].group, numbers) for k, numbers in groups.items()}
-    rest = without_heads_of(sizes, rest)
-    cut, _ = shared_neurons(len(calls), blocks, rest)
-    each = {call: parameters[calls[call]].neuron for call in cut}
-    known = [one for one in each.values() if one is not None]
-    if shared or len(known) < len(each):
-        cut = {}
+    with contextlib.ExitStack() as stack:  # what a config can state is asked of the blocks that stay
+        try:
+            if blocks:
+                stack.enter_context(without_blocks(loaded.model, structure, blocks))
+        except UnsupportedModelError:
+            blocks, rest, shared = [], tuple(terms), True
+        groups = {} if shared else _groups(loaded.model, calls, parameters, blocks, rest)
+        sizes = {k: (parameters[calls[k]].group, numbers) for k, numbers in groups.items()}
+        rest = without_heads_of(sizes, rest)
+        cut = {} if shared else _neurons(loaded.model, calls, parameters, blocks, rest)
     removed = sum(p.numel() for k in blocks for p in calls[k].parameters())
-    removed += sum(one * len(cut[call]) for call, one in each.items() if call in cut and one is not None)
+    removed += sum(len(numbers) * _of_ffn(parameters[calls[k]]).each for k, numbers in cut.items())
     removed += sum(len(numbers) * _layers(parameters[calls[k]]).each for k, numbers in groups.items())
     zeroed, reasons = None, {}
     try:
@@ -54,6 +58,23 @@ def set_size(
         bytes_removed=removed * (most_stored(loaded.files) or loaded.model.dtype).itemsize,
         reasons=reasons,
     )
+
+
+def _neurons(
+    model: nn.Module,
+    calls: Sequence[nn.Module],
+    parameters: Mapping[nn.Module, BlockParameters],
+    blocks: Sequence[int],
+    terms: Sequence[TermId],
+) -> dict[int, tuple[int, ...]]:
+    """Neurons of every FFN that stays that leave the file, if the config can state it; one stays at least."""
+    found, _ = shared_neurons(len(calls), blocks, terms)
+    layers = [one for k in found if (one := parameters[calls[k]].neurons) is not None]
+    if not found or len(layers) < len(found):
+        return {}
+    if isinstance(or_reason(lambda: require_width(model, layers)), str):
+        return {}
+    return shared_neurons(len(calls), blocks, terms, most=layers[0].count - 1)[0]
 
 
 def _groups(
@@ -72,12 +93,14 @@ def _groups(
     if len(proved) < len(layers):
         return {}
     found = shared_groups({k: (one.heads, one.groups) for k, one in zip(stay, proved, strict=True)}, terms)
-    try:
-        if found:
-            require_stated(model, proved)
-    except UnsupportedModelError:
+    if found and isinstance(or_reason(lambda: require_stated(model, proved)), str):
         return {}
     return found
+
+
+def _of_ffn(block: BlockParameters) -> NeuronLayers:
+    assert block.neurons is not None
+    return block.neurons
 
 
 def _layers(block: BlockParameters) -> HeadLayers:

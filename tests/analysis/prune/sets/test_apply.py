@@ -11,52 +11,21 @@ from typing import Any
 import pytest
 import torch
 from helpers import single_model
+from pruning import Case, neurons
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from duat_cli.analysis.prune.sets import apply as apply_module
-from duat_cli.analysis.prune.sets.apply import Applied, apply_terms, check_directory
+from duat_cli.analysis.prune.sets.apply import apply_terms, check_directory
 from duat_cli.errors import DuatError, InputError, UnsupportedModelError
-from duat_cli.loading.model.load import LoadedModel, load
-from duat_cli.models.discovery.structure import ModelStructure, discover
+from duat_cli.loading.model.load import load
+from duat_cli.models.discovery.structure import discover
 from duat_cli.models.terms.sites import TermId, find_sites
-
-IDS = torch.tensor([[21, 33, 45, 17, 52]])
-
-
-class Case:
-    """A tiny checkpoint on disk, loaded as duat loads it."""
-
-    def __init__(self, folder: Path, model_type: str, dtype: torch.dtype = torch.float32) -> None:
-        single_model(model_type).to(dtype).save_pretrained(folder / "source")
-        (folder / "source" / "tokenizer.json").write_text("{}")
-        self.loaded: LoadedModel = load(str(folder / "source"))
-        self.model: Any = self.loaded.model
-        self.structure: ModelStructure = discover(self.model)
-        self.sites = find_sites(self.structure)
-        self.folder = folder
-        self.out = folder / "out"
-
-    def apply(self, *terms: TermId) -> Applied:
-        return apply_terms(self.model, self.structure, self.sites, terms, self.out, self.loaded.files)
-
-    def logits(self) -> Tensor:
-        """Of what was written, by transformers alone."""
-        with torch.no_grad():
-            return AutoModelForCausalLM.from_pretrained(self.out, dtype=torch.float32)(input_ids=IDS).logits
-
-    def own(self) -> Tensor:
-        with torch.no_grad():
-            return self.model(input_ids=IDS).logits
 
 
 def close(a: Tensor, b: Tensor) -> bool:
     return float((a - b).norm() / b.norm()) < 1e-5
-
-
-def neurons(blocks: int, *index: int) -> list[TermId]:
-    return [TermId("neuron", block, n) for block in range(blocks) for n in index]
 
 
 def state_of(model: Any) -> dict[str, Tensor]:

@@ -16,6 +16,8 @@ from duat_cli.models.discovery.structure import discover
 from duat_cli.models.edits.parameters import find_parameters
 from duat_cli.models.terms.sites import TermId, find_sites
 
+NEURONS = 48  # of an FFN of the small llama
+
 
 def counts(folder: Path) -> tuple[int, int, int]:
     """Values in the files, zeros among them, and bytes."""
@@ -37,6 +39,15 @@ def counts(folder: Path) -> tuple[int, int, int]:
         ("llama", [("neuron", 0, 3), ("ffn", 1, 0), ("attention", 2, 0)], 0),
         ("llama", [("head", b, h) for b in range(3) for h in (0, 1)], 6),
         ("mixtral", [("expert", 1, 2), ("head", 0, 0)], 0),
+        ("bloom", [("neuron", b, n) for b in range(3) for n in (1, 7)], 0),  # its config states no width of the FFNs
+        ("llama", [("neuron", b, n) for b in range(3) for n in range(NEURONS)], 3 * (NEURONS - 1)),
+        ("llama", [("block", b, None) for b in range(3)], 0),  # none would be left
+        (
+            "llama",
+            [("block", 1, None)] + [(k, b, n) for b in (0, 2) for k, n in (("neuron", 4), ("head", 2), ("head", 3))],
+            7,
+        ),
+        ("phi", [(k, b, n) for b in range(3) for k, n in (("neuron", 4), ("head", 2), ("head", 3))], 3),
     ],
 )
 def test_it_is_what_the_written_file_shows(
