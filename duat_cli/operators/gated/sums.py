@@ -11,6 +11,8 @@ T P T, T the root of the block-diagonal K_i[h, l] = Σ_j Ĥ_h[i, j] Ĥ_l[i, j].
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -80,16 +82,18 @@ class GatedSums:
         if not self._whole:
             return None
         root = _roots(torch.cat(self._products))
-        return torch.linalg.eigvalsh(_between(root, self._whole_gram())).clamp_min(0).sqrt().flip(0)
+        return torch.linalg.eigvalsh(_between(root, self._whole_gram)).clamp_min(0).sqrt().flip(0)
 
     def block_correlation(self) -> float | None:
         """Root mean square cosine over all pairs of nonzero blocks; None for none, or where P is too large."""
         if not self._whole or not self.nonzero_blocks:
             return None
         root = _roots(torch.cat(self._directions))
-        return min(float(torch.linalg.matrix_norm(_between(root, self._whole_gram()))) / self.nonzero_blocks, 1.0)
+        return min(float(torch.linalg.matrix_norm(_between(root, self._whole_gram))) / self.nonzero_blocks, 1.0)
 
+    @functools.cached_property
     def _whole_gram(self) -> Tensor:
+        """P of all tokens, (N, heads, N, heads), float64."""
         return self._gram.between(self._gate)
 
 
