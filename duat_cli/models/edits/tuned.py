@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -24,9 +25,10 @@ def own_names(model: Any, names: list[str]) -> dict[str, tuple[str, str]]:
     """
     modules = dict(model.named_modules())
     prefix = f"{model.base_model_prefix}."
+    renamed = functools.cache(lambda: targets_of(model, names))
     found = {}
     for name in names:
-        for candidate in _candidates(model, name, prefix):
+        for candidate in _candidates(name, prefix, renamed):
             module, _, leaf = candidate.rpartition(".")
             holder = modules.get(module)
             if holder is None:
@@ -50,9 +52,9 @@ def joined_places(model: Any, names: list[str]) -> dict[str, tuple[str, str]]:
     return {name: (module, leaf) for name, (module, _, leaf) in own.items()}
 
 
-def _candidates(model: Any, name: str, prefix: str) -> Iterator[str]:
+def _candidates(name: str, prefix: str, renamed: Callable[[], Mapping[str, tuple[str, bool]]]) -> Iterator[str]:
     yield from (name, prefix + name, name.removeprefix(prefix))
-    target, changed = targets_of(model, [name]).get(name, (name, True))
+    target, changed = renamed().get(name, (name, True))
     if not changed:
         yield target
 
