@@ -28,7 +28,7 @@ from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
 from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.models.instrument.routers import Routers, routing_slots
+from duat_cli.models.instrument.routers import Routers, routing_slots, taken
 from duat_cli.models.instrument.tracing import Trace, trace
 from duat_cli.models.terms.experts import Experts
 from duat_cli.models.terms.feedforward import FeedForward
@@ -179,9 +179,7 @@ def _known(number: int, parts: BlockParts, routed: Any, written: Trace) -> Known
     event = written.calls(form.module)[0]
     slots = routing_slots(event.args, event.kwargs)
     assert slots is not None
-    place = slots[0]
-    chosen = event.args[place] if isinstance(place, int) else event.kwargs[place]
-    return Known(unit, form, chosen.shape[1])
+    return Known(unit, form, taken(event.args, event.kwargs, slots.index).shape[1])
 
 
 # -- one prompt ----------------------------------------------------------------------------------------------

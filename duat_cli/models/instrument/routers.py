@@ -7,7 +7,7 @@ and their weights, (N, k).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,13 @@ from torch import Tensor, nn
 
 from duat_cli.models.instrument.hooks import hooked
 
-Slots = tuple[int | str, int | str]  # of the chosen experts and of their weights, among the arguments
+
+@dataclass(frozen=True)
+class Routing:
+    """Where an experts module takes its routing: positions or names of its arguments."""
+
+    index: int | str  # of the chosen experts
+    weights: int | str  # of their weights
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ class Routers:
         def see(module: nn.Module, args: Any, kwargs: Any) -> None:
             slots = routing_slots(args, kwargs)
             if slots is not None:
-                experts, weights = (_get(args, kwargs, slot) for slot in slots)
+                experts, weights = (taken(args, kwargs, slot) for slot in (slots.index, slots.weights))
                 self.latest[module] = Routed(experts.detach().clone(), weights.detach().clone(), experts_of(module))
 
         with hooked(experts_modules(model), see):
@@ -79,7 +85,7 @@ def with_routing(args: tuple[Any, ...], kwargs: dict[str, Any], held: Routed) ->
     if slots is None:
         return args, kwargs
     changed, named = list(args), dict(kwargs)
-    for slot, value in zip(slots, (held.experts, held.weights), strict=True):
+    for slot, value in zip((slots.index, slots.weights), (held.experts, held.weights), strict=True):
         if isinstance(slot, int):
             changed[slot] = value
         else:
@@ -87,7 +93,7 @@ def with_routing(args: tuple[Any, ...], kwargs: dict[str, Any], held: Routed) ->
     return tuple(changed), named
 
 
-def routing_slots(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Slots | None:
+def routing_slots(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Routing | None:
     """Where a call has integers (N, k) and numbers of that shape; None where it has not."""
     slots: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
     tensors = [(key, value) for key, value in slots if isinstance(value, Tensor) and value.ndim == 2]
@@ -96,16 +102,17 @@ def routing_slots(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Slots | None
             continue
         for key, value in tensors:
             if value.is_floating_point() and value.shape == index.shape:
-                return index_key, key
+                return Routing(index_key, key)
     return None
 
 
 def routing_weights(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
     """The weights of the chosen experts, (N, k), among the arguments of a call; None where there are none."""
     slots = routing_slots(args, kwargs)
-    return None if slots is None else _get(args, kwargs, slots[1])
+    return None if slots is None else taken(args, kwargs, slots.weights)
 
 
-def _get(args: tuple[Any, ...], kwargs: dict[str, Any], key: int | str) -> Tensor:
+def taken(args: Sequence[Any], kwargs: dict[str, Any], key: int | str) -> Tensor:
+    """The tensor at a position, or of a name, among the arguments of a call."""
     found: Tensor = args[key] if isinstance(key, int) else kwargs[key]
     return found

@@ -26,6 +26,7 @@ from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_inputs, run_stack
 from duat_cli.models.instrument.calls import without_cache
 from duat_cli.models.instrument.hooks import hooked
+from duat_cli.models.instrument.routers import Routing, experts_of, routing_slots, taken
 from duat_cli.models.instrument.tracing import Event, Trace, trace
 
 Place = Literal["input", "output", "routing"]
@@ -38,14 +39,6 @@ class TermId:
     kind: Kind
     block: int
     index: int | None = None
-
-
-@dataclass(frozen=True)
-class Routing:
-    """Where an experts module takes its routing: positions among its arguments."""
-
-    index: int | str
-    weights: int | str
 
 
 @dataclass(frozen=True)
@@ -138,8 +131,8 @@ def _at_input(site: Site, edit: Edit) -> contextlib.AbstractContextManager[None]
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         key, index = _first_key(args, kwargs), None
         if site.routing is not None:
-            key, index = site.routing.weights, _get(args, kwargs, site.routing.index)
-        edited = edit(site, _get(args, kwargs, key), index)
+            key, index = site.routing.weights, taken(args, kwargs, site.routing.index)
+        edited = edit(site, taken(args, kwargs, key), index)
         return None if edited is None else _put(args, kwargs, key, edited)
 
     return hooked([site.watched], hook)
@@ -148,10 +141,6 @@ def _at_input(site: Site, edit: Edit) -> contextlib.AbstractContextManager[None]
 def _first_key(args: Sequence[Any], kwargs: dict[str, Any]) -> int | str:
     slots: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
     return next(key for key, value in slots if isinstance(value, Tensor))
-
-
-def _get(args: Sequence[Any], kwargs: dict[str, Any], key: int | str) -> Tensor:
-    return args[key] if isinstance(key, int) else kwargs[key]
 
 
 def _put(args: Sequence[Any], kwargs: dict[str, Any], key: int | str, value: Tensor) -> tuple[tuple[Any, ...], Any]:
@@ -311,8 +300,8 @@ def _experts(unit: nn.Module, written: Trace) -> Site | str:
     """The experts module of a routed unit, proved to be linear in its routing weights."""
     for module in unit.modules():
         for event in written.calls(module)[:1]:
-            routing = _routing(event)
-            count = next((p.shape[0] for p in module.parameters(recurse=False) if p.ndim >= 3), 0)
+            routing = routing_slots(event.args, event.kwargs)
+            count = experts_of(module)
             if routing is None or not count:
                 continue
             if _is_sum_of_experts(event, routing, count):
@@ -321,20 +310,9 @@ def _experts(unit: nn.Module, written: Trace) -> Site | str:
     return "the FFN routes to no experts that could be told apart"
 
 
-def _routing(event: Event) -> Routing | None:
-    slots: list[tuple[int | str, Any]] = [*enumerate(event.args), *event.kwargs.items()]
-    tensors = [(key, value) for key, value in slots if isinstance(value, Tensor) and value.ndim == 2]
-    whole = [(key, value) for key, value in tensors if not value.is_floating_point() and value.dtype != torch.bool]
-    for index_key, index in whole:
-        for key, value in tensors:
-            if value.is_floating_point() and value.shape == index.shape:
-                return Routing(index_key, key)
-    return None
-
-
 def _is_sum_of_experts(event: Event, routing: Routing, count: int) -> bool:
-    index = _get(event.args, event.kwargs, routing.index)
-    weights = _get(event.args, event.kwargs, routing.weights)
+    index = taken(event.args, event.kwargs, routing.index)
+    weights = taken(event.args, event.kwargs, routing.weights)
     if int(index.max()) >= count:
         return False
     with torch.no_grad():
