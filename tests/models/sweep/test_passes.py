@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 from removal import TYPES, forward_of, prepared, scaled, untouched
+from torch import nn
 
 from duat_cli.models.instrument.calls import hidden_of
+from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.sweep.passes import Removal, behind_blocks, record, run_alone, run_without
 from duat_cli.models.terms.sites import TermId, find_sites
 
@@ -70,6 +72,26 @@ def test_a_removed_block_is_its_input(model_type: str) -> None:
     last = len(structure.calls) - 1
     output = run_without(structure, forward, recorded, {last: Removal({}, whole=True)})
     assert torch.equal(output, run_alone(behind_blocks(structure, forward, recorded, recorded.calls[last].before)))
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "mixtral"])
+@pytest.mark.parametrize("mean", [None, 2.0])
+def test_a_block_that_is_removed_whole_does_not_run(model_type: str, mean: float | None) -> None:
+    """A recording pass runs it all the same, since it keeps what the block gave, and gives the same output."""
+    model, structure, ids = prepared(model_type)
+    forward = forward_of(structure, ids)
+    recorded = record(structure, forward)
+    means = None if mean is None else {(1, None): torch.full((structure.hidden_size,), mean)}
+    gone = {1: Removal({}, whole=True, means=means, number=1)}
+    ran: list[nn.Module] = []
+    with hooked(list(structure.calls[1].children()), lambda module, _args, _kwargs: ran.append(module)):
+        output = run_without(structure, forward, recorded, gone)
+        assert not ran
+        expected = record(structure, forward, gone=gone).output
+        assert ran
+    assert torch.equal(output, expected)
+    assert not torch.equal(output, recorded.output)
+    assert untouched(model)
 
 
 def test_what_stands_in_for_a_removed_term() -> None:

@@ -8,10 +8,11 @@ import pytest
 import torch
 from helpers import single_model, token_ids
 from removal import TYPES, untouched
-from torch import Tensor
+from torch import Tensor, nn
 
 from duat_cli.models.arrays import relative_error
 from duat_cli.models.discovery.structure import discover, run_stack
+from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.sweep.budgets import ROW_ELEMENTS, ROW_TOKENS
 from duat_cli.models.sweep.passes import record, removals, run_alone, run_without
 from duat_cli.models.sweep.rows import NotInRowsError, in_waves, without_each
@@ -78,6 +79,24 @@ def test_means_stand_in_row_by_row() -> None:
     rows, alone = each_row(structure, ids, gone)
     for row, one in zip(rows, alone, strict=True):
         assert relative_error(row[None], one) <= 1e-5
+
+
+def test_a_block_that_all_rows_lack_does_not_run() -> None:
+    model = single_model("llama")
+    structure = discover(model)
+    sites, ids = find_sites(structure), token_ids(model, 6)
+    lacking = [removals(structure, sites, [TermId("block", 1), *more]) for more in ([], [TermId("ffn", 2, 0)])]
+    ran: list[nn.Module] = []
+    with hooked(list(structure.calls[1].children()), lambda module, _args, _kwargs: ran.append(module)):
+        recorded = record(structure, forward_of(structure, ids))
+        ran.clear()
+        rows = run_alone(without_each(structure, forward_of(structure, ids, 2), recorded.calls, lacking))
+        assert not ran
+        run_alone(without_each(structure, forward_of(structure, ids, 3), recorded.calls, [*lacking, {}]))
+        assert ran
+    for row, one in zip(rows, lacking, strict=True):
+        assert relative_error(row[None], record(structure, forward_of(structure, ids), gone=one).output) <= 1e-5
+    assert relative_error(rows[0], rows[1]) > 1e-4
 
 
 def test_rows_that_cannot_be_told_apart_are_refused() -> None:
