@@ -143,10 +143,11 @@ def own_contribution(run: BlockRun, tap: Tap) -> tuple[Tensor, Tensor]:
     The frozen block is replayed twice on a zero stream, once with the captured H V of x in place of attention's result
     and once with H V of a zero input, and the two are subtracted at the tap. With the stream at zero it does
     not cancel; H V of a zero input holds the constants (biases of V, offsets of norms), which stand outside W' and do.
+    Of a homogeneous block it is zero, as discovery proved to the bit.
     """
     zero = torch.zeros_like(run.input)
-    constant = run.replay(zero, zero_given(run, 1)).mixed[0]  # (1, N, heads, d)
-    own = run.attention[0].output
+    own = run.attention[0].output  # (1, N, heads, d)
+    constant = torch.zeros_like(own) if run.parts.homogeneous else run.replay(zero, zero_given(run, 1)).mixed[0]
     replay = run.replay(torch.cat([zero, zero]), zero_given(run, 2), attention=torch.cat([own, constant]))
     seen = tap.read(replay)
     return (own - constant)[0], seen[0] - seen[1]

@@ -54,6 +54,22 @@ def test_the_factors_are_the_jacobian_of_the_frozen_model_in_float64(model_type:
         assert operator.error <= 1e-10
 
 
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "qwen3", "mixtral", "olmo2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_homogeneous_block_reads_no_values_from_zeros(model_type: str, dtype: torch.dtype) -> None:
+    seen: list[bool] = []
+
+    def listen(run: Any, step: Any, block: Any) -> None:
+        [mixed] = run.replay(torch.zeros_like(run.input), zero_given(run, 1)).mixed
+        assert mixed.dtype == run.attention[0].output.dtype
+        assert torch.equal(mixed, torch.zeros_like(run.attention[0].output))
+        seen.append(run.parts.homogeneous)
+
+    model = single_model(model_type).to(dtype)
+    sweep(model, token_ids(model), listen)
+    assert seen == [True] * 3
+
+
 @pytest.mark.parametrize("model_type", ["llama", "gemma2", "mixtral", "phi", "gpt2"])
 def test_a_token_whose_embedding_is_zero_has_its_columns_of_w(model_type: str) -> None:
     """As that of a padding token that a prompt begins with: its norm's scale is 1 / sqrt(eps)."""
