@@ -5,9 +5,10 @@ torch and transformers are imported where the model is loaded: errors of names, 
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -188,13 +189,13 @@ class PromptRequest:
             return read, read_prompts([], holdout, sys.stdin, "--holdout"), False
         return read, [] if self.own else holdout_prompts(), not self.own
 
-    def counts(self, found: Found, read: Sequence[PromptText], *, trust_remote_code: bool) -> list[int]:
-        """How many tokens the texts have."""
-        from duat_cli.loading.model.lengths import token_counts
+    def counter(self, found: Found, *, trust_remote_code: bool) -> Callable[[Sequence[PromptText]], list[int]]:
+        """What gives how many tokens texts have."""
+        from duat_cli.loading.model.lengths import token_counter
 
         positions = found.files.config.get("max_position_embeddings")
         cut = self.max_tokens or (positions if type(positions) is int and positions > 0 and not self.own else None)
-        return token_counts(found.place.path, read, cut, trust_remote_code=trust_remote_code)
+        return token_counter(found.place.path, cut, trust_remote_code=trust_remote_code)
 
 
 def open_session(model: ModelRequest, texts: PromptRequest, progress: Progress) -> tuple[LoadedModel, list[Prompt]]:
@@ -288,7 +289,7 @@ def open_set(
     found = found or model.find(progress)
     use_gpu(gpu)
     longest = heapq.nlargest(SIDE_BY_SIDE, read, key=lambda text: len(text.text))
-    way = model.counted(_counts(model, found, texts, longest), prompts=len(keys)).way(found, progress)
+    way = model.counted(*_counts(model, found, texts, longest), prompts=len(keys)).way(found, progress)
     loaded, tokenizer = _load(model, found, progress, way)
     room, cut = limits(loaded.model), texts.max_tokens
     if not texts.own:  # a bundled text that does not suit the tokenizer is left out
@@ -314,7 +315,7 @@ def load_found(
     model: ModelRequest, found: Found, texts: PromptRequest, read: list[PromptText], progress: Progress
 ) -> tuple[LoadedModel, Any]:
     """The model, loaded in the way that suits the texts, and its tokenizer."""
-    way = model.counted(_counts(model, found, texts, read)).way(found, progress)
+    way = model.counted(*_counts(model, found, texts, read)).way(found, progress)
     return _load(model, found, progress, way)
 
 
@@ -326,13 +327,15 @@ def tokens_of(
     return _noted(loaded, notes), prompts
 
 
-def _counts(model: ModelRequest, found: Found, texts: PromptRequest, read: list[PromptText]) -> list[int]:
-    if model.task is None:
-        return []
-    try:
-        return texts.counts(found, read, trust_remote_code=model.trust_remote_code)
-    except DuatError:  # a tokenizer that is missing or fails: said where it is loaded, if the model reads tokens at all
-        return []
+def _counts(model: ModelRequest, found: Found, texts: PromptRequest, *sets: list[PromptText]) -> list[list[int]]:
+    """How many tokens the texts of each set have; none of a set with a text that cannot be counted."""
+    counts: list[list[int]] = [[] for _ in sets]
+    if model.task is not None:
+        counter = texts.counter(found, trust_remote_code=model.trust_remote_code)
+        for number, some in enumerate(sets):
+            with contextlib.suppress(DuatError):  # said where the tokenizer is loaded, if the model reads tokens at all
+                counts[number] = counter(some)
+    return counts
 
 
 def open_with_holdout(
@@ -351,7 +354,7 @@ def open_with_calibration(
     read, apart, bundled = texts.read_apart(holdout, progress)
     fitted = [] if calibration is None else read_prompts([], calibration, sys.stdin, "--calibration")
     found = model.find(progress)
-    counts = [_counts(model, found, texts, some) for some in (read, apart, fitted)]
+    counts = _counts(model, found, texts, read, apart, fitted)
     loaded, tokenizer = _load(model, found, progress, model.counted(*counts).way(found, progress))
     prompts, notes = _encoded(tokenizer, loaded, read, texts.max_tokens, bundled=not texts.own)
     held_out, more = _encoded(tokenizer, loaded, apart, texts.max_tokens, bundled=bundled)

@@ -71,8 +71,9 @@ def plan_report(request: PlanRequest, clock: Clock, progress: Progress) -> PlanR
     if given is None:
         if read and task.runs:
             _require_tokenizer(found)
-        counts = texts.counts(found, read, trust_remote_code=False) if request.runs and task.runs else []
-        held_out = texts.counts(found, apart, trust_remote_code=False) if request.pruning is not None else []
+        counter = texts.counter(found, trust_remote_code=False)
+        counts = counter(read) if request.runs and task.runs else []
+        held_out = counter(apart) if request.pruning is not None else []
     else:
         counts, held_out = [min(count, texts.max_tokens or count) for count in given], []
     counts = [count + task.steps for count in counts]

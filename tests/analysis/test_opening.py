@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from duat_cli.analysis.opening import ModelRequest, PromptRequest, open_session, open_with_holdout
+from duat_cli.analysis.opening import (
+    ModelRequest,
+    PromptRequest,
+    open_session,
+    open_with_calibration,
+    open_with_holdout,
+)
+from duat_cli.analysis.plan.task import PruneOptions, Task
 from duat_cli.errors import CheckpointError, InputError
 from duat_cli.loading import prompts
+from duat_cli.loading.model import lengths
 from duat_cli.loading.prompts import default_prompts, holdout_prompts
 from duat_cli.loading.texts import PromptText
 
@@ -89,3 +100,30 @@ def test_what_is_held_out(checkpoint: Path, tmp_path: Path) -> None:
     for share in ("0", "1", "-0.5", "nan"):
         with pytest.raises(InputError, match="expected a share between 0 and 1, or a file of prompts"):
             texts(own, share)
+
+
+def test_a_text_that_cannot_be_counted_costs_the_counts_of_its_own_set_alone(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned, own = list[tuple[Sequence[int], ...]](), ModelRequest.counted
+
+    def fails_at_x(*_: Any, **__: Any) -> Any:
+        def counts(texts: Sequence[PromptText]) -> list[int]:
+            if any(text.text == "x" for text in texts):
+                raise InputError("the tokenizer fails")
+            return [7 for _ in texts]
+
+        return counts
+
+    def counted(model: ModelRequest, *sets: Sequence[int], **more: int) -> ModelRequest:
+        planned.append(sets)
+        return own(model, *sets, **more)
+
+    monkeypatch.setattr(lengths, "token_counter", fails_at_x)
+    monkeypatch.setattr(ModelRequest, "counted", counted)
+    apart, fitted = tmp_path / "apart.txt", tmp_path / "fitted.txt"
+    apart.write_text("x\ny\n")
+    fitted.write_text("z\n")
+    asked = replace(request(checkpoint), task=Task("prune-bound", pruning=PruneOptions()))
+    open_with_calibration(asked, PromptRequest(["a", "b"], None, 3), str(apart), str(fitted), Steps())
+    assert planned == [([7, 7], [], [7])]

@@ -121,7 +121,7 @@ FAKES = {
             fits=lambda *_: True,
             peak_memory=lambda: None,
         ),
-        module("duat_cli.loading.model.lengths", token_counts=lambda *a, **k: [1]),
+        module("duat_cli.loading.model.lengths", token_counter=lambda *a, **k: lambda texts: [1]),
         module(
             "duat_cli.analysis.plan.run",
             plan=lambda *a, **k: SimpleNamespace(may_be_long=lambda way: False),

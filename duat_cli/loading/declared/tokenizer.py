@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,10 +80,11 @@ def tokenizer_facts(tokenizer: Any, folder: Path, texts: Sequence[str]) -> Token
 def _facts(tokenizer: Any, folder: Path, texts: Sequence[str]) -> TokenizerFacts:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     content = json.loads(backend.to_str()) if backend is not None else None
-    vocabulary = {int(number): token for token, number in tokenizer.get_vocab().items()}
+    numbers = tokenizer.get_vocab()
+    vocabulary = {int(number): token for token, number in numbers.items()}
     roles = {role: number for role in _ROLES if (number := getattr(tokenizer, f"{role}_id", None)) is not None}
     template = _canonical(getattr(tokenizer, "chat_template", None))
-    reversible = content is not None and _writes_every_byte(content, tokenizer)
+    reversible = content is not None and _writes_every_byte(content, numbers)
     bos = roles.get("bos_token")
     return TokenizerFacts(
         vocabulary=vocabulary,
@@ -95,7 +96,7 @@ def _facts(tokenizer: Any, folder: Path, texts: Sequence[str]) -> TokenizerFacts
         fields=_fields(tokenizer, roles),
         roles=roles,
         special=frozenset(int(i) for i in tokenizer.all_special_ids),
-        placeholders=frozenset(_placeholders(tokenizer)),
+        placeholders=frozenset(_placeholders(tokenizer, numbers)),
         template=template,
         template_fault=_template_fault(getattr(tokenizer, "chat_template", None)),
         starts_with_bos=bos is not None and list(tokenizer("a", verbose=False)["input_ids"])[:1] == [bos],
@@ -165,24 +166,22 @@ def _hash(value: object) -> str:
     return _digest(json.dumps(value, sort_keys=True, ensure_ascii=True))
 
 
-def _placeholders(tokenizer: Any) -> Iterator[int]:
-    """Ids of tokens that the tokenizer names after another modality, such as image_token."""
-    vocabulary = tokenizer.get_vocab()
+def _placeholders(tokenizer: Any, numbers: Mapping[str, int]) -> Iterator[int]:
+    """Ids of tokens that the tokenizer names after another modality, such as image_token. numbers: of all tokens."""
     for role, token in named_tokens(tokenizer).items():
-        if role.startswith(_OTHER_MODALITIES) and token in vocabulary:
-            yield int(vocabulary[token])
+        if role.startswith(_OTHER_MODALITIES) and token in numbers:
+            yield int(numbers[token])
 
 
 # --- the round trip -------------------------------------------------------------------------------------------------
 
 
-def _writes_every_byte(content: dict[str, Any], tokenizer: Any) -> bool:
+def _writes_every_byte(content: dict[str, Any], tokens: Container[str]) -> bool:
     """Byte-level, or with a token for each byte, and with all 256 of them."""
     kinds = set(_kinds([content.get("decoder"), content.get("pre_tokenizer")]))
-    vocabulary = tokenizer.get_vocab()
     if "ByteLevel" in kinds:
-        return all(char in vocabulary for char in byte_alphabet())
-    return "ByteFallback" in kinds and all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))
+        return all(char in tokens for char in byte_alphabet())
+    return "ByteFallback" in kinds and all(f"<0x{byte:02X}>" in tokens for byte in range(256))
 
 
 def _kinds(part: object) -> Iterator[str]:

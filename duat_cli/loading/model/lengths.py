@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,20 +14,27 @@ if TYPE_CHECKING:
     from duat_cli.loading.prompts import PromptText
 
 
-def token_counts(
-    path: Path, texts: Sequence[PromptText], most: int | None, *, trust_remote_code: bool = False
-) -> list[int]:
-    """Tokens of each text under the tokenizer of a checkpoint folder, special ones included, at most `most`.
+def token_counter(
+    path: Path, most: int | None, *, trust_remote_code: bool = False
+) -> Callable[[Sequence[PromptText]], list[int]]:
+    """What gives the tokens of each text under the tokenizer of a checkpoint folder, special ones included, at most
+    `most`.
 
-    tokenizer.json is read without transformers, where it is there. CheckpointError where there is no tokenizer.
+    The tokenizer is read once, with the first text: tokenizer.json without transformers, where it is there.
+    CheckpointError where there is no tokenizer.
     """
-    count = _by_file(path / "tokenizer.json") or _by_transformers(path, trust_remote_code)
-    found = []
-    for text in texts:
-        with calling_tokenizer(f"{text.where}: the tokenizer fails", InputError):
-            number = count(text.text)
-        found.append(number if most is None else min(number, most))
-    return found
+    read = functools.cache(lambda: _by_file(path / "tokenizer.json") or _by_transformers(path, trust_remote_code))
+
+    def counts(texts: Sequence[PromptText]) -> list[int]:
+        found = []
+        for text in texts:
+            count = read()
+            with calling_tokenizer(f"{text.where}: the tokenizer fails", InputError):
+                number = count(text.text)
+            found.append(number if most is None else min(number, most))
+        return found
+
+    return counts
 
 
 def _by_file(path: Path) -> Callable[[str], int] | None:

@@ -178,7 +178,7 @@ def test_two_models_that_do_not_fit_together_are_read_block_by_block(
 
     monkeypatch.setattr("duat_cli.loading.model.load.load_files", see)
     found = Found(resolve(None), inspect_folder(demo_path()))
-    counts = TEXTS.counts(found, TEXTS.read(lambda *_: None), trust_remote_code=False)
+    counts = TEXTS.counter(found, trust_remote_code=False)(TEXTS.read(lambda *_: None))
     task = replace(task_of(found, find_tuned(DEMO), runs=True), tokens=tuple(counts))
     both = plan(found.files, task, "float32", None).ways[0].peak_memory_bytes
     base = replace(BASE, memory=both - 1 if paged else both)
