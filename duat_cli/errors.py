@@ -5,6 +5,11 @@ Every message is one line: what, where, expected, got, and the next step.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
 EXIT_SOUND = 0
 EXIT_FINDINGS = 1
 EXIT_UNDECIDED = 2
@@ -42,3 +47,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     """torch raises its own kinds, on the CPU a plain RuntimeError."""
     text = str(error).lower()
     return isinstance(error, MemoryError) or "out of memory" in text or "can't allocate memory" in text
+
+
+def or_reason(work: Callable[[], T]) -> T | str:
+    """What `work` gives, or the reason why it cannot."""
+    try:
+        return work()
+    except UnsupportedModelError as reason:
+        return str(reason)

@@ -32,7 +32,7 @@ from duat_cli.analysis.inspect.untrained import untrained, with_untrained
 from duat_cli.analysis.operator_file import OperatorFile
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Listener, Session, prompt_facts
-from duat_cli.errors import InputError, UnsupportedModelError
+from duat_cli.errors import InputError, or_reason
 from duat_cli.loading.checkpoint.stored import most_stored
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
@@ -41,7 +41,6 @@ from duat_cli.models.instrument.activations import largest_activations
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.budgets import most_together
 from duat_cli.models.sweep.guest import Guest
-from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.results.inspect import InspectReport, PromptBlock, UatTerm
 
 
@@ -246,11 +245,11 @@ def _prompt_block(
     uniform: UniformNulls,
 ) -> PromptBlock:
     tokens, width = run.input.shape[1:]
-    operator, reason = or_reason(lambda: session.operator(run, step))
+    operator = or_reason(lambda: session.operator(run, step))
     cross = cross_of(run, session.structure.block(run.index), lambda: session.geometry(run.index, cross=True))
     heads = routing(run) if options.routing else None
-    if operator is None:
-        reason = reason or "unknown"
+    if isinstance(operator, str):
+        reason = operator
         if session.structure.block(run.index).factors is not None:
             faults[run.index] = reason
         if matrices is not None:
@@ -292,14 +291,6 @@ def _prompt_block(
         cross=cross,
         routing=heads,
     )
-
-
-def or_reason(operator: Callable[[], AttentionOperator | None]) -> tuple[AttentionOperator | None, str | None]:
-    """W' of a block and input, or why there is none."""
-    try:
-        return operator(), None
-    except UnsupportedModelError as fault:
-        return None, str(fault)
 
 
 def _uat_terms(decomposition: Decomposition, output: Tensor) -> list[UatTerm]:

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from duat_cli import __version__
 from duat_cli.analysis.decomposition import Decomposition, crossing
-from duat_cli.analysis.inspect.run import or_reason, ticker
+from duat_cli.analysis.inspect.run import ticker
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Listener, Session, prompt_facts
+from duat_cli.errors import or_reason
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.instrument.rig import BlockRun
@@ -31,16 +32,16 @@ def verify(loaded: LoadedModel, prompts: Sequence[Prompt], progress: Progress) -
         def listen(run: BlockRun) -> None:
             step = decomposition.advance(run)
             errors[run.index, number] = step.terms.error
-            operator, reason = or_reason(lambda: session.operator(run, step))
-            if operator is not None:
+            operator = or_reason(lambda: session.operator(run, step))
+            if isinstance(operator, str):
+                reasons[run.index] = operator
+            else:
                 operators[run.index, number] = operator.error
-            elif reason is not None:
-                reasons[run.index] = reason
-            cross, reason = or_reason(lambda: crossing(run, session.structure.block(run.index)))
-            if cross is not None:
+            cross = or_reason(lambda: crossing(run, session.structure.block(run.index)))
+            if isinstance(cross, str):
+                uncrossed[run.index] = cross
+            elif cross is not None:
                 crossed[run.index, number] = cross.error
-            elif reason is not None:
-                uncrossed[run.index] = reason
             tick(number)
 
         return listen

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from duat_cli.analysis.lora.ground import Ground, Side
 from duat_cli.analysis.session import Session
-from duat_cli.errors import UnsupportedModelError
+from duat_cli.errors import UnsupportedModelError, or_reason
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import relative_error, tolerance_for
 from duat_cli.models.block.linears import applied_axis
@@ -29,7 +29,6 @@ from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.sweep.forwards import Watched
 from duat_cli.models.sweep.in_step import in_step
 from duat_cli.models.sweep.lockstep import Pass, Visit, one_by_one
-from duat_cli.models.terms.inner import or_reason
 from duat_cli.operators.lowrank import LowRank, Piece
 from duat_cli.results.base import Skipped
 from duat_cli.results.lora import Eq18

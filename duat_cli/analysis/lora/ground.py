@@ -13,6 +13,7 @@ from typing import Literal
 from torch import nn
 
 from duat_cli.analysis.session import Session
+from duat_cli.errors import or_reason
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.causality import HeadTest
 from duat_cli.models.discovery.growing import Growing
@@ -22,7 +23,6 @@ from duat_cli.models.instrument.tracing import Trace, trace
 from duat_cli.models.sweep.lockstep import Pass, one_by_one
 from duat_cli.models.terms.branches import Branch, Branches, block_branches
 from duat_cli.models.terms.feedforward import FeedForward, find_feedforward
-from duat_cli.models.terms.inner import or_reason
 from duat_cli.models.terms.sites import BlockSites, Site, block_sites
 
 Side = Literal["second", "third"]

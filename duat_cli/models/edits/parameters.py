@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from duat_cli.errors import UnsupportedModelError
+from duat_cli.errors import or_reason
 from duat_cli.kinds import Kind
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
@@ -19,8 +18,6 @@ from duat_cli.models.edits.surgery import NeuronLayers, neuron_layers
 from duat_cli.models.instrument.tracing import Trace, trace
 from duat_cli.models.terms.feedforward import find_feedforward
 from duat_cli.models.terms.sites import BlockSites, Site
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ def block_parameters(parts: BlockParts, sites: BlockSites, written: Trace) -> Bl
     group = heads[0].count // shared if heads and heads[0].count % shared == 0 else 1
     found = {kind: torch.tensor(shares, dtype=torch.float64) for kind, shares in each.items()}
     neurons = layers_of(parts.units[0]) if len(parts.units) == 1 else None
-    return BlockParameters(found, group, neurons, _or_reason(lambda: head_layers(parts, calls)))
+    return BlockParameters(found, group, neurons, or_reason(lambda: head_layers(parts, calls)))
 
 
 def find_parameters(
@@ -85,15 +82,8 @@ def _share(parts: BlockParts, site: Site, layers_of: Callable[[nn.Module], Neuro
 
 def _layers_of(parts: BlockParts, written: Trace, unit: nn.Module) -> NeuronLayers | None:
     """Where its neurons stand; None where it has no form. Proving the form takes longest."""
-    found = _or_reason(lambda: find_feedforward(unit, written, parts.module))
+    found = or_reason(lambda: find_feedforward(unit, written, parts.module))
     return None if isinstance(found, str) else neuron_layers(found)
-
-
-def _or_reason(work: Callable[[], T]) -> T | str:
-    try:
-        return work()
-    except UnsupportedModelError as reason:
-        return str(reason)
 
 
 def _count(parameters: Iterable[nn.Parameter]) -> float:

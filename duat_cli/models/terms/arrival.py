@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from duat_cli.errors import UnsupportedModelError
+from duat_cli.errors import UnsupportedModelError, or_reason
 from duat_cli.models.arrays import moved, random_like, relative_error, rounding, tolerance_for, wide
 from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun, zero_given
@@ -57,18 +57,11 @@ def block_arrivals(
     if run.attention:
         attention = "no linear layer takes its concatenated heads"
     if run.attention and output is not None:
-        attention = _or_reason(lambda: attention_arrival(run, output))
-    units = tuple(_or_reason(lambda k=k: unit_arrival(run, k, columns(k))) for k in range(len(run.units)))  # type: ignore[misc]
+        attention = or_reason(lambda: attention_arrival(run, output))
+    units = tuple(or_reason(lambda k=k: unit_arrival(run, k, columns(k))) for k in range(len(run.units)))  # type: ignore[misc]
     norms = [a.norm for a in (attention, *units) if isinstance(a, Arrival) and a.norm is not None]
     through, constant = passes_through(run, [*last, *norms])
     return BlockArrivals(attention, units, through, constant)
-
-
-def _or_reason(work: Callable[[], Arrival]) -> Arrival | str:
-    try:
-        return work()
-    except UnsupportedModelError as fault:
-        return str(fault)
 
 
 def attention_arrival(run: BlockRun, output: Tensor) -> Arrival:

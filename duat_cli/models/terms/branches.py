@@ -7,13 +7,14 @@ factor, and in front of any norm on the stream.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from duat_cli.errors import UnsupportedModelError
+from duat_cli.errors import UnsupportedModelError, or_reason
 from duat_cli.models.arrays import gaussian, moved, random_like, wide
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
 from duat_cli.models.instrument.records import Replay
@@ -96,14 +97,8 @@ def find_branches(structure: ModelStructure, sites: Mapping[nn.Module, BlockSite
 
 def block_branches(run: BlockRun, sites: BlockSites) -> dict[Site, Branch | str]:
     """Those of one block, from its run on the probe prompt."""
-    return {end: _branch_or_reason(run, end) for end in [*sites.of("attention"), *sites.of("ffn")]}
-
-
-def _branch_or_reason(run: BlockRun, site: Site) -> Branch | str:
-    try:
-        return branch_of(run, site)
-    except UnsupportedModelError as fault:
-        return str(fault)
+    ends = [*sites.of("attention"), *sites.of("ffn")]
+    return {end: or_reason(functools.partial(branch_of, run, end)) for end in ends}
 
 
 def branch_of(run: BlockRun, site: Site) -> Branch:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from torch import Tensor, nn
 
-from duat_cli.errors import UnsupportedModelError
+from duat_cli.errors import or_reason
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.instrument.attention import AttentionCall
@@ -18,8 +17,6 @@ from duat_cli.models.terms.feedforward import FeedForward, find_feedforward
 from duat_cli.models.terms.sites import BlockSites, Site
 from duat_cli.models.value_path.heads import layer_factors
 from duat_cli.operators.kronecker import HeadFactors
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -76,11 +73,3 @@ def form_of(
     if site is not None:
         return or_reason(lambda: find_experts(unit, site, written, occurrence))
     return or_reason(lambda: find_feedforward(unit, written, parts.module, occurrence))
-
-
-def or_reason(work: Callable[[], T]) -> T | str:
-    """What `work` gives, or the reason why it cannot."""
-    try:
-        return work()
-    except UnsupportedModelError as reason:
-        return str(reason)

@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from torch import nn
 
 from duat_cli.analysis.prune.sets.cut import shared_groups, shared_neurons, without_heads_of, without_neurons_of
-from duat_cli.errors import UnsupportedModelError
+from duat_cli.errors import UnsupportedModelError, or_reason
 from duat_cli.loading.checkpoint.stored import most_stored
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.edits.heads import HeadLayers, require_stated
 from duat_cli.models.edits.parameters import BlockParameters
 from duat_cli.models.edits.surgery import NeuronLayers, require_width, without_blocks, zeroed_parameters
-from duat_cli.models.terms.inner import or_reason
 from duat_cli.models.terms.sites import BlockSites, TermId
 from duat_cli.results.prune.sets import SetSize
 from duat_cli.text import one_line

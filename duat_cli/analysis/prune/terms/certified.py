@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from duat_cli.analysis.prune.terms.layers import Layers
-from duat_cli.errors import UnsupportedModelError
+from duat_cli.errors import UnsupportedModelError, or_reason
 from duat_cli.kinds import KINDS, Kind
 from duat_cli.models.arrays import equal
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
@@ -33,7 +33,7 @@ from duat_cli.models.sweep.lockstep import Pass, Visit, Weights
 from duat_cli.models.terms.arrival import Arrival, BlockArrivals, block_arrivals
 from duat_cli.models.terms.experts import Experts
 from duat_cli.models.terms.feedforward import FeedForward
-from duat_cli.models.terms.inner import Inner, inner_of, or_reason
+from duat_cli.models.terms.inner import Inner, inner_of
 from duat_cli.models.terms.reach import ball_of
 from duat_cli.models.terms.sites import BlockSites, Site
 from duat_cli.models.value_path.heads import norm_before, require_averages
