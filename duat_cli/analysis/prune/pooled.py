@@ -78,7 +78,7 @@ def _together(work: Work, pooling: Pooling, sets: Sequence[Removals], prompts: S
     for prompt in prompts:
         forward = work.metric.forward(work.ablator.place(prompt))
         own = Leading(work.structure, forward)
-        rows.append((own, [without(work.structure, forward, own, gone, work.weights) for gone in sets]))
+        rows.append((own, [without(work.structure, forward, own, gone) for gone in sets]))
         passes += [own, *rows[-1][1]]
     work.session.together(passes)
     return [[_cosine(pooling.of(own.output), pooling.of(one.output)) for one in ones] for own, ones in rows]

@@ -103,7 +103,7 @@ def test_weights_that_are_read_block_by_block_give_the_same(tmp_path: Path) -> N
         for loaded in (paged, whole(tmp_path)):
             given = prompts(single_model("bert"), 3)
             work = begin(loaded, given[:2], given[2:], OPTIONS, lambda *_: None).work
-            nested = {"neuron,head": Nested(("neuron", "head"), [TermId("neuron", b, 0) for b in range(2)], [], None)}
+            nested = {"neuron,head": Nested(("neuron", "head"), [TermId("neuron", b, 0) for b in (1, 2)], [], None)}
             [row], _ = pooled_cosines(work, [plan(2, 0)], nested, given[2:])
             found.append(row.model_dump(include={"mean", "lowest", "held_out_mean", "held_out_lowest"}))
     assert found[0] == pytest.approx(found[1], abs=1e-6)
