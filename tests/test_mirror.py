@@ -14,7 +14,7 @@ FREE = {"__init__.py", "__main__.py"}
 LISTED = {  # reason -> modules; the files named in a reason run them
     "types or constants alone": "analysis/inspect/options analysis/progress checks/rule kinds",
     "fields alone; results/test_meaning.py and report/test_json.py read every one": """
-        results/attribute results/base results/behaviour results/check results/compare
+        results/attribute results/behaviour results/check results/compare
         results/explain results/inspect results/lora results/matrix results/operator results/plan
         results/prune/chosen results/prune/eq16 results/prune/repair results/prune/report results/prune/sets
         results/prune/terms results/prune/written results/support results/weight_change""",

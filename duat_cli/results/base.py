@@ -6,7 +6,7 @@ Formatters read these models and nothing else. An undefined value is null, and t
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -38,6 +38,12 @@ class WithReasons(Result):
     reasons: Annotated[dict[str, str], Meaning(over_prompts="reasons")] = Field(
         default_factory=dict, description="for every field that is null: why it has no value"
     )
+
+    @classmethod
+    def absent(cls, reason: str, **known: Any) -> Self:
+        """With none of its numbers, for this reason. known: the fields that have a value."""
+        names = [name for name in cls.model_fields if name not in ("reasons", *known)]
+        return cls(**known, **dict.fromkeys(names), reasons=dict.fromkeys(names, reason))
 
 
 class Environment(Result):

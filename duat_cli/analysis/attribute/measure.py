@@ -24,6 +24,7 @@ from duat_cli.analysis.attribute.targets import Target
 from duat_cli.analysis.attribute.work import Found, Prediction, Work
 from duat_cli.analysis.session import Session
 from duat_cli.models.instrument.hooks import After, hooked
+from duat_cli.models.sweep.lockstep import Call
 from duat_cli.models.sweep.passes import BlockCall, Removal, Removals, recording, removals, without
 from duat_cli.models.terms.sites import TermId
 from duat_cli.statistics.divergence import kl
@@ -156,7 +157,7 @@ class Measurer:
     def _cut(self, place: int) -> _Seen:
         mask = torch.ones_like(self._ids)
         mask[0, place] = 0
-        return _Seen(_Plain(Prediction(self._model, self._ids, mask)), self._layer)
+        return _Seen(Call(Prediction(self._model, self._ids, mask)), self._layer)
 
     def _replaced(self, place: int) -> _Seen:
         def put(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
@@ -164,7 +165,7 @@ class Measurer:
             output[0, place] = self._mean.to(output)
             return output
 
-        plain = _Plain(Prediction(self._model, self._ids))
+        plain = Call(Prediction(self._model, self._ids))
         return _Seen(plain, self._layer, (self._model.get_input_embeddings(), put))
 
     @functools.cached_property
@@ -187,20 +188,6 @@ class Measurer:
         rows = (self._target.row(seen.output)[None] for seen in (plain, other))
         moved = float(kl(*rows)[0])
         return Change(lost, moved if math.isfinite(moved) else None)
-
-
-class _Plain:
-    """A pass of the model alone."""
-
-    def __init__(self, forward: Prediction) -> None:
-        self._forward = forward
-        self.output = torch.empty(0)
-
-    def active(self) -> contextlib.AbstractContextManager[Any]:
-        return torch.no_grad()
-
-    def run(self) -> None:
-        self.output = self._forward()
 
 
 class _Seen:

@@ -26,20 +26,16 @@ def tuned_behaviour(adapter: AdapterFiles, found: Found, loaded: LoadedModel, as
     """Of the base `loaded`, which `asking` went through, with that adapter."""
     asked = [question for question in asking.questions if question.targets]
     if not asked:
-        return _none("the model predicts no tokens")
+        return TunedBehaviour.absent("the model predicts no tokens")
     try:
         with adapted(loaded, adapter, BaseWeights(found.place, found.files)) as tuned:
             calls = [functools.partial(_losses, tuned.model, question, tuned.device) for question in asked]
             parts = forwards(None if tuned.paged is None else tuned.paged.pager, calls)
     except UnsupportedModelError as fault:
-        return _none(str(fault))
+        return TunedBehaviour.absent(str(fault))
     losses = [loss for part in parts for loss in part]
     mean = math.fsum(losses) / len(losses)
-    return TunedBehaviour(loss_per_token=mean) if math.isfinite(mean) else _none("it is not finite")
-
-
-def _none(why: str) -> TunedBehaviour:
-    return TunedBehaviour(loss_per_token=None, reasons={"loss_per_token": why})
+    return TunedBehaviour(loss_per_token=mean) if math.isfinite(mean) else TunedBehaviour.absent("it is not finite")
 
 
 def _losses(model: Any, question: Question, device: str) -> list[float]:

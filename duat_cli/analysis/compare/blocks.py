@@ -128,9 +128,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _no_operator(reason: str) -> InputChange:
-    names = (*PARTS, "unaligned", "unaligned_a", "unaligned_b")
-    null = NullChange(relative=None, unaligned=None, reasons=dict.fromkeys(("relative", "unaligned"), reason))
-    return InputChange(**dict.fromkeys(names), null=null, reasons=dict.fromkeys(names, reason))
+    return InputChange.absent(reason, null=NullChange.absent(reason))
 
 
 def _ffns(before: BlockState, after: BlockState, aligned: Aligned) -> list[FfnChange]:

@@ -114,8 +114,7 @@ class Context:
 
 def _read(state: BlockState, rows: Tensor, places: Tensor) -> BlockRead:
     if state.routed is None or state.seen is None or state.gram is None:
-        reasons = dict.fromkeys(("share", "null"), state.why_no_operator)
-        return BlockRead(index=state.index, share=None, null=None, reasons=reasons)
+        return BlockRead.absent(state.why_no_operator, index=state.index)
     both = {"share": state.routed, "null": state.routed.uniform(state.seen)}
     values = {name: share_from(one, rows, places, state.gram)[0] for name, one in both.items()}
     reasons = {name: NO_ROWS for name, value in values.items() if value is None}

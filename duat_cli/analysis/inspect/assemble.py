@@ -100,22 +100,8 @@ def operator_stats(
 
 
 def no_operator(tokens: int, width: int, element_size: int, reason: str) -> OperatorStats:
-    names = (
-        "frobenius_norm",
-        "spectral_norm",
-        "stable_rank",
-        "effective_heads",
-        "block_correlation",
-        "kronecker_products",
-        "certificate_error",
-    )
     side = tokens * width
-    return OperatorStats(
-        rows=side,
-        dense_bytes=side * side * element_size,
-        **dict.fromkeys(names),
-        reasons=dict.fromkeys(names, reason),
-    )
+    return OperatorStats.absent(reason, rows=side, dense_bytes=side * side * element_size)
 
 
 def density(numbers: OperatorNumbers, tokens: int, width: int, options: InspectOptions) -> Density:
@@ -135,9 +121,7 @@ def _interval(estimate: ShareEstimate | None) -> dict[str, Any]:
 
 
 def no_density(tokens: int, width: int, options: InspectOptions, reason: str) -> Density:
-    names = ("structural", "numerical", "numerical_low", "numerical_high")
-    absent: dict[str, Any] = dict.fromkeys(names)
-    return Density(**absent, **_references(tokens, width, options), reasons=dict.fromkeys(names, reason))
+    return Density.absent(reason, **_references(tokens, width, options))
 
 
 def _references(tokens: int, width: int, options: InspectOptions) -> dict[str, Any]:
@@ -165,11 +149,6 @@ def coupling(numbers: CouplingNumbers, tokens: int) -> Coupling:
     if numbers.first_token_share is None and numbers.entropy_bits is not None and tokens == 1:
         reasons["first_token_share"] = ONE_TOKEN
     return Coupling(**values, reasons=reasons)
-
-
-def no_coupling(reason: str) -> Coupling:
-    names = [name for name in Coupling.model_fields if name != "reasons"]
-    return Coupling(**dict.fromkeys(names), reasons=dict.fromkeys(names, reason))
 
 
 def null_stats(numbers: NullNumbers, tokens: int) -> NullStats:

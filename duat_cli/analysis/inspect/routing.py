@@ -30,12 +30,12 @@ def routing(run: BlockRun) -> Routing:
     reasons: dict[str, str] = {}
     if len(run.attention) != 1:
         why = f"it calls attention {len(run.attention)} times; W_QK is defined for one call"
-        return _nothing(why)
+        return Routing.absent(why)
     call = run.attention[0]
     if call.scored is None:
-        return _nothing("its softmax is intercepted, behind the scores: queries and keys are not seen")
+        return Routing.absent("its softmax is intercepted, behind the scores: queries and keys are not seen")
     if call.windows is not None:
-        return _nothing("its scores are of windows of the tokens; W_QK is read where all of them are in one")
+        return Routing.absent("its scores are of windows of the tokens; W_QK is read where all of them are in one")
     error, why_not = _rebuilt(call)
     if why_not is not None:
         reasons["rebuilt_error"] = why_not
@@ -71,11 +71,6 @@ def routing(run: BlockRun) -> Routing:
         distances=_distances(layers, near, numbers),
         reasons=reasons,
     )
-
-
-def _nothing(why: str) -> Routing:
-    names = [name for name in Routing.model_fields if name != "reasons"]
-    return Routing(**dict.fromkeys(names), reasons=dict.fromkeys(names, why))
 
 
 # -- H from scores -------------------------------------------------------------------------------------------

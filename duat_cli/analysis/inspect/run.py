@@ -13,7 +13,6 @@ from duat_cli.analysis.decomposition import Decomposition, Step, shares
 from duat_cli.analysis.inspect.assemble import (
     block_terms,
     measured_block,
-    no_coupling,
     no_density,
     no_operator,
     nulls,
@@ -42,6 +41,7 @@ from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.budgets import most_together
 from duat_cli.models.sweep.guest import Guest
 from duat_cli.results.inspect import InspectReport, PromptBlock, UatTerm
+from duat_cli.results.operator import Coupling
 
 
 class Beside(Protocol):
@@ -258,8 +258,8 @@ def _prompt_block(
             prompt=number,
             operator=no_operator(tokens, width, run.input.element_size(), reason),
             density=no_density(tokens, width, options, reason),
-            coupling=no_coupling(reason),
-            coupling_weighted=no_coupling(reason),
+            coupling=Coupling.absent(reason),
+            coupling_weighted=Coupling.absent(reason),
             null=nulls(reason, reason),
             terms=block_terms(step.terms),
             cross=cross,

@@ -284,14 +284,14 @@ def _block(base: Session, index: int, before: Kept, after: Kept, grams: dict[int
 def _operator(index: int, before: Kept, after: Kept, grams: dict[int, Tensor]) -> OperatorChange:
     reason = before.reason or after.reason
     if reason is not None or before.left is None or after.left is None or not before.factors or not after.factors:
-        return _no_operator(reason or "one of the two has none")
+        return OperatorChange.absent(reason or "one of the two has none")
     if before.left.shape != after.left.shape or before.factors.value.shape != after.factors.value.shape:
-        return _no_operator("the two operators have other shapes")
+        return OperatorChange.absent("the two operators have other shapes")
     if index not in grams:  # it depends on the weights alone
         grams[index] = gram(maps_and_changes(before.factors, after.factors))
     norms = split(before.left, after.left, grams[index])
     if norms.base == 0.0:
-        return _no_operator(ZERO)
+        return OperatorChange.absent(ZERO)
     told = before.origin == after.origin == "read"
     return OperatorChange(
         relative_change=norms.total / norms.base,
@@ -300,11 +300,6 @@ def _operator(index: int, before: Kept, after: Kept, grams: dict[int, Tensor]) -
         interaction=norms.interaction / norms.base if told else None,
         reasons={} if told else dict.fromkeys(_SPLIT, SCALE_OPEN),
     )
-
-
-def _no_operator(reason: str) -> OperatorChange:
-    names = ("relative_change", *_SPLIT)
-    return OperatorChange(**dict.fromkeys(names), reasons=dict.fromkeys(names, reason))
 
 
 def _terms(before: Kept, after: Kept) -> TermsChange:
@@ -330,16 +325,16 @@ def _terms(before: Kept, after: Kept) -> TermsChange:
 def _prompt(
     number: int, prompt: Prompt, output: float, logits: tuple[Tensor, Tensor] | str, decode: Decode
 ) -> PromptChange:
-    names = ("kl", "loss_base", "loss_tuned")
     if isinstance(logits, str):
-        return PromptChange(prompt=number, output=output, kl=None, loss_base=None, loss_tuned=None, moved_tokens=[],
-                            reasons=dict.fromkeys(names, logits))  # fmt: skip
+        return PromptChange.absent(logits, prompt=number, output=output, moved_tokens=[])
     p, q = logits
     ids = prompt.input_ids[0]
     each, why_no_kl = _divergence(p, q)
     losses = [_loss(logits, ids) for logits in (p, q)]
     why_no_loss = ONE_TOKEN if len(ids) < 2 else "infinite or NaN: a token of the prompt has probability 0"
-    reasons = {name: why_no_loss for name, loss in zip(names[1:], losses, strict=True) if loss is None}
+    reasons = {
+        name: why_no_loss for name, loss in zip(("loss_base", "loss_tuned"), losses, strict=True) if loss is None
+    }
     moved = [] if each is None else each.argsort(descending=True)[:MOVED_TOKENS].tolist()
     return PromptChange(
         prompt=number,

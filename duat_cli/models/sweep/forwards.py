@@ -8,21 +8,7 @@ from typing import Any
 
 import torch
 
-from duat_cli.models.sweep.lockstep import Weights, together
-
-
-class _Forward:
-    """One pass for its result."""
-
-    def __init__(self, call: Callable[[], Any]) -> None:
-        self._call = call
-        self.result: Any = None
-
-    def active(self) -> contextlib.AbstractContextManager[Any]:
-        return torch.no_grad()
-
-    def run(self) -> None:
-        self.result = self._call()
+from duat_cli.models.sweep.lockstep import Call, Weights, together
 
 
 class Watched:
@@ -47,6 +33,6 @@ class Watched:
 
 def forwards(weights: Weights | None, calls: Sequence[Callable[[], Any]]) -> list[Any]:
     """What these calls of a model give. weights: where they are read block by block, for all calls at once."""
-    passes = [_Forward(call) for call in calls]
+    passes = [Call(call) for call in calls]
     together(passes, weights)
-    return [each.result for each in passes]
+    return [each.output for each in passes]

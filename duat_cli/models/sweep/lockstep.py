@@ -15,6 +15,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import torch
 from greenlet import GreenletExit, getcurrent, greenlet
 from torch import nn
 
@@ -45,6 +46,23 @@ class Weights(Protocol):
     def bring(self, module: nn.Module) -> None:
         """Have the weights of a block in memory, outside of any call of it."""
         ...
+
+
+class Call:
+    """A pass that is one call, for its output."""
+
+    def __init__(
+        self, call: Callable[[], Any], around: Callable[[], contextlib.AbstractContextManager[Any]] = torch.no_grad
+    ) -> None:
+        self._call, self._around = call, around
+        self.output: Any = None
+
+    def active(self) -> contextlib.AbstractContextManager[Any]:
+        """What `run` needs around it."""
+        return self._around()
+
+    def run(self) -> None:
+        self.output = self._call()
 
 
 class Visit:

@@ -41,7 +41,7 @@ def cross_of(run: BlockRun, block: ProvedBlock, known: Callable[[], Geometry]) -
         operator = crossing(run, block)
     except UnsupportedModelError as fault:
         sources, width = _read(run)
-        return no_cross(run.input.shape[1] * run.input.shape[2], sources * width, str(fault))
+        return CrossOperator.absent(str(fault), rows=run.input[0].numel(), columns=sources * width)
     return None if operator is None else measure_cross(operator, known)
 
 
@@ -108,17 +108,6 @@ def _stats_of(numbers: NullNumbers) -> CrossStats:
 def _stats(known: Mapping[str, str], **values: float | None) -> CrossStats:
     """known: why some of them are None; the others are so where W'_c is zero."""
     return CrossStats(**values, reasons={name: known.get(name, ZERO) for name, v in values.items() if v is None})
-
-
-def no_cross(rows: int, columns: int, reason: str) -> CrossOperator:
-    """Of a block whose W'_c has no factors."""
-    names = ("frobenius_norm", "structural_density", "stats", "uniform", "certificate_error")
-    return CrossOperator(
-        rows=rows,
-        columns=columns,
-        **dict.fromkeys(names),
-        reasons=dict.fromkeys(names, reason),
-    )
 
 
 def _uniform(operator: AttentionOperator) -> AttentionOperator:

@@ -29,7 +29,7 @@ from duat_cli.models.instrument.plain import InstrumentedPass
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.tracing import Event, Trace, Tracer
 from duat_cli.models.sweep.budgets import BOUNDED_ENTRIES
-from duat_cli.models.sweep.lockstep import Pass, Visit, Weights
+from duat_cli.models.sweep.lockstep import Call, Pass, Visit, Weights
 from duat_cli.models.terms.arrival import Arrival, BlockArrivals, block_arrivals
 from duat_cli.models.terms.experts import Experts
 from duat_cli.models.terms.feedforward import FeedForward
@@ -139,7 +139,7 @@ class Certified:
         interface = structure.path == "attention interface"
         self._tracer = Tracer(structure.stack, structure.elements(), self._write_down, interface=interface)
         self.passes: list[Pass] = [
-            _Traced(self._tracer, forward),
+            Call(forward, self._tracer.active),
             Visit(structure.calls, self._read, weights),
             InstrumentedPass(structure.rig(), forward, self._arrive),
             Visit(structure.calls, self._bound, weights),
@@ -173,20 +173,6 @@ class Certified:
         known, norms = self._inner.pop(number)
         with torch.no_grad():
             self.bounds.append(_Block(norms, known, self._arrivals.pop(number), self._kinds).bounds())
-
-
-@dataclass(frozen=True)
-class _Traced:
-    """The pass of a tracer."""
-
-    tracer: Tracer
-    forward: Callable[[], Any]
-
-    def active(self) -> contextlib.AbstractContextManager[None]:
-        return self.tracer.active()
-
-    def run(self) -> None:
-        self.forward()
 
 
 @dataclass(frozen=True)
