@@ -40,8 +40,9 @@ class SetSize(WithReasons):
     """What a checkpoint without a set of terms no longer holds."""
 
     terms_removed: Annotated[int, _COUNT] = Field(
-        description="terms that can leave the file: whole blocks, and as many neurons of every FFN as all of them "
-        "lose, if the architecture can state it, which --apply proves; the others are zeroed and still stored"
+        description="terms that can leave the file, where the config can state what is left, which --apply proves: "
+        "whole blocks, and of every FFN and attention as many neurons, and key and value heads with their heads, as "
+        "all of them lose, though never all; the others are zeroed and still stored"
     )
     parameters_removed: Annotated[int, Meaning("parameters", "exact")] = Field(
         description="parameters of the terms that can leave the file"
