@@ -100,8 +100,7 @@ def without_heads(model: Any, cuts: Sequence[tuple[HeadLayers, Sequence[int]]]) 
                 rows = stays.repeat_interleave(parameter.shape[one.axis] // layers.groups).nonzero()[:, 0]
                 rest = parameter.detach().index_select(one.axis, rows.to(parameter.device))
                 parameters_of(one.module)[one.name] = nn.Parameter(rest, requires_grad=False)
-        shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-        model.config = config_with_heads(model, shapes, first, gone)
+        model.config = config_with_heads(model, shapes_of(model), first, gone)
         yield
     finally:
         for module, name, parameter in reversed(kept):
@@ -116,10 +115,14 @@ def require_stated(model: Any, every: Sequence[HeadLayers]) -> None:
     config_with_heads(model, shapes_without(model, gone), every[0], 1)
 
 
+def shapes_of(model: Any) -> dict[str, tuple[int, ...]]:
+    """Of every tensor of a model, by its name."""
+    return {name: tuple(value.shape) for name, value in model.state_dict().items()}
+
+
 def shapes_without(model: Any, gone: Sequence[tuple[Slice, int]]) -> dict[str, tuple[int, ...]]:
     """Of every tensor of the model, were so many rows of these gone; a parameter may be named several times."""
-    shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-    names = defaultdict(list)
+    shapes, names = shapes_of(model), defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names[parameter].append(name)
     for one, count in gone:
@@ -148,7 +151,7 @@ def config_with_heads(model: Any, shapes: Mapping[str, tuple[int, ...]], layers:
             setattr(text, name, new)
     with contextlib.suppress(Exception), torch.device("meta"):
         built = type(model)(config)
-        if {n: tuple(v.shape) for n, v in built.state_dict().items()} == dict(shapes):
+        if shapes_of(built) == dict(shapes):
             return config
     raise UnsupportedModelError("no numbers of heads in its config give these shapes; its head width may follow them")
 

@@ -20,7 +20,7 @@ from duat_cli.compat.torch import children_of, parameters_of
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.linears import applied_axis
 from duat_cli.models.discovery.structure import ModelStructure
-from duat_cli.models.edits.heads import Slice, held, shapes_without
+from duat_cli.models.edits.heads import Slice, held, shapes_of, shapes_without
 from duat_cli.models.terms.feedforward import FeedForward
 from duat_cli.models.terms.sites import BlockSites, Site, TermId
 
@@ -226,8 +226,7 @@ def without_neurons(model: Any, cuts: Sequence[tuple[FeedForward, Sequence[int]]
     try:
         for form, numbers in cuts:
             _cut(form, sorted(set(numbers)), kept)
-        shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-        model.config = config_with_width(model, shapes, width, width - gone)
+        model.config = config_with_width(model, shapes_of(model), width, width - gone)
         yield
     finally:
         for module, name, parameter in reversed(kept):
@@ -308,6 +307,6 @@ def config_with_width(model: Any, shapes: Mapping[str, tuple[int, ...]], old: in
             setattr(config.get_text_config(), name, new)
             with torch.device("meta"):
                 built = type(model)(config)
-            if {n: tuple(v.shape) for n, v in built.state_dict().items()} == shapes:
+            if shapes_of(built) == dict(shapes):
                 return config
     raise UnsupportedModelError("no number in its config states the width of its FFNs alone")

@@ -28,7 +28,7 @@ def set_size(
     terms: Sequence[TermId],
 ) -> SetSize:
     """By shapes alone: of the way to write the set that leaves out most, if the architecture can state it."""
-    calls = structure.calls
+    calls, each = structure.calls, [parameters[module] for module in structure.calls]
     blocks = [term.block for term in terms if term.kind == "block"]
     rest = tuple(term for term in terms if term.kind != "block")
     shared = len(set(calls)) != len(calls)
@@ -38,13 +38,13 @@ def set_size(
                 stack.enter_context(without_blocks(loaded.model, structure, blocks))
         except UnsupportedModelError:
             blocks, rest, shared = [], tuple(terms), True
-        groups = {} if shared else _groups(loaded.model, calls, parameters, blocks, rest)
-        sizes = {k: (parameters[calls[k]].group, numbers) for k, numbers in groups.items()}
+        groups = {} if shared else _groups(loaded.model, each, blocks, rest)
+        sizes = {k: (each[k].group, numbers) for k, numbers in groups.items()}
         rest = without_heads_of(sizes, rest)
-        cut = {} if shared else _neurons(loaded.model, calls, parameters, blocks, rest)
+        cut = {} if shared else _neurons(loaded.model, each, blocks, rest)
     removed = sum(p.numel() for k in blocks for p in calls[k].parameters())
-    removed += sum(len(numbers) * _of_ffn(parameters[calls[k]]).each for k, numbers in cut.items())
-    removed += sum(len(numbers) * _layers(parameters[calls[k]]).each for k, numbers in groups.items())
+    removed += sum(len(numbers) * _of_ffn(each[k]).each for k, numbers in cut.items())
+    removed += sum(len(numbers) * _layers(each[k]).each for k, numbers in groups.items())
     zeroed, reasons = None, {}
     try:
         zeroed = zeroed_parameters(structure, sites, without_neurons_of(cut, rest))
@@ -60,34 +60,29 @@ def set_size(
 
 
 def _neurons(
-    model: nn.Module,
-    calls: Sequence[nn.Module],
-    parameters: Mapping[nn.Module, BlockParameters],
-    blocks: Sequence[int],
-    terms: Sequence[TermId],
+    model: nn.Module, each: Sequence[BlockParameters], blocks: Sequence[int], terms: Sequence[TermId]
 ) -> dict[int, tuple[int, ...]]:
-    """Neurons of every FFN that stays that leave the file, if the config can state it; one stays at least."""
-    found, _ = shared_neurons(len(calls), blocks, terms)
-    layers = [one for k in found if (one := parameters[calls[k]].neurons) is not None]
+    """Neurons of every FFN that stays that leave the file, if the config can state it; one stays at least.
+
+    each: by block call. blocks: those that go.
+    """
+    found, _ = shared_neurons(len(each), blocks, terms)
+    layers = [one for k in found if (one := each[k].neurons) is not None]
     if not found or len(layers) < len(found):
         return {}
     if isinstance(or_reason(lambda: require_width(model, layers)), str):
         return {}
-    return shared_neurons(len(calls), blocks, terms, most=layers[0].count - 1)[0]
+    return shared_neurons(len(each), blocks, terms, most=layers[0].count - 1)[0]
 
 
 def _groups(
-    model: nn.Module,
-    calls: Sequence[nn.Module],
-    parameters: Mapping[nn.Module, BlockParameters],
-    blocks: Sequence[int],
-    terms: Sequence[TermId],
+    model: nn.Module, each: Sequence[BlockParameters], blocks: Sequence[int], terms: Sequence[TermId]
 ) -> dict[int, tuple[int, ...]]:
     """Key and value heads of every attention that stays that leave with their heads, if the config can state it."""
     if not any(term.kind == "head" for term in terms):
         return {}
-    stay = [k for k in range(len(calls)) if k not in set(blocks) and len(parameters[calls[k]].each["head"])]
-    layers = [parameters[calls[k]].heads for k in stay]
+    stay = [k for k in range(len(each)) if k not in set(blocks) and len(each[k].each["head"])]
+    layers = [each[k].heads for k in stay]
     proved = [one for one in layers if isinstance(one, HeadLayers)]
     if len(proved) < len(layers):
         return {}

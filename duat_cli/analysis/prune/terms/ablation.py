@@ -279,9 +279,8 @@ class Ablator:
         """Of a row, whether it is what the same removal gives alone."""
         close = tolerance_for(alone.dtype)
         fit = [row.shape == alone.shape and not relative_error(row, alone) > close for row in last]
-        self._rows.apart = self._rows.apart is not False and fit == [
-            True
-        ]  # there is no row where they could not be told apart
+        known = len(fit) == 1 and all(fit)  # there is no row where they could not be told apart
+        self._rows.apart = self._rows.apart is not False and known
         return []
 
     def removals(self, terms: Iterable[TermId]) -> Removals:
