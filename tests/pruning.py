@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from duat_cli.analysis.prune.sets.apply import Applied, apply_terms
+from duat_cli.analysis.prune.terms.ablation import Effect
 from duat_cli.analysis.prune.terms.certified import BlockBounds, Certified
 from duat_cli.analysis.prune.terms.damage import Hidden
 from duat_cli.kinds import KINDS, Kind
@@ -49,6 +50,9 @@ class Fake:
 
     def damages(self, recorded: None, ids: int, gone: Any, done: Any) -> list[float]:
         return [self.damage(recorded, ids, one) for one in gone]
+
+    def effects(self, recorded: None, ids: int, gone: Any, done: Any) -> list[Effect]:
+        return [Effect(damage, damage / 2) for damage in self.damages(recorded, ids, gone, done)]
 
 
 def certified_bounds(structure: ModelStructure, kinds: Sequence[Kind] = KINDS) -> list[BlockBounds]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Drawn:
-    """Places of the drawn items, (n,), and 1 / (n p) of each, (n,) float64; all items, each once, where few."""
+    """Places of the drawn items, (n,), rising, and 1 / (n p) of each, (n,) float64; all, each once, where few."""
 
     places: Tensor
     weights: Tensor
@@ -38,7 +38,7 @@ def draw(sizes: Tensor, count: int, generator: torch.Generator) -> Drawn:
     if len(places) <= count:
         return Drawn(places, torch.ones(len(places), dtype=torch.float64), sampled=False)
     shares = sizes[places] / sizes.sum()
-    chosen = torch.multinomial(shares, count, replacement=True, generator=generator)
+    chosen = torch.multinomial(shares, count, replacement=True, generator=generator).sort().values
     return Drawn(places[chosen], 1 / (count * shares[chosen]), sampled=True)
 
 

@@ -2,38 +2,60 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from duat_cli.analysis.plan.shape import Shape
-from duat_cli.analysis.plan.task import PruneOptions, Task
+from duat_cli.analysis.plan.task import PruneOptions, Task, by_measure
 from duat_cli.analysis.plan.terms import replayed
-from duat_cli.kinds import Kind
-from duat_cli.models.sweep.budgets import PRINTED_TERMS, printed_bytes, printed_on
-
-WAYS = 2  # the sum of a set's terms, and the stream without them
+from duat_cli.kinds import WHOLE, Kind
+from duat_cli.models.sweep.budgets import likely_sets, printed_bytes, printed_on, printed_vectors
 
 
-def printed_tokens(shape: Shape, task: Task, counts: dict[Kind, int], options: PruneOptions) -> list[int]:
-    """Of the prompts that it is computed on. counts: terms of each kind."""
-    sets, followed = _carried(counts)
-    tokens = task.chosen_on
-    return [tokens[k] for k in printed_on(tokens, options.spent.printed, shape.width, sets, followed)]
+@dataclass(frozen=True)
+class Carried:
+    """Vectors for every token."""
+
+    parts: int
+    """Of whole parts: each, and the stream without it."""
+    early: int
+    """Of one set of every order, chosen by what is predicted of it."""
+    late: int
+    """The same of orders of whole parts, chosen by what each of them does alone, once that is measured."""
+
+    @property
+    def once(self) -> int:
+        """With one set of every order."""
+        return self.parts + self.early + self.late
 
 
-def printed_memory(shape: Shape, task: Task, counts: dict[Kind, int], options: PruneOptions, *, streamed: bool) -> int:
-    """Bytes, of all prompts side by side or of the longest."""
-    sets, followed = _carried(counts)
-    tokens = printed_tokens(shape, task, counts, options)
-    each, longest = [printed_bytes(n, shape.width, sets, followed) for n in tokens], max(tokens, default=0)
-    return (sum(each) if streamed else max(each, default=0)) + replayed(shape, WAYS * sets + followed, longest)
-
-
-def printed_values(counts: dict[Kind, int]) -> float:
-    """How many vectors go through the attention of all blocks, with H held: of each on average half of them."""
-    sets, followed = _carried(counts)
-    return (WAYS * sets + followed) / 2
-
-
-def _carried(counts: dict[Kind, int]) -> tuple[int, int]:
-    """Sets and whole parts, and terms that are carried one by one, at most."""
+def carried(shape: Shape, counts: dict[Kind, int], options: PruneOptions) -> Carried:
+    """counts: terms of each kind."""
     there = {kind: count for kind, count in counts.items() if count}
-    parts = sum(there.get(kind, 0) for kind in ("block", "attention", "ffn"))
-    return parts + len(there), sum(min(count, PRINTED_TERMS) for count in there.values())
+    sets = [0, 0]
+    for kinds in options.groups(tuple(there)):
+        here = {kind: there[kind] for kind in kinds}
+        sets[by_measure(here, options.measure)] += printed_vectors(sum(here.values()), len(shape.parts.blocks))
+    return Carried(2 * sum(there.get(kind, 0) for kind in WHOLE), *sets)
+
+
+def printed_tokens(shape: Shape, task: Task, vectors: int, options: PruneOptions) -> list[int]:
+    """Of the prompts that it is computed on. vectors: with one set of every order."""
+    tokens = task.chosen_on
+    return [tokens[k] for k in printed_on(tokens, options.spent.printed, shape.width, vectors)]
+
+
+def printed_memory(
+    shape: Shape, task: Task, counts: dict[Kind, int], options: PruneOptions, *, streamed: bool
+) -> tuple[int, int]:
+    """Bytes between two blocks, of all prompts side by side or of the longest, and those more in a block.
+
+    Where no set is tried on held-out prompts, of the sets that are carried while it is measured which are chosen.
+    """
+    found = carried(shape, counts, options)
+    tokens = printed_tokens(shape, task, found.once, options)
+    longest, vectors = max(tokens, default=0), found.once
+    if streamed and tokens and not task.tested_on:
+        wanted = found.late or found.early
+        vectors += (likely_sets(sum(tokens), shape.width, found.once - wanted, wanted) - 1) * wanted
+    size = printed_bytes(sum(tokens) if streamed else longest, shape.width, vectors)
+    return size, replayed(shape, vectors, longest)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from duat_cli.analysis.plan.printed import printed_memory
+from duat_cli.analysis.plan.printed import carried, printed_memory
 from duat_cli.analysis.plan.repair import repairing
 from duat_cli.analysis.plan.shape import Shape
 from duat_cli.analysis.plan.task import PruneOptions, Task, ablated
@@ -39,6 +39,7 @@ from duat_cli.models.sweep.budgets import (
 from duat_cli.results.plan import MemoryTerm, Residence
 
 RESPONSES, READINGS = "responses of all terms", "readings of all terms"
+SETS_ON_THEIR_WAY = "sets on their way to the last block"
 BATCHED = 12 << 20
 FREED = 24 << 20  # by earlier prompts, and not given back: it costs less to use it again
 REUSED = 0.6  # of the probes' size, freed and not given back where weights are in memory; in the end all of it
@@ -109,13 +110,17 @@ def _by_prompt(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
     page, head = (page_of(shape), layer_of(shape)) if streamed else ([], [])
     vectors = 2 * (options.probes + 1) * shape.width * sum(_among(task, weights)) * shape.wide
     carried = term("probes on their way back", vectors)
-    sets = printed_memory(shape, task, counts, options, streamed=streamed) + _last_layer(shape)
-    _, held_out = ablation_bytes(task, counts, options, shape.width)  # run beside the sets that Eq. 16 bounds
+    between, inside = printed_memory(shape, task, counts, options, streamed=streamed)
+    moving = term("sets in a block", inside + _last_layer(shape))
+    measured, tried = ablation_bytes(task, counts, options, shape.width)
+    beside = tried if task.tested_on else measured  # where sets are run on held-out prompts, Eq. 16 goes beside that
     return [
         [*drawing, *head, carried, term("probes of the output", _probes(shape, task))],
         [*pulling, *page, carried, through, term("gradients", _gradients(shape, options, longest))],
         [*sweep, through, term("a block's terms", _readings(shape, followed_terms(counts, options), longest))],
-        [*every, *page, _waiting(held_out, weights), through, term("sets on their way to the last block", sets)],
+        [*sweep, through, moving]
+        if _measured_beside(shape, task, weights)
+        else [*every, *page, _waiting(beside, weights), through, term(SETS_ON_THEIR_WAY, between), moving],
     ]
 
 
@@ -150,7 +155,18 @@ def _sweep(shape: Shape, task: Task, weights: Residence) -> Moment:
     page = page_of(shape) if weights == "streamed" else []
     on_their_way = term("terms on their way to the last block", moving)
     ablations, _ = ablation_bytes(task, counts, options, shape.width)
-    return [*_every(shape, task, weights), *page, on_their_way, _waiting(ablations, weights)]
+    found = [*_every(shape, task, weights), *page, on_their_way, _waiting(ablations, weights)]
+    if _measured_beside(shape, task, weights):
+        between, _ = printed_memory(shape, task, counts, options, streamed=True)
+        found.append(term(SETS_ON_THEIR_WAY, between))
+    return found
+
+
+def _measured_beside(shape: Shape, task: Task, weights: Residence) -> bool:
+    """Whether Eq. 16 is computed in the sweep in which terms are read and all sets measured."""
+    assert task.pruning is not None
+    late = carried(shape, terms_of(shape, task.pruning), task.pruning).late
+    return weights == "streamed" and not task.tested_on and not late
 
 
 def _waiting(size: int, weights: Residence) -> MemoryTerm:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from duat_cli.analysis.plan.attribution import attribution_reads, backward_operations
-from duat_cli.analysis.plan.printed import printed_tokens, printed_values
+from duat_cli.analysis.plan.printed import carried, printed_tokens
 from duat_cli.analysis.plan.pruning import SETS, ablation_bytes, ends_in_logits, followed_terms, singles, terms_of
 from duat_cli.analysis.plan.repair import REPAIRED, RUNS, solving
 from duat_cli.analysis.plan.shape import Shape
@@ -21,7 +21,7 @@ BOUNDED_NEURON = 3e6  # of one gated neuron: the search over an angle
 BOUNDED_HEAD = 100  # M d² of one head: two QR factorisations and singular values
 EIGENVALUES = 15  # M³: of a Gram matrix, in float64
 SPECTRAL_SIDE = 1536  # M up to which whole FFNs and attention are bounded by singular values, as in operators.bounds
-SWEPT = 2  # passes of a prompt for Eq. 16, under instruments and without, beside those without a set
+SWEPT = 2  # passes of a prompt for Eq. 16, under instruments and without
 
 
 def operations(shape: Shape, task: Task) -> float:
@@ -65,12 +65,13 @@ def pruning_operations(shape: Shape, task: Task) -> float:
     removed = (taken / 2 + sets) * once + (taken + sets) * head * tokens
     tried = options.spent.tested * kinds * (apart + head * held_out)
     values = 2 * shape.width * (shape.heads + shape.kv_heads) * shape.head_width * len(shape.parts.blocks)
-    carried = followed_terms(counts, options) / 2 * values * tokens
-    shown = printed_tokens(shape, task, counts, options)
-    carried += printed_values(counts) * values * sum(shown) + (SWEPT + kinds) * _passes(shape, shown)
+    vectors = carried(shape, counts, options).once
+    shown = printed_tokens(shape, task, vectors, options)
+    moved = (followed_terms(counts, options) * tokens + vectors * sum(shown)) / 2 * values
+    swept = SWEPT * _passes(shape, shown)
     certified = certified_operations(shape, options) if options.spent.certified else 0.0
     repaired = _repaired(shape, task, options, once, apart) * kinds if options.repair else 0.0
-    return gradients + removed + tried + carried + certified + repaired
+    return gradients + removed + tried + moved + swept + certified + repaired
 
 
 def certified_operations(shape: Shape, options: PruneOptions) -> float:
@@ -126,12 +127,12 @@ def weight_reads(shape: Shape, task: Task, weights: Residence) -> float:
 
 def _more_sweeps(shape: Shape, task: Task, options: PruneOptions) -> int:
     """Beyond the three: ablations that do not fit beside the readings, sets of whole parts, which follow from what was
-    measured there, and Eq. 16 with the trial beside it."""
+    measured there, and the trial. Eq. 16 goes beside one of these, if the chosen sets are those that were likely."""
     counts = terms_of(shape, options)
     together, apart = ablation_bytes(task, counts, options, shape.width)
     groups = options.groups(options.kinds)
     after = any(by_measure({kind: counts[kind] for kind in kinds}, options.measure) for kinds in groups)
-    return max(0, -(-together // ABLATION_BYTES) - 1) + after + max(1, -(-apart // ABLATION_BYTES))
+    return max(0, -(-together // ABLATION_BYTES) - 1) + after + -(-apart // ABLATION_BYTES)
 
 
 def _passes(shape: Shape, tokens: Iterable[int]) -> float:

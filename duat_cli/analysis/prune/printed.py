@@ -3,120 +3,178 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
 
+from torch import nn
+
+from duat_cli.analysis.plan.task import PruneOptions
 from duat_cli.analysis.prune.report import NOT_ABLATED
-from duat_cli.analysis.prune.sets.nested import Nested
+from duat_cli.analysis.prune.sets.nested import Candidates, Nested
 from duat_cli.analysis.prune.sets.plan import name_of
-from duat_cli.analysis.prune.terms.ablation import Ablations
+from duat_cli.analysis.prune.terms.ablation import Ablator
 from duat_cli.analysis.prune.terms.printed import Printed, PrintedReader
-from duat_cli.analysis.prune.work import Work
+from duat_cli.analysis.prune.terms.responses import TermList
+from duat_cli.analysis.session import Session
+from duat_cli.kinds import Kind
+from duat_cli.loading.model.processes import Processes
+from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import tolerance_for
-from duat_cli.models.sweep.budgets import PRINTED_BYTES, PRINTED_TERMS, printed_on
+from duat_cli.models.sweep.budgets import PRINTED_BYTES, likely_sets, printed_on, printed_vectors
 from duat_cli.models.sweep.lockstep import Pass
-from duat_cli.models.sweep.passes import Leading
-from duat_cli.models.terms.sites import TermId
+from duat_cli.models.terms.sites import BlockSites, TermId
 from duat_cli.results.base import Skipped
 from duat_cli.results.prune.eq16 import Eq16
 from duat_cli.statistics.drawn import interval
 
 WHOLE = ("block", "attention", "ffn")
-_Row = tuple[list[Printed], list[float]]  # of one prompt: every set; and how far the chosen ones move the output
+_Of: TypeAlias = TermId | tuple[str, int]  # a whole part; or a set, by the name of its order and its size
+_Readers: TypeAlias = dict[int, PrintedReader[_Of]]  # by the number of the prompt
 
 
 class Printing:
     """Eq. 16 on the first prompts, as many as `Spent.printed` says and as fit.
 
-    Weights that are read block by block are read once for it, and not at all where other passes need them anyway.
+    Where weights are read block by block, it goes beside passes that need them anyway: those of a trial of the chosen
+    sets, or else those that measure which sets are chosen, where it carries the sets that are likely to be. Only if
+    another one is chosen are the weights read once more.
     """
 
-    def __init__(self, work: Work, nested: Mapping[str, Nested]) -> None:
-        self._work = work
-        chosen = {name: one.order[: one.chosen.removed] for name, one in nested.items() if one.chosen is not None}
-        self._parts = [term for term in work.terms.ids if term.kind in WHOLE]
-        self._names = list(chosen)
-        self._sets: list[list[TermId]] = [*([term] for term in self._parts), *chosen.values()]
-        followed = sum(min(len(terms), PRINTED_TERMS) for terms in chosen.values())
-        lengths = [prompt.input_ids.shape[1] for prompt in work.prompts]
-        most, width = work.options.spent.printed, work.structure.hidden_size
-        self._numbers = printed_on(lengths, most, width, len(self._sets), followed)
-        self._gone = [work.ablator.removals(terms) for terms in self._sets]
-        single = {t for terms in self._sets for t in terms if t.kind != "neuron"}
-        self._singles = {t: work.ablator.removals([t])[t.block] for t in single}
-        self._found: list[list[Printed]] = []  # a prompt, a set
-        self._moved: list[list[float]] = []  # a prompt, a chosen set: how far its removal moves the output
+    def __init__(
+        self,
+        session: Session,
+        sites: Mapping[nn.Module, BlockSites],
+        ablator: Ablator,
+        terms: TermList,
+        options: PruneOptions,
+        prompts: Sequence[Prompt],
+        processes: Processes,
+        groups: Sequence[Sequence[Kind]],
+    ) -> None:
+        """groups: the kinds of every order."""
+        self._session, self._sites, self._ablator = session, sites, ablator
+        self._options, self._prompts, self._processes = options, prompts, processes
+        self._parts: dict[_Of, list[TermId]] = {term: [term] for term in terms.ids if term.kind in WHOLE}
+        self._width, depth = session.structure.hidden_size, len(session.structure.calls)
+        counts = {",".join(kinds): sum(len(terms.places(kind)) for kind in kinds) for kinds in groups}
+        self._vectors = {name: printed_vectors(count, depth) for name, count in counts.items()}
+        tokens, every = [prompt.input_ids.shape[1] for prompt in prompts], sum(self._vectors.values())
+        self._numbers = printed_on(tokens, options.spent.printed, self._width, 2 * len(self._parts) + every)
+        self._tokens = sum(tokens[number] for number in self._numbers)
+        self._found: dict[int, dict[_Of, Printed]] = {number: {} for number in self._numbers}
 
-    def beside(self, passes: Sequence[Pass]) -> None:
-        """Run passes, and what this needs beside the first of them."""
-        if self._found or not self._numbers:
-            self._work.session.together(passes)
-        else:
-            self._keep(self._sweep(self._numbers, passes))
+    def readers(self, wanted: Sequence[Candidates], decided: Iterable[Nested] = ()) -> _Readers:
+        """For a sweep beside the passes that measure the candidates: of all parts, of sets that are chosen already, and
+        of candidates that are likely to be. What they found is for `keep`."""
+        sets = self._parts | _chosen(decided)
+        if self._numbers and wanted:
+            known = 2 * len(self._parts) + sum(self._vectors[one.name] for one in decided)
+            each = sum(self._vectors[one.name] for one in wanted)
+            most = likely_sets(self._tokens, self._width, known, each)
+            for one in wanted:
+                sets |= {(one.name, size): one.order[:size] for size in one.likely(self._options.budget, most)}
+        return self._readers(sets)
 
-    def rows(self) -> list[Eq16]:
-        """Of every whole part and every chosen set; their errors go into those of the certificate."""
-        work = self._work
-        if not self._sets:
+    def keep(self, readers: _Readers) -> None:
+        """What they found, once they have seen all blocks."""
+        for number, reader in readers.items():
+            self._found[number] |= reader.found()
+
+    def beside(self, readers: _Readers, passes: Sequence[Pass]) -> None:
+        """Run passes, and sweep the prompts for the readers beside them."""
+        if not readers:
+            self._session.together(passes)
+            return
+        listeners = list(readers.values())
+        self._session.sweep_beside([self._prompts[number] for number in readers], listeners.__getitem__, passes)
+        self.keep(readers)
+
+    def of_chosen(self, nested: Mapping[str, Nested], passes: Sequence[Pass]) -> None:
+        """Run passes, and beside them what is missing of the chosen sets."""
+        self.beside(self._readers(self._missing(nested)), passes)
+
+    def rows(self, nested: Mapping[str, Nested], moved: Sequence[Mapping[TermId, float]]) -> list[Eq16]:
+        """Of every whole part and every chosen set. moved: by its ablation, under every prompt, of a part."""
+        if not self._numbers or not (wanted := self._parts | _chosen(nested.values())):
             return []
-        if not self._numbers:
-            why = f"{len(self._sets)} sets and parts take more than {PRINTED_BYTES >> 20} MiB on their way to the last "
-            why += "block, under every prompt; shorter ones may fit (--max-tokens)"
-            work.skipped.append(Skipped(what="Eq. 16 as printed", why=why))
-        if not self._found and self._numbers:
-            waves = [[number] for number in self._numbers] if work.weights is None else [self._numbers]
+        self._complete(nested)
+        changes = {(name, one.chosen.removed): one.chosen.moved for name, one in nested.items() if one.chosen}
+        return [
+            _row(
+                of,
+                len(terms),
+                [self._found[number][of] for number in self._numbers],
+                [moved[k].get(of) if isinstance(of, TermId) else changes[of][k] for k in self._numbers],
+                self._options.confidence,
+                1 + tolerance_for(self._session.loaded.model.dtype),
+            )
+            for of, terms in wanted.items()
+        ]
 
-            def under(place: int) -> list[_Row]:
-                work.processes(place, len(waves), "Eq. 16 for sets and whole parts")
-                return self._sweep(waves[place], ())
+    @property
+    def skipped(self) -> list[Skipped]:
+        """Where no prompt fits."""
+        if self._numbers:
+            return []
+        why = f"{len(self._parts)} parts and {len(self._vectors)} sets take more than {PRINTED_BYTES >> 20} MiB on "
+        why += "their way to the last block, under every prompt; shorter ones may fit (--max-tokens)"
+        return [Skipped(what="Eq. 16 as printed", why=why)]
 
-            for rows in work.processes.each(under, range(len(waves))):
-                self._keep(rows)
-        work.errors += [one.error for row in self._found for one in row]
-        return [self._row(k) for k in range(len(self._sets))] if self._found else []
+    def _missing(self, nested: Mapping[str, Nested]) -> dict[_Of, list[TermId]]:
+        there = self._found[self._numbers[0]] if self._numbers else {}
+        return {of: terms for of, terms in (self._parts | _chosen(nested.values())).items() if of not in there}
 
-    def _keep(self, rows: Sequence[_Row]) -> None:
-        for found, moved in rows:
-            self._found.append(found)
-            self._moved.append(moved)
+    def _complete(self, nested: Mapping[str, Nested]) -> None:
+        """With what is missing."""
+        missing, what = self._missing(nested), "Eq. 16 for sets and whole parts"
+        if not missing:
+            return
+        if self._session.weights is not None:
+            self._processes(0, 1, what)
+            self.of_chosen(nested, ())
+            return
 
-    def _sweep(self, numbers: Sequence[int], others: Sequence[Pass]) -> list[_Row]:
-        """Some prompts, with their chosen sets really removed, and other passes behind them."""
-        work, chosen = self._work, self._gone[len(self._parts) :]
-        readers = [PrintedReader(work.sites, self._sets, self._gone, self._singles, number) for number in numbers]
-        passes, live = list[Pass](), list[Ablations]()
-        for number in numbers:
-            ids = work.ablator.place(work.prompts[number])
-            own = Leading(work.structure, work.metric.forward(ids))
-            live.append(work.ablator.ablations(own, ids, chosen))
-            passes += [own, *live[-1].passes] if chosen else []
-        work.session.sweep_beside(
-            [work.prompts[number] for number in numbers], lambda place: readers[place], [*passes, *others]
-        )
-        if not work.ablator.settled(live):
-            return self._sweep(numbers, ())
-        return [(reader.found(), [one.moved for one in row.effects]) for reader, row in zip(readers, live, strict=True)]
+        def under(place: int) -> dict[_Of, Printed]:
+            self._processes(place, len(self._numbers), what)
+            number = self._numbers[place]
+            [reader] = self._readers(missing, [number]).values()
+            self._session.sweep_beside([self._prompts[number]], lambda _: reader, ())
+            return reader.found()
 
-    def _row(self, place: int) -> Eq16:
-        found, work = [row[place] for row in self._found], self._work
-        if place < len(self._parts):
-            part = self._parts[place]
-            return _row(work, part, 1, found, [work.moved[number].get(part) for number in self._numbers])
-        number = place - len(self._parts)
-        live = [row[number] for row in self._moved]
-        return _row(work, self._names[number], len(self._sets[place]), found, live)
+        found = self._processes.each(under, range(len(self._numbers)))
+        for number, row in zip(self._numbers, found, strict=True):
+            self._found[number] |= row
+
+    def _readers(self, sets: Mapping[_Of, list[TermId]], numbers: Sequence[int] | None = None) -> _Readers:
+        """Under these prompts, or all that fit; none where there are no sets."""
+        if not sets:
+            return {}
+        gone = {of: self._ablator.removals(terms) for of, terms in sets.items()}
+        single = {term for terms in sets.values() for term in terms if term.kind != "neuron"}
+        singles = {term: self._ablator.removals([term])[term.block] for term in single}
+        return {
+            number: PrintedReader(self._sites, sets, gone, singles, number)
+            for number in (self._numbers if numbers is None else numbers)
+        }
 
 
-def _row(work: Work, of: TermId | str, terms: int, found: Sequence[Printed], live: Sequence[float | None]) -> Eq16:
-    """Means over the prompts."""
-    part = of if isinstance(of, TermId) else None
+def _chosen(nested: Iterable[Nested]) -> dict[_Of, list[TermId]]:
+    chosen = ((one, one.chosen.removed) for one in nested if one.chosen is not None)
+    return {(one.name, size): one.order[:size] for one, size in chosen}
+
+
+def _row(
+    of: _Of, terms: int, found: Sequence[Printed], live: Sequence[float | None], confidence: float, slack: float
+) -> Eq16:
+    """Means over the prompts. live: how far the removal moves the output. slack: times the bound, which rounding may
+    pass."""
     bound = statistics.fmean(one.bound for one in found)
     triangle = statistics.fmean(one.triangle for one in found)
     variance = sum(one.variance for one in found) / len(found) ** 2
-    low, high = interval(triangle, variance, work.options.confidence)
+    low, high = interval(triangle, variance, confidence)
     real = [value for value in live if value is not None]
     whole = len(real) == len(found)
     measured = statistics.fmean(real) if whole else None
-    slack = 1 + tolerance_for(work.session.loaded.model.dtype)
     pairs = list(zip(real, (one.bound for one in found), strict=True)) if whole else []
     reasons: dict[str, str] = {}
     if not whole:
@@ -125,10 +183,10 @@ def _row(work: Work, of: TermId | str, terms: int, found: Sequence[Printed], liv
         reasons |= dict.fromkeys(("ratio", "ratio_largest"), "the bound is zero")
     ratios = "ratio" not in reasons
     return Eq16(
-        what="set" if part is None else "part",
-        name=name_of(part) if part is not None else str(of),
-        kind=None if part is None else part.kind,
-        block=None if part is None else part.block,
+        what="part" if isinstance(of, TermId) else "set",
+        name=name_of(of) if isinstance(of, TermId) else of[0],
+        kind=of.kind if isinstance(of, TermId) else None,
+        block=of.block if isinstance(of, TermId) else None,
         terms=terms,
         bound=bound,
         triangle=triangle,

@@ -16,7 +16,6 @@ from duat_cli import __version__
 from duat_cli.analysis.plan.task import PruneOptions, longest
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.prune.pooled import pooled_cosines
-from duat_cli.analysis.prune.printed import Printing
 from duat_cli.analysis.prune.repair.choice import repair_sets
 from duat_cli.analysis.prune.repair.repairer import Repairer
 from duat_cli.analysis.prune.repair.standing import biases
@@ -174,7 +173,7 @@ def prune_bound(
     calibration: what a repair is fitted to; empty: to `prompts`, uncut.
     """
     begun = begin(loaded, prompts, held_out, options, progress, calibration)
-    begun.work.run()
+    begun.work.run(tried=bool(begun.held_out))
     return conclude(begun)
 
 
@@ -216,8 +215,7 @@ def conclude(begun: Begun) -> PruneOutcome:
             repairer, nested, held_out, claim, tested=options.spent.tested, asked=options.remove is not None
         )
         nested = repairs.nested
-    printing = Printing(work, nested)
-    trials = work.tested(held_out, printing.beside) if repairs is None else repairs.trials
+    trials = work.tested(held_out) if repairs is None else repairs.trials
     size_of = functools.partial(set_size, loaded, session.structure, work.sites, work.parameters)
     digest = set_of(prompt_facts(held_out)).sha256
     held = dict(zip(work.terms.ids, work.sizes.parameters.tolist(), strict=True))
@@ -226,7 +224,7 @@ def conclude(begun: Begun) -> PruneOutcome:
     plans = [
         plan_of(one, setting, trials.get(name), digest, size_of, reports.get(name)) for name, one in nested.items()
     ]
-    eq16 = printing.rows()
+    eq16 = work.printing.rows(nested, work.moved)
     pooled, unpooled = pooled_cosines(work, plans, nested, held_out)
     give_back_free_memory()  # of the passes: a report's terms are small, and many
     damage, scores, bounds = work.damage, work.scores(), certified(work)
@@ -238,7 +236,7 @@ def conclude(begun: Begun) -> PruneOutcome:
         environment=session.environment(),
         model=session.model_facts(),
         prompts=prompt_facts(prompts),
-        certificate=session.certificate(max(work.errors)),
+        certificate=session.certificate(max(*work.errors, *(row.error for row in eq16))),
         protocol=_protocol(work),
         blocks=blocks_of(session, terms, options.budget),
         prediction=predictions_of(
@@ -249,7 +247,13 @@ def conclude(begun: Begun) -> PruneOutcome:
         eq16=eq16,
         terms=terms,
         written=None,
-        skipped=[*session.skipped(), *work.skipped, *(repairs.skipped if repairs else []), *unpooled],
+        skipped=[
+            *session.skipped(),
+            *work.skipped,
+            *work.printing.skipped,
+            *(repairs.skipped if repairs else []),
+            *unpooled,
+        ],
         warnings=[*session.warnings(), *begun.notes, *(repairs.warnings if repairs else [])],
         run=session.run_facts(work.processes.memory),
     )

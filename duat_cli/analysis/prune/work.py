@@ -4,16 +4,17 @@ Where all weights are in memory, one prompt after the other is recorded, its gra
 its terms are ablated. Where the weights are read block by block, all prompts do each of these side by side: one read
 for discovery and recording, one backwards for the gradients, one for readings, certified bounds, weights and ablations,
 those of the sets that `plans` measures among them, one for the sets of whole parts, which are chosen by what each part
-does alone, and one for the trial of the chosen sets on held-out prompts, with Eq. 16 of these sets (`printed`) beside
-it. More passes than fit into ABLATION_BYTES go in waves, each of which reads anew the blocks from its first ablation
-on.
+does alone, and one for the trial of the chosen sets on held-out prompts. Eq. 16 of the chosen sets goes beside the last
+of these (`printed`). More passes than fit into ABLATION_BYTES go in waves, each of which reads anew the blocks from its
+first ablation on.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -21,12 +22,14 @@ from torch import Tensor
 from duat_cli.analysis.decomposition import Decomposition
 from duat_cli.analysis.plan.task import PruneOptions, ablated, by_measure
 from duat_cli.analysis.prune.part import Measured, Part, Responded
+from duat_cli.analysis.prune.printed import Printing
 from duat_cli.analysis.prune.responding import Responder
 from duat_cli.analysis.prune.sets.choosing import Chooser, sizes_of
 from duat_cli.analysis.prune.sets.nested import Candidates, Nested, nested_sets
 from duat_cli.analysis.prune.sets.path import Sketch
 from duat_cli.analysis.prune.sets.trial import Trial, trials_of, try_alone, try_together
-from duat_cli.analysis.prune.terms.ablation import Ablations, Ablator, Effect, Tick, mean_values
+from duat_cli.analysis.prune.steps import Steps
+from duat_cli.analysis.prune.terms.ablation import Ablations, Ablator, Effect, Tick, mean_values, measured
 from duat_cli.analysis.prune.terms.certified import Certified
 from duat_cli.analysis.prune.terms.criteria import Activations, Scores, WeightScores, block_scores
 from duat_cli.analysis.prune.terms.damage import Interval, Metric
@@ -77,6 +80,8 @@ class Work:
         self.skipped: list[Skipped] = []
         self.kinds = kinds_of(self.structure, self.sites, options, self.skipped)
         self.terms = TermList.of(self.structure, self.sites, self.kinds)
+        singles = sum(ablated(*one, options.measure) for one in self._counts(self.kinds).items())
+        self._steps = Steps(processes, len(prompts), singles)
         self.sample: dict[Kind, Sample] = {}  # what is ablated by itself, see `draw`
         self._drawn_by: dict[int, Responded] = {}  # of the prompts that it was drawn by
         self.responses: list[Tensor] = []  # a prompt: (probes, terms)
@@ -103,6 +108,9 @@ class Work:
         self.certified = Certified(self.structure, self.sites, device, self.weights, self.kinds)
         self.ablator = Ablator(self.structure, self.sites, self.metric, self._means(), device)
         self._responder = Responder(session, self._ground, self.terms, self._ids, options.probes, self.ablator.means)
+        self.printing = Printing(
+            session, self.sites, self.ablator, self.terms, options, prompts, processes, self.groups
+        )
 
     def _means(self) -> Means | None:
         if not self.options.ablate_mean:
@@ -114,11 +122,12 @@ class Work:
 
     # -- prompts -----------------------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """All prompts, the measured sets, the certified bounds and the scores of weights."""
+    def run(self, *, tried: bool = False) -> None:
+        """All prompts, the measured sets, the certified bounds and the scores of weights. tried: whether the chosen
+        sets are run again, on held-out prompts."""
         finals = self._finals()
         if self.weights is not None:
-            self._together(self._ground.recorded, finals)
+            self._together(self._ground.recorded, finals, tried=tried)
             self._ground.recorded.clear()
             return
         if self.processes.count > 1:  # the comparison with the model that has no instruments is made in this one
@@ -182,27 +191,30 @@ class Work:
             self._damage[term] = self._damage.get(term, 0.0) + damage
         self.moved.append(dict(zip(self.ablated, measured.moved, strict=True)))
 
-    def choose(self) -> None:
-        """The measured sets, the certified bounds and the scores of weights, once every prompt's part is added."""
+    def choose(self, *, tried: bool = False) -> None:
+        """The measured sets, the certified bounds and the scores of weights, once every prompt's part is added.
+
+        tried: as of `run`.
+        """
         if self.weights is None:
             self._choose(self._finals())
             return
         recorded = self._record(range(len(self.prompts)), [Activations() for _ in self.prompts])
-        self._measure_sets(self.groups, recorded, self._finals())
+        self._measure_sets(self.groups, recorded, self._finals(), tried=tried)
 
     def _choose(self, finals: Sequence[Pass]) -> None:
-        budget, chooser, each = self.options.budget, self._chooser(self.responses), self.processes.each
-        found = []
+        chooser, each, found = self._chooser(self.responses), self.processes.each, []
         for kinds in self.groups:
             tick = self._named(f"sets of {names_of(','.join(kinds))}")
             found.append(chooser.in_rounds(kinds, self._again, self.prompts, tick, each))
-        sets = nested_sets(self.ablator, found, self.prompts, budget, self._named("sets on the prompts"), each)
-        self.nested |= {one.name: one for one in sets}
+        sets, tick = [one for wanted, _ in found for one in wanted.sets], self._named("sets on the prompts")
+        effects = measured(self.ablator, self.prompts, sets, tick, each)
+        self.nested = nested_sets(found, effects, self.options.budget)
         self.processes(0, 1, "certified bounds" if self.options.spent.certified else "magnitudes of the weights")
         with self._attached():
             self.session.together(finals)
 
-    def _together(self, recorded: Sequence[Recorded], finals: Sequence[Pass]) -> None:
+    def _together(self, recorded: Sequence[Recorded], finals: Sequence[Pass], *, tried: bool) -> None:
         """The same for prompts side by side, each of them recorded already."""
         numbers = range(len(self.prompts))
         responded = self._respond(numbers, recorded)
@@ -210,34 +222,34 @@ class Work:
         chooser = self._chooser([one.responses for one in responded])
         later = [kinds for kinds in self.groups if by_measure(self._counts(kinds), self.options.measure)]
         wanted = [chooser.candidates(kinds) for kinds in self.groups if kinds not in later]
-        measured, sets = self._measure(numbers, recorded, wanted, finals)
+        readers = {} if tried or later else self.printing.readers(wanted)
+        measured, sets = self._measure(numbers, recorded, wanted, finals, readers)
+        self.printing.keep(readers)
         for two in zip(responded, measured, strict=True):
             self.add(Part(*two))
-        self._keep_all(wanted, sets)
+        self._keep(wanted, sets)
         if later:
-            self._measure_sets(later, recorded, [])
+            self._measure_sets(later, recorded, [], tried=tried)
             self.nested = {name: self.nested[name] for name in map(",".join, self.groups)}
 
     def _measure_sets(
-        self, groups: Sequence[tuple[Kind, ...]], recorded: Sequence[Recorded], tail: Sequence[Pass]
+        self, groups: Sequence[tuple[Kind, ...]], recorded: Sequence[Recorded], tail: Sequence[Pass], *, tried: bool
     ) -> None:
         """Sets that are chosen once the terms in the sample are measured, over weights that are read block by block."""
         chooser = self._chooser(self.responses)
         wanted = [chooser.candidates(kinds) for kinds in groups]
+        readers = {} if tried else self.printing.readers(wanted, self.nested.values())
 
         def run(passes: Sequence[Pass]) -> None:
             with self._attached() if tail else contextlib.nullcontext():
-                self.session.together([*passes, *tail])
+                self.printing.beside(readers, [*passes, *tail])
 
-        self._keep_all(wanted, self.ablator.ablate(lambda: self._sets(wanted, recorded), run, self.session.together))
+        self._keep(wanted, self.ablator.ablate(lambda: self._sets(wanted, recorded), run, self.session.together))
 
-    def _keep_all(self, wanted: Sequence[Candidates], sets: Sequence[Ablations]) -> None:
+    def _keep(self, wanted: Sequence[Candidates], sets: Sequence[Ablations]) -> None:
         """sets: of every prompt, those of all candidates."""
-        sizes = [len(one.sizes) for one in wanted]
-        damages = torch.tensor([[one.damage for one in each.effects] for each in sets], dtype=torch.float64)
-        means = damages.reshape(len(sets), sum(sizes)).T.mean(dim=1).split(sizes)
-        found = [one.nested(mean.tolist(), self.options.budget) for one, mean in zip(wanted, means, strict=True)]
-        self.nested |= {one.name: one for one in found}
+        effects = [each.effects for each in sets]
+        self.nested |= nested_sets([(one, ()) for one in wanted], effects, self.options.budget)
 
     def _chooser(self, responses: Sequence[Tensor]) -> Chooser:
         known = self.measured()
@@ -256,16 +268,14 @@ class Work:
             rows.append(self._responder.of_metric(number, recorded, Without(removals, output)).alone())
         return Sketch(self.metric, rows, starts)
 
-    def tested(self, held_out: Sequence[Prompt], together: Callable[[Sequence[Pass]], None]) -> dict[str, Trial]:
-        """What the chosen sets do to held-out prompts; by the names of those that there are.
-
-        together: runs passes, over weights that are read block by block.
-        """
+    def tested(self, held_out: Sequence[Prompt]) -> dict[str, Trial]:
+        """What the chosen sets do to held-out prompts; by the names of those that there are."""
         trials = trials_of(self.nested, len(held_out), self.options)
         on = f"on {len(held_out)} held-out prompts"
         if self.weights is not None:
             self.processes(0, 1, f"sets {on}")
-            try_together(self.ablator, list(trials.values()), held_out, together)
+            beside = functools.partial(self.printing.of_chosen, self.nested)
+            try_together(self.ablator, list(trials.values()), held_out, beside)
         else:
             try_alone(self.ablator, list(trials.values()), held_out, self._named(f"sets {on}"), self.processes.each)
         return trials
@@ -281,32 +291,18 @@ class Work:
 
         return tick
 
-    def _name(self, numbers: Sequence[int]) -> str:
-        every = len(self.prompts)
-        return f"{every} prompts side by side" if len(numbers) > 1 else f"prompt {numbers[0] + 1} of {every}"
-
-    def _steps(self) -> int:
-        return 3 + sum(ablated(*one, self.options.measure) for one in self._counts(self.kinds).items())
-
     def _counts(self, kinds: Sequence[Kind]) -> dict[Kind, int]:
         return {kind: len(self.terms.places(kind)) for kind in kinds}
 
     def _respond(self, numbers: Sequence[int], recorded: Sequence[Recorded]) -> list[Responded]:
-        what = f"{self._name(numbers)}: responses of {len(self.terms.ids)} terms"
-        self.processes(numbers[0] * self._steps(), len(self.prompts) * self._steps(), what)
+        self._steps.responding(numbers, len(self.terms.ids))
         return self._responder.of(numbers, recorded)
 
     # -- readings and ablations --------------------------------------------------------------------------------
 
-    def _ablating(self, numbers: Sequence[int]) -> Callable[[], None]:
-        """To be called after each ablation of a term under these prompts."""
-        what, total = f"{self._name(numbers)}: ablating terms", len(self.prompts) * self._steps()
-        steps = itertools.count(numbers[0] * self._steps() + 4)
-        return lambda: self.processes(next(steps), total, what)
-
     def _terms(self, numbers: Sequence[int], recorded: Sequence[Recorded]) -> list[Ablations]:
         """Of the terms in the sample, under each of these prompts, over weights that are read block by block."""
-        gone, done = [self.ablator.removals([term]) for term in self.ablated], self._ablating(numbers)
+        gone, done = [self.ablator.removals([term]) for term in self.ablated], self._steps.ablating(numbers)
         return [
             self.ablator.ablations(one, self._ids[number], gone, done, self.weights)
             for number, one in zip(numbers, recorded, strict=True)
@@ -314,7 +310,7 @@ class Work:
 
     def _effects(self, number: int, recorded: Recorded) -> list[Effect]:
         """The same of one prompt, where all weights are in memory."""
-        gone, done = [self.ablator.removals([term]) for term in self.ablated], self._ablating([number])
+        gone, done = [self.ablator.removals([term]) for term in self.ablated], self._steps.ablating([number])
         return self.ablator.effects(recorded, self._ids[number], gone, done)
 
     def _sets(self, wanted: Sequence[Candidates], recorded: Sequence[Recorded]) -> list[Ablations]:
@@ -331,11 +327,13 @@ class Work:
         recorded: Sequence[Recorded],
         wanted: Sequence[Candidates] = (),
         finals: Sequence[Pass] = (),
+        printed: Mapping[int, Listener] = MappingProxyType({}),
     ) -> tuple[list[Measured], list[Ablations]]:
-        """The exact readings of some prompts, and real ablations of terms; and those of sets under all prompts."""
-        self.processes(
-            numbers[0] * self._steps() + 1, len(self.prompts) * self._steps(), f"{self._name(numbers)}: exact readings"
-        )
+        """The exact readings of some prompts, and real ablations of terms; and those of sets under all prompts.
+
+        printed: what else looks at the sweeps of prompts.
+        """
+        self._steps.reading(numbers)
         readers = {k: Reader(self.sites, self.branches, self.terms.ids, self._followed()) for k in numbers}
         outputs: dict[int, Tensor] = {}
         errors = dict.fromkeys(numbers, 0.0)
@@ -346,6 +344,8 @@ class Work:
             def listen(run: BlockRun) -> None:
                 errors[number] = max(errors[number], decomposition.advance(run).terms.error)
                 readers[number](run)
+                if number in printed:
+                    printed[number](run)
                 outputs[number] = run.output
 
             return listen

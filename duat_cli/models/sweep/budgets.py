@@ -28,8 +28,12 @@ AT_ONCE = 32
 """Of these in one replay of a block."""
 PRINTED_BYTES = 256 << 20
 """Of what is carried to the last block for Eq. 16, under all prompts that it is computed on."""
-PRINTED_TERMS = 128
-"""Terms of a set that are carried one by one for it; of more, as many are drawn."""
+PRINTED_TERMS = 64
+"""Terms of a set that are carried one by one for it; of more, some are drawn in every block, and as many in all."""
+DRAWN_IN_BLOCK = 2
+"""Of them in a block, at least: one alone would not say how far off it is."""
+LIKELY_SETS = 4
+"""Of one order, that are carried while it is measured which of them is chosen."""
 FEWEST_BATCHES = 64
 """A set of prompts falls into as many batches at least, so that processes can share it."""
 NEURONS_AT_ONCE = 1024
@@ -38,20 +42,41 @@ BOUNDED_ENTRIES = 1 << 21
 """Of V, of the heads whose bounds are made at once."""
 
 
-def printed_bytes(tokens: int, width: int, sets: int, followed: int) -> int:
-    """Of one prompt: of every set its sum and the stream without it, and the single terms."""
-    return tokens * width * 4 * (2 * sets + followed)
+def drawn_in_block(terms: int, blocks: int) -> int | None:
+    """Terms that are drawn in each block of a set of so many, which has some in so many blocks; None: all are taken."""
+    return None if terms <= PRINTED_TERMS else max(DRAWN_IN_BLOCK, PRINTED_TERMS // blocks)
 
 
-def printed_on(tokens: Sequence[int], most: int | None, width: int, sets: int, followed: int) -> list[int]:
-    """Numbers of the first prompts, no more than `most`, that fit into PRINTED_BYTES together; tokens: of each."""
+def printed_vectors(terms: int, blocks: int) -> int:
+    """Of a set of at most so many terms in so many blocks: its sum, the stream without it, and the single terms."""
+    return 2 + min(terms, max(PRINTED_TERMS, DRAWN_IN_BLOCK * blocks))
+
+
+def printed_bytes(tokens: int, width: int, vectors: int) -> int:
+    """Of one prompt, for so many vectors a token."""
+    return tokens * width * 4 * vectors
+
+
+def printed_on(tokens: Sequence[int], most: int | None, width: int, vectors: int) -> list[int]:
+    """Numbers of the first prompts, no more than `most`, that fit into PRINTED_BYTES together.
+
+    tokens: of each. vectors: as of `printed_bytes`.
+    """
     left, found = PRINTED_BYTES, list[int]()
     for number, count in enumerate(tokens):
-        size = printed_bytes(count, width, sets, followed)
+        size = printed_bytes(count, width, vectors)
         if size <= left and (most is None or len(found) < most):
             found.append(number)
             left -= size
     return found
+
+
+def likely_sets(tokens: int, width: int, known: int, each: int) -> int:
+    """Sets of every order that go side by side, so that all fit into PRINTED_BYTES; one at least.
+
+    tokens: of all prompts together. known: vectors of what is carried anyway; each: those of one set of every order.
+    """
+    return max(1, min(LIKELY_SETS, (PRINTED_BYTES // printed_bytes(tokens, width, 1) - known) // each))
 
 
 def most_together(prompts: int) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from helpers import as_loaded, single_model, token_ids
 
-from duat_cli.analysis.plan.printed import printed_memory, printed_tokens, printed_values
+from duat_cli.analysis.plan.printed import Carried, carried, printed_memory, printed_tokens
 from duat_cli.analysis.plan.pruning import terms_of
 from duat_cli.analysis.plan.shape import Shape, shape_of
 from duat_cli.analysis.plan.task import PruneOptions, Task
@@ -18,7 +20,9 @@ from duat_cli.loading.prompts import Prompt
 from duat_cli.models.sweep import budgets
 
 COUNTS: dict[Kind, int] = {"neuron": 2304, "head": 36, "expert": 0, "ffn": 6, "attention": 6, "block": 6}
-SETS, FOLLOWED = 3 * 6 + 5, 128 + 36 + 3 * 6  # whole parts and a set of each kind; its terms, at most 128
+PARTS = 2 * 3 * 6  # of each whole part, and of the stream without it
+EARLY, LATE = (2 + 64) + (2 + 36), 3 * (2 + 6)  # the same of a set of each kind, and its terms, at most 64
+ONCE = PARTS + EARLY + LATE
 
 
 @pytest.fixture
@@ -30,18 +34,30 @@ def test_memory_is_of_all_that_is_carried(shape: Shape) -> None:
     options = PruneOptions()
     task = Task("prune-bound", (40, 60, 20), pruning=options)
     assert terms_of(shape, options) == COUNTS
-    one, through = 192 * 4 * (2 * SETS + FOLLOWED), REPLAYED * budgets.AT_ONCE * 192 * 60 * 4
-    assert printed_memory(shape, task, COUNTS, options, streamed=True) == 120 * one + through
-    assert printed_memory(shape, task, COUNTS, options, streamed=False) == 60 * one + through
-    assert printed_values(COUNTS) == (2 * SETS + FOLLOWED) / 2
+    assert carried(shape, COUNTS, options) == Carried(PARTS, EARLY, LATE)
+    one, through = 192 * 4, REPLAYED * budgets.AT_ONCE * 192 * 60 * 4
+    assert printed_memory(shape, task, COUNTS, options, streamed=False) == (60 * one * ONCE, through)
+    tried = replace(task, held_out=(30,) * 40)
+    assert printed_memory(shape, tried, COUNTS, options, streamed=True) == (120 * one * ONCE, through)
+    on_trial = PARTS + EARLY + budgets.LIKELY_SETS * LATE  # those that are measured last
+    assert printed_memory(shape, task, COUNTS, options, streamed=True) == (120 * one * on_trial, through)
+
+
+def test_as_many_likely_sets_as_fit(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = PruneOptions(kinds=("neuron", "head"), joint=True)
+    task, counts = Task("prune-bound", (40, 60), pruning=options), terms_of(shape, options)
+    one, each = 100 * 192 * 4, 2 + 64
+    for room, sets in ((9, budgets.LIKELY_SETS), (3, 3), (1, 1)):
+        monkeypatch.setattr(budgets, "PRINTED_BYTES", room * one * each)
+        assert printed_memory(shape, task, counts, options, streamed=True)[0] == sets * one * each
 
 
 def test_prompts_are_the_first_that_fit(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
     options = PruneOptions(whole=True)
     task = Task("prune-bound", (40, 6000, *[20] * 9), pruning=options)
-    assert printed_tokens(shape, task, COUNTS, options) == [40, *[20] * 3]  # four; 6,000 tokens are too many
-    monkeypatch.setattr(budgets, "PRINTED_BYTES", 60 * 192 * 4 * (2 * SETS + FOLLOWED))
-    assert printed_tokens(shape, task, COUNTS, options) == [40, 20]
+    assert printed_tokens(shape, task, ONCE, options) == [40, *[20] * 3]  # four; 6,000 tokens are too many
+    monkeypatch.setattr(budgets, "PRINTED_BYTES", 60 * 192 * 4 * ONCE)
+    assert printed_tokens(shape, task, ONCE, options) == [40, 20]
 
 
 def test_a_run_takes_as_many() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -91,8 +92,8 @@ class Chooser:
         held = [float(parameters[path.order.places[:end]].sum()) for end in ends]
         alone = [reaching(single.order, parameters, one) for one in held]
         sets = [single.order.places[:size] for size in alone] + [path.order.places[:whole]]
-        means = measured(self.ablator, prompts, [[self.terms.ids[k] for k in s.tolist()] for s in sets], tick, each)
-        found = means.mean(dim=1).tolist()
+        effects = measured(self.ablator, prompts, [[self.terms.ids[k] for k in s.tolist()] for s in sets], tick, each)
+        found = [statistics.fmean(one.damage for one in under) for under in zip(*effects, strict=True)]
         mine = [*(stage.measured for stage in path.stages), found[-1]]
         return [
             SketchRound(removed=end, measured=here, single_removed=size, single_measured=there)

@@ -7,17 +7,16 @@ squaring, so what cancels counts. Sets are chosen by their measured mean damage 
 from __future__ import annotations
 
 import bisect
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from duat_cli.analysis.prune.sets.path import Path, reaching
-from duat_cli.analysis.prune.terms.ablation import Ablator, Tick, measured
+from duat_cli.analysis.prune.terms.ablation import Effect
 from duat_cli.analysis.prune.terms.responses import TermList
 from duat_cli.kinds import Kind
-from duat_cli.loading.model.processes import Each, in_turn
-from duat_cli.loading.prompts import Prompt
 from duat_cli.models.terms.sites import TermId
 from duat_cli.results.prune.sets import SketchRound
 
@@ -43,6 +42,8 @@ class Point:
     removed: int
     predicted: float
     measured: float
+    moved: tuple[float, ...] = ()
+    """Under each prompt, how far its removal moves the last block's output, relative to that output."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +81,29 @@ class Candidates:
     wanted: int | None = None  # the size that was asked for
 
     @property
+    def name(self) -> str:
+        """As of `Nested`."""
+        return ",".join(self.kinds)
+
+    @property
     def sets(self) -> list[list[TermId]]:
         return [self.order[:size] for size in self.sizes]
 
-    def nested(self, means: Sequence[float], budget: float, rounds: Sequence[SketchRound] = ()) -> Nested:
-        """The sets with what was measured of each, a mean over prompts."""
-        points = [Point(*three) for three in zip(self.sizes, self.predicted, means, strict=True)]
+    def likely(self, budget: float, most: int) -> list[int]:
+        """Sizes of those that are most likely to be chosen, as the prediction has it: the largest that it puts within
+        the budget and those beside it, smaller ones first; or the one that was asked for."""
+        if self.wanted is not None:
+            return [self.wanted]
+        beyond = next((k for k, value in enumerate(self.predicted) if value > budget), len(self.sizes))
+        order = sorted(range(len(self.sizes)), key=lambda k: (abs(k + 1 - beyond), k))
+        return [self.sizes[k] for k in order[:most]]
+
+    def nested(self, effects: Sequence[Sequence[Effect]], budget: float, rounds: Sequence[SketchRound] = ()) -> Nested:
+        """The sets with what was measured of each. effects: under every prompt, those of all sets."""
+        points = [
+            Point(size, predicted, statistics.fmean(one.damage for one in under), tuple(one.moved for one in under))
+            for size, predicted, under in zip(self.sizes, self.predicted, zip(*effects, strict=True), strict=True)
+        ]
         chosen = None
         for point in points:  # a larger set only if every smaller one is within the budget too
             if self.wanted is None and not point.measured <= budget:
@@ -116,18 +134,15 @@ def within(path: Path, goal: Goal, parameters: Tensor) -> int:
 
 
 def nested_sets(
-    ablator: Ablator,
-    found: Sequence[tuple[Candidates, Sequence[SketchRound]]],
-    prompts: Sequence[Prompt],
-    budget: float,
-    tick: Tick,
-    each: Each = in_turn,
-) -> list[Nested]:
-    """The nested sets of several orders, some of each measured, one prompt after the other."""
-    sets = [one for candidates, _ in found for one in candidates.sets]
-    means = measured(ablator, prompts, sets, tick, each).mean(dim=1)
-    rows = means.split([len(candidates.sizes) for candidates, _ in found])
-    return [one.nested(mean.tolist(), budget, rounds) for (one, rounds), mean in zip(found, rows, strict=True)]
+    found: Sequence[tuple[Candidates, Sequence[SketchRound]]], effects: Sequence[Sequence[Effect]], budget: float
+) -> dict[str, Nested]:
+    """The nested sets of several orders, by their names. effects: under every prompt, those of all candidates."""
+    nested, start = dict[str, Nested](), 0
+    for one, rounds in found:
+        end = start + len(one.sizes)
+        nested[one.name] = one.nested([row[start:end] for row in effects], budget, rounds)
+        start = end
+    return nested
 
 
 def _sizes(curve: Tensor, ends: Sequence[int], budget: float, wanted: int | None, points: int) -> list[int]:

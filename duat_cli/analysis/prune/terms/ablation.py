@@ -290,16 +290,16 @@ class Ablator:
 
 def measured(
     ablator: Ablator, prompts: Sequence[Prompt], sets: Sequence[Sequence[TermId]], tick: Tick, each: Each = in_turn
-) -> Tensor:
-    """The damage of every set under every prompt, (sets, prompts) float64. One prompt's passes are kept at a time."""
+) -> list[list[Effect]]:
+    """What every set does under every prompt: a prompt, a set. One prompt's passes are kept at a time."""
     removed = [ablator.removals(terms) for terms in sets]
     every = len(sets) * len(prompts)
 
-    def under(p: int) -> list[float]:
+    def under(p: int) -> list[Effect]:
         ids = ablator.place(prompts[p])
-        return ablator.damages(ablator.record(ids), ids, removed, counted(tick, p * len(sets), every))
+        return ablator.effects(ablator.record(ids), ids, removed, counted(tick, p * len(sets), every))
 
-    return torch.tensor(list(each(under, range(len(prompts)))), dtype=torch.float64).reshape(len(prompts), len(sets)).T
+    return list(each(under, range(len(prompts))))
 
 
 def _waves(found: Sequence[Ablations]) -> list[list[AblationPass]]:

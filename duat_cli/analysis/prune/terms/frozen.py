@@ -8,6 +8,7 @@ them together.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -28,6 +29,7 @@ class FrozenBlock:
     def __init__(self, run: BlockRun, sites: BlockSites) -> None:
         self._run, self._sites = run, sites
         self._given = [unit.output[None] for unit in run.units]
+        self._neurons: dict[Site, Neurons] = {}
 
     def whole(self, items: Tensor, removal: Removal | None = None) -> Tensor:
         """The block's output, every σ giving what it gave, without the terms."""
@@ -47,11 +49,13 @@ class FrozenBlock:
         return self.whole(self._run.input) - self.whole(self._run.input, removal)
 
     def neurons(self, site: Site, removal: Removal) -> Neurons:
-        """Those of one layer; removal: says what stands in for them."""
-        values = activations(self._run, site)  # (N, I)
-        if removal.means is not None:
-            values = values - removal.means[removal.number, site].to(values)
-        return Neurons(self, site, values, matrix_of(site.module, site.count).to(values))
+        """Those of one layer; removal: says what stands in for them, the same for every removal of a run."""
+        if site not in self._neurons:
+            values = activations(self._run, site)  # (N, I)
+            if removal.means is not None:
+                values = values - removal.means[removal.number, site].to(values)
+            self._neurons[site] = Neurons(self, site, values, matrix_of(site.module, site.count).to(values))
+        return self._neurons[site]
 
     def behind_layer(self, site: Site, values: Tensor) -> Tensor:
         """What the block makes of the output of the FFN's last layer, at its own output. values: (items, N, width)."""
@@ -107,7 +111,7 @@ class Neurons:
         self._block, self._site = block, site
         self.values, self.weight = values, weight  # (N, I), (I, width)
 
-    @property
+    @functools.cached_property
     def sizes(self) -> Tensor:
         """|a_k| |w_k| of every neuron, (I,)."""
         return wide(self.values).norm(dim=0) * wide(self.weight).norm(dim=1)

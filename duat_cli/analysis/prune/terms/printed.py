@@ -10,22 +10,25 @@ whole set taken out at its place.
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from duat_cli.analysis.prune.terms.frozen import FrozenBlock
+from duat_cli.analysis.prune.terms.frozen import FrozenBlock, Neurons
 from duat_cli.models.arrays import wide
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.models.sweep.budgets import AT_ONCE, PRINTED_TERMS
+from duat_cli.models.sweep.budgets import AT_ONCE, drawn_in_block
 from duat_cli.models.sweep.passes import Removal, Removals
 from duat_cli.models.terms.sites import BlockSites, TermId
 from duat_cli.statistics.drawn import Drawn, draw
 
 SEED = 37
+Of = TypeVar("Of")  # what names a set
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class _Set:
     terms: Mapping[int, list[TermId]]  # by block call
     removals: Removals
     count: int
+    generator: torch.Generator  # its own, so that what is drawn does not depend on the sets beside it
     carried: Tensor | None = None  # the sum of its terms, one item
     held: Tensor | None = None  # the stream without them
     each: list[Tensor] = field(default_factory=list)  # single terms
@@ -60,65 +64,77 @@ class _Set:
         return [self.carried, *self.each]
 
 
-class PrintedReader:
+@dataclass(frozen=True)
+class _Terms:
+    """Some terms of a block."""
+
+    sizes: Tensor
+    """Of each, (terms,): what it is drawn by."""
+    together: Tensor
+    """Their part of the block's output, (1, N, M)."""
+    each: Callable[[Tensor], Tensor]
+    """Places of some to the part of each, (places, N, M)."""
+
+
+class PrintedReader(Generic[Of]):
     """Behind every block of one prompt's sweep."""
 
     def __init__(
         self,
         sites: Mapping[nn.Module, BlockSites],
-        sets: Sequence[Sequence[TermId]],
-        removals: Sequence[Removals],
+        sets: Mapping[Of, Sequence[TermId]],
+        removals: Mapping[Of, Removals],
         singles: Mapping[TermId, Removal],
         seed: int,
-        each: int = PRINTED_TERMS,
     ) -> None:
         """removals: of every set. singles: of every term alone that is no neuron."""
-        self._sites, self._singles, self._most = sites, singles, each
-        self._generator = torch.Generator().manual_seed(SEED + seed)
-        self._sets = [_Set(_by_block(s), gone, len(s)) for s, gone in zip(sets, removals, strict=True)]
+        self._sites, self._singles = sites, singles
+        self._sets = {
+            of: _Set(_by_block(terms), removals[of], len(terms), torch.Generator().manual_seed(SEED + seed))
+            for of, terms in sets.items()
+        }
         self._output: Tensor | None = None
 
     def __call__(self, run: BlockRun) -> None:
         block = FrozenBlock(run, self._sites[run.parts.module])
         self._carry(block, run)
         alone: dict[TermId, Tensor] = {}
-        for one in self._sets:
+        for one in self._sets.values():
             terms = one.terms.get(run.index)
             if terms:
                 self._add(one, block, run, terms, alone)
         self._output = run.output
 
-    def found(self) -> list[Printed]:
+    def found(self) -> dict[Of, Printed]:
         """Of every set, behind the last block."""
         assert self._output is not None
         whole = wide(self._output).double()
         size = float(whole.norm())
-        results = []
-        for one in self._sets:
+        results = {}
+        for of, one in self._sets.items():
             assert one.carried is not None
             assert one.held is not None
             carried, held = wide(one.carried).double(), wide(one.held).double()
             bound = float(carried.norm())
             triangle, variance = bound, 0.0
             if one.each:
-                norms = [wide(terms).flatten(1).norm(dim=1) for terms in one.each]
-                sums = [drawn.total(piece) for drawn, piece in zip(one.drawn, norms, strict=True)]
+                norms = torch.cat([wide(terms).flatten(1).norm(dim=1) for terms in one.each])
+                pieces = norms.split([len(drawn.places) for drawn in one.drawn])
+                sums = [drawn.total(piece) for drawn, piece in zip(one.drawn, pieces, strict=True)]
                 triangle, variance = sum(total for total, _ in sums), sum(var for _, var in sums)
             changed = whole - held
-            results.append(
-                Printed(
-                    bound / size,
-                    triangle / size,
-                    variance / size**2,
-                    float(changed.norm()) / size,
-                    float((changed - carried).norm()) / size,
-                )
+            results[of] = Printed(
+                bound / size,
+                triangle / size,
+                variance / size**2,
+                float(changed.norm()) / size,
+                float((changed - carried).norm()) / size,
             )
         return results
 
     def _carry(self, block: FrozenBlock, run: BlockRun) -> None:
         """Every set that has begun, through this block without its own terms there."""
-        begun = [one for one in self._sets if one.carried is not None]
+        begun = [one for one in self._sets.values() if one.carried is not None]
         together = [one for one in begun if run.index not in one.removals]
         if together:
             block.move([terms for one in together for terms in one.moving])
@@ -141,25 +157,43 @@ class PrintedReader:
         removal = one.removals[run.index]
         if one.held is None:
             one.held = block.whole(run.input, removal)
+        found = self._others(block, run, terms, alone) + self._neurons(block, run, terms, removal)
+        total = sum((some.together for some in found[1:]), found[0].together)
+        one.carried = total if one.carried is None else one.carried + total
+        drawn = self._drawn(one, torch.cat([some.sizes for some in found]))
+        if drawn is not None:
+            counts = torch.tensor([len(some.sizes) for some in found])
+            for some, end in zip(found, counts.cumsum(dim=0).tolist(), strict=True):
+                places = drawn.places - (end - len(some.sizes))
+                here = places[(places >= 0) & (places < len(some.sizes))]
+                if len(here):
+                    one.each.append(some.each(here.to(run.input.device)))
+            one.drawn.append(drawn)
+
+    def _others(
+        self, block: FrozenBlock, run: BlockRun, terms: Sequence[TermId], alone: dict[TermId, Tensor]
+    ) -> list[_Terms]:
+        """Those that are no neurons."""
         others = [term for term in terms if term.kind != "neuron"]
         for term in others:
             if term not in alone:
                 alone[term] = self._alone(block, run, term)
-        if others:
-            values = torch.cat([alone[term] for term in others])
-            self._keep(one, values.sum(dim=0, keepdim=True))
-            drawn = self._drawn(one, wide(values).flatten(1).norm(dim=1))
-            if drawn is not None:
-                self._follow(one, values[drawn.places.to(values.device)], drawn)
+        if not others:
+            return []
+        values = torch.cat([alone[term] for term in others])
+        return [_Terms(wide(values).flatten(1).norm(dim=1), values.sum(dim=0, keepdim=True), values.__getitem__)]
+
+    def _neurons(self, block: FrozenBlock, run: BlockRun, terms: Sequence[TermId], removal: Removal) -> list[_Terms]:
+        """Those of every layer that has some."""
+        found = []
         for site in self._sites[run.parts.module].of("neuron"):
             places = [t.index - site.offset for t in terms if t.kind == "neuron" and t.index is not None]
             index = torch.tensor([k for k in places if 0 <= k < site.count], device=run.input.device)
             if len(index):
                 layer = block.neurons(site, removal)
-                self._keep(one, layer.together(index))
-                drawn = self._drawn(one, layer.sizes[index])
-                if drawn is not None:
-                    self._follow(one, layer.each(index[drawn.places.to(index.device)]), drawn)
+                each = functools.partial(_each, layer, index)
+                found.append(_Terms(layer.sizes[index], layer.together(index), each))
+        return found
 
     def _alone(self, block: FrozenBlock, run: BlockRun, term: TermId) -> Tensor:
         removal = self._singles[term]
@@ -168,21 +202,15 @@ class PrintedReader:
         return block.term(term, removal)
 
     def _drawn(self, one: _Set, sizes: Tensor) -> Drawn | None:
-        """Which terms of some are carried one by one; None for a single term, whose norm is the bound, and where all
+        """Which terms of a block are carried one by one; None for a single term, whose norm is the bound, and where all
         are zero."""
         if one.count == 1 or not bool(sizes.any()):
             return None
-        share = len(sizes) if one.count <= self._most else round(self._most * len(sizes) / one.count)
-        return draw(sizes, share, self._generator)
+        return draw(sizes, drawn_in_block(one.count, len(one.terms)) or len(sizes), one.generator)
 
-    @staticmethod
-    def _keep(one: _Set, value: Tensor) -> None:
-        one.carried = value if one.carried is None else one.carried + value
 
-    @staticmethod
-    def _follow(one: _Set, values: Tensor, drawn: Drawn) -> None:
-        one.each.append(values)
-        one.drawn.append(drawn)
+def _each(layer: Neurons, index: Tensor, places: Tensor) -> Tensor:
+    return layer.each(index[places])
 
 
 def _by_block(terms: Sequence[TermId]) -> dict[int, list[TermId]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import statistics
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from duat_cli.analysis.prune.sets.nested import BEYOND, Candidates, Goal, Nested
 from duat_cli.analysis.prune.sets.order import Sizes
 from duat_cli.analysis.prune.sets.path import Sketch, path_of
 from duat_cli.analysis.prune.sets.trial import Claim, Trial, try_alone
-from duat_cli.analysis.prune.terms.ablation import Ablator, measured
+from duat_cli.analysis.prune.terms.ablation import Ablator, Effect, measured
 from duat_cli.analysis.prune.terms.damage import Divergence, Hidden, Loss
 from duat_cli.analysis.prune.terms.responses import Responses, TermList
 from duat_cli.loading.prompts import Prompt
@@ -42,8 +43,8 @@ def found_of(
     sizes = Sizes(torch.ones(count, dtype=torch.float64), (count, count), (1,) * blocks, uniform)
     path = path_of(Sketch(fake.metric, responses), terms, kinds, sizes, asked=remove is not None)
     wanted: Candidates = candidates(path, terms, kinds, sizes.parameters, Goal(budget, 10, remove))
-    [found] = nested_sets(fake, [(wanted, [])], given, budget, lambda *_: None)
-    return found
+    effects = measured(fake, given, wanted.sets, lambda *_: None)
+    return nested_sets([(wanted, [])], effects, budget)[wanted.name]
 
 
 def curve_of(metric: Any, responses: list[Tensor], order: Tensor) -> Tensor:
@@ -74,7 +75,7 @@ def test_the_least_damaging_go_first_and_the_chosen_set_is_within_the_budget() -
     fake = Fake(lambda prompt, removed: [0.0, 0.1, 0.3, 0.6, 1.0][removed])
     found = found_of(fake, terms_of(4), "head", [damage[None].float()], prompts(2), 0.5)
     assert [t.index for t in found.order] == [1, 3, 2, 0]
-    assert found.chosen == Point(2, pytest.approx(0.3), pytest.approx(0.3))
+    assert found.chosen == Point(2, pytest.approx(0.3), pytest.approx(0.3), pytest.approx((0.15, 0.15)))
     assert [p.removed for p in found.curve] == [1, 2, 3, 4]
     assert [p.predicted for p in found.curve] == pytest.approx([0.1, 0.3, 0.6, 1.0])
 
@@ -91,7 +92,7 @@ def test_a_set_is_chosen_only_if_every_smaller_one_fits() -> None:
 def test_everything_may_go_where_nothing_does_damage(count: int) -> None:
     zero = torch.zeros(count, dtype=torch.float64)
     found = found_of(Fake(lambda *_: 0.0), terms_of(count), "head", [zero[None].float()], prompts(2), 0.1)
-    assert found.chosen == Point(count, 0.0, 0.0)
+    assert found.chosen == Point(count, 0.0, 0.0, (0.0, 0.0))
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
@@ -224,8 +225,11 @@ def test_on_a_model_a_point_of_the_curve_is_the_ablation_of_its_set() -> None:
     assert plan.chosen is not None
     assert 1 < plan.chosen.removed < len(terms.ids)
     sets = [plan.order[: p.removed] for p in plan.curve]
-    again = measured(ablator, given, sets, lambda *_: None).mean(dim=1).tolist()
-    assert [p.measured for p in plan.curve] == pytest.approx(again)
+    again = measured(ablator, given, sets, lambda *_: None)
+    for place, point in enumerate(plan.curve):
+        under = [row[place] for row in again]
+        assert point.measured == pytest.approx(statistics.fmean(one.damage for one in under))
+        assert point.moved == pytest.approx(tuple(one.moved for one in under))
     small = [p for p in plan.curve if p.measured < 0.1]
     assert small
     assert all(p.predicted == pytest.approx(p.measured, rel=0.35) for p in small)
@@ -246,7 +250,23 @@ def test_one_set_of_several_kinds_is_ordered_by_damage_a_parameter() -> None:
     for wanted, removed in ((10.0, 1), (10.5, 2), (12.1, 4), (99.0, 4)):
         found = candidates(path, terms, ("neuron", "head"), held, Goal(1e-9, 10, wanted))
         assert found.sizes[-1] == found.wanted == removed
-        assert found.nested([5.0] * len(found.sizes), 1e-9).chosen == Point(removed, found.predicted[-1], 5.0)
+        assert found.likely(1e-9, 4) == [removed]
+        effects = [[Effect(damage, damage / 10)] * len(found.sizes) for damage in (4.0, 6.0)]
+        assert found.nested(effects, 1e-9).chosen == Point(removed, found.predicted[-1], 5.0, (0.4, 0.6))
+
+
+@pytest.mark.parametrize(
+    ("budget", "likely"),
+    [(0.35, [3, 2, 4, 1]), (0.05, [1, 2, 3, 4]), (9.0, [6, 5, 4, 3])],
+    ids=["in between", "none", "all"],
+)
+def test_the_sets_that_are_likely_lie_about_the_predicted_one(budget: float, likely: list[int]) -> None:
+    """Where the prediction is not monotone, about the end of what it puts within the budget at a stretch."""
+    order = [TermId("head", 0, k) for k in range(6)]
+    found = Candidates(("head",), order, [1, 2, 3, 4, 5, 6], [0.1, 0.2, 0.3, 0.4, 0.3, 0.6], [])
+    assert found.likely(budget, 4) == likely
+    assert found.likely(budget, 1) == likely[:1]
+    assert Candidates(("head",), order, [], [], []).likely(budget, 4) == []
 
 
 def test_lengths_are_compared_by_their_squares() -> None:

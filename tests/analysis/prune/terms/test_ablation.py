@@ -11,7 +11,7 @@ from helpers import single_model, token_ids
 from removal import OWN, weights_zeroed
 from torch import Tensor
 
-from duat_cli.analysis.prune.terms.ablation import Ablator, mean_values, measured
+from duat_cli.analysis.prune.terms.ablation import Ablator, Effect, mean_values, measured
 from duat_cli.analysis.prune.terms.damage import Hidden, metric_for
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
@@ -41,7 +41,7 @@ def test_damage_is_that_of_the_model_with_its_weights_at_zero(model_type: str) -
     sets = [[TermId("head", 1, 2)], [TermId("ffn", 0, 0), TermId("head", 2, 0), TermId("head", 2, 3)]]
     ticks: list[tuple[int, int]] = []
     found = measured(ablator, prompts, sets, lambda *at: ticks.append(at))
-    assert found.shape == (2, 2)
+    assert [len(row) for row in found] == [2, 2]
     assert ticks == [(1, 4), (2, 4), (3, 4), (4, 4)]
     head_dim = getattr(model.config, "head_dim", None) or model.config.hidden_size // model.config.num_attention_heads
     for k, terms in enumerate(sets):
@@ -52,13 +52,13 @@ def test_damage_is_that_of_the_model_with_its_weights_at_zero(model_type: str) -
                     after = model(input_ids=prompt.input_ids).logits
             a, b = before[0].double().log_softmax(-1), after[0].double().log_softmax(-1)
             want = float((a.exp() * (a - b)).sum(-1).mean())
-            assert float(found[k, p]) == pytest.approx(want, rel=1e-4, abs=1e-9)
+            assert found[p][k].damage == pytest.approx(want, rel=1e-4, abs=1e-9)
 
 
 def test_nothing_removed_does_no_damage() -> None:
     model, structure, sites = prepared("llama")
     ablator = Ablator(structure, sites, Hidden(structure))
-    assert measured(ablator, prompts_of(model, 6), [[]], lambda *_: None).tolist() == [[0.0]]
+    assert measured(ablator, prompts_of(model, 6), [[]], lambda *_: None) == [[Effect(0.0, 0.0)]]
 
 
 @pytest.mark.parametrize("model_type", ["llama", "albert", "gemma2"])
@@ -100,7 +100,7 @@ def test_mean_ablation_sets_the_term_to_its_mean() -> None:
         down.bias.copy_(kept[1])
     want = float((after.double() - before.double()).norm() / before.double().norm())
     assert want > 1e-4
-    assert float(got[0, 0]) == pytest.approx(want, rel=1e-3)
+    assert got[0][0].damage == pytest.approx(want, rel=1e-3)
 
 
 def test_mean_ablation_of_a_block_with_one_token_is_nothing() -> None:
@@ -111,7 +111,8 @@ def test_mean_ablation_of_a_block_with_one_token_is_nothing() -> None:
     means = mean_values(structure, sites, metric, [prompt.input_ids])
     ablator = Ablator(structure, sites, metric, means)
     sets = [[TermId("block", 1)], [TermId("head", 0, 1)], [TermId("ffn", 2, 0)], [TermId("neuron", 1, 3)]]
-    assert float(measured(ablator, [prompt], sets, lambda *_: None).max()) < 1e-5
+    [effects] = measured(ablator, [prompt], sets, lambda *_: None)
+    assert max(one.damage for one in effects) < 1e-5
 
 
 def test_a_module_that_runs_twice_in_a_block_counts_every_token_once() -> None:

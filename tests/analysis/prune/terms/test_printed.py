@@ -18,6 +18,7 @@ from duat_cli.analysis.prune.terms.printed import Printed, PrintedReader
 from duat_cli.analysis.prune.terms.responses import TermList
 from duat_cli.kinds import KINDS
 from duat_cli.models.discovery.structure import ModelStructure, discover, run_stack
+from duat_cli.models.sweep import budgets
 from duat_cli.models.sweep.passes import Means, removals
 from duat_cli.models.terms.sites import TermId, find_sites
 
@@ -50,15 +51,15 @@ def read(model_type: str, *, double: bool = False) -> Read:
     return Read(model, structure, find_sites(structure), token_ids(structure.stack))
 
 
-def printed(here: Read, sets: list[list[TermId]], means: Means | None = None, **options: Any) -> list[Printed]:
+def printed(here: Read, sets: list[list[TermId]], means: Means | None = None, seed: int = 0) -> list[Printed]:
     gone = [removals(here.structure, here.sites, terms, means) for terms in sets]
     singles = {
         t: removals(here.structure, here.sites, [t], means)[t.block] for s in sets for t in s if t.kind != "neuron"
     }
-    reader = PrintedReader(here.sites, sets, gone, singles, 0, **options)
+    reader = PrintedReader(here.sites, dict(enumerate(sets)), dict(enumerate(gone)), singles, seed)
     with here.structure.rig().active() as rig:
         rig.run(lambda: run_stack(here.structure.stack, here.ids), reader)
-    return reader.found()
+    return list(reader.found().values())
 
 
 # -- by dense matrices ---------------------------------------------------------------------------------------
@@ -212,23 +213,20 @@ def test_the_certificate_fails_where_something_else_is_removed() -> None:
     """The frozen blocks are run without one neuron more than the terms that are added up."""
     here, terms = read("llama"), SETS["neurons"]
     more = removals(here.structure, here.sites, [*terms, TermId("neuron", 1, 7)])
-    reader = PrintedReader(here.sites, [terms], [more], {}, 0)
+    reader = PrintedReader(here.sites, {"more": terms}, {"more": more}, {}, 0)
     with here.structure.rig().active() as rig:
         rig.run(lambda: run_stack(here.structure.stack, here.ids), reader)
-    assert reader.found()[0].error > 1e-4
+    assert reader.found()["more"].error > 1e-4
 
 
-def test_of_many_terms_the_sum_of_norms_is_estimated_from_some() -> None:
+def test_of_many_terms_the_sum_of_norms_is_estimated_from_some(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without bias, and with a variance that says how far off; bound and held know every term as before."""
     here = read("llama")
     terms = TermList.of(here.structure, here.sites, ("neuron",)).ids[::2]
-    [exact] = printed(here, [terms], each=10**6)
-    drawn = [printed(here, [terms], each=9)[0]]
-    for seed in range(1, 40):
-        reader = PrintedReader(here.sites, [terms], [removals(here.structure, here.sites, terms)], {}, seed, each=9)
-        with here.structure.rig().active() as rig:
-            rig.run(lambda: run_stack(here.structure.stack, here.ids), reader)
-        drawn += reader.found()
+    monkeypatch.setattr(budgets, "PRINTED_TERMS", len(terms))
+    [exact] = printed(here, [terms])
+    monkeypatch.setattr(budgets, "PRINTED_TERMS", 9)
+    drawn = [printed(here, [terms], seed=seed)[0] for seed in range(40)]
     assert exact.variance == 0
     assert all(one.bound == drawn[0].bound == pytest.approx(exact.bound) for one in drawn)
     found = torch.tensor([one.triangle for one in drawn], dtype=torch.float64)
@@ -237,3 +235,17 @@ def test_of_many_terms_the_sum_of_norms_is_estimated_from_some() -> None:
     assert abs(float(found.mean()) - exact.triangle) < 4 * spread / len(drawn) ** 0.5
     said = sum(one.variance for one in drawn) / len(drawn)
     assert 0.5 < said**0.5 / spread < 2
+
+
+def test_what_is_drawn_of_a_set_does_not_depend_on_the_sets_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A set of neurons and heads, of which some of each block are drawn together."""
+    here = read("llama")
+    terms = TermList.of(here.structure, here.sites, ("neuron", "head")).ids[::2]
+    monkeypatch.setattr(budgets, "PRINTED_TERMS", 4)
+    [alone] = printed(here, [terms], seed=3)
+    beside = printed(here, [SETS["neurons"], terms, terms[5:]], seed=3)[1]
+    assert alone.variance > 0
+    assert beside.triangle == pytest.approx(alone.triangle, rel=1e-6)
+    monkeypatch.setattr(budgets, "PRINTED_TERMS", len(terms))
+    [exact] = printed(here, [terms])
+    assert abs(alone.triangle - exact.triangle) < 5 * alone.variance**0.5
