@@ -40,8 +40,8 @@ class Eq16(WithReasons):
         Meaning(
             "relative",
             "estimate",
-            how="exact for up to 128 terms; of more, 128 are drawn for every prompt, each with a probability that "
-            "grows with its size where it stands",
+            how="exact for up to 64 terms; of more, about 64 and two of every block at least are drawn for every "
+            "prompt, each with a probability that grows with its size where it stands",
             formula="sum over the set of |T_L ... T_{j+1} term_j| / |x_L|",
             source="Eq. 16 with the triangle inequality; Hansen & Hurwitz (1943)",
         ),
