@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from torch import nn
@@ -63,7 +63,7 @@ class Printing:
         self._tokens = sum(tokens[number] for number in self._numbers)
         self._found: dict[int, dict[_Of, Printed]] = {number: {} for number in self._numbers}
 
-    def readers(self, wanted: Sequence[Candidates], decided: Iterable[Nested] = ()) -> _Readers:
+    def readers(self, wanted: Sequence[Candidates], decided: Collection[Nested] = ()) -> _Readers:
         """For a sweep beside the passes that measure the candidates: of all parts, of sets that are chosen already, and
         of candidates that are likely to be. What they found is for `keep`."""
         sets = self._parts | _chosen(decided)
