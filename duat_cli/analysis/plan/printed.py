@@ -32,7 +32,7 @@ def carried(shape: Shape, counts: dict[Kind, int], options: PruneOptions) -> Car
     """counts: terms of each kind."""
     there = {kind: count for kind, count in counts.items() if count}
     sets = [0, 0]
-    for kinds in options.groups(tuple(there)):
+    for kinds in options.groups(tuple(there)) if there else []:
         here = {kind: there[kind] for kind in kinds}
         sets[by_measure(here, options.measure)] += printed_vectors(sum(here.values()), len(shape.parts.blocks))
     return Carried(2 * sum(there.get(kind, 0) for kind in WHOLE), *sets)
@@ -54,8 +54,8 @@ def printed_memory(
     found = carried(shape, counts, options)
     tokens = printed_tokens(shape, task, found.once, options)
     longest, vectors = max(tokens, default=0), found.once
-    if streamed and tokens and not task.tested_on:
-        wanted = found.late or found.early
+    wanted = found.late or found.early
+    if streamed and tokens and wanted and not task.tested_on:
         vectors += (likely_sets(sum(tokens), shape.width, found.once - wanted, wanted) - 1) * wanted
     size = printed_bytes(sum(tokens) if streamed else longest, shape.width, vectors)
     return size, replayed(shape, vectors, longest)

@@ -236,7 +236,7 @@ def conclude(begun: Begun) -> PruneOutcome:
         environment=session.environment(),
         model=session.model_facts(),
         prompts=prompt_facts(prompts),
-        certificate=session.certificate(max(*work.errors, *(row.error for row in eq16))),
+        certificate=session.certificate(max([*work.errors, *(row.error for row in eq16)])),
         protocol=_protocol(work),
         blocks=blocks_of(session, terms, options.budget),
         prediction=predictions_of(

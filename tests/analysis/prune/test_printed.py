@@ -91,3 +91,11 @@ def test_only_the_first_prompts_that_fit_are_run(monkeypatch: pytest.MonkeyPatch
     report = report_of(model)
     assert report.eq16 == []
     assert any(one.what == "Eq. 16 as printed" for one in report.skipped)
+
+
+def test_without_sets_or_parts_there_is_nothing_to_say() -> None:
+    """One prompt, and no set within the budget."""
+    report = report_of(single_model("llama"), replace(OPTIONS, kinds=("head",), budget=1e-9), prompts=1)
+    assert report.eq16 == []
+    assert report.certificate.relative_error > 0
+    assert all(plan.removed == 0 for plan in report.plans)
