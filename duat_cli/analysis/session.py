@@ -186,13 +186,13 @@ class Session:
     def sweep_beside(
         self, prompts: Sequence[Prompt], listener_of: Callable[[int], Listener], others: Sequence[Pass]
     ) -> None:
-        """As `sweep_all`, over blocks that are discovered, with other passes behind those of the prompts."""
+        """As `sweep_all`, over blocks that are discovered, with other passes behind those of the prompts, if any."""
         structure, sweeps = self.structure, list[_Sweep]()
         for number, prompt in enumerate(prompts):
             sweeps.append(self._prepared(prompt.given, listener_of(number), structure.rig(), structure.calls))
             self._swept = True
         self.together([*(each for sweep in sweeps for each in sweep.passes), *others])
-        self.plain_error = max(self.plain_error, *(sweep.plain_error() for sweep in sweeps))
+        self.plain_error = max([self.plain_error, *(sweep.plain_error() for sweep in sweeps)])
 
     @property
     def weights(self) -> Weights | None:

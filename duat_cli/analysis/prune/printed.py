@@ -16,7 +16,7 @@ from duat_cli.analysis.prune.terms.ablation import Ablator
 from duat_cli.analysis.prune.terms.printed import Printed, PrintedReader
 from duat_cli.analysis.prune.terms.responses import TermList
 from duat_cli.analysis.session import Session
-from duat_cli.kinds import Kind
+from duat_cli.kinds import WHOLE, Kind
 from duat_cli.loading.model.processes import Processes
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import tolerance_for
@@ -27,7 +27,6 @@ from duat_cli.results.base import Skipped
 from duat_cli.results.prune.eq16 import Eq16
 from duat_cli.statistics.drawn import interval
 
-WHOLE = ("block", "attention", "ffn")
 _Of: TypeAlias = TermId | tuple[str, int]  # a whole part; or a set, by the name of its order and its size
 _Readers: TypeAlias = dict[int, PrintedReader[_Of]]  # by the number of the prompt
 
@@ -50,10 +49,12 @@ class Printing:
         prompts: Sequence[Prompt],
         processes: Processes,
         groups: Sequence[Sequence[Kind]],
+        *,
+        tried: bool,
     ) -> None:
-        """groups: the kinds of every order."""
+        """groups: the kinds of every order. tried: whether the chosen sets are run again, on held-out prompts."""
         self._session, self._sites, self._ablator = session, sites, ablator
-        self._options, self._prompts, self._processes = options, prompts, processes
+        self._options, self._prompts, self._processes, self._tried = options, prompts, processes, tried
         self._parts: dict[_Of, list[TermId]] = {term: [term] for term in terms.ids if term.kind in WHOLE}
         self._width, depth = session.structure.hidden_size, len(session.structure.calls)
         counts = {",".join(kinds): sum(len(terms.places(kind)) for kind in kinds) for kinds in groups}
@@ -65,14 +66,15 @@ class Printing:
 
     def readers(self, wanted: Sequence[Candidates], decided: Collection[Nested] = ()) -> _Readers:
         """For a sweep beside the passes that measure the candidates: of all parts, of sets that are chosen already, and
-        of candidates that are likely to be. What they found is for `keep`."""
+        of candidates that are likely to be; none where there is a trial to go beside. What they found is for `keep`."""
+        if self._tried or not self._numbers:
+            return {}
+        known = 2 * len(self._parts) + sum(self._vectors[one.name] for one in decided)
+        each = sum(self._vectors[one.name] for one in wanted)
+        most = likely_sets(self._tokens, self._width, known, each)
         sets = self._parts | _chosen(decided)
-        if self._numbers and wanted:
-            known = 2 * len(self._parts) + sum(self._vectors[one.name] for one in decided)
-            each = sum(self._vectors[one.name] for one in wanted)
-            most = likely_sets(self._tokens, self._width, known, each)
-            for one in wanted:
-                sets |= {(one.name, size): one.order[:size] for size in one.likely(self._options.budget, most)}
+        for one in wanted:
+            sets |= {(one.name, size): one.order[:size] for size in one.likely(self._options.budget, most)}
         return self._readers(sets)
 
     def keep(self, readers: _Readers) -> None:
@@ -82,9 +84,6 @@ class Printing:
 
     def beside(self, readers: _Readers, passes: Sequence[Pass]) -> None:
         """Run passes, and sweep the prompts for the readers beside them."""
-        if not readers:
-            self._session.together(passes)
-            return
         listeners = list(readers.values())
         self._session.sweep_beside([self._prompts[number] for number in readers], listeners.__getitem__, passes)
         self.keep(readers)
@@ -116,8 +115,8 @@ class Printing:
         """Where no prompt fits."""
         if self._numbers:
             return []
-        why = f"{len(self._parts)} parts and {len(self._vectors)} sets take more than {PRINTED_BYTES >> 20} MiB on "
-        why += "their way to the last block, under every prompt; shorter ones may fit (--max-tokens)"
+        why = f"whole parts and a set of each order take more than {PRINTED_BYTES >> 20} MiB on their way to the last "
+        why += "block, under every prompt; shorter ones may fit (--max-tokens)"
         return [Skipped(what="Eq. 16 as printed", why=why)]
 
     def _missing(self, nested: Mapping[str, Nested]) -> dict[_Of, list[TermId]]:
@@ -133,11 +132,12 @@ class Printing:
             self._processes(0, 1, what)
             self.of_chosen(nested, ())
             return
+        readers = self._readers(missing)
 
         def under(place: int) -> dict[_Of, Printed]:
             self._processes(place, len(self._numbers), what)
             number = self._numbers[place]
-            [reader] = self._readers(missing, [number]).values()
+            reader = readers.pop(number)  # what it carries is let go behind it
             self._session.sweep_beside([self._prompts[number]], lambda _: reader, ())
             return reader.found()
 
@@ -145,17 +145,14 @@ class Printing:
         for number, row in zip(self._numbers, found, strict=True):
             self._found[number] |= row
 
-    def _readers(self, sets: Mapping[_Of, list[TermId]], numbers: Sequence[int] | None = None) -> _Readers:
-        """Under these prompts, or all that fit; none where there are no sets."""
+    def _readers(self, sets: Mapping[_Of, list[TermId]]) -> _Readers:
+        """Under all prompts that fit; none where there are no sets."""
         if not sets:
             return {}
         gone = {of: self._ablator.removals(terms) for of, terms in sets.items()}
         single = {term for terms in sets.values() for term in terms if term.kind != "neuron"}
         singles = {term: self._ablator.removals([term])[term.block] for term in single}
-        return {
-            number: PrintedReader(self._sites, sets, gone, singles, number)
-            for number in (self._numbers if numbers is None else numbers)
-        }
+        return {number: PrintedReader(self._sites, sets, gone, singles, number) for number in self._numbers}
 
 
 def _chosen(nested: Iterable[Nested]) -> dict[_Of, list[TermId]]:

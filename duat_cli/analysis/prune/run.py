@@ -173,7 +173,7 @@ def prune_bound(
     calibration: what a repair is fitted to; empty: to `prompts`, uncut.
     """
     begun = begin(loaded, prompts, held_out, options, progress, calibration)
-    begun.work.run(tried=bool(begun.held_out))
+    begun.work.run()
     return conclude(begun)
 
 
@@ -197,7 +197,8 @@ def begin(
     prompts, cut = shortened(prompts, options)
     held_out, fewer = few(held_out, options)
     processes = Processes(loaded.processes, progress, loaded.model)
-    work = Work(Session(loaded, processes, cache=False), prompts, options, processes, in_parts=in_parts)
+    session = Session(loaded, processes, cache=False)
+    work = Work(session, prompts, options, processes, in_parts=in_parts, tried=bool(held_out))
     if loaded.paged is not None:
         loaded.paged.pager.complete()  # rows of the embedding that no prompt needs, above all; not beside the report
     _require_finite(loaded)  # weights that are read block by block have been seen by now

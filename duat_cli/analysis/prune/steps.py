@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from duat_cli.analysis.progress import Progress
 
-PASSES = 3  # of a prompt: its responses, its readings, and what is gathered
+PASSES = 3  # steps of a prompt beside its ablations: its responses, and its readings, which count twice
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from duat_cli.analysis.prune.sets.nested import Candidates, Nested, nested_sets
 from duat_cli.analysis.prune.sets.path import Sketch
 from duat_cli.analysis.prune.sets.trial import Trial, trials_of, try_alone, try_together
 from duat_cli.analysis.prune.steps import Steps
-from duat_cli.analysis.prune.terms.ablation import Ablations, Ablator, Effect, Tick, mean_values, measured
+from duat_cli.analysis.prune.terms.ablation import Ablations, Ablator, Effect, Tick, effects_of, mean_values
 from duat_cli.analysis.prune.terms.certified import Certified
 from duat_cli.analysis.prune.terms.criteria import Activations, Scores, WeightScores, block_scores
 from duat_cli.analysis.prune.terms.damage import Interval, Metric
@@ -63,8 +63,10 @@ class Work:
         processes: Processes,
         *,
         in_parts: bool = False,
+        tried: bool = False,
     ) -> None:
-        """in_parts: what the prompts give is asked for by `parts`, or handed to `add`; not by `run`."""
+        """in_parts: what the prompts give is asked for by `parts`, or handed to `add`; not by `run`. tried: as of
+        `Printing`."""
         self.session, self.prompts, self.options, self.processes = session, prompts, options, processes
         self.weights, device = session.weights, session.loaded.device
         self._ids = [prompt.input_ids.to(device) for prompt in prompts]
@@ -109,7 +111,7 @@ class Work:
         self.ablator = Ablator(self.structure, self.sites, self.metric, self._means(), device)
         self._responder = Responder(session, self._ground, self.terms, self._ids, options.probes, self.ablator.means)
         self.printing = Printing(
-            session, self.sites, self.ablator, self.terms, options, prompts, processes, self.groups
+            session, self.sites, self.ablator, self.terms, options, prompts, processes, self.groups, tried=tried
         )
 
     def _means(self) -> Means | None:
@@ -122,12 +124,11 @@ class Work:
 
     # -- prompts -----------------------------------------------------------------------------------------------
 
-    def run(self, *, tried: bool = False) -> None:
-        """All prompts, the measured sets, the certified bounds and the scores of weights. tried: whether the chosen
-        sets are run again, on held-out prompts."""
+    def run(self) -> None:
+        """All prompts, the measured sets, the certified bounds and the scores of weights."""
         finals = self._finals()
         if self.weights is not None:
-            self._together(self._ground.recorded, finals, tried=tried)
+            self._together(self._ground.recorded, finals)
             self._ground.recorded.clear()
             return
         if self.processes.count > 1:  # the comparison with the model that has no instruments is made in this one
@@ -191,16 +192,13 @@ class Work:
             self._damage[term] = self._damage.get(term, 0.0) + damage
         self.moved.append(dict(zip(self.ablated, measured.moved, strict=True)))
 
-    def choose(self, *, tried: bool = False) -> None:
-        """The measured sets, the certified bounds and the scores of weights, once every prompt's part is added.
-
-        tried: as of `run`.
-        """
+    def choose(self) -> None:
+        """The measured sets, the certified bounds and the scores of weights, once every prompt's part is added."""
         if self.weights is None:
             self._choose(self._finals())
             return
         recorded = self._record(range(len(self.prompts)), [Activations() for _ in self.prompts])
-        self._measure_sets(self.groups, recorded, self._finals(), tried=tried)
+        self._measure_sets(self.groups, recorded, self._finals())
 
     def _choose(self, finals: Sequence[Pass]) -> None:
         chooser, each, found = self._chooser(self.responses), self.processes.each, []
@@ -208,13 +206,13 @@ class Work:
             tick = self._named(f"sets of {names_of(','.join(kinds))}")
             found.append(chooser.in_rounds(kinds, self._again, self.prompts, tick, each))
         sets, tick = [one for wanted, _ in found for one in wanted.sets], self._named("sets on the prompts")
-        effects = measured(self.ablator, self.prompts, sets, tick, each)
+        effects = effects_of(self.ablator, self.prompts, sets, tick, each)
         self.nested = nested_sets(found, effects, self.options.budget)
         self.processes(0, 1, "certified bounds" if self.options.spent.certified else "magnitudes of the weights")
         with self._attached():
             self.session.together(finals)
 
-    def _together(self, recorded: Sequence[Recorded], finals: Sequence[Pass], *, tried: bool) -> None:
+    def _together(self, recorded: Sequence[Recorded], finals: Sequence[Pass]) -> None:
         """The same for prompts side by side, each of them recorded already."""
         numbers = range(len(self.prompts))
         responded = self._respond(numbers, recorded)
@@ -222,23 +220,23 @@ class Work:
         chooser = self._chooser([one.responses for one in responded])
         later = [kinds for kinds in self.groups if by_measure(self._counts(kinds), self.options.measure)]
         wanted = [chooser.candidates(kinds) for kinds in self.groups if kinds not in later]
-        readers = {} if tried or later else self.printing.readers(wanted)
+        readers = {} if later else self.printing.readers(wanted)
         measured, sets = self._measure(numbers, recorded, wanted, finals, readers)
         self.printing.keep(readers)
         for two in zip(responded, measured, strict=True):
             self.add(Part(*two))
         self._keep(wanted, sets)
         if later:
-            self._measure_sets(later, recorded, [], tried=tried)
+            self._measure_sets(later, recorded, [])
             self.nested = {name: self.nested[name] for name in map(",".join, self.groups)}
 
     def _measure_sets(
-        self, groups: Sequence[tuple[Kind, ...]], recorded: Sequence[Recorded], tail: Sequence[Pass], *, tried: bool
+        self, groups: Sequence[tuple[Kind, ...]], recorded: Sequence[Recorded], tail: Sequence[Pass]
     ) -> None:
         """Sets that are chosen once the terms in the sample are measured, over weights that are read block by block."""
         chooser = self._chooser(self.responses)
         wanted = [chooser.candidates(kinds) for kinds in groups]
-        readers = {} if tried else self.printing.readers(wanted, self.nested.values())
+        readers = self.printing.readers(wanted, self.nested.values())
 
         def run(passes: Sequence[Pass]) -> None:
             with self._attached() if tail else contextlib.nullcontext():

@@ -217,7 +217,7 @@ class _Worker(Worker[PruneOutcome]):
         for done, line in enumerate(folder.lines(index), 1):
             self._progress(done, index.found, "reading what the prompts gave")
             work.add(PruneRecord.model_validate_json(line.record).part(work))
-        work.choose(tried=bool(begun.held_out))
+        work.choose()
         outcome = conclude(begun)
         places = {term: place for place, term in enumerate(work.terms.ids)}
         orders = {name: [places[term] for term in one.order] for name, one in outcome.nested.items()}

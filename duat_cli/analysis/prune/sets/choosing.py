@@ -13,7 +13,7 @@ from duat_cli.analysis.plan.task import PruneOptions
 from duat_cli.analysis.prune.sets.nested import Candidates, Goal, candidates, within
 from duat_cli.analysis.prune.sets.order import Sizes
 from duat_cli.analysis.prune.sets.path import Path, Sketch, path_in_rounds, path_of, reaching
-from duat_cli.analysis.prune.terms.ablation import Ablator, Tick, measured
+from duat_cli.analysis.prune.terms.ablation import Ablator, Tick, effects_of
 from duat_cli.analysis.prune.terms.responses import TermList
 from duat_cli.kinds import Kind
 from duat_cli.loading.model.processes import Each, in_turn
@@ -92,7 +92,7 @@ class Chooser:
         held = [float(parameters[path.order.places[:end]].sum()) for end in ends]
         alone = [reaching(single.order, parameters, one) for one in held]
         sets = [single.order.places[:size] for size in alone] + [path.order.places[:whole]]
-        effects = measured(self.ablator, prompts, [[self.terms.ids[k] for k in s.tolist()] for s in sets], tick, each)
+        effects = effects_of(self.ablator, prompts, [[self.terms.ids[k] for k in s.tolist()] for s in sets], tick, each)
         found = [statistics.fmean(one.damage for one in under) for under in zip(*effects, strict=True)]
         mine = [*(stage.measured for stage in path.stages), found[-1]]
         return [

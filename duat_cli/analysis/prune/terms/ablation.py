@@ -288,7 +288,7 @@ class Ablator:
         return removals(self.structure, self.sites, terms, self.means)
 
 
-def measured(
+def effects_of(
     ablator: Ablator, prompts: Sequence[Prompt], sets: Sequence[Sequence[TermId]], tick: Tick, each: Each = in_turn
 ) -> list[list[Effect]]:
     """What every set does under every prompt: a prompt, a set. One prompt's passes are kept at a time."""

@@ -162,10 +162,9 @@ class PrintedReader(Generic[Of]):
         one.carried = total if one.carried is None else one.carried + total
         drawn = self._drawn(one, torch.cat([some.sizes for some in found]))
         if drawn is not None:
-            counts = torch.tensor([len(some.sizes) for some in found])
-            for some, end in zip(found, counts.cumsum(dim=0).tolist(), strict=True):
-                places = drawn.places - (end - len(some.sizes))
-                here = places[(places >= 0) & (places < len(some.sizes))]
+            places = drawn.places
+            for some in found:
+                here, places = places[places < len(some.sizes)], places[places >= len(some.sizes)] - len(some.sizes)
                 if len(here):
                     one.each.append(some.each(here.to(run.input.device)))
             one.drawn.append(drawn)

@@ -17,7 +17,7 @@ from duat_cli.analysis.prune.sets.nested import BEYOND, Candidates, Goal, Nested
 from duat_cli.analysis.prune.sets.order import Sizes
 from duat_cli.analysis.prune.sets.path import Sketch, path_of
 from duat_cli.analysis.prune.sets.trial import Claim, Trial, try_alone
-from duat_cli.analysis.prune.terms.ablation import Ablator, Effect, measured
+from duat_cli.analysis.prune.terms.ablation import Ablator, Effect, effects_of
 from duat_cli.analysis.prune.terms.damage import Divergence, Hidden, Loss
 from duat_cli.analysis.prune.terms.responses import Responses, TermList
 from duat_cli.loading.prompts import Prompt
@@ -43,7 +43,7 @@ def found_of(
     sizes = Sizes(torch.ones(count, dtype=torch.float64), (count, count), (1,) * blocks, uniform)
     path = path_of(Sketch(fake.metric, responses), terms, kinds, sizes, asked=remove is not None)
     wanted: Candidates = candidates(path, terms, kinds, sizes.parameters, Goal(budget, 10, remove))
-    effects = measured(fake, given, wanted.sets, lambda *_: None)
+    effects = effects_of(fake, given, wanted.sets, lambda *_: None)
     return nested_sets([(wanted, [])], effects, budget)[wanted.name]
 
 
@@ -225,7 +225,7 @@ def test_on_a_model_a_point_of_the_curve_is_the_ablation_of_its_set() -> None:
     assert plan.chosen is not None
     assert 1 < plan.chosen.removed < len(terms.ids)
     sets = [plan.order[: p.removed] for p in plan.curve]
-    again = measured(ablator, given, sets, lambda *_: None)
+    again = effects_of(ablator, given, sets, lambda *_: None)
     for place, point in enumerate(plan.curve):
         under = [row[place] for row in again]
         assert point.measured == pytest.approx(statistics.fmean(one.damage for one in under))

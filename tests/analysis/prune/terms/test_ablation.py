@@ -11,7 +11,7 @@ from helpers import single_model, token_ids
 from removal import OWN, weights_zeroed
 from torch import Tensor
 
-from duat_cli.analysis.prune.terms.ablation import Ablator, Effect, mean_values, measured
+from duat_cli.analysis.prune.terms.ablation import Ablator, Effect, effects_of, mean_values
 from duat_cli.analysis.prune.terms.damage import Hidden, metric_for
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
@@ -40,7 +40,7 @@ def test_damage_is_that_of_the_model_with_its_weights_at_zero(model_type: str) -
     prompts = prompts_of(model, 5, 9)
     sets = [[TermId("head", 1, 2)], [TermId("ffn", 0, 0), TermId("head", 2, 0), TermId("head", 2, 3)]]
     ticks: list[tuple[int, int]] = []
-    found = measured(ablator, prompts, sets, lambda *at: ticks.append(at))
+    found = effects_of(ablator, prompts, sets, lambda *at: ticks.append(at))
     assert [len(row) for row in found] == [2, 2]
     assert ticks == [(1, 4), (2, 4), (3, 4), (4, 4)]
     head_dim = getattr(model.config, "head_dim", None) or model.config.hidden_size // model.config.num_attention_heads
@@ -58,7 +58,7 @@ def test_damage_is_that_of_the_model_with_its_weights_at_zero(model_type: str) -
 def test_nothing_removed_does_no_damage() -> None:
     model, structure, sites = prepared("llama")
     ablator = Ablator(structure, sites, Hidden(structure))
-    assert measured(ablator, prompts_of(model, 6), [[]], lambda *_: None) == [[Effect(0.0, 0.0)]]
+    assert effects_of(ablator, prompts_of(model, 6), [[]], lambda *_: None) == [[Effect(0.0, 0.0)]]
 
 
 @pytest.mark.parametrize("model_type", ["llama", "albert", "gemma2"])
@@ -88,7 +88,7 @@ def test_mean_ablation_sets_the_term_to_its_mean() -> None:
     [prompt] = prompts_of(model, 8)
     means = mean_values(structure, sites, metric, [prompt.input_ids])
     site = sites[structure.calls[1]].of("neuron")[0]
-    got = measured(Ablator(structure, sites, metric, means), [prompt], [[TermId("neuron", 1, 7)]], lambda *_: None)
+    got = effects_of(Ablator(structure, sites, metric, means), [prompt], [[TermId("neuron", 1, 7)]], lambda *_: None)
     down = site.module
     kept = down.weight.detach().clone(), down.bias.detach().clone()
     with torch.no_grad():
@@ -111,7 +111,7 @@ def test_mean_ablation_of_a_block_with_one_token_is_nothing() -> None:
     means = mean_values(structure, sites, metric, [prompt.input_ids])
     ablator = Ablator(structure, sites, metric, means)
     sets = [[TermId("block", 1)], [TermId("head", 0, 1)], [TermId("ffn", 2, 0)], [TermId("neuron", 1, 3)]]
-    [effects] = measured(ablator, [prompt], sets, lambda *_: None)
+    [effects] = effects_of(ablator, [prompt], sets, lambda *_: None)
     assert max(one.damage for one in effects) < 1e-5
 
 
