@@ -48,7 +48,7 @@ class PlanRequest:
     fixed: bool = False
     """Of compare."""
     processes: int = 1
-    """Of prune-bound."""
+    """Of inspect and prune-bound."""
 
     def __post_init__(self) -> None:
         if self.tokens is not None and (self.texts.own or self.default_prompts or self.holdout is not None):
@@ -119,7 +119,7 @@ def _task(request: PlanRequest, found: Found, progress: Progress) -> Task:
         request.command,
         reinitialised=reinitialised,
         pruning=request.pruning,
-        processes=request.processes if request.command == "prune-bound" else 1,
+        processes=request.processes if request.command in ("inspect", "prune-bound") else 1,
         every_position=request.every_position and request.command == "attribute",
         steps=request.steps if request.command == "attribute" else 0,
         fixed=request.fixed and request.command == "compare",

@@ -12,18 +12,23 @@ from benchmarks.common import (
     random_prompt,
 )
 
+EACH = 12  # prompts for each core
+
 
 def speed(runs: int) -> list[Row]:
     import torch
 
     from duat_cli.analysis.decomposition import Decomposition
     from duat_cli.analysis.inspect.options import InspectOptions
-    from duat_cli.analysis.inspect.run import sweep_prompts
+    from duat_cli.analysis.inspect.run import sweep_in_order, sweep_prompts
     from duat_cli.analysis.session import Session
+    from duat_cli.cli.shared.cores import processes
+    from duat_cli.loading.model.processes import Processes
     from duat_cli.models.instrument.rig import BlockRun
 
     model, prompt = llama_shape(), random_prompt(49152, 128)
-    ids = prompt.input_ids
+    ids, cores = prompt.input_ids, processes()
+    many = 1 + EACH * cores  # the first one is run by itself
 
     @torch.no_grad()
     def plain() -> None:
@@ -54,7 +59,11 @@ def speed(runs: int) -> list[Row]:
     def captured() -> None:
         session.sweep(prompt, lambda run: None)
 
-    base, *times = interleaved([plain, captured, replayed, warm, cold], runs)
+    def shared() -> None:
+        among = Processes(cores, lambda *_: None, model)
+        assert len(list(sweep_in_order(session, many * [prompt], InspectOptions(), among, None))) == many
+
+    base, *times, together = interleaved([plain, captured, replayed, warm, cold, shared], runs)
     names = [
         "capture alone",
         "capture and replay",
@@ -64,4 +73,5 @@ def speed(runs: int) -> list[Row]:
     limits = ["", "", "<= 1.75", "<= 2.4"]
     rows = [Row("plain forward pass with attentions and hidden states", base, "s")]
     rows += [Row(n, t / base, "x plain", lim) for n, t, lim in zip(names, times, limits, strict=True)]
+    rows.append(Row(f"each of {many} prompts, {cores} processes", together / many / base, "x plain", "<= 1.75"))
     return [*rows, Row("once a model: fingerprint, discovery and proof", opening / base, "x plain")]

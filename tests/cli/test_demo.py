@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries
+from duat_cli.loading.model.processes import Processes
 from duat_cli.results.inspect import InspectReport
 
 PROMPT = ("--prompt", "def main(argv):")
@@ -39,6 +42,29 @@ def test_inspect_is_exact_and_repeatable(report: Any) -> None:
     assert first.pop("run")
     assert again.pop("run")
     assert first == again
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
+def test_processes_share_the_prompts(report: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As many as torch would take threads, with the numbers of one; not where files are written beside the report."""
+    begun, fork = list[int](), Processes._forked
+
+    def counted(one: Processes, *rest: Any) -> Any:
+        begun.append(one.count)
+        return fork(one, *rest)
+
+    monkeypatch.setattr(Processes, "_forked", counted)
+    few = [word for k in range(4) for word in ("--prompt", f"def f{k}():")]
+    first = report("inspect", *few)[1]
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    report("inspect", *few, "--matrices", str(tmp_path / "W.safetensors"))
+    report("inspect", *few, "--out", str(tmp_path / "out"))
+    assert begun == []
+    shared = report("inspect", *few)[1]
+    assert set(begun) == {2}
+    assert first.pop("run")
+    assert shared.pop("run")
+    assert first == shared
 
 
 def test_verify_and_support(report: Any) -> None:

@@ -78,12 +78,12 @@ def leaders(counts: Iterable[int], size: Sizes) -> array[int]:
     return found
 
 
-def batches(leading: array[int]) -> list[list[int]]:
-    """The positions of every batch of several prompts."""
+def batches(leading: array[int], begun: int = 0) -> list[list[int]]:
+    """The positions of every batch, of one prompt or several, without those in front of `begun`."""
     members: dict[int, list[int]] = {}
-    for position, leader in enumerate(leading):
+    for position, leader in enumerate(leading[begun:], begun):
         members.setdefault(leader, []).append(position)
-    return [batch for batch in members.values() if len(batch) > 1]
+    return [*members.values()]
 
 
 def sweep_batch(session: Session, prompts: Sequence[Prompt], options: InspectOptions) -> list[PromptSweep] | None:

@@ -22,6 +22,11 @@ class Maps:
         self._found: dict[int, list[BlockMap]] = {number: [] for number in range(len(prompts))}
         self._lengths: dict[int, int] = {}
 
+    @property
+    def count(self) -> int:
+        """How many prompts are mapped."""
+        return len(self._prompts)
+
     def wants(self, prompt: int) -> bool:
         return prompt in self._found
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -27,18 +29,18 @@ from duat_cli.analysis.inspect.routing import routing
 from duat_cli.analysis.inspect.save.states import StateFiles
 from duat_cli.analysis.inspect.total import InspectHead, InspectTotal, PromptSweep
 from duat_cli.analysis.inspect.uniform import UniformNulls
-from duat_cli.analysis.inspect.untrained import untrained, with_untrained
+from duat_cli.analysis.inspect.untrained import Untrained, untrained, with_untrained
 from duat_cli.analysis.operator_file import OperatorFile
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Listener, Session, prompt_facts
 from duat_cli.errors import InputError, or_reason
 from duat_cli.loading.checkpoint.stored import most_stored
 from duat_cli.loading.model.load import LoadedModel
+from duat_cli.loading.model.processes import Processes
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.discovery.growing import Growing
 from duat_cli.models.instrument.activations import largest_activations
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.models.sweep.budgets import most_together
 from duat_cli.models.sweep.guest import Guest
 from duat_cli.results.inspect import InspectReport, PromptBlock, UatTerm
 from duat_cli.results.operator import Coupling
@@ -78,44 +80,73 @@ def inspect(
         matrices.open(session, prompts, chosen(options.layers, len(session.structure.calls)))
     if states is not None:
         states.open(session, prompts, chosen(options.layers, len(session.structure.calls)))
-    if matrices is beside is maps is states is None:
-        sweeps = _in_batches(session, prompts, options, progress)
+    processes = Processes(loaded.processes, progress, loaded.model)
+    sweeps: Iterable[PromptSweep]
+    if loaded.paged is matrices is beside is states is None:
+        known = _null(session, prompts, options, processes)  # first, so that what prompts gave need not wait for it
+        sweeps = sweep_in_order(session, prompts, options, processes, maps)
     else:
         sweeps = sweep_prompts(session, prompts, options, matrices, progress, beside, maps, states)
-    layers = chosen(options.layers, len(session.structure.calls))
-    if matrices is not None:
-        matrices.finish()
-    session.save_cache()
-    if options.null == "all":
-        counts = [p.input_ids.shape[1] for p in prompts]
-        known = untrained(
-            loaded,
-            len(session.structure.calls),
-            counts,
-            options.threshold,
-            cache=options.cache,
-            progress=progress,
-            like=_prepared_by_count(prompts),
-        )
-        sweeps = [with_untrained(s, tokens, known) for s, tokens in zip(sweeps, counts, strict=True)]
-    total = InspectTotal(layers, options.terms, options.per_prompt)
+        if matrices is not None:
+            matrices.finish()
+        known = _null(session, prompts, options, processes)
+    total = InspectTotal(chosen(options.layers, len(session.structure.calls)), options.terms, options.per_prompt)
+    error = 0.0
     for facts, sweep in zip(prompt_facts(prompts), sweeps, strict=True):
-        total.add(facts, sweep)
-    certificate = session.certificate(max(e for s in sweeps for e in s.errors))
-    report = total.report(report_head(session), certificate, session.run_facts())
+        total.add(facts, sweep if known is None else with_untrained(sweep, facts.tokens, known))
+        error = max(error, *sweep.errors)
+    session.save_cache()
+    certificate, run = session.certificate(error), session.run_facts(processes.memory)
+    report = total.report(report_head(session), certificate, run)
     return report if maps is None else report.model_copy(update={"maps": maps.maps()})
 
 
-def _in_batches(
-    session: Session, prompts: Sequence[Prompt], options: InspectOptions, progress: Progress
-) -> list[PromptSweep]:
-    """Of all prompts, those of as many tokens together where there are enough of them."""
-    if most_together(len(prompts)) == 1:
-        return sweep_prompts(session, prompts, options, None, progress)
-    first = sweep_prompts(session, prompts[:1], options, None, lambda *_: None)
-    leading = leaders_of(session, options, [p.input_ids.shape[1] for p in prompts])
-    together = [[number - 1 for number in batch] for batch in batches(leading)]
-    return first + sweep_prompts(session, prompts[1:], options, None, progress, together=together)
+def _null(
+    session: Session, prompts: Sequence[Prompt], options: InspectOptions, processes: Processes
+) -> Untrained | None:
+    """None where it is not asked for."""
+    if options.null != "all":
+        return None
+    return untrained(
+        session.loaded,
+        len(session.structure.calls),
+        [prompt.input_ids.shape[1] for prompt in prompts],
+        options.threshold,
+        cache=options.cache,
+        processes=processes,
+        like=_prepared_by_count(prompts),
+    )
+
+
+def sweep_in_order(
+    session: Session, prompts: Sequence[Prompt], options: InspectOptions, processes: Processes, maps: Maps | None
+) -> Iterator[PromptSweep]:
+    """Of each prompt, over weights that are in memory: those of as many tokens together where there are enough of them,
+    each batch in one of the processes. The first ones run here: the others find the Gram matrices of every block."""
+    depth, count = session.depth, len(prompts)
+    begun = 1 if maps is None else max(1, maps.count)
+
+    def progress_behind(before: int) -> Progress:
+        def progress(done: int, _of: int, _what: str) -> None:
+            processes(before * depth + done, count * depth, f"prompt {before + 1} of {count}")
+
+        return progress
+
+    def work(numbered: tuple[int, list[int]]) -> list[PromptSweep]:
+        before, batch = numbered
+        return sweep_together(session, [prompts[number] for number in batch], options, progress_behind(before))
+
+    yield from sweep_prompts(session, prompts[:begun], options, None, progress_behind(0), maps=maps)
+    if begun >= count:
+        return
+    rest = batches(leaders_of(session, options, [prompt.input_ids.shape[1] for prompt in prompts]), begun)
+    before = itertools.accumulate(map(len, rest), initial=begun)
+    waiting = dict[int, bytes]()  # for prompts in front of them; pickled they take a tenth of the memory
+    for batch, sweeps in zip(rest, processes.each(work, zip(before, rest, strict=False)), strict=True):
+        waiting.update(zip(batch, map(pickle.dumps, sweeps), strict=True))
+        while begun in waiting:
+            yield pickle.loads(waiting.pop(begun))
+            begun += 1
 
 
 def _prepared_by_count(prompts: Sequence[Prompt]) -> dict[int, Mapping[str, Tensor]] | None:
@@ -150,18 +181,11 @@ def sweep_prompts(
     beside: Beside | None = None,
     maps: Maps | None = None,
     states: StateFiles | None = None,
-    together: Sequence[Sequence[int]] = (),
 ) -> list[PromptSweep]:
-    """Everything that the blocks of each prompt add. together: batches of as many tokens, as of `batches`, where
-    nothing is asked beside the numbers of the report; not before one prompt has run."""
+    """Everything that the blocks of each prompt add."""
     found: dict[int, PromptSweep] = {}
     under_way: dict[int, _UnderWay] = {}
     tick = ticker(progress, session, prompts)
-    for batch in together:
-        if (swept := sweep_batch(session, [prompts[k] for k in batch], options)) is not None:
-            found.update(zip(batch, swept, strict=True))
-            tick(batch[-1], session.depth * len(batch))
-    alone = [number for number in range(len(prompts)) if number not in found]
 
     def listener(number: int) -> Listener:
         sweep = found[number] = PromptSweep({}, [], [], {}, {})
@@ -201,15 +225,21 @@ def sweep_prompts(
             found[number] = replace(found[number], end_to_end=end_to_end(held.decomposition.carried))
         add_uniform([found[number]], held.uniform, prompts[number].input_ids.shape[1])
 
-    session.sweep_all(
-        [prompts[number] for number in alone],
-        lambda place: listener(alone[place]),
-        lambda place, output: ended(alone[place], output),
-        None if beside is None else beside.guest_of(session),
-    )
+    session.sweep_all(prompts, listener, ended, None if beside is None else beside.guest_of(session))
     if beside is not None:
         beside.swept(session)
     return [found[number] for number in range(len(prompts))]
+
+
+def sweep_together(
+    session: Session, prompts: Sequence[Prompt], options: InspectOptions, progress: Progress
+) -> list[PromptSweep]:
+    """The same of prompts of as many tokens, as one batch if the model takes them so; not before one prompt has run."""
+    if len(prompts) > 1 and (found := sweep_batch(session, prompts, options)) is not None:
+        steps = len(prompts) * session.depth
+        progress(steps, steps, f"{len(prompts)} prompts together")
+        return found
+    return sweep_prompts(session, prompts, options, None, progress)
 
 
 @dataclass

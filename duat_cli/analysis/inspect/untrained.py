@@ -22,13 +22,13 @@ from duat_cli.analysis.inspect.assemble import null_stats, nulls
 from duat_cli.analysis.inspect.operator import measure
 from duat_cli.analysis.inspect.total import PromptSweep
 from duat_cli.analysis.plan.memory import SPARE
-from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Listener, Session
 from duat_cli.cache.documents import DocumentCache
 from duat_cli.cache.tensors import TensorCache, identity
 from duat_cli.errors import DuatError, UnsupportedModelError
 from duat_cli.loading.model.load import LoadedModel, PagedWeights
 from duat_cli.loading.model.memory import available_memory, resident_memory
+from duat_cli.loading.model.processes import Processes
 from duat_cli.loading.model.weights_check import Scan
 from duat_cli.loading.paged.drawn import untrained_model
 from duat_cli.loading.prompts import Prompt
@@ -75,18 +75,25 @@ def untrained(
     threshold: float,
     *,
     cache: bool,
-    progress: Progress,
+    processes: Processes,
     like: Like | None = None,
 ) -> Untrained:
     """loaded: the trained model; blocks: how many it has; counts: of tokens in the report; threshold: of the density;
-    like: prepared inputs by their count of positions, where the model reads no token ids."""
+    processes: that share the counts which are not on the disk; like: prepared inputs by their count of positions, where
+    the model reads no token ids."""
     chosen = sorted(set(counts))
     source = NullSource(loaded, blocks, threshold, cache=cache, expected=chosen, like=like)
-    found: dict[int, list[BlockNull]] = {}
-    try:
-        for done, count in enumerate(chosen):
-            progress(done, len(chosen), f"null: the re-initialised architecture on {count} tokens")
-            found[count] = source.numbers(count)
+
+    found = {count: kept for count in chosen if (kept := source.kept(count)) is not None}
+    missing = [count for count in chosen if count not in found]
+
+    def numbers(count: int) -> list[BlockNull]:
+        processes(missing.index(count), len(missing), f"null: the re-initialised architecture on {count} tokens")
+        return source.numbers(count)
+
+    try:  # the first one here: what follows has the model and its Gram matrices
+        found.update((count, numbers(count)) for count in missing[:1])
+        found.update(zip(missing[1:], processes.each(numbers, missing[1:]), strict=True))
     except DuatError as fault:
         return Untrained(lambda tokens: None, not_run(fault))
     return Untrained(found.get, "")
@@ -137,14 +144,15 @@ class NullSource:
 
     def numbers(self, tokens: int) -> list[BlockNull]:
         """By block; DuatError where the architecture cannot be built again or run."""
-        found = self._kept(tokens)
+        found = self.kept(tokens)
         if found is None:
             self._runs = self._runs or self._built(tokens)
             found = self._runs.numbers(tokens)
             self._store.put(self._key(tokens), [block.model_dump(mode="json") for block in found])
         return found
 
-    def _kept(self, tokens: int) -> list[BlockNull] | None:
+    def kept(self, tokens: int) -> list[BlockNull] | None:
+        """What the disk has; None where it has none."""
         return _read(self._store.get(self._key(tokens)), self._blocks)
 
     def _key(self, tokens: int) -> dict[str, object]:
@@ -153,7 +161,7 @@ class NullSource:
     def _built(self, tokens: int) -> _Runs | _RunsInParts:
         if self._loaded.paged is None:
             return _Runs(self._loaded, self._blocks, self._threshold, self._like)
-        missing = [count for count in sorted({*self._expected, tokens}) if self._kept(count) is None]
+        missing = [count for count in sorted({*self._expected, tokens}) if self.kept(count) is None]
         return _RunsInParts(self._loaded, self._blocks, self._threshold, missing, self._like)
 
 

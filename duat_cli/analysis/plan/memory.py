@@ -15,9 +15,20 @@ from collections.abc import Sequence
 from duat_cli.analysis.plan.attribution import attribution
 from duat_cli.analysis.plan.pair import kept_prompts, look_at_weights, two_models
 from duat_cli.analysis.plan.pruning import pruning
+from duat_cli.analysis.plan.pruning import shared as shared_pruning
 from duat_cli.analysis.plan.shape import Shape
 from duat_cli.analysis.plan.task import Task
-from duat_cli.analysis.plan.terms import STREAMS, Moment, held, page_of, size_of, term, through_block
+from duat_cli.analysis.plan.terms import (
+    SHARING,
+    STREAMS,
+    STRUCTURE,
+    Moment,
+    held,
+    page_of,
+    size_of,
+    term,
+    through_block,
+)
 from duat_cli.analysis.plan.waves import prompt_waves, state_bytes
 from duat_cli.models.sweep.budgets import most_together
 from duat_cli.results.plan import MemoryTerm, Residence
@@ -30,6 +41,7 @@ ROWS = 1 << 19  # elements of Ĥ that `inspect` works on at once
 RECORDED = 2  # (H, N, N) behind a block: what is recorded, and H of W'
 GRAMS = 2  # (N, H, M): the values through O, and an operand of their products
 PIECES = 6  # ROWS elements
+FORKED = 16 << 20  # of a forked process: what libraries make and change there
 BATCHES = 40 << 20  # of a batch, and of the prompts that wait until theirs is whole; both are bounded
 
 
@@ -51,17 +63,37 @@ def peak(shape: Shape, task: Task, weights: Residence, tuned: Shape | None = Non
     return max(moments, key=size_of)
 
 
+def shared(shape: Shape, task: Task, processes: int) -> Moment:
+    """While forked processes have a prompt each, weights in memory: what the one that they come from holds, and theirs.
+
+    Of `inspect` and of `prune-bound`.
+    """
+    if task.pruning is not None:
+        return shared_pruning(shape, task, processes)
+    working = sum(size_of(_at_a_block(shape, tokens, True)) for tokens in sorted(task.tokens)[-processes:])
+    own = working + processes * (FORKED + len(shape.parts.blocks) * STRUCTURE + size_of(_together(task)))
+    entries = term("entries of V O", _entries(shape, True))
+    return [*held(shape, "resident"), _values(shape), entries, term(SHARING, own)]
+
+
 def _resident(shape: Shape, task: Task, statistics: bool) -> list[Moment]:
-    """While weights are read, one stored tensor stands beside the ones in memory. Then all V of the model are held
-    twice, as read, and with the gain of the norm in front, but for `attribute`, which asks for none."""
+    """While weights are read, one stored tensor stands beside the ones in memory."""
     every, first = held(shape, "resident"), held(shape, "resident", running=False)
-    kept = [term("values of all blocks, V", 2 * len(shape.parts.blocks) * shape.values)]
-    if task.command == "inspect" and most_together(max(task.prompts, len(task.tokens))) > 1:
-        kept.append(term("batches of prompts", BATCHES))
+    kept = [] if task.command == "attribute" else [_values(shape), *_together(task)]
     return [
         [*first, term("the largest tensor, as stored", shape.largest_tensor)],
-        [*every, *(kept if task.command != "attribute" else ()), *_working(shape, task.tokens, statistics)],
+        [*every, *kept, *_working(shape, task.tokens, statistics)],
     ]
+
+
+def _values(shape: Shape) -> MemoryTerm:
+    """All V of the model, twice: as read, and with the gain of the norm in front. `attribute` asks for none."""
+    return term("values of all blocks, V", 2 * len(shape.parts.blocks) * shape.values)
+
+
+def _together(task: Task) -> Moment:
+    many = task.command == "inspect" and most_together(max(task.prompts, len(task.tokens))) > 1
+    return [term("batches of prompts", BATCHES)] if many else []
 
 
 def _streamed(shape: Shape, task: Task, statistics: bool) -> list[Moment]:
@@ -97,12 +129,17 @@ def _streamed(shape: Shape, task: Task, statistics: bool) -> list[Moment]:
 
 
 def _working(shape: Shape, tokens: Sequence[int], statistics: bool) -> list[MemoryTerm]:
-    """Of one prompt at one block, the longest one: its pass, then what is computed of W'.
+    """Of one prompt at one block, the longest one."""
+    entries = [term("entries of V O", _entries(shape, statistics))] if statistics else []
+    return [*_at_a_block(shape, max(tokens, default=0), statistics), *entries]
+
+
+def _at_a_block(shape: Shape, n: int, statistics: bool) -> Moment:
+    """Of one prompt of so many tokens: its pass, then what is computed of W'.
 
     The Gram matrix of the heads is a sum over (H d, H d) products, two in w and one in float64, and one of (K d, K d).
     """
-    n, scores = max(tokens, default=0), shape.heads * max(tokens, default=0) ** 2 * shape.wide
-    streams = STREAMS * shape.width * n * shape.wide
+    scores, streams = shape.heads * n**2 * shape.wide, STREAMS * shape.width * n * shape.wide
     through = [through_block(shape, n)]
     if not statistics:
         return through
@@ -114,8 +151,7 @@ def _working(shape: Shape, tokens: Sequence[int], statistics: bool) -> list[Memo
         term("one prompt behind one block", RECORDED * scores + streams),
         term("statistics of W'", max(gram, products + pieces)),
     ]
-    entries = term("entries of V O", _entries(shape, statistics))
-    return [*max(through, after, key=size_of), entries]
+    return max(through, after, key=size_of)
 
 
 def _entries(shape: Shape, statistics: bool) -> int:

@@ -14,6 +14,7 @@ from duat_cli.analysis.plan.repair import repairing
 from duat_cli.analysis.plan.shape import Shape
 from duat_cli.analysis.plan.task import PruneOptions, Task, ablated
 from duat_cli.analysis.plan.terms import (
+    SHARING,
     Moment,
     held,
     layer_of,
@@ -89,7 +90,7 @@ def shared(shape: Shape, task: Task, processes: int) -> Moment:
     own = sum(_own(shape, replace(task, tokens=(tokens,) * each)) for tokens in longest)
     freed = term("freed memory that is used again", min(FREED, shape.weights))
     first = [*held(shape, "resident"), freed, *found_of_terms(shape, task)]
-    return [*first, term("processes that share the prompts", own)]
+    return [*first, term(SHARING, own)]
 
 
 def _own(shape: Shape, one: Task) -> int:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from duat_cli.analysis.plan.memory import SPARE, peak
+from duat_cli.analysis.plan.memory import SPARE, peak, shared
 from duat_cli.analysis.plan.pace import Pace, may_be_long, measured_pace
-from duat_cli.analysis.plan.pruning import shared
 from duat_cli.analysis.plan.shape import Shape, shape_of
 from duat_cli.analysis.plan.task import Task
-from duat_cli.analysis.plan.terms import size_of
+from duat_cli.analysis.plan.terms import size_of, term
 from duat_cli.analysis.plan.work import operations, weight_reads
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.checkpoint.parts import Part
@@ -107,16 +106,14 @@ def plan(
     for weights in residences:
         terms = peak(shape, task, weights, tuned)
         total = sum(term.bytes for term in terms)
-        second = task.reinitialised and weights == "resident"
+        beside, second = list[MemoryTerm](), task.reinitialised and weights == "resident"
         if second and (limit is None or total + SPARE * shape.weights <= limit):
-            terms.append(
-                MemoryTerm(what="the re-initialised model, unless its statistics are cached", bytes=shape.weights)
-            )
-            total += shape.weights
-        processes = _processes(shape, task, limit) if weights == "resident" else 1
+            beside = [term("the re-initialised model, unless its statistics are cached", shape.weights)]
+        processes = _processes(shape, task, limit, beside) if weights == "resident" else 1
         if processes > 1:
             terms = max(terms, shared(shape, task, processes), key=size_of)
-            total = size_of(terms)
+        terms += beside
+        total = size_of(terms)
         ways.append(
             Way(
                 weights=weights,
@@ -130,13 +127,13 @@ def plan(
     return Plan(files, shape, limit, tuple(ways), operations(shape, task), task)
 
 
-def _processes(shape: Shape, task: Task, limit: int | None) -> int:
+def _processes(shape: Shape, task: Task, limit: int | None, beside: list[MemoryTerm]) -> int:
     """How many share the prompts: all that may, or as many as have a prompt and room.
 
-    Threads are better at large layers, where there are not enough prompts for all processes.
+    Threads are better at large layers, where there are not enough prompts for all processes. beside: also in memory.
     """
-    most = min(task.processes, len(task.tokens))
-    while most > 1 and limit is not None and size_of(shared(shape, task, most)) > limit:
+    most = min(task.processes, len(task.tokens) - (task.command == "inspect"))  # which runs the first one before
+    while most > 1 and limit is not None and size_of([*shared(shape, task, most), *beside]) > limit:
         most -= 1
     block = _largest_block(shape)
     small = block is not None and block.elements * shape.element <= SMALL_BLOCK

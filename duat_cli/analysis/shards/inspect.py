@@ -10,7 +10,7 @@ from typing import Literal
 
 from duat_cli.analysis.inspect.batch import leaders_of
 from duat_cli.analysis.inspect.options import InspectOptions
-from duat_cli.analysis.inspect.run import chosen, report_head, sweep_prompts
+from duat_cli.analysis.inspect.run import chosen, report_head, sweep_prompts, sweep_together
 from duat_cli.analysis.inspect.total import InspectHead, InspectTotal, PromptSweep
 from duat_cli.analysis.inspect.untrained import BlockNull, NullSource, Untrained, not_run, with_untrained
 from duat_cli.analysis.progress import Progress
@@ -162,9 +162,11 @@ class _Worker(Worker[InspectReport]):
         begun, last, session = chunk[0][0], chunk[-1][0], self._session
         batch = session.loaded.paged is None and len(chunk) > 1
         begun = last if batch else begun  # a batch runs once its last prompt is read
-        prompts, together = [prompt for _, prompt in chunk], [range(len(chunk))] if batch else []
-        progress = self._within(begun, last + 1)
-        found = sweep_prompts(session, prompts, self._options, None, progress, together=together)
+        prompts, progress = [prompt for _, prompt in chunk], self._within(begun, last + 1)
+        if batch:
+            found = sweep_together(session, prompts, self._options, progress)
+        else:
+            found = sweep_prompts(session, prompts, self._options, None, progress)
         error = session.plain_error
         return [InspectRecord.of(prompt, sweep, error) for prompt, sweep in zip(prompts, found, strict=True)]
 

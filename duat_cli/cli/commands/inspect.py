@@ -167,11 +167,13 @@ def inspect(
     from duat_cli.analysis.plan.task import Task
     from duat_cli.api.settings import at_least
     from duat_cli.cli.shared.announce import announce
+    from duat_cli.cli.shared.cores import processes
     from duat_cli.cli.shared.many import into_folder
     from duat_cli.cli.shared.presentation import Presentation, talk_of
 
     limit = options.parse_memory(memory)
-    task = Task("inspect", reinitialised=null == "all")
+    alone = out is not None or matrices is not None or save is not None  # in one process, or in processes of its own
+    task = Task("inspect", reinitialised=null == "all", processes=1 if alone else processes())
     wanted = ModelRequest(
         model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task, device_map=device_map
     )

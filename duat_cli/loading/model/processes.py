@@ -83,32 +83,38 @@ class Processes:
     def _shared(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
         children: dict[Connection, BaseProcess] = {}
         try:
-            for _ in range(self.count):
-                ours, theirs = multiprocessing.Pipe()
-                child: BaseProcess = multiprocessing.get_context("fork").Process(
-                    target=self._serve, args=(theirs, [*children, ours], work), daemon=True
-                )
-                child.start()
-                theirs.close()
-                children[ours] = child
-            yield from self._gathered(enumerate(items), children)
+            yield from self._gathered(work, enumerate(items), children)
         finally:
             for pipe, child in children.items():
                 child.kill()
                 child.join()
                 pipe.close()
 
-    def _gathered(self, items: Iterator[tuple[int, T]], children: dict[Connection, BaseProcess]) -> Iterator[R]:
-        """What the children make of the items, in order."""
-        idle, busy = list(children), dict[Connection, int]()
+    def _forked(self, work: Callable[[T], R], children: dict[Connection, BaseProcess]) -> Connection:
+        """The pipe to one more process, which is among the children then."""
+        ours, theirs = multiprocessing.Pipe()
+        child: BaseProcess = multiprocessing.get_context("fork").Process(
+            target=self._serve, args=(theirs, [*children, ours], work), daemon=True
+        )
+        child.start()
+        theirs.close()
+        children[ours] = child
+        return ours
+
+    def _gathered(
+        self, work: Callable[[T], R], items: Iterator[tuple[int, T]], children: dict[Connection, BaseProcess]
+    ) -> Iterator[R]:
+        """What the children make of the items, in order. There are as many of them as items at most."""
+        idle, busy = list[Connection](), dict[Connection, int]()
         found: dict[int, _Said] = {}
-        memory = dict.fromkeys(children, 0)
+        memory = dict[Connection, int]()
         first, failed = 0, False  # the first item that has not been given out yet
         far = 0  # of the process that is farthest
         while True:
-            while idle and not failed and (item := next(items, None)) is not None:
-                busy[idle[-1]] = item[0]
-                self._send(idle.pop(), item[1])
+            while not failed and (idle or len(children) < self.count) and (item := next(items, None)) is not None:
+                free = idle.pop() if idle else self._forked(work, children)
+                busy[free] = item[0]
+                self._send(free, item[1])
             if not busy:
                 return
             for pipe in wait(list(busy)):
@@ -122,7 +128,7 @@ class Processes:
                 found[busy.pop(pipe)] = said
                 idle.append(pipe)
                 failed |= said.kind == "fault"
-                memory[pipe] = max(said.memory, memory[pipe])
+                memory[pipe] = max(said.memory, memory.get(pipe, 0))
             self.memory = max(self.memory, (resident_memory() or 0) + sum(memory.values()))
             while first in found:
                 said = found.pop(first)

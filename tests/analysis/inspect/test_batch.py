@@ -5,7 +5,9 @@ The second way is the ordinary path, prompt by prompt, which other tests hold ag
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,12 +20,15 @@ from torch import Tensor, nn
 from duat_cli.analysis.inspect import batch as module
 from duat_cli.analysis.inspect import run as run_module
 from duat_cli.analysis.inspect.batch import batches, leaders, sizes, sweep_batch
+from duat_cli.analysis.inspect.maps import Maps
 from duat_cli.analysis.inspect.options import InspectOptions
 from duat_cli.analysis.inspect.run import inspect, sweep_prompts
 from duat_cli.analysis.inspect.total import PromptSweep
 from duat_cli.analysis.session import Session
+from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.sweep import budgets
+from duat_cli.results.inspect import InspectReport
 
 OPTIONS = InspectOptions(threshold=0.3, cache=False)
 TYPES = ["llama", "gpt2", "bert", "gemma2", "gpt_neox", "mixtral", "gpt_oss", "deepseek_v3", "granite", "t5", "olmo2"]
@@ -190,7 +195,9 @@ def test_a_batch_holds_prompts_of_as_many_tokens_from_one_slice(counts: list[int
         assert len(batch) <= min(most, counts[leader])
     open_ones = [(counts[k], k // together) for k, batch in members.items() if k and len(batch) < min(most, counts[k])]
     assert len(open_ones) == len(set(open_ones))  # none is begun while another still has room
-    assert batches(leading) == [batch for batch in members.values() if len(batch) > 1]
+    assert batches(leading) == [*members.values()]
+    behind = [[position for position in batch if position > 1] for batch in members.values()]
+    assert sorted(batches(leading, 2)) == sorted(batch for batch in behind if batch)
 
 
 # -- a whole report ----------------------------------------------------------------------------------------------
@@ -247,3 +254,49 @@ def test_a_batch_that_fails_is_run_one_by_one(
     assert [b.operator.frobenius_norm for b in got.blocks] == pytest.approx(
         [b.operator.frobenius_norm for b in expected.blocks], rel=1e-5
     )
+
+
+# -- several processes -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
+@pytest.mark.parametrize("mapped", [0, 2])
+def test_processes_that_share_the_prompts_find_the_same(lots: Callable[[Any], list[Prompt]], mapped: int) -> None:
+    """Batches, prompts alone, maps and both nulls; what runs here is the first prompt, or those that are mapped."""
+    loaded = as_loaded(single_model("llama"))
+    prompts = lots(loaded.model)
+    options = InspectOptions(cache=False, null="all", per_prompt=True)
+
+    def report(processes: int) -> tuple[InspectReport, list[str]]:
+        said: list[str] = []
+        maps = Maps(prompts[:mapped], str) if mapped else None
+        found = inspect(
+            replace(loaded, processes=processes), prompts, options, lambda *at: said.append(at[2]), maps=maps
+        )
+        return found, said
+
+    (alone, heard), (shared, said) = report(1), report(2)
+    assert shared == alone.model_copy(update={"run": shared.run})
+    assert len(alone.maps or ()) == mapped
+    assert heard[-1] == "prompt 12 of 12"
+    assert {text for text in said if text.startswith("prompt")} <= {f"prompt {k + 1} of 12" for k in range(12)}
+    assert len(said) < len(heard)  # theirs come several times a second at most
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
+def test_what_goes_wrong_in_a_process_is_that_of_the_first_prompt(
+    lots: Callable[[Any], list[Prompt]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = replace(as_loaded(single_model("llama")), processes=2)
+    prompts = lots(loaded.model)
+    places, own = {id(prompt): place for place, prompt in enumerate(prompts)}, run_module.sweep_prompts
+
+    def failing(session: Session, few: list[Prompt], *rest: Any, **more: Any) -> list[PromptSweep]:
+        if (place := places[id(few[0])]) in (4, 8):
+            raise UnsupportedModelError(f"prompt {place}")
+        return own(session, few, *rest, **more)
+
+    monkeypatch.setattr(budgets, "FEWEST_BATCHES", 64)
+    monkeypatch.setattr(run_module, "sweep_prompts", failing)
+    with pytest.raises(UnsupportedModelError, match="prompt 4"):
+        inspect(loaded, prompts, OPTIONS, quiet)

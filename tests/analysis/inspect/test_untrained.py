@@ -35,6 +35,7 @@ from duat_cli.errors import UnsupportedModelError
 from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import Source
 from duat_cli.loading.model.load import LoadedModel, load, load_files
+from duat_cli.loading.model.processes import Processes
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.discovery.structure import discover
 from duat_cli.models.edits.reinitialised import SEED, random_ids, reinitialised, seeded
@@ -49,8 +50,12 @@ def quiet(done: int, total: int, doing: str) -> None:
     pass
 
 
+def alone(model: Any) -> Processes:
+    return Processes(1, quiet, model)
+
+
 def of(model: Any, counts: list[int], cache: bool = False) -> Untrained:
-    return untrained(as_loaded(model), 3, counts, THRESHOLD, cache=cache, progress=quiet)
+    return untrained(as_loaded(model), 3, counts, THRESHOLD, cache=cache, processes=alone(model))
 
 
 def known(null: NullStats | str) -> NullStats:
@@ -81,7 +86,7 @@ def test_every_number_is_that_of_the_dense_operator_of_a_model_built_anew(model_
     calls = discover(model, chain=chain, factors=False).calls
     last = {block: index for index, block in enumerate(calls)}  # Dory runs two of its blocks twice
     trained = dataclasses.replace(as_loaded(model), chain=chain)
-    nulls = untrained(trained, len(calls), [7], THRESHOLD, cache=False, progress=quiet)
+    nulls = untrained(trained, len(calls), [7], THRESHOLD, cache=False, processes=alone(model))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         fresh = type(model)._from_config(model.config, attn_implementation="eager").eval()
@@ -176,7 +181,7 @@ def test_a_report_holds_the_means_over_its_prompts(loaded: LoadedModel, prompts:
     inputs = prompts(loaded, "def f(x):", "one two three one two", "def g(y):")
     report = inspect(loaded, inputs, InspectOptions(null="all", threshold=THRESHOLD, per_prompt=True), quiet)
     counts = [p.tokens for p in report.prompts]
-    nulls = untrained(loaded, 3, counts, THRESHOLD, cache=False, progress=quiet)
+    nulls = untrained(loaded, 3, counts, THRESHOLD, cache=False, processes=alone(loaded.model))
     for block in report.blocks:
         rows = [known(nulls.of(block.index, count)) for count in counts]
         for prompt, row in zip(block.prompts or [], rows, strict=True):
@@ -264,7 +269,7 @@ def test_a_broken_file_is_made_anew(cache: Path, content: str) -> None:
 def test_another_config_dtype_count_or_threshold_is_another_file(cache: Path) -> None:
     model = single_model("llama")
     of(model, [5], cache=True)
-    untrained(as_loaded(model), 3, [5], 0.1, cache=True, progress=quiet)
+    untrained(as_loaded(model), 3, [5], 0.1, cache=True, processes=alone(model))
     of(single_model("llama").double(), [5], cache=True)
     other = single_model("llama")
     other.config.rms_norm_eps = 0.25

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import Any
 
 import pytest
 
 from duat_cli.analysis.plan import run as module
+from duat_cli.analysis.plan.memory import BATCHES
 from duat_cli.analysis.plan.run import Plan, plan, way_of
 from duat_cli.analysis.plan.task import PruneOptions, Task
 from duat_cli.errors import CheckpointError
@@ -102,6 +104,26 @@ def test_processes_share_the_prompts_as_far_as_there_are_prompts_and_room() -> N
     assert resident(2, two.peak_memory_bytes).processes == 2
     assert resident(2, two.peak_memory_bytes - 1).processes == 1
     assert resident(2, 1 << 20).processes == 1
+
+
+def test_prompts_of_inspect_are_shared_behind_the_first() -> None:
+    files = inspect_folder(demo_path())
+
+    def resident(prompts: int, memory: int | None = 1 << 40, **more: Any) -> Way:
+        task = Task("inspect", (32,) * prompts, **{"processes": 2, **more})
+        return plan(files, task, "float32", memory).ways[0]
+
+    assert [resident(prompts).processes for prompts in (1, 2, 3, 9)] == [1, 1, 2, 2]
+    assert resident(9, processes=3).processes == 3
+    two, alone = resident(9), resident(9, processes=1)
+    assert sum(term.bytes for term in two.terms) == two.peak_memory_bytes > alone.peak_memory_bytes
+    beside, both = resident(9, reinitialised=True), {term.what: term.bytes for term in two.terms}
+    assert beside.peak_memory_bytes == two.peak_memory_bytes + both["weights"]
+    for way, more in ((two, False), (beside, True)):
+        assert resident(9, way.peak_memory_bytes + (1 << 24), reinitialised=more).processes == 2
+        assert resident(9, way.peak_memory_bytes - (1 << 20), reinitialised=more).processes == 1
+    many = resident(200)
+    assert many.terms[-1].bytes - two.terms[-1].bytes == 2 * BATCHES
 
 
 def test_large_layers_are_left_to_threads_where_prompts_are_few(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,21 @@ def test_results_come_in_the_order_of_the_items(count: int) -> None:
     assert list(shared.each(work, ())) == []
 
 
+def test_there_are_as_many_processes_as_items_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared, forked = processes(3)[0], list[int]()
+    own = shared._forked
+
+    def counted(*given: Any) -> Any:
+        forked.append(len(given[1]))
+        return own(*given)
+
+    monkeypatch.setattr(shared, "_forked", counted)
+    for items, expected in ((0, []), (1, [0]), (2, [0, 1]), (7, [0, 1, 2])):
+        forked.clear()
+        assert list(shared.each(lambda item: -item, range(items))) == [-item for item in range(items)]
+        assert forked == expected
+
+
 def test_an_item_is_asked_for_when_a_process_is_free() -> None:
     """What is decided by earlier results can stand in later items, as far as these are there."""
     shared, _ = processes()
