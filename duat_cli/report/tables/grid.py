@@ -17,7 +17,7 @@ from duat_cli.results.base import Result, WithReasons
 from duat_cli.results.prune.terms import Estimated
 from duat_cli.text import clean
 
-GAP = 2  # columns of space between two columns
+GAP, CLOSE = 2, 1  # columns of space between two columns, and the least
 _BREAK = "\N{SOFT HYPHEN}"
 
 
@@ -76,9 +76,12 @@ def reason_at(row: Result, path: str) -> str | None:
 
 
 def grids(rows: Sequence[Result], labels: Labels, columns: Sequence[Column], page: Page) -> list[Table]:
-    """The rows as one table, or as several where one would be wider than the page and the page is not to be wide."""
+    """The rows as one table, closer together if it fits only so, or as several where it would still be wider than the
+    page and the page is not to be wide."""
     if page.wide:
         return [_grid(rows, labels, columns, page)]
+    if _width(rows, labels, columns) > page.width >= _width(rows, labels, columns, CLOSE):
+        return [_grid(rows, labels, columns, page, CLOSE)]
     room = page.width - min(label_width(rows, labels), page.width // 2)
     packs: list[list[Column]] = [[]]
     left = room
@@ -119,8 +122,8 @@ def unshown(rows: Sequence[Result], columns: Sequence[Column], shown: Sequence[C
     return [line(f"no room for: {', '.join(names)}; --wide shows all columns, --json every value.", "dim")]
 
 
-def _width(rows: Sequence[Result], labels: Labels, columns: Sequence[Column]) -> int:
-    return label_width(rows, labels) + sum(column_width(rows, column) + GAP for column in columns)
+def _width(rows: Sequence[Result], labels: Labels, columns: Sequence[Column], gap: int = GAP) -> int:
+    return label_width(rows, labels) + sum(column_width(rows, column) + gap for column in columns)
 
 
 def column_width(rows: Sequence[Result], column: Column) -> int:
@@ -147,8 +150,9 @@ def missing(
     return [(", ".join(names), reason, list(at)) for (reason, at), names in together.items()]
 
 
-def _grid(rows: Sequence[Result], labels: Labels, columns: Sequence[Column], page: Page) -> Table:
+def _grid(rows: Sequence[Result], labels: Labels, columns: Sequence[Column], page: Page, gap: int = GAP) -> Table:
     table = page.table()
+    table.padding = (0, gap - 1, 0, 0)  # one is the line that is not drawn
     if page.wide:
         table.width = _width(rows, labels, columns)  # rich would else fold it to the page
     side: Literal["left", "right"] = "right" if labels.right else "left"

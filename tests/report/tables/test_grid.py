@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
+
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.grid import Column, reason_at, value_at
-from duat_cli.results.base import WithReasons
+from duat_cli.report.tables.grid import Column, Labels, grids, reason_at, value_at
+from duat_cli.report.tables.page import Page
+from duat_cli.results.base import Result, WithReasons
 from duat_cli.results.prune.terms import Estimated
+
+
+class Two(Result):
+    share: float
+    rest: float
 
 
 class Row(WithReasons):
@@ -30,3 +38,20 @@ def test_an_estimate_is_shown_by_its_value() -> None:
     none = Row(ratio=None, reasons={"ratio": "too few terms"})
     assert value_at(none, "ratio") is None
     assert reason_at(none, "ratio.low") == reason_at(none, "ratio") == "too few terms"
+
+
+
+@pytest.mark.parametrize(
+    ("width", "expected"),
+    [
+        (16, ["row  share  rest", "0     25.0  75.0"]),
+        (15, ["row share rest", "0    25.0 75.0"]),
+        (14, ["row share rest", "0    25.0 75.0"]),
+        (13, ["row  share", "0     25.0", "row  rest", "0    75.0"]),
+    ],
+)
+def test_columns_stand_closer_before_one_falls_into_a_table_of_its_own(width: int, expected: list[str]) -> None:
+    columns = [Column((name,), name, numbers.percent) for name in ("share", "rest")]
+    labels, page = Labels(("row",), lambda row: "0", right=False), Page(width, boxes=False)
+    text = page.render([*grids([Two(share=0.25, rest=0.75)], labels, columns, page)])
+    assert [line for line in text.splitlines() if line.strip(" -")] == expected
