@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from duat_cli.analysis.progress import Progress
     from duat_cli.results.plan import Planned, PlanReport
 
+SHARING = ("inspect", "attribute", "prune-bound")
+"""Commands whose prompts several processes may share."""
+
 
 @dataclass(frozen=True)
 class PlanRequest:
@@ -48,7 +51,7 @@ class PlanRequest:
     fixed: bool = False
     """Of compare."""
     processes: int = 1
-    """Of inspect and prune-bound."""
+    """Of the commands that share prompts."""
 
     def __post_init__(self) -> None:
         if self.tokens is not None and (self.texts.own or self.default_prompts or self.holdout is not None):
@@ -119,7 +122,7 @@ def _task(request: PlanRequest, found: Found, progress: Progress) -> Task:
         request.command,
         reinitialised=reinitialised,
         pruning=request.pruning,
-        processes=request.processes if request.command in ("inspect", "prune-bound") else 1,
+        processes=request.processes if request.command in SHARING else 1,
         every_position=request.every_position and request.command == "attribute",
         steps=request.steps if request.command == "attribute" else 0,
         fixed=request.fixed and request.command == "compare",

@@ -45,7 +45,12 @@ def test_inspect_is_exact_and_repeatable(report: Any) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
-def test_processes_share_the_prompts(report: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "beside"), [("inspect", ["--matrices"]), ("inspect", ["--save", "H", "--save-to"]), ("attribute", [])]
+)
+def test_processes_share_the_prompts(
+    command: str, beside: list[str], report: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """As many as torch would take threads, with the numbers of one; not where files are written beside the report."""
     begun, fork = list[int](), Processes._forked
 
@@ -55,12 +60,13 @@ def test_processes_share_the_prompts(report: Any, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Processes, "_forked", counted)
     few = [word for k in range(4) for word in ("--prompt", f"def f{k}():")]
-    first = report("inspect", *few)[1]
+    first = report(command, *few)[1]
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    report("inspect", *few, "--matrices", str(tmp_path / "W.safetensors"))
-    report("inspect", *few, "--out", str(tmp_path / "out"))
-    assert begun == []
-    shared = report("inspect", *few)[1]
+    report(command, *few, *(beside and [*beside, str(tmp_path / "W.safetensors")]))
+    report(command, *few, "--out", str(tmp_path / "out"))
+    assert begun == [2, 2] * (not beside)
+    begun.clear()
+    shared = report(command, *few)[1]
     assert set(begun) == {2}
     assert first.pop("run")
     assert shared.pop("run")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,6 +18,7 @@ from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.session import Session, prompt_facts
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.model.load import LoadedModel
+from duat_cli.loading.model.processes import Processes
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.discovery.modality import is_pair
@@ -139,12 +141,23 @@ def attribute(
     loaded: LoadedModel, prompts: Sequence[Prompt], words: Words, options: AttributeOptions, progress: Progress
 ) -> AttributeReport:
     """The parts of every asked prediction of `prompts`."""
+    processes = Processes(loaded.processes, progress, loaded.model)
     session = Session(loaded, progress, cache=False, factors=False)
-    each = Attributor(session, words, options, progress, len(prompts))
-    total = AttributeTotal(options.top)
-    for facts, found in zip(prompt_facts(prompts), each(list(enumerate(prompts))), strict=True):
+    each = Attributor(session, words, options, processes, len(prompts))
+    total, numbered = AttributeTotal(options.top), list(enumerate(prompts))
+
+    def work(one: tuple[int, Prompt]) -> Attributed:
+        [found] = each([one])
+        return found
+
+    ran: Iterable[Attributed]
+    if loaded.paged is not None:
+        ran = each(numbered)
+    else:  # the first one here: what follows finds what is read off the model with it
+        ran = itertools.chain(map(work, numbered[:1]), processes.each(work, numbered[1:]))
+    for facts, found in zip(prompt_facts(prompts), ran, strict=True):
         total.add(facts, found)
-    return total.report(each.head(), session.run_facts())
+    return total.report(each.head(), session.run_facts(processes.memory))
 
 
 def held(form: EndingForm) -> list[str]:

@@ -154,6 +154,8 @@ class Work:
         structure, weights = self._session.structure, self._session.weights
         blocks = len(structure.calls)
         total = blocks * self.count
+        if weights is None:  # whichever prompts other processes have
+            self._done = wave[0].number * blocks
         predictions = self.count - len(wave) + sum(len(one.targets) for one in under_way)
         for prompt in wave:
             self.sums[prompt.number] = PromptSums(self._model.dtype)

@@ -94,7 +94,7 @@ def inspect(
     error = 0.0
     for facts, sweep in zip(prompt_facts(prompts), sweeps, strict=True):
         total.add(facts, sweep if known is None else with_untrained(sweep, facts.tokens, known))
-        error = max(error, *sweep.errors)
+        error = max([error, *sweep.errors])
     session.save_cache()
     certificate, run = session.certificate(error), session.run_facts(processes.memory)
     report = total.report(report_head(session), certificate, run)

@@ -11,6 +11,7 @@ block's matrices; w: bytes of a number, at least 4.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from duat_cli.analysis.plan.attribution import attribution
 from duat_cli.analysis.plan.pair import kept_prompts, look_at_weights, two_models
@@ -66,14 +67,17 @@ def peak(shape: Shape, task: Task, weights: Residence, tuned: Shape | None = Non
 def shared(shape: Shape, task: Task, processes: int) -> Moment:
     """While forked processes have a prompt each, weights in memory: what the one that they come from holds, and theirs.
 
-    Of `inspect` and of `prune-bound`.
+    Of `inspect`, `attribute` and `prune-bound`.
     """
     if task.pruning is not None:
         return shared_pruning(shape, task, processes)
-    working = sum(size_of(_at_a_block(shape, tokens, True)) for tokens in sorted(task.tokens)[-processes:])
-    own = working + processes * (FORKED + len(shape.parts.blocks) * STRUCTURE + size_of(_together(task)))
-    entries = term("entries of V O", _entries(shape, True))
-    return [*held(shape, "resident"), _values(shape), entries, term(SHARING, own)]
+    every, longest = held(shape, "resident"), sorted(task.tokens)[-processes:]
+    own = processes * (FORKED + len(shape.parts.blocks) * STRUCTURE + size_of(_together(task)))
+    if task.command == "attribute":
+        alone = (attribution(shape, replace(task, tokens=(tokens,)), "resident") for tokens in longest)
+        return [*every, term(SHARING, own + sum(max(map(size_of, one)) - size_of(every) for one in alone))]
+    working = sum(size_of(_at_a_block(shape, tokens, True)) for tokens in longest)
+    return [*every, _values(shape), term("entries of V O", _entries(shape, True)), term(SHARING, own + working)]
 
 
 def _resident(shape: Shape, task: Task, statistics: bool) -> list[Moment]:

@@ -132,7 +132,8 @@ def _processes(shape: Shape, task: Task, limit: int | None, beside: list[MemoryT
 
     Threads are better at large layers, where there are not enough prompts for all processes. beside: also in memory.
     """
-    most = min(task.processes, len(task.tokens) - (task.command == "inspect"))  # which runs the first one before
+    apart = task.command != "prune-bound"  # the first prompt runs before the others
+    most = min(task.processes, len(task.tokens) - apart)
     while most > 1 and limit is not None and size_of([*shared(shape, task, most), *beside]) > limit:
         most -= 1
     block = _largest_block(shape)

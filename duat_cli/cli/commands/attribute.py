@@ -132,20 +132,23 @@ def attribute(
     from duat_cli.analysis.plan.task import Task
     from duat_cli.api.settings import one_question
     from duat_cli.cli.shared.announce import announce
+    from duat_cli.cli.shared.cores import processes
     from duat_cli.cli.shared.many import into_folder
     from duat_cli.cli.shared.presentation import Presentation, talk_of
     from duat_cli.cli.terminal.progress import Progress
 
     limit, place = options.parse_memory(memory), _position(position)
     one_question(target, against, position, steps, continuation, target_field)
-    task = Task("attribute", every_position=place == "all", steps=steps)
+    task = Task(
+        "attribute", every_position=place == "all", steps=steps, processes=1 if out is not None else processes()
+    )
     wanted = ModelRequest(
         model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task, device_map=device_map
     )
-    if target is not None and target_field is not None:
-        raise InputError("--target and --target-field: each says the target; give one of them")
-    if target_field is not None and (prompt or prompts is None):
-        raise InputError("--target-field: the targets stand in a file; give --prompts FILE alone")
+    if target_field is not None and (target is not None or prompt or prompts is None):
+        raise InputError(
+            "--target-field: the targets stand in a file; give --prompts FILE, no --prompt and no --target"
+        )
     files = options.input_files(image, audio, tensors, stack, decoder_prompt)
     if stack not in (None, "text", "decoder"):
         raise InputError(f"--stack {stack}: duat attribute reads text, with pictures or without, and a decoder")

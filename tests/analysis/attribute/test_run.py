@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from transformers import AutoModel, BertConfig, BertForSequenceClassification
 
 from duat_cli.analysis.attribute.run import AttributeOptions, attribute
 from duat_cli.analysis.attribute.targets import Asked
+from duat_cli.analysis.attribute.total import AttributeTotal
+from duat_cli.analysis.attribute.work import Work
 from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.model.load import load, load_tokenizer
 from duat_cli.loading.prompts import encode, read_prompts
@@ -317,3 +321,41 @@ def test_a_real_encoder_without_a_head(dtype: str, bar: float, target: str) -> N
     assert one.logit == pytest.approx(own, rel=1e-5)
     assert max(one.residual, one.direct.residual) <= bar
     assert report.certificate.exact
+
+
+# -- several prompts ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
+@pytest.mark.parametrize(
+    "options",
+    [
+        AttributeOptions(),
+        AttributeOptions(Asked(position="all")),
+        AttributeOptions(steps=2),
+        AttributeOptions(measure=2),
+    ],
+    ids=["last position", "every position", "greedy tokens", "measured"],
+)
+def test_processes_that_share_the_prompts_find_the_same(options: AttributeOptions) -> None:
+    loaded = helpers.as_loaded(single_model("llama"))
+    prompts = [helpers.prompt_of(token_ids(loaded.model, tokens=count)) for count in (9, 5, 7, 6)]
+    said: list[int] = []
+    both = [replace(loaded, processes=count) for count in (1, 2)]
+    alone, shared = (attribute(one, prompts, WORDS, options, lambda done, *_: said.append(done)) for one in both)
+    assert shared == alone.model_copy(update={"run": shared.run})
+    assert alone.certificate.exact
+    assert {one.prompt for one in alone.attribution} == {0, 1, 2, 3}
+
+
+def test_what_a_prompt_gave_is_in_the_report_before_the_next_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors of one prompt at a time are there, however many prompts there are."""
+    order: list[str] = []
+    for owner, name in ((Work, "run"), (AttributeTotal, "add")):
+        own = getattr(owner, name)
+        told = lambda *given, own=own, name=name: (order.append(name), own(*given))[1]  # noqa: E731
+        monkeypatch.setattr(owner, name, told)
+    loaded = helpers.as_loaded(single_model("llama"))
+    prompts = [helpers.prompt_of(token_ids(loaded.model, tokens=count)) for count in (4, 5, 6)]
+    attribute(loaded, prompts, WORDS, AttributeOptions(), lambda *_: None)
+    assert order == ["run", "add"] * 3

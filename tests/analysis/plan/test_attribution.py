@@ -12,8 +12,10 @@ import pytest
 from children import PATIENCE
 
 from duat_cli.analysis.plan.attribution import LOGITS, attribution, attribution_reads
+from duat_cli.analysis.plan.memory import FORKED, shared
 from duat_cli.analysis.plan.shape import Shape, shape_of
 from duat_cli.analysis.plan.task import Task
+from duat_cli.analysis.plan.terms import STRUCTURE
 from duat_cli.analysis.plan.waves import RECORDED_BYTES
 from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import demo_path
@@ -60,6 +62,17 @@ def test_targets_go_back_together_as_far_as_there_is_room(shape: Shape) -> None:
     assert one < every <= TARGET_BYTES
     carried = all_terms(shape, [64], "resident", every_position=True)["gradients on their way back"]
     assert carried == 2 * 64 * 64 * 192 * 4
+
+
+def test_processes_that_share_prompts_hold_what_a_prompt_takes_each(shape: Shape) -> None:
+    def own(*tokens: int, processes: int = 2) -> int:
+        return shared(shape, Task("attribute", tokens), processes)[-1].bytes
+
+    assert own(64, 64, 64) == own(64, 64) == 2 * own(64, processes=1)
+    assert own(8, 64, 16, 32) == own(64, 32) < own(64, 64)
+    found = all_terms(shape, [64], "resident")
+    alone = own(64, processes=1) - FORKED - 6 * STRUCTURE
+    assert found["the prompts' own passes"] < alone < sum(found.values())
 
 
 CODE = """

@@ -114,6 +114,8 @@ def test_prompts_of_inspect_are_shared_behind_the_first() -> None:
         return plan(files, task, "float32", memory).ways[0]
 
     assert [resident(prompts).processes for prompts in (1, 2, 3, 9)] == [1, 1, 2, 2]
+    single = Task("attribute", (32,) * 3, processes=2, every_position=True)
+    assert plan(files, single, "float32", 1 << 40).ways[0].processes == 2
     assert resident(9, processes=3).processes == 3
     two, alone = resident(9), resident(9, processes=1)
     assert sum(term.bytes for term in two.terms) == two.peak_memory_bytes > alone.peak_memory_bytes

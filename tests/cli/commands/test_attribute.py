@@ -132,7 +132,7 @@ def test_targets_from_a_field_of_the_file(tmp_path: Path, capsys: pytest.Capture
         (["--steps", "2", "--position", "1"], "--steps: says by itself what is attributed; leave out --position"),
         (["--continuation", " a", "--target", " a", "--against", " b"], "leave out --target and --against"),
         (["--steps", "2", "--measure", "2"], "--measure: one position at a time; leave out --measure, or --steps"),
-        (["--target-field", "x"], "--target-field: the targets stand in a file; give --prompts FILE alone"),
+        (["--target-field", "x"], "--target-field: the targets stand in a file; give --prompts FILE, no --prompt"),
         (["--measure", "2", "--position", "all"], "--measure: one position at a time"),
     ],
 )

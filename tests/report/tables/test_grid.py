@@ -40,7 +40,6 @@ def test_an_estimate_is_shown_by_its_value() -> None:
     assert reason_at(none, "ratio.low") == reason_at(none, "ratio") == "too few terms"
 
 
-
 @pytest.mark.parametrize(
     ("width", "expected"),
     [
