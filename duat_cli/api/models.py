@@ -284,7 +284,7 @@ def attribute(
         asked_stack = stack is not None or decoder_prompt is not None
         files = input_files(stack=stack, decoder_prompt=decoder_prompt) if asked_stack else None
         asked = Asked(model, tokenizer, prompts, prompts_file, max_tokens, loading, files)
-        task = Task("attribute", every_position=position == "all", steps=steps)
+        task = Task("attribute", every_position=position == "all", steps=steps, top=top)
         opened = asked.open(task, heard(progress))
         each = None
         if target_field is not None and prompts_file is not None:

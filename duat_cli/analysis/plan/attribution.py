@@ -13,14 +13,18 @@ from duat_cli.analysis.plan.waves import recorded_bytes, recorded_waves
 from duat_cli.models.sweep.budgets import TARGET_BYTES, target_bytes
 from duat_cli.results.plan import Residence
 
+PREDICTIONS = "predictions in the report"
 LOGITS = 2  # (N, V) beside the recorded output: what the map behind the last block gives, or gradients, and a copy
 CARRIED = 2  # (T, N, M): at a block's output, of both readings
 RETURNED = 32 << 20  # bytes: what is smaller the allocator may keep when it is freed
+PART_BYTES = 750  # of a token, a head or a unit of a prediction in the report
+LEADING_BYTES = 13_000  # of a neuron, an expert and a flow that lead
+WRITTEN = 1.5  # times the report, while it is written as text
 ROWS = 16  # bytes of a number of every target's row of the output: smaller than what goes back to the system when freed
 
 
 def attribution(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
-    """The moments: the output with its gradients, and gradients in a block."""
+    """The moments: the output with its gradients, gradients in a block, and the report."""
     ending = shape.vocabulary or shape.width
     every, page, head = held(shape, weights), page_of(shape), layer_of(shape)[:1]
     if weights == "resident":
@@ -28,7 +32,9 @@ def attribution(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
         waves = [[tokens] for tokens in task.tokens] or [[0]]
     else:
         waves = [[task.tokens[k] for k in wave] for wave in _waves(shape, task)]
-    found: list[Moment] = []
+    report = predicted(shape, task)
+    found: list[Moment] = [[*every, term(PREDICTIONS, WRITTEN * report)]]
+    every = [*every, term(PREDICTIONS, report)]
     for wave in waves:
         longest = max(wave, default=0)
         side = sum(_recorded(shape, n) + n * ending * shape.element for n in wave)
@@ -45,6 +51,12 @@ def attribution(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
             [*every, *page, recorded, *kept, carried, rows, gradients, through_block(shape, longest)],
         ]
     return found
+
+
+def predicted(shape: Shape, task: Task) -> int:
+    """Bytes of what the report says of all predictions."""
+    others, leading = len(shape.parts.blocks) * (shape.heads + 2), LEADING_BYTES * task.top
+    return sum(task.targets_of(n) * (PART_BYTES * (n + others) + leading) for n in task.tokens)
 
 
 def backward_operations(shape: Shape, task: Task, passes: float) -> float:

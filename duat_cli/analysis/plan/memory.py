@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from duat_cli.analysis.plan.attribution import attribution
+from duat_cli.analysis.plan.attribution import PREDICTIONS, attribution, predicted
 from duat_cli.analysis.plan.pair import kept_prompts, look_at_weights, two_models
 from duat_cli.analysis.plan.pruning import pruning
 from duat_cli.analysis.plan.pruning import shared as shared_pruning
@@ -75,7 +75,8 @@ def shared(shape: Shape, task: Task, processes: int) -> Moment:
     own = processes * (FORKED + len(shape.parts.blocks) * STRUCTURE + size_of(_together(task)))
     if task.command == "attribute":
         alone = (attribution(shape, replace(task, tokens=(tokens,)), "resident") for tokens in longest)
-        return [*every, term(SHARING, own + sum(max(map(size_of, one)) - size_of(every) for one in alone))]
+        own += sum(max(map(size_of, one)) - size_of(every) for one in alone)
+        return [*every, term(PREDICTIONS, predicted(shape, task)), term(SHARING, own)]
     working = sum(size_of(_at_a_block(shape, tokens, True)) for tokens in longest)
     return [*every, _values(shape), term("entries of V O", _entries(shape, True)), term(SHARING, own + working)]
 

@@ -164,6 +164,8 @@ class Task:
     """Of `attribute`: whether each token of a prompt has a target."""
     steps: int = 0
     """Of `attribute`: greedy tokens behind each prompt, which are counted in `tokens`."""
+    top: int = 10
+    """Of `attribute`: how many neurons, experts and flows lead."""
     fixed: bool = False
     """Of `compare`: whether the attention matrices of all prompts are kept."""
     prompts: int = 0

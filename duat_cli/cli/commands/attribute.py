@@ -139,9 +139,8 @@ def attribute(
 
     limit, place = options.parse_memory(memory), _position(position)
     one_question(target, against, position, steps, continuation, target_field)
-    task = Task(
-        "attribute", every_position=place == "all", steps=steps, processes=1 if out is not None else processes()
-    )
+    shared = 1 if out is not None else processes()
+    task = Task("attribute", every_position=place == "all", steps=steps, top=top, processes=shared)
     wanted = ModelRequest(
         model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task, device_map=device_map
     )

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from children import PATIENCE
 
-from duat_cli.analysis.plan.attribution import LOGITS, attribution, attribution_reads
+from duat_cli.analysis.plan.attribution import LOGITS, attribution, attribution_reads, predicted
 from duat_cli.analysis.plan.memory import FORKED, shared
 from duat_cli.analysis.plan.shape import Shape, shape_of
 from duat_cli.analysis.plan.task import Task
@@ -46,7 +46,9 @@ def test_block_calls_and_logits_are_there(shape: Shape) -> None:
 
 def test_prompts_go_one_by_one_or_as_many_as_fit(shape: Shape) -> None:
     what = "the prompts' own passes"
-    assert all_terms(shape, [64] * 5, "resident") == all_terms(shape, [64], "resident")
+    five, one = (all_terms(shape, [64] * count, "resident") for count in (5, 1))
+    assert five.pop("predictions in the report") == 5 * one.pop("predictions in the report")
+    assert five == one
     assert all_terms(shape, [64] * 5, "streamed")[what] == 5 * all_terms(shape, [64], "streamed")[what]
     many = Task("attribute", (64,) * 2700)
     waves = attribution_reads(shape, many) / 2
@@ -62,6 +64,18 @@ def test_targets_go_back_together_as_far_as_there_is_room(shape: Shape) -> None:
     assert one < every <= TARGET_BYTES
     carried = all_terms(shape, [64], "resident", every_position=True)["gradients on their way back"]
     assert carried == 2 * 64 * 64 * 192 * 4
+
+
+def test_the_report_grows_with_its_predictions(shape: Shape) -> None:
+    def report(*tokens: int, **more: Any) -> int:
+        return predicted(shape, Task("attribute", tokens, **more))
+
+    assert report(8) == 750 * (8 + 6 * (6 + 2)) + 10 * 13_000
+    assert report(8, 9) == report(8) + report(9)
+    assert report(8, every_position=True) == 8 * report(8)
+    assert report(8, top=0) == report(8) - 10 * 13_000
+    many = all_terms(shape, [64] * 400, "resident", every_position=True)["predictions in the report"]
+    assert many == int(1.5 * 400 * 64 * report(64))  # also as text
 
 
 def test_processes_that_share_prompts_hold_what_a_prompt_takes_each(shape: Shape) -> None:
