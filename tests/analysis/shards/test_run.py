@@ -367,11 +367,11 @@ def test_memory_does_not_grow_with_the_prompts(nursery: Nursery, two_layers: Pat
     sizes = [resident(number)]
     while size := resident(number):
         sizes.append(size)
-        time.sleep(0.02)
+        time.sleep(0.005)
     code, said, error = nursery.wait(number)
     assert (code, error) == (0, "")
     assert len(json.loads(said)["prompts"]) == 1000
-    assert len(sizes) > 50
+    assert len(sizes) > 10
     assert max(sizes) < 1.05 * sizes[0]
 
 
