@@ -16,6 +16,7 @@ from duat_cli.analysis.inspect.run import inspect
 from duat_cli.analysis.inspect.verify import verify
 from duat_cli.analysis.matrix.run import matrix
 from duat_cli.analysis.plan import waves
+from duat_cli.analysis.session import Session
 from duat_cli.errors import DuatError, InputError, UnsupportedModelError
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
@@ -85,6 +86,24 @@ def test_inspect_reads_the_weights_once_whatever_the_prompts(count: int, tmp_pat
         inspect(loaded, prompts_of(loaded)[:count], InspectOptions(cache=False), quiet)
         rows = (4 * 11 + 2 * 7 + 12) * 32 * 4  # of the embedding: discovery, the first prompt twice, the second
         assert loaded.files.total_bytes <= pager_of(loaded).bytes_read <= loaded.files.total_bytes + rows
+
+
+def test_memory_and_time_are_taken_once_all_weights_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An embedding or a head of which rows were enough is read whole at the end, for the fingerprint."""
+    saved("llama", tmp_path)
+    read: list[int] = []
+    own = Session.run_facts
+
+    def counted(session: Session, *given: Any) -> Any:
+        assert session.loaded.paged is not None
+        read.append(session.loaded.paged.pager.bytes_read)
+        return own(session, *given)
+
+    monkeypatch.setattr(Session, "run_facts", counted)
+    for command in (lambda *given: inspect(*given, InspectOptions(cache=False), quiet), lambda *g: verify(*g, quiet)):
+        with in_parts(tmp_path) as loaded:
+            command(loaded, prompts_of(loaded))
+            assert read.pop() == pager_of(loaded).bytes_read > 0
 
 
 def test_prompts_that_do_not_fit_side_by_side_go_in_waves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

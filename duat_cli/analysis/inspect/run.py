@@ -96,8 +96,8 @@ def inspect(
         total.add(facts, sweep if known is None else with_untrained(sweep, facts.tokens, known))
         error = max([error, *sweep.errors])
     session.save_cache()
-    certificate, run = session.certificate(error), session.run_facts(processes.memory)
-    report = total.report(report_head(session), certificate, run)
+    head, certificate = report_head(session), session.certificate(error)  # weights may be read for it once more
+    report = total.report(head, certificate, session.run_facts(processes.memory))
     return report if maps is None else report.model_copy(update={"maps": maps.maps()})
 
 
