@@ -95,12 +95,10 @@ class ModelRequest:
         if self.task.runs:
             progress(0, 0, "loading torch and transformers")  # what they take is no longer left
             with uncollected():
+                from duat_cli.analysis.plan.room import on_device
                 from duat_cli.loading.model.load import parse_device
             device = parse_device(self.device)
-            if device.type == "cuda":
-                from duat_cli.analysis.plan.room import beside_libraries
-
-                memory, task = beside_libraries(device, self.memory), replace(task, processes=1)
+            task, memory = on_device(device, task, memory)
         made = plan(found.files, task, self.dtype, memory)
         if self.device_map is not None:
             made = replace(made, ways=tuple(way for way in made.ways if way.weights == "streamed"))

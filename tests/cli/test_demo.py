@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from children import PATIENCE
 
 from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries
@@ -15,6 +18,19 @@ from duat_cli.loading.model.processes import Processes
 from duat_cli.results.inspect import InspectReport
 
 PROMPT = ("--prompt", "def main(argv):")
+MADE_UP = """
+import sys, torch
+class Guard(torch._C._acc.DeviceGuard):
+    def type_(self):
+        return torch._C._autograd.DeviceType.PrivateUse1
+    def device_count(self):
+        return 1
+    deviceCount = device_count
+torch._C._acc.register_python_privateuseone_device_guard(Guard())
+torch.accelerator.is_available = lambda: True
+from duat_cli.cli.main import run
+sys.exit(run(sys.argv[1:]))
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +87,20 @@ def test_processes_share_the_prompts(
     assert first.pop("run")
     assert shared.pop("run")
     assert first == shared
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
+@pytest.mark.parametrize("command", ["inspect", "attribute"])
+def test_one_process_where_torch_sees_an_accelerator(command: str) -> None:
+    """The threads that gradients start for it do not outlive a fork; here for a device that is made up."""
+    words = [command, "--device", "cpu", "--json", "-q", *(w for k in range(3) for w in ("--prompt", f"def f{k}():"))]
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    done = subprocess.run(
+        [sys.executable, "-c", MADE_UP, *words],
+        env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(json.loads(done.stdout)["prompts"]) == 3
 
 
 def test_verify_and_support(report: Any) -> None:

@@ -128,7 +128,7 @@ def sweep_in_order(
 
     def progress_behind(before: int) -> Progress:
         def progress(done: int, _of: int, _what: str) -> None:
-            processes(before * depth + done, count * depth, f"prompt {before + 1} of {count}")
+            processes(before * depth + done, count * depth, f"prompt {before + -(-done // depth)} of {count}")
 
         return progress
 
@@ -143,7 +143,12 @@ def sweep_in_order(
     before = itertools.accumulate(map(len, rest), initial=begun)
     waiting = dict[int, bytes]()  # for prompts in front of them; pickled they take a tenth of the memory
     for batch, sweeps in zip(rest, processes.each(work, zip(before, rest, strict=False)), strict=True):
-        waiting.update(zip(batch, map(pickle.dumps, sweeps), strict=True))
+        for number, sweep in zip(batch, sweeps, strict=True):
+            if number == begun:
+                yield sweep
+                begun += 1
+            else:
+                waiting[number] = pickle.dumps(sweep)
         while begun in waiting:
             yield pickle.loads(waiting.pop(begun))
             begun += 1

@@ -25,6 +25,7 @@ from duat_cli.analysis.plan.memory import SPARE
 from duat_cli.analysis.session import Listener, Session
 from duat_cli.cache.documents import DocumentCache
 from duat_cli.cache.tensors import TensorCache, identity
+from duat_cli.compat.libc import give_back_free_memory
 from duat_cli.errors import DuatError, UnsupportedModelError
 from duat_cli.loading.model.load import LoadedModel, PagedWeights
 from duat_cli.loading.model.memory import available_memory, resident_memory
@@ -86,6 +87,8 @@ def untrained(
 
     found = {count: kept for count in chosen if (kept := source.kept(count)) is not None}
     missing = [count for count in chosen if count not in found]
+    if not missing:
+        return Untrained(found.get, "")
 
     def numbers(count: int) -> list[BlockNull]:
         processes(missing.index(count), len(missing), f"null: the re-initialised architecture on {count} tokens")
@@ -96,6 +99,8 @@ def untrained(
         found.update(zip(missing[1:], processes.each(numbers, missing[1:]), strict=True))
     except DuatError as fault:
         return Untrained(lambda tokens: None, not_run(fault))
+    finally:
+        source.close()
     return Untrained(found.get, "")
 
 
@@ -150,6 +155,11 @@ class NullSource:
             found = self._runs.numbers(tokens)
             self._store.put(self._key(tokens), [block.model_dump(mode="json") for block in found])
         return found
+
+    def close(self) -> None:
+        """Let go of the re-initialised model, which is built anew if it is asked for."""
+        self._runs = None
+        give_back_free_memory()  # its modules and what discovery found of them refer to each other
 
     def kept(self, tokens: int) -> list[BlockNull] | None:
         """What the disk has; None where it has none."""

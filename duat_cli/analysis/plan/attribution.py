@@ -18,7 +18,7 @@ LOGITS = 2  # (N, V) beside the recorded output: what the map behind the last bl
 CARRIED = 2  # (T, N, M): at a block's output, of both readings
 RETURNED = 32 << 20  # bytes: what is smaller the allocator may keep when it is freed
 PART_BYTES = 750  # of a token, a head or a unit of a prediction in the report
-LEADING_BYTES = 13_000  # of a neuron, an expert and a flow that lead
+NEURON_BYTES, FLOW_BYTES = 2_600, 10_400  # of those that lead
 WRITTEN = 1.5  # times the report, while it is written as text
 ROWS = 16  # bytes of a number of every target's row of the output: smaller than what goes back to the system when freed
 
@@ -55,8 +55,10 @@ def attribution(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
 
 def predicted(shape: Shape, task: Task) -> int:
     """Bytes of what the report says of all predictions."""
-    others, leading = len(shape.parts.blocks) * (shape.heads + 2), LEADING_BYTES * task.top
-    return sum(task.targets_of(n) * (PART_BYTES * (n + others) + leading) for n in task.tokens)
+    blocks = len(shape.parts.blocks)
+    flows, neurons = min(task.top, blocks * shape.heads), min(task.top, blocks * shape.inner)
+    each = PART_BYTES * blocks * (shape.heads + 2) + FLOW_BYTES * flows + NEURON_BYTES * neurons
+    return sum(task.targets_of(n) * (PART_BYTES * n + each) for n in task.tokens)
 
 
 def backward_operations(shape: Shape, task: Task, passes: float) -> float:

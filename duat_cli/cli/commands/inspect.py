@@ -172,8 +172,9 @@ def inspect(
     from duat_cli.cli.shared.presentation import Presentation, talk_of
 
     limit = options.parse_memory(memory)
-    alone = out is not None or matrices is not None or save is not None  # in one process, or in processes of its own
-    task = Task("inspect", reinitialised=null == "all", processes=1 if alone else processes())
+    files = matrices is not None or save is not None or (maps or 0) > 1  # made by one process, as the prompts run
+    shared = 1 if out is not None or files else processes()
+    task = Task("inspect", reinitialised=null == "all", processes=shared)
     wanted = ModelRequest(
         model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, task, device_map=device_map
     )

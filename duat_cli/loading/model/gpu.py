@@ -12,3 +12,12 @@ def use_gpu(number: int) -> None:
 
     if cuda.is_available():
         cuda.set_device(number % cuda.device_count())
+
+
+def sees_accelerator() -> bool:
+    """Whether torch has a device beside the CPU. Gradients start a thread for it even where they are the CPU's, and
+    torch computes none in a process that is forked behind them."""
+    with uncollected():
+        from torch import accelerator
+
+    return accelerator.is_available()

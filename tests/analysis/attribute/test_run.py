@@ -340,9 +340,12 @@ def test_a_real_encoder_without_a_head(dtype: str, bar: float, target: str) -> N
 def test_processes_that_share_the_prompts_find_the_same(options: AttributeOptions) -> None:
     loaded = helpers.as_loaded(single_model("llama"))
     prompts = [helpers.prompt_of(token_ids(loaded.model, tokens=count)) for count in (9, 5, 7, 6)]
-    said: list[int] = []
+    said: list[tuple[int, int]] = []
     both = [replace(loaded, processes=count) for count in (1, 2)]
-    alone, shared = (attribute(one, prompts, WORDS, options, lambda done, *_: said.append(done)) for one in both)
+    alone, shared = (attribute(one, prompts, WORDS, options, lambda *at: said.append(at[:2])) for one in both)
+    whole = 4 * 3  # prompts, blocks
+    assert {(done, of) for done, of in said if of == whole} >= {(done, whole) for done in range(1, whole + 1)}
+    assert max(done for done, of in said if of == whole) == whole
     assert shared == alone.model_copy(update={"run": shared.run})
     assert alone.certificate.exact
     assert {one.prompt for one in alone.attribution} == {0, 1, 2, 3}

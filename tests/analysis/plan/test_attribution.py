@@ -74,6 +74,7 @@ def test_the_report_grows_with_its_predictions(shape: Shape) -> None:
     assert report(8, 9) == report(8) + report(9)
     assert report(8, every_position=True) == 8 * report(8)
     assert report(8, top=0) == report(8) - 10 * 13_000
+    assert report(8, top=10**9) == report(8, top=6 * 384) < 200 * 2**16  # as many neurons as there are
     many = all_terms(shape, [64] * 400, "resident", every_position=True)["predictions in the report"]
     assert many == int(1.5 * 400 * 64 * report(64))  # also as text
 

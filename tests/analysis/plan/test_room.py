@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from duat_cli.analysis.plan.room import beside_libraries, room_of
+from duat_cli.analysis.plan.room import beside_libraries, on_device, room_of
+from duat_cli.analysis.plan.task import Task
 from duat_cli.analysis.plan.terms import LIBRARIES
 from duat_cli.cli.main import run
 from duat_cli.cli.terminal import libraries
@@ -38,6 +39,19 @@ def test_of_gpus_the_one_that_computes_has_less(monkeypatch: pytest.MonkeyPatch)
     assert room_of(torch.device("cuda:0"), WAY, 16 * GIB) == {"cuda:0": 7 * GIB, "cuda:1": 10 * GIB, "cpu": cpu}
     assert beside_libraries(torch.device("cuda:0"), None) == LIBRARIES + 10 * GIB
     assert beside_libraries(torch.device("cuda:0"), GIB) == GIB
+    task, memory = on_device(torch.device("cuda:0"), Task("prune-bound", processes=4), None)
+    assert (task.processes, memory) == (1, LIBRARIES + 10 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("command", "sees", "expected"), [("inspect", True, 1), ("inspect", False, 4), ("prune-bound", True, 4)]
+)
+def test_none_is_forked_behind_gradients_where_there_is_an_accelerator(
+    command: Any, sees: bool, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: sees)
+    task, memory = on_device(torch.device("cpu"), Task(command, processes=4), GIB)
+    assert (task.processes, memory) == (expected, GIB)
 
 
 @pytest.fixture
