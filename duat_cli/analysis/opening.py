@@ -89,13 +89,12 @@ class ModelRequest:
         """How the planned command holds its weights; one line if it cannot at all."""
         if self.task is None:
             return None
-        from duat_cli.analysis.plan.run import plan, way_of
+        from duat_cli.analysis.plan.run import on_device, plan, way_of
 
         memory, device, task = self.memory, None, self.task
         if self.task.runs:
             progress(0, 0, "loading torch and transformers")  # what they take is no longer left
             with uncollected():
-                from duat_cli.analysis.plan.room import on_device
                 from duat_cli.loading.model.load import parse_device
             device = parse_device(self.device)
             task, memory = on_device(device, task, memory)

@@ -125,6 +125,7 @@ FAKES = {
         module(
             "duat_cli.analysis.plan.run",
             plan=lambda *a, **k: SimpleNamespace(may_be_long=lambda way: False),
+            on_device=lambda device, task, memory: (task, memory),
             way_of=lambda made: None,
         ),
         module(

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import torch
 
-from duat_cli.analysis.plan.task import Task
 from duat_cli.analysis.plan.terms import LIBRARIES
 from duat_cli.loading.model.device_map import DeviceMap, Placed
-from duat_cli.loading.model.gpu import sees_accelerator
 from duat_cli.loading.model.load import parse_device
 from duat_cli.loading.model.memory import memory_limit
 from duat_cli.results.plan import Way
@@ -21,15 +18,6 @@ _PAGES = 2  # blocks on their way from a file to a GPU: the one that is needed a
 def placed(device_map: str, device: str, way: Way, memory: int | None) -> Placed:
     """What --device-map and --device ask for, with the room that there is."""
     return Placed(DeviceMap.of(device_map), room_of(parse_device(device), way, memory))
-
-
-def on_device(device: torch.device, task: Task, memory: int | None) -> tuple[Task, int | None]:
-    """The command and its memory as of `ModelRequest`, as they are planned for the device."""
-    if device.type == "cuda":
-        return replace(task, processes=1), beside_libraries(device, memory)
-    if task.command != "prune-bound" and sees_accelerator():  # their first prompt may have gradients in front of a fork
-        return replace(task, processes=1), memory
-    return task, memory
 
 
 def beside_libraries(device: torch.device, memory: int | None) -> int:

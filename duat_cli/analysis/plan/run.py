@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from duat_cli.analysis.plan.memory import SPARE, peak, shared
 from duat_cli.analysis.plan.pace import Pace, may_be_long, measured_pace
@@ -16,6 +17,9 @@ from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.model.memory import memory_limit
 from duat_cli.results.plan import MemoryTerm, PlannedPart, PlannedWeights, Residence, Way
 from duat_cli.text import clean
+
+if TYPE_CHECKING:
+    import torch
 
 _MIB = 1 << 20
 SMALL_BLOCK = 32 << 20  # bytes up to which a block goes through one thread as well as through many
@@ -139,6 +143,19 @@ def _processes(shape: Shape, task: Task, limit: int | None, beside: list[MemoryT
     block = _largest_block(shape)
     small = block is not None and block.elements * shape.element <= SMALL_BLOCK
     return max(1, most) if small or most == task.processes else 1
+
+
+def on_device(device: torch.device, task: Task, memory: int | None) -> tuple[Task, int | None]:
+    """The command and its memory as of `ModelRequest`, as they are planned for the device."""
+    from duat_cli.loading.model.gpu import sees_accelerator
+
+    if device.type == "cuda":
+        from duat_cli.analysis.plan.room import beside_libraries
+
+        return replace(task, processes=1), beside_libraries(device, memory)
+    if task.command != "prune-bound" and sees_accelerator():  # their first prompt may have gradients in front of a fork
+        return replace(task, processes=1), memory
+    return task, memory
 
 
 def way_of(made: Plan) -> Way:

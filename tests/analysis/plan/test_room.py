@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from duat_cli.analysis.plan.room import beside_libraries, on_device, room_of
+from duat_cli.analysis.plan.room import beside_libraries, room_of
+from duat_cli.analysis.plan.run import on_device
 from duat_cli.analysis.plan.task import Task
 from duat_cli.analysis.plan.terms import LIBRARIES
 from duat_cli.cli.main import run
