@@ -239,8 +239,13 @@ def sweep_prompts(
 def sweep_together(
     session: Session, prompts: Sequence[Prompt], options: InspectOptions, progress: Progress
 ) -> list[PromptSweep]:
-    """The same of prompts of as many tokens, as one batch if the model takes them so; not before one prompt has run."""
-    if len(prompts) > 1 and (found := sweep_batch(session, prompts, options)) is not None:
+    """The same of prompts of as many tokens, as one batch if the model takes them so and its weights are in memory; not
+    before one prompt has run."""
+    if (
+        session.loaded.paged is None
+        and len(prompts) > 1
+        and (found := sweep_batch(session, prompts, options)) is not None
+    ):
         steps = len(prompts) * session.depth
         progress(steps, steps, f"{len(prompts)} prompts together")
         return found

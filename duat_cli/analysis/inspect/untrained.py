@@ -84,7 +84,6 @@ def untrained(
     the model reads no token ids."""
     chosen = sorted(set(counts))
     source = NullSource(loaded, blocks, threshold, cache=cache, expected=chosen, like=like)
-
     found = {count: kept for count in chosen if (kept := source.kept(count)) is not None}
     missing = [count for count in chosen if count not in found]
     if not missing:

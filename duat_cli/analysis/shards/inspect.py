@@ -10,7 +10,7 @@ from typing import Literal
 
 from duat_cli.analysis.inspect.batch import leaders_of
 from duat_cli.analysis.inspect.options import InspectOptions
-from duat_cli.analysis.inspect.run import chosen, report_head, sweep_prompts, sweep_together
+from duat_cli.analysis.inspect.run import chosen, report_head, sweep_together
 from duat_cli.analysis.inspect.total import InspectHead, InspectTotal, PromptSweep
 from duat_cli.analysis.inspect.untrained import BlockNull, NullSource, Untrained, not_run, with_untrained
 from duat_cli.analysis.progress import Progress
@@ -163,10 +163,7 @@ class _Worker(Worker[InspectReport]):
         batch = session.loaded.paged is None and len(chunk) > 1
         begun = last if batch else begun  # a batch runs once its last prompt is read
         prompts, progress = [prompt for _, prompt in chunk], self._within(begun, last + 1)
-        if batch:
-            found = sweep_together(session, prompts, self._options, progress)
-        else:
-            found = sweep_prompts(session, prompts, self._options, None, progress)
+        found = sweep_together(session, prompts, self._options, progress)
         error = session.plain_error
         return [InspectRecord.of(prompt, sweep, error) for prompt, sweep in zip(prompts, found, strict=True)]
 

@@ -151,8 +151,7 @@ def missing(
 
 
 def _grid(rows: Sequence[Result], labels: Labels, columns: Sequence[Column], page: Page, gap: int = GAP) -> Table:
-    table = page.table()
-    table.padding = (0, gap - 1, 0, 0)  # one is the line that is not drawn
+    table = page.table(gap - 1)
     if page.wide:
         table.width = _width(rows, labels, columns)  # rich would else fold it to the page
     side: Literal["left", "right"] = "right" if labels.right else "left"

@@ -26,10 +26,11 @@ class Page:
     wide: bool = False
     """Whether tables of numbers show all their columns side by side, however far beyond `width`."""
 
-    def table(self) -> Table:
-        """A table with one line under its header, and none between columns: the numbers need the room."""
+    def table(self, space: int = 1) -> Table:
+        """A table with one line under its header, and none between columns: the numbers need the room. space: columns
+        behind each, beside the one of the line that is not drawn."""
         rule = _RULE if self.boxes else _ASCII_RULE
-        return Table(box=rule, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+        return Table(box=rule, show_edge=False, pad_edge=False, padding=(0, space, 0, 0), header_style="bold")
 
     def render(self, parts: list[RenderableType]) -> str:
         """The parts below each other, no line ending in spaces."""

@@ -44,17 +44,6 @@ def test_of_gpus_the_one_that_computes_has_less(monkeypatch: pytest.MonkeyPatch)
     assert (task.processes, memory) == (1, LIBRARIES + 10 * GIB)
 
 
-@pytest.mark.parametrize(
-    ("command", "sees", "expected"), [("inspect", True, 1), ("inspect", False, 4), ("prune-bound", True, 4)]
-)
-def test_none_is_forked_behind_gradients_where_there_is_an_accelerator(
-    command: Any, sees: bool, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: sees)
-    task, memory = on_device(torch.device("cpu"), Task(command, processes=4), GIB)
-    assert (task.processes, memory) == (expected, GIB)
-
-
 @pytest.fixture
 def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(libraries, "calm", lambda talk: None)

@@ -7,10 +7,11 @@ import itertools
 from typing import Any
 
 import pytest
+import torch
 
 from duat_cli.analysis.plan import run as module
 from duat_cli.analysis.plan.memory import BATCHES
-from duat_cli.analysis.plan.run import Plan, plan, way_of
+from duat_cli.analysis.plan.run import Plan, on_device, plan, way_of
 from duat_cli.analysis.plan.task import PruneOptions, Task
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.checkpoint.preflight import inspect_folder
@@ -126,6 +127,17 @@ def test_prompts_of_inspect_are_shared_behind_the_first() -> None:
         assert resident(9, way.peak_memory_bytes - (1 << 20), reinitialised=more).processes == 1
     many = resident(200)
     assert many.terms[-1].bytes - two.terms[-1].bytes == 2 * BATCHES
+
+
+@pytest.mark.parametrize(
+    ("command", "sees", "expected"), [("inspect", True, 1), ("inspect", False, 4), ("prune-bound", True, 4)]
+)
+def test_none_is_forked_behind_gradients_where_there_is_an_accelerator(
+    command: Any, sees: bool, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: sees)
+    task, memory = on_device(torch.device("cpu"), Task(command, processes=4), 1 << 30)
+    assert (task.processes, memory) == (expected, 1 << 30)
 
 
 def test_large_layers_are_left_to_threads_where_prompts_are_few(monkeypatch: pytest.MonkeyPatch) -> None:

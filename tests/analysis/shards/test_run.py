@@ -263,13 +263,13 @@ def test_weights_that_are_read_block_by_block(into: Into, tmp_path: Path, monkey
 @pytest.mark.parametrize("way", [0, 1], ids=["in memory", "block by block"])
 def test_every_prompt_is_measured_once(into: Into, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: int) -> None:
     """The set's first one by the first process; the others compare their model with the untouched one on it."""
-    seen, sweep = list[int](), inspect_module.sweep_prompts
+    seen, sweep = list[int](), inspect_module.sweep_together
 
     def counted(session: Any, prompts: Any, *rest: Any, **more: Any) -> Any:
         seen.append(len(prompts))
         return sweep(session, prompts, *rest, **more)
 
-    monkeypatch.setattr(inspect_module, "sweep_prompts", counted)
+    monkeypatch.setattr(inspect_module, "sweep_together", counted)
     monkeypatch.setattr(module, "SIDE_BY_SIDE", 7)
     monkeypatch.setattr(plan_module, "way_of", lambda made: made.ways[way])
     assert into(tmp_path / "out", Ranks(1, 2)) is None
@@ -371,7 +371,7 @@ def test_memory_does_not_grow_with_the_prompts(nursery: Nursery, two_layers: Pat
     code, said, error = nursery.wait(number)
     assert (code, error) == (0, "")
     assert len(json.loads(said)["prompts"]) == 1000
-    assert len(sizes) > 10
+    assert len(sizes) > 50
     assert max(sizes) < 1.05 * sizes[0]
 
 
