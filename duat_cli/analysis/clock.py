@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from duat_cli.results.base import Run
+
+
+class RunFacts(Protocol):
+    """What a report says of a run, as `Clock.run`."""
+
+    def __call__(self, planned_memory: int | None = None, /, *, shared: int = 0) -> Run: ...
+
 
 NOT_PLANNED = "nothing was planned: no weights were read, or the model was in memory already"
 

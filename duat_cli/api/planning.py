@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from duat_cli.analysis.progress import Progress
     from duat_cli.results.plan import Planned, PlanReport
 
-SHARING = ("inspect", "attribute", "prune-bound")
+SHARING = ("inspect", "attribute", "prune-bound", "lora-diff", "check")
 """Commands whose prompts several processes may share."""
 
 
@@ -80,7 +80,8 @@ def plan_report(request: PlanRequest, clock: Clock, progress: Progress) -> PlanR
     else:
         counts, held_out = [min(count, texts.max_tokens or count) for count in given], []
     counts = [count + task.steps for count in counts]
-    task = replace(task, tokens=tuple(counts), held_out=tuple(held_out))
+    processes = request.processes if request.command in SHARING else 1
+    task = replace(task, tokens=tuple(counts), held_out=tuple(held_out), processes=processes)
     made = plan(found.files, task, wanted.dtype, wanted.memory)
     if request.time:
         progress(0, 0, "measuring how fast this machine is")
@@ -122,7 +123,6 @@ def _task(request: PlanRequest, found: Found, progress: Progress) -> Task:
         request.command,
         reinitialised=reinitialised,
         pruning=request.pruning,
-        processes=request.processes if request.command in SHARING else 1,
         every_position=request.every_position and request.command == "attribute",
         steps=request.steps if request.command == "attribute" else 0,
         fixed=request.fixed and request.command == "compare",

@@ -61,7 +61,7 @@ def speed(runs: int) -> list[Row]:
 
     def shared() -> None:
         among = Processes(cores, lambda *_: None, model)
-        assert len(list(sweep_in_order(session, many * [prompt], InspectOptions(), among, None))) == many
+        assert len(list(sweep_in_order(session, many * [prompt], InspectOptions(), among))) == many
 
     base, *times, together = interleaved([plain, captured, replayed, warm, cold, shared], runs)
     names = [

@@ -68,7 +68,7 @@ def look(settled: CheckPlan, model: Path, adapter: Path | None) -> tuple[CheckRe
         PromptRequest(None, None, None),
         None if adapter is None else str(adapter),
     )
-    return run.check(settled, request, lambda *step: None, lambda planned: RUN)
+    return run.check(settled, request, lambda *step: None, lambda _planned=None, **_: RUN)
 
 
 @pytest.fixture(scope="module")

@@ -62,7 +62,14 @@ def test_inspect_is_exact_and_repeatable(report: Any) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
 @pytest.mark.parametrize(
-    ("command", "beside"), [("inspect", ["--matrices"]), ("inspect", ["--save", "H", "--save-to"]), ("attribute", [])]
+    ("command", "beside"),
+    [
+        ("inspect", ["--matrices"]),
+        ("inspect", ["--save", "H", "--save-to"]),
+        ("attribute", []),
+        ("lora-diff", []),
+        ("check", []),
+    ],
 )
 def test_processes_share_the_prompts(
     command: str, beside: list[str], report: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -75,22 +82,24 @@ def test_processes_share_the_prompts(
         return fork(one, *rest)
 
     monkeypatch.setattr(Processes, "_forked", counted)
+    monkeypatch.delenv("CI", raising=False)  # there `check` wants a model
     few = [word for k in range(4) for word in ("--prompt", f"def f{k}():")]
     first = report(command, *few)[1]
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     report(command, *few, *(beside and [*beside, str(tmp_path / "W.safetensors")]))
-    report(command, *few, "--out", str(tmp_path / "out"))
+    if command != "check":
+        report(command, *few, "--out", str(tmp_path / "out"))
     assert begun == [2, 2] * (not beside)
     begun.clear()
     shared = report(command, *few)[1]
     assert set(begun) == {2}
-    assert first.pop("run")
-    assert shared.pop("run")
+    together, own = (one.pop("run")["peak_memory_bytes"] for one in (shared, first))
+    assert together > own
     assert first == shared
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
-@pytest.mark.parametrize("command", ["inspect", "attribute"])
+@pytest.mark.parametrize("command", ["inspect", "attribute", "lora-diff"])
 def test_one_process_where_torch_sees_an_accelerator(command: str) -> None:
     """The threads that gradients start for it do not outlive a fork; here for a device that is made up."""
     words = [command, "--device", "cpu", "--json", "-q", *(w for k in range(3) for w in ("--prompt", f"def f{k}():"))]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -50,17 +50,28 @@ class Question:
     """UTF-8 bytes of the text that the targets stand for."""
 
 
+@dataclass
+class Answer:
+    """What the model says to one prompt."""
+
+    question: Question
+    tally: Tally = field(default_factory=Tally)
+    embedding: Tensor | None = None
+    """As of `_embedding`."""
+
+
 class Asking:
     """Goes with the sweep of `inspect` (its `Beside`); then `found` is known."""
 
-    def __init__(self, prompts: Sequence[Prompt], tokenizer: Callable[[], Any]) -> None:
+    def __init__(self, tokenizer: Callable[[], Any]) -> None:
         """tokenizer: loads it, where a model may need its mask token."""
-        self._prompts, self._tokenizer = prompts, tokenizer
+        self._tokenizer = tokenizer
         self._head: HeadTest | None = None
         self._mask: Any = None  # the tokenizer of a masked language model
         self.predicts: Predicts | None = None
         self.questions: list[Question] = []
         self._tally, self._embeddings = Tally(), list[list[float]]()
+        self._later: list[_Masked] = []  # that run once all prompts are through
 
     # -- with the sweep ----------------------------------------------------------------------------------------
 
@@ -73,31 +84,38 @@ class Asking:
 
         return begin
 
-    def ended(self, session: Session, number: int, output: Any) -> None:
-        """What the stack returned for a prompt: with the head the predictions, or the embedding itself."""
+    def ended(self, session: Session, prompt: Prompt, output: Any) -> Answer:
+        """Of what the stack returned for a prompt: with the head the predictions, or the embedding itself."""
         model = session.loaded.model
         stack = stack_of(model)
         if self.predicts is None:
             self.predicts = self._kind(self._head or head_of(model, stack))
-        question = self._question(self._prompts[number])
-        self.questions.append(question)
+        answer = Answer(self._question(prompt))
+        question, device = answer.question, session.loaded.device
         if self.predicts == "next token":
-            ids = question.ids.to(session.loaded.device)
-            for start, logits in head_logits(model, stack, output, ids):
-                self._tally.add(logits, question.targets[start : start + len(logits)])
+            for start, logits in head_logits(model, stack, output, question.ids.to(device)):
+                answer.tally.add(logits, question.targets[start : start + len(logits)])
         elif self.predicts == "embedding":
-            self._embeddings.append(_sketched(hidden_states(output), number))
+            answer.embedding = _embedding(hidden_states(output))
+        elif question.at:
+            masked = _Masked(model, answer, device)
+            if session.weights is None:
+                session.together([masked])
+            else:
+                self._later.append(masked)
+        return answer
 
     def swept(self, session: Session) -> None:
         """The passes with masked tokens, side by side where weights are read."""
-        if self.predicts != "masked token":
-            return
-        asked = [q for q in self.questions if q.at]
-        passes = [_Masked(session.loaded.model, q, session.loaded.device) for q in asked]
-        if passes:
-            session.together(passes)
-        for question, one in zip(asked, passes, strict=True):
-            self._tally.add(one.logits, question.targets)
+        if self._later:
+            session.together(self._later)
+
+    def take(self, answer: Answer) -> None:
+        """The next prompt's, once it is through."""
+        if answer.embedding is not None:
+            self._embeddings.append(_sketched(answer.embedding, len(self.questions)))
+        self.questions.append(answer.question)
+        self._tally.include(answer.tally)
 
     def _kind(self, head: HeadTest) -> Predicts:
         if not head.exists:
@@ -184,25 +202,30 @@ class Asking:
 
 
 class _Masked:
-    """A pass over a prompt with masked tokens; keeps their logits, (masked, V)."""
+    """A pass over a prompt with masked tokens; leaves their logits, (masked, V), in the answer's tally."""
 
-    def __init__(self, model: Any, question: Question, device: str) -> None:
-        self._model, self._question, self._ids = model, question, question.ids.to(device)
+    def __init__(self, model: Any, answer: Answer, device: str) -> None:
+        self._model, self._answer, self._ids = model, answer, answer.question.ids.to(device)
 
     def active(self) -> contextlib.AbstractContextManager[Any]:
         return torch.no_grad()
 
     def run(self) -> None:
-        self.logits: Tensor = run_stack(self._model, self._ids).logits[0][list(self._question.at)]
+        question = self._answer.question
+        self._answer.tally.add(run_stack(self._model, self._ids).logits[0][list(question.at)], question.targets)
 
 
-def _sketched(hidden: Tensor, number: int) -> list[float]:
-    """The sketch of a prompt's embedding of length 1: the mean over its tokens of the last hidden states, (1, N, M)."""
+def _embedding(hidden: Tensor) -> Tensor:
+    """(M,), of length 1: the mean over a prompt's tokens of the last hidden states, (1, N, M)."""
     mean = hidden[0].double().mean(dim=0)
     size = float(mean.norm())
-    row = (mean / size if size else mean)[None].cpu().numpy()
+    return (mean / size if size else mean).cpu()
+
+
+def _sketched(embedding: Tensor, number: int) -> list[float]:
+    """The sketch of a prompt's embedding."""
     sketch = Sketch()
-    sketch.add(sketch.products(row, number, 0), number)
+    sketch.add(sketch.products(embedding[None].numpy(), number, 0), number)
     return [round(float(value), 6) + 0.0 for value in sketch.sums]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +14,10 @@ from duat_cli.errors import DuatError
 from duat_cli.loading.model.values import streamed
 
 if TYPE_CHECKING:
+    from duat_cli.analysis.clock import RunFacts
     from duat_cli.analysis.progress import Progress
     from duat_cli.loading.model.load import LoadedModel
     from duat_cli.loading.prompts import Prompt
-    from duat_cli.results.base import Run
     from duat_cli.results.check import CheckReport
     from duat_cli.results.inspect import InspectReport
 
@@ -30,7 +30,7 @@ def check_given(
     inputs: list[Prompt],
     tokenizer: Any,
     progress: Progress,
-    run: Callable[[int | None], Run],
+    run: RunFacts,
     also: Iterable[str] = (),
 ) -> tuple[CheckReport, InspectReport | None]:
     """The report, and what `inspect` says from the same passes; none where its weights are not finite.
@@ -44,7 +44,7 @@ def check_given(
     evidence.absent.update({"load": IN_MEMORY, "tokenizer": IN_MEMORY, "declared": IN_MEMORY, "adapter": NO_ADAPTER})
     report: InspectReport | None = None
     fault: DuatError | None = None
-    asking = asking_of(inputs, tokenizer) if plan.asks else None
+    asking = asking_of(tokenizer) if plan.asks else None
     if plan.forward:
         report, fault = report_of(settings(plan, also, cache=False), loaded, inputs, asking, progress)
     evidence, subject, ran = seen(plan, evidence, loaded, inputs, (report, fault), asking, progress)

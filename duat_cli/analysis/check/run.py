@@ -5,7 +5,7 @@ torch is imported for a forward pass or an adapter alone: weights are checked wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,13 +32,13 @@ from duat_cli.loading.model.notes import weight_notes
 
 if TYPE_CHECKING:
     from duat_cli.analysis.check.behaviour import Asking
+    from duat_cli.analysis.clock import RunFacts
     from duat_cli.analysis.inspect.options import InspectOptions
     from duat_cli.analysis.progress import Progress
     from duat_cli.loading.adapter.folder import AdapterFiles
     from duat_cli.loading.model.load import LoadedModel
     from duat_cli.loading.prompts import Prompt
     from duat_cli.loading.texts import PromptText
-    from duat_cli.results.base import Run
     from duat_cli.results.check import CheckReport
     from duat_cli.results.inspect import InspectReport
     from duat_cli.results.lora import LintFinding
@@ -55,6 +55,8 @@ class CheckRequest:
     texts: PromptRequest
     adapter: str | None
     """Folder or hub id of an adapter of this model, checked as well."""
+    processes: int = 1
+    """How many may share the prompts."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,7 @@ class Ran:
     asking: Asking
 
 
-def check(
-    plan: CheckPlan, request: CheckRequest, progress: Progress, run: Callable[[int | None], Run]
-) -> tuple[CheckReport, str | None]:
+def check(plan: CheckPlan, request: CheckRequest, progress: Progress, run: RunFacts) -> tuple[CheckReport, str | None]:
     """The report, and the text of the baseline to write, if one is to be written.
 
     run: what the report says of the run, of the memory that is planned for it.
@@ -90,7 +90,8 @@ def check(
     else:
         evidence = replace(evidence, adapter=_lint(adapter, found, progress))
     evidence = with_answers(evidence, ran, adapter, found, progress)
-    report, text = conclude(plan, evidence, subject, run(planned))
+    ran_in = [one.run.peak_memory_bytes or 0 for one in (evidence.report, evidence.slack) if one is not None]
+    report, text = conclude(plan, evidence, subject, run(planned, shared=max(ran_in, default=0)))
     if undefined is not None and (plan.update or report.verdict == "passed"):
         raise undefined
     return report, text
@@ -110,7 +111,7 @@ def _with_model(
 ) -> tuple[Evidence, Subject, DuatError | None, Ran | None, int | None]:
     """The model loaded and, where its weights are numbers, run; why the run says nothing, if it does not; and the
     memory that was planned."""
-    model = replace(request.model, task=task_of(plan))
+    model = replace(request.model, task=replace(task_of(plan), processes=request.processes))
     try:
         loaded, tokenizer = load_found(model, found, request.texts, read, progress)
     except UnsupportedModelError as fault:
@@ -129,7 +130,7 @@ def _with_model(
     asking: Asking | None = None
     if undefined is None:
         declared = replace(declared, tokens=tokens_hash(p.input_ids[0].tolist() for p in inputs))
-        asking = asking_of(inputs, tokenizer) if plan.asks else None
+        asking = asking_of(tokenizer) if plan.asks else None
         report, undefined = report_of(settings(plan), loaded, inputs, asking, progress)
     evidence = replace(evidence, declared=declared)
     evidence, subject, ran = seen(plan, evidence, loaded, inputs, (report, undefined), asking, progress)
@@ -203,10 +204,10 @@ def _overrides(loaded: LoadedModel) -> tuple[Override, ...]:
     return judged(loaded, overrides(loaded.files.config))
 
 
-def asking_of(inputs: list[Prompt], tokenizer: Any) -> Asking:
+def asking_of(tokenizer: Any) -> Asking:
     from duat_cli.analysis.check.behaviour import Asking
 
-    return Asking(inputs, lambda: tokenizer)
+    return Asking(lambda: tokenizer)
 
 
 def with_answers(

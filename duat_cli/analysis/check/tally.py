@@ -49,11 +49,27 @@ class Tally:
         log_p = logits.log_softmax(dim=-1)
         p = log_p.exp()
         self.entropies += (-torch.where(p == 0, 0.0, p * log_p).sum(dim=-1)).tolist()
-        likely = (p >= 1 / self.vocabulary).any(dim=0)
-        self._likely = likely if self._likely is None else self._likely | likely
+        self._make_likely((p >= 1 / self.vocabulary).any(dim=0))
         if len(targets):
             at = torch.tensor(targets, device=logits.device)[:, None]
             self.losses += (-log_p[: len(targets)].gather(1, at)[:, 0]).tolist()
+
+    def include(self, other: Tally) -> None:
+        """The predictions of another, behind these."""
+        self.targets += other.targets
+        self.losses += other.losses
+        self.entropies += other.entropies
+        self.ranges += other.ranges
+        self.tokens += other.tokens
+        self.margins += other.margins
+        self.largest = max(self.largest, other.largest)
+        self.nonfinite += other.nonfinite
+        self.vocabulary = self.vocabulary or other.vocabulary
+        self._make_likely(other._likely)
+
+    def _make_likely(self, tokens: Tensor | None) -> None:
+        if tokens is not None:
+            self._likely = tokens if self._likely is None else self._likely | tokens
 
     @property
     def loss(self) -> float:

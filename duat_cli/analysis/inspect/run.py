@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
@@ -53,12 +54,17 @@ class Beside(Protocol):
         """What goes through the model beside its discovery, where its weights are read block by block."""
         ...
 
-    def ended(self, session: Session, number: int, output: Any, /) -> None:
-        """Called with what the stack returned for a prompt."""
+    def ended(self, session: Session, prompt: Prompt, output: Any, /) -> Any:
+        """Called with what the stack returned for a prompt, in the process that ran it; what it gives goes to `take`,
+        the first prompt's before any other process is there."""
         ...
 
     def swept(self, session: Session, /) -> None:
-        """Called once all prompts are through."""
+        """Called once all prompts are through, where their weights are read block by block."""
+        ...
+
+    def take(self, answer: Any, /) -> None:
+        """Called with what `ended` gave for the next prompt, in order."""
         ...
 
 
@@ -82,9 +88,9 @@ def inspect(
         states.open(session, prompts, chosen(options.layers, len(session.structure.calls)))
     processes = Processes(loaded.processes, progress, loaded.model)
     sweeps: Iterable[PromptSweep]
-    if loaded.paged is matrices is beside is states is None:
+    if loaded.paged is matrices is states is None:
         known = _null(session, prompts, options, processes)  # first, so that what prompts gave need not wait for it
-        sweeps = sweep_in_order(session, prompts, options, processes, maps)
+        sweeps = sweep_in_order(session, prompts, options, processes, maps, beside)
     else:
         sweeps = sweep_prompts(session, prompts, options, matrices, progress, beside, maps, states)
         if matrices is not None:
@@ -93,6 +99,8 @@ def inspect(
     total = InspectTotal(chosen(options.layers, len(session.structure.calls)), options.terms, options.per_prompt)
     error = 0.0
     for facts, sweep in zip(prompt_facts(prompts), sweeps, strict=True):
+        if beside is not None:
+            beside.take(sweep.beside)
         total.add(facts, sweep if known is None else with_untrained(sweep, facts.tokens, known))
         error = max([error, *sweep.errors])
     session.save_cache()
@@ -119,10 +127,16 @@ def _null(
 
 
 def sweep_in_order(
-    session: Session, prompts: Sequence[Prompt], options: InspectOptions, processes: Processes, maps: Maps | None
+    session: Session,
+    prompts: Sequence[Prompt],
+    options: InspectOptions,
+    processes: Processes,
+    maps: Maps | None = None,
+    beside: Beside | None = None,
 ) -> Iterator[PromptSweep]:
-    """Of each prompt, over weights that are in memory: those of as many tokens together where there are enough of them,
-    each batch in one of the processes. The first ones run here: the others find the Gram matrices of every block."""
+    """Of each prompt, over weights that are in memory: those of as many tokens together where there are enough of them
+    and nothing is asked beside, each batch in one of the processes. The first ones run here: the others find the Gram
+    matrices of every block."""
     depth, count = session.depth, len(prompts)
     begun = 1 if maps is None else max(1, maps.count)
 
@@ -134,12 +148,16 @@ def sweep_in_order(
 
     def work(numbered: tuple[int, list[int]]) -> list[PromptSweep]:
         before, batch = numbered
-        return sweep_together(session, [prompts[number] for number in batch], options, progress_behind(before))
+        some, progress = [prompts[number] for number in batch], progress_behind(before)
+        if beside is None:
+            return sweep_together(session, some, options, progress)
+        return sweep_prompts(session, some, options, None, progress, beside)
 
-    yield from sweep_prompts(session, prompts[:begun], options, None, progress_behind(0), maps=maps)
+    yield from sweep_prompts(session, prompts[:begun], options, None, progress_behind(0), beside, maps)
     if begun >= count:
         return
-    rest = batches(leaders_of(session, options, [prompt.input_ids.shape[1] for prompt in prompts]), begun)
+    tokens = [prompt.input_ids.shape[1] for prompt in prompts]
+    rest = batches(leaders_of(session, options, tokens) if beside is None else array("I", range(count)), begun)
     before = itertools.accumulate(map(len, rest), initial=begun)
     waiting = dict[int, bytes]()  # for prompts in front of them; pickled they take a tenth of the memory
     for batch, sweeps in zip(rest, processes.each(work, zip(before, rest, strict=False)), strict=True):
@@ -221,7 +239,7 @@ def sweep_prompts(
         if states is not None:
             states.end(number)
         if beside is not None:
-            beside.ended(session, number, output)
+            found[number] = replace(found[number], beside=beside.ended(session, prompts[number], output))
         if options.terms:
             assert held.output is not None
             found[number].terms.extend(_uat_terms(held.decomposition, held.output))
@@ -231,7 +249,7 @@ def sweep_prompts(
         add_uniform([found[number]], held.uniform, prompts[number].input_ids.shape[1])
 
     session.sweep_all(prompts, listener, ended, None if beside is None else beside.guest_of(session))
-    if beside is not None:
+    if beside is not None and session.loaded.paged is not None:
         beside.swept(session)
     return [found[number] for number in range(len(prompts))]
 

@@ -6,6 +6,7 @@ With --per-prompt, which lists the values of each, it grows with them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -31,6 +32,8 @@ class PromptSweep:
     faults: dict[int, str]  # blocks whose factors this prompt refuted
     largest: dict[int, tuple[float, Place]]  # largest activation of every chosen block
     end_to_end: EndToEnd | None = None
+    beside: Any = None
+    """What the same pass gave to what was asked beside."""
 
 
 class InspectHead(Result):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import bisect
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from duat_cli.analysis.aggregate import ExactSum, Mean
+from duat_cli.analysis.clock import RunFacts
 from duat_cli.analysis.lora.applied import by_parameter, refuse_other_base, tied_changes, tuned_model, whole
 from duat_cli.analysis.lora.change import Change, Read, adapter_tensors, change_of
 from duat_cli.analysis.lora.eq18 import Eq18Test, Stated
@@ -27,6 +29,7 @@ from duat_cli.loading.adapter.parameter import ParameterPlan
 from duat_cli.loading.adapter.plan import plans
 from duat_cli.loading.checkpoint.source import Source
 from duat_cli.loading.model.load import LoadedModel
+from duat_cli.loading.model.processes import Processes
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.edits.tuned import Value, own_names
 from duat_cli.operators.lowrank import Piece, is_zero
@@ -217,9 +220,9 @@ class Pair:
         self.tuned = Session(tuned, progress, cache=False)
         self._changed = [m.whole_name for m in report.modules]
 
-    def comparer(self, decode: Decode, total: int) -> Comparer:
+    def comparer(self, decode: Decode, total: int, progress: Progress) -> Comparer:
         """What runs prompts, of which there are so many in all."""
-        return Comparer(*self._grounds, decode, total, self.progress)
+        return Comparer(*self._grounds, decode, total, progress)
 
     @functools.cached_property
     def _grounds(self) -> tuple[Ground, Ground]:
@@ -261,21 +264,20 @@ class Pair:
         """Of Eq. 18, on the first of the prompts."""
         return Eq18Test(self._grounds[0], self.tuned, prompts, self._changed, self._stated)
 
-    def report(self, prompts: Sequence[Prompt], decode: Decode, run: Callable[[], Run]) -> LoraReport:
+    def report(self, prompts: Sequence[Prompt], decode: Decode, run: RunFacts) -> LoraReport:
         """On prompts, all at hand."""
-        found, compare = Findings(), self.comparer(decode, len(prompts))
+        loaded, found = self.base.loaded, Findings()
+        processes = Processes(loaded.processes, self.progress, loaded.model)
+        compare = self.comparer(decode, len(prompts), processes)
         norms, eq18 = self.norms(prompts[0]), self.eq18(prompts)
-        for one in compare(list(enumerate(prompts)), norms, eq18):
+        each = list(enumerate(prompts))
+        chunks = [each] if self.base.weights is not None else [[one] for one in each]
+        first, others = compare(chunks[0], norms, eq18), processes.each(compare, chunks[1:])
+        for one in itertools.chain(first, itertools.chain.from_iterable(others)):
             found.add(one)
-        head = self.head(norms)
-        return whole_report(
-            head,
-            roll_of(prompt_facts(prompts)),
-            found,
-            (self.base.plain_error, self.tuned.plain_error),
-            eq18.found(),
-            run(),
-        )
+        head, errors = self.head(norms), (self.base.plain_error, self.tuned.plain_error)
+        facts = run(shared=processes.memory)
+        return whole_report(head, roll_of(prompt_facts(prompts)), found, errors, eq18.found(), facts)
 
 
 def whole_report(

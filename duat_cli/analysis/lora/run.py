@@ -21,6 +21,7 @@ from duat_cli.loading.importing import uncollected
 from duat_cli.text import clean
 
 if TYPE_CHECKING:
+    from duat_cli.analysis.clock import RunFacts
     from duat_cli.analysis.lora.prompts import Decode
     from duat_cli.analysis.lora.report import Pair
     from duat_cli.analysis.progress import Progress
@@ -29,10 +30,7 @@ if TYPE_CHECKING:
     from duat_cli.loading.model.load import LoadedModel
     from duat_cli.loading.prompt_set import PromptSet
     from duat_cli.loading.prompts import Prompt
-    from duat_cli.results.base import Run
     from duat_cli.results.lora import LoraReport
-
-    RunFacts = Callable[[int | None], Run]
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class Asked:
     loaded: LoadedModel
     prompts: Sequence[Prompt] | PromptSet
     decode: Decode
-    run: Callable[[], Run]
+    run: RunFacts
 
 
 class Into(Protocol):
@@ -76,6 +74,8 @@ class LoraRequest:
     large: bool
     """Also the directions that take long."""
     cache: bool
+    processes: int = 1
+    """How many may share the prompts."""
     into: Into | None = None
     """None: all prompts are run by this process, and nothing is kept."""
 
@@ -199,10 +199,10 @@ def adapter_task(runs: bool, adapter: AdapterFiles, found: Found) -> Task:
 
 def _asked(
     request: LoraRequest, found: Found, task: Task, progress: Progress, run: RunFacts
-) -> tuple[Asked | None, Callable[[], Run]]:
+) -> tuple[Asked | None, RunFacts]:
     """The base model, and the prompts as its token ids, where there are any: what is wrong there comes first; and
     what the report says of the run, which is planned wherever tensors of the base are read."""
-    base = replace(request.base, task=replace(task, directions=request.large))
+    base = replace(request.base, task=replace(task, directions=request.large, processes=request.processes))
     if request.texts is None:
         way = None if request.lint or request.no_base else base.way(found, progress)
         return None, functools.partial(run, None if way is None else way.peak_memory_bytes)

@@ -15,11 +15,13 @@ from dataclasses import replace
 
 from duat_cli.analysis.plan.attribution import PREDICTIONS, attribution, predicted
 from duat_cli.analysis.plan.pair import kept_prompts, look_at_weights, two_models
+from duat_cli.analysis.plan.pair import shared as shared_pair
 from duat_cli.analysis.plan.pruning import pruning
 from duat_cli.analysis.plan.pruning import shared as shared_pruning
 from duat_cli.analysis.plan.shape import Shape
 from duat_cli.analysis.plan.task import Task
 from duat_cli.analysis.plan.terms import (
+    FORKED,
     SHARING,
     STREAMS,
     STRUCTURE,
@@ -42,7 +44,6 @@ ROWS = 1 << 19  # elements of Ĥ that `inspect` works on at once
 RECORDED = 2  # (H, N, N) behind a block: what is recorded, and H of W'
 GRAMS = 2  # (N, H, M): the values through O, and an operand of their products
 PIECES = 6  # ROWS elements
-FORKED = 16 << 20  # of a forked process: what libraries make and change there
 BATCHES = 40 << 20  # of a batch, and of the prompts that wait until theirs is whole; both are bounded
 
 
@@ -64,13 +65,18 @@ def peak(shape: Shape, task: Task, weights: Residence, tuned: Shape | None = Non
     return max(moments, key=size_of)
 
 
-def shared(shape: Shape, task: Task, processes: int) -> Moment:
+def shared(shape: Shape, task: Task, processes: int, tuned: Shape | None = None) -> Moment:
     """While forked processes have a prompt each, weights in memory: what the one that they come from holds, and theirs.
 
-    Of `inspect`, `attribute` and `prune-bound`.
+    tuned: as of `peak`.
     """
-    if task.pruning is not None:
+    if task.command == "lora-diff":
+        return shared_pair(shape, task, tuned, processes)
+    if task.command == "prune-bound":
         return shared_pruning(shape, task, processes)
+    if task.pruning is not None:
+        parts = shared(shape, replace(task, pruning=None), processes), shared_pruning(shape, task, processes)
+        return max(parts, key=size_of)
     every, longest = held(shape, "resident"), sorted(task.tokens)[-processes:]
     own = processes * (FORKED + len(shape.parts.blocks) * STRUCTURE + size_of(_together(task)))
     if task.command == "attribute":

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from duat_cli.analysis.plan.shape import Shape
 from duat_cli.analysis.plan.task import Task
-from duat_cli.analysis.plan.terms import TORCH, Moment, held, layer_of, page_of, structure_bytes, term, through_block
+from duat_cli.analysis.plan.terms import (
+    FORKED,
+    SHARING,
+    STRUCTURE,
+    TORCH,
+    Moment,
+    held,
+    layer_of,
+    page_of,
+    size_of,
+    structure_bytes,
+    term,
+    through_block,
+)
 from duat_cli.analysis.plan.waves import prompt_waves, state_bytes
 from duat_cli.results.plan import MemoryTerm, Residence
 
@@ -35,27 +48,15 @@ def look_at_weights(shape: Shape, task: Task, weights: Residence, tuned: Shape |
 def two_models(shape: Shape, task: Task, weights: Residence, tuned: Shape | None) -> list[Moment]:
     """Base and tuned model. With all weights in memory, what an adapter leaves as it is, is shared, and of one prompt
     all blocks of the base are kept; else one block of all prompts."""
-    other, longest, blocks = tuned or shape, max(task.tokens, default=0), len(shape.parts.blocks)
+    other, longest = tuned or shape, max(task.tokens, default=0)
     sizes = [state_bytes(count, shape.width, shape.element) for count in task.tokens]
     tested = term("a layer that Eq. 18 is tested on, in float64", 8 * TESTED * _inside(shape))
     if weights == "resident":
-        changed = sum(tensor.elements for tensor in task.changed)
-        size = changed * shape.element if tuned is None else tuned.weights
-        second = term("weights of the tuned model", size)
-        running = [
-            *held(shape, weights),
-            second,
-            term("the tuned model's structure", structure_bytes(other)),
-            term("values of all blocks, V", 4 * blocks * shape.values),
-            term("outputs of all blocks, O", blocks * shape.outputs),
-        ]
+        running = _both_resident(shape, task, tuned)
+        loading = term("the largest tensor, as stored", other.largest_tensor)
         return [
-            [*held(shape, weights, running=False), second, term("the largest tensor, as stored", other.largest_tensor)],
-            [
-                *running,
-                term("one prompt in all blocks of the base", blocks * _kept(shape, longest)),
-                through_block(shape, longest),
-            ],
+            [*held(shape, weights, running=False), _second(shape, task, tuned), loading],
+            [*running, *_through_both(shape, longest)],
             [*running, tested],
         ]
     both = [
@@ -77,6 +78,36 @@ def two_models(shape: Shape, task: Task, weights: Residence, tuned: Shape | None
         [*pages, prompts, tested],
         [*both, *layer_of(shape), *layer_of(other)[:1], prompts],
     ]
+
+
+def shared(shape: Shape, task: Task, tuned: Shape | None, processes: int) -> Moment:
+    """As `memory.shared`, of `lora-diff`."""
+    structures = len(shape.parts.blocks) * 2 * STRUCTURE
+    own = processes * (FORKED + structures)
+    own += sum(size_of(_through_both(shape, tokens)) for tokens in sorted(task.tokens)[-processes:])
+    return [*_both_resident(shape, task, tuned), term(SHARING, own)]
+
+
+def _both_resident(shape: Shape, task: Task, tuned: Shape | None) -> Moment:
+    blocks = len(shape.parts.blocks)
+    return [
+        *held(shape, "resident"),
+        _second(shape, task, tuned),
+        term("the tuned model's structure", structure_bytes(tuned or shape)),
+        term("values of all blocks, V", 4 * blocks * shape.values),
+        term("outputs of all blocks, O", blocks * shape.outputs),
+    ]
+
+
+def _second(shape: Shape, task: Task, tuned: Shape | None) -> MemoryTerm:
+    changed = sum(tensor.elements for tensor in task.changed)
+    return term("weights of the tuned model", changed * shape.element if tuned is None else tuned.weights)
+
+
+def _through_both(shape: Shape, tokens: int) -> Moment:
+    """Of one prompt, with all weights in memory."""
+    kept = len(shape.parts.blocks) * _kept(shape, tokens)
+    return [term("one prompt in all blocks of the base", kept), through_block(shape, tokens)]
 
 
 def kept_prompts(shape: Shape, task: Task, weights: Residence) -> MemoryTerm:

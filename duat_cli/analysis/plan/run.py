@@ -113,9 +113,9 @@ def plan(
         beside, second = list[MemoryTerm](), task.reinitialised and weights == "resident"
         if second and (limit is None or total + SPARE * shape.weights <= limit):
             beside = [term("the re-initialised model, unless its statistics are cached", shape.weights)]
-        processes = _processes(shape, task, limit, beside) if weights == "resident" else 1
+        processes = _processes(shape, task, limit, beside, tuned) if weights == "resident" else 1
         if processes > 1:
-            terms = max(terms, shared(shape, task, processes), key=size_of)
+            terms = max(terms, shared(shape, task, processes, tuned), key=size_of)
         terms += beside
         total = size_of(terms)
         ways.append(
@@ -131,14 +131,14 @@ def plan(
     return Plan(files, shape, limit, tuple(ways), operations(shape, task), task)
 
 
-def _processes(shape: Shape, task: Task, limit: int | None, beside: list[MemoryTerm]) -> int:
+def _processes(shape: Shape, task: Task, limit: int | None, beside: list[MemoryTerm], tuned: Shape | None) -> int:
     """How many share the prompts: all that may, or as many as have a prompt and room.
 
     Threads are better at large layers, where there are not enough prompts for all processes. beside: also in memory.
     """
     apart = task.command != "prune-bound"  # the first prompt runs before the others
     most = min(task.processes, len(task.tokens) - apart)
-    while most > 1 and limit is not None and size_of([*shared(shape, task, most), *beside]) > limit:
+    while most > 1 and limit is not None and size_of([*shared(shape, task, most, tuned), *beside]) > limit:
         most -= 1
     block = _largest_block(shape)
     small = block is not None and block.elements * shape.element <= SMALL_BLOCK

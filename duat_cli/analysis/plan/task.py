@@ -147,7 +147,7 @@ class Task:
     calibration: tuple[int, ...] = ()
     """The same of the prompts that a pruned model is refitted to, where they are others."""
     processes: int = 1
-    """How many may share the prompts of `inspect`, `attribute` and `prune-bound`, where all weights are in memory."""
+    """How many may share the prompts, where all weights are in memory and the command's can be shared."""
     runs: bool = True
     """Whether the model runs: `lora-diff` without prompts and `check --weights-only` only look at weights."""
     reinitialised: bool = False

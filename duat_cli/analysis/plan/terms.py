@@ -12,6 +12,7 @@ LIBRARIES = 426 << 20  # Python, torch, transformers and duat, imported
 TORCH = 402 << 20  # the same without transformers
 STRUCTURE = 1 << 20  # of a block, what discovery writes down of it
 SHARING = "processes that share the prompts"
+FORKED = 16 << 20  # of a forked process: what libraries make and change there
 CHECKED = 32  # tokens of the random prompt on which the pass under instruments is compared with the plain one
 CHECKED_LOGITS = 4  # (CHECKED, vocabulary): of both passes, as they are and as probabilities
 

@@ -108,7 +108,7 @@ class _Worker(Worker[LoraReport]):
     def __init__(self, pair: Pair, asked: Asked, prompts: PromptSet, settings: Settings, progress: Progress) -> None:
         self.settings = settings
         self._pair, self._run, self._prompts, self._progress = pair, asked.run, prompts, progress
-        self._compare = pair.comparer(asked.decode, len(prompts.keys))
+        self._compare = pair.comparer(asked.decode, len(prompts.keys), progress)
         self._norms: FrontNorms | None = None
         self._begun = False
 

@@ -113,6 +113,7 @@ def check(
     """
     from duat_cli.analysis.opening import ModelRequest, PromptRequest
     from duat_cli.cli.shared.announce import announce
+    from duat_cli.cli.shared.cores import processes
     from duat_cli.cli.shared.presentation import talk_of
     from duat_cli.cli.terminal.output import Target
     from duat_cli.cli.terminal.progress import Progress
@@ -130,7 +131,7 @@ def check(
         wanted = ModelRequest(
             model, revision, token, cache_dir, trust_remote_code, dtype, device, limit, device_map=device_map
         )
-        request = CheckRequest(wanted, PromptRequest(prompt, prompts, max_tokens), adapter)
+        request = CheckRequest(wanted, PromptRequest(prompt, prompts, max_tokens), adapter, processes())
         clock = Clock()
         settled = plan(policy, select or [], baseline, update_baseline, weights_only, dtype)
         file = Target.of("--baseline", baseline) if update_baseline else None

@@ -117,6 +117,7 @@ def lora_diff(
     from duat_cli.analysis.lora.run import lora_diff as compute
     from duat_cli.analysis.opening import ModelRequest, PromptRequest
     from duat_cli.cli.shared.announce import announce
+    from duat_cli.cli.shared.cores import processes
     from duat_cli.cli.shared.many import as_rank
     from duat_cli.cli.shared.presentation import Presentation, talk_of
     from duat_cli.cli.terminal.progress import Progress
@@ -127,7 +128,8 @@ def lora_diff(
     texts = texts_to_run(PromptRequest(prompt, prompts, max_tokens), default_prompts=default_prompts)
     limit = options.parse_memory(memory)
     wanted = ModelRequest(base, revision, token, cache_dir, False, dtype, device, limit, device_map=device_map)
-    request = LoraRequest(wanted, tuned, other, texts, lint, no_base, directions, not no_cache)
+    shared = 1 if out is not None else processes()
+    request = LoraRequest(wanted, tuned, other, texts, lint, no_base, directions, not no_cache, shared)
     if out is not None:
         found = as_rank(base, _kept(request), functools.partial(_into, request, Path(out), clock), talk)
     else:

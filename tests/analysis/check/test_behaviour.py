@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,7 @@ def prompts(rows: int, lengths: tuple[int, ...] = (9, 1, 23)) -> list[Prompt]:
 
 
 def asked(loaded: LoadedModel, texts: list[Prompt], tokenizer: Any = Tokenizer) -> tuple[Behaviour, Answers]:
-    asking = Asking(texts, tokenizer)
+    asking = Asking(tokenizer)
     inspect(loaded, texts, InspectOptions(cache=False), lambda *_: None, beside=asking)
     return asking.found(None)
 
@@ -121,11 +123,22 @@ def test_weights_read_block_by_block_give_the_same_numbers(model_type: str, tmp_
         assert asked(loaded, texts) == asked(resident, texts)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
+@pytest.mark.parametrize("model_type", ["llama", "bert", "bert without a head"])
+def test_processes_that_share_the_prompts_give_the_same_numbers(model_type: str, tmp_path: Path) -> None:
+    folder = saved("bert" if " " in model_type else model_type, tmp_path / "m")
+    if " " in model_type:
+        single_model("bert").base_model.save_pretrained(folder)
+    loaded = whole(folder)
+    texts = prompts(loaded.model.config.vocab_size, (9, 1, 23, 9, 9, 17))
+    assert asked(replace(loaded, processes=3), texts) == asked(loaded, texts)
+
+
 def test_weights_are_not_read_once_more_for_the_head(tmp_path: Path) -> None:
     folder = saved("llama", tmp_path / "m")
     texts = prompts(50)
     read = []
-    for beside in (None, Asking(texts, never)):
+    for beside in (None, Asking(never)):
         with in_parts(folder) as loaded:
             inspect(loaded, texts, InspectOptions(cache=False), lambda *_: None, beside=beside)
             assert loaded.paged is not None

@@ -45,7 +45,9 @@ def checked(
     )
     settled = plan(policy, select, None, False, weights_only, "float32")
     with streaming() if streamed else contextlib.nullcontext():
-        report, text = check(settled, request, lambda done, total, what: steps.append(what), lambda _planned: RUN)
+        report, text = check(
+            settled, request, lambda done, total, what: steps.append(what), lambda _planned=None, **_: RUN
+        )
     assert text is None
     return report, list(dict.fromkeys(steps))
 

@@ -16,6 +16,20 @@ def drawn(tokens: int = 7, vocabulary: int = 13) -> torch.Tensor:
     return 2 * torch.randn(tokens, vocabulary, generator=torch.Generator().manual_seed(2))
 
 
+def test_tallies_are_added_up_as_if_all_predictions_had_come_to_one() -> None:
+    whole, parts, logits = Tally(), Tally(), drawn()
+    logits[1, 2] = math.nan
+    for first, last, targets in ((0, 3, [3, 1]), (3, 3, []), (3, 7, [1, 5, 9, 2])):
+        part = Tally()
+        if last > first:
+            part.add(logits[first:last], targets)
+            whole.add(logits[first:last], targets)
+        parts.include(part)
+    assert str(vars(parts)) == str(vars(whole))  # as text, in which a NaN is one
+    assert (whole.nonfinite, len(whole.targets), len(whole.tokens), whole.vocabulary) == (1, 6, 7, 13)
+    assert 0 < parts.never == whole.never < 1
+
+
 @pytest.mark.parametrize("at_once", [1, 30, 1 << 22])
 def test_every_number_is_that_of_a_loop(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(divergence, "AT_ONCE", at_once)

@@ -52,10 +52,10 @@ def some_prompts(model: Any) -> list[Prompt]:
 
 def report_of(base: Path, adapter: Path, dtype: str = "float32") -> LoraReport:
     opened = open_adapter(adapter, "adapter")
-    first = adapter_report(weights(base), [opened], LoraOptions(), quiet, lambda: RUN)
+    first = adapter_report(weights(base), [opened], LoraOptions(), quiet, lambda **_: RUN)
     loaded = load(str(base), dtype=dtype)
     with adapter_pair(first, weights(base), opened, loaded, quiet) as pair:
-        return pair.report(some_prompts(loaded.model), str, lambda: RUN)
+        return pair.report(some_prompts(loaded.model), str, lambda **_: RUN)
 
 
 def made(model_type: str, folder: Path, targets: list[str], **config: Any) -> tuple[Path, Path]:
@@ -180,13 +180,13 @@ def test_a_layer_that_changes_without_being_stated(llama: tuple[Path, Path], mon
 def test_a_checkpoint_is_tested_against_the_difference_of_its_files(llama: tuple[Path, Path], tmp_path: Path) -> None:
     base, adapter = llama
     peft.PeftModel.from_pretrained(adapters.load_base(base), adapter).merge_and_unload().save_pretrained(tmp_path)
-    first = checkpoint_report(weights(base), weights(tmp_path), Directions(), quiet, lambda: RUN)
+    first = checkpoint_report(weights(base), weights(tmp_path), Directions(), quiet, lambda **_: RUN)
 
     def found(fault: Callable[[Any], None]) -> Any:
         tuned = load(str(tmp_path))
         fault(tuned.model)
         with checkpoint_pair(first, load(str(base)), tuned, quiet) as pair:
-            return pair.report(some_prompts(tuned.model), str, lambda: RUN).eq18
+            return pair.report(some_prompts(tuned.model), str, lambda **_: RUN).eq18
 
     sound = found(lambda model: None)
     assert (sound.holds, len(sound.on_second), len(sound.on_third)) == (True, 3, 3)

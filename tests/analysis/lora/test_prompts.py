@@ -3,6 +3,7 @@ naive sums."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,15 +70,15 @@ def compare_on_prompts(base: Session, tuned: Session, prompts: list[Prompt]) -> 
     return found
 
 
-def report_of(base: Path, adapter: Path, count: int = 2) -> LoraReport:
-    opened, loaded = open_adapter(adapter, "adapter"), load(str(base))
+def report_of(base: Path, adapter: Path, count: int = 2, processes: int = 1) -> LoraReport:
+    opened, loaded = open_adapter(adapter, "adapter"), replace(load(str(base)), processes=processes)
 
     def weights() -> BaseWeights:
         return BaseWeights(Source(base, "base", None), inspect_folder(base))
 
-    first = adapter_report(weights(), [opened], LoraOptions(), quiet, lambda: RUN)
+    first = adapter_report(weights(), [opened], LoraOptions(), quiet, lambda **_: RUN)
     with adapter_pair(first, weights(), opened, loaded, quiet) as pair:
-        return pair.report(some_prompts(loaded.model, count), shown, lambda: RUN)
+        return pair.report(some_prompts(loaded.model, count), shown, lambda **_: RUN)
 
 
 def made(model_type: str, folder: Path, targets: list[str] | str | None = None, **config: Any) -> tuple[Path, Path]:
@@ -92,6 +93,16 @@ def merged_model(base: Path, adapter: Path) -> Any:
 
 def wrapped_model(base: Path, adapter: Path) -> Any:
     return peft.PeftModel.from_pretrained(adapters.load_base(base), adapter).eval()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
+def test_processes_that_share_the_prompts_give_the_same_report(tmp_path: Path) -> None:
+    base, adapter = made("llama", tmp_path)
+    alone, shared = (report_of(base, adapter, 6, processes) for processes in (1, 3))
+    assert alone == shared
+    assert alone.eq18 is not None
+    assert alone.eq18.holds
+    assert len(alone.by_prompt or []) == 6
 
 
 @pytest.mark.parametrize("model_type", NAMES)
@@ -374,10 +385,10 @@ def test_a_checkpoint_under_prompts_is_its_adapter(tmp_path: Path) -> None:
     base, adapter = made("llama", tmp_path)
     merged_model(base, adapter).save_pretrained(tmp_path / "tuned")
     weights = [BaseWeights(Source(f, f.name, None), inspect_folder(f)) for f in (base, tmp_path / "tuned")]
-    first = checkpoint_report(weights[0], weights[1], Directions(), quiet, lambda: RUN)
+    first = checkpoint_report(weights[0], weights[1], Directions(), quiet, lambda **_: RUN)
     loaded = load(str(base))
     with checkpoint_pair(first, loaded, load(str(tmp_path / "tuned")), quiet) as pair:
-        found = pair.report(some_prompts(loaded.model), shown, lambda: RUN)
+        found = pair.report(some_prompts(loaded.model), shown, lambda **_: RUN)
     expected = report_of(base, adapter)
     assert found.blocks is not None
     assert expected.blocks is not None
@@ -396,14 +407,14 @@ def test_tensors_that_have_no_module_of_their_name_are_compared(model_type: str,
     for model, folder in zip(models, folders, strict=True):
         model.save_pretrained(folder)
     weights = [BaseWeights(Source(f, f.name, None), inspect_folder(f)) for f in folders]
-    first = checkpoint_report(weights[0], weights[1], Directions(), quiet, lambda: RUN)
+    first = checkpoint_report(weights[0], weights[1], Directions(), quiet, lambda **_: RUN)
     changed = [one.whole_name for one in first.modules]
     assert changed
     assert all(part in name and name in weights[0].files.tensors for name in changed)
     loaded = [load(str(folder)) for folder in folders]
     prompts = some_prompts(loaded[0].model)
     with checkpoint_pair(first, *loaded, quiet) as pair:
-        found = pair.report(prompts, shown, lambda: RUN)
+        found = pair.report(prompts, shown, lambda **_: RUN)
     assert found.eq18 is not None
     assert [*(skipped.what for skipped in found.eq18.not_covered), *found.eq18.elsewhere] == changed
     assert found.by_prompt is not None

@@ -38,7 +38,7 @@ BUNDLED = LoraRequest(BASE, None, None, None, lint=False, no_base=False, large=F
 def answer(request: LoraRequest) -> tuple[LoraReport, list[str]]:
     steps: list[str] = []
     run = Run(started="2026-01-01T00:00:00+00:00", seconds=0.0, peak_memory_bytes=None)
-    report = lora_diff(request, lambda done, total, what: steps.append(what), lambda _planned: run)
+    report = lora_diff(request, lambda done, total, what: steps.append(what), lambda _planned=None, **_: run)
     assert report is not None
     return report, list(dict.fromkeys(steps))
 

@@ -12,10 +12,10 @@ import pytest
 from children import PATIENCE
 
 from duat_cli.analysis.plan.attribution import LOGITS, attribution, attribution_reads, predicted
-from duat_cli.analysis.plan.memory import FORKED, shared
+from duat_cli.analysis.plan.memory import shared
 from duat_cli.analysis.plan.shape import Shape, shape_of
 from duat_cli.analysis.plan.task import Task
-from duat_cli.analysis.plan.terms import STRUCTURE
+from duat_cli.analysis.plan.terms import FORKED, STRUCTURE
 from duat_cli.analysis.plan.waves import RECORDED_BYTES
 from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import demo_path

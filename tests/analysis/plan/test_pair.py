@@ -8,11 +8,11 @@ import pytest
 
 from duat_cli.analysis.lora.run import task_of
 from duat_cli.analysis.opening import Found
-from duat_cli.analysis.plan.memory import peak
+from duat_cli.analysis.plan.memory import peak, shared
 from duat_cli.analysis.plan.pair import two_models
 from duat_cli.analysis.plan.shape import Shape, shape_of
 from duat_cli.analysis.plan.task import Task
-from duat_cli.analysis.plan.terms import size_of
+from duat_cli.analysis.plan.terms import FORKED, STRUCTURE, size_of
 from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.folder import open_adapter
 from duat_cli.loading.adapter.keys import read_keys
@@ -66,6 +66,22 @@ def test_eq_18_takes_three_float64_copies_of_a_layer_beside_both_models(
     moments = two_models(shape, task, weights, None)
     [tested] = [one for moment in moments for one in moment if "Eq. 18" in one.what]
     assert tested.bytes == 3 * 8 * max(sizes)
+
+
+def test_processes_that_share_prompts_keep_a_prompt_in_the_base_each(found: Found, shape: Shape) -> None:
+    task = task_of(found, find_tuned(None), runs=True)
+
+    def own(*tokens: int, processes: int = 2) -> int:
+        [*every, more] = shared(shape, replace(task, tokens=tokens), processes)
+        assert {term.what for term in every} >= {"weights of the tuned model", "the tuned model's structure"}
+        return more.bytes
+
+    assert own(64, 64, 64) == own(64, 64) == 2 * own(64, processes=1)
+    assert own(64, 32, 96) == own(96, 64) > own(64, 64)
+    running = {term.what: term.bytes for term in peak(shape, replace(task, tokens=(2000,)), "resident")}
+    per_block = 2 * len(shape.parts.blocks) * STRUCTURE
+    kept = running["one prompt in all blocks of the base"] + running["one prompt through one block"]
+    assert own(2000, processes=1) == FORKED + per_block + kept
 
 
 def test_without_prompts_no_model_is_there(found: Found, shape: Shape) -> None:

@@ -125,6 +125,10 @@ def test_prompts_of_inspect_are_shared_behind_the_first() -> None:
     for way, more in ((two, False), (beside, True)):
         assert resident(9, way.peak_memory_bytes + (1 << 24), reinitialised=more).processes == 2
         assert resident(9, way.peak_memory_bytes - (1 << 20), reinitialised=more).processes == 1
+    checks = plan(files, Task("check", (32,) * 9, processes=2), "float32", 1 << 40).ways[0]
+    assert (checks.processes, checks.terms[-1].bytes) == (2, two.terms[-1].bytes)
+    pruned = Task("check", (32,) * 9, processes=2, pruning=PruneOptions(measure=0))
+    assert plan(files, pruned, "float32", 1 << 40).ways[0].peak_memory_bytes > checks.peak_memory_bytes
     many = resident(200)
     assert many.terms[-1].bytes - two.terms[-1].bytes == 2 * BATCHES
 
