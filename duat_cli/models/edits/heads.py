@@ -9,12 +9,12 @@ import contextlib
 import copy
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from duat_cli.compat.torch import parameters_of
 from duat_cli.errors import UnsupportedModelError
@@ -88,23 +88,38 @@ def head_layers(parts: BlockParts, calls: Sequence[AttentionCall]) -> HeadLayers
 def without_heads(model: Any, cuts: Sequence[tuple[HeadLayers, Sequence[int]]]) -> Iterator[None]:
     """The model without these groups of heads, as many of each attention; its layers and its config are as they were,
     afterwards. The layers are only fit to be saved: what runs attention still counts the heads as before."""
-    first, gone = cuts[0][0], _common(cuts)
-    config, kept = model.config, list[tuple[nn.Module, str, Any]]()
+    first, count = cuts[0][0], _common(cuts)
+    gone = []
+    for layers, numbers in cuts:
+        for one in layers.slices:
+            each = torch.arange(held(one).shape[one.axis]).reshape(layers.groups, -1)
+            gone.append((one, each[list(numbers)].flatten()))
+    with without_places(model, gone, lambda shapes: config_with_heads(model, shapes, first, count)):
+        yield
+
+
+@contextlib.contextmanager
+def without_places(
+    model: Any, gone: Sequence[tuple[Slice, Tensor]], config_of: Callable[[dict[str, tuple[int, ...]]], Any]
+) -> Iterator[None]:
+    """The model without these places along the axes of its parameters, and with the config that is made of the shapes
+    of what is left; as it was, afterwards. UnsupportedModelError where a parameter is to lose places twice."""
+    if len({one for one, _ in gone}) < len(gone):
+        raise UnsupportedModelError("blocks share their weights")
+    config, kept = model.config, list[tuple[Slice, nn.Parameter]]()
     try:
-        for layers, numbers in cuts:
-            for one in layers.slices:
-                parameter = held(one)
-                kept.append((one.module, one.name, parameter))
-                stays = torch.ones(layers.groups, dtype=torch.bool)
-                stays[list(numbers)] = False
-                rows = stays.repeat_interleave(parameter.shape[one.axis] // layers.groups).nonzero()[:, 0]
-                rest = parameter.detach().index_select(one.axis, rows.to(parameter.device))
-                parameters_of(one.module)[one.name] = nn.Parameter(rest, requires_grad=False)
-        model.config = config_with_heads(model, shapes_of(model), first, gone)
+        for one, places in gone:
+            parameter = held(one)
+            kept.append((one, parameter))
+            stays = torch.ones(parameter.shape[one.axis], dtype=torch.bool)
+            stays[places] = False
+            rest = parameter.detach().index_select(one.axis, stays.nonzero()[:, 0].to(parameter.device))
+            parameters_of(one.module)[one.name] = nn.Parameter(rest, requires_grad=False)
+        model.config = config_of(shapes_of(model))
         yield
     finally:
-        for module, name, parameter in reversed(kept):
-            parameters_of(module)[name] = parameter
+        for one, parameter in kept:
+            parameters_of(one.module)[one.name] = parameter
         model.config = config
 
 

@@ -20,7 +20,7 @@ from duat_cli.compat.torch import children_of, parameters_of
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.block.linears import applied_axis
 from duat_cli.models.discovery.structure import ModelStructure
-from duat_cli.models.edits.heads import Slice, held, shapes_of, shapes_without
+from duat_cli.models.edits.heads import Slice, held, shapes_of, shapes_without, without_places
 from duat_cli.models.terms.feedforward import FeedForward
 from duat_cli.models.terms.sites import BlockSites, Site, TermId
 
@@ -221,17 +221,11 @@ def config_without_blocks(config: Any, blocks: int, keep: Sequence[int]) -> Any:
 @contextlib.contextmanager
 def without_neurons(model: Any, cuts: Sequence[tuple[FeedForward, Sequence[int]]]) -> Iterator[None]:
     """The model with these neurons gone from their layers, as many from each FFN; as it was, afterwards."""
-    width, gone = _common([(form.neurons, len(set(numbers))) for form, numbers in cuts])
-    config, kept = model.config, list[tuple[nn.Module, str, Any]]()
-    try:
-        for form, numbers in cuts:
-            _cut(form, sorted(set(numbers)), kept)
-        model.config = config_with_width(model, shapes_of(model), width, width - gone)
+    width, count = _common([(form.neurons, len(set(numbers))) for form, numbers in cuts])
+    every = [(neuron_layers(form), list(numbers)) for form, numbers in cuts]
+    gone = [(one, rows[:, numbers].flatten()) for layers, numbers in every for one, rows in layers.slices.items()]
+    with without_places(model, gone, lambda shapes: config_with_width(model, shapes, width, width - count)):
         yield
-    finally:
-        for module, name, parameter in reversed(kept):
-            parameters_of(module)[name] = parameter
-        model.config = config
 
 
 @dataclass(frozen=True)
@@ -240,30 +234,31 @@ class NeuronLayers:
 
     count: int
     """Neurons."""
-    slices: tuple[Slice, ...]
-    """Where each neuron has one row; a layer that makes gate and neuron has two."""
+    slices: Mapping[Slice, Tensor]
+    """Where each neuron has a row, (rows a neuron, neurons): a layer that makes gate and neuron has two."""
 
     @property
     def each(self) -> int:
         """Parameters that leave with one neuron."""
-        return sum(held(one).numel() // held(one).shape[one.axis] for one in self.slices)
+        return sum(held(one).numel() // held(one).shape[one.axis] * len(rows) for one, rows in self.slices.items())
 
 
 def neuron_layers(form: FeedForward) -> NeuronLayers:
     """Of an FFN whose form is proved."""
-    found = []
+    found: dict[Slice, list[Tensor]] = defaultdict(list)
     for rows in (r for r in (form.gate, form.up) if r is not None):
-        found.append(Slice(rows.linear, "weight", 1 - applied_axis(rows.linear)))
+        found[Slice(rows.linear, "weight", 1 - applied_axis(rows.linear))].append(rows.index)
         if parameters_of(rows.linear).get("bias") is not None:
-            found.append(Slice(rows.linear, "bias", 0))
-    return NeuronLayers(form.neurons, (*found, Slice(form.down, "weight", applied_axis(form.down))))
+            found[Slice(rows.linear, "bias", 0)].append(rows.index)
+    found[Slice(form.down, "weight", applied_axis(form.down))].append(torch.arange(form.neurons))
+    return NeuronLayers(form.neurons, {one: torch.stack(each) for one, each in found.items()})
 
 
 def require_width(model: Any, every: Sequence[NeuronLayers]) -> None:
     """UnsupportedModelError where no config states one neuron less of every FFN."""
-    width, gone = _common([(layers.count, 1) for layers in every])
-    shapes = shapes_without(model, [(one, gone) for layers in every for one in layers.slices])
-    config_with_width(model, shapes, width, width - gone)
+    width, _ = _common([(layers.count, 1) for layers in every])
+    gone = [(one, len(rows)) for layers in every for one, rows in layers.slices.items()]
+    config_with_width(model, shapes_without(model, gone), width, width - 1)
 
 
 def _common(counts: Sequence[tuple[int, int]]) -> tuple[int, int]:
@@ -272,27 +267,6 @@ def _common(counts: Sequence[tuple[int, int]]) -> tuple[int, int]:
     if counts[0][1] >= counts[0][0]:
         raise UnsupportedModelError("no neuron would be left in its FFNs")
     return counts[0]
-
-
-def _cut(form: FeedForward, numbers: list[int], kept: list[tuple[nn.Module, str, Any]]) -> None:
-    for rows in (r for r in (form.gate, form.up) if r is not None):
-        if rows.linear not in {module for module, _, _ in kept}:
-            mine = [r.index[numbers] for r in (form.gate, form.up) if r is not None and r.linear is rows.linear]
-            features = torch.cat(mine)
-            _drop(rows.linear, "weight", 1 - applied_axis(rows.linear), features, kept)
-            if parameters_of(rows.linear).get("bias") is not None:
-                _drop(rows.linear, "bias", 0, features, kept)
-    _drop(form.down, "weight", applied_axis(form.down), torch.tensor(numbers), kept)
-
-
-def _drop(module: nn.Module, name: str, axis: int, gone: Tensor, kept: list[tuple[nn.Module, str, Any]]) -> None:
-    parameter = parameters_of(module)[name]
-    assert parameter is not None
-    stays = torch.ones(parameter.shape[axis], dtype=torch.bool)
-    stays[gone] = False
-    kept.append((module, name, parameter))
-    rest = parameter.detach().index_select(axis, stays.nonzero()[:, 0].to(parameter.device))
-    parameters_of(module)[name] = nn.Parameter(rest, requires_grad=False)
 
 
 def config_with_width(model: Any, shapes: Mapping[str, tuple[int, ...]], old: int, new: int) -> Any:
