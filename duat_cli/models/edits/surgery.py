@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +40,7 @@ def zeroed(
     UnsupportedModelError where weights serve other places as well, so that zeroing would take out more.
     """
     by_call = _by_call(structure, terms)
-    uses = _uses(model)
+    uses: Counter[Tensor] = Counter(parameter for _, parameter in model.named_parameters(remove_duplicate=False))
     kept: list[tuple[Tensor, Tensor, Tensor]] = []  # parameter, what is zeroed of it, as it was
     try:
         with torch.no_grad():
@@ -91,16 +91,6 @@ def _by_call(structure: ModelStructure, terms: Sequence[TermId]) -> Mapping[int,
                     f"blocks {min(call, other)} and {max(call, other)} are one module: a term cannot be taken out of "
                     "the weights of one of them alone"
                 )
-    return found
-
-
-def _uses(model: nn.Module) -> dict[Tensor, int]:
-    """In how many places of the model each parameter stands."""
-    found: dict[Tensor, int] = defaultdict(int)
-    for _, module in model.named_modules(remove_duplicate=False):
-        for parameter in parameters_of(module).values():
-            if parameter is not None:
-                found[parameter] += 1
     return found
 
 

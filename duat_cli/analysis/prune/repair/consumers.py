@@ -81,7 +81,7 @@ def consumers(
     model: nn.Module, structure: ModelStructure, sites: Mapping[nn.Module, BlockSites]
 ) -> tuple[dict[int, list[Consumer]], list[Skipped]]:
     """Of every block call, in the order in which they run; and what is left as it is, with the reason."""
-    uses = _uses(model)
+    uses = Counter(parameter for _, parameter in model.named_parameters(remove_duplicate=False))
     found: dict[int, list[Consumer]] = {}
     left: dict[tuple[str, str], int] = {}
     for call, module in enumerate(structure.calls):
@@ -98,14 +98,6 @@ def consumers(
             found[call] += mine
     skipped = [Skipped(what=f"{READ[k]} from block {n} on", why=why) for (k, why), n in left.items()]  # type: ignore[index]
     return found, skipped
-
-
-def _uses(model: nn.Module) -> Counter[nn.Parameter]:
-    """In how many places of the model each parameter stands."""
-    found: Counter[nn.Parameter] = Counter()
-    for _, module in model.named_modules(remove_duplicate=False):
-        found.update(p for p in parameters_of(module).values() if p is not None)
-    return found
 
 
 def _consumer(structure: ModelStructure, call: int, site: Site, uses: Counter[nn.Parameter]) -> Consumer:
