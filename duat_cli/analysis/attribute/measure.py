@@ -25,7 +25,7 @@ from duat_cli.analysis.attribute.work import Found, Prediction, Work
 from duat_cli.analysis.session import Session
 from duat_cli.models.instrument.hooks import After, hooked
 from duat_cli.models.sweep.lockstep import Call
-from duat_cli.models.sweep.passes import BlockCall, Removal, Removals, recording, removals, without
+from duat_cli.models.sweep.passes import BlockCall, Recording, Removal, Removals, removals, without
 from duat_cli.models.terms.sites import TermId
 from duat_cli.statistics.divergence import kl
 
@@ -86,8 +86,8 @@ class Measurer:
     def of(self, found: Found, count: int) -> Measured:
         """The leading parts of the first target found."""
         parts, leading = found.parts, found.leading[0]
-        calls: list[BlockCall] = []
-        plain = _Seen(recording(self._session.structure, Prediction(self._model, self._ids), calls), self._layer)
+        record = Recording(self._session.structure, Prediction(self._model, self._ids))
+        plain, calls = _Seen(record, self._layer), record.calls
         self._session.together([plain])
         heads = sorted(
             (

@@ -8,7 +8,7 @@ behind the last block is looked at in between.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ from duat_cli.models.sweep.budgets import TARGET_BYTES, target_bytes
 from duat_cli.models.sweep.chain import Chain
 from duat_cli.models.sweep.ending import Ending, EndingForm, find_ending
 from duat_cli.models.sweep.lockstep import Pass
-from duat_cli.models.sweep.passes import BlockCall, BlockPass, Recorded, recording
+from duat_cli.models.sweep.passes import Recorded, Recording
 from duat_cli.models.terms.sites import BlockSites, block_sites, find_sites
 
 
@@ -61,12 +61,11 @@ class _Prompt:
     number: int
     ids: Tensor  # (1, N)
     forward: Prediction
-    calls: list[BlockCall] = field(default_factory=list)
-    record: BlockPass | None = None
+    record: Recording | None = None
 
     def recorded(self) -> Recorded:
         assert self.record is not None
-        return Recorded(self.record.output, self.calls)
+        return self.record.recorded
 
 
 class Work:
@@ -124,7 +123,7 @@ class Work:
             self._session.discover_beside(lambda found: self._guest(found, running))
         else:
             for prompt in running:
-                prompt.record = recording(self._session.structure, prompt.forward, prompt.calls)
+                prompt.record = Recording(self._session.structure, prompt.forward)
             self._session.together([p.record for p in running if p.record is not None])
             if first:
                 self.chain = Chain(self._session.structure, self._probe.forward)
@@ -140,7 +139,7 @@ class Work:
             self.form = find_ending(
                 self._model, structure, self._probe.forward, self._probe.recorded(), self._session.weights
             )
-            self._probe.calls.clear()
+            self._probe.record = None
 
     def _guest(self, found: Growing, running: Sequence[_Prompt]) -> _Guest:
         self.chain = Chain(found, self._probe.forward)
@@ -149,6 +148,7 @@ class Work:
     def _back(self, wave: list[_Prompt]) -> list[Found]:
         """The gradients of a wave's targets through all blocks."""
         under_way = [one for prompt in wave for one in self._begun(prompt)]
+        calls = [prompt.recorded().calls for prompt in wave]
         for prompt in wave:
             prompt.record = None  # logits have been looked at
         structure, weights = self._session.structure, self._session.weights
@@ -170,8 +170,8 @@ class Work:
                     self._session.heads, self._session.kv_heads = call.rows.heads, call.value.shape[1]
                 if predictions > 1:
                     self.sums[one.prompt].add(parts)
-            for prompt in wave:
-                prompt.calls.pop()  # of this block
+            for kept in calls:
+                kept.pop()  # of this block
             self._done += len(wave)
             self._progress(self._done, total, f"gradients back through block {number}")
         return [one.finished() for one in under_way]
@@ -257,8 +257,7 @@ class _Guest:
         self._sites, self._chain = sites, chain
         sites.clear()
         for prompt in prompts:
-            prompt.calls.clear()
-            prompt.record = recording(found, prompt.forward, prompt.calls)
+            prompt.record = Recording(found, prompt.forward)
         self._passes = [prompt.record for prompt in prompts if prompt.record is not None]
 
     def proved(self, parts: BlockModules, written: Trace) -> None:

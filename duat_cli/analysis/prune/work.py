@@ -45,7 +45,7 @@ from duat_cli.loading.prompts import Prompt
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.budgets import CARRIED
 from duat_cli.models.sweep.lockstep import Pass, Visit
-from duat_cli.models.sweep.passes import BlockCall, BlockPass, Means, Recorded, record, recording
+from duat_cli.models.sweep.passes import Means, Recorded, Recording, record
 from duat_cli.models.terms.sites import TermId
 from duat_cli.results.base import Skipped
 
@@ -168,13 +168,12 @@ class Work:
         return [self.terms.ids[place] for one in self.sample.values() for place in one.places]
 
     def _record(self, numbers: Sequence[int], seen: Sequence[Activations]) -> list[Recorded]:
-        passes, calls = list[BlockPass](), list[list[BlockCall]]()
-        for number, one in zip(numbers, seen, strict=True):
-            calls.append([])
-            forward = self.metric.forward(self._ids[number])
-            passes.append(recording(self.structure, forward, calls[-1], self.sites, one.see))
+        passes = [
+            Recording(self.structure, self.metric.forward(self._ids[number]), self.sites, one.see)
+            for number, one in zip(numbers, seen, strict=True)
+        ]
         self.session.together(passes)
-        return [Recorded(one.output, kept) for one, kept in zip(passes, calls, strict=True)]
+        return [one.recorded for one in passes]
 
     def add(self, part: Part) -> None:
         """What the next prompt gave."""

@@ -184,17 +184,33 @@ def run_alone(one: BlockPass) -> Tensor:
     return one.output
 
 
-def recording(
-    blocks: Blocks,
-    forward: Forward,
-    calls: list[BlockCall],
-    sites: Mapping[nn.Module, BlockSites] | None = None,
-    see: Callable[[int, Site, Tensor], None] | None = None,
-    gone: Removals | None = None,
-) -> BlockPass:
-    """A pass that puts every block call into `calls`; `see(block call, site, tensor)` is shown every site. gone: what
-    the model is to be without."""
+class Recording(BlockPass):
+    """A pass that keeps every block call in `calls`."""
 
+    def __init__(
+        self,
+        blocks: Blocks,
+        forward: Forward,
+        sites: Mapping[nn.Module, BlockSites] | None = None,
+        see: Callable[[int, Site, Tensor], None] | None = None,
+        gone: Removals | None = None,
+    ) -> None:
+        """`see(block call, site, tensor)` is shown every site. gone: what the model is to be without."""
+        self.calls: list[BlockCall] = []
+        super().__init__(blocks, forward, _keeping(self.calls, sites, see, gone))
+
+    @property
+    def recorded(self) -> Recorded:
+        """Once it has run."""
+        return Recorded(self.output, self.calls)
+
+
+def _keeping(
+    calls: list[BlockCall],
+    sites: Mapping[nn.Module, BlockSites] | None,
+    see: Callable[[int, Site, Tensor], None] | None,
+    gone: Removals | None,
+) -> Handler:
     def handle(number: int, parts: BlockParts, original: Original, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         before = _kept(parts.hidden.get(args, kwargs), calls)
 
@@ -214,7 +230,7 @@ def recording(
         calls.append(BlockCall(*parts.hidden.put(*plain, before), with_hidden(output, before, before), before, after))
         return output
 
-    return BlockPass(blocks, forward, handle)
+    return handle
 
 
 def _kept(hidden: Tensor, calls: Sequence[BlockCall]) -> Tensor:
@@ -233,9 +249,10 @@ def record(
     see: Callable[[int, Site, Tensor], None] | None = None,
     gone: Removals | None = None,
 ) -> Recorded:
-    """Run `forward` and keep every block's input and output; `see` and `gone` as of `recording`."""
-    calls: list[BlockCall] = []
-    return Recorded(run_alone(recording(structure, forward, calls, sites, see, gone)), calls)
+    """Run `forward` and keep every block's input and output; `see` and `gone` as of `Recording`."""
+    one = Recording(structure, forward, sites, see, gone)
+    run_alone(one)
+    return one.recorded
 
 
 @contextlib.contextmanager
@@ -255,12 +272,11 @@ class Leading:
 
     def __init__(self, blocks: Blocks, forward: Forward) -> None:
         self._first = 0
-        self._calls: list[BlockCall] = []
-        self._pass = recording(blocks, forward, self._calls)
+        self._pass = Recording(blocks, forward)
 
     def __getitem__(self, number: int) -> BlockCall:
         assert number >= self._first, f"block call {number} is asked for behind block call {self._first}"
-        return self._calls[number - self._first]
+        return self._pass.calls[number - self._first]
 
     @property
     def calls(self) -> Calls:
@@ -274,8 +290,8 @@ class Leading:
 
     def active(self) -> contextlib.AbstractContextManager[None]:
         """What `run` needs around it."""
-        self._first += len(self._calls)
-        self._calls.clear()
+        self._first += len(self._pass.calls)
+        self._pass.calls.clear()
         return self._pass.active()
 
     def run(self) -> None:

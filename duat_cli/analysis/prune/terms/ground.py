@@ -26,7 +26,7 @@ from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.tracing import Trace
 from duat_cli.models.sweep.chain import Chain
 from duat_cli.models.sweep.lockstep import Pass, one_by_one
-from duat_cli.models.sweep.passes import BlockCall, BlockPass, Recorded, recording
+from duat_cli.models.sweep.passes import Recorded, Recording
 from duat_cli.models.terms.branches import Branch, Branches, block_branches, find_branches
 from duat_cli.models.terms.sites import BlockSites, Site, block_sites, find_sites
 
@@ -74,17 +74,15 @@ def ground_beside(session: Session, name: MetricName | None, prompts: Sequence[T
     guest, structure = guests[-1], session.structure
     guest.chain.require()
     metric = metric_for(name, session.loaded.model, structure, guest.head)
+    records = guest.records
     if guest.logits != (metric.name != "hidden"):
-        calls: list[list[BlockCall]] = [[] for _ in prompts]
-        again = [recording(structure, metric.forward(x), kept) for x, kept in zip(prompts, calls, strict=True)]
-        session.together(again)
-        recorded = [Recorded(one.output, kept) for one, kept in zip(again, calls, strict=True)]
-    else:
-        recorded = [Recorded(one.output, kept) for one, kept in zip(guest.records, guest.calls, strict=True)]
-    for kept in guest.calls if means else ():
-        guest.sums.add(kept)
+        records = [Recording(structure, metric.forward(ids)) for ids in prompts]
+        session.together(records)
+    recorded = [one.recorded for one in records]
+    for one in guest.records if means else ():
+        guest.sums.add(one.calls)
     sums = guest.sums if means else None
-    logits = None if guest.logits else [one.found for one in guest.heads]
+    logits = None if guest.logits else [head.found for head in guest.heads]
     return Ground(guest.sites, guest.branches, guest.parameters, guest.head, metric, recorded, logits, guest.seen, sums)
 
 
@@ -102,10 +100,9 @@ class _Guest:
         self.logits = bool(self.head.passes) and not hidden
         self.chain = Chain(found, lambda: found.forward()[0])
         self.seen, self.sums, self._means = Activations(), MeanSums(), means
-        self.calls: list[list[BlockCall]] = [[] for _ in prompts]
-        self.records: list[BlockPass] = [
-            recording(found, self._output(model if self.logits else found.stack, ids), kept, self.sites, self._see)
-            for ids, kept in zip(prompts, self.calls, strict=True)
+        self.records = [
+            Recording(found, self._output(model if self.logits else found.stack, ids), self.sites, self._see)
+            for ids in prompts
         ]
 
         besides = prompts if self.head.passes and not self.logits else ()
