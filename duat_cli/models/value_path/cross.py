@@ -15,18 +15,12 @@ from torch import Tensor
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import fit, gaussian, or_else, random_like, relative_error, wide
-from duat_cli.models.instrument.records import CrossCall, Replay
-from duat_cli.models.instrument.rig import BlockRun, zero_given
-from duat_cli.models.value_path.factors import (
-    BlockFactors,
-    Tap,
-    constant_scale,
-    meeting,
-    read_output,
-    read_value,
-)
+from duat_cli.models.instrument.records import CrossCall
+from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.value_path.beside import Beside, reached
+from duat_cli.models.value_path.factors import BlockFactors, Tap, read_output, read_value
 from duat_cli.models.value_path.operator import AttentionOperator
-from duat_cli.models.value_path.probed import SEED, accept
+from duat_cli.models.value_path.probed import SEED, accept, missed
 from duat_cli.operators.kronecker import HeadFactors
 
 
@@ -34,19 +28,13 @@ def find_cross_factors(run: BlockRun) -> BlockFactors:
     """V, O and the tap of cross-attention; UnsupportedModelError says why W'_c is no sum of Kronecker products."""
     call, cross = _call(run), run.parts.cross
     assert cross is not None
-    zero = torch.zeros_like(run.input)
-    stream = gaussian(tuple(zero.shape), zero, SEED + 1)
-    silent = torch.zeros_like(_output(run))
-    tap = meeting(run, _replay(run, torch.cat([zero, stream, zero]), [silent, silent, random_like(silent)]), stream)
-    if tap is None:
-        raise UnsupportedModelError("what its cross-attention adds reaches the stream only through a nonlinear unit")
+    tap = _beside(run).tap("what its cross-attention adds")
     output = read_output(run, cross.output_projection, call.attention, tap)
     if cross.value_projection is None:
         raise UnsupportedModelError("its values are no plain view of one linear layer")
     heads = HeadFactors(read_value(run, cross.value_projection), output)
     found = BlockFactors(heads, tap, None, 0.0, "read")
-    scale, error = _reach(run, found)
-    found = replace(found, token_scale=constant_scale(scale, tap), error=error)
+    found = found.fitted(*_reach(run, found))
     cross_operator(run, found)
     return found
 
@@ -85,16 +73,9 @@ def cross_operator(run: BlockRun, known: BlockFactors) -> AttentionOperator:
 
 def _missed(run: BlockRun, operator: AttentionOperator, tap: Tap) -> float:
     """How far W'_c e is from what the model's own cross-attention moves at the tap, the constants of V and O aside."""
-    mixed = torch.cat([weights @ operator.values for _, weights in operator.attention_chunks()], dim=1)
-    image = torch.einsum("hnd,hdm->nm", mixed, operator.factors.output)
-    call = _call(run)
-    constant = run.crossed(torch.zeros_like(call.states)).output
+    constant, beside = run.crossed(torch.zeros_like(_call(run).states)).output, _beside(run)
     assert constant is not None
-    zero = torch.zeros_like(run.input)
-    seen = tap.read(_replay(run, torch.cat([zero, zero]), [_output(run), constant.reshape(_output(run).shape)]))
-    own = wide(seen[0]) - wide(seen[1])
-    rounded = 4 * torch.finfo(run.input.dtype).eps * max(float(wide(each).norm()) for each in seen)
-    return relative_error(image, own) if float((image - own).norm()) > rounded else 0.0
+    return missed(operator.image(), *beside.moved(tap, beside.output, constant))
 
 
 def _reach(run: BlockRun, known: BlockFactors) -> tuple[Tensor, float]:
@@ -105,12 +86,8 @@ def _reach(run: BlockRun, known: BlockFactors) -> tuple[Tensor, float]:
     both = torch.cat([added, torch.zeros_like(added)])
     given = run.crossed(torch.cat([nothing, nothing]), attention=both).output
     assert given is not None
-    zero = torch.zeros_like(run.input)
-    seen = known.tap.read(_replay(run, torch.cat([zero, zero]), [g.reshape(_output(run).shape) for g in given]))
-    target = wide(seen[0]) - wide(seen[1])
-    direction = torch.einsum("nhd,hdm->nm", wide(added[0]), known.heads.output)
-    scale = fit(direction, target)
-    return scale[:, 0], relative_error(scale * direction, target)
+    target, _ = _beside(run).moved(known.tap, given[0], given[1])
+    return reached(known, wide(added[0]), target)
 
 
 def _call(run: BlockRun) -> CrossCall:
@@ -119,18 +96,5 @@ def _call(run: BlockRun) -> CrossCall:
     return run.recording.cross
 
 
-def _output(run: BlockRun) -> Tensor:
-    """What the cross-attention module gave."""
-    return next(unit.output for unit in run.units if run.parts.is_cross(unit.module))
-
-
-def _replay(run: BlockRun, items: Tensor, crossed: list[Tensor]) -> Replay:
-    """The frozen block, its own attention and its FFNs silent, with these outputs of cross-attention."""
-    given = zero_given(run, len(items))
-    place = next(k for k, unit in enumerate(run.units) if run.parts.is_cross(unit.module))
-    given[place] = torch.stack(crossed)
-    silent = None
-    if run.attention:
-        own = run.attention[0].output
-        silent = own.new_zeros(len(items), *own.shape[1:])
-    return run.replay(items, given, attention=silent)
+def _beside(run: BlockRun) -> Beside:
+    return Beside(run, next(k for k, unit in enumerate(run.units) if run.parts.is_cross(unit.module)))

@@ -36,7 +36,7 @@ from duat_cli.models.value_path.gates import gate_of
 from duat_cli.models.value_path.mixing import SEVERAL, made_by_units, tokens_mixed, values_of
 from duat_cli.models.value_path.offsets import ShiftedRows, offsets_of, probe_values, source_scale, values_by_offset
 from duat_cli.models.value_path.operator import AttentionOperator
-from duat_cli.models.value_path.probed import SEED, accept, probe_output, probe_value
+from duat_cli.models.value_path.probed import SEED, accept, missed, probe_output, probe_value
 from duat_cli.models.value_path.projections import projects_to_zero
 from duat_cli.operators.kronecker import HeadFactors
 
@@ -71,6 +71,10 @@ class BlockFactors:
     gated: bool = False  # whether the channels of what heads give are scaled, token by token, in front of O
     own: bool = False  # whether V reads the values themselves, made by a UAT term, not the stream: a choice of channels
     offsets: tuple[int, ...] = (0,)  # of values that several tokens make: V and O of every head once for each
+
+    def fitted(self, scale: Tensor, error: float) -> BlockFactors:
+        """With what t was fitted to be for one input, and what that leaves."""
+        return replace(self, token_scale=_constant_scale(scale, self.tap), error=error)
 
     @property
     def reaching(self) -> Tensor:
@@ -159,17 +163,14 @@ def checked(operator: AttentionOperator, run: BlockRun, tap: Tap) -> AttentionOp
     The constants that stand outside W' (biases of V) are in both images that the model's contribution is the difference
     of: what the dtype's rounding leaves of them there is no error of W'.
     """
-    images = [weights @ operator.values for _, weights in operator.attention_chunks()]  # (heads, rows, d) each
-    mixed, whole = torch.cat(images, dim=1), wide(run.attention[0].output[0]).transpose(0, 1)
+    whole = wide(run.attention[0].output[0]).transpose(0, 1)
     if operator.gate is not None:
-        mixed, whole = mixed * operator.gate, whole * operator.gate[: len(whole)]
-    image = torch.einsum("hnd,hdm->nm", mixed, operator.factors.output)
-    own = wide(own_contribution(run, tap)[1])
+        whole = whole * operator.gate[: len(whole)]
     whole = torch.einsum("hnd,hdm->nm", whole, operator.factors.output[: len(whole)])
     if operator.token_scale.numel() > 1:
         whole = whole * operator.token_scale[:, None]
     rounded = 4 * torch.finfo(run.input.dtype).eps * float(whole.norm())
-    error = relative_error(image, own) if float((image - own).norm()) > rounded else 0.0
+    error = missed(operator.image(), wide(own_contribution(run, tap)[1]), rounded)
     accept(error, run.input.dtype)
     return replace(operator, error=max(operator.error, error))
 
@@ -220,7 +221,7 @@ def find_factors(run: BlockRun, base: Replay, base_items: Tensor, given: list[Te
             gate = gate_of(run, given)[0] if gated else None
             factors = BlockFactors(HeadFactors(value(run), output(run, met, gate)), met, None, 0.0, origin, gated=gated)
             scale, [error] = _reach(run, factors, gate, base, base_items, given)
-            found = replace(factors, token_scale=constant_scale(scale, met), error=error)
+            found = factors.fitted(scale, error)
             accept(error, run.input.dtype)
             operator_of(run, found, base, base_items, given)
         except UnsupportedModelError as fault:
@@ -261,7 +262,7 @@ def _with_value(
     heads = HeadFactors(value, _read_output(run, tap, gate).repeat(len(offsets), 1, 1))
     factors = BlockFactors(heads, tap, None, 0.0, origin, own=own, gated=True, offsets=offsets)
     scale, [error] = _reach(run, factors, gate, base, base_items, given)
-    found = replace(factors, token_scale=constant_scale(scale, tap), error=error)
+    found = factors.fitted(scale, error)
     operator_of(run, found, base, base_items, given)
     return found
 
@@ -277,7 +278,7 @@ def choice_of_channels(like: Tensor) -> Tensor:
     return side.reshape(-1, heads, width).transpose(0, 1)
 
 
-def constant_scale(scale: Tensor, tap: Tap) -> Tensor | None:
+def _constant_scale(scale: Tensor, tap: Tap) -> Tensor | None:
     """t as one number where no norm stands on the branch."""
     if tap.branch_norms:
         return None

@@ -65,6 +65,11 @@ class AttentionOperator:
         for rows, weights in self.rows.chunks():
             yield rows, self._scaled(rows, weights)
 
+    def image(self) -> Tensor:
+        """W' of the vectors that `values` are made of, (N, M)."""
+        mixed = torch.cat([weights @ self.values for _, weights in self.attention_chunks()], dim=1)  # (heads, N, d)
+        return torch.einsum("hnd,hdm->nm", mixed if self.gate is None else mixed * self.gate, self.factors.output)
+
     def _scaled(self, rows: slice, weights: Tensor) -> Tensor:
         if self.token_scale.numel() > 1:
             return weights.to(self.token_scale.dtype) * self.token_scale[rows, None]

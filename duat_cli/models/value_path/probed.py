@@ -26,6 +26,11 @@ def accept(error: float, dtype: torch.dtype) -> None:
         )
 
 
+def missed(image: Tensor, own: Tensor, rounded: float) -> float:
+    """How far an image of W' is from what the model's own code adds, of which `rounded` may be rounding."""
+    return relative_error(image, own) if float((image - own).norm()) > rounded else 0.0
+
+
 def probe_value(run: BlockRun) -> Tensor:
     """V row by row: unit vectors as tokens through the frozen block, up to the attention function."""
     _, tokens, width = run.input.shape

@@ -13,21 +13,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.arrays import fit, gaussian, random_like, relative_error, wide
+from duat_cli.models.arrays import gaussian, wide
 from duat_cli.models.instrument.attention import ScaledRows
 from duat_cli.models.instrument.mixer import MixerCall
-from duat_cli.models.instrument.records import Replay
-from duat_cli.models.instrument.rig import BlockRun, zero_given
-from duat_cli.models.value_path.factors import (
-    BlockFactors,
-    choice_of_channels,
-    constant_scale,
-    meeting,
-    read_output,
-)
+from duat_cli.models.instrument.rig import BlockRun
+from duat_cli.models.value_path.beside import Beside, reached
+from duat_cli.models.value_path.factors import BlockFactors, choice_of_channels, read_output
 from duat_cli.models.value_path.operator import AttentionOperator
-from duat_cli.models.value_path.probed import SEED, accept
+from duat_cli.models.value_path.probed import SEED, accept, missed
 from duat_cli.operators.kronecker import HeadFactors
 
 
@@ -35,18 +28,11 @@ def find_second_factors(run: BlockRun) -> BlockFactors:
     """O and the tap of the mixer; UnsupportedModelError says why W'_c is no sum of Kronecker products."""
     assert run.parts.second is not None
     attention = run.second.attention()
-    zero, silent = torch.zeros_like(run.input), torch.zeros_like(_output(run))
-    stream = gaussian(tuple(zero.shape), zero, SEED + 1)
-    tap = meeting(run, _replay(run, torch.cat([zero, stream, zero]), [silent, silent, random_like(silent)]), stream)
-    if tap is None:
-        raise UnsupportedModelError(
-            "what the mixer beside its attention adds reaches the stream only through a nonlinear unit"
-        )
+    tap = _beside(run).tap("what the mixer beside its attention adds")
     output = read_output(run, run.parts.second.output_projection, attention, tap)
     heads = HeadFactors(choice_of_channels(attention.value), output)
     found = BlockFactors(heads, tap, None, 0.0, "read", gated=True, own=True)
-    scale, error = _reach(run, found)
-    found = replace(found, token_scale=constant_scale(scale, tap), error=error)
+    found = found.fitted(*_reach(run, found))
     second_operator(run, found)
     return found
 
@@ -68,13 +54,9 @@ def second_operator(run: BlockRun, known: BlockFactors) -> AttentionOperator:
         own=True,
         gate=None if whole else gate,
     )
-    mixed = torch.cat([weights @ operator.values for _, weights in operator.attention_chunks()], dim=1)
-    mixed = mixed if operator.gate is None else mixed * operator.gate
-    image = torch.einsum("hnd,hdm->nm", mixed, known.heads.output)
-    own, rounded = _moved(run, known, _output(run))
-    missed = relative_error(image, own) if float((image - own).norm()) > rounded else 0.0
-    accept(max(error, missed), run.input.dtype)
-    return replace(operator, error=max(error, missed))
+    error = max(error, missed(operator.image(), *_moved(run, known, _beside(run).output)))
+    accept(error, run.input.dtype)
+    return replace(operator, error=error)
 
 
 def _reach(run: BlockRun, known: BlockFactors) -> tuple[Tensor, float]:
@@ -82,20 +64,14 @@ def _reach(run: BlockRun, known: BlockFactors) -> tuple[Tensor, float]:
     call = run.second
     added = gaussian(tuple(call.result.shape), call.result, SEED)
     target, _ = _moved(run, known, _given(call, added))
-    reaching = wide(call.by_head(added * call.gate)[0])
-    direction = torch.einsum("nhd,hdm->nm", reaching, known.heads.output)
-    scale = fit(direction, target)
-    return scale[:, 0], relative_error(scale * direction, target)
+    return reached(known, wide(call.by_head(added * call.gate)[0]), target)
 
 
 def _moved(run: BlockRun, known: BlockFactors, output: Tensor) -> tuple[Tensor, float]:
     """What the mixer's output moves at the tap, (N, M), over one of a kernel that gives nothing, and what may be
     rounding of it."""
-    zero, call = torch.zeros_like(run.input), run.second
-    nothing = _given(call, torch.zeros_like(call.result)).reshape(output.shape)
-    seen = known.tap.read(_replay(run, torch.cat([zero, zero]), [output, nothing]))
-    size = max(float(wide(each).norm()) for each in seen)
-    return wide(seen[0]) - wide(seen[1]), 4 * torch.finfo(run.input.dtype).eps * size
+    call = run.second
+    return _beside(run).moved(known.tap, output, _given(call, torch.zeros_like(call.result)))
 
 
 def _given(call: MixerCall, result: Tensor) -> Tensor:
@@ -109,20 +85,6 @@ def _gate(call: MixerCall) -> Tensor:
     return wide(call.by_head(call.gate)[0]).transpose(0, 1).contiguous()
 
 
-def _place(run: BlockRun) -> int:
-    """Which unit call is the mixer's."""
+def _beside(run: BlockRun) -> Beside:
     assert run.parts.second is not None
-    return next(k for k, unit in enumerate(run.units) if unit.module is run.parts.second.form.module)
-
-
-def _output(run: BlockRun) -> Tensor:
-    """What the mixer gave."""
-    return run.units[_place(run)].output
-
-
-def _replay(run: BlockRun, items: Tensor, outputs: list[Tensor]) -> Replay:
-    """The frozen block, its attention and its other units silent, with these outputs of the mixer."""
-    given = zero_given(run, len(items))
-    given[_place(run)] = torch.stack([one.reshape(_output(run).shape) for one in outputs])
-    own = run.attention[0].output
-    return run.replay(items, given, attention=own.new_zeros(len(items), *own.shape[1:]))
+    return Beside(run, next(k for k, unit in enumerate(run.units) if unit.module is run.parts.second.form.module))
