@@ -14,10 +14,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from duat_cli.analysis.prune.terms.readings import activations, holds, move, unit_without
+from duat_cli.analysis.prune.terms.readings import activations, behind_layer, given_without, holds, move
 from duat_cli.models.arrays import wide
 from duat_cli.models.block.linears import matrix_of
-from duat_cli.models.instrument.rig import BlockRun, zero_given
+from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.budgets import AT_ONCE
 from duat_cli.models.sweep.passes import Removal
 from duat_cli.models.terms.sites import BlockSites, Site, TermId, watching
@@ -35,7 +35,9 @@ class FrozenBlock:
         """The block's output, every σ giving what it gave, without the terms."""
         if removal is not None and removal.whole:
             return torch.cat([removal.bridge(item[None]) for item in items])
-        given = self._given if removal is None else self._without_inside(removal)
+        given = self._given
+        if removal is not None:
+            given = given_without(self._run, [site for site in removal.masks if self._inside(site)], removal.edit)
         return self._replayed(items, given, removal)
 
     def move(self, changes: Sequence[Tensor], removal: Removal | None = None) -> None:
@@ -59,29 +61,16 @@ class FrozenBlock:
 
     def behind_layer(self, site: Site, values: Tensor) -> Tensor:
         """What the block makes of the output of the FFN's last layer, at its own output. values: (items, N, width)."""
-        end = next(end for end in self._sites.of("ffn") if holds(end.module, site))
-        zero = self._run.input.new_zeros(1, *self._run.input.shape[1:])
-        base = self._put(end, zero, torch.zeros_like(values[:1]))
+        through = functools.partial(behind_layer, self._run, self._sites, site)
+        base = through(torch.zeros_like(values[:1])).end
         step = AT_ONCE if self._run.parts.batched else 1
-        return torch.cat([self._put(end, zero, some) - base for some in values.split(step)])
-
-    def _put(self, end: Site, zero: Tensor, values: Tensor) -> Tensor:
-        def put(_: Site, tensor: Tensor, __: Tensor | None) -> Tensor:
-            return values.reshape(tensor.shape).to(tensor).clone()  # blocks may write to it
-
-        # In front of any norm on the branch, which is held as all else is.
-        with watching([Site("ffn", end.module, "output", 1)], put):
-            replay = self._run.replay(zero.expand(len(values), -1, -1), zero_given(self._run, len(values)))
-        assert replay.output is not None
-        return replay.output
+        return torch.cat([through(some).end - base for some in values.split(step)])
 
     def _replayed(self, items: Tensor, given: Sequence[Tensor], removal: Removal | None) -> Tensor:
         found = []
         with self._without_outside(removal):
             for some in items.split(AT_ONCE):
-                replay = self._run.replay(some, [g.expand(len(some), *g.shape[1:]) for g in given])
-                assert replay.output is not None
-                found.append(replay.output)
+                found.append(self._run.replay(some, [g.expand(len(some), *g.shape[1:]) for g in given]).end)
         return torch.cat(found)
 
     def _inside(self, site: Site) -> bool:
@@ -93,15 +82,6 @@ class FrozenBlock:
         if removal is None:
             return contextlib.nullcontext()
         return watching([site for site in removal.masks if not self._inside(site)], removal.edit)
-
-    def _without_inside(self, removal: Removal) -> list[Tensor]:
-        """What the nonlinear modules give without the terms that they hold."""
-        inside = [site for site in removal.masks if self._inside(site)]
-        found = []
-        for unit, given in zip(self._run.units, self._given, strict=True):
-            here = [site for site in inside if holds(unit.module, site)]
-            found.append(unit_without(unit.module, unit.input, here, removal.edit)[None] if here else given)
-        return found
 
 
 class Neurons:

@@ -164,12 +164,7 @@ class _Here:
         if site.kind != "expert":
             with watching([site], edit):
                 return self.run.replay(self.run.input, self._given)
-        # The routed unit does not run in a replay: it runs here, without the expert, from its recorded input.
-        without = [
-            unit_without(unit.module, unit.input, [site], edit)[None] if holds(unit.module, site) else unit.output[None]
-            for unit in self.run.units
-        ]
-        return self.run.replay(self.run.input, without)
+        return self.run.replay(self.run.input, given_without(self.run, [site], edit))
 
     def arrived(self, branch: Branch, replay: Replay) -> Tensor:
         """What of the branch arrives where it meets the stream, (1, N, M); the bias of its own norm left out."""
@@ -200,7 +195,7 @@ class _Neurons:
 
     def __init__(self, here: _Here, site: Site) -> None:
         self._here, self._run = here, here.run
-        self._end = next(end for end in here.sites.of("ffn") if holds(end.module, site))
+        self._site = site
         self._activations = activations(here.run, site)
         self._weight = matrix_of(site.module, site.count).to(self._activations)  # (I, M)
         self._base = self._through(here.run.input.new_zeros(1, here.run.input.shape[1], self._weight.shape[1]))
@@ -240,15 +235,7 @@ class _Neurons:
         return scale.ratio(before, after.clamp_min(0))
 
     def _through(self, value: Tensor) -> Replay:
-        """The frozen block on a zero stream with `value` as what the FFN's last layer puts out."""
-
-        def put(_: Site, tensor: Tensor, __: Tensor | None) -> Tensor:
-            return value.reshape(tensor.shape).to(tensor).clone()  # blocks may write to it
-
-        end = Site("ffn", self._end.module, "output", 1)  # in front of a norm
-        # Attention is not silenced: what such a layer puts out in front of it goes on through its values.
-        with watching([end], put):
-            return self._run.replay(torch.zeros_like(self._run.input), zero_given(self._run, 1))
+        return behind_layer(self._run, self._here.sites, self._site, value)
 
     def _transfer(self, branch: Branch) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """How the layer's output arrives at the stream: a scale a token, (N,), and what makes of neurons' rows, (I, M),
@@ -310,11 +297,33 @@ def activations(run: BlockRun, site: Site) -> Tensor:
     return wide(seen[0].reshape(-1, seen[0].shape[-1]))
 
 
-def unit_without(module: nn.Module, x: Tensor, sites: Sequence[Site], edit: Edit) -> Tensor:
-    """A unit's own output with an edit in force; the rig's stand-in is bypassed because no replay is on."""
-    with watching(sites, edit):
-        output = module(x)
-    return output if isinstance(output, Tensor) else output[0]
+def behind_layer(run: BlockRun, sites: BlockSites, site: Site, values: Tensor) -> Replay:
+    """The frozen block on streams of zeros with these as what the FFN's last layer, which reads the neurons of `site`,
+    puts out: (items, N, width)."""
+
+    def put(_: Site, tensor: Tensor, __: Tensor | None) -> Tensor:
+        return values.reshape(tensor.shape).to(tensor).clone()  # blocks may write to it
+
+    end = next(end for end in sites.of("ffn") if holds(end.module, site))
+    zero = torch.zeros_like(run.input).expand(len(values), -1, -1)
+    # In front of any norm on the branch, which is held as all else is. Attention is not silenced: what such a layer
+    # puts out in front of it goes on through its values.
+    with watching([Site("ffn", end.module, "output", 1)], put):
+        return run.replay(zero, zero_given(run, len(values)))
+
+
+def given_without(run: BlockRun, sites: Sequence[Site], edit: Edit) -> list[Tensor]:
+    """What the units give with an edit in force at those of these sites that they hold. A replay does not run units:
+    they run here, from their recorded inputs, with no stand-in because no replay is on."""
+    found = []
+    for unit in run.units:
+        output, here = unit.output, [site for site in sites if holds(unit.module, site)]
+        if here:
+            with watching(here, edit):
+                made = unit.module(unit.input)
+            output = made if isinstance(made, Tensor) else made[0]
+        found.append(output[None])
+    return found
 
 
 def holds(module: nn.Module, site: Site) -> bool:
