@@ -254,8 +254,7 @@ def _of_states(run: BlockRun, unit: UnitCall) -> tuple[Tensor, Tensor]:
     cross = run.recording.cross
     if cross is None:
         raise UnsupportedModelError(f"block {run.index}: its cross-attention runs more than once, or not at all")
-    images = run.crossed(torch.cat([torch.zeros_like(cross.states), cross.states])).output
-    assert images is not None
+    images = run.crossed(torch.cat([torch.zeros_like(cross.states), cross.states])).end
     static, own = (image.reshape(unit.output.shape) for image in images)
     return static, own
 

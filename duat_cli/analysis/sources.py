@@ -38,14 +38,9 @@ def advance_sources(
 
 def _through(run: BlockRun, items: Tensor) -> Tensor:
     """T z of every item, some at once: the constants of the block are left out."""
-    base = run.replay(torch.zeros_like(run.input), zero_given(run, 1)).output
-    assert base is not None
-    images = []
-    for some in items.split(max(1, ELEMENTS // items[0].numel())):
-        output = run.replay(some, zero_given(run, len(some))).output
-        assert output is not None
-        images.append(output - base)
-    return torch.cat(images)
+    base = run.replay(torch.zeros_like(run.input), zero_given(run, 1)).end
+    pieces = items.split(max(1, ELEMENTS // items[0].numel()))
+    return torch.cat([run.replay(some, zero_given(run, len(some))).end - base for some in pieces])
 
 
 def _uniform(call: AttentionCall) -> StoredRows:

@@ -75,9 +75,7 @@ def cross_fault(run: BlockRun) -> str | None:
     if cross is None:
         return "its cross-attention runs more than once, or not at all"
     states, other = cross.states, random_like(cross.states)
-    output = run.crossed(torch.cat([torch.zeros_like(states), states, other, states + other])).output
-    assert output is not None
-    at_0, at_e, at_r, at_sum = output
+    at_0, at_e, at_r, at_sum = run.crossed(torch.cat([torch.zeros_like(states), states, other, states + other])).end
     error = relative_error(at_e + at_r - at_0, at_sum)
     if not error <= tolerance_for(states.dtype):
         return f"its cross-attention is not affine in the encoder's states (relative error {error:.1e})"

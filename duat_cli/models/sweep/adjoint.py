@@ -158,9 +158,7 @@ def biases(run: BlockRun) -> list[Tensor]:
 
 def _crossed(run: BlockRun, unit: UnitCall, states: Tensor) -> Tensor:
     """What cross-attention gives for these states of the encoder, H held; in the shape of its output."""
-    output = run.crossed(states).output
-    assert output is not None
-    return output.reshape(unit.output.shape)
+    return run.crossed(states).end.reshape(unit.output.shape)
 
 
 def _of_states(run: BlockRun, at_units: list[Tensor]) -> Tensor | None:

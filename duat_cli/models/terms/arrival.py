@@ -162,9 +162,7 @@ def passes_through(run: BlockRun, ends: Sequence[nn.Module]) -> tuple[bool, Tens
     outputs = []
     for z in (zero, stream):
         with silenced(*ends):
-            output = run.replay(z, zero_given(run, 1), attention=silent).output
-        assert output is not None
-        outputs.append(wide(output[0]))
+            outputs.append(wide(run.replay(z, zero_given(run, 1), attention=silent).end[0]))
     constant, through = outputs[0], outputs[1] - outputs[0]
     return relative_error(through, wide(stream[0])) <= tolerance_for(run.input.dtype), constant
 

@@ -73,8 +73,7 @@ def cross_operator(run: BlockRun, known: BlockFactors) -> AttentionOperator:
 
 def _missed(run: BlockRun, operator: AttentionOperator, tap: Tap) -> float:
     """How far W'_c e is from what the model's own cross-attention moves at the tap, the constants of V and O aside."""
-    constant, beside = run.crossed(torch.zeros_like(_call(run).states)).output, _beside(run)
-    assert constant is not None
+    constant, beside = run.crossed(torch.zeros_like(_call(run).states)).end, _beside(run)
     return missed(operator.image(), *beside.moved(tap, beside.output, constant))
 
 
@@ -84,8 +83,7 @@ def _reach(run: BlockRun, known: BlockFactors) -> tuple[Tensor, float]:
     added = gaussian(tuple(call.attention.output.shape), call.attention.output, SEED)  # (1, N, heads, d)
     nothing = torch.zeros_like(call.states)
     both = torch.cat([added, torch.zeros_like(added)])
-    given = run.crossed(torch.cat([nothing, nothing]), attention=both).output
-    assert given is not None
+    given = run.crossed(torch.cat([nothing, nothing]), attention=both).end
     target, _ = _beside(run).moved(known.tap, given[0], given[1])
     return reached(known, wide(added[0]), target)
 
