@@ -25,7 +25,7 @@ from duat_cli.analysis.attribute.work import Found, Prediction, Work
 from duat_cli.analysis.session import Session
 from duat_cli.models.instrument.hooks import After, hooked
 from duat_cli.models.sweep.lockstep import Call
-from duat_cli.models.sweep.passes import BlockCall, Recording, Removal, Removals, removals, without
+from duat_cli.models.sweep.passes import BlockCall, RecordingPass, Removal, Removals, removals, without
 from duat_cli.models.terms.sites import TermId
 from duat_cli.statistics.divergence import kl
 
@@ -86,7 +86,7 @@ class Measurer:
     def of(self, found: Found, count: int) -> Measured:
         """The leading parts of the first target found."""
         parts, leading = found.parts, found.leading[0]
-        record = Recording(self._session.structure, Prediction(self._model, self._ids))
+        record = RecordingPass(self._session.structure, Prediction(self._model, self._ids))
         plain, calls = _Seen(record, self._layer), record.calls
         self._session.together([plain])
         heads = sorted(

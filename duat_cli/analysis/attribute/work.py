@@ -37,7 +37,7 @@ from duat_cli.models.sweep.budgets import TARGET_BYTES, target_bytes
 from duat_cli.models.sweep.chain import Chain
 from duat_cli.models.sweep.ending import Ending, EndingForm, find_ending
 from duat_cli.models.sweep.lockstep import Pass
-from duat_cli.models.sweep.passes import Recorded, Recording
+from duat_cli.models.sweep.passes import Recorded, RecordingPass
 from duat_cli.models.terms.sites import BlockSites, block_sites, find_sites
 
 
@@ -61,7 +61,7 @@ class _Prompt:
     number: int
     ids: Tensor  # (1, N)
     forward: Prediction
-    record: Recording | None = None
+    record: RecordingPass | None = None
 
     def recorded(self) -> Recorded:
         assert self.record is not None
@@ -123,7 +123,7 @@ class Work:
             self._session.discover_beside(lambda found: self._guest(found, running))
         else:
             for prompt in running:
-                prompt.record = Recording(self._session.structure, prompt.forward)
+                prompt.record = RecordingPass(self._session.structure, prompt.forward)
             self._session.together([p.record for p in running if p.record is not None])
             if first:
                 self.chain = Chain(self._session.structure, self._probe.forward)
@@ -257,7 +257,7 @@ class _Guest:
         self._sites, self._chain = sites, chain
         sites.clear()
         for prompt in prompts:
-            prompt.record = Recording(found, prompt.forward)
+            prompt.record = RecordingPass(found, prompt.forward)
         self._passes = [prompt.record for prompt in prompts if prompt.record is not None]
 
     def proved(self, parts: BlockModules, written: Trace) -> None:

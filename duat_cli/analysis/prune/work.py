@@ -45,7 +45,7 @@ from duat_cli.loading.prompts import Prompt
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.budgets import CARRIED
 from duat_cli.models.sweep.lockstep import Pass, Visit
-from duat_cli.models.sweep.passes import Means, Recorded, Recording, record
+from duat_cli.models.sweep.passes import Means, Recorded, RecordingPass, record
 from duat_cli.models.terms.sites import TermId
 from duat_cli.results.base import Skipped
 
@@ -169,7 +169,7 @@ class Work:
 
     def _record(self, numbers: Sequence[int], seen: Sequence[Activations]) -> list[Recorded]:
         passes = [
-            Recording(self.structure, self.metric.forward(self._ids[number]), self.sites, one.see)
+            RecordingPass(self.structure, self.metric.forward(self._ids[number]), self.sites, one.see)
             for number, one in zip(numbers, seen, strict=True)
         ]
         self.session.together(passes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -42,9 +42,11 @@ def hidden_of(output: Any, like: Tensor) -> Tensor:
     raise UnsupportedModelError("a block returns no hidden states of its input's shape")
 
 
-def without_cache(values: Iterable[Any]) -> list[Any]:
-    """A cache holds the keys of the real run already: a replay that saw it would attend to them twice."""
-    return [None if isinstance(value, Cache) else value for value in values]
+def without_cache(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments as a replay is given them again. A cache holds the keys of the real run already: a replay that saw it
+    would attend to them twice."""
+    caches = {key: None for key, value in kwargs.items() if isinstance(value, Cache)}
+    return [None if isinstance(value, Cache) else value for value in args], kwargs | caches
 
 
 def first_tensor(args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:

@@ -18,7 +18,7 @@ from duat_cli.models.block.norms import FrozenNorm
 from duat_cli.models.block.parts import BlockParts, HiddenSlot
 from duat_cli.models.instrument.activations import Extremes, bounds_of
 from duat_cli.models.instrument.attention import AttentionCall, RowSource, StoredRows, allowed_by, apply_rows
-from duat_cli.models.instrument.calls import hidden_of, without_cache
+from duat_cli.models.instrument.calls import hidden_of
 from duat_cli.models.instrument.interception import HeldClamp
 from duat_cli.models.instrument.mixer import MixerCall
 from duat_cli.models.instrument.windows import WindowRows, Windows, asked_streams, laid, tokens_at, window_rows
@@ -363,11 +363,14 @@ def in_windows(call: AttentionCall, rows: WindowRows, allowed: Tensor | None) ->
     return replace(call, rows=rows, value=value, output=output, windows=rows.windows, allowed=allowed)
 
 
-def kept(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments as a replay is given them again."""
-    return without_cache(args), dict(zip(kwargs, without_cache(kwargs.values()), strict=True))
-
-
 def zero_given(run: BlockRun, items: int) -> list[Tensor]:
     """A zero output for every unit call, for that many items."""
     return [u.output.new_zeros(items, *u.output.shape) for u in run.units]
+
+
+def silent_attention(run: BlockRun, items: int) -> Tensor | None:
+    """Zeros in place of what the block's attention gives, for that many items; None where it has none."""
+    if not run.attention:
+        return None
+    own = run.attention[0].output
+    return own.new_zeros(items, *own.shape[1:])

@@ -29,7 +29,7 @@ from duat_cli.models.instrument.attention import (
     mixed_by,
     watched,
 )
-from duat_cli.models.instrument.calls import first_tensor, hidden_of, on_another, only_tensor
+from duat_cli.models.instrument.calls import first_tensor, hidden_of, on_another, only_tensor, without_cache
 from duat_cli.models.instrument.hooks import patched
 from duat_cli.models.instrument.interception import ClampFreezer, GateFreezer, SoftmaxInterception
 from duat_cli.models.instrument.mixer import KernelRows, MixerCall
@@ -40,7 +40,6 @@ from duat_cli.models.instrument.records import (
     ReplayStop,
     Substitutes,
     UnitCall,
-    kept,
     zero_given,
 )
 
@@ -179,7 +178,7 @@ class Rig:
             self._recording = None
             index, self._calls = self._calls, self._calls + 1
             hidden = hidden_of(output, parts.hidden.get(args, kwargs))
-            call = kept(args, kwargs)
+            call = without_cache(args, kwargs)
             if parts.cross is not None:  # a replay takes the encoder's states through cross-attention or not at all
                 states = parts.cross.taken.get(args, kwargs)
                 call = parts.cross.taken.put(*call, states.new_zeros(()).expand_as(states))
@@ -224,7 +223,8 @@ class Rig:
                 self._record_unit(module, x, output)
             recording, second = self._recording, None if self._block is None else self._block.second
             if recording is not None and second is not None and second.form.module is module:
-                recording.second = functools.partial(MixerCall.capture, second.form, original, *kept(args, kwargs))
+                call = without_cache(args, kwargs)
+                recording.second = functools.partial(MixerCall.capture, second.form, original, *call)
             return output
 
         return forward
@@ -263,7 +263,7 @@ class Rig:
                 self._record_unit(module, x, output)
                 if len(recording.crossing) == 1:
                     states = cross.states.get(args, kwargs)
-                    recording.cross = CrossCall(*kept(args, kwargs), states, recording.crossing[0])
+                    recording.cross = CrossCall(*without_cache(args, kwargs), states, recording.crossing[0])
                 recording.extremes.see("attention", output)
             return output
 

@@ -184,7 +184,7 @@ def run_alone(one: BlockPass) -> Tensor:
     return one.output
 
 
-class Recording(BlockPass):
+class RecordingPass(BlockPass):
     """A pass that keeps every block call in `calls`."""
 
     def __init__(
@@ -226,8 +226,8 @@ def _keeping(
         if bridge is not None:
             output = with_hidden(output, before, bridge(before.clone()))
         after = hidden_of(output, before).clone()
-        plain = without_cache(args), dict(zip(kwargs, without_cache(kwargs.values()), strict=True))
-        calls.append(BlockCall(*parts.hidden.put(*plain, before), with_hidden(output, before, before), before, after))
+        given = parts.hidden.put(*without_cache(args, kwargs), before)
+        calls.append(BlockCall(*given, with_hidden(output, before, before), before, after))
         return output
 
     return handle
@@ -249,8 +249,8 @@ def record(
     see: Callable[[int, Site, Tensor], None] | None = None,
     gone: Removals | None = None,
 ) -> Recorded:
-    """Run `forward` and keep every block's input and output; `see` and `gone` as of `Recording`."""
-    one = Recording(structure, forward, sites, see, gone)
+    """Run `forward` and keep every block's input and output; `see` and `gone` as of `RecordingPass`."""
+    one = RecordingPass(structure, forward, sites, see, gone)
     run_alone(one)
     return one.recorded
 
@@ -272,7 +272,7 @@ class Leading:
 
     def __init__(self, blocks: Blocks, forward: Forward) -> None:
         self._first = 0
-        self._pass = Recording(blocks, forward)
+        self._pass = RecordingPass(blocks, forward)
 
     def __getitem__(self, number: int) -> BlockCall:
         assert number >= self._first, f"block call {number} is asked for behind block call {self._first}"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError, or_reason
 from duat_cli.models.arrays import moved, random_like, relative_error, rounding, tolerance_for, wide
-from duat_cli.models.instrument.records import Replay
+from duat_cli.models.instrument.records import Replay, silent_attention
 from duat_cli.models.instrument.rig import BlockRun, zero_given
 from duat_cli.models.terms.sites import Site, watching
 
@@ -79,8 +79,7 @@ def unit_arrival(run: BlockRun, unit: int, columns: Tensor | None) -> Arrival:
     given[unit][1] = noise
     flat = wide(noise).reshape(-1, noise.shape[-1])
     direct = flat if columns is None else flat @ wide(columns)
-    attention = torch.zeros_like(run.attention[0].output).expand(3, -1, -1, -1) if run.attention else None
-    return _arrival(run, given, attention, direct)
+    return _arrival(run, given, silent_attention(run, 3), direct)
 
 
 def _arrival(run: BlockRun, given: list[Tensor], attention: Tensor | None, direct: Tensor) -> Arrival:
@@ -158,7 +157,7 @@ def passes_through(run: BlockRun, ends: Sequence[nn.Module]) -> tuple[bool, Tens
     ends: the modules whose outputs are what the branches add, so that their biases are gone with them.
     """
     zero, stream = torch.zeros_like(run.input), random_like(run.input)
-    silent = torch.zeros_like(run.attention[0].output) if run.attention else None
+    silent = silent_attention(run, 1)
     outputs = []
     for z in (zero, stream):
         with silenced(*ends):

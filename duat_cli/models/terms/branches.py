@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from duat_cli.errors import UnsupportedModelError, or_reason
 from duat_cli.models.arrays import gaussian, moved, random_like, wide
 from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
-from duat_cli.models.instrument.records import Replay
+from duat_cli.models.instrument.records import Replay, silent_attention
 from duat_cli.models.instrument.rig import BlockRun, zero_given
 from duat_cli.models.terms.arrival import SEED, meeting_of, points_of, silenced
 from duat_cli.models.terms.sites import BlockSites, Site, watching
@@ -60,7 +60,7 @@ def ffn_term(run: BlockRun, ffn: Branch) -> Tensor:
     The UAT term of the sum (Eq. 11) is this without the biases, which the sum counts as static.
     """
     zero, given = torch.zeros_like(run.input), [unit.output[None] for unit in run.units]
-    silent = torch.zeros_like(run.attention[0].output) if run.attention else None
+    silent = silent_attention(run, 1)
     whole = run.replay(zero, given, attention=silent)
     with silenced(ffn.norm or ffn.site.module):
         without = run.replay(zero, given, attention=silent)
@@ -104,7 +104,7 @@ def block_branches(run: BlockRun, sites: BlockSites) -> dict[Site, Branch | str]
 def branch_of(run: BlockRun, site: Site) -> Branch:
     """The branch that ends in this site: found by replays of nothing, of noise as its output, and of the stream."""
     zero = torch.zeros_like(run.input)
-    silent = torch.zeros_like(run.attention[0].output) if run.attention else None
+    silent = silent_attention(run, 1)
     sent: list[Tensor] = []
 
     def noise(_: Site, tensor: Tensor, __: Tensor | None) -> Tensor:

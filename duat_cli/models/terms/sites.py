@@ -176,10 +176,9 @@ def _put_behind_norm(parts: BlockParts, event: Event, site: Site) -> Site:
         silent[norm] = silent.get(norm, True) and not bool(tensor.any())
 
     unbiased = [norm for norm, form in parts.norms.items() if form.bias is None]
+    args, kwargs = without_cache(event.args, event.kwargs)
     with torch.no_grad(), hooked(unbiased, read), watching([site], _silence):
-        event.module(
-            *without_cache(event.args), **dict(zip(event.kwargs, without_cache(event.kwargs.values()), strict=True))
-        )
+        event.module(*args, **kwargs)
     return replace(site, behind=next((norm for norm, zero in silent.items() if zero), None))
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import fit, gaussian, random_like, relative_error, wide
-from duat_cli.models.instrument.records import Replay
+from duat_cli.models.instrument.records import Replay, silent_attention
 from duat_cli.models.instrument.rig import BlockRun, zero_given
 from duat_cli.models.value_path.factors import BlockFactors, Tap, meeting
 from duat_cli.models.value_path.probed import SEED
@@ -53,11 +53,7 @@ class Beside:
     def _replay(self, items: Tensor, outputs: list[Tensor]) -> Replay:
         given = zero_given(self.run, len(items))
         given[self.place] = torch.stack([one.reshape(self.output.shape) for one in outputs])
-        silent = None
-        if self.run.attention:
-            own = self.run.attention[0].output
-            silent = own.new_zeros(len(items), *own.shape[1:])
-        return self.run.replay(items, given, attention=silent)
+        return self.run.replay(items, given, attention=silent_attention(self.run, len(items)))
 
 
 def reached(known: BlockFactors, mixed: Tensor, target: Tensor) -> tuple[Tensor, float]:

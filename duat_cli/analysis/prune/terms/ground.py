@@ -26,7 +26,7 @@ from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.tracing import Trace
 from duat_cli.models.sweep.chain import Chain
 from duat_cli.models.sweep.lockstep import Pass, one_by_one
-from duat_cli.models.sweep.passes import Recorded, Recording
+from duat_cli.models.sweep.passes import Recorded, RecordingPass
 from duat_cli.models.terms.branches import Branch, Branches, block_branches, find_branches
 from duat_cli.models.terms.sites import BlockSites, Site, block_sites, find_sites
 
@@ -76,7 +76,7 @@ def ground_beside(session: Session, name: MetricName | None, prompts: Sequence[T
     metric = metric_for(name, session.loaded.model, structure, guest.head)
     records = guest.records
     if guest.logits != (metric.name != "hidden"):
-        records = [Recording(structure, metric.forward(ids)) for ids in prompts]
+        records = [RecordingPass(structure, metric.forward(ids)) for ids in prompts]
         session.together(records)
     recorded = [one.recorded for one in records]
     for one in guest.records if means else ():
@@ -101,7 +101,7 @@ class _Guest:
         self.chain = Chain(found, lambda: found.forward()[0])
         self.seen, self.sums, self._means = Activations(), MeanSums(), means
         self.records = [
-            Recording(found, self._output(model if self.logits else found.stack, ids), self.sites, self._see)
+            RecordingPass(found, self._output(model if self.logits else found.stack, ids), self.sites, self._see)
             for ids in prompts
         ]
 
