@@ -17,9 +17,9 @@ from duat_cli.errors import or_reason
 from duat_cli.models.block.parts import BlockParts
 from duat_cli.models.discovery.causality import HeadTest
 from duat_cli.models.discovery.growing import Growing
-from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, probe_ids, run_stack
+from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, probe_ids, probe_trace, run_stack
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.models.instrument.tracing import Trace, trace
+from duat_cli.models.instrument.tracing import Trace
 from duat_cli.models.sweep.lockstep import Pass, one_by_one
 from duat_cli.models.terms.branches import Branch, Branches, block_branches
 from duat_cli.models.terms.feedforward import FeedForward, find_feedforward
@@ -57,7 +57,7 @@ def ground_of(session: Session, *, layers: bool) -> Ground:
         structure = session.structure
         guest = _Guest(model, HeadTest(model, structure.stack), layers=layers)
         ids = probe_ids(structure.stack, DISCOVERY_TOKENS)
-        written = trace(structure.stack, lambda: run_stack(structure.stack, ids))
+        written = probe_trace(structure.stack, ids)
         for block in structure.blocks:
             guest.proved(block.parts, written)
         with structure.rig().active() as rig:

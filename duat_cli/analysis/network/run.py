@@ -25,11 +25,11 @@ from duat_cli.errors import InputError, UnsupportedModelError
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.prompts import Prompt
 from duat_cli.models.block.parts import BlockParts
-from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
+from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, probe_trace
 from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.routers import Routers, routing_slots, taken
-from duat_cli.models.instrument.tracing import Trace, trace
+from duat_cli.models.instrument.tracing import Trace
 from duat_cli.models.terms.experts import Experts
 from duat_cli.models.terms.feedforward import FeedForward
 from duat_cli.models.terms.inner import form_of
@@ -155,8 +155,7 @@ def _metadata(session: Session, prompt: Prompt, decode: Callable[[int], str]) ->
 def known_units(structure: ModelStructure, device: str, blocks: list[BlockParts]) -> dict[nn.Module, Known | None]:
     """By block module; None: it has no FFN. UnsupportedModelError where a block has none of the paper's form."""
     sites = find_sites(structure)
-    ids = probe_ids(structure.stack, DISCOVERY_TOKENS, device)
-    written = trace(structure.stack, lambda: run_stack(structure.stack, ids))
+    written = probe_trace(structure.stack, probe_ids(structure.stack, DISCOVERY_TOKENS, device))
     found: dict[nn.Module, Known | None] = {}
     for number, parts in enumerate(blocks):
         if parts.module not in found:

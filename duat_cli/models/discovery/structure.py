@@ -47,7 +47,7 @@ from duat_cli.models.instrument.attention import CapturePath, ForeignAttentionEr
 from duat_cli.models.instrument.foreign import model_code
 from duat_cli.models.instrument.plain import InstrumentedPass, PlainPass, deviation
 from duat_cli.models.instrument.rig import Rig
-from duat_cli.models.instrument.tracing import Event, Trace, Tracer
+from duat_cli.models.instrument.tracing import Event, Trace, Tracer, trace
 from duat_cli.models.signatures import taken_by
 
 DISCOVERY_TOKENS = 11  # short, odd, and unlike a count of heads or experts
@@ -130,6 +130,12 @@ def probe_inputs(
         made = noise_like({STATES: made[STATES].new_zeros(()).expand(shape)}, seed)
         made["input_ids"] = probe_ids(stack, tokens, device)
     return placed(made, stack.device if device is None else device, stack.dtype)
+
+
+def probe_trace(stack: Any, given: Given | None = None) -> Trace:
+    """What one short pass does, written down. given: what it reads; None: the tokens that discovery reads."""
+    read = probe_ids(stack, DISCOVERY_TOKENS) if given is None else given
+    return trace(stack, lambda: run_stack(stack, read))
 
 
 def discover(

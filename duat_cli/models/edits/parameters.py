@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from duat_cli.errors import or_reason
 from duat_cli.kinds import Kind
 from duat_cli.models.block.parts import BlockParts
-from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
+from duat_cli.models.discovery.structure import ModelStructure, probe_trace
 from duat_cli.models.edits.heads import HeadLayers, head_layers
 from duat_cli.models.edits.surgery import NeuronLayers, neuron_layers
-from duat_cli.models.instrument.tracing import Trace, trace
+from duat_cli.models.instrument.tracing import Trace
 from duat_cli.models.terms.feedforward import find_feedforward
 from duat_cli.models.terms.sites import BlockSites, Site
 
@@ -55,8 +55,7 @@ def find_parameters(
     structure: ModelStructure, sites: Mapping[nn.Module, BlockSites]
 ) -> dict[nn.Module, BlockParameters]:
     """Of every distinct block module, from one short run."""
-    ids = probe_ids(structure.stack, DISCOVERY_TOKENS)
-    written = trace(structure.stack, lambda: run_stack(structure.stack, ids))
+    written = probe_trace(structure.stack)
     return {
         block.parts.module: block_parameters(block.parts, sites[block.parts.module], written)
         for block in structure.blocks

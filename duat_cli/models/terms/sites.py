@@ -23,11 +23,11 @@ from duat_cli.kinds import Kind
 from duat_cli.models.arrays import relative_error, rounding, same_storage
 from duat_cli.models.block.linears import has_matrix
 from duat_cli.models.block.parts import BlockParts
-from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_inputs, run_stack
+from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_inputs, probe_trace
 from duat_cli.models.instrument.calls import without_cache
 from duat_cli.models.instrument.hooks import hooked
 from duat_cli.models.instrument.routers import Routing, experts_of, routing_slots, taken
-from duat_cli.models.instrument.tracing import Event, Trace, trace
+from duat_cli.models.instrument.tracing import Event, Trace
 
 Place = Literal["input", "output", "routing"]
 
@@ -154,8 +154,7 @@ def _put(args: Sequence[Any], kwargs: dict[str, Any], key: int | str, value: Ten
 
 def find_sites(structure: ModelStructure, like: Mapping[str, Tensor] | None = None) -> dict[nn.Module, BlockSites]:
     """The sites of every distinct block module, found on one short run. like: as of `discover`."""
-    given = probe_inputs(structure.stack, like, DISCOVERY_TOKENS)
-    written = trace(structure.stack, lambda: run_stack(structure.stack, given))
+    written = probe_trace(structure.stack, probe_inputs(structure.stack, like, DISCOVERY_TOKENS))
     return {block.parts.module: block_sites(block.parts, written) for block in structure.blocks}
 
 

@@ -10,9 +10,8 @@ from helpers import single_model
 from torch import Tensor
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.discovery.structure import ModelStructure, discover, probe_ids, run_stack
+from duat_cli.models.discovery.structure import ModelStructure, discover, probe_trace
 from duat_cli.models.edits.surgery import config_without_blocks, without_blocks, without_neurons, zeroed
-from duat_cli.models.instrument.tracing import trace
 from duat_cli.models.terms.feedforward import find_feedforward
 from duat_cli.models.terms.sites import TermId, find_sites
 
@@ -113,7 +112,7 @@ def test_lists_of_other_things_stay() -> None:
 def test_neurons_are_cut_out(model_type: str, name: str) -> None:
     model, structure, _ = found(model_type)
     before = state(model)
-    written = trace(structure.stack, lambda: run_stack(structure.stack, probe_ids(structure.stack, 11)))
+    written = probe_trace(structure.stack)
     forms = [find_feedforward(b.parts.units[0], written, b.parts.module) for b in structure.blocks]
     whole = forms[0].neurons
     with without_neurons(model, [(form, [0, 5 + k]) for k, form in enumerate(forms)]):

@@ -10,15 +10,14 @@ from helpers import far, single_model
 from torch.nn import functional
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.discovery.structure import discover, probe_ids, run_stack
-from duat_cli.models.instrument.tracing import trace
+from duat_cli.models.discovery.structure import discover, probe_trace
 from duat_cli.models.terms.experts import Experts, find_experts
 from duat_cli.models.terms.sites import find_sites
 
 
 def experts_of(model: Any, block: int = 1) -> Experts:
     structure = discover(model)
-    written = trace(structure.stack, lambda: run_stack(structure.stack, probe_ids(structure.stack, 11)))
+    written = probe_trace(structure.stack)
     (site,) = find_sites(structure)[structure.calls[block]].of("expert")
     unit = next(u for u in structure.block(block).parts.units if site.module in set(u.modules()))
     return find_experts(unit, site, written, 0)

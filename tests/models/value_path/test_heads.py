@@ -10,8 +10,8 @@ from helpers import far, single_model
 from torch import Tensor
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.discovery.structure import discover, probe_ids, run_stack
-from duat_cli.models.instrument.tracing import Trace, trace
+from duat_cli.models.discovery.structure import discover, probe_trace
+from duat_cli.models.instrument.tracing import Trace
 from duat_cli.models.value_path.heads import layer_factors, norm_before, require_averages
 from duat_cli.operators.kronecker import HeadFactors
 
@@ -24,7 +24,7 @@ NORMS = {
 
 def factors_of(model: Any, block: int = 1) -> tuple[Tensor, HeadFactors, Trace, Any, Any]:
     structure = discover(model)
-    written = trace(structure.stack, lambda: run_stack(structure.stack, probe_ids(structure.stack, 11)))
+    written = probe_trace(structure.stack)
     call = written.attention[block]
     return *layer_factors(structure.block(block).parts, written, call), written, call, structure
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from duat_cli.errors import UnsupportedModelError
-from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
+from duat_cli.models.discovery.structure import ModelStructure, probe_trace
 from duat_cli.models.edits.heads import HeadLayers, head_layers
-from duat_cli.models.instrument.tracing import trace
+from duat_cli.models.instrument.tracing import Trace
 from duat_cli.models.terms.feedforward import FeedForward, find_feedforward
 from duat_cli.models.terms.sites import TermId
 from duat_cli.text import one_line, plural
@@ -54,12 +54,8 @@ def head_cuts(
     the terms that are left. blocks: those that go."""
     if not any(term.kind == "head" for term in terms):
         return (), terms
-    ids = probe_ids(structure.stack, DISCOVERY_TOKENS)
-    written = trace(structure.stack, lambda: run_stack(structure.stack, ids))
     try:
-        if len(set(structure.calls)) != len(structure.calls):
-            raise UnsupportedModelError("blocks share their weights")
-        layers = {}
+        written, layers = _traced(structure), {}
         for k in range(len(structure.calls)):
             parts = structure.block(k).parts
             if parts.attention and k not in set(blocks):
@@ -151,14 +147,17 @@ def without_neurons_of(cut: Mapping[int, Sequence[int]], terms: Sequence[TermId]
 
 def _forms(structure: ModelStructure, calls: Sequence[int]) -> dict[int, FeedForward]:
     """The one FFN of each of these blocks."""
-    if len(set(structure.calls)) != len(structure.calls):
-        raise UnsupportedModelError("blocks share their weights")
-    ids = probe_ids(structure.stack, DISCOVERY_TOKENS)
-    written = trace(structure.stack, lambda: run_stack(structure.stack, ids))
-    found = {}
+    written, found = _traced(structure), {}
     for call in calls:
         parts = structure.block(call).parts
         if len(parts.units) != 1:
             raise UnsupportedModelError(f"block {call} has {len(parts.units)} FFNs; one is needed to state its width")
         found[call] = find_feedforward(parts.units[0], written, parts.module)
     return found
+
+
+def _traced(structure: ModelStructure) -> Trace:
+    """UnsupportedModelError where what is cut out of one block would be gone from another."""
+    if len(set(structure.calls)) != len(structure.calls):
+        raise UnsupportedModelError("blocks share their weights")
+    return probe_trace(structure.stack)
