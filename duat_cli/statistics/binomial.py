@@ -6,10 +6,8 @@ assumed about how damage is distributed.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from duat_cli.errors import InputError
 
@@ -27,27 +25,13 @@ def log_tail(k: int, n: int, share: float) -> float:
     return min(largest + math.log(math.fsum(math.exp(t - largest) for t in terms)), 0.0)
 
 
-@functools.lru_cache(maxsize=4096)
-def upper_limit(k: int, n: int, confidence: float) -> float:
-    """The one-sided Clopper-Pearson limit: the share at which k or fewer of n have probability 1 - confidence.
-
-    Whatever the true share is, the limit lies below it with probability at most 1 - confidence (Clopper & Pearson
-    1934). Bisection on the exact tail; the upper end of the last bracket is returned, so rounding never lowers it.
-    """
-    _check(confidence, "confidence")
-    if not 0 <= k <= n or n < 1:
-        raise InputError(f"{k} of {n} prompts: expected a count between 0 and a positive number of prompts")
-    if k == n:
-        return 1.0
-    level = math.log1p(-confidence)
-    low, high = k / n, 1.0
-    while high - low > 1e-15 * max(high, 1e-300) and low < (middle := (low + high) / 2) < high:
-        low, high = (middle, high) if log_tail(k, n, middle) > level else (low, middle)
-    return high
-
-
 def allowed(n: int, share: float, confidence: float) -> int | None:
-    """How many of n may exceed so that the upper limit is still at most `share`; None: not even 0 is few enough."""
+    """How many of n may exceed so that the one-sided Clopper-Pearson limit of the true share is still at most `share`;
+    None: not even 0 is few enough.
+
+    The limit is the share at which so many or fewer of n have probability 1 - confidence. Whatever the true share is,
+    the limit lies below it with probability at most 1 - confidence (Clopper & Pearson 1934).
+    """
     _check(share, "share of prompts")
     _check(confidence, "confidence")
     level = math.log1p(-confidence)
@@ -81,26 +65,9 @@ def prompts_needed(share: float, confidence: float, exceeding: int = 0) -> int:
     return n
 
 
-@dataclass(frozen=True)
-class NestedChoice:
-    """What a fixed-sequence test of nested sets allows to say."""
-
-    chosen: int | None
-    """Index of the last set that passed; None: not even the first did."""
-    tested: int
-    """How many sets were looked at; the test stops behind the first that fails."""
-    exceeded: tuple[int, ...]
-    """Prompts above the budget, for each tested set."""
-    limits: tuple[float, ...]
-    """Each tested set's own Clopper-Pearson limit. To quote one after choosing by it would be one statement too many:
-    for the chosen set the statement is `share`, fixed in advance."""
-    share: float
-    confidence: float
-    prompts: int
-
-
-def choose_nested(exceeded: Sequence[int], n: int, share: float, confidence: float) -> NestedChoice:
-    """The last of nested sets for which "at most `share` of prompts exceed" holds with the confidence.
+def choose_nested(exceeded: Sequence[int], n: int, share: float, confidence: float) -> int | None:
+    """Number of the last of nested sets for which "at most `share` of prompts exceed" holds with the confidence; None:
+    not even the first passed.
 
     exceeded: for sets in an order fixed before these n prompts were looked at, how many prompts exceeded. Each set is
     tested at the full level, and the first that fails ends the test: a false statement needs the first set whose true
@@ -114,21 +81,10 @@ def choose_nested(exceeded: Sequence[int], n: int, share: float, confidence: flo
             f"{n} held-out prompts cannot show a share of at most {share:g} with confidence {confidence:g}: "
             f"it takes {need} or more; add prompts, or ask for less"
         )
-    if not exceeded:
-        raise InputError("no set to test: nothing was chosen within the budget")
     passed = 0
     while passed < len(exceeded) and exceeded[passed] <= most:
         passed += 1
-    seen = tuple(exceeded[: passed + 1])
-    return NestedChoice(
-        chosen=passed - 1 if passed else None,
-        tested=len(seen),
-        exceeded=seen,
-        limits=tuple(upper_limit(k, n, confidence) for k in seen),
-        share=share,
-        confidence=confidence,
-        prompts=n,
-    )
+    return passed - 1 if passed else None
 
 
 def _check(value: float, name: str) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from duat_cli.errors import InputError
-from duat_cli.statistics.binomial import allowed, choose_nested, log_tail, prompts_needed, upper_limit
+from duat_cli.statistics.binomial import allowed, choose_nested, log_tail, prompts_needed
 
 
 def exact_tail(k: int, n: int, share: Fraction) -> Fraction:
@@ -21,32 +21,30 @@ def exact_tail(k: int, n: int, share: Fraction) -> Fraction:
 
 # From tables of one-sided limits (beta quantiles).
 KNOWN = [(0, 10, 0.95, 0.2588656), (1, 10, 0.95, 0.3941633), (2, 20, 0.95, 0.2826185), (0, 59, 0.95, 0.0495096),
-         (10, 10, 0.95, 1.0), (5, 50, 0.975, 0.2181354)]  # fmt: skip
+         (5, 50, 0.975, 0.2181354)]  # fmt: skip
 
 
 @pytest.mark.parametrize(("k", "n", "confidence", "expected"), KNOWN)
 def test_known_limits(k: int, n: int, confidence: float, expected: float) -> None:
-    assert upper_limit(k, n, confidence) == pytest.approx(expected, abs=2e-6)
+    assert allowed(n, expected + 2e-6, confidence) == k
+    assert allowed(n, expected - 2e-6, confidence) == (k - 1 if k else None)
 
 
-@given(st.integers(1, 200).flatmap(lambda n: st.tuples(st.integers(0, n - 1), st.just(n))), st.floats(0.5, 0.999))
-def test_the_limit_is_where_the_exact_tail_is_one_minus_confidence(case: tuple[int, int], confidence: float) -> None:
+@given(st.integers(1, 200).flatmap(lambda n: st.tuples(st.integers(0, n - 1), st.just(n))), st.floats(0.01, 0.9))
+def test_the_tail_is_the_exact_one(case: tuple[int, int], share: float) -> None:
     k, n = case
-    limit = upper_limit(k, n, confidence)
-    assert float(exact_tail(k, n, Fraction(limit))) == pytest.approx(1 - confidence, rel=1e-9)
-    assert log_tail(k, n, limit) == pytest.approx(math.log(exact_tail(k, n, Fraction(limit))), rel=1e-9)
+    assert log_tail(k, n, share) == pytest.approx(math.log(exact_tail(k, n, Fraction(share))), rel=1e-9, abs=1e-12)
 
 
 @given(st.integers(1, 300), st.floats(0.01, 0.9), st.floats(0.5, 0.999))
-def test_allowed_is_the_last_count_whose_limit_is_low_enough(n: int, share: float, confidence: float) -> None:
-    most = allowed(n, share, confidence)
+def test_allowed_is_the_last_count_whose_exact_tail_is_small_enough(n: int, share: float, confidence: float) -> None:
+    most, level = allowed(n, share, confidence), 1 - confidence
     if most is None:
         assert n < prompts_needed(share, confidence)
-        assert upper_limit(0, n, confidence) > share * (1 - 1e-12)
     else:
         assert n >= prompts_needed(share, confidence)
-        assert upper_limit(most, n, confidence) <= share * (1 + 1e-12)
-        assert upper_limit(most + 1, n, confidence) > share * (1 - 1e-12)
+        assert exact_tail(most, n, Fraction(share)) <= level * (1 + 1e-9)
+    assert exact_tail(0 if most is None else most + 1, n, Fraction(share)) > level * (1 - 1e-9)
 
 
 def test_prompts_needed() -> None:
@@ -57,30 +55,26 @@ def test_prompts_needed() -> None:
 
 
 def test_large_counts_do_not_underflow() -> None:
-    limit = upper_limit(100, 100_000, 0.95)
-    assert 0.001 < limit < 0.0013
+    few, many = (allowed(100_000, share, 0.95) for share in (0.001, 0.0013))
+    assert few is not None
+    assert many is not None
+    assert few < 100 <= many
     assert log_tail(0, 100_000, 0.5) == pytest.approx(100_000 * math.log(0.5))
 
 
 def test_the_test_stops_at_the_first_failure() -> None:
-    choice = choose_nested([0, 1, 5, 0], 60, 0.1, 0.95)
     assert allowed(60, 0.1, 0.95) == 1
-    assert (choice.chosen, choice.tested, choice.exceeded) == (1, 3, (0, 1, 5))
-    assert choice.limits[1] <= 0.1 < choice.limits[2]
-    assert choose_nested([3], 60, 0.1, 0.95).chosen is None
-    assert choose_nested([0, 0], 60, 0.1, 0.95).chosen == 1
+    assert choose_nested([0, 1, 5, 0], 60, 0.1, 0.95) == 1
+    assert choose_nested([3], 60, 0.1, 0.95) is None
+    assert choose_nested([0, 0], 60, 0.1, 0.95) == 1
 
 
 def test_bad_input_is_one_line() -> None:
     with pytest.raises(InputError, match="it takes 29 or more"):
         choose_nested([0], 28, 0.1, 0.95)
-    with pytest.raises(InputError, match="no set"):
-        choose_nested([], 60, 0.1, 0.95)
     for share, confidence in ((0.0, 0.95), (1.0, 0.95), (0.1, 0.0), (0.1, 1.0), (math.nan, 0.95)):
         with pytest.raises(InputError, match="between 0 and 1"):
             prompts_needed(share, confidence)
-    with pytest.raises(InputError, match="expected a count"):
-        upper_limit(5, 4, 0.95)
 
 
 # -- coverage ------------------------------------------------------------------------------------------------
@@ -110,7 +104,7 @@ def false_statements(damage: Tensor, choose: object) -> float:
 
 
 def in_order(counts: list[int]) -> int | None:
-    return choose_nested(counts, PROMPTS, SHARE, CONFIDENCE).chosen
+    return choose_nested(counts, PROMPTS, SHARE, CONFIDENCE)
 
 
 def largest_that_passes(counts: list[int]) -> int | None:

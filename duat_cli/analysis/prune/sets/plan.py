@@ -114,15 +114,15 @@ def _held_out(trial: Trial, total: int) -> list[HeldOut]:
 
 def _guarantee(nested: Nested, budget: float, trial: Trial, holdout: str, size_of: SizeOf) -> Guarantee:
     """The statement is about the share fixed in advance, for the last set that passed."""
-    choice = trial.choice()
-    removed = 0 if choice.chosen is None else trial.sizes[choice.chosen]
+    number = trial.choice()
+    removed = 0 if number is None else trial.sizes[number]
     gone = nested.order[:removed]
     return Guarantee(
         budget=budget,
-        confidence=choice.confidence,
-        share_above_limit=choice.share,
-        exceeded=0 if choice.chosen is None else choice.exceeded[choice.chosen],
-        holdout_prompts=choice.prompts,
+        confidence=trial.claim.confidence,
+        share_above_limit=trial.claim.share,
+        exceeded=0 if number is None else trial.exceeded(number),
+        holdout_prompts=trial.prompts,
         holdout_sha256=holdout,
         method=METHOD,
         tested=trial.sizes,

@@ -20,7 +20,7 @@ from duat_cli.models.sweep.lockstep import Pass
 from duat_cli.models.sweep.passes import Leading
 from duat_cli.models.terms.sites import TermId
 from duat_cli.statistics.betting import mean_is_below
-from duat_cli.statistics.binomial import NestedChoice, allowed, choose_nested
+from duat_cli.statistics.binomial import allowed, choose_nested
 
 CAP = 5.0  # budgets: a prompt's damage counts for no more in the mean, which could not be bounded otherwise
 
@@ -91,8 +91,8 @@ class Trial:
         damages = self.damages[number]
         return sorted(damages)[-1 - self._most] if len(damages) == self.prompts else None
 
-    def choice(self) -> NestedChoice:
-        """Of the share of prompts, once all are counted."""
+    def choice(self) -> int | None:
+        """Number of the largest set of which few prompts are shown to exceed the budget, once all are counted."""
         seen = [self.exceeded(k) for k in range(min(self._failed(self._exceeds) + 1, len(self.sizes)))]
         return choose_nested(seen, self.prompts, self.claim.share, self.claim.confidence)
 

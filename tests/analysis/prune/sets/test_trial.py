@@ -17,7 +17,7 @@ from duat_cli.models.discovery.structure import discover
 from duat_cli.models.sweep.lockstep import one_by_one
 from duat_cli.models.terms.sites import TermId, find_sites
 from duat_cli.statistics.betting import mean_is_below
-from duat_cli.statistics.binomial import NestedChoice, allowed, prompts_needed
+from duat_cli.statistics.binomial import allowed, prompts_needed
 
 
 def tried(fake: Fake, sets: Nested, held_out: list[Prompt], budget: float, share: float, confidence: float) -> Trial:
@@ -28,7 +28,7 @@ def tried(fake: Fake, sets: Nested, held_out: list[Prompt], budget: float, share
 
 def guaranteed(
     fake: Fake, sets: Nested, held_out: list[Prompt], budget: float, share: float, confidence: float
-) -> tuple[NestedChoice, list[int]]:
+) -> tuple[int | None, list[int]]:
     trial = tried(fake, sets, held_out, budget, share, confidence)
     return trial.choice(), trial.sizes
 
@@ -47,9 +47,9 @@ def test_the_statement_fails_no_more_often_than_it_says(share: float, confidence
         drawn = torch.rand(60, generator=generator).tolist()
         fake = Fake(lambda prompt, removed, drawn=drawn: float(drawn[prompt] < truth[removed]))
         choice, sizes = guaranteed(fake, nested(4), prompts(60), 0.5, share, confidence)
-        if choice.chosen is not None:
+        if choice is not None:
             given += 1
-            wrong += truth[sizes[choice.chosen]] > share
+            wrong += truth[sizes[choice]] > share
     assert given > 0.3 * rounds
     assert wrong / rounds <= (1 - confidence) + 3 * ((1 - confidence) * confidence / rounds) ** 0.5
     assert wrong > 0  # the level is used, not undercut by far
@@ -72,10 +72,8 @@ def test_scipy_counts_the_same_though_sets_that_failed_are_run_no_more(
         counts = [sum(value > budget for value in row) for row in every]
         passed = [stats.binomtest(k, 90, share, alternative="less").pvalue <= 1 - confidence for k in counts]
         first = next((k for k, one in enumerate(passed) if not one), 8)
-        choice = trial.choice()
-        assert choice.chosen == (first - 1 if first else None)
-        assert choice.exceeded == tuple(counts[: first + 1])
-        assert choice.limits == pytest.approx([stats.beta.ppf(confidence, k + 1, 90 - k) for k in choice.exceeded])
+        assert trial.choice() == (first - 1 if first else None)
+        assert [trial.exceeded(k) for k in range(min(first + 1, 8))] == counts[: first + 1]
         shown = [mean_is_below(row, budget, CAP * budget, confidence) for row in every]
         first_mean = next((k for k, one in enumerate(shown) if not one), 8)
         assert trial.mean_choice() == (first_mean - 1 if first_mean else None)
@@ -85,19 +83,18 @@ def test_scipy_counts_the_same_though_sets_that_failed_are_run_no_more(
 
 def test_the_counts_are_those_of_the_set_that_is_named() -> None:
     fake = Fake(lambda prompt, removed: 1.0 if prompt < (removed - 10 if removed < 15 else 30) else 0.0)
-    choice, sizes = guaranteed(fake, nested(16), prompts(100), 0.5, 0.1, 0.95)
-    assert sizes == [2, 4, 6, 8, 10, 12, 14, 16]
+    trial = tried(fake, nested(16), prompts(100), 0.5, 0.1, 0.95)
+    assert trial.sizes == [2, 4, 6, 8, 10, 12, 14, 16]
     assert allowed(100, 0.1, 0.95) == 4
-    assert choice.chosen == 6
-    assert choice.exceeded[choice.chosen] == 4
-    assert choice.prompts == 100
+    assert trial.choice() == 6
+    assert trial.exceeded(6) == 4
 
 
 def test_sets_between_the_first_that_failed_and_the_chosen_one_are_run_no_more() -> None:
     """They did nothing on the first 20 prompts; then their mean is beyond what the rest could make up for."""
     fake = Fake(lambda prompt, removed: 100.0 if removed > 5 and prompt >= 20 else 0.0)
     trial = tried(fake, nested(16), prompts(100), 0.5, 0.1, 0.95)
-    assert trial.choice().chosen == 1
+    assert trial.choice() == 1
     assert [len(seen) for seen in trial.damages] == [100, 100, 100, 41, 41, 41, 41, 100]
     assert fake.runs == 4 * 100 + 4 * 41
 
@@ -107,7 +104,7 @@ def test_the_mean_may_be_within_the_budget_where_many_prompts_exceed_it() -> Non
     fake = Fake(lambda prompt, removed: (1.15 if prompt % 3 == 0 else 0.55) if removed > 4 else 0.1)
     trial = tried(fake, nested(8), prompts(400), 1.0, 0.1, 0.95)
     assert trial.sizes == list(range(1, 9))
-    assert trial.choice().chosen == 3
+    assert trial.choice() == 3
     assert trial.mean_choice() == 7
     assert trial.capped(7) == 0
 
@@ -140,7 +137,7 @@ def test_the_mean_is_shown_no_more_often_wrongly_than_it_says() -> None:
 def test_sets_of_few_terms(size: int) -> None:
     choice, sizes = guaranteed(Fake(lambda *_: 0.0), nested(size), prompts(40), 0.5, 0.1, 0.95)
     assert sizes == list(range(1, size + 1))
-    assert choice.chosen == size - 1
+    assert choice == size - 1
 
 
 def test_too_few_prompts_are_refused() -> None:
