@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
+
+from duat_cli.statistics.ranking import Estimate
 
 RESAMPLES = 4000
 SEED = 23
 FEWEST = 5  # differences; fewer say nothing of their spread
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A mean, and between what it lies."""
-
-    mean: float
-    low: float
-    high: float
-
-
-def paired_interval(differences: list[float], confidence: float = 0.95) -> Interval | None:
+def paired_interval(differences: list[float], confidence: float = 0.95) -> Estimate | None:
     """The studentised bootstrap interval (Efron & Tibshirani 1993, section 12.5) of the mean difference.
 
     Differences are drawn anew with replacement, one for each pair. The percentile interval would be too narrow for a
@@ -31,10 +22,10 @@ def paired_interval(differences: list[float], confidence: float = 0.95) -> Inter
         return None
     mean, error = float(x.mean()), float(x.std()) / len(x) ** 0.5
     if error == 0.0:
-        return Interval(mean, mean, mean)
+        return Estimate(mean, mean, mean)
     draws = torch.randint(len(x), (RESAMPLES, len(x)), generator=torch.Generator().manual_seed(SEED))
     drawn = x[draws]
     spread = drawn.std(dim=1) / len(x) ** 0.5
     t = ((drawn.mean(dim=1) - mean) / spread)[spread > 1e-9 * error]
     low, high = torch.quantile(t, torch.tensor([(1 - confidence) / 2, (1 + confidence) / 2], dtype=t.dtype)).tolist()
-    return Interval(mean, mean - high * error, mean - low * error)
+    return Estimate(mean, mean - high * error, mean - low * error)

@@ -23,7 +23,7 @@ Statistic = Callable[[Tensor, Tensor, Tensor], Tensor]  # of x, y and the weight
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its interval: of `bootstrap`, the percentile interval over the items (Efron 1979)."""
+    """A value with its interval."""
 
     value: float
     low: float
@@ -80,7 +80,8 @@ def worst_ratio(x: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
 def bootstrap(
     statistic: Statistic, x: Tensor, y: Tensor, confidence: float, weights: Tensor | None = None
 ) -> Estimate | None:
-    """The statistic of (x, y), both (n,), with its interval; None where it is undefined."""
+    """The statistic of (x, y), both (n,), with the percentile interval over the items (Efron 1979); None where it is
+    undefined."""
     w = _ones(x) if weights is None else weights.double()
     value = float(statistic(x.double(), y.double(), w))
     if not math.isfinite(value):

@@ -33,12 +33,12 @@ def test_shift_and_scale_go_through() -> None:
     one, two = paired_interval(x), paired_interval([2 * value + 5 for value in x])
     assert one is not None
     assert two is not None
-    assert one.low < one.mean < one.high
+    assert one.low < one.value < one.high
     assert (two.low, two.high) == pytest.approx((2 * one.low + 5, 2 * one.high + 5))
 
 
 def test_equal_differences_and_too_few() -> None:
     same = paired_interval([0.25] * FEWEST)
     assert same is not None
-    assert same.low == same.mean == same.high == 0.25
+    assert same.low == same.value == same.high == 0.25
     assert paired_interval([0.1] * (FEWEST - 1)) is None
