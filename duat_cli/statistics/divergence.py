@@ -1,4 +1,4 @@
-"""The Kullback-Leibler divergence of two distributions given by their logits."""
+"""Distributions given by their logits: the Kullback-Leibler divergence of two, and the loss of what was drawn."""
 
 from __future__ import annotations
 
@@ -28,6 +28,12 @@ def kl_each(before: Tensor, afters: Tensor) -> Tensor:
     """The same of several distributions beside one, (B, N): `before` (N, V), `afters` (B, N, V)."""
     pieces = zip(by_tokens(before), *(by_tokens(after) for after in afters), strict=True)
     return torch.cat([_rows(p, others) for p, *others in pieces], dim=1)
+
+
+def mean_loss(logits: Tensor, chosen: Tensor) -> float:
+    """Mean negative log likelihood, nats, of the entries `chosen`, (N,), under logits (N, V)."""
+    log_p = logits.double().log_softmax(dim=-1)
+    return -float(log_p.gather(1, chosen[:, None].to(logits.device)).mean())
 
 
 def _rows(before: Tensor, afters: Sequence[Tensor]) -> Tensor:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from duat_cli.statistics.divergence import kl, kl_each
+from duat_cli.statistics.divergence import kl, kl_each, mean_loss
 
 INF = math.inf
 
@@ -71,3 +71,8 @@ def test_several_beside_one_are_each_of_them(monkeypatch: pytest.MonkeyPatch) ->
     for row, cut, after in zip(whole, kl_each(before, afters), afters, strict=True):
         assert torch.allclose(row, kl(before, after), rtol=1e-12)
         assert torch.equal(row, cut)
+
+
+def test_the_loss_is_torchs_own() -> None:
+    logits, chosen = torch.randn(7, 11, generator=torch.Generator().manual_seed(6)), torch.arange(7)
+    assert mean_loss(logits, chosen) == pytest.approx(float(torch.nn.functional.cross_entropy(logits, chosen)))

@@ -17,6 +17,7 @@ from duat_cli.errors import InputError
 from duat_cli.loading.prompts import Prompt
 from duat_cli.operators.input_change import share_from
 from duat_cli.results.compare import BlockComparison, BlockRead, ContextRead, ContextRun, InContext
+from duat_cli.statistics.divergence import mean_loss
 
 NONE_THERE = "no block has one"
 IMPOSSIBLE = "infinite: a token of the answer has probability 0"
@@ -38,8 +39,7 @@ class Answer:
 
     def loss(self, logits: Tensor) -> float:
         """Mean negative log likelihood, nats; logits: of `rows`, (tokens, vocabulary)."""
-        targets = self.ids[0, self.start : self.stop].to(logits.device)
-        return -float(logits.double().log_softmax(-1).gather(1, targets[:, None]).mean())
+        return mean_loss(logits, self.ids[0, self.start : self.stop])
 
 
 class Context:

@@ -30,6 +30,7 @@ from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.routers import Routed, Routers, mean_routed
 from duat_cli.results.compare import ComparedPrompt, CompareReport, FixedLoss, FixedParameters
 from duat_cli.statistics.bootstrap import FEWEST, paired_interval
+from duat_cli.statistics.divergence import mean_loss
 
 KEPT_BYTES = 4 << 30  # attention matrices of all prompts
 Kind = Literal["H", "H and norms", "H, norms and routers"]
@@ -65,9 +66,7 @@ class LossPass:
 
     def run(self) -> None:
         """Leaves the mean negative log likelihood of the tokens behind the first, nats."""
-        logits = run_stack(self._model, self._ids).logits[0, :-1]
-        chosen = logits.double().log_softmax(-1).gather(1, self._ids[0, 1:, None])
-        self.loss = -float(chosen.mean())
+        self.loss = mean_loss(run_stack(self._model, self._ids).logits[0, :-1], self._ids[0, 1:])
 
 
 def fixed(loaded: LoadedModel, prompts: Sequence[Prompt], own: bool, progress: Progress) -> CompareReport:

@@ -33,7 +33,7 @@ from duat_cli.models.terms.branches import Branches, ffn_terms
 from duat_cli.operators.kronecker import HeadFactors, gram
 from duat_cli.operators.operator_change import maps_and_changes, split
 from duat_cli.results.lora import BlockChange, OperatorChange, PromptChange, TermsChange, TokenChange
-from duat_cli.statistics.divergence import kl
+from duat_cli.statistics.divergence import kl, mean_loss
 
 KEPT_BYTES = 4 << 30  # of one prompt's base run
 MOVED_TOKENS = 5
@@ -366,6 +366,5 @@ def _loss(logits: Tensor, ids: Tensor) -> float | None:
     """Mean negative log likelihood of the tokens behind the first, nats."""
     if len(ids) < 2:
         return None
-    chosen = logits[:-1].double().log_softmax(-1).gather(1, ids[1:, None].to(logits.device))
-    loss = -float(chosen.mean())
+    loss = mean_loss(logits[:-1], ids[1:])
     return loss if math.isfinite(loss) else None
