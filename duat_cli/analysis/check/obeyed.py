@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
 
 from duat_cli.checks.places import block_of
 from duat_cli.compat.torch import buffers_of
@@ -24,7 +23,7 @@ from duat_cli.loading.declared.per_layer import PER_LAYER, SKIP, Override
 from duat_cli.loading.model.load import LoadedModel
 from duat_cli.loading.quiet import hushed
 from duat_cli.models.arrays import relative_error, tolerance_for
-from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, probe_ids, run_stack
+from duat_cli.models.discovery.structure import probe_output
 
 STREAMED = "its weights are read block by block, and a model without the skip would have to run beside it"
 Tree = dict[str, object]  # name of a tensor or module -> shape or class
@@ -121,7 +120,7 @@ def _run(loaded: LoadedModel, declared: Sequence[Override], one: Override) -> Ov
         return replace(one, why="weights that are not finite leave nothing to compare")
     try:
         twin = _twin(loaded.model, _config(loaded.model, _but(declared, SKIP, one.layer)))
-        error = relative_error(_output(twin), _output(loaded.model))
+        error = relative_error(probe_output(twin), probe_output(loaded.model))
     except Exception as fault:
         return replace(one, why=f"the model without it does not run: {type(fault).__name__}")
     same = error <= tolerance_for(loaded.model.dtype)
@@ -135,13 +134,6 @@ def _twin(model: Any, config: Any) -> Any:
     for name, module in model.named_modules():
         buffers_of(twin.get_submodule(name)).update(buffers_of(module))
     return twin.eval()
-
-
-@torch.no_grad()
-def _output(model: Any) -> Tensor:
-    stack = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model
-    found: Tensor = run_stack(stack, probe_ids(stack, DISCOVERY_TOKENS))[0]
-    return found
 
 
 def _version() -> str:

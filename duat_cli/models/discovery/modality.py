@@ -46,6 +46,11 @@ def is_pair(model: Any) -> bool:
     return bool(getattr(model.config, "is_encoder_decoder", False)) and model.get_encoder() is not model
 
 
+def without_decoder(model: Any) -> Any:
+    """The encoder of an encoder-decoder, else the model with its head."""
+    return model.get_encoder() if is_pair(model) else model
+
+
 def decoder_of(model: Any) -> Any:
     """The decoder of an encoder-decoder, a model by itself; UnsupportedModelError where there is none to run so."""
     name = type(model).__name__

@@ -39,6 +39,7 @@ from duat_cli.models.discovery.modality import (
     placed,
     require_token_ids,
     stack_of,
+    without_decoder,
 )
 from duat_cli.models.discovery.parts import beside, find_parts
 from duat_cli.models.discovery.proof import Proof, ProvedBlock, Verdict, opened
@@ -130,6 +131,15 @@ def probe_inputs(
         made = noise_like({STATES: made[STATES].new_zeros(()).expand(shape)}, seed)
         made["input_ids"] = probe_ids(stack, tokens, device)
     return placed(made, stack.device if device is None else device, stack.dtype)
+
+
+@torch.no_grad()
+def probe_output(model: Any) -> Tensor:
+    """What a model gives for the tokens that discovery reads: logits, or hidden states; of an encoder-decoder what its
+    encoder gives."""
+    stack = without_decoder(model)
+    found: Tensor = run_stack(stack, probe_ids(stack, DISCOVERY_TOKENS))[0]
+    return found
 
 
 def probe_trace(stack: Any, given: Given | None = None) -> Trace:

@@ -8,6 +8,7 @@ architectures: what a config cannot represent comes out different, or cannot be 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -29,7 +30,7 @@ from duat_cli.loading.checkpoint.stored import most_stored
 from duat_cli.loading.model.load import load
 from duat_cli.loading.quiet import hushed
 from duat_cli.models.arrays import relative_error, tolerance_for
-from duat_cli.models.discovery.structure import DISCOVERY_TOKENS, ModelStructure, probe_ids, run_stack
+from duat_cli.models.discovery.structure import ModelStructure, probe_output
 from duat_cli.models.edits.heads import without_heads
 from duat_cli.models.edits.surgery import without_blocks, without_neurons, zeroed
 from duat_cli.models.sweep.passes import record, removals, run_without
@@ -111,7 +112,7 @@ def apply_terms(
                 raise UnsupportedModelError(f"it then gives another output than the ablation (relative {error:.1e})")
             _open_to_all(part)
             os.replace(part, directory)
-        except (DuatError, UnsupportedModelError) as fault:
+        except DuatError as fault:
             failed.append((plan, fault))
             continue
         except OSError as fault:
@@ -235,25 +236,14 @@ def _ablated(
     model: Any, structure: ModelStructure, sites: Mapping[nn.Module, BlockSites], terms: Sequence[TermId]
 ) -> Tensor:
     """The output of the model with the terms removed by hooks, its weights untouched."""
-
-    def forward() -> Tensor:
-        return _output(model)
-
+    forward = functools.partial(probe_output, model)
     return run_without(structure, forward, record(structure, forward), removals(structure, sites, terms))
-
-
-def _output(model: Any) -> Tensor:
-    """What the model gives for a fixed short input: logits, or hidden states; the encoder's of an encoder-decoder."""
-    stack = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model
-    with torch.no_grad():
-        output = run_stack(stack, probe_ids(stack, DISCOVERY_TOKENS))
-    return output[0]
 
 
 def _read_back(part: Path, model: Any, expected: Tensor) -> tuple[float, int]:
     """How far the written checkpoint, read back, is from what was meant; and the bytes of its tensors."""
     again = load(str(part), dtype=str(model.dtype).removeprefix("torch."), device=str(model.device))
-    return relative_error(_output(again.model), expected), again.files.total_bytes
+    return relative_error(probe_output(again.model), expected), again.files.total_bytes
 
 
 def _part_folder(directory: Path) -> Path:

@@ -17,6 +17,7 @@ from duat_cli.analysis.prune.sets.apply import Applied
 from duat_cli.analysis.prune.terms.damage import Loss
 from duat_cli.loading.model.load import LoadedModel, load
 from duat_cli.loading.prompts import Prompt
+from duat_cli.models.discovery.modality import without_decoder
 from duat_cli.models.discovery.structure import run_stack
 from duat_cli.results.prune.written import Written
 
@@ -118,7 +119,7 @@ def _some(ids: Sequence[Tensor]) -> list[Tensor]:
 
 def _runs(model: Any, ids: Sequence[Tensor]) -> Callable[[], None]:
     """Of an encoder-decoder its encoder, which is what was pruned."""
-    stack = model.get_encoder() if getattr(model.config, "is_encoder_decoder", False) else model
+    stack = without_decoder(model)
 
     def run() -> None:
         for one in ids:
