@@ -58,6 +58,11 @@ Piece = LowRank | Tensor
 EXACT_SIDE = 1024  # up to here a dense SVD is quick; a Gram matrix loses what lies below 1e-8 of the largest value
 
 
+def written_out(piece: Piece) -> Tensor:
+    """The matrix or vector itself."""
+    return piece.dense() if isinstance(piece, LowRank) else piece
+
+
 def nonfinite(tensor: Tensor) -> int:
     """How many values are NaN or infinite; one quick pass where none is."""
     if not tensor.numel() or not tensor.is_floating_point():

@@ -19,7 +19,7 @@ from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.folder import AdapterFiles
 from duat_cli.loading.adapter.parameter import ParameterPlan
 from duat_cli.loading.checkpoint.stored import open_tensors
-from duat_cli.operators.lowrank import LowRank, Piece, is_zero, nonfinite, singular
+from duat_cli.operators.lowrank import LowRank, Piece, is_zero, nonfinite, singular, written_out
 
 Read = Callable[[str], Tensor]
 _AS_SAVED = 1e-6  # relative: what float32 leaves open of a value computed from the base
@@ -45,7 +45,7 @@ class Change:
 
     def dense(self) -> Tensor:
         """Written out in the base's shape."""
-        written = [piece.dense() if isinstance(piece, LowRank) else piece for piece in self.pieces]
+        written = [written_out(piece) for piece in self.pieces]
         whole = torch.stack(written) if len(written) > 1 else written[0]
         place = self.plan.place
         return whole.reshape(place.shape) if place is not None and whole.numel() == math.prod(place.shape) else whole
@@ -78,7 +78,7 @@ def change_of(plan: ParameterPlan, read: Read, base: BaseWeights | None) -> Chan
         return Change(plan, (), fault=f"the base holds {bad} values that are NaN or infinite", nonfinite=bad)
     if "saved" in parts:
         assert stored is not None
-        return _replaced(plan, parts["saved"], stored)
+        return replaced(plan, parts["saved"], stored)
     if plan.kind == "trainable tokens":
         assert stored is not None
         return _rows(plan, parts["trainable_tokens_delta"], stored)
@@ -218,15 +218,22 @@ def _rows(plan: ParameterPlan, rows: Tensor, stored: Tensor) -> Change:
     return Change(plan, (LowRank(selection, difference),))
 
 
-def _replaced(plan: ParameterPlan, value: Tensor, stored: Tensor) -> Change:
+def common_rows(value: Tensor, stored: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows that both have, of a resized vocabulary; a number is one row."""
+    if not value.ndim:
+        return value[None], stored[None]
+    rows = min(len(value), len(stored))
+    return value[:rows], stored[:rows]
+
+
+def replaced(plan: ParameterPlan, value: Tensor, stored: Tensor) -> Change:
     """What differs after the base is cast as the copy was: a copy in a coarser dtype is no change."""
-    common = min(value.shape[0], stored.shape[0]) if value.ndim else 0
-    new, old = (value[:common], stored[:common]) if value.ndim else (value[None], stored[None])
+    new, old = common_rows(value, stored)
     difference = torch.where(new == old.to(new.dtype), 0.0, new.double() - old.double())
-    return Change(plan, matrices(difference), added_rows=max(0, (value.shape[0] if value.ndim else 1) - (common or 1)))
+    return Change(plan, _matrices(difference), added_rows=len(value) - len(new) if value.ndim else 0)
 
 
-def matrices(difference: Tensor) -> tuple[Tensor, ...]:
+def _matrices(difference: Tensor) -> tuple[Tensor, ...]:
     """A difference as matrices: of a stack of experts (E, ., .) one an expert, of a convolution its kernels in rows."""
     if difference.ndim == 3:
         return tuple(difference)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from duat_cli import __version__
 from duat_cli.analysis.lora.adapter_diff import NOT_READ, Collected
-from duat_cli.analysis.lora.change import Change, matrices
+from duat_cli.analysis.lora.change import Change, common_rows, replaced
 from duat_cli.analysis.lora.notable import summarise
 from duat_cli.analysis.lora.weight_change import Directions, rounding
 from duat_cli.analysis.progress import Progress
@@ -93,14 +93,11 @@ def _compare(base: BaseWeights, tuned: BaseWeights, name: str, old: Place, new: 
     if bad:
         into.add(Change(plan, (), fault=f"{plural(bad, 'value')} NaN or infinite", nonfinite=bad), None, NOT_READ)
         return
-    rows = min(before.shape[0], after.shape[0]) if before.ndim else 0
-    first, second = (before[:rows], after[:rows]) if before.ndim else (before[None], after[None])
-    difference = torch.where(second == first.to(second.dtype), 0.0, second.double() - first.double())
-    change = Change(plan, matrices(difference), added_rows=max(0, len(after) - rows) if after.ndim else 0)
+    change, (second, first) = replaced(plan, after, before), common_rows(after, before)
     numbers = into.add(change, first, NOT_READ)
     if numbers is not None and second.ndim == 2:
         entry = into.modules.pop()
-        found = rounding(first, second, difference, numbers)
+        found = rounding(first, second, change.dense(), numbers)
         into.modules.append(entry.model_copy(update={"rounding": found}))
 
 

@@ -9,7 +9,7 @@ import torch
 from duat_cli.analysis.lora.change import Change
 from duat_cli.analysis.lora.weight_change import leading_of, numbers_of
 from duat_cli.errors import CheckpointError
-from duat_cli.operators.lowrank import LowRank, Piece, inner, overlap
+from duat_cli.operators.lowrank import LowRank, Piece, inner, overlap, written_out
 from duat_cli.results.weight_change import Comparison, ModuleComparison
 
 SHOWN_ANGLES = 16
@@ -80,8 +80,7 @@ def _distance(p: Piece, q: Piece) -> float:
     if isinstance(p, LowRank) and isinstance(q, LowRank):
         left, right = torch.linalg.qr(p.minus(q).left)[1], torch.linalg.qr(p.minus(q).right.mT)[1]
         return float((left @ right.mT).norm())
-    dense = [piece.dense() if isinstance(piece, LowRank) else piece for piece in (p, q)]
-    return float((dense[0] - dense[1]).norm())
+    return float((written_out(p) - written_out(q)).norm())
 
 
 def _angles(a: Change, b: Change) -> tuple[list[float] | None, list[float] | None, str | None]:

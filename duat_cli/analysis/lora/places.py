@@ -105,9 +105,7 @@ def sup_local(pieces: tuple[Piece, ...], inputs_first: bool, gain: Tensor, form:
     """
     bias = None if form.bias is None else form.bias.detach().reshape(-1).double().cpu()
     [piece] = pieces
-    change = (
-        (piece.mT if inputs_first else piece) if isinstance(piece, LowRank) else (piece.T if inputs_first else piece)
-    )
+    change = piece.mT if inputs_first else piece
     if isinstance(change, LowRank):
         right = change.right * gain
         seen: Piece = LowRank(change.left, right - right.mean(1, keepdim=True) if form.centered else right)

@@ -14,7 +14,7 @@ from duat_cli.analysis.lora.change import Change
 from duat_cli.cache.tensors import TensorCache
 from duat_cli.loading.adapter.parameter import ParameterPlan
 from duat_cli.operators.leading import leading
-from duat_cli.operators.lowrank import EXACT_SIDE, LowRank, Piece, Triplets, energy, singular, spectrum
+from duat_cli.operators.lowrank import EXACT_SIDE, LowRank, Piece, Triplets, energy, singular, spectrum, written_out
 from duat_cli.operators.ranks import Ranks, ranks, rounding_floor, svd_error
 from duat_cli.results.weight_change import Alignment, Intruders, ModuleChange, Rounding
 
@@ -205,8 +205,7 @@ def _exactly(
 ) -> tuple[Alignment | None, Intruders | None, dict[str, str]]:
     """By dense SVDs of the base and of the tuned weight."""
     u, s, vh = torch.linalg.svd(base, full_matrices=False)
-    dense = piece.dense() if isinstance(piece, LowRank) else piece
-    tu, _, tvh = torch.linalg.svd(base + dense, full_matrices=False)
+    tu, _, tvh = torch.linalg.svd(base + written_out(piece), full_matrices=False)
     k = min(DIRECTIONS, len(s))
     first = int((tu[:, :k].mT @ u).abs().amax(1).lt(EPSILON).sum())
     second = int((tvh[:k] @ vh.mT).abs().amax(1).lt(EPSILON).sum())
