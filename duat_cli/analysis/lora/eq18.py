@@ -158,7 +158,7 @@ class Eq18Test:
         pairs, self._found[name] = self._seen[name], None
         seen = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
         try:
-            found = _compared(self._base, self._tuned, name, seen, self._places, self._stated)
+            found = self._compared(name, seen)
         except UnsupportedModelError as reason:
             self._reasons[name] = str(reason)
             return
@@ -167,6 +167,34 @@ class Eq18Test:
             self._reasons[name] = f"rounding to {dtype} makes about {share} of dW x there; a wider --dtype tells"
             return
         self._found[name] = found
+
+    def _compared(self, name: str, seen: tuple[Tensor, Tensor]) -> _Layer | None:
+        """One layer; None where nothing changes. UnsupportedModelError says why it cannot be tested."""
+        old, new = self._base.loaded.model.get_submodule(name), self._layers[name]
+        self._base.loaded.bring(old)
+        self._tuned.loaded.bring(new)
+        parameters = {leaf: parameter for parameter, (module, leaf) in self._places.items() if module == name}
+        leaves = [
+            leaf for leaf in ("weight", "bias") if any(getattr(layer, leaf, None) is not None for layer in (old, new))
+        ]
+        changes = {leaf: self._stated(parameters.get(leaf, f"{name}.{leaf}")) for leaf in leaves}
+        if all(change is None for change in changes.values()) and _same(old, new):
+            return None
+        axis = applied_axis(old)
+        if applied_axis(new) != axis:
+            raise UnsupportedModelError("the tuned model stores this layer turned")
+        x, y = (value.double() for value in seen)
+        moved = _product(x, changes["weight"], axis, y.shape[-1])
+        if (bias := changes.get("bias")) is not None:
+            assert isinstance(bias, Tensor)
+            moved = moved + bias
+        before, after = (_affine(x, layer, axis) for layer in (old, new))
+        size = float(moved.norm()) or float((after - before).norm())  # a change that nobody states is missed whole
+        return _Layer(
+            relative_error=relative_error(before + moved, y),
+            change_error=float((after - before - moved).norm()) / size if size else 0.0,
+            rounding=_rounding(x, new, axis) / size if size else 0.0,
+        )
 
 
 # -- where -----------------------------------------------------------------------------------------------------
@@ -198,43 +226,6 @@ def _tuned_module(model: Any, name: str) -> nn.Module | None:
     """The layer of that name, which may have the base model's prefix or lack it."""
     found = or_reason(lambda: own_names(model, [f"{name}.weight"]))
     return None if isinstance(found, str) else model.get_submodule(found[f"{name}.weight"][0])
-
-
-def _compared(
-    base: Session,
-    tuned: Session,
-    name: str,
-    seen: tuple[Tensor, Tensor],
-    places: Mapping[str, tuple[str, str]],
-    stated: Stated,
-) -> _Layer | None:
-    """One layer; None where nothing changes. UnsupportedModelError says why it cannot be tested."""
-    old, new = base.loaded.model.get_submodule(name), _tuned_module(tuned.loaded.model, name)
-    assert new is not None  # it was run
-    base.loaded.bring(old)
-    tuned.loaded.bring(new)
-    parameters = {leaf: parameter for parameter, (module, leaf) in places.items() if module == name}
-    leaves = [
-        leaf for leaf in ("weight", "bias") if any(getattr(layer, leaf, None) is not None for layer in (old, new))
-    ]
-    changes = {leaf: stated(parameters.get(leaf, f"{name}.{leaf}")) for leaf in leaves}
-    if all(change is None for change in changes.values()) and _same(old, new):
-        return None
-    axis = applied_axis(old)
-    if applied_axis(new) != axis:
-        raise UnsupportedModelError("the tuned model stores this layer turned")
-    x, y = (value.double() for value in seen)
-    moved = _product(x, changes["weight"], axis, y.shape[-1])
-    if (bias := changes.get("bias")) is not None:
-        assert isinstance(bias, Tensor)
-        moved = moved + bias
-    before, after = (_affine(x, layer, axis) for layer in (old, new))
-    size = float(moved.norm()) or float((after - before).norm())  # a change that nobody states is missed whole
-    return _Layer(
-        relative_error=relative_error(before + moved, y),
-        change_error=float((after - before - moved).norm()) / size if size else 0.0,
-        rounding=_rounding(x, new, axis) / size if size else 0.0,
-    )
 
 
 def _same(old: Any, new: Any) -> bool:
