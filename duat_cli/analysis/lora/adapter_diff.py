@@ -136,9 +136,7 @@ def adapter_report(
                 opened[1].changes(values),
             )
     first = collected[0]
-    mutated = sorted(
-        {p.mutated for one in opened for p in one.plans if p.mutated and p.mutated not in ("pissa", "olora")}
-    )
+    mutated = sorted({plan.other_base for one in opened for plan in one.plans if plan.other_base})
     warnings = [
         *base.files.warnings,
         *(warning for part in collected for warning in part.warnings),

@@ -28,7 +28,7 @@ def refuse_other_base(adapter: AdapterFiles, known: Iterable[ParameterPlan]) -> 
             f"{adapter.name}: layer_replication makes another model than its base; without prompts its weights are "
             "compared all the same"
         )
-    mutated = next((p.mutated for p in known if p.mutated and p.mutated not in ("pissa", "olora")), None)
+    mutated = next((plan.other_base for plan in known if plan.other_base), None)
     if mutated is not None:
         raise UnsupportedModelError(
             f"{adapter.name}: init_lora_weights {mutated}: its base was mutated by {mutated}, so the "

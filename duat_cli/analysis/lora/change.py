@@ -65,8 +65,10 @@ def change_of(plan: ParameterPlan, read: Read, base: BaseWeights | None) -> Chan
     if bad:
         values = "1 value that is" if bad == 1 else f"{bad} values that are"
         return Change(plan, (), fault=f"the adapter holds {values} NaN or infinite", nonfinite=bad)
-    if plan.kind == "dora" and plan.mutated not in (None, "pissa", "olora"):
-        return Change(plan, (), fault=f"DoRA on a base that {plan.mutated} changed: the magnitudes belong to that one")
+    if plan.kind == "dora" and plan.other_base:
+        return Change(
+            plan, (), fault=f"DoRA on a base that {plan.other_base} changed: the magnitudes belong to that one"
+        )
     if plan.needs_base and base is None:
         return Change(plan, (), fault="needs the base's values, which were not read")
     if plan.kind == "bias" and "delta" in plan.parts:  # of lora_bias
@@ -97,7 +99,7 @@ def _scale(plan: ParameterPlan) -> float:
 def _lora(plan: ParameterPlan, parts: dict[str, Tensor], stored: Tensor | None) -> tuple[Piece, ...]:
     """scaling B A; relative to the original base where the initialisation took its own B A out of it."""
     change = LowRank(parts["lora_B"] * _scale(plan), parts["lora_A"])
-    if stored is not None and plan.mutated in ("pissa", "olora"):
+    if stored is not None and plan.recomputed:
         initial = _initial(plan, stored.mT if plan.inputs_first else stored)
         moved = change.minus(initial)
         size = float(singular(initial).values.norm())
@@ -176,7 +178,7 @@ def _dora(plan: ParameterPlan, parts: dict[str, Tensor], stored: Tensor | None) 
     """m / ‖W + ΔW‖ (W + ΔW) - W, norms over the inputs of each output."""
     assert stored is not None
     weight = stored.mT if plan.inputs_first else stored  # (out, in); of an embedding (width, vocabulary)
-    start = weight - _initial(plan, weight).dense() if plan.mutated in ("pissa", "olora") else weight
+    start = weight - _initial(plan, weight).dense() if plan.recomputed else weight
     names = ("lora_embedding_B", "lora_embedding_A") if plan.kind == "embedding dora" else ("lora_B", "lora_A")
     moved = start + (parts[names[0]] * _scale(plan)) @ parts[names[1]]
     factor = parts["lora_magnitude_vector"].flatten()[:, None] / moved.norm(dim=1, keepdim=True)

@@ -117,14 +117,14 @@ def _alpha(adapter: AdapterFiles) -> Iterator[LintFinding]:
 
 
 def _mutated(known: list[ParameterPlan]) -> Iterator[LintFinding]:
-    init = next((plan.mutated for plan in known if plan.mutated), None)
-    if init is None:
+    first = next((plan for plan in known if plan.mutated), None)
+    if first is None:
         return
-    exact = "duat takes that out again" if init in ("pissa", "olora") else "which cannot be recomputed from the files"
+    exact = "duat takes that out again" if first.recomputed else "which cannot be recomputed from the files"
     yield finding(
         "mutated-base", ADAPTER_CONFIG,
-        f"init_lora_weights is {shown(init)}: the adapter was trained on a base less its first B A ({exact}); a "
-        "runtime that adds B A to the original base gets another model",
+        f"init_lora_weights is {shown(first.mutated)}: the adapter was trained on a base less its first B A ({exact}); "
+        "a runtime that adds B A to the original base gets another model",
     )  # fmt: skip
 
 

@@ -94,7 +94,7 @@ def module_change(
     reasons: dict[str, str] = {}
     shape = plan.place.shape if plan.place is not None else _own_shape(change)
     relative, alignment, intruders = None, None, None
-    relative_to = plan.mutated if plan.mutated and plan.mutated not in ("pissa", "olora") else "base"
+    relative_to = plan.other_base or "base"
     if relative_to != "base":
         base, why_no_base = None, f"the change is relative to a base that {relative_to} changed"
     if numbers is None:

@@ -51,12 +51,22 @@ class ParameterPlan:
     tokens: tuple[int, ...] = ()
 
     @property
+    def recomputed(self) -> bool:
+        """Whether that B A follows from the base's values, so that it is taken out again."""
+        return self.mutated in ("pissa", "olora")
+
+    @property
+    def other_base(self) -> str | None:
+        """The initialisation, where it does not: the change is of a base that is not in the files."""
+        return None if self.recomputed else self.mutated
+
+    @property
     def needs_base(self) -> bool:
         """Whether the change cannot be known without the base's values."""
         return (
             self.kind in ("dora", "embedding dora", "ia3", "trainable tokens", "saved")
             or (self.kind == "bias" and "saved" in self.parts)
-            or self.mutated in ("pissa", "olora")
+            or self.recomputed
         )
 
 
