@@ -16,7 +16,7 @@ from duat_cli import __version__
 from duat_cli.analysis.plan.task import PruneOptions, longest
 from duat_cli.analysis.progress import Progress
 from duat_cli.analysis.prune.pooled import pooled_cosines
-from duat_cli.analysis.prune.repair.choice import repair_sets
+from duat_cli.analysis.prune.repair.choice import Repairs, repair_sets
 from duat_cli.analysis.prune.repair.repairer import Repairer
 from duat_cli.analysis.prune.repair.standing import biases
 from duat_cli.analysis.prune.report import blocks_of, predictions_of, terms_of
@@ -25,7 +25,7 @@ from duat_cli.analysis.prune.sets.export import chosen_set, mergekit_slices
 from duat_cli.analysis.prune.sets.nested import Nested
 from duat_cli.analysis.prune.sets.plan import Setting, plan_of
 from duat_cli.analysis.prune.sets.size import set_size
-from duat_cli.analysis.prune.sets.trial import Claim
+from duat_cli.analysis.prune.sets.trial import claim_of
 from duat_cli.analysis.prune.sets.worth import worth
 from duat_cli.analysis.prune.terms.ablation import Ablator
 from duat_cli.analysis.prune.terms.certified import Bound
@@ -145,7 +145,6 @@ class PruneOutcome:
 class Begun:
     """A model whose terms are known, and the prompts, checked."""
 
-    loaded: LoadedModel
     work: Work
     held_out: list[Prompt]
     calibration: Sequence[Prompt]
@@ -157,7 +156,17 @@ class Begun:
 
     def repairer(self) -> Repairer | None:
         """Where a repair was asked for; runs what it is fitted to."""
-        return _repairer(self.work, self.calibration) if self.work.options.repair else None
+        work, loaded = self.work, self.session.loaded
+        if not work.options.repair:
+            return None
+        return Repairer(
+            loaded.model,
+            work.ablator,
+            work.prompts,
+            self.calibration,
+            stored_dtype(loaded),
+            lambda what, done, total: work.processes(done, total, what),
+        )
 
 
 def prune_bound(
@@ -202,26 +211,27 @@ def begin(
     if loaded.paged is not None:
         loaded.paged.pager.complete()  # rows of the embedding that no prompt needs, above all; not beside the report
     _require_finite(loaded)  # weights that are read block by block have been seen by now
-    return Begun(loaded, work, held_out, calibration, [*notes, *cut, *fewer])
+    return Begun(work, held_out, calibration, [*notes, *cut, *fewer])
 
 
 def conclude(begun: Begun) -> PruneOutcome:
     """The chosen sets tested, and the report."""
-    loaded, work, held_out = begun.loaded, begun.work, begun.held_out
+    work, held_out = begun.work, begun.held_out
     session, options, prompts = work.session, work.options, work.prompts
-    nested, repairs, repairer = work.nested, None, begun.repairer()
-    if repairer is not None:
-        claim = Claim(options.budget, options.exceed, options.confidence)
+    nested, repairs, repairer = work.nested, Repairs({}, [], []), begun.repairer()
+    if repairer is None:
+        trials = work.tested(held_out)
+    else:
+        claim = claim_of(options)
         repairs = repair_sets(
             repairer, nested, held_out, claim, tested=options.spent.tested, asked=options.remove is not None
         )
-        nested = repairs.nested
-    trials = work.tested(held_out) if repairs is None else repairs.trials
-    size_of = functools.partial(set_size, loaded, session.structure, work.sites, work.parameters)
+        nested, trials = repairs.nested, repairs.trials
+    size_of = functools.partial(set_size, session.loaded, session.structure, work.sites, work.parameters)
     digest = set_of(prompt_facts(held_out)).sha256
     held = dict(zip(work.terms.ids, work.sizes.parameters.tolist(), strict=True))
     setting = Setting(options.budget, work.sizes, held, options.remove, options.of_all)
-    reports = {name: one.report for name, one in repairs.sets.items()} if repairs else {}
+    reports = {name: one.report for name, one in repairs.sets.items()}
     plans = [
         plan_of(one, setting, trials.get(name), digest, size_of, reports.get(name)) for name, one in nested.items()
     ]
@@ -252,25 +262,13 @@ def conclude(begun: Begun) -> PruneOutcome:
             *session.skipped(),
             *work.skipped,
             *work.printing.skipped,
-            *(repairs.skipped if repairs else []),
+            *repairs.skipped,
             *unpooled,
         ],
-        warnings=[*session.warnings(), *begun.notes, *(repairs.warnings if repairs else [])],
+        warnings=[*session.warnings(), *begun.notes, *repairs.warnings],
         run=session.run_facts(work.processes.memory),
     )
     return PruneOutcome(report, session, work.sites, nested, prompts, held_out, repairer, work.ablator)
-
-
-def _repairer(work: Work, calibration: Sequence[Prompt]) -> Repairer:
-    loaded = work.session.loaded
-    return Repairer(
-        loaded.model,
-        work.ablator,
-        work.prompts,
-        calibration,
-        stored_dtype(loaded),
-        lambda what, done, total: work.processes(done, total, what),
-    )
 
 
 def stored_dtype(loaded: LoadedModel) -> torch.dtype:

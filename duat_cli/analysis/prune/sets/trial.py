@@ -123,11 +123,15 @@ class Trial:
         return len(damages) == self.prompts and mean_is_below(damages, claim.budget, claim.most, claim.confidence)
 
 
+def claim_of(options: PruneOptions) -> Claim:
+    """What was asked to be shown."""
+    return Claim(options.budget, options.exceed, options.confidence)
+
+
 def trials_of(every: Mapping[str, Nested], prompts: int, options: PruneOptions) -> dict[str, Trial]:
     """Of the sets that were chosen, by their names; none without held-out prompts."""
-    claim = Claim(options.budget, options.exceed, options.confidence)
     return {
-        name: Trial(one, prompts, claim, options.spent.tested)
+        name: Trial(one, prompts, claim_of(options), options.spent.tested)
         for name, one in every.items()
         if one.chosen is not None and prompts
     }
