@@ -78,13 +78,18 @@ def common_end(lists: Sequence[Sequence[int]]) -> int:
     return count
 
 
+def common_start(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many first ids two lists have in common."""
+    return common_end([one[::-1], other[::-1]])
+
+
 def common(a: Sequence[int], b: Sequence[int]) -> list[tuple[int, int]]:
     """A longest common subsequence, as pairs of places.
 
     A row of the table of lengths follows from the one above it by one running maximum; what the lists begin and end
     with alike is set aside first.
     """
-    head = common_end([a[::-1], b[::-1]])
+    head = common_start(a, b)
     tail = common_end([a[head:], b[head:]])
     middle = _table(a[head : len(a) - tail], b[head : len(b) - tail])
     ends = [(len(a) - tail + k, len(b) - tail + k) for k in range(tail)]

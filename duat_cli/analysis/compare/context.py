@@ -10,7 +10,7 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from duat_cli.analysis.compare.alignment import common_end
+from duat_cli.analysis.compare.alignment import common_start
 from duat_cli.analysis.compare.request import Texts
 from duat_cli.analysis.compare.states import BlockState
 from duat_cli.errors import InputError
@@ -140,11 +140,6 @@ def _places(run: list[int], growing: list[list[int]], stop: int, special: frozen
         found.append(torch.arange(first, last))
         first = last
     return found
-
-
-def common_start(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many first ids two lists have in common."""
-    return common_end([one[::-1], other[::-1]])
 
 
 def _losses(answers: Sequence[Answer], logits: Sequence[Tensor] | str) -> tuple[list[float | None], list[str]]:
