@@ -283,10 +283,7 @@ class Work:
         return self.metric.predicted(torch.stack(self.responses), self.options.confidence)
 
     def _named(self, what: str) -> Tick:
-        def tick(done: int, total: int) -> None:
-            self.processes(done, total, what)
-
-        return tick
+        return functools.partial(self.processes, what=what)
 
     def _counts(self, kinds: Sequence[Kind]) -> dict[Kind, int]:
         return {kind: len(self.terms.places(kind)) for kind in kinds}
