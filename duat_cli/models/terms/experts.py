@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import equal, gaussian, relative_error
-from duat_cli.models.instrument.hooks import hooked, patched
+from duat_cli.models.instrument.hooks import patched
 from duat_cli.models.instrument.tracing import Event, Trace
 from duat_cli.models.terms.feedforward import FeedForward, evaluate, find_feedforward
 from duat_cli.models.terms.sites import Site, watching
@@ -272,11 +272,8 @@ def _way_out(unit: Event, site: Site) -> tuple[float, list[tuple[Tensor, Tensor]
     """κ, and what the unit gives beside κ times its experts: (input, rest) for some inputs."""
 
     def with_experts(x: Tensor, value: Tensor) -> Tensor:
-        def put(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-            made = value.reshape((output if isinstance(output, Tensor) else output[0]).shape).clone()
-            return made if isinstance(output, Tensor) else (made, *output[1:])
-
-        with hooked([site.module], after=put):
+        output = Site("ffn", site.module, "output", 1)
+        with watching([output], lambda _, tensor, __: value.reshape(tensor.shape).clone()):
             return unit.again(x).double()
 
     x = unit.tensors[0]
