@@ -22,7 +22,7 @@ from duat_cli.models.block.linears import applied_axis
 from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.edits.heads import Slice, held, shapes_of, shapes_without, without_places
 from duat_cli.models.terms.feedforward import FeedForward
-from duat_cli.models.terms.sites import BlockSites, Site, TermId
+from duat_cli.models.terms.sites import BlockSites, Site, TermId, by_block
 
 _PER_LAYER = re.compile(r"layer|block|type|pattern")
 _INNER_WIDTH = re.compile(r"inner|intermediate|ffn|d_ff|hidden_dim")
@@ -80,9 +80,7 @@ def _zeroed_in(sites: BlockSites, site: Site) -> list[Tensor]:
 
 def _by_call(structure: ModelStructure, terms: Sequence[TermId]) -> Mapping[int, list[TermId]]:
     """Calls of one block module share its weights: UnsupportedModelError where not all of them lose the same."""
-    found: dict[int, list[TermId]] = defaultdict(list)
-    for term in terms:
-        found[term.block].append(term)
+    found = by_block(terms)
     for call, here in found.items():
         mine = {(t.kind, t.index) for t in here}
         for other, module in enumerate(structure.calls):

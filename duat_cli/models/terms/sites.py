@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -39,6 +39,14 @@ class TermId:
     kind: Kind
     block: int
     index: int | None = None
+
+
+def by_block(terms: Iterable[TermId]) -> dict[int, list[TermId]]:
+    """The terms of every block call that has some."""
+    found: dict[int, list[TermId]] = {}
+    for term in terms:
+        found.setdefault(term.block, []).append(term)
+    return found
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ whole set taken out at its place.
 from __future__ import annotations
 
 import functools
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -24,7 +23,7 @@ from duat_cli.models.arrays import wide
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.sweep.budgets import AT_ONCE, drawn_in_block
 from duat_cli.models.sweep.passes import Removal, Removals
-from duat_cli.models.terms.sites import BlockSites, TermId
+from duat_cli.models.terms.sites import BlockSites, TermId, by_block
 from duat_cli.statistics.drawn import Drawn, draw
 
 SEED = 37
@@ -90,7 +89,7 @@ class PrintedReader(Generic[Of]):
         """removals: of every set. singles: of every term alone that is no neuron."""
         self._sites, self._singles = sites, singles
         self._sets = {
-            of: _Set(_by_block(terms), removals[of], len(terms), torch.Generator().manual_seed(SEED + seed))
+            of: _Set(by_block(terms), removals[of], len(terms), torch.Generator().manual_seed(SEED + seed))
             for of, terms in sets.items()
         }
         self._output: Tensor | None = None
@@ -210,10 +209,3 @@ class PrintedReader(Generic[Of]):
 
 def _each(layer: Neurons, index: Tensor, places: Tensor) -> Tensor:
     return layer.each(index[places])
-
-
-def _by_block(terms: Sequence[TermId]) -> dict[int, list[TermId]]:
-    found: dict[int, list[TermId]] = defaultdict(list)
-    for term in terms:
-        found[term.block].append(term)
-    return dict(found)

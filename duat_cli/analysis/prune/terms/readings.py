@@ -12,7 +12,6 @@ output: token by token a scale, times one matrix.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -21,14 +20,14 @@ from torch import Tensor, nn
 
 from duat_cli.errors import UnsupportedModelError
 from duat_cli.models.arrays import gaussian, relative_error, rounding, tolerance_for, wide
-from duat_cli.models.block.linears import matrix_of
+from duat_cli.models.block.linears import applied, matrix_of
 from duat_cli.models.block.norm_scale import NormScale, norm_scale
 from duat_cli.models.instrument.records import Replay
 from duat_cli.models.instrument.rig import BlockRun, zero_given
 from duat_cli.models.sweep.budgets import AT_ONCE, NEURONS_AT_ONCE
 from duat_cli.models.sweep.passes import Removal
 from duat_cli.models.terms.branches import Branch, Branches, branch_at
-from duat_cli.models.terms.sites import BlockSites, Edit, Site, TermId, watching
+from duat_cli.models.terms.sites import BlockSites, Edit, Site, TermId, by_block, watching
 
 SEED = 31
 
@@ -64,9 +63,7 @@ class Reader:
     ) -> None:
         self.found = Readings()
         self._sites, self._branches = sites, branches
-        self._wanted: dict[int, list[TermId]] = defaultdict(list)
-        for term in wanted:
-            self._wanted[term.block].append(term)
+        self._wanted = by_block(wanted)
         self._followed = followed
         self._names: list[TermId] = []
         self._carried: Tensor | None = None  # (followed terms so far, N, M)
@@ -75,7 +72,7 @@ class Reader:
         self._carry(run)
         here = _Here(run, self._sites[run.parts.module], self._branches[run.parts.module])
         fresh: dict[TermId, Tensor] = {}
-        terms = self._wanted[run.index]
+        terms = self._wanted.get(run.index, [])
         for term in terms:
             if term.kind != "neuron":
                 difference = self._read(here, term)
@@ -320,8 +317,7 @@ def given_without(run: BlockRun, sites: Sequence[Site], edit: Edit) -> list[Tens
         output, here = unit.output, [site for site in sites if holds(unit.module, site)]
         if here:
             with watching(here, edit):
-                made = unit.module(unit.input)
-            output = made if isinstance(made, Tensor) else made[0]
+                output = applied(unit.module, unit.input)
         found.append(output[None])
     return found
 
