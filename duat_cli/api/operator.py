@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from duat_cli.analysis.matrix.case import capture
 from duat_cli.analysis.plan.task import Task
 from duat_cli.analysis.session import Session
 from duat_cli.errors import CheckpointError, InputError
+from duat_cli.models.value_path.operator import whole_rows
 
 if TYPE_CHECKING:
     from duat_cli.analysis.matrix.case import Case
@@ -66,7 +66,7 @@ def operator_of(asked: Asked, fingerprint: str, prompt: int, block: int, progres
     taken: list[Tensor] = []
 
     def take(operator: AttentionOperator, case: Case) -> None:
-        rows = torch.cat([weights for _, weights in operator.rows.chunks()], dim=1)
+        rows = whole_rows(operator.rows)
         scale = operator.token_scale.expand(case.tokens)
         taken.extend(tensor.to(case.X.dtype).clone() for tensor in (rows, operator.source_scale, scale))
 

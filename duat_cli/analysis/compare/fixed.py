@@ -28,6 +28,7 @@ from duat_cli.models.instrument.attention import StoredRows
 from duat_cli.models.instrument.held import Held, HeldRig
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.routers import Routed, Routers, mean_routed
+from duat_cli.models.value_path.operator import whole_rows
 from duat_cli.results.compare import ComparedPrompt, CompareReport, FixedLoss, FixedParameters
 from duat_cli.statistics.bootstrap import FEWEST, paired_interval
 from duat_cli.statistics.divergence import mean_loss
@@ -135,7 +136,7 @@ def _captured(
         def listen(run: BlockRun) -> None:
             routed = routers.inside(run.parts.module)  # before replays
             errors.append(decomposition.advance(run).terms.error)
-            rows = [torch.cat([H for _, H in call.rows.chunks()], dim=1) for call in run.attention]
+            rows = [whole_rows(call.rows) for call in run.attention]
             found[number][run.index] = Captured(rows, dict(run.recording.norms), routed)
             tick(number)
 

@@ -15,7 +15,7 @@ from duat_cli.loading.prompts import Prompt
 from duat_cli.models.arrays import wide
 from duat_cli.models.instrument.rig import BlockRun
 from duat_cli.models.instrument.routers import Routed as RouterCall
-from duat_cli.models.value_path.operator import AttentionOperator
+from duat_cli.models.value_path.operator import AttentionOperator, whole_rows
 from duat_cli.operators.input_change import Routed
 from duat_cli.operators.kronecker import HeadFactors
 from duat_cli.operators.kronecker import gram as gram_of
@@ -100,8 +100,7 @@ def _routed(operator: AttentionOperator, sources: Tensor) -> Routed:
 
     sources: as of `_channels`.
     """
-    H = [weights for _, weights in operator.rows.chunks()]
-    attention = H[0] if len(H) == 1 else torch.cat(H, dim=1)
+    attention = whole_rows(operator.rows)
     if operator.gate is None:
         return Routed(attention, sources, operator.token_scale, operator.offsets)
     width = operator.gate.shape[-1]

@@ -18,6 +18,12 @@ from duat_cli.operators.uniform import uniform_rows
 CHANNEL_ELEMENTS = 1 << 26  # of the attention of single channels
 
 
+def whole_rows(source: RowSource) -> Tensor:
+    """All of H at once, (heads, N, N); no copy where it is held so."""
+    chunks = [weights for _, weights in source.chunks()]
+    return chunks[0] if len(chunks) == 1 else torch.cat(chunks, dim=1)
+
+
 @dataclass(frozen=True)
 class PromptOperators:
     """The W' of every prompt of a batch, as of `AttentionOperator`."""
@@ -119,7 +125,7 @@ class AttentionOperator:
                 f"a gate inside its attention makes one operator of each of {heads * width} channels; with {tokens} "
                 f"tokens they take more than {CHANNEL_ELEMENTS >> 18} MiB; use --max-tokens"
             )
-        rows = torch.cat([weights for _, weights in self.rows.chunks()], dim=1).to(self.gate.dtype)
+        rows = whole_rows(self.rows).to(self.gate.dtype)
         left = (rows[:, None] * self.gate.transpose(1, 2)[..., None]).flatten(0, 1)  # (heads d, N, N)
         return replace(
             self,
