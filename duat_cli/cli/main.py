@@ -30,7 +30,7 @@ from duat_cli.cli.commands.support import support
 from duat_cli.cli.commands.verify import verify
 from duat_cli.cli.shared.options import CONTEXT
 from duat_cli.cli.shared.outlets import say_usage
-from duat_cli.cli.terminal import signals, streams, talk
+from duat_cli.cli.terminal import libraries, signals, streams, talk
 from duat_cli.cli.terminal.faults import kind_of, line_of
 from duat_cli.cli.terminal.help import Command, Group
 from duat_cli.cli.terminal.versions import versions
@@ -91,6 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and leave with its exit code."""
     streams.prepare()
     signals.install()
+    libraries.wait_asleep()
     try:
         code = run(sys.argv[1:] if arguments is None else arguments)
     except signals.Stopped as stop:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,22 @@ def checked(
 
 def skipped(report: CheckReport) -> dict[str, str]:
     return {o.rule: o.message for o in report.outcomes if o.status == "skipped"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
+def test_the_run_says_what_all_processes_held_together(checkpoint: Path) -> None:
+    held = list[int]()
+
+    def facts(_planned: int | None = None, /, *, shared: int = 0) -> Run:
+        held.append(shared)
+        return RUN
+
+    model = ModelRequest(str(checkpoint), None, None, None, False, "float32", "cpu")
+    request = CheckRequest(model, PromptRequest(["abc", "ab", "a b c"], None, None), None, processes=2)
+    report, _ = check(plan("default", (), None, False, False, "float32"), request, lambda *_: None, facts)
+    assert report.prompts is not None
+    assert len(report.prompts) == 3
+    assert held[0] > 100 << 20
 
 
 def test_the_model_runs_only_where_a_rule_needs_it(checkpoint: Path) -> None:

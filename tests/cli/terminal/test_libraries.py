@@ -1,0 +1,42 @@
+"""What torch's threads are told before torch loads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from children import PATIENCE
+
+from duat_cli.cli.terminal.libraries import SPINS, wait_asleep
+
+NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ({}, {"GOMP_SPINCOUNT": SPINS}),
+        ({"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": "7"}),
+        ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
+    ],
+)
+def test_a_user_s_own_setting_stays(
+    own: dict[str, str], expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", dict(own))
+    wait_asleep()
+    assert os.environ == expected
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="torch's threads are libgomp's on Linux alone")
+def test_it_is_said_before_torch_loads() -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in NAMES}
+    done = subprocess.run(
+        [sys.executable, "-m", "duat_cli", "verify", "--prompt", "abc", "-q"],
+        env={**environment, "OMP_DISPLAY_ENV": "verbose"},
+        capture_output=True, text=True, timeout=PATIENCE, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert f"GOMP_SPINCOUNT = '{SPINS}'" in done.stderr
