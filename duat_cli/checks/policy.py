@@ -210,7 +210,7 @@ def _validated(content: object, where: str) -> PolicyFile:
     try:
         policy = PolicyFile.model_validate(content)
     except ValidationError as error:
-        _refuse(where, error.errors()[0], content)
+        _refuse(where, error.errors()[0])
     for key, rule in policy.rules.items():
         _check_rule(where, key, rule)
     for path, bound in policy.bounds.items():
@@ -218,7 +218,7 @@ def _validated(content: object, where: str) -> PolicyFile:
     return policy
 
 
-def _refuse(where: str, fault: Any, content: object) -> NoReturn:
+def _refuse(where: str, fault: Any) -> NoReturn:
     """pydantic's first complaint, with the key as the file has it and the nearest known one."""
     parts = [str(part) for part in fault["loc"]]
     key = ".".join(shown(p) if "." in p or clean(p) != p else p for p in parts)

@@ -179,7 +179,7 @@ def attribute(
     if not texts.own and files.option is None:
         talk.note("no --prompt given: using the bundled prompts")
     if out is not None:
-        options.refuse_stack("--out", texts.files)
+        options.refuse_stack(texts.files)
         found = into_folder(wanted, texts, into, talk)
         if found is None:
             return EXIT_SOUND  # the first rank has the report

@@ -213,7 +213,7 @@ def inspect(
             raise InputError("--out and --maps contradict each other: maps are drawn by one process")
         if saved is not None:
             raise InputError("--out and --save contradict each other: what --save writes is written by one process")
-        options.refuse_stack("--out", texts.files)
+        options.refuse_stack(texts.files)
         found = into_folder(wanted, texts, functools.partial(_into, Path(out), settings, max_tokens), talk)
         if found is None:
             return EXIT_SOUND  # the first rank has the report

@@ -252,11 +252,11 @@ def input_files(
     return InputFiles(tuple(images or ()), tuple(sounds or ()), tuple(tensors or ()), stack, decoder_prompt).asked()
 
 
-def refuse_stack(option: str, files: InputFiles | None) -> None:
-    """Of an option that keeps results of texts alone."""
+def refuse_stack(files: InputFiles | None) -> None:
+    """Of --out, which keeps results of texts alone."""
     if files is not None and (files.stack or files.option):
         other = "--stack" if files.stack else files.option
-        raise InputError(f"{option} and {other} contradict each other: results are kept of texts, for the whole model")
+        raise InputError(f"--out and {other} contradict each other: results are kept of texts, for the whole model")
 
 
 def parse_memory(text: str | None) -> int | None:

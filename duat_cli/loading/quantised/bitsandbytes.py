@@ -55,7 +55,7 @@ class FourBit(Formula):
         return floats(arrays["inner_table"], self.dtypes["inner_table"])[chosen] * inner + np.float32(self.offset)
 
 
-def bitsandbytes(config: Mapping[str, Any], tensors: Mapping[str, Tensor], read: Read) -> Found:
+def bitsandbytes(tensors: Mapping[str, Tensor], read: Read) -> Found:
     """The weights of a checkpoint that bitsandbytes has quantised."""
     weights: dict[str, Formula] = {}
     beside: set[str] = set()

@@ -25,7 +25,7 @@ def find(
     if method in ("fp8", "fbgemm_fp8"):
         return fp8(config, tensors)
     if method == "mxfp4":
-        return mxfp4(config, tensors)
+        return mxfp4(tensors)
     if method == "compressed-tensors":
         return compressed(config, tensors, read)
     if method == "gptq":
@@ -33,5 +33,5 @@ def find(
     if method == "awq":
         return awq(config, tensors)
     if method == "bitsandbytes":
-        return bitsandbytes(config, tensors, read)
+        return bitsandbytes(tensors, read)
     raise UnknownFormatError(f"quant_method {shown(method)}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -33,7 +33,7 @@ class Mxfp4(Formula):
         return np.ascontiguousarray(matrices).reshape(-1, self.shape[-1])
 
 
-def mxfp4(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Found:
+def mxfp4(tensors: Mapping[str, Tensor]) -> Found:
     """The weights of a checkpoint of quant_method mxfp4."""
     weights: dict[str, Formula] = {}
     for name, tensor in tensors.items():

@@ -16,7 +16,7 @@ def render_plan(report: PlanReport, page: Page) -> str:
     """What the weights are, what each way takes at its peak, and which one is taken."""
     parts: list[RenderableType] = [line(report.name, "bold"), line(_weights(report)), line(_work(report)), BLANK]
     for way in report.ways:
-        parts += [line(_title(way, report), "bold"), _terms(way, page), BLANK]
+        parts += [line(_title(way, report), "bold"), _terms(way), BLANK]
     return page.render([*parts, _verdict(report), *facts.section("warnings", report.warnings, "yellow")])
 
 
@@ -43,7 +43,7 @@ def _title(way: Way, report: PlanReport) -> str:
     return f"{way.weights}{among}: {numbers.size(way.peak_memory_bytes)} at its peak{room}; {reads}{time}"
 
 
-def _terms(way: Way, page: Page) -> Table:
+def _terms(way: Way) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 2))
     table.add_column(no_wrap=True, justify="right")
     table.add_column(overflow="fold")

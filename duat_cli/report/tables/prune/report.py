@@ -216,7 +216,7 @@ def _predictions(report: PruneReport, page: Page) -> list[RenderableType]:
         *spaced(rows, _KIND, _PREDICTION_COLUMNS, page),
         *facts.section(f"no value ({numbers.ABSENT})", _absent(rows)),
         *_valid(report, rows),
-        *_criteria(rows, names, page),
+        *_criteria(rows, names),
         *_means(report, rows, page),
     ]
 
@@ -266,7 +266,7 @@ def _mean_columns(unit: str) -> list[Column]:
     ]
 
 
-def _criteria(rows: list[Prediction], names: list[str], page: Page) -> list[RenderableType]:
+def _criteria(rows: list[Prediction], names: list[str]) -> list[RenderableType]:
     if not names:
         return []
     kinds = [row.granularity for row in rows]
