@@ -111,7 +111,8 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         report/html/check/bounds report/html/check/drift report/html/check/findings report/html/check/page
         report/html/compare/columns report/html/compare/losses report/html/compare/operator report/html/compare/page
         report/html/compare/stream
-        report/html/drawing/facts report/html/drawing/figure report/html/drawing/layered report/html/drawing/marks
+        report/html/drawing/blocks report/html/drawing/facts report/html/drawing/figure
+        report/html/drawing/layered report/html/drawing/marks
         report/html/drawing/plot report/html/drawing/series report/html/drawing/table
         report/html/glossary report/html/sheets
         report/html/inspect/certificate report/html/inspect/columns report/html/inspect/coupling

@@ -36,6 +36,11 @@ def percent(value: float | None) -> str:
     return f"{100 * value:.1f}"
 
 
+def share(value: float | None) -> str:
+    """The same in running text, with its unit: 12.3 %."""
+    return f"{percent(value)} %"
+
+
 def exactly(share: float) -> str:
     """Per cent, not rounded: 99.9 % confidence must not be printed as 100 %."""
     return f"{100 * share:.10g}"

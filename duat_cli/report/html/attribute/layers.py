@@ -64,11 +64,7 @@ def blocks(report: AttributeReport, number: int) -> Figure:
     )
     drawn = [level(plot, 0.0)]
     for (name, series), values in zip(_SERIES, columns, strict=True):
-
-        def said(block: int, value: float, name: str = name) -> str:
-            return f"block {block}, {name}: {SIGNED(value)}"
-
-        drawn += curve(plot, values, series, said)
+        drawn += curve(plot, values, series, [_row(block) for block in names], name, SIGNED)
     return Figure(
         key=f"blocks-{number}",
         title=f"What each block adds: {title(one, len(report.prompts))}",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column
-from duat_cli.results.compare import BlockComparison
 
 OPERATOR = (
     Column(("change of W'", "%"), "operator.relative", numbers.percent),
@@ -53,7 +52,3 @@ READ = (
     Column(("W' reads", "%"), "share", numbers.percent),
     Column(("null: uniform attention", "%"), "null", numbers.percent),
 )
-
-
-def block_name(row: BlockComparison) -> str:
-    return str(row.index)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from duat_cli.report.html.compare.columns import CONTEXT, FIXED, READ
 from duat_cli.report.html.drawing import marks
+from duat_cli.report.html.drawing.blocks import across, block_names, table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Band, Linear
@@ -51,7 +52,7 @@ def fixed(report: CompareReport, beside: Sequence[CompareReport]) -> Figure | No
         says=f"The dashed line is the live model, {numbers.plain(found.live)} nats a token. Held at the prompt's own "
         "values nothing may change; the FFNs' nonlinearity stays live throughout.",
         picture=plot.svg(drawn, "A point with its interval for each way to hold parameters; a line at the live loss."),
-        tables=[table_of(found.runs, "held", held, FIXED, "fixed.runs[].", "row", numbered=False)],
+        tables=[table_of(found.runs, "held", held, FIXED, "fixed.runs[].", numbered=False)],
         terms=["fixed.runs[].change", "fixed.runs[].loss", "fixed.runs[].held", "fixed.runs[].source", "fixed.live",
                "fixed.own_error"],
         legend=legend(
@@ -97,9 +98,7 @@ def answer(report: CompareReport, beside: Sequence[CompareReport]) -> Figure | N
         says=f"The answer ({words}) behind the question ({question}) with none, each and all of the demonstrations; "
         "below the dashed line they help.",
         picture=plot.svg(drawn, "A point for each context, and a line at the loss without demonstrations."),
-        tables=[
-            table_of(found.runs, "context", lambda run: run.label, CONTEXT, "context.runs[].", "row", numbered=False)
-        ],
+        tables=[table_of(found.runs, "context", lambda run: run.label, CONTEXT, "context.runs[].", numbered=False)],
         terms=["context.runs[].loss", "context.runs[].loss_change", "context.runs[].bias"],
     )
 
@@ -113,7 +112,7 @@ def reads(report: CompareReport) -> Figure | None:
     kept = last.reads[:_DEMONSTRATIONS]
     every = [v for read in kept for block in read.blocks for v in (block.share, block.null)]
     plot = Plot(
-        Axis("block", Band([str(block.index) for block in kept[0].blocks])),
+        across(kept[0].blocks),
         Axis("share of W' on the question (%)", Linear.over(every, percent=True)),
     )
     drawn, entries = [], []
@@ -122,21 +121,15 @@ def reads(report: CompareReport) -> Figure | None:
             (f"--prefix {read.demonstration}", [block.share for block in read.blocks], False),
             (f"--prefix {read.demonstration}, uniform attention", [block.null for block in read.blocks], True),
         ):
-
-            def said(place: int, value: float, name: str = name) -> str:
-                return f"block {kept[0].blocks[place].index}, {name}: {numbers.percent(value)} %"
-
-            drawn += curve(plot, values, series, said, hollow=hollow)
+            drawn += curve(plot, values, series, block_names(kept[0].blocks), name, numbers.share, hollow=hollow)
             entries.append((marks.sample("line", series, hollow=hollow), name))
     left = len(last.reads) - len(kept)
     tables = [
-        table_of(
+        table_of_blocks(
             read.blocks,
-            f"--prefix {read.demonstration}, block",
-            lambda block: str(block.index),
             READ,
             "context.runs[].reads[].blocks[].",
-            "block",
+            label=f"--prefix {read.demonstration}, block",
             at=[f"context.runs.{number}.reads.{place}.blocks.{i}" for i in range(len(read.blocks))],
         )
         for place, read in enumerate(kept)

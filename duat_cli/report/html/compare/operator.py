@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from duat_cli.report.html.compare.columns import HEADS, OPERATOR, UNALIGNED, block_name
+from duat_cli.report.html.compare.columns import HEADS, OPERATOR, UNALIGNED
 from duat_cli.report.html.drawing import marks
+from duat_cli.report.html.drawing.blocks import across, block_names, table_of_blocks
 from duat_cli.report.html.drawing.cells import cells, scale_of_cells
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Band, Linear
 from duat_cli.report.html.drawing.series import curve, stack
-from duat_cli.report.html.drawing.table import Head, Table, table_of
+from duat_cli.report.html.drawing.table import Head, Table
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import value_at
 from duat_cli.results.compare import BlockComparison, CompareReport
@@ -37,7 +38,7 @@ def operator(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport])
     if all(block.operator.relative is None for block in blocks):
         return None
     plot = Plot(
-        Axis("block", Band([str(block.index) for block in blocks])),
+        across(blocks),
         Axis("change (% of |W'_a|)", Linear.over([_top(b) for r in beside for b in blocks_of(r)], percent=True)),
     )
     drawn = []
@@ -65,7 +66,7 @@ def operator(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport])
         "here, need not: the point is the norm of the whole, and lies below the bar where parts cancel. The hollow "
         "point is the whole where attention is uniform, so what positions and scales alone make.",
         picture=plot.svg(drawn, "Stacked bars over blocks: routing, scale, interaction; points: the whole, its null."),
-        tables=[table_of(blocks, "block", block_name, OPERATOR, "comparison.blocks[].", "block")],
+        tables=[table_of_blocks(blocks, OPERATOR, "comparison.blocks[].")],
         terms=[
             *(f"comparison.blocks[].operator.{part}" for part in ("relative", *(p for p, _, _ in _PARTS))),
             "comparison.blocks[].operator.null.relative",
@@ -97,7 +98,7 @@ def heads(blocks: Sequence[BlockComparison]) -> list[Figure]:
     known = [block for block in blocks if block.heads]
     plot = Plot(
         Axis("head", Band([str(head) for head in range(count)], most=16)),
-        Axis("block", Band([str(block.index) for block in known], most=32)),
+        across(known, most=32),
         width=500,
         height=80 + min(480, max(16, 240 // len(known)) * len(known)),
     )
@@ -151,28 +152,25 @@ def _table(blocks: Sequence[BlockComparison], path: str) -> Table:
 def unaligned(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]) -> Figure | None:
     """Two lines over blocks."""
     paths = (("operator.unaligned", "s1", "this model"), ("operator.null.unaligned", "s3", "null: uniform attention"))
-    values = [value_at(b, path) for r in beside for b in blocks_of(r) for path, _, _ in paths]
+    every = [value_at(b, path) for r in beside for b in blocks_of(r) for path, _, _ in paths]
     if all(block.operator.unaligned is None for block in blocks):
         return None
     plot = Plot(
-        Axis("block", Band([str(block.index) for block in blocks], most=12)),
-        Axis("share of W' (%)", Linear.over(values, percent=True)),
+        across(blocks, most=12),
+        Axis("share of W' (%)", Linear.over(every, percent=True)),
         width=500,
         height=250,
     )
     drawn = []
     for path, series, name in paths:
-
-        def said(place: int, value: float, name: str = name) -> str:
-            return f"block {blocks[place].index}, {name}: {numbers.percent(value)} %"
-
-        drawn += curve(plot, [value_at(block, path) for block in blocks], series, said, hollow="null" in path)
+        values = [value_at(block, path) for block in blocks]
+        drawn += curve(plot, values, series, block_names(blocks), name, numbers.share, hollow="null" in path)
     return Figure(
         key="unaligned",
         title="How much of W' reads tokens that the other prompt does not have",
         says="Mean of the two prompts, of the rows of tokens that both have.",
         picture=plot.svg(drawn, "Two lines over blocks: this model, and uniform attention."),
-        tables=[table_of(blocks, "block", block_name, UNALIGNED, "comparison.blocks[].", "block")],
+        tables=[table_of_blocks(blocks, UNALIGNED, "comparison.blocks[].")],
         terms=["comparison.blocks[].operator.unaligned", "comparison.blocks[].operator.null.unaligned"],
         legend=legend([(marks.sample("line", series, hollow="null" in path), name) for path, series, name in paths]),
     )

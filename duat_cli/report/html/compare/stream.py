@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from duat_cli.report.html.compare.columns import AMPLIFICATION, OPERATOR, STREAM, block_name
+from duat_cli.report.html.compare.columns import AMPLIFICATION, OPERATOR, STREAM
 from duat_cli.report.html.compare.operator import blocks_of
 from duat_cli.report.html.drawing import marks
+from duat_cli.report.html.drawing.blocks import across, block_names, table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
-from duat_cli.report.html.drawing.scales import Band, Linear
+from duat_cli.report.html.drawing.scales import Linear
 from duat_cli.report.html.drawing.series import curve, level
-from duat_cli.report.html.drawing.table import Table, table_of
+from duat_cli.report.html.drawing.table import Table
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import value_at
 from duat_cli.results.compare import BlockComparison, CompareReport, PairFacts
@@ -28,17 +29,18 @@ def stream(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport]) -
     if not known:
         return None
     every = [value_at(block, column.path) for r in beside for block in blocks_of(r) for column in STREAM]
-    plot = Plot(_across(blocks), Axis("relative change (%)", Linear.over(every, percent=True)), width=500, height=260)
+    up = Axis("relative change (%)", Linear.over(every, percent=True))
+    plot = Plot(across(blocks, most=12), up, width=500, height=260)
     drawn = []
     for column, series in known:
-        said = _said(blocks, column.name, lambda v: f"{numbers.percent(v)} %")
-        drawn += curve(plot, [value_at(block, column.path) for block in blocks], series, said)
+        values = [value_at(block, column.path) for block in blocks]
+        drawn += curve(plot, values, series, block_names(blocks), column.name, numbers.share)
     return Figure(
         key="stream",
         title="How far the parts of each block move: input, bias, FFN, output",
         says="On the tokens that both prompts have, over the size under the first prompt.",
         picture=plot.svg(drawn, "Lines over blocks: input, bias, FFN, output."),
-        tables=[table_of(blocks, "block", block_name, STREAM, "comparison.blocks[].", "block")],
+        tables=[table_of_blocks(blocks, STREAM, "comparison.blocks[].")],
         terms=[f"comparison.blocks[].{column.path}" for column in STREAM],
         legend=legend([(marks.sample("line", series), column.name) for column, series in known]),
     )
@@ -49,8 +51,9 @@ def amplification(blocks: Sequence[BlockComparison], beside: Sequence[CompareRep
     if not _any(blocks, "amplification"):
         return None
     every = [block.amplification for r in beside for block in blocks_of(r)]
-    plot = Plot(_across(blocks), Axis("change out over change in (times)", Linear.over([*every, 1.0])), 500, 260)
-    said = _said(blocks, "amplification", lambda v: f"{numbers.plain(v)} times")
+    up = Axis("change out over change in (times)", Linear.over([*every, 1.0]))
+    plot = Plot(across(blocks, most=12), up, width=500, height=260)
+    values = [block.amplification for block in blocks]
     return Figure(
         key="amplification",
         title="Which blocks drive the two prompts apart: amplification along the depth",
@@ -58,11 +61,11 @@ def amplification(blocks: Sequence[BlockComparison], beside: Sequence[CompareRep
         picture=plot.svg(
             [
                 level(plot, 1.0, "as large behind the block as in front of it"),
-                *curve(plot, [block.amplification for block in blocks], "s1", said),
+                *curve(plot, values, "s1", block_names(blocks), "amplification", lambda v: f"{numbers.plain(v)} times"),
             ],
             "A line over blocks: relative change of the output over that of the input.",
         ),
-        tables=[table_of(blocks, "block", block_name, AMPLIFICATION, "comparison.blocks[].", "block")],
+        tables=[table_of_blocks(blocks, AMPLIFICATION, "comparison.blocks[].")],
         terms=["comparison.blocks[].amplification"],
     )
 
@@ -75,11 +78,11 @@ def by_pair(report: CompareReport) -> Figure | None:
         return None
     blocks = kept[0][1].blocks or []
     every = [block.operator.relative for _, pair in kept for block in pair.blocks or []]
-    plot = Plot(_across(blocks), Axis("change (% of |W'_a|)", Linear.over(every, percent=True)))
+    plot = Plot(across(blocks, most=12), Axis("change (% of |W'_a|)", Linear.over(every, percent=True)))
     drawn = []
     for series, (number, pair) in zip(marks.SERIES, kept, strict=False):
-        said = _said(blocks, f"pair {number}", lambda v: f"{numbers.percent(v)} %")
-        drawn += curve(plot, [block.operator.relative for block in pair.blocks or []], series, said)
+        values = [block.operator.relative for block in pair.blocks or []]
+        drawn += curve(plot, values, series, block_names(blocks), f"pair {number}", numbers.share)
     left = len(known) - len(kept)
     return Figure(
         key="pairs-blocks",
@@ -103,7 +106,7 @@ def _of_pair(number: int, pair: PairFacts) -> Table:
     """A row a block."""
     blocks = pair.blocks or []
     at = [f"pairs.{number}.blocks.{place}" for place in range(len(blocks))]
-    return table_of(blocks, f"pair {number}, block", block_name, _BY_PAIR, "pairs[].blocks[].", "block", at=at)
+    return table_of_blocks(blocks, _BY_PAIR, "pairs[].blocks[].", label=f"pair {number}, block", at=at)
 
 
 def named(report: CompareReport, pair: PairFacts) -> str:
@@ -113,11 +116,3 @@ def named(report: CompareReport, pair: PairFacts) -> str:
 
 def _any(blocks: Sequence[BlockComparison], path: str) -> bool:
     return any(value_at(block, path) is not None for block in blocks)
-
-
-def _across(blocks: Sequence[BlockComparison]) -> Axis:
-    return Axis("block", Band([str(block.index) for block in blocks], most=12))
-
-
-def _said(blocks: Sequence[BlockComparison], name: str, form: Callable[[float], str]) -> Callable[[int, float], str]:
-    return lambda place, value: f"block {blocks[place].index}, {name}: {form(value)}"

@@ -15,14 +15,17 @@ def curve(
     plot: Plot,
     values: Sequence[float | None],
     series: str,
-    said: Callable[[int, float], str],
+    places: Sequence[str],
+    name: str,
+    form: Callable[[float], str],
     *,
     hollow: bool = False,
     size: float = 4.0,
 ) -> list[Mark]:
-    """A line with a mark at every value; places without one are left out. said: what a mark is, by place and value."""
-    known = [(place, value) for place, value in enumerate(values) if value is not None]
-    return dotted(plot, [(*one, said(*one)) for one in known], series, hollow=hollow, size=size)
+    """A line with a mark at every value; places without one are left out. Marks say 'block 3, routing: 12 %': which of
+    the places it is, the curve's name, and the value as `form` has it."""
+    points = [(k, v, f"{places[k]}, {name}: {form(v)}") for k, v in enumerate(values) if v is not None]
+    return dotted(plot, points, series, hollow=hollow, size=size)
 
 
 def dotted(

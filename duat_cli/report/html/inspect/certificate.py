@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from duat_cli.report.html.drawing import marks
+from duat_cli.report.html.drawing.blocks import across, table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
-from duat_cli.report.html.drawing.scales import Band, Log
+from duat_cli.report.html.drawing.scales import Log
 from duat_cli.report.html.drawing.series import level
-from duat_cli.report.html.drawing.table import table_of
-from duat_cli.report.html.inspect.columns import CERTIFICATE, block_name
+from duat_cli.report.html.inspect.columns import CERTIFICATE
 from duat_cli.report.tables import numbers
 from duat_cli.results.inspect import InspectReport
 
@@ -23,7 +23,7 @@ def certificate(report: InspectReport, beside: Sequence[InspectReport]) -> Figur
     errors = [block.certificate_error for block in report.blocks]
     every = [b.certificate_error for r in beside for b in r.blocks] + [r.certificate.tolerance for r in beside]
     plot = Plot(
-        Axis("block", Band([str(block.index) for block in report.blocks], most=12)),
+        across(report.blocks, most=12),
         Axis("relative error of the output", Log.over(every)),
         width=500,
         height=250,
@@ -40,7 +40,7 @@ def certificate(report: InspectReport, beside: Sequence[InspectReport]) -> Figur
         title="How exact each block is: its rebuilt output against the model's own",
         says="The largest over the prompts. What stands below the dashed line is within the arithmetic's tolerance.",
         picture=plot.svg(drawn, "Relative error of every block, and the tolerance."),
-        tables=[table_of(report.blocks, "block", block_name, CERTIFICATE, "blocks[].", "block")],
+        tables=[table_of_blocks(report.blocks, CERTIFICATE)],
         terms=["blocks[].certificate_error", "certificate.plain_error", "certificate.tolerance"],
         legend=legend(
             [(marks.sample("dot", "s1"), "relative error"), (marks.sample("rule", "s1"), "tolerance")],

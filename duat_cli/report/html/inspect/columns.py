@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column
-from duat_cli.results.inspect import Block
 
 SHARES = (
     Column(("linear", "%"), "terms.linear.share", numbers.percent),
@@ -38,7 +37,3 @@ CERTIFICATE = (
     Column(("largest activation", "as stored"), "range.largest_activation", numbers.plain),
     Column(("of the dtype's largest", "%"), "range.share", numbers.percent),
 )
-
-
-def block_name(row: Block) -> str:
-    return str(row.index)

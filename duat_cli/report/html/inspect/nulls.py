@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from duat_cli.report.html.drawing import marks
+from duat_cli.report.html.drawing.blocks import across, block_names, table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.marks import Mark
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
-from duat_cli.report.html.drawing.scales import Band, Linear
+from duat_cli.report.html.drawing.scales import Linear
 from duat_cli.report.html.drawing.series import curve
-from duat_cli.report.html.drawing.table import table_of
-from duat_cli.report.html.inspect.columns import block_name
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.columns import heads_of
 from duat_cli.report.tables.grid import Column, value_at
@@ -90,7 +89,7 @@ def _figure(statistic: _Statistic, report: InspectReport, beside: Sequence[Inspe
     every = [value for other in beside for block in other.blocks for value in _values(statistic, block)]
     unit = statistic.unit.format(heads=heads_of(report))
     plot = Plot(
-        Axis("block", Band([str(block.index) for block in report.blocks], most=12)),
+        across(report.blocks, most=12),
         Axis(f"{statistic.axis} ({unit})", Linear.over(every, percent=statistic.percent)),
         width=500,
         height=250,
@@ -106,7 +105,7 @@ def _figure(statistic: _Statistic, report: InspectReport, beside: Sequence[Inspe
         title=f"{statistic.name}, beside what it is without training",
         says=f"{statistic.says} Only what differs from both nulls was learned.",
         picture=plot.svg(drawn, f"{statistic.name} of every block: this model and its nulls."),
-        tables=[table_of(report.blocks, "block", block_name, _columns(statistic, unit), "blocks[].", "block")],
+        tables=[table_of_blocks(report.blocks, _columns(statistic, unit))],
         terms=[f"blocks[].{statistic.path}", *(f"blocks[].null.{kind}" for kind, _, _ in kinds)],
         legend=legend(_meanings(kinds, any((b.spreads or {}).get(statistic.path) for b in report.blocks))),
     )
@@ -128,12 +127,8 @@ def _series(
     plot: Plot, statistic: _Statistic, blocks: Sequence[Block], kind: str, series: str, name: str
 ) -> list[Mark]:
     path = f"null.{kind}.{statistic.path}" if kind else statistic.path
-
-    def said(place: int, value: float) -> str:
-        return f"block {blocks[place].index}, {name}: {statistic.form(value)}"
-
-    size = 4.0 if len(blocks) <= _FEW else 2.5
-    return curve(plot, [value_at(block, path) for block in blocks], series, said, hollow=bool(kind), size=size)
+    values, size = [value_at(block, path) for block in blocks], 4.0 if len(blocks) <= _FEW else 2.5
+    return curve(plot, values, series, block_names(blocks), name, statistic.form, hollow=bool(kind), size=size)
 
 
 def _spreads(plot: Plot, statistic: _Statistic, blocks: Sequence[Block]) -> list[Mark]:

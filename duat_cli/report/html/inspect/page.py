@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from duat_cli.report.html.drawing import facts
+from duat_cli.report.html.drawing.blocks import table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile
 from duat_cli.report.html.drawing.table import table_of
 from duat_cli.report.html.inspect.certificate import certificate
-from duat_cli.report.html.inspect.columns import OPERATOR, block_name
+from duat_cli.report.html.inspect.columns import OPERATOR
 from duat_cli.report.html.inspect.coupling import coupling
 from duat_cli.report.html.inspect.nulls import against_nulls
 from duat_cli.report.html.inspect.routing import routing
@@ -78,7 +79,7 @@ def _statistics(report: InspectReport) -> Figure | None:
         says=f"Means over the prompts. Density counts entries above {first.threshold:g} root mean square entries; a "
         f"linear layer has {numbers.percent(first.linear_reference)} %, a 1-D convolution of width {first.conv_width} "
         f"{numbers.percent(first.conv1d_reference)} %.",
-        tables=[table_of(report.blocks, "block", block_name, OPERATOR, "blocks[].", "block")],
+        tables=[table_of_blocks(report.blocks, OPERATOR)],
         terms=["blocks[].operator", "blocks[].density.linear_reference", "blocks[].density.conv1d_reference"],
     )
 

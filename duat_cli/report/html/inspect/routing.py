@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from duat_cli.report.html.drawing import marks
+from duat_cli.report.html.drawing.blocks import across, block_names, table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
-from duat_cli.report.html.drawing.scales import Band, Linear
+from duat_cli.report.html.drawing.scales import Linear
 from duat_cli.report.html.drawing.series import curve
-from duat_cli.report.html.drawing.table import table_of
-from duat_cli.report.html.inspect.columns import block_name
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column, value_at
 from duat_cli.results.inspect import InspectReport
@@ -29,24 +28,21 @@ def routing(report: InspectReport) -> Figure | None:
     if all(block.routing is None for block in report.blocks):
         return None
     plot = Plot(
-        Axis("block", Band([str(block.index) for block in report.blocks], most=12)),
+        across(report.blocks, most=12),
         Axis("share of the scores' variance (%)", Linear(0, 1, percent=True)),
         width=500,
         height=250,
     )
     drawn = []
     for column, series in _LINES:
-
-        def said(place: int, value: float, name: str = column.name) -> str:
-            return f"block {report.blocks[place].index}, {name}: {numbers.percent(value)} %"
-
-        drawn += curve(plot, [value_at(block, column.path) for block in report.blocks], series, said)
+        values = [value_at(block, column.path) for block in report.blocks]
+        drawn += curve(plot, values, series, block_names(report.blocks), column.name, numbers.share)
     return Figure(
         key="routing",
         title="What the scores of attention are explained by",
         says="R^2 of the scores before the softmax, mean over heads. What W_QK leaves is positions and biases.",
         picture=plot.svg(drawn, "Three lines over blocks: by x.x, by the covariance of tokens, by W_QK."),
-        tables=[table_of(report.blocks, "block", block_name, _COLUMNS, "blocks[].", "block")],
+        tables=[table_of_blocks(report.blocks, _COLUMNS)],
         terms=[f"blocks[].{column.path}" for column in _COLUMNS],
         legend=legend([(marks.sample("line", series), column.name) for column, series in _LINES]),
     )

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from duat_cli.report.html.drawing import marks
+from duat_cli.report.html.drawing.blocks import across, table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
-from duat_cli.report.html.drawing.scales import Band, Linear
+from duat_cli.report.html.drawing.scales import Linear
 from duat_cli.report.html.drawing.series import stack
-from duat_cli.report.html.drawing.table import table_of
-from duat_cli.report.html.inspect.columns import SHARES, block_name
+from duat_cli.report.html.inspect.columns import SHARES
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.columns import has_encoder
 from duat_cli.results.inspect import Block, InspectReport, Part
@@ -30,7 +30,7 @@ def shares(report: InspectReport, beside: Sequence[InspectReport]) -> Figure | N
         return None
     heights = [total for other in beside for block in other.blocks for total in _ends(block)]
     plot = Plot(
-        Axis("block", Band([str(block.index) for block in report.blocks])),
+        across(report.blocks),
         Axis("share of the block's output (%)", Linear.over([*heights, 1.0], percent=True)),
     )
     drawn = []
@@ -48,7 +48,7 @@ def shares(report: InspectReport, beside: Sequence[InspectReport]) -> Figure | N
         says="Everything up to a block's output, split exactly; the shares sum to 100 %. A share below zero "
         "points against the stream.",
         picture=plot.svg(drawn, f"Stacked bars over {plural(len(report.blocks), 'block')}: {names}."),
-        tables=[table_of(report.blocks, "block", block_name, columns, "blocks[].", "block")],
+        tables=[table_of_blocks(report.blocks, columns)],
         terms=[
             *(f"blocks[].terms.{part}" for part, _, _ in present),
             "blocks[].terms.linear.share",

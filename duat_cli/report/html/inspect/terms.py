@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from duat_cli.report.html.drawing.blocks import table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Band, Linear
 from duat_cli.report.html.drawing.series import stack
 from duat_cli.report.html.drawing.table import table_of
-from duat_cli.report.html.inspect.columns import block_name
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column
 from duat_cli.results.inspect import InspectReport, UatTerm
@@ -38,7 +38,7 @@ def terms(report: InspectReport, beside: Sequence[InspectReport]) -> Figure | No
     for place, term in enumerate(report.terms):
         said = f"{term.name}: {numbers.percent(term.share)} %"
         drawn += stack(plot, place, [(term.share, _SERIES[term.kind], said)])
-    before = table_of(report.blocks, "block", block_name, _BEFORE, "blocks[].", "block")
+    before = table_of_blocks(report.blocks, _BEFORE)
     return Figure(
         key="terms",
         wide=True,

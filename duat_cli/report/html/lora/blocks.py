@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from duat_cli.report.html.drawing import marks
+from duat_cli.report.html.drawing.blocks import across, table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
-from duat_cli.report.html.drawing.scales import Band, Linear
+from duat_cli.report.html.drawing.scales import Linear
 from duat_cli.report.html.drawing.series import stack
 from duat_cli.report.html.drawing.table import table_of
 from duat_cli.report.tables import numbers
@@ -41,7 +42,7 @@ def operator(report: LoraReport, beside: Sequence[LoraReport]) -> Figure | None:
         return None
     heights = [_sum(block) for other in beside for block in other.blocks or []]
     plot = Plot(
-        Axis("block", Band([str(block.index) for block in report.blocks])),
+        across(report.blocks),
         Axis("change (% of W' of the base)", Linear.over(heights, percent=True)),
     )
     drawn = []
@@ -61,7 +62,7 @@ def operator(report: LoraReport, beside: Sequence[LoraReport]) -> Figure | None:
         says="The three add up to the change as matrices. Their norms, stacked here, need not: the point is the norm "
         "of the whole change, and it lies below the bar where parts cancel.",
         picture=plot.svg(drawn, "Stacked bars over blocks: routing, weights, interaction."),
-        tables=[table_of(report.blocks, "block", lambda block: str(block.index), _BLOCK, "blocks[].", "block")],
+        tables=[table_of_blocks(report.blocks, _BLOCK)],
         terms=[f"blocks[].operator.{name}" for name in ("relative_change", "routing", "weights", "interaction")],
         legend=legend([*entries, (marks.sample("dot", "s4"), "the whole change")]),
     )
@@ -90,6 +91,6 @@ def prompts(report: LoraReport, beside: Sequence[LoraReport]) -> Figure | None:
         title="What it does to the loss, prompt by prompt",
         says="Below the dashed line the tuned model is better.",
         picture=plot.svg(drawn, "A point for each prompt: loss of the base and of the tuned model."),
-        tables=[table_of(rows, "prompt", lambda one: str(one.prompt), _PROMPT, "by_prompt[].", "row")],
+        tables=[table_of(rows, "prompt", lambda one: str(one.prompt), _PROMPT, "by_prompt[].")],
         terms=["by_prompt[].kl", "by_prompt[].loss_base", "by_prompt[].loss_tuned", "by_prompt[].output"],
     )

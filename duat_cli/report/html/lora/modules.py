@@ -31,7 +31,7 @@ def norms(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure | N
         title=f"How much each weight changes, by block{whose}",
         says="|dW|_F / |W|_F in per cent. An empty cell is not in the change.",
         picture=found.picture,
-        tables=[table_of(modules, "parameter", full_name, NORMS, f"{place}[].", "row", numbered=False)],
+        tables=[table_of(modules, "parameter", full_name, NORMS, f"{place}[].", numbered=False)],
         terms=[f"{place}[].relative_frobenius", f"{place}[].frobenius_norm", f"{place}[].sup_local"],
         notes=[f"{found.left_out} kinds that change less are in the table."] if found.left_out else [],
     )
@@ -70,7 +70,7 @@ def spectra(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure |
         says="Each over the largest of its module: a line that falls at once is a change of one direction.",
         picture=plot.svg(drawn, "Falling lines of singular values, one for each module."),
         tables=[
-            table_of(modules, "parameter", full_name, RANKS, f"{place}[].", "row", numbered=False),
+            table_of(modules, "parameter", full_name, RANKS, f"{place}[].", numbered=False),
             _values(modules, kept, place),
         ],
         terms=[f"{place}[].singular_values", f"{place}[].stable_rank", f"{place}[].numerical_rank"],
@@ -119,7 +119,7 @@ def intruders(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure
         says="How many leading singular vectors of the tuned weight, on the output side, resemble none of the base "
         f"weight (|cosine| below {epsilon:g}). An empty cell is not in the change, or was not settled.",
         picture=found.picture,
-        tables=[table_of(modules, "parameter", full_name, INTRUDERS, f"{place}[].", "row", numbered=False)],
+        tables=[table_of(modules, "parameter", full_name, INTRUDERS, f"{place}[].", numbered=False)],
         terms=[f"{place}[].intruders.output", f"{place}[].alignment.output", f"{place}[].alignment"],
     )
 
@@ -143,7 +143,7 @@ def compared(report: LoraReport) -> Figure | None:
         says=f"Cosine of the two changes of each weight, the first being {report.tuned}, the second "
         f"{report.comparison.other}; all together {numbers.plain(report.comparison.cosine)}. A dash: opposed.",
         picture=found.picture,
-        tables=[table_of(rows, "parameter", full_name, COMPARISON, "comparison.modules[].", "row", numbered=False)],
+        tables=[table_of(rows, "parameter", full_name, COMPARISON, "comparison.modules[].", numbered=False)],
         terms=["comparison.modules[].cosine", "comparison.modules[].distance", "comparison.cosine"],
         notes=only,
     )

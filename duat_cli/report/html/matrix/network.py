@@ -55,12 +55,10 @@ def _layers(report: NetworkReport, beside: Sequence[NetworkReport]) -> Figure:
         Axis("relative error", Log.over([*every, *(one.certificate.tolerance for one in beside)])),
     )
     drawn = [level(plot, report.certificate.tolerance, f"tolerance {report.certificate.tolerance:.0e}")]
+    layers = [f"layer {row.layer}" for row in rows]
     for column, series in _LINES:
-
-        def said(place: int, value: float, name: str = column.name) -> str:
-            return f"layer {rows[place].layer}, {name}: {numbers.error(value)}"
-
-        drawn += curve(plot, [value_at(row, column.path) or None for row in rows], series, said)
+        values = [value_at(row, column.path) or None for row in rows]
+        drawn += curve(plot, values, series, layers, column.name, numbers.error)
     return Figure(
         key="layers",
         wide=True,
@@ -75,7 +73,6 @@ def _layers(report: NetworkReport, beside: Sequence[NetworkReport]) -> Figure:
                 lambda row: f"{row.layer} (Eq. {row.equation})",
                 _COLUMNS,
                 "layers[].",
-                "row",
                 numbered=False,
             )
         ],

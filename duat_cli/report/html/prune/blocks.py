@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 from duat_cli.report.html.drawing import marks
+from duat_cli.report.html.drawing.blocks import across, table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Band, Log
 from duat_cli.report.html.drawing.series import dotted
-from duat_cli.report.html.drawing.table import table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column, value_at
 from duat_cli.results.prune.report import PruneReport
@@ -35,7 +35,7 @@ def parts(report: PruneReport, beside: Sequence[PruneReport]) -> Figure | None:
         for v in (getattr(b, name), getattr(b, f"{name}_measured"))
     ]
     plot = Plot(
-        Axis("block", Band([str(block.index) for block in report.blocks], most=14)),
+        across(report.blocks, most=14),
         Axis(f"damage ({unit})", Log.over(ends)),
         width=560,
         height=420,
@@ -62,7 +62,7 @@ def parts(report: PruneReport, beside: Sequence[PruneReport]) -> Figure | None:
         title="Damage of removing whole parts: a block, its attention, its FFN",
         says="One at a time. Hollow marks are real ablations, of the parts that were in the sample.",
         picture=plot.svg(drawn, "Points over blocks, on a logarithmic axis."),
-        tables=[table_of(report.blocks, "block", lambda block: str(block.index), columns, "blocks[].", "block")],
+        tables=[table_of_blocks(report.blocks, columns)],
         terms=["blocks[].block", "blocks[].attention", "blocks[].ffn", "blocks[].ffn_measured"],
         legend=legend(samples),
         notes=[f"{left} numbers that are 0 or a gain have no place on this axis."] if left else [],
@@ -119,7 +119,7 @@ def histograms(report: PruneReport, beside: Sequence[PruneReport]) -> Figure | N
         says=f"Each row is a histogram of one block's neurons on a common scale; the tallest bar is "
         f"{plural(most, 'neuron')}. The dashed line is the budget, which all removed terms share.",
         picture=plot.svg(drawn, "Histograms of neurons' predicted damage, a row a block."),
-        tables=[table_of(report.blocks, "block", lambda block: str(block.index), columns, "blocks[].", "block")],
+        tables=[table_of_blocks(report.blocks, columns)],
         terms=["terms[].linearised", "blocks[].neurons.negligible_share", "blocks[].neurons.median"],
         notes=[f"{plural(left, 'neuron')} with a predicted damage of 0 or below are in no bar."] if left else [],
     )

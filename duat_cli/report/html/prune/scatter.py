@@ -53,9 +53,7 @@ def scatter(report: PruneReport) -> Figure | None:
         picture=plot.svg(drawn, "Scatter plot, both axes logarithmic, with the line of equal damage."),
         tables=[
             _measured(report, places),
-            table_of(
-                report.prediction, "kind", lambda one: one.granularity, _QUALITY, "prediction[].", "row", numbered=False
-            ),
+            table_of(report.prediction, "kind", lambda one: one.granularity, _QUALITY, "prediction[].", numbered=False),
             *_criteria(report),
         ],
         terms=["terms[].linearised", "terms[].measured", "prediction[].spearman", "prediction[].criteria"],
@@ -97,7 +95,7 @@ def _measured(report: PruneReport, places: list[int]) -> Table:
         Column(("certified bound", "norm at a token"), "certified", numbers.plain),
     ]
     terms, at = [report.terms[i] for i in places], [f"terms.{i}" for i in places]
-    return table_of(terms, "term", name, columns, "terms[].", "row", numbered=False, at=at)
+    return table_of(terms, "term", name, columns, "terms[].", numbered=False, at=at)
 
 
 def _criteria(report: PruneReport) -> list[Table]:

@@ -119,4 +119,4 @@ def plans(report: PruneReport) -> Table:
         Column(("zeroed", "parameters"), "saves.parameters_zeroed", numbers.whole),
         Column(("guaranteed", "terms"), "guarantee.removed", numbers.whole),
     ]
-    return table_of(report.plans, "kind", lambda plan: plan.granularity, columns, "plans[].", "row", numbered=False)
+    return table_of(report.plans, "kind", lambda plan: plan.granularity, columns, "plans[].", numbered=False)
