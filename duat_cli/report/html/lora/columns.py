@@ -1,10 +1,9 @@
-"""The columns of the tables over modules, and the modules' names."""
+"""The columns of the tables over modules."""
 
 from __future__ import annotations
 
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column
-from duat_cli.results.weight_change import ModuleChange, ModuleComparison
 
 NORMS = (
     Column(("norm of the change", "of dW"), "frobenius_norm", numbers.plain),
@@ -36,8 +35,3 @@ COMPARISON = (
     Column(("distance", "of dW"), "distance", numbers.plain),
     Column(("relative distance", "0-1"), "relative_distance", numbers.plain),
 )
-
-
-def full_name(row: ModuleChange | ModuleComparison) -> str:
-    """The parameter's name."""
-    return row.whole_name

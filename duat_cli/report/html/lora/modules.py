@@ -11,17 +11,18 @@ from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Linear, Log
 from duat_cli.report.html.drawing.series import dotted
 from duat_cli.report.html.drawing.table import Head, Table, table_of
-from duat_cli.report.html.lora.columns import COMPARISON, INTRUDERS, NORMS, RANKS, full_name
+from duat_cli.report.html.lora.columns import COMPARISON, INTRUDERS, NORMS, RANKS
 from duat_cli.report.tables import numbers
+from duat_cli.report.tables.grid import Column
 from duat_cli.results.lora import LoraReport
-from duat_cli.results.weight_change import ModuleChange
+from duat_cli.results.weight_change import ModuleChange, ModuleComparison
 
 _LINES = 80  # modules of a plot; those with the largest relative change
 
 
 def norms(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure | None:
     """A map of |dW| / |W|. place: where the modules stand in the report; whose: of which adapter, '' for the only."""
-    values = {place_of(full_name(m)): m.relative_frobenius for m in modules if m.relative_frobenius is not None}
+    values = {place_of(m.whole_name): m.relative_frobenius for m in modules if m.relative_frobenius is not None}
     if not values:
         return None
     found = layer_map({key: 100 * value for key, value in values.items()}, "change of the weight in %")
@@ -31,7 +32,7 @@ def norms(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure | N
         title=f"How much each weight changes, by block{whose}",
         says="|dW|_F / |W|_F in per cent. An empty cell is not in the change.",
         picture=found.picture,
-        tables=[table_of(modules, "parameter", full_name, NORMS, f"{place}[].", numbered=False)],
+        tables=[_table(modules, NORMS, place)],
         terms=[f"{place}[].relative_frobenius", f"{place}[].frobenius_norm", f"{place}[].sup_local"],
         notes=[f"{found.left_out} kinds that change less are in the table."] if found.left_out else [],
     )
@@ -44,7 +45,7 @@ def spectra(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure |
         return None
     known.sort(key=lambda i: -(modules[i].relative_frobenius or 0.0))
     kept = known[:_LINES]
-    kinds = list(dict.fromkeys(place_of(full_name(modules[i]))[0] for i in kept))
+    kinds = list(dict.fromkeys(place_of(modules[i].whole_name)[0] for i in kept))
     series = {kind: marks.SERIES[min(n, len(marks.SERIES) - 1)] for n, kind in enumerate(kinds)}
     ratios = {i: _ratios(modules[i]) for i in kept}
     longest = max(map(len, ratios.values()))
@@ -55,8 +56,8 @@ def spectra(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure |
     )
     drawn = []
     for i in reversed(kept):
-        kind = place_of(full_name(modules[i]))[0]
-        said = f"{full_name(modules[i])}, value"
+        kind = place_of(modules[i].whole_name)[0]
+        said = f"{modules[i].whole_name}, value"
         points = [(k, v, f"{said} {k}: {v:.3g} of the largest") for k, v in enumerate(ratios[i], 1)]
         drawn += dotted(plot, points, series[kind], size=2.5)
     named = [(marks.sample("line", series[kind]), kind) for kind in kinds[: len(marks.SERIES) - 1]]
@@ -70,13 +71,17 @@ def spectra(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure |
         says="Each over the largest of its module: a line that falls at once is a change of one direction.",
         picture=plot.svg(drawn, "Falling lines of singular values, one for each module."),
         tables=[
-            table_of(modules, "parameter", full_name, RANKS, f"{place}[].", numbered=False),
+            _table(modules, RANKS, place),
             _values(modules, kept, place),
         ],
         terms=[f"{place}[].singular_values", f"{place}[].stable_rank", f"{place}[].numerical_rank"],
         legend=legend(named),
         notes=[f"{left} modules that change less are in the tables."] if left else [],
     )
+
+
+def _table(modules: Sequence[ModuleChange | ModuleComparison], columns: Sequence[Column], place: str) -> Table:
+    return table_of(modules, "parameter", lambda m: m.whole_name, columns, f"{place}[].", numbered=False)
 
 
 def _ratios(module: ModuleChange) -> list[float]:
@@ -92,7 +97,7 @@ def _values(modules: Sequence[ModuleChange], kept: Sequence[int], place: str) ->
             *(Head(f"value {k + 1}", "of dW", f"singular_values.{k}") for k in range(longest)),
         ],
         rows=[
-            [full_name(modules[i]), *(numbers.plain(v) for v in modules[i].singular_values or []),
+            [modules[i].whole_name, *(numbers.plain(v) for v in modules[i].singular_values or []),
              *([""] * (longest - len(modules[i].singular_values or [])))]
             for i in kept
         ],
@@ -104,7 +109,7 @@ def _values(modules: Sequence[ModuleChange], kept: Sequence[int], place: str) ->
 def intruders(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure | None:
     """A map of the intruders on the output side; both sides in the table."""
     values = {
-        place_of(full_name(m)): float(m.intruders.output)
+        place_of(m.whole_name): float(m.intruders.output)
         for m in modules
         if m.intruders is not None and m.intruders.output is not None
     }
@@ -119,7 +124,7 @@ def intruders(modules: Sequence[ModuleChange], place: str, whose: str) -> Figure
         says="How many leading singular vectors of the tuned weight, on the output side, resemble none of the base "
         f"weight (|cosine| below {epsilon:g}). An empty cell is not in the change, or was not settled.",
         picture=found.picture,
-        tables=[table_of(modules, "parameter", full_name, INTRUDERS, f"{place}[].", numbered=False)],
+        tables=[_table(modules, INTRUDERS, place)],
         terms=[f"{place}[].intruders.output", f"{place}[].alignment.output", f"{place}[].alignment"],
     )
 
@@ -129,7 +134,7 @@ def compared(report: LoraReport) -> Figure | None:
     if report.comparison is None:
         return None
     rows = report.comparison.modules
-    values = {place_of(full_name(m)): m.cosine for m in rows if m.cosine is not None}
+    values = {place_of(m.whole_name): m.cosine for m in rows if m.cosine is not None}
     found = layer_map(values, "cosine", signed=True)
     only = [
         f"Only the {word} changes: {', '.join(names)}."
@@ -143,7 +148,7 @@ def compared(report: LoraReport) -> Figure | None:
         says=f"Cosine of the two changes of each weight, the first being {report.tuned}, the second "
         f"{report.comparison.other}; all together {numbers.plain(report.comparison.cosine)}. A dash: opposed.",
         picture=found.picture,
-        tables=[table_of(rows, "parameter", full_name, COMPARISON, "comparison.modules[].", numbered=False)],
+        tables=[_table(rows, COMPARISON, "comparison.modules")],
         terms=["comparison.modules[].cosine", "comparison.modules[].distance", "comparison.cosine"],
         notes=only,
     )
