@@ -15,7 +15,7 @@ from duat_cli.report.check.words import (
     verdict,
     without_findings,
 )
-from duat_cli.report.tables import facts, numbers
+from duat_cli.report.tables import facts
 from duat_cli.report.tables.page import BLANK, Page, item, line
 from duat_cli.results.behaviour import Behaviour
 from duat_cli.results.check import CheckReport, Outcome, UndecidedReport
@@ -53,16 +53,13 @@ def undecided_table(report: UndecidedReport) -> str:
 
 def _model(report: CheckReport) -> list[RenderableType]:
     model = report.model
-    name = f"{model.name} at {model.revision}" if model.revision else model.name
-    size = numbers.size(sum(file.bytes for file in model.files))
-    shape = (
-        f"{model.model_type or 'unknown type'}, {plural(model.tensors, 'tensor')}, {', '.join(model.stored)}, "
-        f"{size} in {plural(len(model.files), 'file')}{facts.quantised(model.quantised)}"
-    )
-    ran = facts.arithmetic(report.environment) if report.environment else "weights only"
-    if report.environment:
-        ran = f"{facts.tokens(all_prompts(report))}; {ran}"
-    return [line(name, "bold"), line(shape), line(ran), line(f"policy: {', then '.join(report.policy)}")]
+    ran = facts.ran(all_prompts(report), report.environment) if report.environment else "weights only"
+    return [
+        line(facts.named(model), "bold"),
+        line(facts.files(model) + facts.quantised(model.quantised)),
+        line(ran),
+        line(f"policy: {', then '.join(report.policy)}"),
+    ]
 
 
 def _causes(report: CheckReport, every: bool) -> list[RenderableType]:

@@ -2,26 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rich.console import RenderableType
 from rich.text import Text
 
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.page import item, line
 from duat_cli.results.base import Certificate, Environment, ModelFacts, Skipped
+from duat_cli.results.check import CheckedModel
+from duat_cli.results.matrix import MatrixReport
 from duat_cli.results.prompts import Prompts, set_of
 from duat_cli.text import indices, plural
 
 
 def loaded(model: ModelFacts, prompts: Prompts, environment: Environment) -> list[RenderableType]:
     """What was loaded and what ran through it."""
-    kv = "" if model.kv_heads == model.heads else f" ({model.kv_heads} kv)"
-    shape = (
+    return [line(named(model), "bold"), line(shape(model, "kv")), line(ran(prompts, environment))]
+
+
+def named(model: ModelFacts | CheckedModel) -> str:
+    """The model, and the commit that it was read at."""
+    return f"{model.name} at {model.revision}" if model.revision else model.name
+
+
+def shape(model: ModelFacts, kv: str) -> str:
+    """Architecture and sizes. kv: what key and value heads are called."""
+    return (
         f"{model.model_type} ({architecture(model)}), {numbers.count(model.parameters)} parameters, "
-        f"{plural(model.blocks, 'block')}, width {model.hidden_size}, "
-        f"{plural(model.heads, 'head')}{kv}{quantised(model.quantised)}"
+        f"{plural(model.blocks, 'block')}, width {model.hidden_size}, {heads(model, kv)}{quantised(model.quantised)}"
     )
-    name = f"{model.name} at {model.revision}" if model.revision else model.name
-    return [line(name, "bold"), line(shape), line(f"{tokens(prompts)}; {arithmetic(environment)}")]
+
+
+def heads(model: ModelFacts | MatrixReport, kv: str) -> str:
+    """6 heads (3 kv)."""
+    return plural(model.heads, "head") + ("" if model.kv_heads == model.heads else f" ({model.kv_heads} {kv})")
+
+
+def files(model: CheckedModel) -> str:
+    """Of which type the model is, and what its files hold."""
+    size = numbers.size(sum(file.bytes for file in model.files))
+    return (
+        f"{model.model_type or 'unknown type'}, {plural(model.tensors, 'tensor')}, {', '.join(model.stored)}, "
+        f"{size} in {plural(len(model.files), 'file')}"
+    )
+
+
+def ran(prompts: Prompts, environment: Environment) -> str:
+    """12 prompts, 214 tokens (5 to 31 each); float32 on cpu; transformers 5.23.0."""
+    arithmetic = f"{environment.dtype} on {environment.device}; transformers {environment.transformers}"
+    return f"{tokens(prompts)}; {arithmetic}"
 
 
 def architecture(model: ModelFacts) -> str:
@@ -48,11 +78,6 @@ def tokens(prompts: Prompts) -> str:
     return f"{counted(found)} ({found.shortest} to {found.longest} each)"
 
 
-def arithmetic(environment: Environment) -> str:
-    """float32 on cpu; transformers 5.23.0."""
-    return f"{environment.dtype} on {environment.device}; transformers {environment.transformers}"
-
-
 def verdict(certificate: Certificate) -> Text:
     """The certificate in one sentence, and what is to blame where it is not exact."""
     error, plain = numbers.error(certificate.relative_error), numbers.error(certificate.plain_error)
@@ -69,8 +94,12 @@ def verdict(certificate: Certificate) -> Text:
 
 def remarks(skipped: list[Skipped], warnings: list[str]) -> list[RenderableType]:
     """What was skipped, with the reason, and the warnings."""
-    left_out = [f"{entry.what}: {entry.why}" for entry in skipped]
-    return [*section("skipped", left_out), *section("warnings", warnings, "yellow")]
+    return [*section("skipped", left_out(skipped)), *section("warnings", warnings, "yellow")]
+
+
+def left_out(skipped: Iterable[Skipped]) -> list[str]:
+    """A part and its reason each."""
+    return [f"{entry.what}: {entry.why}" for entry in skipped]
 
 
 def absences(found: list[tuple[str, str, list[int]]], word: str) -> list[RenderableType]:

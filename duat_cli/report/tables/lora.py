@@ -111,7 +111,7 @@ def _head(report: LoraReport) -> list[RenderableType]:
     text += f"{plural(summary.changed, 'parameter')} changed{size}{share}"
     parts.append(line(text))
     if report.prompts is not None and report.environment is not None:
-        parts.append(line(f"{facts.tokens(all_prompts(report))}; {facts.arithmetic(report.environment)}"))
+        parts.append(line(facts.ran(all_prompts(report), report.environment)))
     return parts
 
 

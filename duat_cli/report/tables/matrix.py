@@ -13,7 +13,6 @@ from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.grid import GAP
 from duat_cli.report.tables.page import BLANK, Page, item, line
 from duat_cli.results.matrix import MatrixCheck, MatrixForm, MatrixReport
-from duat_cli.text import plural
 
 _ROOM_FOR_TEXT = 72  # narrower, a column of formulas would be a word wide
 _LONGEST_TOKEN = 12
@@ -45,11 +44,10 @@ def render_matrix(report: MatrixReport, page: Page) -> str:
 
 
 def _case(report: MatrixReport) -> str:
-    kv = "" if report.kv_heads == report.heads else f" ({report.kv_heads} kv)"
     origin = "read from the weights" if report.factors == "read" else "found with unit vectors"
     return (
         f"block {report.layer} ({report.name}): N = {report.tokens}, M = {report.hidden_size}, "
-        f"{plural(report.heads, 'head')}{kv}, d = {report.head_width}; W_V and W_O {origin}"
+        f"{facts.heads(report, 'kv')}, d = {report.head_width}; W_V and W_O {origin}"
     )
 
 

@@ -33,20 +33,8 @@ def attribute_sheet(report: AttributeReport, beside: Sequence[AttributeReport]) 
         figures += [heads(report, number), flows(report, number), measured(report, number), _inner(report, number)]
     figures += [coloured(report, number, whole=False) for number in range(drawn, drawn + texts)]
     figures += [*predictions(report, drawn, texts), *means(report)]
-    return Sheet(
-        command=report.command,
-        name=facts.named(report.model),
-        facts=facts.loaded(report.model, report.environment, report.prompts),
-        verdict=_verdict(report.certificate),
-        tiles=_tiles(report),
-        lists=[
-            ("How to read it", [NOT_CAUSAL]),
-            ("Held fixed between the last block and the logits", report.held),
-            facts.skipped(report.skipped),
-            ("Warnings", report.warnings),
-        ],
-        figures=[figure for figure in figures if figure is not None],
-    )
+    lists = [("How to read it", [NOT_CAUSAL]), ("Held fixed between the last block and the logits", report.held)]
+    return facts.sheet(report, report.prompts, _tiles(report), lists, figures, said=_verdict(report.certificate))
 
 
 def _leading(predictions: Sequence[Attribution], room: int, least: int = 0) -> int:

@@ -25,7 +25,7 @@ def check_sheet(report: CheckReport | UndecidedReport, beside: Sequence[CheckRep
     word, _, text = verdict(report).partition(": ")
     return Sheet(
         command=report.command,
-        name=f"{report.model.name} at {report.model.revision}" if report.model.revision else report.model.name,
+        name=facts.named(report.model),
         facts=_facts(report),
         verdict=Verdict("good" if report.verdict == "passed" else "bad", word, text),
         tiles=_tiles(report),
@@ -47,17 +47,8 @@ def _undecided(report: UndecidedReport) -> Sheet:
 
 
 def _facts(report: CheckReport) -> list[str]:
-    model = report.model
-    size = numbers.size(sum(file.bytes for file in model.files))
-    ran = "weights only"
-    if report.environment is not None:
-        ran = f"{facts.tokens(all_prompts(report))}; {facts.arithmetic(report.environment)}"
-    found = [
-        f"{model.model_type or 'unknown type'}, {plural(model.tensors, 'tensor')}, {', '.join(model.stored)}, "
-        f"{size} in {plural(len(model.files), 'file')}",
-        ran,
-        f"policy: {', then '.join(report.policy)}",
-    ]
+    ran = facts.ran(all_prompts(report), report.environment) if report.environment else "weights only"
+    found = [facts.files(report.model), ran, f"policy: {', then '.join(report.policy)}"]
     if report.baseline is not None:
         entries = plural(report.baseline.entries, "metric")
         found.append(f"baseline {report.baseline.file}: {report.baseline.status}, {entries}")

@@ -24,19 +24,8 @@ def compare_sheet(report: CompareReport, beside: Sequence[CompareReport]) -> She
         figures += [operator(blocks, beside), *heads(blocks)]
         figures += [amplification(blocks, beside), stream(blocks, beside), unaligned(blocks, beside)]
     figures += [by_pair(report), _pairs(report), _parameters(report)]
-    return Sheet(
-        command=report.command,
-        name=facts.named(report.model),
-        facts=facts.loaded(report.model, report.environment, report.prompts),
-        verdict=facts.verdict(report.certificate),
-        tiles=_tiles(report),
-        lists=[
-            ("Notable", [] if report.comparison is None else report.comparison.notable),
-            facts.skipped(report.skipped),
-            ("Warnings", report.warnings),
-        ],
-        figures=[figure for figure in figures if figure is not None],
-    )
+    notable = [] if report.comparison is None else report.comparison.notable
+    return facts.sheet(report, report.prompts, _tiles(report), [("Notable", notable)], figures)
 
 
 def _tiles(report: CompareReport) -> list[Tile]:

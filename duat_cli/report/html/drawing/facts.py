@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from duat_cli.report.html.drawing.figure import Verdict
-from duat_cli.report.tables import facts, numbers
+from duat_cli.report.html.drawing.figure import Figure, Sheet, Tile, Verdict
+from duat_cli.report.tables import facts
 from duat_cli.results.base import Certificate, Environment, ModelFacts, Skipped
 from duat_cli.results.prompts import Prompts
-from duat_cli.text import plural
 
 
-def named(model: ModelFacts) -> str:
-    """The model, and the commit that it was read at."""
-    return f"{model.name} at {model.revision}" if model.revision else model.name
+def sheet(
+    report: Any,
+    prompts: Prompts,
+    tiles: Sequence[Tile],
+    lists: Sequence[tuple[str, Sequence[str]]],
+    figures: Iterable[Figure | None],
+    *,
+    more: Sequence[str] = (),
+    said: Verdict | None = None,
+) -> Sheet:
+    """Of a report on a model under prompts. lists: those in front of what was skipped and of the warnings. more: facts
+    beside those of the model. said: the verdict, where it is not of the certificate alone."""
+    return Sheet(
+        command=report.command,
+        name=facts.named(report.model),
+        facts=[*loaded(report.model, report.environment, prompts), *more],
+        verdict=said or verdict(report.certificate),
+        tiles=tiles,
+        lists=[*lists, skipped(report.skipped), ("Warnings", report.warnings)],
+        figures=[figure for figure in figures if figure is not None],
+    )
 
 
 def loaded(model: ModelFacts, environment: Environment, prompts: Prompts) -> list[str]:
     """What was loaded, what ran, and with which arithmetic."""
-    kv = "" if model.kv_heads == model.heads else f" ({model.kv_heads} key/value)"
-    return [
-        f"{model.model_type} ({facts.architecture(model)}), {numbers.count(model.parameters)} parameters, "
-        f"{plural(model.blocks, 'block')}, width {model.hidden_size}, "
-        f"{plural(model.heads, 'head')}{kv}{facts.quantised(model.quantised)}",
-        f"{facts.tokens(prompts)}; {facts.arithmetic(environment)}",
-    ]
+    return [facts.shape(model, "key/value"), facts.ran(prompts, environment)]
 
 
 def verdict(certificate: Certificate) -> Verdict:
@@ -35,4 +47,4 @@ def verdict(certificate: Certificate) -> Verdict:
 
 def skipped(entries: Sequence[Skipped]) -> tuple[str, list[str]]:
     """What was left out of a report, and why."""
-    return "Skipped", [f"{entry.what}: {entry.why}" for entry in entries]
+    return "Skipped", facts.left_out(entries)

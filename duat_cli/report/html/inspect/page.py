@@ -46,15 +46,7 @@ def inspect_sheet(report: InspectReport, beside: Sequence[InspectReport]) -> She
         _statistics(report),
         _end_to_end(report),
     ]
-    return Sheet(
-        command=report.command,
-        name=facts.named(report.model),
-        facts=facts.loaded(report.model, report.environment, all_prompts(report)),
-        verdict=facts.verdict(report.certificate),
-        tiles=_tiles(report),
-        lists=[("Notable", report.summary.notable), facts.skipped(report.skipped), ("Warnings", report.warnings)],
-        figures=[figure for figure in figures if figure is not None],
-    )
+    return facts.sheet(report, all_prompts(report), _tiles(report), [("Notable", report.summary.notable)], figures)
 
 
 def _tiles(report: InspectReport) -> list[Tile]:

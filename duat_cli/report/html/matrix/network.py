@@ -25,25 +25,13 @@ _LINES = ((_COLUMNS[1], "s2"), (_COLUMNS[2], "s3"), (_COLUMNS[3], "s1"))
 
 def network_sheet(report: NetworkReport, beside: Sequence[NetworkReport]) -> Sheet:
     """beside: all such reports of the page, this one among them: they share their axis."""
-    return Sheet(
-        command=report.command,
-        name=facts.named(report.model),
-        facts=[
-            *facts.loaded(report.model, report.environment, [report.prompt]),
-            f"N = {report.tokens}, M = {report.hidden_size}: W'_{{j,1}} is {report.side} x {report.side}",
-        ],
-        verdict=facts.verdict(report.certificate),
-        tiles=[
-            Tile("Eq. 33, from the matrices alone", numbers.error(report.whole_error), "relative", "whole_error"),
-            Tile("side of W'_{j,1}", str(report.side), "", "side"),
-        ],
-        lists=[
-            ("Not as in the paper", report.deviations),
-            facts.skipped(report.skipped),
-            ("Warnings", report.warnings),
-        ],
-        figures=[_layers(report, beside)],
-    )
+    tiles = [
+        Tile("Eq. 33, from the matrices alone", numbers.error(report.whole_error), "relative", "whole_error"),
+        Tile("side of W'_{j,1}", str(report.side), "", "side"),
+    ]
+    size = f"N = {report.tokens}, M = {report.hidden_size}: W'_{{j,1}} is {report.side} x {report.side}"
+    lists = [("Not as in the paper", report.deviations)]
+    return facts.sheet(report, [report.prompt], tiles, lists, [_layers(report, beside)], more=[size])
 
 
 def _layers(report: NetworkReport, beside: Sequence[NetworkReport]) -> Figure:

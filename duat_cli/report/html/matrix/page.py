@@ -10,15 +10,15 @@ from duat_cli.report.html.drawing.table import Head, Table
 from duat_cli.report.html.matrix.checks import checks
 from duat_cli.report.html.matrix.maps import convolution, corner, coupling
 from duat_cli.report.tables import numbers
+from duat_cli.report.tables.facts import heads, named
 from duat_cli.results.matrix import MatrixReport
-from duat_cli.text import plural
 
 
 def matrix_sheet(report: MatrixReport, beside: Sequence[MatrixReport]) -> Sheet:
     """beside: all matrix reports of the page, this one among them: their errors share an axis."""
     return Sheet(
         command=report.command,
-        name=f"{facts.named(report.model)}, block {report.layer}",
+        name=f"{named(report.model)}, block {report.layer}",
         facts=[*facts.loaded(report.model, report.environment, [report.prompt]), _case(report)],
         verdict=_verdict(report),
         tiles=[
@@ -37,9 +37,8 @@ def matrix_sheet(report: MatrixReport, beside: Sequence[MatrixReport]) -> Sheet:
 
 def _case(report: MatrixReport) -> str:
     origin = "read from the weights" if report.factors == "read" else "found with unit vectors"
-    kv = "" if report.kv_heads == report.heads else f" ({report.kv_heads} key/value)"
     return (
-        f"{report.name}: {plural(report.heads, 'head')}{kv} of width d = {report.head_width}; W_V and W_O "
+        f"{report.name}: {heads(report, 'key/value')} of width d = {report.head_width}; W_V and W_O "
         f"{origin}; {_built(report)}"
     )
 

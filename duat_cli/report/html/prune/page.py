@@ -28,15 +28,8 @@ def prune_sheet(report: PruneReport, beside: Sequence[PruneReport]) -> Sheet:
         parts(report, beside),
         histograms(report, beside),
     ]
-    return Sheet(
-        command=report.command,
-        name=facts.named(report.model),
-        facts=[*facts.loaded(report.model, report.environment, report.prompts), _protocol(report)],
-        verdict=facts.verdict(report.certificate),
-        tiles=_tiles(report),
-        lists=[("Guarantee", said), facts.skipped(report.skipped), ("Warnings", report.warnings)],
-        figures=[figure for figure in figures if figure is not None],
-    )
+    lists = [("Guarantee", said)]
+    return facts.sheet(report, report.prompts, _tiles(report), lists, figures, more=[_protocol(report)])
 
 
 def _protocol(report: PruneReport) -> str:
