@@ -9,10 +9,7 @@ from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column, Labels, fits
 from duat_cli.report.tables.page import Page
 from duat_cli.results.base import Result
-from duat_cli.results.inspect import Block, InspectReport, PromptBlock
-
-BLOCK = Labels(("block",), lambda row: str(row.index) if isinstance(row, Block) else "")
-PROMPT = Labels(("prompt",), lambda row: str(row.prompt) if isinstance(row, PromptBlock) else "")
+from duat_cli.results.inspect import InspectReport
 
 
 def for_blocks(rows: Sequence[Result], labels: Labels, report: InspectReport, page: Page) -> list[list[Column]]:

@@ -7,15 +7,10 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 
 from duat_cli.report.tables import facts, numbers
-from duat_cli.report.tables.grid import Column, Labels, missing, spaced
+from duat_cli.report.tables.grid import BLOCK, Column, Labels, missing, spaced
 from duat_cli.report.tables.page import BLANK, Page, item, line
 from duat_cli.results.compare import (
-    BlockComparison,
-    BlockRead,
     CompareReport,
-    ContextRead,
-    ContextRun,
-    FixedLoss,
     InContext,
     PairFacts,
     ParameterChange,
@@ -25,10 +20,7 @@ from duat_cli.text import plural
 _SHOWN_PAIRS = 8
 _SHOWN_RUNS = 6
 _LONGEST_RUN = 60
-_BLOCK = Labels(("block",), lambda row: str(row.index) if isinstance(row, BlockComparison) else "")
-_PARAMETER = Labels(
-    ("set by the input",), lambda row: f"{row.name}: {row.what}" if isinstance(row, ParameterChange) else "", False
-)
+_PARAMETER = Labels(("set by the input",), lambda row: f"{row.name}: {row.what}", False)
 _COLUMNS = [
     Column(("W'", "%"), "operator.relative", numbers.percent),
     Column(("rout\N{SOFT HYPHEN}", "ing", "%"), "operator.routing", numbers.percent),
@@ -43,19 +35,18 @@ _COLUMNS = [
     Column(("ampl.", "times"), "amplification", numbers.plain),
 ]
 _PARAMETER_COLUMNS = [Column(("largest", "change", "%"), "change", numbers.percent)]
-_RUN = Labels(("question behind",), lambda row: row.label if isinstance(row, ContextRun) else "", False)
+_RUN = Labels(("question behind",), lambda row: row.label, False)
 _RUN_COLUMNS = [
     Column(("loss", "nats/token"), "loss", numbers.plain),
     Column(("less that", "without", "nats/token"), "loss_change", numbers.signed(numbers.plain)),
     Column(("bias", "b'", "%"), "bias", numbers.percent),
 ]
-_READ = Labels(("--prefix",), lambda row: str(row.demonstration) if isinstance(row, ContextRead) else "")
+_READ = Labels(("--prefix",), lambda row: row.demonstration)
 _READ_COLUMNS = [
     Column(("W'", "reads", "%"), "share", numbers.percent),
     Column(("null", "reads", "%"), "null", numbers.percent),
 ]
-_IN_BLOCK = Labels(("block",), lambda row: str(row.index) if isinstance(row, BlockRead) else "")
-_HELD = Labels(("held",), lambda row: f"{row.held}: {row.source}" if isinstance(row, FixedLoss) else "", False)
+_HELD = Labels(("held",), lambda row: f"{row.held}: {row.source}", False)
 _HELD_COLUMNS = [
     Column(("loss", "nats/token"), "loss", numbers.plain),
     Column(("less live", "nats/token"), "change", numbers.signed(numbers.plain)),
@@ -84,7 +75,7 @@ def render_compare(report: CompareReport, page: Page) -> str:
         *_pairs(report),
         BLANK,
         line("Blocks: relative changes on the aligned tokens" + (", means over the pairs" if several else ""), "bold"),
-        *spaced(comparison.blocks, _BLOCK, _COLUMNS, page),
+        *spaced(comparison.blocks, BLOCK, _COLUMNS, page),
         BLANK,
         *_legend(),
         *facts.absences(missing(comparison.blocks, _COLUMNS, [b.index for b in comparison.blocks]), "block"),
@@ -183,7 +174,7 @@ def _each(report: CompareReport, page: Page) -> list[RenderableType]:
     for pair in report.pairs:
         if pair.blocks is not None:
             title = f"a: {report.prompts[pair.a].label}, b: {report.prompts[pair.b].label}"
-            parts += [BLANK, line(title, "bold"), *spaced(pair.blocks, _BLOCK, _COLUMNS, page)]
+            parts += [BLANK, line(title, "bold"), *spaced(pair.blocks, BLOCK, _COLUMNS, page)]
             parts += facts.absences(missing(pair.blocks, _COLUMNS, [b.index for b in pair.blocks]), "block")
     return parts
 
@@ -208,7 +199,7 @@ def context_tables(found: InContext, page: Page) -> list[RenderableType]:
     for read in last.reads:
         title = f"--prefix {read.demonstration} by block, {plural(read.tokens, 'token')}"
         rows = [block.index for block in read.blocks]
-        parts += [BLANK, line(title, "bold"), *spaced(read.blocks, _IN_BLOCK, _READ_COLUMNS, page)]
+        parts += [BLANK, line(title, "bold"), *spaced(read.blocks, BLOCK, _READ_COLUMNS, page)]
         parts += facts.absences(missing(read.blocks, _READ_COLUMNS, rows), "block")
     return parts
 

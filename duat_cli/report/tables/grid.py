@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from rich.cells import cell_len
 from rich.console import RenderableType
@@ -49,8 +49,17 @@ class Labels:
     """The first column: what each row is."""
 
     title: tuple[str, ...]
-    of: Callable[[Result], str]
+    of: Callable[[Any], object]
     right: bool = True
+
+    def text(self, row: Result) -> str:
+        """Foreign names escaped."""
+        return clean(str(self.of(row)))
+
+
+BLOCK = Labels(("block",), lambda row: row.index)
+PROMPT = Labels(("prompt",), lambda row: row.prompt)
+KIND = Labels(("what",), lambda row: row.granularity, right=False)
 
 
 def value_at(row: Result, path: str) -> float | None:
@@ -102,6 +111,13 @@ def spaced(rows: Sequence[Result], labels: Labels, columns: Sequence[Column], pa
     return [part for table in grids(rows, labels, columns, page) for part in (BLANK, table)]
 
 
+def spaced_named(rows: Sequence[tuple[str, Result]], columns: Sequence[Column], page: Page) -> list[RenderableType]:
+    """The same of rows that are given with their names."""
+    names = {id(row): name for name, row in rows}
+    labels = Labels(("what",), lambda row: names[id(row)], right=False)
+    return spaced([row for _, row in rows], labels, columns, page)
+
+
 def filled(rows: Sequence[Result], columns: Sequence[Column]) -> list[Column]:
     """The columns that have a value in any row."""
     return [column for column in columns if any(value_at(row, column.path) is not None for row in rows)]
@@ -115,8 +131,7 @@ def fits(rows: Sequence[Result], labels: Labels, columns: Sequence[Column], page
 def unshown(rows: Sequence[Result], columns: Sequence[Column], shown: Sequence[Column]) -> list[RenderableType]:
     """A line below a table that names the columns with values for which the page had no room; nothing without any."""
     paths = {column.path for column in shown}
-    left = [column for column in columns if column.path not in paths]
-    names = [column.name for column in left if any(value_at(row, column.path) is not None for row in rows)]
+    names = [column.name for column in filled(rows, columns) if column.path not in paths]
     if not names:
         return []
     return [line(f"no room for: {', '.join(names)}; --wide shows all columns, --json every value.", "dim")]
@@ -131,7 +146,7 @@ def column_width(rows: Sequence[Result], column: Column) -> int:
 
 
 def label_width(rows: Sequence[Result], labels: Labels) -> int:
-    return max(cell_len(text) for text in (*labels.title, *(clean(labels.of(row)) for row in rows)))
+    return max(cell_len(text) for text in (*labels.title, *(labels.text(row) for row in rows)))
 
 
 def missing(
@@ -144,10 +159,15 @@ def missing(
             if value_at(row, column.path) is None:
                 reason = reason_at(row, column.path) or "no reason was given"
                 by_column.setdefault((column.name, reason), []).append(number)
-    together: dict[tuple[str, tuple[int, ...]], list[str]] = {}
-    for (name, reason), at in by_column.items():
-        together.setdefault((reason, tuple(at)), []).append(name)
-    return [(", ".join(names), reason, list(at)) for (reason, at), names in together.items()]
+    return together(by_column, ", ")
+
+
+def together(found: Mapping[tuple[str, str], list[int]], between: str) -> list[tuple[str, str, list[int]]]:
+    """(names, reason, row numbers), of (name, reason) -> row numbers: names whose reason and rows are the same."""
+    names: dict[tuple[str, tuple[int, ...]], list[str]] = {}
+    for (name, reason), at in found.items():
+        names.setdefault((reason, tuple(at)), []).append(name)
+    return [(between.join(those), reason, list(at)) for (reason, at), those in names.items()]
 
 
 def _grid(rows: Sequence[Result], labels: Labels, columns: Sequence[Column], page: Page, gap: int = GAP) -> Table:
@@ -161,5 +181,5 @@ def _grid(rows: Sequence[Result], labels: Labels, columns: Sequence[Column], pag
         table.add_column(title, justify="right", vertical="bottom", no_wrap=True, overflow="fold")
     for row in rows:
         cells = (Text(column.cell(row)) for column in columns)
-        table.add_row(Text(clean(labels.of(row)), overflow="fold"), *cells)
+        table.add_row(Text(labels.text(row), overflow="fold"), *cells)
     return table

@@ -5,11 +5,11 @@ from __future__ import annotations
 from rich.console import RenderableType
 
 from duat_cli.report.tables import columns, facts, nulls, numbers
-from duat_cli.report.tables.grid import Column, Labels, missing, spaced, unshown
+from duat_cli.report.tables.grid import BLOCK, PROMPT, Column, Labels, missing, spaced, unshown
 from duat_cli.report.tables.nulls import null_tables
 from duat_cli.report.tables.page import BLANK, Page, line
 from duat_cli.results.base import Finite, WithReasons
-from duat_cli.results.inspect import Block, InspectReport, UatTerm
+from duat_cli.results.inspect import Block, InspectReport
 from duat_cli.results.operator import Coupling
 from duat_cli.results.prompts import all_prompts
 
@@ -22,13 +22,13 @@ class _Through(WithReasons):
     certificate_error: Finite | None
 
 
-_TERM = Labels(("term",), lambda row: f"{row.name} ({row.kind})" if isinstance(row, UatTerm) else "", False)
+_TERM = Labels(("term",), lambda row: f"{row.name} ({row.kind})", False)
 _TERM_COLUMNS = [
     Column(("share", "%"), "share", numbers.percent),
     Column(("norm", "/ |x|"), "norm", numbers.plain),
 ]
 
-_WHOLE = Labels(("blocks",), lambda row: row.label if isinstance(row, _Through) else "", False)
+_WHOLE = Labels(("blocks",), lambda row: row.label, False)
 _END_COLUMNS = [
     Column(("off-diag.", "%"), "coupling.off_diagonal_share", numbers.percent),
     Column(("entropy", "bits"), "coupling.entropy_bits", numbers.plain),
@@ -95,10 +95,10 @@ def render_inspect(report: InspectReport, page: Page) -> str:
 
 
 def _block_tables(report: InspectReport, page: Page) -> list[RenderableType]:
-    groups = columns.for_blocks(report.blocks, columns.BLOCK, report, page)
+    groups = columns.for_blocks(report.blocks, BLOCK, report, page)
     shown = [column for group in groups for column in group]
     return [
-        *(part for group in groups for part in spaced(report.blocks, columns.BLOCK, group, page)),
+        *(part for group in groups for part in spaced(report.blocks, BLOCK, group, page)),
         *unshown(report.blocks, columns.every(report), shown),
         BLANK,
         *_legend(report),
@@ -160,7 +160,7 @@ def _crossing(report: InspectReport, page: Page) -> list[RenderableType]:
     return [
         BLANK,
         line(title, "bold"),
-        *spaced(blocks, columns.BLOCK, _CROSS, page),
+        *spaced(blocks, BLOCK, _CROSS, page),
         BLANK,
         line(says, "dim"),
         *_absent_in_blocks(blocks, _CROSS),
@@ -181,7 +181,7 @@ def _term_tables(report: InspectReport, page: Page) -> list[RenderableType]:
             "Parts of the input of each FFN's activation, of all up to here; dynamic: what UAT terms add to its bias",
             "bold",
         ),
-        *spaced(report.blocks, columns.BLOCK, parts, page),
+        *spaced(report.blocks, BLOCK, parts, page),
         *_absent_in_blocks(report.blocks, parts),
     ]
 
@@ -193,7 +193,7 @@ def _routing(report: InspectReport, page: Page) -> list[RenderableType]:
     return [
         BLANK,
         line("Where H comes from: W_QK, means over heads, and the share of the scores' variance explained", "bold"),
-        *spaced(report.blocks, columns.BLOCK, _ROUTING, page),
+        *spaced(report.blocks, BLOCK, _ROUTING, page),
         BLANK,
         line(
             "symmetric: 1 as x.x is, 0.71 a random matrix. by x.x, centred (the covariance of tokens), by W_QK: R^2 of "
@@ -235,12 +235,12 @@ def _prompts_of(block: Block, report: InspectReport, page: Page) -> list[Rendera
     rows = block.prompts
     if not rows:
         return []
-    groups = columns.for_blocks(rows, columns.PROMPT, report, page)
+    groups = columns.for_blocks(rows, PROMPT, report, page)
     shown = [column for group in groups for column in group]
     return [
         BLANK,
         line(f"Block {block.index} by prompt", "bold"),
-        *(part for group in groups for part in spaced(rows, columns.PROMPT, group, page)),
+        *(part for group in groups for part in spaced(rows, PROMPT, group, page)),
         *unshown(rows, columns.every(report), shown),
         *facts.absences(missing(rows, shown, [row.prompt for row in rows]), "prompt"),
     ]

@@ -8,12 +8,11 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from duat_cli.report.tables import facts, numbers
-from duat_cli.report.tables.grid import Column, Labels, fits, missing, spaced, unshown, value_at
+from duat_cli.report.tables.grid import BLOCK, PROMPT, Column, Labels, filled, fits, missing, spaced, unshown
 from duat_cli.report.tables.page import BLANK, Page, item, line
 from duat_cli.results.base import Result
-from duat_cli.results.lora import BlockChange, Eq18, LintFinding, LoraReport, PromptChange, TokenChange
+from duat_cli.results.lora import Eq18, LintFinding, LoraReport, TokenChange
 from duat_cli.results.prompts import all_prompts
-from duat_cli.results.weight_change import ModuleChange, ModuleComparison
 from duat_cli.text import plural
 
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
@@ -21,14 +20,7 @@ _UNCHANGED_SHOWN = 4
 _LINT_SHOWN = 3
 
 
-def _name(row: Result) -> str:
-    assert isinstance(row, (ModuleChange, ModuleComparison))
-    return row.name if row.parameter == "weight" else row.whole_name
-
-
-_MODULE = Labels(("module",), _name, False)
-_BLOCK = Labels(("block",), lambda row: str(row.index) if isinstance(row, BlockChange) else "")
-_PROMPT = Labels(("prompt",), lambda row: str(row.prompt) if isinstance(row, PromptChange) else "")
+_MODULE = Labels(("module",), lambda row: row.name if row.parameter == "weight" else row.whole_name, False)
 _MODULE_COLUMNS = [
     Column(("rank", "stated"), "rank", numbers.whole),
     Column(("norm", "|dW|"), "frobenius_norm", numbers.plain),
@@ -121,7 +113,7 @@ def _modules(report: LoraReport, page: Page) -> list[RenderableType]:
     for title, rows in ((report.tuned, report.modules), (_other(report), report.other_modules)):
         if not rows:
             continue
-        wanted = [column for column in _MODULE_COLUMNS if any(value_at(row, column.path) is not None for row in rows)]
+        wanted = filled(rows, _MODULE_COLUMNS)
         for name, group in _MORE_COLUMNS.items():
             if any(getattr(row, name) is not None for row in rows) and fits(rows, _MODULE, [*wanted, *group], page):
                 wanted += group
@@ -181,7 +173,7 @@ def _blocks(report: LoraReport, page: Page) -> list[RenderableType]:
     return [
         BLANK,
         line("Blocks: relative changes, means over the prompts", "bold"),
-        *spaced(report.blocks, _BLOCK, _BLOCK_COLUMNS, page),
+        *spaced(report.blocks, BLOCK, _BLOCK_COLUMNS, page),
         BLANK,
         line(
             "routing (what attention looks at) + weights (what it carries) + interaction add up to the change of W' as "
@@ -203,7 +195,7 @@ def _prompts(report: LoraReport, page: Page) -> list[RenderableType]:
     return [
         BLANK,
         line(_prompts_title(report), "bold"),
-        *spaced(report.by_prompt, _PROMPT, _PROMPT_COLUMNS, page),
+        *spaced(report.by_prompt, PROMPT, _PROMPT_COLUMNS, page),
         *_absent(report.by_prompt, _PROMPT_COLUMNS),
         *facts.section("tokens whose next token moved most (KL, nats)", moved),
     ]

@@ -10,9 +10,7 @@ from duat_cli.report.tables.page import BLANK, Page, line
 from duat_cli.results.matrix import NetworkLayer, NetworkReport
 from duat_cli.text import plural
 
-_LABELS = Labels(
-    ("layer", "j"), lambda row: f"{row.layer} (Eq. {row.equation})" if isinstance(row, NetworkLayer) else "", False
-)
+_LABELS = Labels(("layer", "j"), lambda row: f"{row.layer} (Eq. {row.equation})", False)
 _COLUMNS = [
     Column(("neurons", "/ token"), "neurons", numbers.whole),
     Column(("sigma reads", "rel. error"), "pre_activation_error", numbers.error),

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 
 from duat_cli.report.tables import facts, numbers
 from duat_cli.report.tables.columns import COLUMNS, scaled
-from duat_cli.report.tables.grid import Column, Labels, missing, reason_at, spaced, value_at
+from duat_cli.report.tables.grid import BLOCK, Column, missing, reason_at, spaced, together, value_at
 from duat_cli.report.tables.page import BLANK, Page, line
 from duat_cli.results.base import Finite, Result, WithReasons
 from duat_cli.results.inspect import Block
@@ -25,7 +25,6 @@ _FIELDS = {  # name of the row's field -> its column in the table of the statist
         ("context", "coupling.effective_context"),
     )
 }
-_LABELS = Labels(("block",), lambda row: str(row.index) if isinstance(row, _Row) else "")
 
 
 class _Beside(WithReasons):
@@ -56,7 +55,7 @@ def null_tables(blocks: Sequence[Block], heads: str, page: Page) -> list[Rendera
     return [
         BLANK,
         line(f"Null: {_NAMES[kind]}; diff.: value less null", "bold"),
-        *spaced(rows, _LABELS, columns, page),
+        *spaced(rows, BLOCK, columns, page),
         BLANK,
         *([line(_means(blocks, other, heads), "dim")] if other else []),
         *facts.absences([*missing(rows, columns, [row.index for row in rows]), *absent], "block"),
@@ -70,10 +69,7 @@ def _absent(blocks: Sequence[Block]) -> list[tuple[str, str, list[int]]]:
         for block in blocks:
             if getattr(block.null, kind) is None:
                 found.setdefault((name, block.null.reasons.get(kind, "no reason was given")), []).append(block.index)
-    together: dict[tuple[str, tuple[int, ...]], list[str]] = {}
-    for (name, reason), at in found.items():
-        together.setdefault((reason, tuple(at)), []).append(name)
-    return [(f"null ({'; '.join(names)})", reason, list(at)) for (reason, at), names in together.items()]
+    return [(f"null ({names})", reason, at) for names, reason, at in together(found, "; ")]
 
 
 def _row(block: Block, kind: str) -> _Row:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from rich.console import RenderableType
 
 from duat_cli.report.tables import facts, numbers
-from duat_cli.report.tables.grid import Column, Labels, grids
+from duat_cli.report.tables.grid import BLOCK, Column, grids
 from duat_cli.report.tables.page import BLANK, Page, line
 from duat_cli.results.inspect import BlockCertificate, VerifyReport
 
-_LABELS = Labels(("block",), lambda row: str(row.index) if isinstance(row, BlockCertificate) else "")
 _COLUMNS = [
     Column(("block", "output", "relative"), "certificate_error", numbers.error),
     Column(("operator", "W'", "relative"), "operator_error", numbers.error),
@@ -22,7 +21,7 @@ def render_verify(report: VerifyReport, page: Page) -> str:
     """What was loaded, the errors of every block, the certificate."""
     crossing = any(block.cross_error is not None or block.cross_reason is not None for block in report.blocks)
     columns = [*_COLUMNS, _CROSS] if crossing else _COLUMNS
-    tables = grids(report.blocks, _LABELS, columns, page) if report.blocks else []
+    tables = grids(report.blocks, BLOCK, columns, page) if report.blocks else []
     parts: list[RenderableType] = [
         *facts.loaded(report.model, report.prompts, report.environment),
         *(part for table in tables for part in (BLANK, table)),

@@ -8,21 +8,20 @@ from rich.console import RenderableType
 
 from duat_cli.kinds import Kind
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.grid import Column, Labels, filled, grids
+from duat_cli.report.tables.grid import BLOCK, Column, Labels, filled, grids
 from duat_cli.report.tables.page import BLANK, Page, line
 from duat_cli.results.base import Result
 from duat_cli.results.prune.eq16 import Eq16
 from duat_cli.results.prune.report import PruneReport
 from duat_cli.text import plural
 
-_SET = Labels(("what",), lambda row: row.name if isinstance(row, Eq16) else "", False)
-_BLOCK = Labels(("block",), lambda row: str(row.number) if isinstance(row, _Parts) else "")
+_SET = Labels(("what",), lambda row: row.name, False)
 
 
 class _Parts(Result):
     """The whole parts of one block side by side."""
 
-    number: int
+    index: int
     block: Eq16 | None
     attention: Eq16 | None
     ffn: Eq16 | None
@@ -37,7 +36,7 @@ def eq16(report: PruneReport, page: Page) -> list[RenderableType]:
     prompts = f"{report.eq16[0].prompts} of {plural(len(report.prompts), 'prompt')}"
     tables = [
         *(grids(sets, _SET, filled(sets, set_columns()), page) if sets else []),
-        *(grids(parts, _BLOCK, filled(parts, _part_columns()), page) if parts else []),
+        *(grids(parts, BLOCK, filled(parts, _part_columns()), page) if parts else []),
     ]
     reacting = "; measured: with everything reacting" if any(row.measured is not None for row in report.eq16) else ""
     return [
@@ -91,7 +90,7 @@ def _by_block(rows: Sequence[Eq16]) -> list[_Parts]:
         if row.block is not None and row.kind is not None:
             found.setdefault(row.block, {})[row.kind] = row
     return [
-        _Parts(number=k, **{kind: found[k].get(kind) for kind in ("block", "attention", "ffn")}) for k in sorted(found)
+        _Parts(index=k, **{kind: found[k].get(kind) for kind in ("block", "attention", "ffn")}) for k in sorted(found)
     ]
 
 

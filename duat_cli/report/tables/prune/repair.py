@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import RenderableType
 
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.grid import Column, Labels, spaced
+from duat_cli.report.tables.grid import Column, spaced_named
 from duat_cli.report.tables.page import BLANK, Page, item, line
 from duat_cli.results.prune.repair import RepairedSet, SetRepair
 from duat_cli.results.prune.report import PruneReport
@@ -16,19 +16,13 @@ from duat_cli.text import plural
 def repair(report: PruneReport, page: Page, unit: str) -> list[RenderableType]:
     """Of every plan: what was refitted, and its sets on held-out prompts and on those that chose them."""
     plans = [(plan, plan.repair) for plan in report.plans if plan.repair is not None]
-    rows: list[RepairedSet] = []
-    names: dict[int, str] = {}
-    for plan, found in plans:
-        for title, one in _sets(plan, found):
-            rows.append(one)
-            names[id(one)] = f"{plan.granularity}, {title}"
+    rows = [(f"{plan.granularity}, {title}", one) for plan, found in plans for title, one in _sets(plan, found)]
     if not rows:
         return []
-    labels = Labels(("what",), lambda row: names[id(row)], False)
     return [
         BLANK,
         line(f"Repair: damage without it and with it, {report.protocol.unit}", "bold"),
-        *spaced(rows, labels, repair_columns(unit), page),
+        *spaced_named(rows, repair_columns(unit), page),
         *(item(f"{plan.granularity}: {_refitted(found)}") for plan, found in plans),
         line(
             "in-sample: the prompts that chose the set; without --calibration layers are fitted to them as well. "

@@ -8,17 +8,14 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from duat_cli.report.tables import facts, numbers
-from duat_cli.report.tables.grid import Column, Labels, filled, fits, missing, spaced, unshown
+from duat_cli.report.tables.grid import BLOCK, KIND, Column, filled, fits, missing, spaced, unshown
 from duat_cli.report.tables.page import BLANK, Page, line
 from duat_cli.report.tables.prune import repair, sets
 from duat_cli.report.tables.prune.eq16 import TABLES as EQ16_TABLES
 from duat_cli.report.tables.prune.eq16 import eq16
 from duat_cli.report.tables.prune.written import written
 from duat_cli.results.prune.report import PruneReport
-from duat_cli.results.prune.terms import Prediction, PruneBlock
-
-_BLOCK = Labels(("block",), lambda row: str(row.index) if isinstance(row, PruneBlock) else "")
-_KIND = Labels(("what",), lambda row: row.granularity if isinstance(row, Prediction) else "", False)
+from duat_cli.results.prune.terms import Prediction
 
 
 def render_prune(report: PruneReport, page: Page) -> str:
@@ -70,14 +67,14 @@ def _parts(report: PruneReport, page: Page) -> list[RenderableType]:
         return []
     wanted = [*shown, *optional]
     for column in filled(rows, optional):
-        if fits(rows, _BLOCK, [*shown, column], page):
+        if fits(rows, BLOCK, [*shown, column], page):
             shown.append(column)
     absent = facts.absences(missing(rows, shown, [row.index for row in rows]), "block")
     said = [*_far_off(report), *_certified(report, shown), *absent]
     return [
         BLANK,
         line(f"Damage of removing one whole part, {report.protocol.unit}: {_how(shown)}", "bold"),
-        *spaced(rows, _BLOCK, shown, page),
+        *spaced(rows, BLOCK, shown, page),
         *unshown(rows, wanted, shown),
         *([BLANK, *said] if said else []),
     ]
@@ -154,7 +151,7 @@ def _heads_and_neurons(report: PruneReport, page: Page) -> list[RenderableType]:
     return [
         BLANK,
         line(f"Predicted damage of removing one head or one neuron, {report.protocol.unit}", "bold"),
-        *spaced(rows, _BLOCK, shown, page),
+        *spaced(rows, BLOCK, shown, page),
         BLANK,
         *precision,
         *facts.absences(missing(rows, shown, [row.index for row in rows]), "block"),
@@ -213,7 +210,7 @@ def _predictions(report: PruneReport, page: Page) -> list[RenderableType]:
     return [
         BLANK,
         line("How well the prediction orders the measured damage", "bold"),
-        *spaced(rows, _KIND, _PREDICTION_COLUMNS, page),
+        *spaced(rows, KIND, _PREDICTION_COLUMNS, page),
         *facts.section(f"no value ({numbers.ABSENT})", _absent(rows)),
         *_valid(report, rows),
         *_criteria(rows, names),
@@ -251,7 +248,7 @@ def _means(report: PruneReport, rows: list[Prediction], page: Page) -> list[Rend
     return [
         BLANK,
         line(title, "bold"),
-        *spaced(rows, _KIND, columns, page),
+        *spaced(rows, KIND, columns, page),
     ]
 
 

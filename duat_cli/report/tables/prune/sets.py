@@ -9,13 +9,12 @@ from rich.text import Text
 
 from duat_cli.kinds import names_of
 from duat_cli.report.tables import numbers
-from duat_cli.report.tables.grid import Column, Labels, filled, spaced
+from duat_cli.report.tables.grid import KIND, Column, filled, spaced, spaced_named
 from duat_cli.report.tables.page import BLANK, Page, item, line
 from duat_cli.report.tables.prune.repair import repair
 from duat_cli.results.prune.report import PruneReport
-from duat_cli.results.prune.sets import HeldOut, Plan, PooledCosine
+from duat_cli.results.prune.sets import Plan
 
-_KIND = Labels(("what",), lambda row: row.granularity if isinstance(row, Plan) else "", False)
 UNITS = {"hidden": "rel.", "kl": "nats", "nll": "nats"}  # short, for headers
 PICTURE_WIDTH = 40
 NAMED_TERMS = 12  # a longer set is not printed
@@ -41,7 +40,7 @@ def _plans(report: PruneReport, page: Page) -> list[RenderableType]:
             f"{', measured with repair' if any(plan.repair for plan in report.plans) else ''}",
             "bold",
         ),
-        *spaced(report.plans, _KIND, chosen, page),
+        *spaced(report.plans, KIND, chosen, page),
         *_unsized(report.plans),
         *_held(report.plans),
         *_rounds(report, page, unit),
@@ -79,15 +78,13 @@ def _held(plans: list[Plan]) -> list[RenderableType]:
 
 def _rounds(report: PruneReport, page: Page, unit: str) -> list[RenderableType]:
     """What each sketch brought over a single one."""
-    rows = [one for plan in report.plans for one in plan.rounds]
+    rows = [(plan.granularity, one) for plan in report.plans for one in plan.rounds]
     if not rows:
         return []
-    names = {id(one): plan.granularity for plan in report.plans for one in plan.rounds}
-    labels = Labels(("what",), lambda row: names[id(row)], False)
     return [
         BLANK,
         line(f"Sketched again after each round, beside one round, {report.protocol.unit}", "bold"),
-        *spaced(rows, labels, round_columns(unit), page),
+        *spaced_named(rows, round_columns(unit), page),
     ]
 
 
@@ -102,8 +99,7 @@ def round_columns(unit: str) -> list[Column]:
 
 def _held_out(report: PruneReport, page: Page, unit: str) -> list[RenderableType]:
     """What sets do to prompts that did not choose them: the guaranteed one, the next, and the chosen one."""
-    rows: list[HeldOut] = []
-    names: dict[int, str] = {}
+    rows = []
     for plan in report.plans:
         removed = plan.guarantee.removed if plan.guarantee else 0
         failed = next((one for one in plan.held_out if one.removed > removed), None)
@@ -112,15 +108,13 @@ def _held_out(report: PruneReport, page: Page, unit: str) -> list[RenderableType
             titles.append(("chosen", one is plan.held_out[-1]))
             said = [title for title, holds in titles if holds]
             if said:
-                rows.append(one)
-                names[id(one)] = f"{plan.granularity}, {' and '.join(said)}"
+                rows.append((f"{plan.granularity}, {' and '.join(said)}", one))
     if not rows:
         return []
-    labels = Labels(("what",), lambda row: names[id(row)], False)
     return [
         BLANK,
         line(f"Sets on held-out prompts, {report.protocol.unit}", "bold"),
-        *spaced(rows, labels, held_out_columns(unit), page),
+        *spaced_named(rows, held_out_columns(unit), page),
     ]
 
 
@@ -132,12 +126,11 @@ def _pooled(report: PruneReport, page: Page) -> list[RenderableType]:
     """How far sets turn what an embedder gives."""
     if not report.pooled:
         return []
-    labels = Labels(("what",), lambda row: row.granularity if isinstance(row, PooledCosine) else "", False)
     shown = filled(report.pooled, POOLED_COLUMNS)
     return [
         BLANK,
         line(f"Cosine of the pooled outputs with and without the set ({report.pooled[0].pooling})", "bold"),
-        *spaced(report.pooled, labels, shown, page),
+        *spaced(report.pooled, KIND, shown, page),
     ]
 
 
