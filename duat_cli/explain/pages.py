@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.resources
 import tomllib
 
-from duat_cli.results.explain import Explanation, Kind
+from duat_cli.results.explain import Explanation
 
 FOLDER, SUFFIX = "docs", ".md"
 WORDS = "words.toml"
@@ -18,17 +18,10 @@ def topics() -> list[Explanation]:
     for file in files:
         page = file.read_text(encoding="utf-8")
         title = page.partition("\n")[0].lstrip("# ")
-        found.append(_entry(file.name.removesuffix(SUFFIX), "topic", title, page))
+        found.append(Explanation.of(file.name.removesuffix(SUFFIX), "topic", title, page=page))
     return found
 
 
 def words() -> list[Explanation]:
     found = tomllib.loads((_CONFIGS / WORDS).read_text(encoding="utf-8"))
-    return [_entry(name, "word", definition, None) for name, definition in found.items()]
-
-
-def _entry(name: str, kind: Kind, definition: str, page: str | None) -> Explanation:
-    return Explanation(
-        name=name, kind=kind, where=[], columns=[], definition=definition, formula=None, unit=None, source=None,
-        exact=None, nulls=[], facts={}, page=page,
-    )  # fmt: skip
+    return [Explanation.of(name, "word", definition) for name, definition in found.items()]

@@ -37,26 +37,10 @@ def _rule(rule: Rule) -> Explanation:
     limit = _OWN_LIMIT if rule.max is None else f"at most {rule.max:g} {rule.unit}".rstrip()
     facts = {"level": rule.level, "passes": limit, "needs": ", ".join(_NEEDS[need] for need in rule.needs)}
     facts |= {"allowed": ", ".join(rule.allowed or ()), "advice": rule.advice}
-    return _entry(rule.id, "rule", "duat check", rule.about, rule.unit, facts)
+    said = {name: text for name, text in facts.items() if text}
+    return Explanation.of(rule.id, "rule", rule.about, "duat check", unit=rule.unit or None, facts=said)
 
 
 def _lint(name: str, rule: Rule) -> Explanation:
     facts = {"level": _LINT_LEVELS[rule.level], "in duat check": rule.id, "advice": rule.advice}
-    return _entry(name, "lint rule", "duat lora-diff --lint", rule.about, "", facts)
-
-
-def _entry(name: str, kind: str, where: str, definition: str, unit: str, facts: dict[str, str]) -> Explanation:
-    return Explanation(
-        name=name,
-        kind=kind,  # type: ignore[arg-type]
-        where=[where],
-        columns=[],
-        definition=definition,
-        formula=None,
-        unit=unit or None,
-        source=None,
-        exact=None,
-        nulls=[],
-        facts={key: text for key, text in facts.items() if text},
-        page=None,
-    )
+    return Explanation.of(name, "lint rule", rule.about, "duat lora-diff --lint", facts=facts)

@@ -55,9 +55,7 @@ def _entry(entry: Explanation) -> list[RenderableType]:
         if text:
             grid.add_row(Text(name, style="dim"), line(text))
     head = Text(entry.name, style="bold").append(f", {_TITLES[entry.kind]}", style="dim")
-    text = entry.definition[:1].upper() + entry.definition[1:]
-    definition = line(text if text.endswith(".") else f"{text}.")
-    return [head, Padding(definition, (0, 0, 0, 2)), Padding(grid, (0, 0, 0, 2))]
+    return [head, Padding(line(entry.sentence), (0, 0, 0, 2)), Padding(grid, (0, 0, 0, 2))]
 
 
 def _by_report(places: list[str]) -> str:

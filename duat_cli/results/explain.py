@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
@@ -26,6 +26,19 @@ class Explanation(Result):
     nulls: list[str] = Field(description="fields that hold the same statistic where nothing was learned")
     facts: dict[str, str] = Field(description="whatever else is declared of it: a rule's level, limit and advice, ...")
     page: str | None = Field(description="of a topic: its page, Markdown")
+
+    @classmethod
+    def of(cls, name: str, kind: Kind, definition: str, where: str = "", **known: Any) -> Self:
+        """Of what is no field of a report."""
+        nothing = dict.fromkeys(("formula", "unit", "source", "exact", "page"))
+        empty = {"where": [where] if where else [], "columns": [], "nulls": [], "facts": {}}
+        return cls(name=name, kind=kind, definition=definition, **{**nothing, **empty, **known})
+
+    @property
+    def sentence(self) -> str:
+        """The definition as one."""
+        text = self.definition[:1].upper() + self.definition[1:]
+        return text if text.endswith(".") or not text else f"{text}."
 
 
 class ExplainReport(Report):

@@ -34,13 +34,6 @@ class Entry:
         }
         return [*((name, text) for name, text in known.items() if text), ("field", ", ".join(self.places))]
 
-    @property
-    def text(self) -> str:
-        """The definition as a sentence."""
-        text = self.explanation.definition
-        text = text[:1].upper() + text[1:]
-        return text if text.endswith(".") or not text else f"{text}."
-
 
 class Glossary:
     """The definitions of everything on some sheets, in order of appearance."""
