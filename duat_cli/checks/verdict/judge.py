@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from duat_cli.checks.rule import Evidence, Measurement, Settings
 from duat_cli.results.check import Location, Outcome
@@ -49,7 +50,7 @@ def judge(settings: Settings, evidence: Evidence, locate: Locate) -> Iterator[Ou
     """One outcome a finding; one for a rule without findings, about the measurement nearest to its bound."""
     why = next((evidence.absent[need] for need in settings.rule.needs if need in evidence.absent), None)
     if why is not None:
-        yield _skipped(settings, why, locate)
+        yield _quiet(settings, "skipped", why, None, {"measured": why, "beyond": why}, locate, None)
         return
     judged = [_judged(m, settings) for m in settings.rule.measure(evidence, settings)]
     failing = [j for j in judged if j.fails]
@@ -108,23 +109,9 @@ def _passed(settings: Settings, judged: list[_Judged], locate: Locate) -> Outcom
         text = _closest(len(judged), nearest)
     elif len(judged) > 1:
         text = f"{len(judged)} looked at; nearest to its bound: {text}"
-    return Outcome(
-        rule=settings.rule.id,
-        level="error" if settings.level == "error" else "warn",
-        status="passed",
-        block=None,
-        where=None if nearest is None else nearest.measurement.where,
-        measured=measured,
-        low=nearest.low if nearest else None,
-        high=nearest.high if nearest else settings.max,
-        beyond=None,
-        unit=settings.rule.unit,
-        message=text if nearest else f"none found: {text}",
-        advice=None,
-        source=_source(settings, nearest.measurement if nearest else None),
-        location=locate(settings.key),
-        reasons={"beyond": "it passed", **({} if measured is not None else {"measured": "nothing to measure"})},
-    )
+    message = text if nearest else f"none found: {text}"
+    reasons = {"beyond": "it passed"} | ({} if measured is not None else {"measured": "nothing to measure"})
+    return _quiet(settings, "passed", message, measured, reasons, locate, nearest)
 
 
 def _closest(count: int, nearest: _Judged) -> str:
@@ -136,23 +123,32 @@ def _closest(count: int, nearest: _Judged) -> str:
     return f"{metrics}; closest to its tolerance, at {used} of it: {nearest.measurement.text}"
 
 
-def _skipped(settings: Settings, why: str, locate: Locate) -> Outcome:
+def _quiet(
+    settings: Settings,
+    status: Literal["passed", "skipped"],
+    message: str,
+    measured: float | None,
+    reasons: dict[str, str],
+    locate: Locate,
+    nearest: _Judged | None,
+) -> Outcome:
+    """Of a rule without findings. nearest: the measurement that it is about, if there is one."""
     return Outcome(
         rule=settings.rule.id,
         level="error" if settings.level == "error" else "warn",
-        status="skipped",
+        status=status,
         block=None,
-        where=None,
-        measured=None,
-        low=None,
-        high=settings.max,
+        where=None if nearest is None else nearest.measurement.where,
+        measured=measured,
+        low=nearest.low if nearest else None,
+        high=nearest.high if nearest else settings.max,
         beyond=None,
         unit=settings.rule.unit,
-        message=why,
+        message=message,
         advice=None,
-        source=_source(settings, None),
+        source=_source(settings, nearest.measurement if nearest else None),
         location=locate(settings.key),
-        reasons={"measured": why, "beyond": why},
+        reasons=reasons,
     )
 
 
