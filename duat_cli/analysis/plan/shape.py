@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from duat_cli.loading.checkpoint.dtypes import SIZES, auto_dtype, text_config
+from duat_cli.loading.checkpoint.dtypes import SHORT, SIZES, auto_dtype, text_config
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.parts import Part, Parts, parts_of
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 
-_ALIASES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _WIDTH = ("hidden_size", "d_model", "n_embd", "dim", "hidden_dim", "embed_dim")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
@@ -73,7 +72,7 @@ class Shape:
 def shape_of(files: CheckpointFiles, dtype: str) -> Shape:
     """Of a checkpoint. dtype: as the option `--dtype` names it; 'auto' is the one that config.json states, else the
     one of most stored bytes."""
-    named = auto_dtype(files) if dtype == "auto" else _ALIASES.get(dtype, dtype)
+    named = auto_dtype(files) if dtype == "auto" else SHORT.get(dtype, dtype)
     element = SIZES[named]
     parts = parts_of(files, element)
     config = text_config(files.config)

@@ -23,6 +23,7 @@ from duat_cli.checks.tolerances import COARSENESS, STORED_AS
 from duat_cli.checks.verdict.causes import grouped
 from duat_cli.checks.verdict.judge import judge
 from duat_cli.errors import InputError
+from duat_cli.loading.checkpoint.dtypes import SHORT
 from duat_cli.loading.wording import shown
 from duat_cli.results.base import Run
 from duat_cli.results.check import (
@@ -240,9 +241,8 @@ def _with_agreement(evidence: Evidence, baseline: Baseline, dtype: str) -> Evide
 
 def _weights_dtype(plan: CheckPlan, evidence: Evidence) -> str:
     """The tolerance without a forward pass: that of --dtype, whose 'auto' is the coarsest stored one."""
-    short = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
     if plan.dtype != "auto":
-        return short.get(plan.dtype, plan.dtype)
+        return SHORT.get(plan.dtype, plan.dtype)
     stored = [STORED_AS[d] for d in baselines.stored_floats(evidence.files)]
     return max(stored, key=lambda d: COARSENESS[d], default="float32")
 

@@ -11,6 +11,8 @@ from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 
 SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of a number of a dtype that models run in."""
+SHORT = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+"""What `--dtype` may call them as well."""
 _STATED = {"double": "float64", "float": "float32", "half": "float16"}
 _TEXT = ("text_config", "decoder", "llm_config")  # where a config of several models keeps that of its text model
 _STORED = {

@@ -18,16 +18,11 @@ from duat_cli.loading.checkpoint.files import open_file, read_into
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 from duat_cli.loading.checkpoint.seal import Seal, require_unchanged
+from duat_cli.loading.quantised.numbers import RAW
 from duat_cli.loading.wording import shown
 
 PIECE = 1 << 17  # values: what stays in a core's cache while it is looked at
 LONGEST_ROW = 1 << 20  # values; a longer row comes in pieces
-
-# little-endian, as the format has it; bfloat16 is the upper half of a float32
-_STORED = {
-    "BOOL": "u1", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4", "U64": "<u8",
-    "I64": "<i8", "F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8", "C64": "<f4",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -83,7 +78,7 @@ def _matrix(entry: TensorEntry) -> tuple[int, int]:
 
 
 def _pieces(path: Path, seal: Seal, name: str, entry: TensorEntry) -> Iterator[Piece]:
-    dtype = np.dtype(_STORED[entry.dtype])
+    dtype = np.dtype(RAW[entry.dtype])
     rows, columns = _matrix(entry)
     long = columns > LONGEST_ROW
     height = 1 if long else max(1, PIECE // columns)

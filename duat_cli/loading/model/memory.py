@@ -8,11 +8,10 @@ import math
 import sys
 from pathlib import Path
 
-from duat_cli.loading.checkpoint.dtypes import SIZES, auto_dtype
+from duat_cli.loading.checkpoint.dtypes import SHORT, SIZES, auto_dtype
 from duat_cli.loading.checkpoint.files import fail
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
 
-_SIZES = {"float64": 8, "fp64": 8, "float32": 4, "fp32": 4}  # every other dtype takes two bytes
 _GIB = 1 << 30
 
 
@@ -21,7 +20,7 @@ def weight_bytes(files: CheckpointFiles, dtype: str) -> int:
     elements = sum(t.elements for t in files.tensors.values())
     if dtype == "auto":
         return elements * SIZES[auto_dtype(files)] if files.quantised else files.total_bytes
-    return elements * _SIZES.get(dtype, 2)
+    return elements * SIZES[SHORT.get(dtype, dtype)]
 
 
 def require_memory(files: CheckpointFiles, dtype: str) -> None:

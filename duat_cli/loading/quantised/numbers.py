@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 
-# the numpy dtype in which the bits of each of safetensors' dtypes are held; little-endian, as the format has it
+# the numpy dtype in which the bits of each of safetensors' dtypes are held; little-endian, as the format has it;
+# bfloat16 is the upper half of a float32, a complex number two of them
 RAW = {
     "BOOL": "u1", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4", "U64": "<u8",
-    "I64": "<i8", "F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8", "F8_E8M0": "u1", "F8_E4M3": "u1",
-    "F8_E5M2": "u1", "F8_E4M3FNUZ": "u1", "F8_E5M2FNUZ": "u1",
+    "I64": "<i8", "F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8", "C64": "<f4", "F8_E8M0": "u1",
+    "F8_E4M3": "u1", "F8_E5M2": "u1", "F8_E4M3FNUZ": "u1", "F8_E5M2FNUZ": "u1",
 }  # fmt: skip
 
 # sign, two bits of exponent, one of mantissa: OCP Microscaling Formats 1.0, table 5
