@@ -123,26 +123,30 @@ def check_fit(cls: type[PreTrainedModel], config: PreTrainedConfig, files: Check
     but for the pooler, which encoders are often saved without and which stands behind the last block.
     """
 
-    def rehearsed(content: dict[str, Any]) -> Any:
-        return _rehearsed(cls, as_weights_are(type(config).from_dict(content)), files, dtype)[1]
+    def told(content: dict[str, Any]) -> Any:
+        """Of another config; None where transformers refuses it, for each refusal has an error of its own."""
+        try:
+            return _rehearsed(cls, as_weights_are(type(config).from_dict(content)), files, dtype)[1]
+        except Exception:
+            return None
+
+    def fits(content: dict[str, Any], absent: set[str]) -> bool:
+        found = told(content)
+        return found is not None and not found["mismatched_keys"] and not set(found["missing_keys"]) - absent
 
     try:
         with foreign_errors(cannot(cls, files, CONFIG)):  # there are no values yet
             model, info = _rehearsed(cls, config, files, dtype)
     except CheckpointError as fault:
-        why = blamed(files.config, str(fault.__cause__), lambda content: _quietly(rehearsed, content) is not None)
+        why = blamed(files.config, str(fault.__cause__), lambda content: told(content) is not None)
         raise CheckpointError(f"{fault}{why}") from fault.__cause__
-    if info["mismatched_keys"]:
-        _refuse_mismatched(files, info["mismatched_keys"], _contradictions(cls, config, files, dtype, info))
-    missing = set(info["missing_keys"])
+    missing, mismatched = set(info["missing_keys"]), info["mismatched_keys"]
+    if mismatched:
+        why = _contradictions(config, files, mismatched, lambda content: fits(content, missing))
+        _refuse_mismatched(files, mismatched, why)
     spare = {n for n in missing if ".pooler." in f".{n}"}
     if missing - spare:
-
-        def complete(content: dict[str, Any]) -> bool:
-            told = _quietly(rehearsed, content)
-            return told is not None and not told["mismatched_keys"] and not set(told["missing_keys"]) - spare
-
-        _refuse_missing(cls, files, sorted(missing - spare), complete)
+        _refuse_missing(cls, files, sorted(missing - spare), lambda content: fits(content, spare))
     return Fit(tuple(sorted(info["unexpected_keys"])), tuple(sorted(spare)), model)
 
 
@@ -169,26 +173,14 @@ def _rehearsed(
     return model, info
 
 
-def _quietly(build: Callable[[dict[str, Any]], Any], content: dict[str, Any]) -> Any:
-    """What it returns of a config; None where transformers refuses it, for each refusal has an error of its own."""
-    try:
-        return build(content)
-    except Exception:
-        return None
-
-
 def _contradictions(
-    cls: type[PreTrainedModel], config: PreTrainedConfig, files: CheckpointFiles, dtype: torch.dtype, info: Any
+    config: PreTrainedConfig,
+    files: CheckpointFiles,
+    mismatched: set[tuple[str, Any, Any]],
+    fits: Callable[[dict[str, Any]], bool],
 ) -> str:
     """The fields of config.json that alone explain the wrong shapes, and what they would have to be."""
-
-    def fits(content: dict[str, Any]) -> bool:
-        told = _quietly(
-            lambda other: _rehearsed(cls, as_weights_are(type(config).from_dict(other)), files, dtype)[1], content
-        )
-        return told is not None and not told["mismatched_keys"] and not told["missing_keys"] - set(info["missing_keys"])
-
-    shapes = {name: (tuple(stored), tuple(wanted)) for name, stored, wanted in info["mismatched_keys"]}
+    shapes = {name: (tuple(stored), tuple(wanted)) for name, stored, wanted in mismatched}
     found = fitting_fields(files.config, config.to_dict(), shapes, fits)
     told = " or ".join(f"{clean(path)} {value}, which would have to be {other}" for path, value, other in found[:3])
     return told or "the config is of another checkpoint"
