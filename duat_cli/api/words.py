@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from duat_cli.analysis.progress import Progress
 
 Merged = InspectResult | AttributeResult | LoraResult | PruneResult
-_MERGED: dict[str, type[Merged]] = {
+MERGED: dict[str, type[Merged]] = {
     "inspect": InspectResult,
     "attribute": AttributeResult,
     "lora-diff": LoraResult,
@@ -50,4 +50,4 @@ def merge(folder: File, *, progress: Progress | None = None) -> Merged:
         from duat_cli.analysis.shards.merge import merge as compute
 
         report = compute(Folder.read(Path(folder)), Clock().run, heard(progress))
-        return _MERGED[report.command].of(report)
+        return MERGED[report.command].of(report)

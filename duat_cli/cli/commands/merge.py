@@ -12,7 +12,6 @@ from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND
 
 if TYPE_CHECKING:
     from duat_cli.analysis.shards.merge import Report
-    from duat_cli.report.tables.page import Page
 
 Directory = Annotated[str, typer.Argument(metavar="DIR", show_default=False, help="The folder that --out wrote.")]
 
@@ -46,7 +45,10 @@ def merge(
 
         report = compute(Folder.read(Path(directory)), clock.run, progress)
 
-    presentation.emit(report, _render, talk)
+    from duat_cli.api.words import MERGED
+
+    shown = MERGED[report.command].of(report)
+    presentation.emit(shown, lambda one, page: one.render(page), talk)
     return EXIT_SOUND if _is_sound(report) else EXIT_FINDINGS
 
 
@@ -57,21 +59,3 @@ def _is_sound(report: Report) -> bool:
 
         return is_sound(report)
     return report.certificate.exact
-
-
-def _render(report: Report, page: Page) -> str:
-    if report.command == "attribute":
-        from duat_cli.report.tables.attribute import render_attribute
-
-        return render_attribute(report, page)
-    if report.command == "prune-bound":
-        from duat_cli.report.tables.prune.report import render_prune
-
-        return render_prune(report, page)
-    if report.command == "lora-diff":
-        from duat_cli.report.tables.lora import render_lora
-
-        return render_lora(report, page)
-    from duat_cli.report.tables.inspect import render_inspect
-
-    return render_inspect(report, page)

@@ -35,7 +35,8 @@ def report(
 
     Exit code: 0 written, 2 a file is no report that can be shown.
     """
-    from duat_cli.cli.shared.pages import page_of, read_report
+    from duat_cli.api.pages import page_of
+    from duat_cli.cli.shared.pages import read_report
     from duat_cli.cli.shared.presentation import Presentation, talk_of
 
     talk = talk_of(quiet, False, no_color)

@@ -1,4 +1,4 @@
-"""Reports as a page, with the definitions of what it shows; and reports read back from JSON."""
+"""Reports read back from JSON."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from duat_cli.api.pages import page_of
 from duat_cli.errors import InputError
 from duat_cli.text import clean, one_line
 
 if TYPE_CHECKING:
     from duat_cli.results.base import Report
-
-__all__ = ["page_of", "read_report"]
 
 MOST_BYTES = 64 << 20  # of a file: what takes a minute and gigabytes to read is no report to look at
 _OWN = ("schema_version", "command")

@@ -11,9 +11,10 @@ import pytest
 import sample_reports as sample
 from unpacking import reports_in
 
+from duat_cli.api.pages import page_of
 from duat_cli.cli.main import run
 from duat_cli.cli.shared import pages
-from duat_cli.cli.shared.pages import page_of, read_report
+from duat_cli.cli.shared.pages import read_report
 from duat_cli.cli.terminal import libraries
 from duat_cli.report.json import to_json
 from duat_cli.results.inspect import InspectReport
