@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from duat_cli.cli.shared import options
 from duat_cli.errors import EXIT_FINDINGS, EXIT_SOUND, InputError
-
-if TYPE_CHECKING:
-    from duat_cli.analysis.opening import ModelRequest, PromptRequest
-    from duat_cli.cli.terminal.talk import Talk
-    from duat_cli.report.tables.page import Page
-    from duat_cli.results.compare import CompareReport
 
 Prompts = Annotated[
     list[str] | None,
@@ -103,7 +97,7 @@ def compare(
     Exit code: 0 exact, 1 the certificate is not exact, 2 could not tell.
     """
     from duat_cli.analysis.compare.request import texts_of
-    from duat_cli.analysis.opening import ModelRequest, PromptRequest, load_found, tokens_of
+    from duat_cli.analysis.opening import ModelRequest, PromptRequest, load_found, open_session, tokens_of
     from duat_cli.analysis.plan.task import Task
     from duat_cli.api.settings import refuse_cut
     from duat_cli.cli.shared.announce import announce
@@ -121,46 +115,33 @@ def compare(
     refuse_cut(max_tokens, shared)
     if answer and len(answer) > 1:
         raise InputError(f"--answer: given {len(answer)} times; one answer's loss is taken, give one")
-    if fixed:
-        if shared is not None or prefix or answer or chosen is not None or per_prompt:
-            raise InputError("--fixed: takes --prompt or --prompts, and no option of a comparison")
-        announce(model, talk)
-        report = _fixed(wanted, PromptRequest(prompt, prompts, max_tokens), talk)
-        presentation.emit(report, _render, talk)
-        sound = report.certificate.exact and report.fixed is not None and report.fixed.holds
-        return EXIT_SOUND if sound else EXIT_FINDINGS
-    texts = texts_of(prompt, prompts, shared, prefix, answer[0] if answer else None)
-    if not prompt and prompts is None and shared is None:
+    if fixed and (shared is not None or prefix or answer or chosen is not None or per_prompt):
+        raise InputError("--fixed: takes --prompt or --prompts, and no option of a comparison")
+    texts = None if fixed else texts_of(prompt, prompts, shared, prefix, answer[0] if answer else None)
+    if not fixed and not prompt and prompts is None and shared is None:
         talk.note("no prompts given: using the paper's own two")
 
     announce(model, talk)
     with Progress(talk) as progress:
-        read = PromptRequest([text.text for text in texts.texts], None, max_tokens)
-        loaded, tokenizer = load_found(wanted, wanted.find(progress), read, texts.texts, progress)
-        loaded, encoded = tokens_of(loaded, tokenizer, read, texts.texts)
-        from duat_cli.analysis.compare.run import CompareOptions, Vocabulary
-        from duat_cli.analysis.compare.run import compare as compute
-        from duat_cli.cli.shared.token_texts import texts_of as words_of
+        if texts is None:
+            own = PromptRequest(prompt, prompts, max_tokens)
+            loaded, encoded = open_session(wanted, own, progress)
+            from duat_cli.analysis.compare.fixed import fixed as compute_fixed
 
-        words = Vocabulary(words_of(tokenizer), frozenset(tokenizer.all_special_ids))
-        report = compute(loaded, texts, encoded, CompareOptions(chosen, per_prompt, not no_cache), words, progress)
+            report = compute_fixed(loaded, encoded, own.own, progress)
+        else:
+            read = PromptRequest([text.text for text in texts.texts], None, max_tokens)
+            loaded, tokenizer = load_found(wanted, wanted.find(progress), read, texts.texts, progress)
+            loaded, encoded = tokens_of(loaded, tokenizer, read, texts.texts)
+            from duat_cli.analysis.compare.run import CompareOptions, Vocabulary
+            from duat_cli.analysis.compare.run import compare as compute
+            from duat_cli.cli.shared.token_texts import texts_of as words_of
 
-    presentation.emit(report, _render, talk)
-    return EXIT_SOUND if report.certificate.exact else EXIT_FINDINGS
+            words = Vocabulary(words_of(tokenizer), frozenset(tokenizer.all_special_ids))
+            report = compute(loaded, texts, encoded, CompareOptions(chosen, per_prompt, not no_cache), words, progress)
 
-
-def _render(report: CompareReport, page: Page) -> str:
     from duat_cli.report.tables.compare import render_compare
 
-    return render_compare(report, page)
-
-
-def _fixed(wanted: ModelRequest, texts: PromptRequest, talk: Talk) -> CompareReport:
-    from duat_cli.analysis.opening import open_session
-    from duat_cli.cli.terminal.progress import Progress
-
-    with Progress(talk) as progress:
-        loaded, prompts = open_session(wanted, texts, progress)
-        from duat_cli.analysis.compare.fixed import fixed
-
-        return fixed(loaded, prompts, texts.own, progress)
+    presentation.emit(report, render_compare, talk)
+    sound = report.certificate.exact and (report.fixed is None or report.fixed.holds)
+    return EXIT_SOUND if sound else EXIT_FINDINGS
