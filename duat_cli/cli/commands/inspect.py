@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from duat_cli.analysis.progress import Progress
     from duat_cli.analysis.shards.ranks import Ranks
     from duat_cli.api.target import FileTarget
-    from duat_cli.cli.shared.presentation import Presentation
     from duat_cli.cli.terminal.talk import Talk
     from duat_cli.loading.model.load import LoadedModel
     from duat_cli.loading.prompt_set import PromptSet
@@ -166,6 +165,7 @@ def inspect(
     from duat_cli.analysis.opening import ModelRequest, PromptRequest
     from duat_cli.analysis.plan.task import Task
     from duat_cli.api.settings import at_least
+    from duat_cli.api.tensors import tensor_target
     from duat_cli.cli.shared.announce import announce
     from duat_cli.cli.shared.cores import processes
     from duat_cli.cli.shared.many import into_folder
@@ -187,7 +187,9 @@ def inspect(
     presentation = Presentation.of_page(output, form, json, no_color, wide=wide)
     if stack == EVERY and presentation.form == "model-card":
         raise InputError("--stack all and --format model-card contradict each other: a section is of one stack")
-    matrix_file = _matrix_file(matrices, presentation)
+    matrix_file = tensor_target("--matrices", matrices)
+    if matrices is not None:
+        presentation.refuse_same("--matrices", matrices)
     saved = saved_of(save, save_to)
 
     def settings() -> InspectOptions:
@@ -290,14 +292,3 @@ def _alone(
 
         talk.note(f"wrote {plural(count, 'file')} to {saved[1]}")
     return reports
-
-
-def _matrix_file(name: str | None, presentation: Presentation) -> FileTarget | None:
-    from duat_cli.api.tensors import tensor_target
-
-    target = tensor_target("--matrices", name)
-    if target is None or target.path is None:
-        return None
-    if presentation.target.path and presentation.target.path.resolve() == target.path.resolve():
-        raise InputError(f"--matrices '{name}' and --output name the same file")
-    return target

@@ -299,8 +299,7 @@ class _Chosen:
             from duat_cli.cli.terminal.output import Target
 
             target = Target.of("--export", export)
-            if presentation.target.path and target.path and presentation.target.path.resolve() == target.path.resolve():
-                raise InputError(f"--export '{export}' and --output name the same file")
+            presentation.refuse_same("--export", export)
         if apply is not None:
             from duat_cli.analysis.prune.sets.apply import check_directory
 

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from duat_cli.cli.shared.options import CardFormat
@@ -57,6 +58,11 @@ class Presentation:
         if form is None and not json and _names_page(output):
             form = "html"
         return cls.of(output, form, json, no_color, wide=wide)
+
+    def refuse_same(self, option: str, name: str) -> None:
+        """InputError where an option names the file that the report goes to."""
+        if self.target.path and self.target.path.resolve() == Path(name).resolve():
+            raise InputError(f"{option} '{name}' and --output name the same file")
 
     def emit(self, report: R, render: Callable[[R, Page], str], talk: Talk) -> None:
         """Write the report."""
