@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from duat_cli import __version__
 from duat_cli.checks.answers.recorded import Answers
 from duat_cli.checks.paths import block_index, place_of
-from duat_cli.checks.places import block_of, hidden_size, text_config
+from duat_cli.checks.places import block_number, hidden_size, text_config
 from duat_cli.checks.sketch import SIZE
 from duat_cli.checks.weights import WeightFacts
 from duat_cli.errors import CheckpointError, InputError
@@ -111,8 +111,7 @@ def metric_of(key: str) -> Metric:
     """'weights.TENSOR', 'integrity.RULE', 'behaviour.FIELD', or the path of a number in the inspect report."""
     head, _, rest = key.partition(".")
     if head == _TENSORS:
-        place = block_of(rest)
-        return Metric("tensor", rest, "drift.weights", place[0].index if place else None)
+        return Metric("tensor", rest, "drift.weights", block_number(rest))
     if head == _COUNTS:
         return Metric("count", key, "drift.integrity", None)
     if head == BEHAVIOUR:

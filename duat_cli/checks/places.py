@@ -32,6 +32,12 @@ def block_of(name: str) -> tuple[BlockPlace, str] | None:
     return BlockPlace(name[: found.start()].rstrip("."), int(found[1])), name[found.end() + 1 :]
 
 
+def block_number(name: str) -> int | None:
+    """Of the block of a tensor; None where it belongs to none."""
+    place = block_of(name)
+    return place[0].index if place else None
+
+
 def is_attention(name: str) -> bool:
     return bool(_ATTENTION.search(name))
 

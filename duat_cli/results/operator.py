@@ -3,6 +3,7 @@ was learned."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
@@ -12,6 +13,9 @@ from duat_cli.results.meaning import Meaning
 
 PROOF = "the larger of |W' x' - what attention adds| / |the latter| and of the residuals of fitting V, O and the scales"
 _INTERVAL_END = Meaning("share, 0 to 1", "estimate", how="end of an interval", source="Wilson (1927)")
+_EQUAL = "end of the 95 % interval; equal to numerical if exact"
+_IntervalLow = Annotated[Finite | None, _INTERVAL_END, Field(description=f"lower {_EQUAL}")]
+_IntervalHigh = Annotated[Finite | None, _INTERVAL_END, Field(description=f"upper {_EQUAL}")]
 _OF_A_NULL = Field(description="the model's statistic of that name, where nothing was learned")
 _HEADS = Meaning(
     "Kronecker products, 1 to the number of heads",
@@ -72,14 +76,7 @@ class OperatorStats(WithReasons):
         ),
     ] = Field(description="(frobenius_norm / spectral_norm)^2; with --spectrum")
     effective_heads: Annotated[
-        Finite | None,
-        Meaning(
-            "Kronecker products, 1 to kronecker_products",
-            "exact",
-            formula="exp(-sum_k p_k ln p_k), p_k = s_k^2 / sum s^2; s_k^2 the eigenvalues of K G",
-            source="Eq. 5-10; Kronecker spectrum by Van Loan & Pitsianis (1993)",
-            drift="number",
-        ),
+        Finite | None, replace(_HEADS, unit="Kronecker products, 1 to kronecker_products", drift="number")
     ] = Field(
         description="exp of the entropy of the squared Kronecker spectrum: 1 to kronecker_products; compare its nulls"
     )
@@ -149,12 +146,8 @@ class Density(WithReasons):
             drift="number",
         ),
     ] = Field(description="share of entries that are larger than `threshold` root mean square entries of W'")
-    numerical_low: Annotated[Finite | None, _INTERVAL_END] = Field(
-        description="lower end of the 95 % interval; equal to numerical if exact"
-    )
-    numerical_high: Annotated[Finite | None, _INTERVAL_END] = Field(
-        description="upper end of the 95 % interval; equal to numerical if exact"
-    )
+    numerical_low: _IntervalLow
+    numerical_high: _IntervalHigh
     threshold: Annotated[
         Finite, Meaning("root mean square entries of W'", "given", formula="--threshold", over_prompts="same")
     ] = Field(description="with --threshold: what an entry must exceed to count in `numerical`")
@@ -226,12 +219,8 @@ class NullDensity(WithReasons):
         Meaning("share, 0 to 1", "estimate", how="counted or sampled, as of the model itself"),
         _OF_A_NULL,
     ]
-    numerical_low: Annotated[Finite | None, _INTERVAL_END] = Field(
-        description="lower end of the 95 % interval; equal to numerical if exact"
-    )
-    numerical_high: Annotated[Finite | None, _INTERVAL_END] = Field(
-        description="upper end of the 95 % interval; equal to numerical if exact"
-    )
+    numerical_low: _IntervalLow
+    numerical_high: _IntervalHigh
 
 
 class NullStats(Result):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from duat_cli.checks.places import block_of, head_width, is_attention
+from duat_cli.checks.places import block_number, block_of, head_width, is_attention
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
 from duat_cli.checks.weights import SAME, Indices, TensorFacts, distance
 from duat_cli.loading.wording import shown
@@ -17,21 +17,16 @@ _HEAD = ("lm_head.weight", "embed_out.weight", "predictions.decoder.weight", "ge
 _TABLE = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "shared.weight")
 
 
-def _block(name: str) -> int | None:
-    place = block_of(name)
-    return place[0].index if place else None
-
-
 def _nonfinite(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     for name, count in evidence.weights.nonfinite.items():
         text = f"{plural(count, 'non-finite value')} (NaN or Inf) in {shown(name)}"
-        yield Measurement(count, text, _block(name), name)
+        yield Measurement(count, text, block_number(name), name)
 
 
 def _zero_matrices(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     """An error where the hidden states are zero as well, such as behind a zero embedding."""
     for name in evidence.weights.zero_matrices:
-        yield Measurement(1, f"{shown(name)} is all zero", _block(name), name, grave=evidence.silent)
+        yield Measurement(1, f"{shown(name)} is all zero", block_number(name), name, grave=evidence.silent)
 
 
 def _zero_blocks(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
@@ -72,7 +67,7 @@ def _dead_neurons(evidence: Evidence, settings: Settings) -> Iterable[Measuremen
         sides = (("rows", tensor.zero_rows, tensor.rows), ("columns", tensor.zero_columns, tensor.columns))
         side, zero, count = max(sides, key=lambda s: len(s[1]) / s[2])
         text = f"{len(zero)} of {count} {side} of {shown(name)} are zero{_first(zero)}"
-        yield Measurement(len(zero) / count, text, _block(name), name)
+        yield Measurement(len(zero) / count, text, block_number(name), name)
 
 
 def _constant_heads(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
@@ -95,7 +90,7 @@ def _constant_heads(evidence: Evidence, settings: Settings) -> Iterable[Measurem
                     f"zero in {shown(name)}: {side} {first}-{first + width - 1}, head {', '.join(map(str, heads[:8]))} "
                     f"of {count // width}"
                 )
-                yield Measurement(len(heads), text, _block(name), name)
+                yield Measurement(len(heads), text, block_number(name), name)
 
 
 def _whole_runs(zero: Indices, width: int) -> list[int]:
@@ -133,7 +128,7 @@ def _scales(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
         for fault, count in faults.items():
             if count:
                 text = f"{count} of {plural(scales.count, 'scale')} in {shown(scales.name)}: {fault}"
-                yield Measurement(count, text, _block(name), scales.name)
+                yield Measurement(count, text, block_number(name), scales.name)
 
 
 RULES = [
