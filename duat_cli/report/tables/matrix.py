@@ -17,7 +17,7 @@ from duat_cli.results.matrix import MatrixCheck, MatrixForm, MatrixReport
 _ROOM_FOR_TEXT = 72  # narrower, a column of formulas would be a word wide
 _LONGEST_TOKEN = 12
 _STYLES = {True: "green", False: "bold red", None: "dim"}
-_VERDICTS = {True: "holds", False: "FAILS", None: "not checked"}
+VERDICTS = {True: "holds", False: "FAILS", None: "not checked"}
 
 
 def render_matrix(report: MatrixReport, page: Page) -> str:
@@ -90,48 +90,40 @@ def _shape(form: MatrixForm) -> str:
 def _corner(report: MatrixReport, page: Page) -> list[RenderableType]:
     side = len(report.corner)
     title = f"W'_HVO, its top-left corner: {side} x {side} of block B_00, from token 0 to token 0"
-    labels, heads = [str(i) for i in range(side)], [str(i) for i in range(side)]
-    return [line(title, "bold"), *_grids("", labels, heads, report.corner, page)]
+    return [line(title, "bold"), *_grids("", [str(i) for i in range(side)], report.corner, page)]
 
 
 def _coupling(report: MatrixReport, page: Page) -> list[RenderableType]:
     count = len(report.coupling)
     which = f"the first {count} of {report.tokens} tokens" if count < report.tokens else "the tokens"
     title = f"C_ij = |B_ij|_F between {which}: into token i (row) from token j (column)"
-    labels = [_label(i, text) for i, text in enumerate(report.token_texts)] or [str(i) for i in range(count)]
-    heads = [str(j) for j in range(count)]
-    return [line(title, "bold"), *_grids("i", labels, heads, report.coupling, page)]
+    return [line(title, "bold"), *_grids("i", token_labels(report), report.coupling, page)]
 
 
 def _convolution(report: MatrixReport, page: Page) -> list[RenderableType]:
     """The same map for a convolution."""
     beside = report.convolution
     title = f"The same of a 1-D convolution, k = {beside.width}, its weights drawn: only its zeros say anything"
-    count = len(beside.coupling)
-    labels = [_label(i, text) for i, text in enumerate(report.token_texts)] or [str(i) for i in range(count)]
     read = (
         f"An output token is made of {numbers.plain(beside.attention_tokens_read)} tokens by attention, of "
         f"{numbers.plain(beside.tokens_read)} by the convolution, mean over tokens."
     )
     return [
         line(title, "bold"),
-        *_grids("i", labels, [str(j) for j in range(count)], beside.coupling, page),
+        *_grids("i", token_labels(report), beside.coupling, page),
         line(read, "dim"),
     ]
 
 
-def _label(number: int, text: str) -> str:
-    """A token in quotes, because most begin with a space."""
-    if len(text) > _LONGEST_TOKEN:
-        text = text[: _LONGEST_TOKEN - 2] + ".."
-    return f"{number} '{text}'"
+def token_labels(report: MatrixReport) -> list[str]:
+    """Numbers of tokens with their texts in quotes, because most begin with a space; alone where there are no texts."""
+    cut = [text if len(text) <= _LONGEST_TOKEN else f"{text[: _LONGEST_TOKEN - 2]}.." for text in report.token_texts]
+    return [f"{i} '{text}'" for i, text in enumerate(cut)] or [str(i) for i in range(len(report.coupling))]
 
 
-def _grids(
-    corner: str, labels: Sequence[str], heads: Sequence[str], rows: Sequence[Sequence[float]], page: Page
-) -> list[RenderableType]:
-    """A matrix of numbers; as several tables, a range of columns each, where the page is narrow."""
-    cells = [[numbers.plain(value) for value in row] for row in rows]
+def _grids(corner: str, labels: Sequence[str], rows: Sequence[Sequence[float]], page: Page) -> list[RenderableType]:
+    """A square matrix of numbers; as several tables, a range of columns each, where the page is narrow."""
+    cells, heads = [[numbers.plain(value) for value in row] for row in rows], [str(k) for k in range(len(rows))]
     widths = [max(len(row[k]) for row in [heads, *cells]) + GAP for k in range(len(heads))]
     room = page.width - max(cell_len(label) for label in [corner, *labels])
     return [_grid(corner, labels, heads, cells, part, page) for part in _packs(widths, room)]
@@ -171,7 +163,7 @@ def _checks(checks: list[MatrixCheck], page: Page) -> list[RenderableType]:
 def _check_rows(checks: list[MatrixCheck], page: Page) -> list[RenderableType]:
     if page.width < _ROOM_FOR_TEXT:
         return [
-            item(f"{c.statement}: {numbers.error(c.relative_error)}, {_VERDICTS[c.holds]}", _STYLES[c.holds])
+            item(f"{c.statement}: {numbers.error(c.relative_error)}, {VERDICTS[c.holds]}", _STYLES[c.holds])
             for c in checks
         ]
     table = page.table()
@@ -181,6 +173,6 @@ def _check_rows(checks: list[MatrixCheck], page: Page) -> list[RenderableType]:
     table.add_column("", no_wrap=True)
     for check in checks:
         error, tolerance = numbers.error(check.relative_error), numbers.error(check.tolerance)
-        verdict = Text(_VERDICTS[check.holds], style=_STYLES[check.holds])
+        verdict = Text(VERDICTS[check.holds], style=_STYLES[check.holds])
         table.add_row(Text(check.statement), error, tolerance, verdict)
     return [table]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from duat_cli.report.check.words import advice, heading
+from duat_cli.report.check.words import advice, heading, number
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.table import Head, Table
 from duat_cli.report.tables import numbers
@@ -43,33 +43,28 @@ def outcomes(report: CheckReport, places: Sequence[int]) -> Table:
 
 def _row(one: Outcome) -> list[str]:
     location = f"{one.location.file}:{one.location.line}"
-    limits = [_number(value) for value in (one.measured, one.low, one.high)]
+    limits = [number(value) or numbers.ABSENT for value in (one.measured, one.low, one.high)]
     return [
         one.rule, _MARKS[one.status], numbers.whole(one.block), one.message, *limits, one.unit, one.source, location,
     ]  # fmt: skip
 
 
-def _number(value: float | None) -> str:
-    """Enough digits to tell a value from its bound."""
-    return numbers.ABSENT if value is None else f"{value:.6g}"
-
-
 def causes(report: CheckReport) -> list[Figure]:
     """A figure a cause, in the report's order: what failed first stands first; then what follows from all of them."""
     found = []
-    for number, cause in enumerate(report.causes[:SHOWN]):
+    for k, cause in enumerate(report.causes[:SHOWN]):
         own = [report.outcomes[i] for i in cause.findings]
         behind = f" {cause.folded[:1].upper()}{cause.folded[1:]}." if cause.folded else ""
         found.append(
             Figure(
-                key=f"cause-{number}",
+                key=f"cause-{k}",
                 wide=True,
-                title=f"{'What was found first: ' if number == 0 else ''}{heading(cause)}",
+                title=f"{'What was found first: ' if k == 0 else ''}{heading(cause)}",
                 says=f"{cause.message}.{behind} {' '.join(advice(own))}".strip(),
                 tables=[outcomes(report, cause.findings)],
                 terms=["causes[].origin", "outcomes[].measured", "outcomes[].source"],
                 notes=[f"{len(report.causes) - SHOWN} further causes are in the list of all checks."]
-                if number == SHOWN - 1 and len(report.causes) > SHOWN
+                if k == SHOWN - 1 and len(report.causes) > SHOWN
                 else [],
             )
         )

@@ -10,9 +10,9 @@ from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Band, Log
 from duat_cli.report.html.drawing.table import Head, Table
 from duat_cli.report.tables import numbers
+from duat_cli.report.tables.matrix import VERDICTS
 from duat_cli.results.matrix import MatrixReport
 
-_VERDICTS = {True: "holds", False: "FAILS", None: "not checked"}
 _SAYS = (
     "|left - right| / |right|, both sides computed separately. The model's own is the H V of its forward pass "
     "and what that moves in its own block, biases left out. c: as many of the M columns as can be built; <> is the "
@@ -35,7 +35,7 @@ def checks(report: MatrixReport, beside: Sequence[MatrixReport]) -> Figure:
         said = f"tolerance {check.tolerance:.0e}"
         drawn.append(marks.rule(plot.x(place - 0.4), at, plot.x(place + 0.4), at, said))
         if check.relative_error:
-            text = f"{check.name}: {numbers.error(check.relative_error)}, {_VERDICTS[check.holds]}"
+            text = f"{check.name}: {numbers.error(check.relative_error)}, {VERDICTS[check.holds]}"
             drawn.append(marks.dot(plot.x(place), plot.y(check.relative_error), "s1", text))
     zero = [str(number + 1) for number, check in enumerate(rows) if check.relative_error == 0]
     notes = [f"An error of 0 has no place on this axis: check {', '.join(zero)}."] if zero else []
@@ -61,7 +61,7 @@ def checks(report: MatrixReport, beside: Sequence[MatrixReport]) -> Figure:
                         check.statement,
                         numbers.error(check.relative_error),
                         numbers.error(check.tolerance),
-                        _VERDICTS[check.holds],
+                        VERDICTS[check.holds],
                     ]
                     for number, check in enumerate(rows)
                 ],

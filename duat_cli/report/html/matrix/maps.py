@@ -12,9 +12,9 @@ from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Band
 from duat_cli.report.html.drawing.table import Head, Table
 from duat_cli.report.tables import numbers
+from duat_cli.report.tables.matrix import token_labels
 from duat_cli.results.matrix import MatrixReport
 
-_LONGEST = 12  # characters of a token beside a map
 _SIGNED = numbers.signed(numbers.plain)
 
 
@@ -27,8 +27,8 @@ def coupling(report: MatrixReport) -> Figure:
         title=f"Coupling through W': C between {which}",
         says="C_ij = |B_ij|_F, from token j (column) into token i (row). A causal mask leaves what lies right of the "
         "diagonal at zero.",
-        picture=_map(report.coupling, _tokens(report), ("from token j", "into token i"), "C", signed=False),
-        tables=[_table(report.coupling, _tokens(report), "i", "coupling", "norm", numbers.plain)],
+        picture=_map(report.coupling, token_labels(report), ("from token j", "into token i"), "C", signed=False),
+        tables=[_table(report.coupling, token_labels(report), "i", "coupling", "norm", numbers.plain)],
         terms=["coupling"],
     )
 
@@ -42,8 +42,8 @@ def convolution(report: MatrixReport) -> Figure:
         says="Its weights are drawn, so only where it is zero says anything. An output token is made of "
         f"{numbers.plain(found.attention_tokens_read)} tokens by this block's attention, of "
         f"{numbers.plain(found.tokens_read)} by the convolution, mean over tokens.",
-        picture=_map(found.coupling, _tokens(report), ("from token j", "into token i"), "C", signed=False),
-        tables=[_table(found.coupling, _tokens(report), "i", "convolution.coupling", "norm", numbers.plain)],
+        picture=_map(found.coupling, token_labels(report), ("from token j", "into token i"), "C", signed=False),
+        tables=[_table(found.coupling, token_labels(report), "i", "convolution.coupling", "norm", numbers.plain)],
         terms=["convolution.coupling", "convolution.tokens_read", "convolution.attention_tokens_read"],
     )
 
@@ -62,14 +62,6 @@ def corner(report: MatrixReport) -> Figure:
         tables=[_table(report.corner, labels, "row", "corner", "entry", _SIGNED)],
         terms=["corner"],
     )
-
-
-def _tokens(report: MatrixReport) -> list[str]:
-    """Number and text of each token; numbers alone where there are no texts."""
-    if not report.token_texts:
-        return [str(i) for i in range(len(report.coupling))]
-    cut = [text if len(text) <= _LONGEST else f"{text[: _LONGEST - 2]}.." for text in report.token_texts]
-    return [f"{i} '{text}'" for i, text in enumerate(cut)]
 
 
 def _map(

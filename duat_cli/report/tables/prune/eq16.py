@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from rich.console import RenderableType
 
-from duat_cli.kinds import Kind
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import BLOCK, Column, Labels, filled, grids
 from duat_cli.report.tables.page import BLANK, Page, line
@@ -79,8 +78,8 @@ def _verdict(rows: Sequence[Eq16]) -> list[RenderableType]:
 def _of(row: Eq16) -> str:
     if row.kind is None:
         return f"the set of {row.name}"
-    names: dict[Kind, str] = {"ffn": "FFN", "attention": "attention"}
-    return f"block {row.block}" if row.kind == "block" else f"{names.get(row.kind, row.kind)} of block {row.block}"
+    kind = "FFN" if row.kind == "ffn" else row.kind
+    return f"block {row.block}" if kind == "block" else f"{kind} of block {row.block}"
 
 
 def _by_block(rows: Sequence[Eq16]) -> list[_Parts]:
