@@ -177,11 +177,6 @@ def _fits(place: str, part: str) -> bool:
     return fnmatchcase(place, part)
 
 
-def needs(path: str) -> frozenset[Option]:
-    """The options of `duat inspect` without which the report has no number at a path."""
-    return place_of(path).needs
-
-
 def asks_for(pattern: str) -> frozenset[Option]:
     """The options that every field of a pattern needs: it was written for these fields, so they are computed."""
     found = _numbers_of(pattern)

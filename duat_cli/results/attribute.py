@@ -35,7 +35,6 @@ _RESIDUAL = Meaning(
 )
 _LOST = Meaning("logits", "measured", formula="logit - logit without it", signed=True)
 _KL = Meaning("nats", "measured", formula="KL(softmax of the model's logits || softmax of those without it)")
-Tokens = Annotated[list[Finite], _TOTAL]
 
 
 class TokenPart(Result):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from duat_cli.checks.paths import asks_for, block_index, flatten, matches, needs
+from duat_cli.checks.paths import asks_for, block_index, flatten, matches, place_of
 from duat_cli.checks.policy import BoundTable, Layer
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
 from duat_cli.errors import InputError
@@ -43,14 +43,14 @@ def _matching(
         source=layer.source,
         key=(str(layer.file), pattern) if layer.file else None,
     )
-    for path, value in values.items():
-        if matches(pattern, path) and needs(path) <= asked:
-            text = f"{path} is {value:.6g}"
-            yield replace(empty, value=value, text=text, block=block_index(path), where=path)
-    for path, reason in reasons.items():
-        if matches(pattern, path) and needs(path) <= asked:
-            text = f"{path} has no value: {reason}"
-            yield replace(empty, text=text, block=block_index(path), where=path, undefined=bound.undefined)
+    for path in (*values, *reasons):
+        if not (matches(pattern, path) and place_of(path).needs <= asked):
+            continue
+        place = replace(empty, block=block_index(path), where=path)
+        if path in values:
+            yield replace(place, value=values[path], text=f"{path} is {values[path]:.6g}")
+        else:
+            yield replace(place, text=f"{path} has no value: {reasons[path]}", undefined=bound.undefined)
 
 
 RULES = [

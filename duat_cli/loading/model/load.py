@@ -175,7 +175,8 @@ def load_files(
         fit = check_fit(cls, config, files, real_dtype)
         log.clear()  # the rehearsal's lines; the real load repeats what matters
         model = fit.model if paged else _fill(cls, config, files, real_dtype, asked_device)
-        _settle(model, files, asked_device)
+        model.config.name_or_path = str(files.path)
+        settle(model, asked_device)
     scan, pages, matrices = Scan(), None, sum(p.ndim > 1 for p in model.parameters())
     if paged:
         refuse_integers(model, files)
@@ -321,14 +322,8 @@ def _fill(
     return model
 
 
-def _settle(model: PreTrainedModel, files: CheckpointFiles, device: torch.device) -> None:
-    """Ready to run: no gradients, no dropout, experts in a way that this dtype knows."""
-    model.config.name_or_path = str(files.path)
-    settle(model, device)
-
-
 def settle(model: PreTrainedModel, device: torch.device) -> None:
-    """The same whatever it was made of."""
+    """Ready to run: no gradients, no dropout, experts in a way that this dtype knows."""
     if not _grouped_kernel_knows(model.dtype, device) and hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")  # the model's own loop; nothing changes where it has no experts
     model.requires_grad_(False)
