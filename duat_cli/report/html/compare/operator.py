@@ -6,19 +6,22 @@ from collections.abc import Sequence
 
 from duat_cli.report.html.compare.columns import HEADS, OPERATOR, UNALIGNED
 from duat_cli.report.html.drawing import marks
-from duat_cli.report.html.drawing.blocks import across, block_names, table_of_blocks
+from duat_cli.report.html.drawing.blocks import across, block_names, ends, stacked, table_of_blocks
 from duat_cli.report.html.drawing.cells import cells, scale_of_cells
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Band, Linear
-from duat_cli.report.html.drawing.series import curve, stack
+from duat_cli.report.html.drawing.series import curve
 from duat_cli.report.html.drawing.table import Head, Table
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import value_at
 from duat_cli.results.compare import BlockComparison, CompareReport
 
-_PARTS = (("routing", "s1", "routing: where tokens look"), ("scale", "s2", "scale: the norms"),
-          ("interaction", "s3", "interaction of both"))  # fmt: skip
+_PARTS = (
+    ("operator.routing", "s1", "routing: where tokens look"),
+    ("operator.scale", "s2", "scale: the norms"),
+    ("operator.interaction", "s3", "interaction of both"),
+)
 _TITLES = {
     "relative": "The whole change by block and head",
     "routing": "Routing by block and head",
@@ -37,21 +40,19 @@ def operator(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport])
     """Bars of three parts over blocks, a point for the whole, a hollow one for the null value."""
     if all(block.operator.relative is None for block in blocks):
         return None
-    plot = Plot(
-        across(blocks),
-        Axis("change (% of |W'_a|)", Linear.over([_top(b) for r in beside for b in blocks_of(r)], percent=True)),
-    )
+    every = [block for other in beside for block in blocks_of(other)]
+    points = [value for block in every for value in (block.operator.relative, block.operator.null.relative)]
+    heights = [*points, *(end for block in every for end in ends(block, _PARTS))]
+    plot = Plot(across(blocks), Axis("change (% of |W'_a|)", Linear.over(heights, percent=True)))
     drawn = []
     for place, block in enumerate(blocks):
-        parts = [(getattr(block.operator, part), series, name) for part, series, name in _PARTS]
-        said = f"block {block.index}, "
-        drawn += stack(plot, place, [(v, s, f"{said}{name}: {numbers.percent(v)} %") for v, s, name in parts])
+        drawn += stacked(plot, place, block, _PARTS)
         for value, null, name in (
             (block.operator.null.relative, True, "the whole, uniform attention"),
             (block.operator.relative, False, "the whole change"),
         ):
             if value is not None:
-                text = f"{said}{name}: {numbers.percent(value)} %"
+                text = f"block {block.index}, {name}: {numbers.percent(value)} %"
                 drawn.append(marks.dot(plot.x(place), plot.y(value), "s4", text, size=5, hollow=null))
     entries = [(marks.sample("bar", series), name) for _, series, name in _PARTS]
     entries += [
@@ -68,18 +69,12 @@ def operator(blocks: Sequence[BlockComparison], beside: Sequence[CompareReport])
         picture=plot.svg(drawn, "Stacked bars over blocks: routing, scale, interaction; points: the whole, its null."),
         tables=[table_of_blocks(blocks, OPERATOR, "comparison.blocks[].")],
         terms=[
-            *(f"comparison.blocks[].operator.{part}" for part in ("relative", *(p for p, _, _ in _PARTS))),
+            "comparison.blocks[].operator.relative",
+            *(f"comparison.blocks[].{path}" for path, _, _ in _PARTS),
             "comparison.blocks[].operator.null.relative",
         ],
         legend=legend(entries),
     )
-
-
-def _top(block: BlockComparison) -> float:
-    """How high a block's bar and points go."""
-    o = block.operator
-    bar = sum(value or 0.0 for value in (o.routing, o.scale, o.interaction))
-    return max(bar, o.relative or 0.0, o.null.relative or 0.0)
 
 
 def blocks_of(report: CompareReport) -> list[BlockComparison]:

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from duat_cli.report.html.drawing.plot import Axis
+from duat_cli.report.html.drawing.marks import Mark
+from duat_cli.report.html.drawing.plot import Axis, Plot
 from duat_cli.report.html.drawing.scales import Band
+from duat_cli.report.html.drawing.series import stack
 from duat_cli.report.html.drawing.table import Table, table_of
-from duat_cli.report.tables.grid import Column
+from duat_cli.report.tables import numbers
+from duat_cli.report.tables.grid import Column, value_at
+
+Parts = Sequence[tuple[str, str, str]]
+"""Of shares that a bar is made of: where each stands in a block, its series, and what it is called."""
 
 
 def across(blocks: Sequence[Any], most: int = 20) -> Axis:
@@ -19,6 +25,19 @@ def across(blocks: Sequence[Any], most: int = 20) -> Axis:
 def block_names(blocks: Sequence[Any]) -> list[str]:
     """What each is called where a mark says its value."""
     return [f"block {block.index}" for block in blocks]
+
+
+def stacked(plot: Plot, place: int, block: Any, parts: Parts) -> list[Mark]:
+    """A block's shares on each other, in percent."""
+    shares = [(value_at(block, path), series, name) for path, series, name in parts]
+    said = f"block {block.index}, "
+    return stack(plot, place, [(v, s, f"{said}{name}: {numbers.percent(v)} %") for v, s, name in shares])
+
+
+def ends(block: Any, parts: Parts) -> tuple[float, float]:
+    """How far a block's bar goes below and above zero."""
+    values = [value_at(block, path) or 0.0 for path, _, _ in parts]
+    return sum(min(v, 0.0) for v in values), sum(max(v, 0.0) for v in values)
 
 
 def table_of_blocks(

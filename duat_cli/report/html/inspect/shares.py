@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from duat_cli.report.html.drawing import marks
-from duat_cli.report.html.drawing.blocks import across, table_of_blocks
+from duat_cli.report.html.drawing.blocks import across, ends, stacked, table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Linear
-from duat_cli.report.html.drawing.series import stack
 from duat_cli.report.html.inspect.columns import SHARES
-from duat_cli.report.tables import numbers
 from duat_cli.report.tables.columns import has_encoder
-from duat_cli.results.inspect import Block, InspectReport, Part
+from duat_cli.results.inspect import InspectReport
 from duat_cli.text import plural
 
 _PARTS = (
-    ("linear", "s1", "linear: the input's path"),
-    ("static", "s2", "static: biases"),
-    ("dynamic", "s3", "UAT terms"),
-    ("encoder", "s4", "the encoder's states"),
+    ("terms.linear.share", "s1", "linear: the input's path"),
+    ("terms.static.share", "s2", "static: biases"),
+    ("terms.dynamic.share", "s3", "UAT terms"),
+    ("terms.encoder.share", "s4", "the encoder's states"),
 )
 
 
@@ -28,17 +26,15 @@ def shares(report: InspectReport, beside: Sequence[InspectReport]) -> Figure | N
     """Bars stacked over blocks; what is below zero points against the stream and hangs below the line."""
     if not report.blocks:
         return None
-    heights = [total for other in beside for block in other.blocks for total in _ends(block)]
+    heights = [total for other in beside for block in other.blocks for total in ends(block, _PARTS)]
     plot = Plot(
         across(report.blocks),
         Axis("share of the block's output (%)", Linear.over([*heights, 1.0], percent=True)),
     )
     drawn = []
     for place, block in enumerate(report.blocks):
-        found = [(_share(block, part), series, name) for part, series, name in _PARTS]
-        said = f"block {block.index}, "
-        drawn += stack(plot, place, [(v, s, f"{said}{name}: {numbers.percent(v)} %") for v, s, name in found])
-    present = [part for part in _PARTS if part[0] != "encoder" or has_encoder(report)]
+        drawn += stacked(plot, place, block, _PARTS)
+    present = [part for part in _PARTS if part[0] != "terms.encoder.share" or has_encoder(report)]
     names = ", ".join(name for _, _, name in present)
     columns = [c for c in SHARES if has_encoder(report) or not c.path.startswith("terms.encoder")]
     return Figure(
@@ -50,20 +46,9 @@ def shares(report: InspectReport, beside: Sequence[InspectReport]) -> Figure | N
         picture=plot.svg(drawn, f"Stacked bars over {plural(len(report.blocks), 'block')}: {names}."),
         tables=[table_of_blocks(report.blocks, columns)],
         terms=[
-            *(f"blocks[].terms.{part}" for part, _, _ in present),
+            *(f"blocks[].{path.removesuffix('.share')}" for path, _, _ in present),
             "blocks[].terms.linear.share",
             "blocks[].terms.own",
         ],
         legend=legend([(marks.sample("bar", series), name) for _, series, name in present]),
     )
-
-
-def _ends(block: Block) -> tuple[float, float]:
-    """How far a block's bar goes below and above zero."""
-    values = [value for part, _, _ in _PARTS if (value := _share(block, part)) is not None]
-    return sum(min(v, 0.0) for v in values), sum(max(v, 0.0) for v in values)
-
-
-def _share(block: Block, part: str) -> float | None:
-    found: Part | None = getattr(block.terms, part)
-    return None if found is None else found.share

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from duat_cli.report.html.drawing import marks
-from duat_cli.report.html.drawing.blocks import across, table_of_blocks
+from duat_cli.report.html.drawing.blocks import across, ends, stacked, table_of_blocks
 from duat_cli.report.html.drawing.figure import Figure
 from duat_cli.report.html.drawing.plot import Axis, Plot, legend
 from duat_cli.report.html.drawing.scales import Linear
-from duat_cli.report.html.drawing.series import stack
 from duat_cli.report.html.drawing.table import table_of
 from duat_cli.report.tables import numbers
 from duat_cli.report.tables.grid import Column
-from duat_cli.results.lora import BlockChange, LoraReport
+from duat_cli.results.lora import LoraReport
 
-_PARTS = (("routing", "s1", "routing: what attention looks at"), ("weights", "s2", "weights: what it carries"),
-          ("interaction", "s3", "interaction of both"))  # fmt: skip
+_PARTS = (
+    ("operator.routing", "s1", "routing: what attention looks at"),
+    ("operator.weights", "s2", "weights: what it carries"),
+    ("operator.interaction", "s3", "interaction of both"),
+)
 _BLOCK = (
     Column(("change of W'", "%"), "operator.relative_change", numbers.percent),
     Column(("routing", "%"), "operator.routing", numbers.percent),
@@ -40,19 +42,18 @@ def operator(report: LoraReport, beside: Sequence[LoraReport]) -> Figure | None:
     """Bars of three parts over blocks, and a point for the whole."""
     if not report.blocks or all(block.operator.relative_change is None for block in report.blocks):
         return None
-    heights = [_sum(block) for other in beside for block in other.blocks or []]
+    every = [block for other in beside for block in other.blocks or []]
+    heights = [v for block in every for v in (*ends(block, _PARTS), block.operator.relative_change)]
     plot = Plot(
         across(report.blocks),
         Axis("change (% of W' of the base)", Linear.over(heights, percent=True)),
     )
     drawn = []
     for place, block in enumerate(report.blocks):
-        parts = [(getattr(block.operator, part), series, name) for part, series, name in _PARTS]
-        said = f"block {block.index}, "
-        drawn += stack(plot, place, [(v, s, f"{said}{name}: {numbers.percent(v)} %") for v, s, name in parts])
+        drawn += stacked(plot, place, block, _PARTS)
         whole = block.operator.relative_change
         if whole is not None:
-            text = f"{said}the whole change: {numbers.percent(whole)} %"
+            text = f"block {block.index}, the whole change: {numbers.percent(whole)} %"
             drawn.append(marks.dot(plot.x(place), plot.y(whole), "s4", text, size=5))
     entries = [(marks.sample("bar", series), name) for _, series, name in _PARTS]
     return Figure(
@@ -63,14 +64,9 @@ def operator(report: LoraReport, beside: Sequence[LoraReport]) -> Figure | None:
         "of the whole change, and it lies below the bar where parts cancel.",
         picture=plot.svg(drawn, "Stacked bars over blocks: routing, weights, interaction."),
         tables=[table_of_blocks(report.blocks, _BLOCK)],
-        terms=[f"blocks[].operator.{name}" for name in ("relative_change", "routing", "weights", "interaction")],
+        terms=["blocks[].operator.relative_change", *(f"blocks[].{path}" for path, _, _ in _PARTS)],
         legend=legend([*entries, (marks.sample("dot", "s4"), "the whole change")]),
     )
-
-
-def _sum(block: BlockChange) -> float:
-    o = block.operator
-    return max(sum(value or 0.0 for value in (o.routing, o.weights, o.interaction)), o.relative_change or 0.0)
 
 
 def prompts(report: LoraReport, beside: Sequence[LoraReport]) -> Figure | None:
