@@ -24,7 +24,8 @@ def render_prune(report: PruneReport, page: Page) -> str:
         *facts.loaded(report.model, report.prompts, report.environment),
         line(f"damage: {report.protocol.meaning}; a removed term is {_stand_in(report)}", "dim"),
         *_own_loss(report),
-        *_blocks(report, page),
+        *_parts(report, page),
+        *_heads_and_neurons(report, page),
         *sets.sets(report, page),
         *eq16(report, page),
         *written(report.written),
@@ -52,10 +53,6 @@ def _stand_in(report: PruneReport) -> str:
 
 
 # -- blocks --------------------------------------------------------------------------------------------------
-
-
-def _blocks(report: PruneReport, page: Page) -> list[RenderableType]:
-    return [*_parts(report, page), *_heads_and_neurons(report, page)]
 
 
 def _parts(report: PruneReport, page: Page) -> list[RenderableType]:
@@ -96,8 +93,9 @@ def _part_columns(unit: str) -> list[Column]:
 
 def _certified_columns() -> list[Column]:
     return [
-        Column(("certified", "attention", "x stream"), "certified_attention_relative", numbers.plain),
-        Column(("certified", "FFN", "x stream"), "certified_ffn_relative", numbers.plain),
+        Column(("certified", name, "x stream"), f"certified_{field}_relative", numbers.plain)
+        for name, field in _PARTS
+        if field != "block"
     ]
 
 
@@ -126,20 +124,17 @@ def _far_off(report: PruneReport) -> list[RenderableType]:
 
 def _certified(report: PruneReport, shown: list[Column]) -> list[RenderableType]:
     """What the certified columns say, and where: named once, for the first block that has the place."""
-    names = {"attention": "certified_attention_relative", "ffn": "certified_ffn_relative"}
-    printed = [name for name, path in names.items() if any(column.path == path for column in shown)]
+    paths = {column.path for column in shown}
+    printed = [(name, f"{field}_place") for name, field in _PARTS if f"certified_{field}_relative" in paths]
     if not printed:
         return []
-    first = {n: next((b for b in report.blocks if getattr(b, f"{n}_place")), None) for n in printed}
-    places = [f"{_LABEL[n]} of block {b.index} at the {getattr(b, f'{n}_place')}" for n, b in first.items() if b]
+    first = [(name, next((b for b in report.blocks if getattr(b, place)), None), place) for name, place in printed]
+    places = [f"{name} of block {b.index} at the {getattr(b, place)}" for name, b, place in first if b]
     text = (
         "Certified: the most that the removal changes the stream at one token where the part meets it, for any input, "
         "as a multiple of the stream's norm there over these prompts"
     )
     return [line(f"{text} ({'; '.join(places)}).", "dim")]
-
-
-_LABEL = {"attention": "attention", "ffn": "FFN"}
 
 
 def _heads_and_neurons(report: PruneReport, page: Page) -> list[RenderableType]:
