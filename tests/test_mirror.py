@@ -25,7 +25,7 @@ LISTED = {  # reason -> modules; the files named in a reason run them
         cli/shared/announce cli/shared/presentation cli/shared/token_texts
         cli/terminal/faults cli/terminal/signals cli/terminal/talk errors""",
     "the command with nothing faked: checks/test_command.py, checks/test_cases.py": """
-        cli/commands/check cli/shared/outlets checks/verdict/conclude checks/verdict/judge checks/rules/files""",
+        cli/commands/check cli/shared/outlets checks/verdict/conclude checks/rules/files""",
     "golden text at every width: report/test_table.py": """
         report/check/table report/tables/attribute report/tables/columns report/tables/compare report/tables/facts
         report/tables/inspect report/tables/lora report/tables/network report/tables/nulls

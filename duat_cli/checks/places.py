@@ -12,6 +12,15 @@ _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_atte
 _WIDTH = ("hidden_size", "d_model", "n_embd", "dim")
 _DEPTH = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
+# Layers of attention, by the last part of their names
+_FORMS = "{}_proj", "{}_lin", "{}", "w{}", "W{}", "to_{}"
+_LONG = "query", "key", "query_proj", "key_proj", "q_b_proj", "q_attn"
+_QUERIES_KEYS = frozenset(_LONG).union(form.format(one) for one in "qk" for form in _FORMS)
+_VALUES = frozenset(("value", "value_proj")).union(form.format("v") for form in _FORMS)
+_KEYS_VALUES = "kv_b_proj"  # of each head, behind what all heads have in common
+_FUSED = frozenset(["c_attn", "qkv", "qkv_proj", "query_key_value", "Wqkv", "in_proj", "in_proj_weight"])
+_OUTPUT = frozenset(["o_proj", "c_proj", "out_proj", "out_lin", "out", "o", "wo", "Wo", "to_out", "proj", "dense"])
+
 
 @dataclass(frozen=True, order=True)
 class BlockPlace:
@@ -56,6 +65,40 @@ def head_width(config: dict[str, Any]) -> int | None:
         return stated
     heads, width = _number(text, _HEADS), _number(text, _WIDTH)
     return width // heads if heads and width and width % heads == 0 else None
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Which side of an attention matrix its heads lie along, one behind the other."""
+
+    made: bool
+    """Its outputs are what heads have; else its inputs are."""
+    width: int
+    """Of a head on that side."""
+    numbered: bool
+    """Whether it holds one thing of each head: not queries, keys and values together."""
+
+
+def heads_of(name: str, config: dict[str, Any]) -> Heads | None:
+    """Of a matrix; None where its name does not say, or the config does not say how wide a head is."""
+    leaf, width, text = leaf_of(name), head_width(config), text_config(config)
+    plain, rotary, value = (_number(text, (f,)) for f in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+    queries = width if plain is None or rotary is None else plain + rotary
+    values = value or width
+    if leaf in _QUERIES_KEYS:
+        return None if queries is None else Heads(True, queries, True)
+    if leaf in _VALUES:
+        return None if values is None else Heads(True, values, True)
+    if leaf == _KEYS_VALUES:
+        return None if plain is None or values is None else Heads(True, plain + values, True)
+    if leaf in _FUSED:
+        return None if width is None else Heads(True, width, False)
+    return None if leaf not in _OUTPUT or values is None else Heads(False, values, True)
+
+
+def leaf_of(name: str) -> str:
+    """The name of a weight's layer, without what it stands in."""
+    return name.removesuffix(".weight").rpartition(".")[2]
 
 
 def hidden_size(config: dict[str, Any]) -> int | None:

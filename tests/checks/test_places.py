@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from duat_cli.checks.places import block_of, depth, head_width, is_attention
+from duat_cli.checks.places import Heads, block_of, depth, head_width, heads_of, is_attention
 
 
 @pytest.mark.parametrize(
@@ -20,6 +22,34 @@ def test_places(name: str, stack: str, index: int, rest: str) -> None:
     found = block_of(name)
     assert found is not None
     assert (found[0].stack, found[0].index, found[1]) == (stack, index, rest)
+
+
+PLAIN = {"hidden_size": 32, "num_attention_heads": 4}
+LATENT = {**PLAIN, "head_dim": 4, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 7}
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "expected"),
+    [
+        ("layers.0.self_attn.q_proj.weight", PLAIN, Heads(True, 8, True)),
+        ("encoder.layer.0.attention.self.value.weight", PLAIN, Heads(True, 8, True)),
+        ("encoder.layer.0.attention.output.dense.weight", PLAIN, Heads(False, 8, True)),
+        ("block.0.layer.0.SelfAttention.k.weight", PLAIN, Heads(True, 8, True)),
+        ("h.0.attn.c_attn.weight", PLAIN, Heads(True, 8, False)),
+        ("layers.0.self_attn.in_proj_weight", PLAIN, Heads(True, 8, False)),
+        ("layers.0.self_attn.q_b_proj.weight", LATENT, Heads(True, 10, True)),
+        ("layers.0.self_attn.kv_b_proj.weight", LATENT, Heads(True, 13, True)),
+        ("layers.0.self_attn.o_proj.weight", LATENT, Heads(False, 7, True)),
+        ("layers.0.self_attn.kv_a_proj_with_mqa.weight", LATENT, None),
+        ("layers.0.self_attn.kv_b_proj.weight", PLAIN, None),
+        ("layers.0.self_attn.q_proj.weight", {}, None),
+        ("layers.0.self_attn.indexer.weights_proj.weight", PLAIN, None),
+    ],
+)
+def test_heads_lie_along_the_side_that_the_layer_s_name_says(
+    name: str, config: dict[str, Any], expected: Heads | None
+) -> None:
+    assert heads_of(name, config) == expected
 
 
 def test_names_and_configs() -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from running import Duat, Outcome
 
+from duat_cli.report.schema import REPORTS
+
 
 def one_error(result: Outcome, *words: str) -> None:
     """The process said exactly one thing, with these words, and no result."""
@@ -167,8 +169,16 @@ def test_version_and_schema(duat: Duat) -> None:
     assert schema_of("", duat)["title"] == "InspectReport"
 
 
+def test_every_report_has_a_schema(duat: Duat) -> None:
+    """And the help of the command names it."""
+    told = " ".join(duat("schema", "--help").stdout.replace("│", " ").split())
+    for name in REPORTS:
+        assert json.loads(duat("schema", name).stdout)["$schema"]
+        assert name in told
+
+
 @pytest.mark.parametrize("name", ["inspect", "matrix", "verify", "support"])
-def test_every_report_has_a_schema(duat: Duat, name: str) -> None:
+def test_a_schema_is_that_of_the_command_s_report(duat: Duat, name: str) -> None:
     schema = schema_of(name, duat)
     assert schema["title"] == f"{name.title()}Report"
     assert schema["properties"]["command"]["const"] == name

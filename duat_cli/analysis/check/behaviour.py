@@ -34,6 +34,7 @@ _NUMBERS = (
     "logit_range", "never_predicted", "nonfinite_logits",
 )  # fmt: skip
 _NO_HEAD = "the model has no head over its tokens"
+_NO_MASK = "the tokenizer has no mask token, without which a masked language model cannot be asked"
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class Asking:
         self.predicts: Predicts | None = None
         self.questions: list[Question] = []
         self._tally, self._embeddings = Tally(), list[list[float]]()
+        self._why_none = _NO_HEAD
         self._later: list[_Masked] = []  # that run once all prompts are through
 
     # -- with the sweep ----------------------------------------------------------------------------------------
@@ -123,7 +125,10 @@ class Asking:
         if head.causal:
             return "next token"
         self._mask = self._tokenizer()
-        return "embedding" if getattr(self._mask, "mask_token_id", None) is None else "masked token"
+        if getattr(self._mask, "mask_token_id", None) is not None:
+            return "masked token"
+        self._why_none = _NO_MASK
+        return "embedding"
 
     def _question(self, prompt: Prompt) -> Question:
         ids = prompt.input_ids
@@ -172,7 +177,7 @@ class Asking:
         """Every number of the predictions, and why those that are null are."""
         tally = self._tally
         if not tally.tokens:
-            why = _NO_HEAD if self.predicts == "embedding" else "no token of the prompts can be asked for"
+            why = self._why_none if self.predicts == "embedding" else "no token of the prompts can be asked for"
             return dict.fromkeys(_NUMBERS), dict.fromkeys(_NUMBERS, why)
         loss, scored = tally.loss, len(tally.targets)
         size = _total([question.bytes for question in self.questions])

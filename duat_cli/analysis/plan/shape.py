@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from duat_cli.loading.checkpoint.dtypes import SHORT, SIZES, auto_dtype, text_config
+from duat_cli.loading.checkpoint.dtypes import SHORT, SIZES, auto_dtype, no_dtype, text_config
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.parts import Part, Parts, parts_of
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
@@ -71,8 +71,10 @@ class Shape:
 
 def shape_of(files: CheckpointFiles, dtype: str) -> Shape:
     """Of a checkpoint. dtype: as the option `--dtype` names it; 'auto' is the one that config.json states, else the
-    one of most stored bytes."""
+    one of most stored bytes; InputError where models run in no such dtype."""
     named = auto_dtype(files) if dtype == "auto" else SHORT.get(dtype, dtype)
+    if named not in SIZES:
+        raise no_dtype(dtype)
     element = SIZES[named]
     parts = parts_of(files, element)
     config = text_config(files.config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -107,12 +107,11 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known and len(known) == len(values) else None
 
 
-def blocks_of(session: Session, terms: Sequence[PruneTerm], budget: float) -> list[PruneBlock]:
-    """One row a block."""
+def blocks_of(session: Session, terms: Sequence[PruneTerm], asked: Collection[Kind], budget: float) -> list[PruneBlock]:
+    """One row a block. asked: kinds of terms, whether the model has them or not."""
     by_place: dict[tuple[int, Kind], list[PruneTerm]] = defaultdict(list)
     for term in terms:
         by_place[term.block, term.kind].append(term)
-    asked = {term.kind for term in terms}
     found = []
     for number in range(len(session.structure.calls)):
         block, attention, ffn = (by_place[number, kind] for kind in ("block", "attention", "ffn"))

@@ -249,7 +249,7 @@ def conclude(begun: Begun) -> PruneOutcome:
         prompts=prompt_facts(prompts),
         certificate=session.certificate(max([*work.errors, *(row.error for row in eq16)])),
         protocol=_protocol(work),
-        blocks=blocks_of(session, terms, options.budget),
+        blocks=blocks_of(session, terms, options.kinds, options.budget),
         prediction=predictions_of(
             work.terms, work.sample, damage[0], work.measured(), scores, work.metric.name, options.confidence
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from duat_cli.models.discovery.structure import ModelStructure
 from duat_cli.models.terms.sites import BlockSites
 from duat_cli.results.base import Skipped
 from duat_cli.statistics.survey import chances, draw
+from duat_cli.text import indices
 
 
 def kinds_of(
@@ -26,10 +28,12 @@ def kinds_of(
     for kind in options.kinds:
         if any(sites[module].count(kind) for module in structure.calls):
             kept.append(kind)
-        reasons = {sites[m].reasons[kind]: k for k, m in enumerate(structure.calls) if kind in sites[m].reasons}
+        reasons = defaultdict[str, list[int]](list)
+        for number, module in enumerate(structure.calls):
+            if kind in sites[module].reasons:
+                reasons[sites[module].reasons[kind]].append(number)
         if kind != "expert" or kind in kept:  # a dense model has no experts; that needs no mention
-            found = sorted(reasons.items(), key=lambda item: item[1])
-            skipped += [Skipped(what=f"{NAMES[kind]} of block {k}", why=why) for why, k in found]
+            skipped += [Skipped(what=f"{NAMES[kind]} of {indices('block', k)}", why=why) for why, k in reasons.items()]
     if not kept:
         raise InputError(f"--granularity {','.join(options.kinds)}: the model has no such terms")
     if options.ablate_mean and "expert" in kept:

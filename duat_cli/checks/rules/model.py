@@ -94,7 +94,7 @@ def _range(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
         what = f"block {block.index}'s activations (output: {found.place})"
         if found.share is None:
             why = found.reasons["share"]
-            missed: Literal["fail", "skip"] = "fail" if found.largest_activation is None else "skip"
+            missed: Literal["fail", "pass"] = "fail" if found.largest_activation is None else "pass"
             yield Measurement(0.0, f"{what}: {why}", block.index, where, undefined=missed)
             continue
         text = f"{what} reach {found.largest_activation:.3g}, {found.share:.3g} of the largest {found.stored_dtype}"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from duat_cli.checks.places import block_number, block_of, head_width, is_attention
+from duat_cli.checks.places import block_number, block_of, heads_of, is_attention, leaf_of
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
 from duat_cli.checks.weights import SAME, Indices, TensorFacts, distance
 from duat_cli.loading.wording import shown
@@ -73,24 +73,32 @@ def _dead_neurons(evidence: Evidence, settings: Settings) -> Iterable[Measuremen
 def _constant_heads(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
     """Runs of rows or columns, one head wide, that are all zero: queries, keys, values or outputs of a head.
 
-    Such a head attends the same way whatever it reads, or adds nothing.
+    Such a head attends the same way whatever it reads, or adds nothing. What layers share among heads, and those whose
+    names do not say what they are, are not looked at.
     """
-    width = head_width(evidence.files.config)
-    for name, tensor in evidence.weights.matrices.items():
-        if width is None or not is_attention(name) or tensor.zero:
+    matrices = evidence.weights.matrices
+    for name, tensor in matrices.items():
+        heads = heads_of(name, evidence.files.config)
+        if heads is None or not is_attention(name) or tensor.zero:
             continue
-        for side, zero, count in (
-            ("rows", tensor.zero_rows, tensor.rows),
-            ("columns", tensor.zero_columns, tensor.columns),
-        ):
-            heads = _whole_runs(zero, width) if count % width == 0 else []
-            if heads:
-                first = heads[0] * width
-                text = (
-                    f"zero in {shown(name)}: {side} {first}-{first + width - 1}, head {', '.join(map(str, heads[:8]))} "
-                    f"of {count // width}"
-                )
-                yield Measurement(len(heads), text, block_number(name), name)
+        side, zero, count = ("rows", tensor.zero_rows, tensor.rows)
+        if heads.made is _inputs_first(name, matrices):
+            side, zero, count = ("columns", tensor.zero_columns, tensor.columns)
+        width = heads.width
+        found = _whole_runs(zero, width) if count % width == 0 else []
+        if found:
+            which = f"head {', '.join(map(str, found[:8]))} of {count // width}"
+            if not heads.numbered:
+                more = f", and {plural(len(found) - 1, 'other run')} of that width" if len(found) > 1 else ""
+                which = f"as wide as the queries, keys or values of a head{more}"
+            text = f"zero in {shown(name)}: {side} {found[0] * width}-{(found[0] + 1) * width - 1}, {which}"
+            yield Measurement(len(found), text, block_number(name), name)
+
+
+def _inputs_first(name: str, matrices: Mapping[str, TensorFacts]) -> bool:
+    """Whether the matrix is stored (in, out), as GPT-2's are: that of queries, keys and values is wider than high."""
+    fused = matrices.get(f"{name.removesuffix('.weight').removesuffix(leaf_of(name))}c_attn.weight")
+    return fused is not None and fused.rows < fused.columns
 
 
 def _whole_runs(zero: Indices, width: int) -> list[int]:

@@ -24,6 +24,7 @@ from duat_cli.checks.verdict.causes import grouped
 from duat_cli.checks.verdict.judge import judge
 from duat_cli.errors import InputError
 from duat_cli.loading.checkpoint.dtypes import SHORT
+from duat_cli.loading.declared.facts import GENERATION, TOKENIZER
 from duat_cli.loading.wording import shown
 from duat_cli.results.base import Run
 from duat_cli.results.check import (
@@ -354,18 +355,24 @@ def _header_hash(evidence: Evidence) -> str:
     return total.hexdigest()
 
 
+_FILES = {GENERATION: "generation_config.json", TOKENIZER: "tokenizer.json"}  # by what the name of a place begins with
+
+
 class _Locator:
-    """The file and line that a reader of an outcome should open: the baseline, the policy, else config.json."""
+    """The file and line that a reader of an outcome should open: the baseline, the policy, else the file of the
+    checkpoint that it is about, else config.json."""
 
     def __init__(self, plan: CheckPlan, evidence: Evidence) -> None:
-        self._config = evidence.files.path / "config.json"
+        self._folder = evidence.files.path
         self._baseline = plan.baseline_name
         self._lines: dict[str, int] | None = None
         self._texts: dict[str, list[str]] = {}
 
-    def __call__(self, key: tuple[str, str] | None) -> Location:
+    def __call__(self, key: tuple[str, str] | None, where: str | None) -> Location:
         if key is None:
-            return Location(file=_relative(self._config), line=1)
+            where = where or "config.json"
+            about = self._folder / _FILES.get(where.partition(".")[0], where)
+            return Location(file=_relative(about if about.is_file() else self._folder / "config.json"), line=1)
         file, name = key
         if file == self._baseline:
             if self._lines is None:

@@ -11,7 +11,8 @@ from duat_cli.checks.rule import Evidence, Measurement, Settings
 from duat_cli.results.check import Location, Outcome
 from duat_cli.text import plural
 
-Locate = Callable[[tuple[str, str] | None], Location]
+Locate = Callable[[tuple[str, str] | None, str | None], Location]
+"""Of a key in a baseline or a policy, as of `Measurement`, and of where in the checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,11 @@ def judge(settings: Settings, evidence: Evidence, locate: Locate) -> Iterator[Ou
         yield _quiet(settings, "skipped", why, None, {"measured": why, "beyond": why}, locate, None)
         return
     judged = [_judged(m, settings) for m in settings.rule.measure(evidence, settings)]
+    if judged and all(j.measurement.undefined == "skip" for j in judged):
+        more = f"; {len(judged) - 1} more without a value" if len(judged) > 1 else ""
+        why = f"{judged[0].measurement.text}{more}"
+        yield _quiet(settings, "skipped", why, None, {"measured": why, "beyond": why}, locate, judged[0])
+        return
     failing = [j for j in judged if j.fails]
     for found in sorted(failing, key=lambda j: -abs(j.tightness)):
         yield _outcome(settings, found, locate)
@@ -94,7 +100,7 @@ def _outcome(settings: Settings, found: _Judged, locate: Locate) -> Outcome:
         message=measurement.text,
         advice=settings.rule.advice,
         source=_source(settings, measurement),
-        location=locate(measurement.key or settings.key),
+        location=locate(measurement.key or settings.key, measurement.where),
         reasons=reasons,
     )
 
@@ -147,7 +153,7 @@ def _quiet(
         message=message,
         advice=None,
         source=_source(settings, nearest.measurement if nearest else None),
-        location=locate(settings.key),
+        location=locate(settings.key, None),
         reasons=reasons,
     )
 

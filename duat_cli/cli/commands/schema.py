@@ -13,6 +13,7 @@ Report = Annotated[
     Literal[
         "attribute",
         "check",
+        "compare",
         "explain",
         "inspect",
         "lora-diff",
@@ -25,8 +26,8 @@ Report = Annotated[
     ],
     typer.Argument(
         metavar="REPORT",
-        help="The command it is of: attribute, check, explain, inspect, lora-diff, matrix, 'matrix --network', "
-        "prune-bound, support or verify.",
+        help="The command it is of: attribute, check, compare, explain, inspect, lora-diff, matrix, "
+        "'matrix --network', plan, prune-bound, support or verify.",
     ),
 ]
 

@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from duat_cli.errors import InputError
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
+from duat_cli.loading.wording import shown
 
 SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of a number of a dtype that models run in."""
@@ -21,6 +23,11 @@ _STORED = {
     "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E4M3FNUZ": "float8_e4m3fnuz",
     "F8_E5M2FNUZ": "float8_e5m2fnuz", "F8_E8M0": "float8_e8m0fnu",
 }  # fmt: skip
+
+
+def no_dtype(name: str) -> InputError:
+    """Of a name that `--dtype` does not know."""
+    return InputError(f"--dtype {shown(name)}: expected auto, {', '.join([*SIZES, *SHORT])}")
 
 
 def auto_dtype(files: CheckpointFiles) -> str:

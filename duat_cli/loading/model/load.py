@@ -19,7 +19,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoTokenizer, PreTrainedCo
 
 from duat_cli.compat.transformers import as_weights_are, load_part, targets_of
 from duat_cli.errors import CheckpointError, InputError
-from duat_cli.loading.checkpoint.dtypes import auto_dtype
+from duat_cli.loading.checkpoint.dtypes import auto_dtype, no_dtype
 from duat_cli.loading.checkpoint.files import open_file, read_json
 from duat_cli.loading.checkpoint.preflight import CONFIG, CheckpointFiles, inspect_folder
 from duat_cli.loading.checkpoint.source import TOKENIZER_FILES, Source, has_tokenizer, resolve
@@ -254,7 +254,7 @@ def parse_dtype(name: str) -> torch.dtype | None:
     if name == "auto":
         return None
     if name not in DTYPES:
-        raise InputError(f"--dtype {shown(name)}: expected auto, {', '.join(DTYPES)}")
+        raise no_dtype(name)
     return DTYPES[name]
 
 

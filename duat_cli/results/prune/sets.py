@@ -164,7 +164,7 @@ _COSINE = Meaning(
 
 
 class PooledCosine(WithReasons):
-    """How far a set turns the pooled output of an embedder,: of a model without an LM head."""
+    """How far a set turns the pooled output of an embedder: of a model without an LM head."""
 
     granularity: str = Field(description="the kinds of terms, as of the plan")
     removed: Annotated[int, _COUNT] = Field(description="how many terms the set has: the plan's, or the guaranteed one")

@@ -154,6 +154,13 @@ def test_a_baseline_holds_no_more_answers_than_it_says(tmp_path: Path) -> None:
     assert len(answers.tokens) == 800 <= LIMIT < 1200  # every third of 2,400
 
 
+def test_a_masked_model_without_a_mask_token_says_so(tmp_path: Path) -> None:
+    loaded = whole(saved("bert", tmp_path / "m"))
+    behaviour, answers = asked(loaded, prompts(loaded.model.config.vocab_size), object)
+    assert (behaviour.predicts, len(answers.embeddings)) == ("embedding", 3)
+    assert behaviour.reasons["loss_per_token"].startswith("the tokenizer has no mask token")
+
+
 def test_a_tokenizer_that_does_not_say_which_text_a_token_is(tmp_path: Path) -> None:
     loaded = whole(saved("gpt2", tmp_path / "m"))
     texts = [Prompt(p.text, p.sha256, p.input_ids, p.line) for p in prompts(loaded.model.config.vocab_size)]

@@ -10,6 +10,7 @@ from paging import saved, whole
 
 from duat_cli.analysis.plan.shape import shape_of
 from duat_cli.analysis.session import Session
+from duat_cli.errors import InputError
 from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import demo_path
 
@@ -26,6 +27,13 @@ def test_width_heads_and_weights(model_type: str, tmp_path: Path) -> None:
     assert shape.values == heads.value.numel() * heads.value.element_size()
     assert shape.outputs == heads.output.numel() * heads.output.element_size()
     assert shape.weights == sum(p.numel() * p.element_size() for p in loaded.model.parameters())
+
+
+def test_a_dtype_that_no_model_runs_in_is_refused() -> None:
+    files = inspect_folder(demo_path())
+    assert shape_of(files, "bf16").element == shape_of(files, "float16").element == 2
+    with pytest.raises(InputError, match="--dtype 'float8': expected auto, float64, .*, bf16$"):
+        shape_of(files, "float8")
 
 
 def test_experts_count_as_far_as_a_token_is_sent_to_them(tmp_path: Path) -> None:

@@ -79,7 +79,9 @@ def test_what_contradicts_itself_fails(breakage: Any, words: str, demo: Path, du
     breakage(demo)
     done, found = judged(duat, demo)
     assert done.code == 1
-    assert any(words in o["message"] for o in found if o["status"] == "failed"), found
+    told = [o for o in found if o["status"] == "failed" and words in o["message"]]
+    assert told, found
+    assert told[0]["location"]["file"] == str(demo / told[0]["where"])  # the file that is wrong
 
 
 @pytest.mark.parametrize(

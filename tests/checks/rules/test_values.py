@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,12 @@ import bad_checkpoints as bad
 import pytest
 import torch
 from running_checks import Duat
+from safetensors.torch import save_file
+
+from duat_cli.checks.registry import all_rules
+from duat_cli.checks.rule import Evidence, Settings
+from duat_cli.checks.weights import weight_facts
+from duat_cli.loading.checkpoint.preflight import inspect_folder
 
 State = dict[str, torch.Tensor]
 
@@ -77,6 +84,43 @@ RULES: list[tuple[str, Callable[[State], object], str, int | None]] = [
     ("integrity.layers", lambda s: None, "config.json", None),
     ("integrity.files", lambda s: s.update({"a\x1b[2J": torch.ones(1)}), "", None),
 ]
+
+
+LATENT = {"qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 14, "head_dim": 4}
+WIDE = "as wide as the queries, keys or values of a head"
+HEADS: list[tuple[str, tuple[int, int], str, tuple[int, int], str | None]] = [
+    ("latent_attn.o_proj", (32, 56), "columns", (14, 28), "columns 14-27, head 1 of 4"),
+    ("latent_attn.kv_b_proj", (80, 12), "rows", (0, 60), "rows 0-19, head 0, 1, 2 of 4"),
+    ("latent_attn.q_b_proj", (40, 12), "rows", (30, 40), "rows 30-39, head 3 of 4"),
+    ("latent_attn.kv_a_proj_with_mqa", (16, 32), "rows", (0, 8), None),
+    ("attn.c_attn", (32, 96), "columns", (8, 16), f"columns 8-15, {WIDE}"),
+    ("attn.c_attn", (32, 96), "columns", (24, 40), f"columns 24-31, {WIDE}, and 1 other run of that width"),
+    ("attn.c_attn", (32, 96), "rows", (8, 16), None),  # the stream's
+    ("attn.c_attn", (48, 32), "rows", (40, 48), f"rows 40-47, {WIDE}"),  # a linear layer's, of one key and value
+    ("attn.c_proj", (32, 32), "rows", (8, 16), "rows 8-15, head 1 of 4"),
+    ("attn.c_proj", (32, 32), "columns", (8, 16), None),
+    ("self_attn.q_proj", (32, 32), "columns", (8, 16), None),
+    ("self_attn.k_proj", (16, 32), "rows", (8, 16), "rows 8-15, head 1 of 2"),
+]
+
+
+@pytest.mark.parametrize(("layer", "shape", "side", "zero", "expected"), HEADS)
+def test_a_head_is_looked_for_along_its_own_side_and_width(
+    layer: str, shape: tuple[int, int], side: str, zero: tuple[int, int], expected: str | None, tmp_path: Path
+) -> None:
+    name = f"h.0.{layer}.weight"
+    state = {name: torch.ones(shape)}
+    if layer == "attn.c_proj":
+        state["h.0.attn.c_attn.weight"] = torch.ones(32, 96)
+    state[name][slice(*zero) if side == "rows" else (slice(None), slice(*zero))] = 0
+    save_file(state, tmp_path / "model.safetensors")
+    config = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4}
+    (tmp_path / bad.CFG).write_text(json.dumps(config | (LATENT if layer.startswith("latent") else {})))
+    files = inspect_folder(tmp_path)
+    rule = all_rules()["integrity.constant_heads"]
+    evidence = Evidence(files, weight_facts(files, lambda *_: None))
+    found = [m.text for m in rule.measure(evidence, Settings(rule, "warn", 0.0, None))]
+    assert found == ([] if expected is None else [f"zero in '{name}': {expected}"])
 
 
 @pytest.mark.parametrize(("rule", "change", "where", "block"), RULES)

@@ -1,4 +1,4 @@
-"""The parts of one prediction, arranged: by token, and by block and token."""
+"""What a prediction and a token are called in the pictures of `attribute`."""
 
 from __future__ import annotations
 

@@ -48,7 +48,8 @@ def _undecided(report: UndecidedReport) -> Sheet:
 
 def _facts(report: CheckReport) -> list[str]:
     ran = facts.ran(all_prompts(report), report.environment) if report.environment else "weights only"
-    found = [facts.files(report.model), ran, f"policy: {', then '.join(report.policy)}"]
+    files = facts.files(report.model) + facts.quantised(report.model.quantised)
+    found = [files, ran, f"policy: {', then '.join(report.policy)}"]
     if report.baseline is not None:
         entries = plural(report.baseline.entries, "metric")
         found.append(f"baseline {report.baseline.file}: {report.baseline.status}, {entries}")

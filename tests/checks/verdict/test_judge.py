@@ -1,0 +1,54 @@
+"""Measurements against bounds that are made up: what is found, what passes, and what says nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+
+from duat_cli.checks.registry import all_rules
+from duat_cli.checks.rule import Evidence, Measurement, Settings
+from duat_cli.checks.verdict.judge import judge
+from duat_cli.results.check import Location, Outcome
+
+HERE = Location(file="config.json", line=1)
+GIVEN = Measurement(0.5, "half")
+NONE: Literal["skip"] = "skip"
+
+
+def judged(*measurements: Measurement, level: Literal["error", "warn"] = "error") -> list[Outcome]:
+    rule = replace(all_rules()["behaviour.loss"], measure=lambda evidence, settings: measurements)
+    return list(judge(Settings(rule, level, 1.0, None), Evidence(None, None), lambda key, where: HERE))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("measurements", "status", "measured"),
+    [
+        ([GIVEN], "passed", 0.5),
+        ([], "passed", 0.0),
+        ([replace(GIVEN, undefined=NONE)], "skipped", None),
+        ([replace(GIVEN, undefined=NONE), replace(GIVEN, undefined=NONE)], "skipped", None),
+        ([replace(GIVEN, undefined=NONE), GIVEN], "passed", 0.5),
+        ([replace(GIVEN, undefined=NONE), replace(GIVEN, undefined="pass")], "passed", None),
+        ([replace(GIVEN, undefined="fail")], "failed", None),
+        ([replace(GIVEN, value=2.0)], "failed", 2.0),
+        ([replace(GIVEN, value=float("nan"))], "failed", None),
+    ],
+)
+def test_what_is_not_measured_has_not_passed(
+    measurements: list[Measurement], status: str, measured: float | None
+) -> None:
+    [outcome] = judged(*measurements)
+    assert (outcome.status, outcome.measured) == (status, measured)
+    assert ("measured" in outcome.reasons) == (measured is None)
+
+
+def test_a_skipped_rule_says_why_and_of_how_many() -> None:
+    [outcome] = judged(*[replace(GIVEN, text=f"the loss of {k} has no value", undefined=NONE) for k in range(3)])
+    assert outcome.message == "the loss of 0 has no value; 2 more without a value"
+
+
+def test_findings_come_worst_first_and_warn_where_the_rule_does() -> None:
+    found = judged(*[replace(GIVEN, value=v) for v in (2.0, 0.1, 9.0)], level="warn")
+    assert [(o.status, o.measured) for o in found] == [("warned", 9.0), ("warned", 2.0)]
