@@ -32,7 +32,7 @@ def test_width_heads_and_weights(model_type: str, tmp_path: Path) -> None:
 def test_a_dtype_that_no_model_runs_in_is_refused() -> None:
     files = inspect_folder(demo_path())
     assert shape_of(files, "bf16").element == shape_of(files, "float16").element == 2
-    with pytest.raises(InputError, match="--dtype 'float8': expected auto, float64, .*, bf16$"):
+    with pytest.raises(InputError, match=r"--dtype 'float8': expected auto, float64, .*, bf16$"):
         shape_of(files, "float8")
 
 
