@@ -27,7 +27,8 @@ from duat_cli.report.tables import verify as verify_table
 from duat_cli.report.tables.prune import report as prune_table
 from duat_cli.results.base import Result
 from duat_cli.results.explain import Explanation, Kind
-from duat_cli.results.meaning import Meaning
+from duat_cli.results.meaning import Meaning, meaning_of
+from duat_cli.results.prune.terms import Prediction
 
 
 def named(name: str, kind: Kind) -> list[Explanation]:
@@ -208,3 +209,11 @@ def test_every_answer_fits_the_page(capsys: pytest.CaptureFixture[str], monkeypa
             assert out.endswith("\n")
             assert max(map(len, out.splitlines())) <= width, name
             assert not any(line.endswith(" ") for line in out.splitlines()), name
+
+
+def test_every_criterion_of_prune_bound_is_explained() -> None:
+    named = str(meaning_of(Prediction, "criteria").source)
+    names = {part.partition(" (")[0].strip() for part in named.split(";")}
+    assert names == {"magnitude", "activation x norm", "wanda", "taylor", "shortgpt", "angular"}
+    for name in names:
+        assert any(entry.definition.startswith("Of duat prune-bound's criteria") for entry in explain(name).entries)

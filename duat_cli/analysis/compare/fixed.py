@@ -200,8 +200,7 @@ def _losses(session: Session, prompts: Sequence[Prompt], captured: list[dict[int
 
 def _rig(structure: Any, kind: str, blocks: dict[int, Captured]) -> HeldRig:
     parts = [block.parts for block in structure.blocks]
-    interface = structure.path == "attention interface"
-    return HeldRig(structure.part, parts, interface=interface, held=lambda number: blocks[number].held(kind))
+    return HeldRig(structure.part, parts, interface=structure.interface, held=lambda number: blocks[number].held(kind))
 
 
 def _loss(kind: Any, source: Source, losses: list[float], live: list[float]) -> FixedLoss:

@@ -100,6 +100,8 @@ def _operator_form(case: Case, dense: Dense | None) -> MatrixForm:
 def _mask_density(case: Case) -> tuple[float, str]:
     """What the mask alone leaves of attention: the upper triangle of Ĥ is zero, or it is not."""
     N = case.tokens
+    if N == 1:
+        return 1.0, "1, one token"
     return ((N + 1) / (2 * N), "(N+1)/2N, causal") if _is_causal(case.left) else (1.0, "1, no causal mask")
 
 

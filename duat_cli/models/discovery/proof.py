@@ -8,6 +8,7 @@ captured input it gives the block's own output. Then come the economies, each ke
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -273,12 +274,18 @@ def _fault_of(run: BlockRun) -> tuple[str | None, tuple[nn.Module, ...]]:
         (relative_error(at_one + at_two - at_0, at_both), f"{AFFINE} in what its units give ({{:.1e}})"),
         (relative_error(whole, run.output), "its replay does not give its own output (relative error {:.1e})"),
     ]
-    fault = next((says.format(error) for error, says in found if not error <= tolerance_for(x.dtype)), None)
+    fault = next((_said(says, error, x.dtype) for error, says in found if not error <= tolerance_for(x.dtype)), None)
     if fault is None and run.parts.batched:
         alone = torch.cat([output_of(run, r, none), output_of(run, x, own)])
         error = relative_error(torch.cat([at_r, whole]), alone)
         fault = None if error <= rounding(x.dtype) else f"items that share a replay are not as each alone ({error:.1e})"
     return fault, ()
+
+
+def _said(says: str, error: float, dtype: torch.dtype) -> str:
+    """An error that is no number says nothing of the block: what it is computed of is too large."""
+    beyond = f"; numbers leave the range of {str(dtype).removeprefix('torch.')} on the way: is a weight far too large?"
+    return says.format(error) + (beyond if not math.isfinite(error) else "")
 
 
 def output_of(run: BlockRun, z: Tensor, given: list[Tensor], attention: Tensor | None = None) -> Tensor:

@@ -97,8 +97,7 @@ class Adjoint:
             total, direct = (self._gradients(run, reading, static) for reading in READINGS)
             found.append(BlockAdjoint(number, run, total, direct, held, static))
 
-        interface = self._structure.path == "attention interface"
-        rig = Rig(self._structure.part, [proved.parts], interface=interface, whole=True)
+        rig = Rig(self._structure.part, [proved.parts], interface=self._structure.interface, whole=True)
         args, kwargs = proved.parts.hidden.put(call.args, call.kwargs, call.before.clone())  # blocks may write to it
         with rig.active(), watching(watched, see):
             rig.run(lambda: proved.parts.module(*args, **kwargs), listen)

@@ -220,6 +220,9 @@ def test_one_token() -> None:
     report = matrices(loaded("llama"), tokens=1).report
     assert set(verdicts(report).values()) == {True}
     assert len(report.coupling) == 1
+    told = [form.expected_formula or "" for form in report.matrices]
+    assert any("1, one token" in one for one in told)
+    assert not any("causal" in one for one in told)  # one token does not tell
 
 
 def test_no_such_block() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import shutil
@@ -152,6 +153,13 @@ def test_no_descriptor_is_left_open() -> None:
         with pytest.raises(CheckpointError), calling_tokenizer("the tokenizer"):
             raise ValueError
     assert descriptors() == before
+
+
+def test_a_config_that_begins_with_a_byte_order_mark_says_so(sound: Path) -> None:
+    config = sound / "config.json"
+    config.write_bytes(codecs.BOM_UTF8 + config.read_bytes())
+    with pytest.raises(CheckpointError, match=r"config\.json: begins with a byte order mark; save it as UTF-8 without"):
+        load(str(sound))
 
 
 def test_a_tokenizer_is_only_read_when_asked_for(tmp_path: Path) -> None:

@@ -343,6 +343,14 @@ def test_a_norm_that_computes_in_float32_is_still_a_norm_in_float64(model_type: 
             assert getattr(one.output, name).share == pytest.approx(getattr(two.output, name).share, abs=1e-5)
 
 
+def test_numbers_that_overflow_are_not_laid_at_the_block_s_door() -> None:
+    model = single_model("llama")
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight *= 1e30
+    with pytest.raises(UnsupportedModelError, match=r"\(inf\); numbers leave the range of float32 .* far too large\?$"):
+        discover(model)
+
+
 def test_factors_are_looked_for_only_where_they_are_wanted() -> None:
     model = single_model("llama")
     with_factors, without = discover(model), discover(model, factors=False)
