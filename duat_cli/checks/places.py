@@ -18,7 +18,7 @@ _LONG = "query", "key", "query_proj", "key_proj", "q_b_proj", "q_attn"
 _QUERIES_KEYS = frozenset(_LONG).union(form.format(one) for one in "qk" for form in _FORMS)
 _VALUES = frozenset(("value", "value_proj")).union(form.format("v") for form in _FORMS)
 _KEYS_VALUES = "kv_b_proj"  # of each head, behind what all heads have in common
-_FUSED = frozenset(["c_attn", "qkv", "qkv_proj", "query_key_value", "Wqkv", "in_proj", "in_proj_weight"])
+_FUSED = frozenset(("c_attn", "query_key_value", "in_proj", "in_proj_weight")).union(f.format("qkv") for f in _FORMS)
 _OUTPUT = frozenset(["o_proj", "c_proj", "out_proj", "out_lin", "out", "o", "wo", "Wo", "to_out", "proj", "dense"])
 
 
@@ -97,8 +97,8 @@ def heads_of(name: str, config: dict[str, Any]) -> Heads | None:
 
 
 def leaf_of(name: str) -> str:
-    """The name of a weight's layer, without what it stands in."""
-    return name.removesuffix(".weight").rpartition(".")[2]
+    """The name of a weight's layer, without what it stands in and its number in a sequence of layers."""
+    return next((part for part in reversed(name.removesuffix(".weight").split(".")) if not part.isdecimal()), "")
 
 
 def hidden_size(config: dict[str, Any]) -> int | None:

@@ -132,7 +132,7 @@ def conclude(plan: CheckPlan, evidence: Evidence, subject: Subject, run: Run) ->
     locate = _Locator(plan, evidence)
     on = [s for s in plan.settings.values() if s.level != "off"]
     outcomes = [o for settings in on for o in judge(settings, evidence, locate)]
-    if all(o.status == "skipped" for o in outcomes):
+    if all(not evidence.absent.keys().isdisjoint(s.rule.needs) for s in on):
         raise InputError(f"no checks ran: {outcomes[0].rule}: {outcomes[0].message}")
     failed = any(o.status == "failed" for o in outcomes)
     text = baselines.to_text(fresh) if fresh and not failed else None
@@ -363,15 +363,15 @@ class _Locator:
     checkpoint that it is about, else config.json."""
 
     def __init__(self, plan: CheckPlan, evidence: Evidence) -> None:
-        self._folder = evidence.files.path
+        self._folder, self._tensors = evidence.files.path, evidence.files.tensors
         self._baseline = plan.baseline_name
         self._lines: dict[str, int] | None = None
         self._texts: dict[str, list[str]] = {}
 
     def __call__(self, key: tuple[str, str] | None, where: str | None) -> Location:
         if key is None:
-            where = where or "config.json"
-            about = self._folder / _FILES.get(where.partition(".")[0], where)
+            named = "" if where is None or where in self._tensors else where.partition(".")[0].removesuffix("_config")
+            about = self._folder / _FILES.get(named, "config.json")
             return Location(file=_relative(about if about.is_file() else self._folder / "config.json"), line=1)
         file, name = key
         if file == self._baseline:

@@ -89,7 +89,7 @@ def read_json(path: Path, *, limit: int = _MAX_JSON_BYTES, unique: bool = False)
         fail(path, f"not UTF-8: byte 0x{raw[error.start]:02x} at offset {error.start}; save it as UTF-8")
     except json.JSONDecodeError as error:
         if raw.startswith(codecs.BOM_UTF8):
-            fail(path, "begins with a byte order mark; save it as UTF-8 without one")
+            fail(path, "begins with a byte order mark (BOM); save it as UTF-8 without one")
         fail(path, f"not JSON: {clean(error.msg)} at line {error.lineno}, of {len(raw)} bytes: truncated?")
     except (ValueError, RecursionError) as error:
         fail(path, f"not usable JSON: {clean(str(error))}")

@@ -33,6 +33,13 @@ def baseline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+def test_a_check_that_found_nothing_to_measure_is_no_error(tmp_path: Path, duat: Duat) -> None:
+    file, only = tmp_path / "b.json", ("--select", "behaviour.loss", "--prompt", "a", "--max-tokens", "1")
+    done = duat("check", demo_path(), *only, "-q", "--json", "--baseline", file, "--update-baseline")
+    assert (done.code, [o["status"] for o in done.json["outcomes"]]) == (0, ["skipped"])
+    assert file.exists()
+
+
 def edited(folder: Path, edit: Callable[[State], None]) -> Path:
     state = load_file(folder / W)
     torch.manual_seed(0)

@@ -86,6 +86,16 @@ RULES: list[tuple[str, Callable[[State], object], str, int | None]] = [
 ]
 
 
+@pytest.mark.parametrize("name", [f"model.{'x' * 300}.weight", "/etc/hostname", "../config.json", "tokenizer.a.weight"])
+def test_the_name_of_a_tensor_is_no_path(name: str, tmp_path: Path, duat: Duat) -> None:
+    bad.llama(tmp_path / "m", tok=False)
+    (tmp_path / "m" / "tokenizer.json").write_text("{}")
+    bad.wedit(tmp_path / "m", lambda s: s.update({name: torch.zeros(4, 4)}))
+    done = duat("check", tmp_path / "m", "--weights-only", "-q", "--json", "--select", "integrity.zero_matrices")
+    [found] = done.json["outcomes"]
+    assert (found["where"], found["location"]["file"]) == (name, str(tmp_path / "m" / bad.CFG))
+
+
 LATENT = {"qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 14, "head_dim": 4}
 WIDE = "as wide as the queries, keys or values of a head"
 HEADS: list[tuple[str, tuple[int, int], str, tuple[int, int], str | None]] = [
