@@ -284,19 +284,22 @@ def shares(parts: list[Tensor], whole: Tensor) -> list[PartNumbers]:
 
 def shares_each(parts: list[Tensor], whole: Tensor, prompts: int) -> list[list[PartNumbers]]:
     """The same of each prompt, whose tokens stand behind each other."""
-    sizes = _inner(whole, whole, prompts)
-    numbers = [zip(_inner(p, whole, prompts), _inner(p, p, prompts), strict=True) for p in parts]
+    pairs = [(whole, whole), *((p, other) for p in parts for other in (whole, p))]
+    products = torch.stack([_inner(a, b, prompts) for a, b in pairs], dim=1).tolist()  # waited for once
     return [
-        [PartNumbers(met / size, (square / size) ** 0.5) if size else PartNumbers(None, None) for met, square in own]
-        for size, *own in zip(sizes, *numbers, strict=True)
+        [
+            PartNumbers(met / size, (square / size) ** 0.5) if size else PartNumbers(None, None)
+            for met, square in zip(own[::2], own[1::2], strict=True)
+        ]
+        for size, *own in products
     ]
 
 
-def _inner(a: Tensor, b: Tensor, prompts: int) -> list[float]:
-    """⟨a, b⟩ of each prompt."""
+def _inner(a: Tensor, b: Tensor, prompts: int) -> Tensor:
+    """⟨a, b⟩ of each prompt, (prompts,)."""
     if prompts == 1:
-        return [float(torch.dot(wide(a).reshape(-1), wide(b).reshape(-1)))]
-    return torch.linalg.vecdot(wide(a).reshape(prompts, -1), wide(b).reshape(prompts, -1)).tolist()
+        return torch.dot(wide(a).reshape(-1), wide(b).reshape(-1))[None]
+    return torch.linalg.vecdot(wide(a).reshape(prompts, -1), wide(b).reshape(prompts, -1))
 
 
 def _three(parts: Carried, whole: Tensor, prompts: int) -> list[ThreeParts]:

@@ -45,7 +45,7 @@ def own_fault(loaded: LoadedModel, prompts: Iterable[Given] = ()) -> ForwardErro
 
 def require_signal(run: BlockRun) -> None:
     """Refuses a block that puts out zeros alone: |x - rebuilt| / |x| is 0 / 0 there, and so is every share of x."""
-    if not all(low or high for low, high in zip(*(bounds.tolist() for bounds in run.bounds), strict=True)):
+    if not all(low or high for low, high in run.extent):
         raise NoSignalError(
             f"every hidden state behind block {run.index} ({run.parts.name}) is zero, so the certificate, an error "
             "relative to the hidden states, is undefined; are the weights zero?"

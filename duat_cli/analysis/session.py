@@ -288,7 +288,7 @@ class Session:
         checks = (self._every_plain or not self._swept) if check is None else check
 
         def listen(run: BlockRun) -> None:
-            if not all(math.isfinite(bound) for bounds in run.bounds for bound in bounds.tolist()):
+            if not all(math.isfinite(bound) for bounds in run.extent for bound in bounds):
                 why = f"block {run.index} puts out values that are not finite in {self.loaded.dtype}"
                 raise self._blamed(UnsupportedModelError(why))
             require_signal(run)

@@ -22,7 +22,7 @@ def relative_error(got: Tensor, expected: Tensor) -> float:
 
     Infinity also where a value is not finite: a NaN would be lost by the `max` that errors meet.
     """
-    return _ratio(_length((got - expected).detach()), _length(expected.detach()))
+    return _ratio(*_lengths((got - expected).detach(), expected.detach()))
 
 
 def relative_errors(got: Tensor, expected: Tensor, prompts: int, axis: int = 0) -> list[float]:
@@ -44,12 +44,15 @@ def _ratio(difference: float, size: float) -> float:
     return error if math.isfinite(error) else math.inf
 
 
-def _length(x: Tensor) -> float:
-    """The Frobenius norm; one dot product, which is the cheapest pass over a small tensor."""
-    flat = wide(x).reshape(-1)
-    square = float(torch.dot(flat, flat))
+def _lengths(*tensors: Tensor) -> list[float]:
+    """Frobenius norms, waited for once; a dot product is the cheapest pass over a small tensor."""
+    each = [wide(x).reshape(-1) for x in tensors]
+    squares = torch.stack([torch.dot(x, x) for x in each]).tolist()
     # A square that left the range says nothing: the slow way scales first.
-    return square**0.5 if 1e-30 < square < 1e30 else float(torch.linalg.vector_norm(flat))
+    return [
+        square**0.5 if 1e-30 < square < 1e30 else float(torch.linalg.vector_norm(x))
+        for x, square in zip(each, squares, strict=True)
+    ]
 
 
 def wide(x: Tensor) -> Tensor:

@@ -59,7 +59,8 @@ class CouplingSums:
     def add_rows(self, columns: dict[str, Tensor]) -> None:
         """What each row adds to the sums, by name: (kinds, n) each."""
         columns = {**columns, "squared_distance": columns["distance"].double().square()}
-        self._sums += torch.stack([columns[name] for name in _SUMMED]).sum(dim=-1, dtype=torch.float64).T.cpu()
+        added = torch.stack([columns[name] for name in _SUMMED]).sum(dim=-1, dtype=torch.float64).T
+        self._sums = self._sums.to(added.device) + added
         self._read = []
 
     def numbers(self, kind: int) -> CouplingNumbers:

@@ -18,12 +18,15 @@ class Shape:
     blocks: int
     heads: int
     kv_heads: int
+    vocabulary: int = VOCABULARY
 
 
 SHAPES = {
     "135M": Shape(576, 1536, 30, 9, 3),
     "1.1B": Shape(2048, 5632, 22, 32, 4),
     "7B": Shape(4096, 11008, 32, 32, 32),
+    "8B": Shape(4096, 14336, 32, 32, 8, 128256),
+    "70B": Shape(8192, 28672, 80, 64, 8, 128256),
 }
 
 
@@ -34,7 +37,7 @@ def write(folder: Path, shape: Shape) -> None:
     from transformers import LlamaConfig
 
     config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=shape.hidden, intermediate_size=shape.inner,
+        vocab_size=shape.vocabulary, hidden_size=shape.hidden, intermediate_size=shape.inner,
         num_hidden_layers=shape.blocks, num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads,
         architectures=["LlamaForCausalLM"], dtype="bfloat16",
     )  # fmt: skip
@@ -60,7 +63,7 @@ def write(folder: Path, shape: Shape) -> None:
         index.update(dict.fromkeys(tensors, name))
 
     hidden, narrow = shape.hidden, shape.kv_heads * shape.hidden // shape.heads
-    outer = {"model.embed_tokens.weight": matrix(VOCABULARY, hidden), "lm_head.weight": matrix(VOCABULARY, hidden)}
+    outer = {name: matrix(shape.vocabulary, hidden) for name in ("model.embed_tokens.weight", "lm_head.weight")}
     shard(0, outer | {"model.norm.weight": gain()})
     for block in range(shape.blocks):
         tensors = {

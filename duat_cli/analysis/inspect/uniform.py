@@ -55,7 +55,7 @@ class _Group:
     @functools.cached_property
     def met(self) -> tuple[Tensor, Tensor]:
         """(i, j) of the drawn token pairs of which i sees j, in order of drawing."""
-        i, j = (drawn.to(self.seen.device) for drawn in draws(len(self.seen)))
+        i, j = draws(len(self.seen), self.seen.device)
         met = self.seen.flatten().index_select(0, i * len(self.seen) + j).nonzero()[:, 0]
         return i.index_select(0, met), j.index_select(0, met)
 

@@ -34,9 +34,10 @@ def built(case: Case) -> Tensor | None:
 
 
 def by_torch(case: Case) -> Tensor:
-    """What torch's own convolution makes of X, (N, M)."""
+    """What torch's own convolution makes of X, (N, M); in float64, since a GPU's of float32 drops digits."""
     with torch.no_grad():
-        return nn.functional.conv1d(case.X.T[None], kernel(case), padding=WIDTH // 2)[0].T
+        made = nn.functional.conv1d(case.X.double().T[None], kernel(case).double(), padding=WIDTH // 2)
+    return made[0].T.to(case.X.dtype)
 
 
 def convolution_form(case: Case, matrix: Tensor | None) -> MatrixForm:

@@ -94,11 +94,11 @@ class Evaluation:
         for k in range(len(self._active), 0, -1):
             h = self._active[k - 1]
             if h is not None:
-                W3 = self._file.original(k, "W3")
+                W3 = self._file.original(k, "W3").to(total.device)
                 W3 = W3 if behind is None else behind @ W3
                 self._file.add(k, W3=W3)
                 total = total + W3 @ h
-            W1 = self._file.original(k, "W1")
+            W1 = self._file.original(k, "W1").to(total.device)
             behind = W1 if behind is None else behind @ W1
         return _far(total, self._output)
 

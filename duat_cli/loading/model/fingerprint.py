@@ -27,6 +27,7 @@ from duat_cli.loading.wording import shown
 _WORDS = 8192  # a row: 32 KiB
 _WORD = 4  # bytes
 _ROWS = 32  # rows at a time, which stay in a core's cache
+_ROWS_GPU = 1024  # 32 MiB: each piece is waited for
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -44,7 +45,7 @@ def digest(name: str, tensor: Tensor) -> bytes:
         raise UnsupportedModelError(f"{shown(name)} is not in memory (meta tensor): no fingerprint")
     total = hashlib.sha256(f"{tuple(tensor.shape)}\0{tensor.dtype}\0".encode())
     rows, rest = _rows(tensor.detach())
-    for part in rows.split(_ROWS):
+    for part in rows.split(_ROWS if rows.device.type == "cpu" else _ROWS_GPU):
         total.update(_bytes(row_sums(part)))
     total.update(_bytes(rest))
     return total.digest()

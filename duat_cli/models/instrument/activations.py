@@ -31,8 +31,8 @@ class Extremes:
 
     def largest(self) -> list[tuple[float, Place]]:
         """Of each prompt (largest absolute value, whose output); infinite where an entry is not finite."""
-        sizes = [torch.maximum(-low, high).tolist() for _, low, high in self.found]
-        places = [place for place, _, _ in self.found]
+        places, low, high = zip(*self.found, strict=True)
+        sizes = torch.maximum(-torch.stack(low), torch.stack(high)).tolist()
         return [
             max((size if math.isfinite(size) else math.inf, place) for size, place in zip(own, places, strict=True))
             for own in zip(*sizes, strict=True)

@@ -210,6 +210,11 @@ class BlockRun:
         """Least and largest entry of each prompt's output, (prompts,) each; NaN where an entry is."""
         return bounds_of(self.output, self.prompts)
 
+    @functools.cached_property
+    def extent(self) -> list[tuple[float, float]]:
+        """The same as numbers, of each prompt."""
+        return list(zip(*torch.stack(self.bounds).tolist(), strict=True))
+
     @property
     def attention(self) -> list[AttentionCall]:
         return self.recording.attention

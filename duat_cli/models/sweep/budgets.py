@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+MEASURED_ELEMENTS = 1 << 19
+"""Of Ĥ that `inspect` works on at once: what a processor's caches hold."""
+MEASURED_ELEMENTS_GPU = 1 << 25
+"""The same on a GPU, which is kept busy by large pieces: each is a number of launches."""
 PROBE_ELEMENTS = 1 << 26
 """Of probes in the output's space: 256 MB in float32."""
 GRADIENT_BYTES = 256 << 20
@@ -40,6 +44,11 @@ NEURONS_AT_ONCE = 1024
 """Of an FFN, whose rows of weights are in float64."""
 BOUNDED_ENTRIES = 1 << 21
 """Of V, of the heads whose bounds are made at once."""
+
+
+def measured_at_once(device: str) -> int:
+    """Elements of Ĥ. device: its type, such as 'cpu'."""
+    return MEASURED_ELEMENTS if device == "cpu" else MEASURED_ELEMENTS_GPU
 
 
 def drawn_in_block(terms: int, blocks: int) -> int | None:

@@ -29,10 +29,10 @@ from torch import Tensor
 
 from duat_cli.analysis.geometry import Geometry, geometry
 from duat_cli.analysis.inspect.measured import entries as entries_module
-from duat_cli.analysis.inspect.measured import numbers as numbers_module
 from duat_cli.analysis.inspect.measured.numbers import OperatorNumbers
 from duat_cli.analysis.inspect.operator import measure
 from duat_cli.cache.tensors import TensorCache
+from duat_cli.models.sweep import budgets
 from duat_cli.models.value_path.factors import operator_of
 from duat_cli.operators.coupling import CouplingNumbers
 
@@ -148,7 +148,7 @@ def test_rows_in_pieces_give_the_same_numbers(
     ids = token_ids(model, 13)
     with InDouble():
         whole = measured(model, ids, spectrum=False)
-        monkeypatch.setattr(numbers_module, "ROW_ELEMENTS", 4 * 13 * rows_at_once)
+        monkeypatch.setattr(budgets, "MEASURED_ELEMENTS", 4 * 13 * rows_at_once)
         pieces = measured(model, ids, spectrum=False)
         chunks = measured(model, ids, spectrum=False, row_budget=4 * 4 * 13 * 8)
     for (one, _), (two, _), (three, _) in zip(whole, pieces, chunks, strict=True):
@@ -169,7 +169,7 @@ def test_the_sampled_density_does_not_depend_on_the_pieces(monkeypatch: pytest.M
     ids = token_ids(model, 13)
     with InDouble():
         whole = measured(model, ids, spectrum=False)
-        monkeypatch.setattr(numbers_module, "ROW_ELEMENTS", 4 * 13)
+        monkeypatch.setattr(budgets, "MEASURED_ELEMENTS", 4 * 13)
         pieces = measured(model, ids, spectrum=False)
     assert [n.numerical for n, _ in whole] == [n.numerical for n, _ in pieces]
 

@@ -34,7 +34,6 @@ from torch import Tensor, nn
 from duat_cli.analysis.geometry import geometry
 from duat_cli.analysis.inspect import uniform as uniform_module
 from duat_cli.analysis.inspect.measured import entries as entries_module
-from duat_cli.analysis.inspect.measured import numbers as numbers_module
 from duat_cli.analysis.inspect.measured.numbers import NullNumbers
 from duat_cli.analysis.inspect.operator import measure
 from duat_cli.analysis.inspect.options import InspectOptions
@@ -42,6 +41,7 @@ from duat_cli.analysis.inspect.run import inspect
 from duat_cli.analysis.inspect.uniform import UniformNulls
 from duat_cli.cache.tensors import TensorCache
 from duat_cli.models.instrument.attention import StoredRows
+from duat_cli.models.sweep import budgets
 from duat_cli.models.value_path.factors import operator_of
 from duat_cli.models.value_path.operator import AttentionOperator
 
@@ -182,7 +182,7 @@ def test_rows_in_pieces_give_the_same_numbers(model_type: str, monkeypatch: pyte
     with InDouble():
         whole = cases(model, ids)
         chunks = cases(model, ids, row_budget=4 * 4 * 13 * 8)
-        monkeypatch.setattr(numbers_module, "ROW_ELEMENTS", 4 * 13)
+        monkeypatch.setattr(budgets, "MEASURED_ELEMENTS", 4 * 13)
         monkeypatch.setattr(uniform_module, "PATTERN_BYTES", 0)  # every pattern of tokens alone
         monkeypatch.setattr("duat_cli.operators.uniform.PATTERN_ELEMENTS", 2 * 13)
         pieces = cases(model, ids)

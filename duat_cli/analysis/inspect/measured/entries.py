@@ -24,7 +24,6 @@ class Pairs:
     whose nonzero blocks are the same, with an axis in front of what the rows hold."""
 
     def __init__(self, tokens: int) -> None:
-        self._i, self._j = draws(tokens)
         self._tokens = tokens
         self._found: list[tuple[Tensor, Tensor]] = []  # (draw indices, what the rows hold)
 
@@ -32,11 +31,11 @@ class Pairs:
         """rows: (k, n, columns) from row `start` on, without columns at the end that are zero; alive: which of their
         blocks are not zero, (n, columns)."""
         count, width = rows.shape[-2:]
+        i, j = draws(self._tokens, rows.device)
         here = _all_draws(rows.device)
         if count < self._tokens:
-            inside = (self._i >= start) & (self._i < start + count) & (self._j < width)
-            here = inside.nonzero()[:, 0].to(rows.device)
-        places = ((self._i - start) * width + self._j).to(rows.device).index_select(0, here)
+            here = ((i >= start) & (i < start + count) & (j < width)).nonzero()[:, 0]
+        places = ((i - start) * width + j).index_select(0, here)
         reached = alive.flatten().index_select(0, places).nonzero()[:, 0]
         held = rows.flatten(-2).index_select(-1, places.index_select(0, reached)).mT
         self._found.append((here.index_select(0, reached), held))
@@ -51,10 +50,10 @@ class Pairs:
 
 
 @functools.lru_cache(maxsize=8)
-def draws(tokens: int) -> tuple[Tensor, Tensor]:
-    """(i, j) of PAIR_DRAWS token pairs."""
+def draws(tokens: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(i, j) of PAIR_DRAWS token pairs, the same on every device."""
     generator = torch.Generator().manual_seed(SEED)
-    i, j = torch.randint(tokens, (2, PAIR_DRAWS), generator=generator)
+    i, j = torch.randint(tokens, (2, PAIR_DRAWS), generator=generator).to(device)
     return i, j
 
 

@@ -93,7 +93,7 @@ def _numerical(operator: AttentionOperator, norm: float, threshold: float, nonze
             shares.append(exact_share(whole.left[:, i : i + 1], gated.maps(), cutoff).share)
         share = sum(shares) / tokens
         return ShareEstimate(share, share, share)
-    targets, sources = (drawn.to(gate.device) for drawn in draws(tokens))
+    targets, sources = draws(tokens, gate.device)
     pairs = whole.left[:, targets, sources]  # (heads, draws)
     hit = (pairs != 0).any(dim=0)
     targets, pairs = targets[hit], pairs[:, hit]

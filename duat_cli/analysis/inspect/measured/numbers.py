@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, fields
 import torch
 from torch import Tensor
 
+from duat_cli.models.sweep.budgets import measured_at_once
 from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.operators.coupling import CouplingNumbers
 from duat_cli.operators.leading import spectral_norm
 from duat_cli.operators.sampling import ShareEstimate
 
-ROW_ELEMENTS = 1 << 19  # elements of Ĥ worked on at once
 SEED = 13
 
 
@@ -49,7 +49,7 @@ def null_of(numbers: OperatorNumbers) -> NullNumbers:
 def row_pieces(operator: AttentionOperator, heads: int) -> Iterator[tuple[int, Tensor]]:
     """Yield (first row, t H of some rows, (heads, n, N))."""
     for rows, attention in operator.attention_chunks():
-        step = max(1, ROW_ELEMENTS // (heads * attention.shape[-1]))
+        step = max(1, measured_at_once(attention.device.type) // (heads * attention.shape[-1]))
         for first in range(0, attention.shape[1], step):
             yield rows.start + first, attention[:, first : first + step]
 

@@ -30,13 +30,13 @@ from torch import Tensor
 
 from duat_cli.analysis.geometry import geometry
 from duat_cli.analysis.inspect.measured import entries as entries_module
-from duat_cli.analysis.inspect.measured import numbers as numbers_module
 from duat_cli.analysis.inspect.measured.gated import MANY
 from duat_cli.analysis.inspect.measured.numbers import NullNumbers, OperatorNumbers
 from duat_cli.analysis.inspect.operator import measure
 from duat_cli.analysis.inspect.uniform import UniformNulls
 from duat_cli.cache.tensors import TensorCache
 from duat_cli.models.instrument.attention import StoredRows
+from duat_cli.models.sweep import budgets
 from duat_cli.models.value_path.factors import operator_of
 from duat_cli.models.value_path.operator import AttentionOperator
 from duat_cli.operators.gated import sums as gated_module
@@ -126,7 +126,7 @@ def test_the_null_is_the_dense_operator_with_uniform_attention(model_type: str) 
 
 def test_rows_in_pieces_give_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = blocks(single_model("muse_glimmer_text"))
-    monkeypatch.setattr(numbers_module, "ROW_ELEMENTS", 4 * 13)
+    monkeypatch.setattr(budgets, "MEASURED_ELEMENTS", 4 * 13)
     for got, expected in zip(blocks(single_model("muse_glimmer_text")), whole, strict=True):
         for field in dataclasses.fields(OperatorNumbers):
             one, two = getattr(got.numbers, field.name), getattr(expected.numbers, field.name)
