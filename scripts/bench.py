@@ -23,6 +23,8 @@ ranks    how well duat's prediction and other criteria rank terms by their measu
          --write puts the table into configs/docs/pruning.md; a quarter of an hour, only when named
 prune    responses of all neurons and heads of all-MiniLM-L6-v2 against ablating each, its memory at 1B parameters, and
          whole runs on the demo and a 135M shape against the time they may take on two cores
+gpu      `inspect` of an 8B shape on a GPU against one plain forward pass, its GPU memory, planned and used, and a 70B
+         shape through 8 GB of it; only when named (23 GB in the temporary folder)
 process  `duat --help` and `duat inspect` as processes, against imports
 check    the pre-flight of a large checkpoint, and `duat check --weights-only` against reading and summing the tensors
 lora     `duat lora-diff --no-base` on an adapter of a 7B shape as a process, and its singular values against those of
@@ -46,6 +48,7 @@ from benchmarks.compare import compare
 from benchmarks.criteria.part import criteria
 from benchmarks.dense import dense
 from benchmarks.direct_peer import direct_peer
+from benchmarks.gpu import gpu
 from benchmarks.lora import lora
 from benchmarks.many import captured_child, many
 from benchmarks.memory import attribute_child, child, memory
@@ -74,6 +77,7 @@ PARTS: dict[str, Callable[[int], list[Row]]] = {
     "check": check,
     "criteria": criteria,
     "ranks": ranks,
+    "gpu": gpu,
 }
 CHILDREN: dict[str, Callable[..., None]] = {
     "streamed": streamed_child,
@@ -83,7 +87,7 @@ CHILDREN: dict[str, Callable[..., None]] = {
     "prune": prune_child,
     "inspect": lambda *sizes: child(*map(int, sizes)),
 }
-NAMED = {"criteria", "ranks"}  # parts that run only when they are asked for
+NAMED = {"criteria", "ranks", "gpu"}  # parts that run only when they are asked for
 
 
 def main() -> None:

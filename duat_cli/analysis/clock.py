@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 class RunFacts(Protocol):
     """What a report says of a run, as `Clock.run`."""
 
-    def __call__(self, planned_memory: int | None = None, /, *, shared: int = 0) -> Run: ...
+    def __call__(self, planned_memory: int | None = None, /, *, device: str = "cpu", shared: int = 0) -> Run: ...
 
 
+NO_GPU = "no GPU computed"
 NOT_PLANNED = "nothing was planned: no weights were read, or the model was in memory already"
 
 
@@ -26,9 +27,16 @@ class Clock:
         self._started = datetime.now(UTC)
         self._tick = time.perf_counter()
 
-    def run(self, planned_memory: int | None = None, not_planned: str = NOT_PLANNED, *, shared: int = 0) -> Run:
-        """The report's `run` object. planned_memory: bytes at most, where it was planned; else why it was not. shared:
-        bytes that several processes had together at most, this one among them."""
+    def run(
+        self,
+        planned_memory: int | None = None,
+        not_planned: str = NOT_PLANNED,
+        *,
+        device: str = "cpu",
+        shared: int = 0,
+    ) -> Run:
+        """The report's `run` object. planned_memory: bytes at most, where it was planned; else why it was not. device:
+        what computed. shared: bytes that several processes had together at most, this one among them."""
         from duat_cli.loading.model.memory import peak_memory
         from duat_cli.results.base import Run
 
@@ -37,12 +45,20 @@ class Clock:
         peak, reasons = peak_memory(), {}
         if peak is None:
             reasons["peak_memory_bytes"] = "the system does not say"
+        gpu = None
+        if device.startswith("cuda"):
+            from duat_cli.loading.model.gpu import peak_gpu_memory
+
+            gpu = peak_gpu_memory(device)
+        else:
+            reasons["gpu_memory_bytes"] = NO_GPU
         if planned_memory is None:
             reasons["planned_memory_bytes"] = not_planned
         return Run(
             started=started,
             seconds=seconds,
             peak_memory_bytes=None if peak is None else max(peak, shared),
+            gpu_memory_bytes=gpu,
             planned_memory_bytes=planned_memory,
             reasons=reasons,
         )

@@ -133,8 +133,10 @@ class ModelRequest:
         kept = None
         if way is not None and self.device_map is not None:
             from duat_cli.analysis.plan.room import placed
+            from duat_cli.analysis.plan.shape import shape_of
 
-            kept = placed(self.device_map, self.device, way, self.memory)
+            page = max((block.read for block in shape_of(found.files, self.dtype).parts.blocks), default=0)
+            kept = placed(self.device_map, self.device, way, page, self.memory)
         loaded = load_files(
             found.place,
             found.files,

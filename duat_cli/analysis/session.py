@@ -392,7 +392,7 @@ class Session:
         return found
 
     def run_facts(self, shared: int = 0) -> Run:
-        return self._clock.run(self.loaded.planned_memory, shared=shared)
+        return self._clock.run(self.loaded.planned_memory, device=self.loaded.device, shared=shared)
 
 
 def prompt_facts(prompts: Sequence[Prompt]) -> list[PromptFacts]:

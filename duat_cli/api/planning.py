@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,8 @@ class PlanRequest:
     """Of compare."""
     processes: int = 1
     """Of the commands that share prompts."""
+    device: str = "cpu"
+    """What computes."""
 
     def __post_init__(self) -> None:
         if self.tokens is not None and (self.texts.own or self.default_prompts or self.holdout is not None):
@@ -82,11 +85,25 @@ def plan_report(request: PlanRequest, clock: Clock, progress: Progress) -> PlanR
     counts = [count + task.steps for count in counts]
     processes = request.processes if request.command in SHARING else 1
     task = replace(task, tokens=tuple(counts), held_out=tuple(held_out), processes=processes)
-    made = plan(found.files, task, wanted.dtype, wanted.memory)
+    task, memory = _on_device(request, task)
+    made = plan(found.files, task, wanted.dtype, memory)
     if request.time:
         progress(0, 0, "measuring how fast this machine is")
-        made = made.timed()
-    return _report(made, found, clock)
+        made = made.timed(request.device)
+    return _report(made, found, request.device, clock)
+
+
+def _on_device(request: PlanRequest, task: Task) -> tuple[Task, int | None]:
+    """As of `on_device`. Of a GPU it is enough to say how much it may take, unless it is to be measured."""
+    device, memory = request.device, request.model.memory
+    if device == "cpu":
+        return task, memory
+    if re.fullmatch(r"cuda(:\d+)?", device) and memory is not None and not request.time:
+        return replace(task, processes=1, gpu=True), memory
+    from duat_cli.analysis.plan.run import on_device
+    from duat_cli.loading.model.load import parse_device
+
+    return on_device(parse_device(device), task, memory)
 
 
 def _require_tokenizer(found: Found) -> None:
@@ -129,7 +146,7 @@ def _task(request: PlanRequest, found: Found, progress: Progress) -> Task:
     )
 
 
-def _report(made: Plan, found: Found, clock: Clock) -> PlanReport:
+def _report(made: Plan, found: Found, device: str, clock: Clock) -> PlanReport:
     from duat_cli.results.plan import PlanReport
 
     return PlanReport(
@@ -137,6 +154,7 @@ def _report(made: Plan, found: Found, clock: Clock) -> PlanReport:
         planned_command=made.task.command,
         name=found.place.name,
         dtype=made.shape.dtype,
+        device=device,
         prompt_tokens=list(made.task.tokens),
         weights=made.weights(),
         operations=made.operations,

@@ -176,7 +176,8 @@ def kronecker_spectrum(K: Tensor, root: Tensor) -> Tensor:
 
     Their squares are the eigenvalues of K G (Van Loan & Pitsianis 1993), here of the symmetric R K R.
     """
-    return torch.linalg.eigvalsh(root @ K @ root).clamp_min(0).sqrt().flip(-1)
+    symmetric = (root @ K @ root).cpu()  # of so few rows that a GPU takes longer
+    return torch.linalg.eigvalsh(symmetric).clamp_min(0).sqrt().flip(-1)
 
 
 def effective_heads(spectrum: Tensor) -> float | None:

@@ -146,7 +146,11 @@ class Run(WithReasons):
     peak_memory_bytes: Annotated[int | None, Meaning("bytes", "measured")] = Field(
         description="the most memory that this process had; null where the system does not say"
     )
+    gpu_memory_bytes: Annotated[int | None, Meaning("bytes", "measured")] = Field(
+        default=None, description="the most that it had of the GPU's memory, but for the driver's; null without a GPU"
+    )
     planned_memory_bytes: Annotated[int | None, Meaning("bytes", "estimate")] = Field(
         default=None,
-        description="what it was planned to be before the weights were read; null where nothing is planned",
+        description="what it was planned to be before the weights were read, of the GPU's memory where one computed; "
+        "null where nothing is planned",
     )

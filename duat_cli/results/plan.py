@@ -77,6 +77,7 @@ class PlanReport(Report):
     planned_command: Planned = Field(description="the command that is planned")
     name: str = Field(description="the model, as it was named")
     dtype: str = Field(description="dtype of weights and arithmetic, e.g. float32")
+    device: str = Field(default="cpu", description="what computes; the peaks are of its memory")
     prompt_tokens: list[int] = Field(description="number of tokens of every prompt")
     weights: PlannedWeights
     operations: Annotated[

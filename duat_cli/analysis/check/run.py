@@ -5,6 +5,7 @@ torch is imported for a forward pass or an adapter alone: weights are checked wi
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -79,9 +80,10 @@ def check(plan: CheckPlan, request: CheckRequest, progress: Progress, run: RunFa
     found = request.model.find(progress)
     adapter = _adapter(request, progress)
     undefined: DuatError | None = None
-    planned: int | None = None
+    facts: RunFacts = run
     if plan.forward:
-        evidence, subject, undefined, ran, planned = _with_model(plan, request, found, read, progress)
+        evidence, subject, undefined, ran, loaded = _with_model(plan, request, found, read, progress)
+        facts = functools.partial(run, loaded.planned_memory, device=loaded.device)
     else:
         ran = None
         evidence, subject = _without_model(plan, found, progress)
@@ -91,7 +93,7 @@ def check(plan: CheckPlan, request: CheckRequest, progress: Progress, run: RunFa
         evidence = replace(evidence, adapter=_lint(adapter, found, progress))
     evidence = with_answers(evidence, ran, adapter, found, progress)
     ran_in = [one.run.peak_memory_bytes or 0 for one in (evidence.report, evidence.slack) if one is not None]
-    report, text = conclude(plan, evidence, subject, run(planned, shared=max(ran_in, default=0)))
+    report, text = conclude(plan, evidence, subject, facts(shared=max(ran_in, default=0)))
     if undefined is not None and (plan.update or report.verdict == "passed"):
         raise undefined
     return report, text
@@ -108,9 +110,9 @@ def _without_model(plan: CheckPlan, found: Found, progress: Progress) -> tuple[E
 
 def _with_model(
     plan: CheckPlan, request: CheckRequest, found: Found, read: list[PromptText], progress: Progress
-) -> tuple[Evidence, Subject, DuatError | None, Ran | None, int | None]:
+) -> tuple[Evidence, Subject, DuatError | None, Ran | None, LoadedModel]:
     """The model loaded and, where its weights are numbers, run; why the run says nothing, if it does not; and the
-    memory that was planned."""
+    model."""
     model = replace(request.model, task=replace(task_of(plan), processes=request.processes))
     try:
         loaded, tokenizer = load_found(model, found, request.texts, read, progress)
@@ -134,7 +136,7 @@ def _with_model(
         report, undefined = report_of(settings(plan), loaded, inputs, asking, progress)
     evidence = replace(evidence, declared=declared)
     evidence, subject, ran = seen(plan, evidence, loaded, inputs, (report, undefined), asking, progress)
-    return evidence, subject, None if report is not None else undefined, ran, loaded.planned_memory
+    return evidence, subject, None if report is not None else undefined, ran, loaded
 
 
 def seen(

@@ -297,9 +297,11 @@ def _block_null(
 def _require_memory(model: transformers.PreTrainedModel, memory: int | None) -> None:
     """UnsupportedModelError where a second model of this size does not fit beside the first."""
     needed, left = SPARE * bytes_of(model), available_memory()  # it is built in the machine's memory, then moved
+    gpu = model.device.type == "cuda"
     if memory is not None:
-        left = min(left, memory - (resident_memory() or 0))
-    if model.device.type == "cuda":
+        taken = torch.cuda.memory_allocated(model.device) if gpu else resident_memory() or 0
+        left = min(left, memory - taken)
+    if gpu:
         left = min(left, torch.cuda.mem_get_info(model.device)[0])
     if needed > left:
         raise UnsupportedModelError(

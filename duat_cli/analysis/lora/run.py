@@ -215,7 +215,7 @@ def _asked(
     from duat_cli.loading.model.load import load_tokenizer
 
     tokenizer = load_tokenizer(loaded.files.path)
-    facts = functools.partial(run, loaded.planned_memory)
+    facts = functools.partial(run, loaded.planned_memory, device=loaded.device)
     return Asked(loaded, prompts, lambda i: clean(str(tokenizer.decode([i]))), facts), facts
 
 

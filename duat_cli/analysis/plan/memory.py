@@ -10,7 +10,6 @@ block's matrices; w: bytes of a number, at least 4.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from duat_cli.analysis.plan.attribution import PREDICTIONS, attribution, predicted
@@ -21,29 +20,30 @@ from duat_cli.analysis.plan.pruning import shared as shared_pruning
 from duat_cli.analysis.plan.shape import Shape
 from duat_cli.analysis.plan.task import Task
 from duat_cli.analysis.plan.terms import (
+    BESIDE,
     FORKED,
     SHARING,
     STREAMS,
     STRUCTURE,
     Moment,
     held,
+    on_gpu,
     page_of,
     size_of,
     term,
     through_block,
 )
 from duat_cli.analysis.plan.waves import prompt_waves, state_bytes
-from duat_cli.models.sweep.budgets import most_together
+from duat_cli.models.sweep.budgets import measured_at_once, most_together
 from duat_cli.results.plan import MemoryTerm, Residence
 
 SPARE = 1.25  # memory that must be left for a byte of a second model: the first one's blocks run beside it
 ENTRIES = 2048  # sampled of every V_h O_h, kept for every block
-ROWS = 1 << 19  # elements of Ĥ that `inspect` works on at once
 
 # tensors alive at once
 RECORDED = 2  # (H, N, N) behind a block: what is recorded, and H of W'
 GRAMS = 2  # (N, H, M): the values through O, and an operand of their products
-PIECES = 6  # ROWS elements
+PIECES = 6  # elements of Ĥ that are worked on at once
 BATCHES = 40 << 20  # of a batch, and of the prompts that wait until theirs is whole; both are bounded
 
 
@@ -62,6 +62,8 @@ def peak(shape: Shape, task: Task, weights: Residence, tuned: Shape | None = Non
         if task.command == "compare":
             beside = kept_prompts(shape, task, weights)
             moments = [[*moment, beside] for moment in moments]
+    if task.gpu:
+        moments = [on_gpu(shape, moment) for moment in moments]
     return max(moments, key=size_of)
 
 
@@ -83,7 +85,7 @@ def shared(shape: Shape, task: Task, processes: int, tuned: Shape | None = None)
         alone = (attribution(shape, replace(task, tokens=(tokens,)), "resident") for tokens in longest)
         own += sum(max(map(size_of, one)) - size_of(every) for one in alone)
         return [*every, term(PREDICTIONS, predicted(shape, task)), term(SHARING, own)]
-    working = sum(size_of(_at_a_block(shape, tokens, True)) for tokens in longest)
+    working = sum(size_of(_at_a_block(shape, task, tokens, True)) for tokens in longest)
     return [*every, _values(shape), term("entries of V O", _entries(shape, True)), term(SHARING, own + working)]
 
 
@@ -93,13 +95,15 @@ def _resident(shape: Shape, task: Task, statistics: bool) -> list[Moment]:
     kept = [] if task.command == "attribute" else [_values(shape), *_together(task)]
     return [
         [*first, term("the largest tensor, as stored", shape.largest_tensor)],
-        [*every, *kept, *_working(shape, task.tokens, statistics)],
+        [*every, *kept, *_working(shape, task, statistics)],
     ]
 
 
 def _values(shape: Shape) -> MemoryTerm:
-    """All V of the model, twice: as read, and with the gain of the norm in front. `attribute` asks for none."""
-    return term("values of all blocks, V", 2 * len(shape.parts.blocks) * shape.values)
+    """All V of the model, twice: as read, and with the gain of the norm in front; where weights are half precision, O
+    as well, in float32. `attribute` asks for none."""
+    wider = shape.outputs if shape.element < shape.wide else 0
+    return term("values of all blocks, V", len(shape.parts.blocks) * (2 * shape.values + wider))
 
 
 def _together(task: Task) -> Moment:
@@ -120,7 +124,7 @@ def _streamed(shape: Shape, task: Task, statistics: bool) -> list[Moment]:
             *page_of(shape),
             term("values of the block, V", 2 * shape.values),
             term("prompts in front of the block", waiting),
-            *_working(shape, task.tokens, statistics),
+            *_working(shape, task, statistics),
         ]
     ]
     stored = max((block.read for block in shape.parts.blocks), default=0)
@@ -131,7 +135,7 @@ def _streamed(shape: Shape, task: Task, statistics: bool) -> list[Moment]:
             [
                 *every,
                 term(layer.name, size),
-                term("stored bytes beside it", beside),
+                term(BESIDE, beside),
                 term("V and O of the last block", 2 * shape.values + shape.outputs),
                 term("entries of V O", _entries(shape, statistics)),
             ]
@@ -139,13 +143,13 @@ def _streamed(shape: Shape, task: Task, statistics: bool) -> list[Moment]:
     return found
 
 
-def _working(shape: Shape, tokens: Sequence[int], statistics: bool) -> list[MemoryTerm]:
+def _working(shape: Shape, task: Task, statistics: bool) -> list[MemoryTerm]:
     """Of one prompt at one block, the longest one."""
     entries = [term("entries of V O", _entries(shape, statistics))] if statistics else []
-    return [*_at_a_block(shape, max(tokens, default=0), statistics), *entries]
+    return [*_at_a_block(shape, task, max(task.tokens, default=0), statistics), *entries]
 
 
-def _at_a_block(shape: Shape, n: int, statistics: bool) -> Moment:
+def _at_a_block(shape: Shape, task: Task, n: int, statistics: bool) -> Moment:
     """Of one prompt of so many tokens: its pass, then what is computed of W'.
 
     The Gram matrix of the heads is a sum over (H d, H d) products, two in w and one in float64, and one of (K d, K d).
@@ -156,7 +160,8 @@ def _at_a_block(shape: Shape, n: int, statistics: bool) -> Moment:
         return through
     side, few = shape.heads * shape.head_width, shape.kv_heads * shape.head_width
     gram = side * side * (2 * shape.wide + 8) + few * (few + shape.width) * shape.wide
-    pieces = PIECES * min(ROWS, shape.heads * n * n) * shape.wide
+    at_once = measured_at_once("cuda" if task.gpu else "cpu")
+    pieces = PIECES * min(at_once, shape.heads * n * n) * shape.wide
     products = GRAMS * shape.width * shape.heads * n * shape.wide
     after = [
         term("one prompt behind one block", RECORDED * scores + streams),

@@ -70,9 +70,9 @@ class Plan:
         """How long one of the ways takes."""
         return pace.seconds(self.shape, self.task, way, self.files.total_bytes)
 
-    def timed(self) -> Plan:
-        """The same with how long each way takes."""
-        pace = self.pace()
+    def timed(self, device: str) -> Plan:
+        """The same with how long each way takes there."""
+        pace = self.pace(device)
         ways = (way.model_copy(update={"seconds": self.seconds(way, pace)}) for way in self.ways)
         return replace(self, ways=tuple(ways))
 
@@ -150,9 +150,9 @@ def on_device(device: torch.device, task: Task, memory: int | None) -> tuple[Tas
     from duat_cli.loading.model.gpu import sees_accelerator
 
     if device.type == "cuda":
-        from duat_cli.analysis.plan.room import beside_libraries
+        from duat_cli.analysis.plan.room import left_on
 
-        return replace(task, processes=1), beside_libraries(device, memory)
+        return replace(task, processes=1, gpu=True), left_on(device, memory)
     if task.command != "prune-bound" and sees_accelerator():  # their first prompt may have gradients in front of a fork
         return replace(task, processes=1), memory
     return task, memory

@@ -148,6 +148,8 @@ class Task:
     """The same of the prompts that a pruned model is refitted to, where they are others."""
     processes: int = 1
     """How many may share the prompts, where all weights are in memory and the command's can be shared."""
+    gpu: bool = False
+    """Whether it computes on a GPU, whose memory is planned then."""
     runs: bool = True
     """Whether the model runs: `lora-diff` without prompts and `check --weights-only` only look at weights."""
     reinitialised: bool = False

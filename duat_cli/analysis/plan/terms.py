@@ -9,12 +9,16 @@ from duat_cli.results.plan import MemoryTerm, Residence
 Moment = list[MemoryTerm]  # what is in memory at the same time
 
 LIBRARIES = 426 << 20  # Python, torch, transformers and duat, imported
+LIBRARIES_GPU = 72 << 20  # of a GPU: what its libraries keep to work in, and gaps between tensors
 TORCH = 402 << 20  # the same without transformers
 STRUCTURE = 1 << 20  # of a block, what discovery writes down of it
 SHARING = "processes that share the prompts"
 FORKED = 16 << 20  # of a forked process: what libraries make and change there
 CHECKED = 32  # tokens of the random prompt on which the pass under instruments is compared with the plain one
 CHECKED_LOGITS = 4  # (CHECKED, vocabulary): of both passes, as they are and as probabilities
+
+ONCE = "libraries"
+NEXT, BESIDE = "the next block, as stored", "stored bytes beside it"  # in the machine's memory, whatever computes
 
 # tensors alive at once, of one prompt in one block; N tokens
 SCORES = 3  # (H, N, N): scores, their softmax, and what is recorded
@@ -31,9 +35,16 @@ def size_of(moment: Moment) -> int:
     return sum(one.bytes for one in moment)
 
 
+def on_gpu(shape: Shape, moment: Moment) -> Moment:
+    """What of that is in a GPU's memory. A tensor comes there as it is stored, and is cast there."""
+    cast = shape.largest_tensor if shape.largest_tensor != shape.largest_elements * shape.element else 0
+    sizes = {ONCE: lambda _: LIBRARIES_GPU, NEXT: lambda size: min(cast, size), BESIDE: lambda size: min(cast, size)}
+    return [term(one.what, sizes[one.what](one.bytes)) if one.what in sizes else one for one in moment]
+
+
 def held(shape: Shape, weights: Residence, *, running: bool = True) -> Moment:
     """What is there all the time; running: once the model has been discovered."""
-    found = [term("libraries", LIBRARIES)]
+    found = [term(ONCE, LIBRARIES)]
     if weights == "resident":
         found.append(term("weights", shape.weights))
     else:
@@ -58,7 +69,7 @@ def page_of(shape: Shape) -> Moment:
     blocks = shape.parts.blocks
     made = max((block.elements * shape.element for block in blocks), default=0)
     stored = max((block.read for block in blocks), default=0)
-    return [term("one block", made), term("the next block, as stored", stored if len(blocks) > 1 else 0)]
+    return [term("one block", made), term(NEXT, stored if len(blocks) > 1 else 0)]
 
 
 def layer_of(shape: Shape) -> Moment:
@@ -66,7 +77,7 @@ def layer_of(shape: Shape) -> Moment:
     layer = max(shape.parts.layers, key=lambda one: one.elements, default=None)
     if layer is None:
         return []
-    return [term(layer.name, layer.elements * shape.element), term("stored bytes beside it", layer.read)]
+    return [term(layer.name, layer.elements * shape.element), term(BESIDE, layer.read)]
 
 
 def through_block(shape: Shape, tokens: int) -> MemoryTerm:

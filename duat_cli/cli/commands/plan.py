@@ -53,6 +53,12 @@ Fixed = Annotated[bool, options.compute_option("--fixed", metavar="", help="For 
 Null = Annotated[
     Literal["all", "uniform"], options.compute_option("--null", metavar="WHICH", help="As of duat inspect.")
 ]
+Device = Annotated[
+    str,
+    options.loading_option(
+        "--device", metavar="DEVICE", help="cpu, or cuda: of a GPU's memory; with --memory it need not be there."
+    ),
+]
 Tokens = Annotated[
     str | None,
     options.input_option(
@@ -85,6 +91,7 @@ def plan(
     steps: Steps = 0,
     fixed: Fixed = False,
     time: Time = False,
+    device: Device = "cpu",
     dtype: options.DtypeOption = "float32",
     memory: options.Memory = None,
     revision: options.Revision = None,
@@ -97,7 +104,7 @@ def plan(
     verbose: options.Verbose = False,
     no_color: options.NoColor = False,
 ) -> int:
-    """How much memory a command will take on the CPU, and whether its weights fit or are read block by block.
+    """How much memory a command will take, and whether its weights fit or are read block by block.
 
     From config.json and the headers of the weight files alone; with --time also about how long. Exit code: 0 it can
     run, 2 it cannot.
@@ -130,6 +137,7 @@ def plan(
         fixed=fixed,
         processes=processes(),
         time=time,
+        device=device,
     )
     talk = talk_of(quiet, verbose, no_color)
     presentation = Presentation.of_page(output, form, json, no_color)

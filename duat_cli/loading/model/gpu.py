@@ -14,6 +14,23 @@ def use_gpu(number: int) -> None:
         cuda.set_device(number % cuda.device_count())
 
 
+def full_precision() -> None:
+    """Convolutions of float32 compute in float32 from now on: cuDNN's keep ten bits of a number otherwise (TF32), less
+    than a certificate asks for."""
+    with uncollected():
+        from torch import backends
+
+    backends.cudnn.allow_tf32 = False
+
+
+def peak_gpu_memory(device: str) -> int:
+    """The most bytes that this process has had of a GPU, beside what the driver takes for it."""
+    with uncollected():
+        from torch import cuda
+
+    return int(cuda.max_memory_reserved(device))
+
+
 def sees_accelerator() -> bool:
     """Whether torch has a device beside the CPU. Gradients start a thread for it even where they are the CPU's, and
     torch computes none in a process that is forked behind them."""

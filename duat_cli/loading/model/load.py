@@ -17,7 +17,7 @@ import transformers
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
-from duat_cli.compat.transformers import as_weights_are, load_part, targets_of
+from duat_cli.compat.transformers import OnDevice, as_weights_are, load_part, targets_of
 from duat_cli.errors import CheckpointError, InputError
 from duat_cli.loading.checkpoint.dtypes import auto_dtype, no_dtype
 from duat_cli.loading.checkpoint.files import open_file, read_json
@@ -28,6 +28,7 @@ from duat_cli.loading.inputs.request import StackName
 from duat_cli.loading.model.blame import blamed
 from duat_cli.loading.model.device_map import Placed
 from duat_cli.loading.model.fingerprint import combined, digest, saved
+from duat_cli.loading.model.gpu import full_precision
 from duat_cli.loading.model.memory import require_memory
 from duat_cli.loading.model.model_class import Fit, cannot, check_fit, check_model_type, model_class
 from duat_cli.loading.model.notes import weight_notes
@@ -165,6 +166,8 @@ def load_files(
     that `placed` keeps. edit: what changes these weights as they are read; what is said of weights is said of the
     files' own."""
     asked_dtype, asked_device = parse_dtype(dtype), parse_device(device)
+    if asked_device.type == "cuda":
+        full_precision()
     check_model_type(files, trust_remote_code)
     if asked_device.type == "cpu" and not paged:
         require_memory(files, dtype)
@@ -310,7 +313,11 @@ def _fill(
         model, info = cls.from_pretrained(
             None,
             config=config,
-            state_dict={n: opened[t.shard].get_slice(n) for n, t in files.tensors.items() if t.dtype in STORED},
+            state_dict={
+                n: OnDevice(opened[t.shard].get_slice(n), str(device))
+                for n, t in files.tensors.items()
+                if t.dtype in STORED
+            },
             dtype=dtype,
             attn_implementation="eager",
             local_files_only=True,

@@ -32,7 +32,8 @@ def _weights(report: PlanReport) -> str:
 def _work(report: PlanReport) -> str:
     counts = report.prompt_tokens
     total = f"{plural(len(counts), 'prompt')}, {plural(sum(counts), 'token')}"
-    return f"{report.planned_command}, {total}: {numbers.count(report.operations)} operations in the blocks"
+    where = "" if report.device == "cpu" else f" on {report.device}"
+    return f"{report.planned_command}{where}, {total}: {numbers.count(report.operations)} operations in the blocks"
 
 
 def _title(way: Way, report: PlanReport) -> str:

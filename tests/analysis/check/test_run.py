@@ -61,7 +61,7 @@ def skipped(report: CheckReport) -> dict[str, str]:
 def test_the_run_says_what_all_processes_held_together(checkpoint: Path) -> None:
     held = list[int]()
 
-    def facts(_planned: int | None = None, /, *, shared: int = 0) -> Run:
+    def facts(_planned: int | None = None, /, *, device: str = "cpu", shared: int = 0) -> Run:
         held.append(shared)
         return RUN
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from duat_cli.analysis.plan.room import beside_libraries, room_of
+from duat_cli.analysis.plan.room import left_on, room_of
 from duat_cli.analysis.plan.run import on_device
 from duat_cli.analysis.plan.task import Task
 from duat_cli.analysis.plan.terms import LIBRARIES
@@ -20,15 +20,15 @@ from duat_cli.results.plan import MemoryTerm, Way
 GIB = 1 << 30
 WAY = Way(
     weights="streamed",
-    peak_memory_bytes=LIBRARIES + 3 * GIB,
-    terms=[MemoryTerm(what="the next block, as stored", bytes=GIB // 2)],
+    peak_memory_bytes=3 * GIB,
+    terms=[MemoryTerm(what="one block", bytes=3 * GIB)],
     weight_reads=1.0,
     fits=True,
 )
 
 
 def test_on_the_cpu_it_is_what_the_peak_leaves() -> None:
-    assert room_of(torch.device("cpu"), WAY, 16 * GIB) == {"cpu": 16 * GIB - WAY.peak_memory_bytes}
+    assert room_of(torch.device("cpu"), WAY, GIB // 2, 16 * GIB) == {"cpu": 16 * GIB - WAY.peak_memory_bytes}
 
 
 def test_of_gpus_the_one_that_computes_has_less(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,12 +36,17 @@ def test_of_gpus_the_one_that_computes_has_less(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 * GIB, 12 * GIB))
     cpu = 16 * GIB - LIBRARIES - GIB
-    assert room_of(torch.device("cuda"), WAY, 16 * GIB) == {"cuda:0": 10 * GIB, "cuda:1": 7 * GIB, "cpu": cpu}
-    assert room_of(torch.device("cuda:0"), WAY, 16 * GIB) == {"cuda:0": 7 * GIB, "cuda:1": 10 * GIB, "cpu": cpu}
-    assert beside_libraries(torch.device("cuda:0"), None) == LIBRARIES + 10 * GIB
-    assert beside_libraries(torch.device("cuda:0"), GIB) == GIB
+    page = GIB // 2
+    assert room_of(torch.device("cuda"), WAY, page, 16 * GIB) == {"cuda:0": 10 * GIB, "cuda:1": 7 * GIB, "cpu": cpu}
+    assert room_of(torch.device("cuda:0"), WAY, page, 16 * GIB) == {
+        "cuda:0": 7 * GIB,
+        "cuda:1": 10 * GIB,
+        "cpu": cpu,
+    }
+    assert left_on(torch.device("cuda:0"), None) == 10 * GIB
+    assert left_on(torch.device("cuda:0"), GIB) == GIB
     task, memory = on_device(torch.device("cuda:0"), Task("prune-bound", processes=4), None)
-    assert (task.processes, memory) == (1, LIBRARIES + 10 * GIB)
+    assert (task.processes, task.gpu, memory) == (1, True, 10 * GIB)
 
 
 @pytest.fixture
