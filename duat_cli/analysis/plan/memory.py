@@ -20,9 +20,9 @@ from duat_cli.analysis.plan.pruning import shared as shared_pruning
 from duat_cli.analysis.plan.shape import Shape
 from duat_cli.analysis.plan.task import Task
 from duat_cli.analysis.plan.terms import (
-    BESIDE,
     FORKED,
     SHARING,
+    STORED_BESIDE,
     STREAMS,
     STRUCTURE,
     Moment,
@@ -135,7 +135,7 @@ def _streamed(shape: Shape, task: Task, statistics: bool) -> list[Moment]:
             [
                 *every,
                 term(layer.name, size),
-                term(BESIDE, beside),
+                term(STORED_BESIDE, beside),
                 term("V and O of the last block", 2 * shape.values + shape.outputs),
                 term("entries of V O", _entries(shape, statistics)),
             ]

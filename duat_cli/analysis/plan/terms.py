@@ -17,8 +17,11 @@ FORKED = 16 << 20  # of a forked process: what libraries make and change there
 CHECKED = 32  # tokens of the random prompt on which the pass under instruments is compared with the plain one
 CHECKED_LOGITS = 4  # (CHECKED, vocabulary): of both passes, as they are and as probabilities
 
-ONCE = "libraries"
-NEXT, BESIDE = "the next block, as stored", "stored bytes beside it"  # in the machine's memory, whatever computes
+IMPORTED = "libraries"
+NEXT_BLOCK, STORED_BESIDE = (
+    "the next block, as stored",
+    "stored bytes beside it",
+)  # in the machine's memory, whatever computes
 
 # tensors alive at once, of one prompt in one block; N tokens
 SCORES = 3  # (H, N, N): scores, their softmax, and what is recorded
@@ -38,13 +41,17 @@ def size_of(moment: Moment) -> int:
 def on_gpu(shape: Shape, moment: Moment) -> Moment:
     """What of that is in a GPU's memory. A tensor comes there as it is stored, and is cast there."""
     cast = shape.largest_tensor if shape.largest_tensor != shape.largest_elements * shape.element else 0
-    sizes = {ONCE: lambda _: LIBRARIES_GPU, NEXT: lambda size: min(cast, size), BESIDE: lambda size: min(cast, size)}
+    sizes = {
+        IMPORTED: lambda _: LIBRARIES_GPU,
+        NEXT_BLOCK: lambda size: min(cast, size),
+        STORED_BESIDE: lambda size: min(cast, size),
+    }
     return [term(one.what, sizes[one.what](one.bytes)) if one.what in sizes else one for one in moment]
 
 
 def held(shape: Shape, weights: Residence, *, running: bool = True) -> Moment:
     """What is there all the time; running: once the model has been discovered."""
-    found = [term(ONCE, LIBRARIES)]
+    found = [term(IMPORTED, LIBRARIES)]
     if weights == "resident":
         found.append(term("weights", shape.weights))
     else:
@@ -69,7 +76,7 @@ def page_of(shape: Shape) -> Moment:
     blocks = shape.parts.blocks
     made = max((block.elements * shape.element for block in blocks), default=0)
     stored = max((block.read for block in blocks), default=0)
-    return [term("one block", made), term(NEXT, stored if len(blocks) > 1 else 0)]
+    return [term("one block", made), term(NEXT_BLOCK, stored if len(blocks) > 1 else 0)]
 
 
 def layer_of(shape: Shape) -> Moment:
@@ -77,7 +84,7 @@ def layer_of(shape: Shape) -> Moment:
     layer = max(shape.parts.layers, key=lambda one: one.elements, default=None)
     if layer is None:
         return []
-    return [term(layer.name, layer.elements * shape.element), term(BESIDE, layer.read)]
+    return [term(layer.name, layer.elements * shape.element), term(STORED_BESIDE, layer.read)]
 
 
 def through_block(shape: Shape, tokens: int) -> MemoryTerm:

@@ -14,13 +14,25 @@ def use_gpu(number: int) -> None:
         cuda.set_device(number % cuda.device_count())
 
 
-def full_precision() -> None:
-    """Convolutions of float32 compute in float32 from now on: cuDNN's keep ten bits of a number otherwise (TF32), less
-    than a certificate asks for."""
+def prepare_gpu(device: str, memory: int | None) -> None:
+    """For a run whose certificate holds: convolutions of float32 compute in float32 from now on, where cuDNN's keep ten
+    bits of a number otherwise (TF32). memory: bytes that this process may have of the GPU; in front of that, what torch
+    keeps to use it again goes back."""
     with uncollected():
-        from torch import backends
+        from torch import backends, cuda
 
     backends.cudnn.allow_tf32 = False
+    if memory is not None:
+        cuda.set_per_process_memory_fraction(min(1.0, memory / cuda.mem_get_info(device)[1]), device)
+
+
+def give_back_gpu_memory(device: str) -> None:
+    """What torch keeps to use it again; pieces of another size would stand beside it. Nothing on a CPU."""
+    if device.startswith("cuda"):
+        with uncollected():
+            from torch import cuda
+
+        cuda.empty_cache()
 
 
 def peak_gpu_memory(device: str) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from duat_cli.compat.torch import buffers_of, parameters_of
 from duat_cli.compat.transformers import load_part
 from duat_cli.errors import CheckpointError
+from duat_cli.loading.model.gpu import give_back_gpu_memory
 from duat_cli.loading.paged.doors import guard
 from duat_cli.loading.paged.layout import Page, tied
 from duat_cli.loading.wording import listed
@@ -114,6 +115,7 @@ class Pager:
         for (module, name), value in self._filled:
             setattr(module, name, value)
         self._filled, self.held = [], None
+        give_back_gpu_memory(self._device)
 
     def rows(self, page: Page, rows: Tensor) -> Tensor:
         """Some rows of the weights of an embedding, (rows, width)."""

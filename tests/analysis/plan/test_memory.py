@@ -9,7 +9,7 @@ import pytest
 from duat_cli.analysis.plan.memory import peak
 from duat_cli.analysis.plan.shape import Shape, shape_of
 from duat_cli.analysis.plan.task import Task
-from duat_cli.analysis.plan.terms import LIBRARIES, STRUCTURE
+from duat_cli.analysis.plan.terms import LIBRARIES, LIBRARIES_GPU, STRUCTURE
 from duat_cli.analysis.plan.waves import WAVE_BYTES
 from duat_cli.loading.checkpoint.headers import TensorEntry
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles
@@ -32,8 +32,8 @@ def shape(dtype: str = "float32", layers: int = 4, embedding: int = 64 * MIB) ->
     return shape_of(CheckpointFiles(Path(), config, (), tensors, (), total, {}), dtype)
 
 
-def terms(of: Shape, command: Planned, tokens: list[int], weights: Residence) -> dict[str, int]:
-    return {term.what: term.bytes for term in peak(of, Task(command, tuple(tokens)), weights) if term.bytes}
+def terms(of: Shape, command: Planned, tokens: list[int], weights: Residence, *, gpu: bool = False) -> dict[str, int]:
+    return {term.what: term.bytes for term in peak(of, Task(command, tuple(tokens), gpu=gpu), weights) if term.bytes}
 
 
 def total(of: Shape, command: Planned, tokens: list[int], weights: Residence) -> int:
@@ -59,6 +59,35 @@ def test_streamed_a_block_stands_beside_the_next_one() -> None:
     assert (found["one block"], found["the next block, as stored"]) == (24 * MIB, 12 * MIB)
     assert found["weights outside of large layers"] == 16 * MIB
     assert "the next block, as stored" not in terms(shape(embedding=4 * MIB, layers=1), "verify", [16], "streamed")
+
+
+def test_of_a_gpu_neither_imports_nor_the_next_block_take_anything() -> None:
+    found = terms(shape(), "verify", [16], "streamed", gpu=True)
+    assert found["libraries"] == LIBRARIES_GPU
+    assert (found["embed"], found["stored bytes beside it"]) == (256 * MIB, 128 * MIB)  # until it is cast there
+    found = terms(shape("bfloat16"), "verify", [16], "streamed", gpu=True)
+    assert found["embed"] == 128 * MIB
+    assert "stored bytes beside it" not in found
+    found = terms(shape(embedding=4 * MIB), "verify", [16], "streamed", gpu=True)
+    assert (found["one block"], found["the next block, as stored"]) == (
+        24 * MIB,
+        8 * MIB,
+    )  # of which one tensor is cast
+
+
+def test_a_gpu_works_on_more_of_h_at_once() -> None:
+    few = shape(embedding=MIB)
+    assert "statistics of W'" not in terms(few, "inspect", [1024], "resident")  # less than the prompt's own pass
+    values, rows = 2 * 1024 * 2 * 1024, 6 * 2 * 1024**2
+    assert terms(few, "inspect", [1024], "resident", gpu=True)["statistics of W'"] == 4 * (values + rows)
+
+
+def test_half_precision_holds_the_values_and_outputs_of_all_blocks_in_float32() -> None:
+    wide, half = (
+        terms(shape(dtype, embedding=MIB), "inspect", [256], "resident")["values of all blocks, V"]
+        for dtype in ("float32", "bfloat16")
+    )
+    assert half - wide == 4 * 2 * 512 * 1024 * 4  # O of four blocks
 
 
 @pytest.mark.parametrize("weights", ["resident", "streamed"])

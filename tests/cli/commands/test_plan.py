@@ -50,6 +50,15 @@ def test_tokens_stand_for_texts(capsys: pytest.CaptureFixture[str]) -> None:
     assert report["ways"][0]["peak_memory_bytes"] < planned(capsys, "--tokens", "4096")["ways"][0]["peak_memory_bytes"]
 
 
+def test_a_gpu_need_not_be_there(capsys: pytest.CaptureFixture[str]) -> None:
+    report = planned(capsys, "--tokens", "32", "--device", "cuda", "--memory", "2GB")
+    assert (report["device"], report["limit_bytes"], report["chosen"]) == ("cuda", 2_000_000_000, "resident")
+    assert report["ways"][0]["peak_memory_bytes"] < planned(capsys, "--tokens", "32")["ways"][0]["peak_memory_bytes"]
+    assert planned(capsys, "--tokens", "32", "--device", "cuda:1", "--memory", "1MB", code=2)["chosen"] is None
+    assert run(["plan", MODEL, "--tokens", "32", "--device", "cuda:x", "--memory", "2GB"]) == 2
+    assert "--device 'cuda:x': expected auto, cpu, cuda" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("text", ["", "x", "0", "3x0", "2x", "32,", "10000000x1"])
 def test_a_list_that_is_none_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", MODEL, "--tokens", text]) == 2
