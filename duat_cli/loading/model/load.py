@@ -7,6 +7,7 @@ name and shape is compared, then the weights are read, then some of them are com
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from duat_cli.loading.checkpoint.dtypes import auto_dtype, no_dtype
 from duat_cli.loading.checkpoint.files import open_file, read_json
 from duat_cli.loading.checkpoint.preflight import CONFIG, CheckpointFiles, inspect_folder
 from duat_cli.loading.checkpoint.source import TOKENIZER_FILES, Source, has_tokenizer, resolve
-from duat_cli.loading.checkpoint.stored import STORED, readers
+from duat_cli.loading.checkpoint.stored import STORED
 from duat_cli.loading.inputs.request import StackName
 from duat_cli.loading.model.blame import blamed
 from duat_cli.loading.model.device_map import Placed
@@ -310,15 +311,11 @@ def _fill(
     """The model with its weights. They are handed over by us, so transformers looks for no file of its own:
     no index, adapter, pickle or hub id in a config can lead it elsewhere."""
     place = {} if device.type == "cpu" else {"device_map": {"": str(device)}}
-    with foreign_errors(cannot(cls, files)), readers(files) as opened:
+    with foreign_errors(cannot(cls, files)), contextlib.closing(Reader(files)) as reader:
         model, info = cls.from_pretrained(
             None,
             config=config,
-            state_dict={
-                n: OnDevice(opened[t.shard].get_slice(n), str(device))
-                for n, t in files.tensors.items()
-                if t.dtype in STORED
-            },
+            state_dict={name: OnDevice(unread, str(device)) for name, unread in reader.each().items()},
             dtype=dtype,
             attn_implementation="eager",
             local_files_only=True,

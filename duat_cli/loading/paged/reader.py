@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,6 +53,14 @@ class Reader:
             self._sealed(shard, inside[-1])
         return found
 
+    def each(self) -> dict[str, Unread]:
+        """Every tensor that can be read, by name; none is read before it is indexed, from any thread."""
+        return {name: Unread(self, name) for name, entry in self._files.tensors.items() if entry.dtype in STORED}
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._threads.shutdown()
+
     def rows(self, name: str, rows: Sequence[int]) -> Tensor:
         """Some rows of a matrix that is stored as it is, (rows, columns)."""
         entry = self._files.tensors[name]
@@ -82,6 +91,17 @@ class Reader:
         """Rows are read by one thread while another reads a page ahead."""
         with self._counting:
             self.bytes_read += size
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A tensor that is read as a whole where it is indexed."""
+
+    reader: Reader
+    name: str
+
+    def __getitem__(self, place: Any) -> Tensor:
+        return self.reader.tensors([self.name])[self.name][place]
 
 
 @dataclass(frozen=True)

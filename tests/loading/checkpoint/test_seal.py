@@ -21,8 +21,8 @@ from duat_cli.loading.adapter.base_weights import BaseWeights
 from duat_cli.loading.adapter.folder import ADAPTER_WEIGHTS, open_adapter
 from duat_cli.loading.checkpoint.preflight import CheckpointFiles, inspect_folder
 from duat_cli.loading.checkpoint.source import Source
-from duat_cli.loading.checkpoint.stored import StoredTensors
 from duat_cli.loading.model.load import load_files
+from duat_cli.loading.paged.reader import Reader, Unread
 
 NAME = "model.layers.0.mlp.up_proj.weight"
 
@@ -113,17 +113,15 @@ def test_a_shard_that_changes_before_it_is_read(reader: str, fault: Callable[[Pa
 def test_a_shard_that_changes_while_the_model_is_loaded(
     fault: Callable[[Path], None], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Behind the opening of the files: the tensor that is being read then is named."""
-    files, real, asked = inspect_folder(folder), StoredTensors.get_slice, []
+    """Behind the listing of its tensors: the one that is being read then is named."""
+    files, real = inspect_folder(folder), Reader.each
 
-    def slicing(self: StoredTensors, name: str) -> Any:
-        found = real(self, name)
-        asked.append(name)
-        if len(asked) == len(files.tensors):
-            fault(folder / bad.W)
+    def listing(self: Reader) -> dict[str, Unread]:
+        found = real(self)
+        fault(folder / bad.W)
         return found
 
-    monkeypatch.setattr(StoredTensors, "get_slice", slicing)
+    monkeypatch.setattr(Reader, "each", listing)
     with pytest.raises(CheckpointError, match="changed since it was checked") as caught:
         READERS["model"](files)
     assert any(f"tensor '{name}'" in str(caught.value) for name in files.tensors)
