@@ -28,7 +28,7 @@ from duat_cli.models.arrays import tolerance_for
 from duat_cli.models.discovery.structure import probe_ids
 from duat_cli.models.instrument.activations import largest_activations
 from duat_cli.models.instrument.rig import BlockRun
-from duat_cli.models.sweep.budgets import most_together
+from duat_cli.models.sweep.budgets import BATCH_BYTES_GPU, batched_bytes, most_together
 from duat_cli.results.meaning import meaning_of
 
 SLICE = 4096  # prompts, one behind the other, among which those of as many tokens are looked for
@@ -48,12 +48,10 @@ def sizes(session: Session, options: InspectOptions, prompts: int) -> Sizes:
     most = most_together(prompts)
     if most == 1 or not _possible(session, options) or not _agree(session, options):
         return lambda tokens: 1
-    width = session.structure.hidden_size
-
-    def size(tokens: int) -> int:
-        return max(1, min(most, ATTENTION // (session.heads * tokens**2), STREAM // (width * tokens)))
-
-    return size
+    heads, width = session.heads, session.structure.hidden_size
+    if session.loaded.device.startswith("cuda"):  # it waits for Python where a block is small
+        return lambda tokens: max(1, min(most, BATCH_BYTES_GPU // batched_bytes(tokens, width, heads)))
+    return lambda tokens: max(1, min(most, ATTENTION // (heads * tokens**2), STREAM // (width * tokens)))
 
 
 def leaders_of(session: Session, options: InspectOptions, counts: Sequence[int]) -> array[int]:

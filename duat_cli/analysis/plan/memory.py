@@ -34,7 +34,7 @@ from duat_cli.analysis.plan.terms import (
     through_block,
 )
 from duat_cli.analysis.plan.waves import prompt_waves, state_bytes
-from duat_cli.models.sweep.budgets import measured_at_once, most_together
+from duat_cli.models.sweep.budgets import BATCH_BYTES_GPU, measured_at_once, most_together
 from duat_cli.results.plan import MemoryTerm, Residence
 
 SPARE = 1.25  # memory that must be left for a byte of a second model: the first one's blocks run beside it
@@ -108,7 +108,7 @@ def _values(shape: Shape) -> MemoryTerm:
 
 def _together(task: Task) -> Moment:
     many = task.command == "inspect" and most_together(max(task.prompts, len(task.tokens))) > 1
-    return [term("batches of prompts", BATCHES)] if many else []
+    return [term("batches of prompts", BATCH_BYTES_GPU if task.gpu else BATCHES)] if many else []
 
 
 def _streamed(shape: Shape, task: Task, statistics: bool) -> list[Moment]:

@@ -38,6 +38,8 @@ DRAWN_IN_BLOCK = 2
 """Of them in a block, at least: one alone would not say how far off it is."""
 LIKELY_SETS = 4
 """Of one order, that are carried while it is measured which of them is chosen."""
+BATCH_BYTES_GPU = 1 << 30
+"""Of a batch of prompts at one block on a GPU, about."""
 FEWEST_BATCHES = 64
 """A set of prompts falls into as many batches at least, so that processes can share it."""
 NEURONS_AT_ONCE = 1024
@@ -91,6 +93,11 @@ def likely_sets(tokens: int, width: int, known: int, each: int) -> int:
 def most_together(prompts: int) -> int:
     """Prompts of a set of so many that may run as one batch: one where there are too few of them."""
     return max(1, prompts // FEWEST_BATCHES)
+
+
+def batched_bytes(tokens: int, width: int, heads: int) -> int:
+    """Of one prompt of a batch at one block, about: its stream and its FFN, its values through O, and its H."""
+    return 4 * tokens * (width * (18 + 2 * heads) + 3 * heads * tokens)
 
 
 def probes_at_once(elements: int) -> int:

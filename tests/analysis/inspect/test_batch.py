@@ -178,6 +178,19 @@ def test_few_prompts_run_one_by_one() -> None:
     assert sizes(session, OPTIONS, 10**6)(10**6) == 1
 
 
+def test_a_gpu_takes_as_many_as_its_share_of_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = single_model("llama")
+    session = begun(model, prompts_of(model, 1, 7))
+    few = sizes(session, OPTIONS, 10**6)(70)
+    monkeypatch.setattr(module, "_agree", lambda *_: True)  # asked of the device, which is not here
+    session.loaded = replace(session.loaded, device="cuda:0")
+    many = sizes(session, OPTIONS, 10**6)(70)
+    each = budgets.batched_bytes(70, session.structure.hidden_size, session.heads)
+    assert few < many == min(10**6 // budgets.FEWEST_BATCHES, budgets.BATCH_BYTES_GPU // each)
+    monkeypatch.setattr(module, "BATCH_BYTES_GPU", each - 1)
+    assert sizes(session, OPTIONS, 10**6)(70) == 1
+
+
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=60), st.integers(1, 5), st.integers(1, 20))
 def test_a_batch_holds_prompts_of_as_many_tokens_from_one_slice(counts: list[int], most: int, together: int) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -82,6 +82,12 @@ def test_a_gpu_works_on_more_of_h_at_once() -> None:
     assert terms(few, "inspect", [1024], "resident", gpu=True)["statistics of W'"] == 4 * (values + rows)
 
 
+def test_a_gpu_runs_larger_batches() -> None:
+    found = terms(shape(embedding=MIB), "inspect", [16] * 200, "resident", gpu=True)
+    assert found["batches of prompts"] == 1 << 30
+    assert terms(shape(embedding=MIB), "inspect", [16] * 200, "resident")["batches of prompts"] < 1 << 26
+
+
 def test_half_precision_holds_the_values_and_outputs_of_all_blocks_in_float32() -> None:
     wide, half = (
         terms(shape(dtype, embedding=MIB), "inspect", [256], "resident")["values of all blocks, V"]
