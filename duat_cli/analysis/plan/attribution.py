@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from duat_cli.analysis.plan.shape import Shape
 from duat_cli.analysis.plan.task import Task
-from duat_cli.analysis.plan.terms import Moment, held, layer_of, page_of, term, through_block
+from duat_cli.analysis.plan.terms import PREDICTIONS, Moment, held, layer_of, page_of, term, through_block
 from duat_cli.analysis.plan.waves import recorded_bytes, recorded_waves
 from duat_cli.models.sweep.budgets import TARGET_BYTES, target_bytes
 from duat_cli.results.plan import Residence
 
-PREDICTIONS = "predictions in the report"
 LOGITS = 2  # (N, V) beside the recorded output: what the map behind the last block gives, or gradients, and a copy
 CARRIED = 2  # (T, N, M): at a block's output, of both readings
 RETURNED = 32 << 20  # bytes: what is smaller the allocator may keep when it is freed

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from duat_cli.analysis.plan.attribution import PREDICTIONS, attribution, predicted
+from duat_cli.analysis.plan.attribution import attribution, predicted
 from duat_cli.analysis.plan.pair import kept_prompts, look_at_weights, two_models
 from duat_cli.analysis.plan.pair import shared as shared_pair
 from duat_cli.analysis.plan.pruning import pruning
@@ -21,6 +21,7 @@ from duat_cli.analysis.plan.shape import Shape
 from duat_cli.analysis.plan.task import Task
 from duat_cli.analysis.plan.terms import (
     FORKED,
+    PREDICTIONS,
     SHARING,
     STORED_BESIDE,
     STREAMS,

@@ -14,6 +14,9 @@ from duat_cli.analysis.plan.repair import repairing
 from duat_cli.analysis.plan.shape import Shape
 from duat_cli.analysis.plan.task import PruneOptions, Task, ablated
 from duat_cli.analysis.plan.terms import (
+    NAMES,
+    READINGS,
+    REPORT,
     SHARING,
     Moment,
     held,
@@ -39,7 +42,7 @@ from duat_cli.models.sweep.budgets import (
 )
 from duat_cli.results.plan import MemoryTerm, Residence
 
-RESPONSES, READINGS = "responses of all terms", "readings of all terms"
+RESPONSES = "responses of all terms"
 SETS_ON_THEIR_WAY = "sets on their way to the last block"
 BATCHED = 12 << 20
 FREED = 24 << 20  # by earlier prompts, and not given back: it costs less to use it again
@@ -75,7 +78,7 @@ def pruning(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
             *held(shape, weights),
             _batched(),
             term("freed memory that is used again", freed),
-            term("the report's terms", _report(task, terms_of(shape, options), options)),
+            term(REPORT, _report(task, terms_of(shape, options), options)),
         ],
         *([[*_every(shape, task, weights), *repairing(shape, task)]] if options.repair and not streamed else []),
     ]
@@ -187,7 +190,7 @@ def found_of_terms(shape: Shape, task: Task) -> list[MemoryTerm]:
     every = sum(terms_of(shape, task.pruning).values())
     each = len(task.chosen_on) * every
     return [
-        term("names of all terms", every * NAME_BYTES),
+        term(NAMES, every * NAME_BYTES),
         term(RESPONSES, each * task.pruning.probes * RESPONSE_BYTES),
         term(READINGS, each * READING_BYTES),
     ]

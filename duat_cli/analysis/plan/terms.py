@@ -17,11 +17,11 @@ FORKED = 16 << 20  # of a forked process: what libraries make and change there
 CHECKED = 32  # tokens of the random prompt on which the pass under instruments is compared with the plain one
 CHECKED_LOGITS = 4  # (CHECKED, vocabulary): of both passes, as they are and as probabilities
 
+# in the machine's memory, whatever computes
 IMPORTED = "libraries"
-NEXT_BLOCK, STORED_BESIDE = (
-    "the next block, as stored",
-    "stored bytes beside it",
-)  # in the machine's memory, whatever computes
+NEXT_BLOCK, STORED_BESIDE = "the next block, as stored", "stored bytes beside it"
+NAMES, READINGS, REPORT = "names of all terms", "readings of all terms", "the report's terms"
+PREDICTIONS = "predictions in the report"
 
 # tensors alive at once, of one prompt in one block; N tokens
 SCORES = 3  # (H, N, N): scores, their softmax, and what is recorded
@@ -41,12 +41,9 @@ def size_of(moment: Moment) -> int:
 def on_gpu(shape: Shape, moment: Moment) -> Moment:
     """What of that is in a GPU's memory. A tensor comes there as it is stored, and is cast there."""
     cast = shape.largest_tensor if shape.largest_tensor != shape.largest_elements * shape.element else 0
-    sizes = {
-        IMPORTED: lambda _: LIBRARIES_GPU,
-        NEXT_BLOCK: lambda size: min(cast, size),
-        STORED_BESIDE: lambda size: min(cast, size),
-    }
-    return [term(one.what, sizes[one.what](one.bytes)) if one.what in sizes else one for one in moment]
+    most = {IMPORTED: LIBRARIES_GPU, NEXT_BLOCK: cast, STORED_BESIDE: cast}
+    most |= dict.fromkeys((NAMES, READINGS, REPORT, PREDICTIONS), 0)
+    return [term(one.what, min(one.bytes, most.get(one.what, one.bytes))) for one in moment]
 
 
 def held(shape: Shape, weights: Residence, *, running: bool = True) -> Moment:
