@@ -98,7 +98,7 @@ class ModelRequest:
                 from duat_cli.loading.model.load import parse_device
             device = parse_device(self.device)
             task, memory = on_device(device, task, memory)
-        made = plan(found.files, task, self.dtype, memory)
+        made = plan(found.files, task, self.dtype, memory, roomy=self.device_map is None)
         if self.device_map is not None:
             made = replace(made, ways=tuple(way for way in made.ways if way.weights == "streamed"))
         try:
@@ -151,6 +151,7 @@ class ModelRequest:
             return loaded
         stays = loaded.paged.kept if loaded.paged is not None and loaded.device == "cpu" else 0
         planned = way.peak_memory_bytes + stays
+        loaded = replace(loaded, waiting=way.waiting_bytes or None)
         return replace(loaded, memory=self.memory, planned_memory=planned, processes=way.processes)
 
 

@@ -57,6 +57,11 @@ class Way(Result):
     processes: int = Field(
         default=1, description="how many processes share the prompts, each with its own part of the memory"
     )
+    waiting_bytes: Bytes = Field(
+        default=0,
+        description="of prune-bound, streamed: passes without a term that may wait for the next block at the same "
+        "time; more of them read the weights again",
+    )
     fits: bool = Field(description="whether the peak is at most the limit")
     seconds: Annotated[
         Finite | None,

@@ -49,6 +49,16 @@ def test_texts_come_before_files_and_files_before_torch(checkpoint: Path) -> Non
     ]
 
 
+def test_what_the_plan_lets_wait_reaches_the_run(checkpoint: Path) -> None:
+    asked = replace(request(checkpoint), task=Task("prune-bound", pruning=PruneOptions()), memory=1 << 40)
+    found = asked.find(Steps())
+    way = asked.counted([900] * 900).way(found, Steps())
+    assert way is not None
+    assert asked.load(found, Steps(), way).waiting is None  # all weights fit
+    streamed = way.model_copy(update={"weights": "streamed", "waiting_bytes": 7})
+    assert asked.load(found, Steps(), streamed).waiting == 7
+
+
 @pytest.mark.parametrize(
     ("model", "texts", "device", "error", "last"),
     [

@@ -31,7 +31,6 @@ from duat_cli.analysis.plan.terms import (
 from duat_cli.analysis.plan.waves import recorded_bytes
 from duat_cli.kinds import Kind
 from duat_cli.models.sweep.budgets import (
-    ABLATION_BYTES,
     BOUNDED_ENTRIES,
     CARRIED,
     GRADIENT_BYTES,
@@ -124,7 +123,7 @@ def _by_prompt(shape: Shape, task: Task, weights: Residence) -> list[Moment]:
         [*sweep, through, term("a block's terms", _readings(shape, followed_terms(counts, options), longest))],
         [*sweep, through, moving]
         if _measured_beside(shape, task, weights)
-        else [*every, *page, _waiting(beside, weights), through, term(SETS_ON_THEIR_WAY, between), moving],
+        else [*every, *page, _waiting(task, beside, weights), through, term(SETS_ON_THEIR_WAY, between), moving],
     ]
 
 
@@ -159,7 +158,7 @@ def _sweep(shape: Shape, task: Task, weights: Residence) -> Moment:
     page = page_of(shape) if weights == "streamed" else []
     on_their_way = term("terms on their way to the last block", moving)
     ablations, _ = ablation_bytes(task, counts, options, shape.width)
-    found = [*_every(shape, task, weights), *page, on_their_way, _waiting(ablations, weights)]
+    found = [*_every(shape, task, weights), *page, on_their_way, _waiting(task, ablations, weights)]
     if _measured_beside(shape, task, weights):
         between, _ = printed_memory(shape, task, counts, options, streamed=True)
         found.append(term(SETS_ON_THEIR_WAY, between))
@@ -173,9 +172,9 @@ def _measured_beside(shape: Shape, task: Task, weights: Residence) -> bool:
     return weights == "streamed" and not task.tested_on and not late
 
 
-def _waiting(size: int, weights: Residence) -> MemoryTerm:
+def _waiting(task: Task, size: int, weights: Residence) -> MemoryTerm:
     """Of passes that would take so many bytes if all of them waited at the same time."""
-    return term("passes without a term", min(ABLATION_BYTES, size) if weights == "streamed" else 0)
+    return term("passes without a term", min(task.waiting, size) if weights == "streamed" else 0)
 
 
 def _among(task: Task, weights: Residence) -> Sequence[int]:

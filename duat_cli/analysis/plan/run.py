@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from duat_cli.analysis.plan.memory import SPARE, peak, shared
 from duat_cli.analysis.plan.pace import Pace, may_be_long, measured_pace
+from duat_cli.analysis.plan.pruning import ablation_bytes, terms_of
 from duat_cli.analysis.plan.shape import Shape, shape_of
 from duat_cli.analysis.plan.task import Task
 from duat_cli.analysis.plan.terms import size_of, term
@@ -97,8 +98,11 @@ def plan(
     task: Task,
     dtype: str,
     memory: int | None,
+    *,
+    roomy: bool = True,
 ) -> Plan:
-    """Of a command. dtype: of `--dtype`; memory: bytes of `--memory`, None: what the system leaves.
+    """Of a command. dtype: of `--dtype`; memory: bytes of `--memory`, None: what the system leaves. roomy: whether what
+    is left may be taken so that weights are read less often.
 
     A re-initialised model is planned beside the first where both fit. Where no model runs there is one way: tensors are
     looked at one after the other.
@@ -108,7 +112,8 @@ def plan(
     ways = []
     residences: tuple[Residence, ...] = ("resident", "streamed") if task.runs else ("streamed",)
     for weights in residences:
-        terms = peak(shape, task, weights, tuned)
+        asked = task if weights == "resident" or not roomy else _with_room(shape, task, limit)
+        terms = peak(shape, asked, weights, tuned)
         total = sum(term.bytes for term in terms)
         beside, second = list[MemoryTerm](), task.reinitialised and weights == "resident"
         if second and (limit is None or total + SPARE * shape.weights <= limit):
@@ -123,8 +128,9 @@ def plan(
                 weights=weights,
                 peak_memory_bytes=total,
                 terms=[term for term in terms if term.bytes],
-                weight_reads=weight_reads(shape, task, weights),
+                weight_reads=weight_reads(shape, asked, weights),
                 processes=processes,
+                waiting_bytes=asked.waiting if weights == "streamed" and task.pruning is not None else 0,
                 fits=limit is None or total <= limit,
             )
         )
@@ -143,6 +149,16 @@ def _processes(shape: Shape, task: Task, limit: int | None, beside: list[MemoryT
     block = _largest_block(shape)
     small = block is not None and block.elements * shape.element <= SMALL_BLOCK
     return max(1, most) if small or most == task.processes else 1
+
+
+def _with_room(shape: Shape, task: Task, limit: int | None) -> Task:
+    """The same over weights that are read block by block, with more passes side by side where half of what is left has
+    room for them: those that do not fit read the weights again."""
+    if task.pruning is None or limit is None:
+        return task
+    needed = max(ablation_bytes(task, terms_of(shape, task.pruning), task.pruning, shape.width))
+    left = limit - size_of(peak(shape, task, "streamed"))
+    return replace(task, waiting=max(task.waiting, min(needed, task.waiting + left // 2)))
 
 
 def on_device(device: torch.device, task: Task, memory: int | None) -> tuple[Task, int | None]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from duat_cli.errors import InputError
 from duat_cli.kinds import KINDS, WHOLE, Effort, Kind, MetricName, apart
+from duat_cli.models.sweep.budgets import ABLATION_BYTES
 from duat_cli.statistics.binomial import prompts_needed
 
 if TYPE_CHECKING:
@@ -156,6 +157,8 @@ class Task:
     """Whether a second, re-initialised model is wanted beside the first."""
     pruning: PruneOptions | None = None
     """Of `prune-bound`, and of `check` where a rule asks what can go."""
+    waiting: int = ABLATION_BYTES
+    """Of `prune-bound`: bytes of passes that wait for the next block at the same time, at most."""
     tuned: CheckpointFiles | None = None
     """Of `lora-diff`: a tuned checkpoint, or None for an adapter."""
     changed: tuple[TensorEntry, ...] = ()

@@ -12,7 +12,6 @@ from duat_cli.analysis.plan.shape import Shape
 from duat_cli.analysis.plan.task import PruneOptions, Task, by_measure
 from duat_cli.analysis.plan.terms import CHECKED
 from duat_cli.analysis.plan.waves import prompt_waves
-from duat_cli.models.sweep.budgets import ABLATION_BYTES
 from duat_cli.results.plan import Residence
 
 STATISTICS = 3  # passes that the replays of a block and the statistics of W' are worth
@@ -132,7 +131,7 @@ def _more_sweeps(shape: Shape, task: Task, options: PruneOptions) -> int:
     together, apart = ablation_bytes(task, counts, options, shape.width)
     groups = options.groups(options.kinds)
     after = any(by_measure({kind: counts[kind] for kind in kinds}, options.measure) for kinds in groups)
-    return max(0, -(-together // ABLATION_BYTES) - 1) + after + -(-apart // ABLATION_BYTES)
+    return max(0, -(-together // task.waiting) - 1) + after + -(-apart // task.waiting)
 
 
 def _passes(shape: Shape, tokens: Iterable[int]) -> float:

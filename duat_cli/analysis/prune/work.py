@@ -5,8 +5,8 @@ its terms are ablated. Where the weights are read block by block, all prompts do
 for discovery and recording, one backwards for the gradients, one for readings, certified bounds, weights and ablations,
 those of the sets that `plans` measures among them, one for the sets of whole parts, which are chosen by what each part
 does alone, and one for the trial of the chosen sets on held-out prompts. Eq. 16 of the chosen sets goes beside the last
-of these (`printed`). More passes than fit into ABLATION_BYTES go in waves, each of which reads anew the blocks from its
-first ablation on.
+of these (`printed`). More passes than may wait at the same time go in waves, each of which reads anew the blocks from
+its first ablation on.
 """
 
 from __future__ import annotations
@@ -108,7 +108,8 @@ class Work:
         self._seen = Activations() if in_parts or self._ground.seen is None else self._ground.seen
         self._scores = WeightScores(self.structure, self.sites, self.terms, self._seen)
         self.certified = Certified(self.structure, self.sites, device, self.weights, self.kinds)
-        self.ablator = Ablator(self.structure, self.sites, self.metric, self._means(), device)
+        waiting = session.loaded.waiting
+        self.ablator = Ablator(self.structure, self.sites, self.metric, self._means(), device, waiting)
         self._responder = Responder(session, self._ground, self.terms, self._ids, options.probes, self.ablator.means)
         self.printing = Printing(
             session, self.sites, self.ablator, self.terms, options, prompts, processes, self.groups, tried=tried

@@ -76,6 +76,8 @@ class LoadedModel:
     """Bytes that the process was planned to take at most."""
     processes: int = 1
     """How many were planned to share the prompts."""
+    waiting: int | None = None
+    """Bytes of passes that were planned to wait for the next block at the same time, where they may be many."""
     like: Mapping[str, Tensor] | None = None
     """Where the model reads no token ids: inputs of the shapes that it reads, for its discovery."""
     stack: StackName | None = None

@@ -16,6 +16,7 @@ from duat_cli.analysis.plan.task import PruneOptions, Task
 from duat_cli.errors import CheckpointError
 from duat_cli.loading.checkpoint.preflight import inspect_folder
 from duat_cli.loading.checkpoint.source import demo_path
+from duat_cli.models.sweep.budgets import ABLATION_BYTES
 from duat_cli.results.plan import Residence, Way
 
 
@@ -142,6 +143,21 @@ def test_none_is_forked_behind_gradients_where_there_is_an_accelerator(
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: sees)
     task, memory = on_device(torch.device("cpu"), Task(command, processes=4), 1 << 30)
     assert (task.processes, memory) == (expected, 1 << 30)
+
+
+def test_what_is_left_takes_more_passes_side_by_side_and_fewer_reads() -> None:
+    files = inspect_folder(demo_path())
+    task = Task("prune-bound", (400,) * 40, (400,) * 40, pruning=PruneOptions(kinds=("neuron", "head", "block")))
+    bare = plan(files, task, "float32", 1 << 50, roomy=False).ways[1]
+    room, all_of = 3 << 30, plan(files, task, "float32", 1 << 50).ways[1]
+    some = plan(files, task, "float32", bare.peak_memory_bytes + room).ways[1]
+    none = plan(files, task, "float32", bare.peak_memory_bytes - 1).ways[1]
+    assert none.waiting_bytes == bare.waiting_bytes == ABLATION_BYTES
+    assert some.waiting_bytes == ABLATION_BYTES + room // 2 < all_of.waiting_bytes
+    assert bare.weight_reads == none.weight_reads > some.weight_reads > all_of.weight_reads
+    assert some.fits
+    assert some.peak_memory_bytes <= bare.peak_memory_bytes + room // 2
+    assert plan(files, Task("inspect", (400,) * 40), "float32", 1 << 50).ways[1].waiting_bytes == 0
 
 
 def test_large_layers_are_left_to_threads_where_prompts_are_few(monkeypatch: pytest.MonkeyPatch) -> None:

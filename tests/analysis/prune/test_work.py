@@ -14,10 +14,8 @@ from paging import in_parts, whole
 
 from duat_cli.analysis.prune.run import PruneOptions, PruneOutcome, prune_bound
 from duat_cli.analysis.prune.sets import nested
-from duat_cli.analysis.prune.sets import trial as trial_module
 from duat_cli.analysis.prune.sets.nested import Candidates
 from duat_cli.analysis.prune.sets.trial import Claim, Trial
-from duat_cli.analysis.prune.terms import ablation
 from duat_cli.errors import InputError
 from duat_cli.kinds import WHOLE, Kind
 from duat_cli.loading.checkpoint.preflight import inspect_folder
@@ -48,9 +46,11 @@ def of_demo(loaded: LoadedModel) -> tuple[list[Prompt], list[Prompt]]:
     return given[:2], apart[:HELD_OUT]
 
 
-def run(folder: str | None, options: PruneOptions, *, paged: bool, trial: bool = False) -> tuple[PruneOutcome, float]:
-    """The outcome, and how often all bytes of the files were read."""
-    loaded = opened(folder, paged=paged)
+def run(
+    folder: str | None, options: PruneOptions, *, paged: bool, trial: bool = False, waiting: int | None = None
+) -> tuple[PruneOutcome, float]:
+    """The outcome, and how often all bytes of the files were read. waiting: as of `LoadedModel`."""
+    loaded = replace(opened(folder, paged=paged), waiting=waiting)
     given, held_out = of_demo(loaded) if folder is None else drawn(loaded)
     outcome = prune_bound(loaded, given, held_out if trial else [], options, lambda *_: None)
     if loaded.paged is None:
@@ -148,15 +148,16 @@ def test_layers_outside_of_blocks_may_be_read_too(tmp_path: Path) -> None:
     assert same(streamed, resident)
 
 
-def test_what_does_not_fit_goes_in_waves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_goes_in_waves(tmp_path: Path) -> None:
     """Ablations one by one, held-out prompts one by one: more reads, the same numbers."""
     folder, options = saved("llama", tmp_path), replace(OPTIONS, kinds=("head",), measure=2)
     resident, _ = run(folder, options, paged=False, trial=True)
-    monkeypatch.setattr(ablation, "ABLATION_BYTES", 1)
-    monkeypatch.setattr(trial_module, "ABLATION_BYTES", 1)
-    streamed, read = run(folder, options, paged=True, trial=True)
-    assert same(streamed, resident)
-    assert read > 5
+    reads = []
+    for waiting in (1, 20_000, None):
+        streamed, read = run(folder, options, paged=True, trial=True, waiting=waiting)
+        assert same(streamed, resident)
+        reads.append(read)
+    assert reads[0] > reads[1] > reads[2]
 
 
 def test_rows_that_see_each_other_are_run_one_by_one(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from duat_cli.analysis.prune.sets.nested import Nested
 from duat_cli.analysis.prune.terms.ablation import Ablations, Ablator, Tick, counted
 from duat_cli.loading.model.processes import Each, in_turn
 from duat_cli.loading.prompts import Prompt
-from duat_cli.models.sweep.budgets import ABLATION_BYTES
 from duat_cli.models.sweep.lockstep import Pass
 from duat_cli.models.sweep.passes import Leading
 from duat_cli.models.terms.sites import TermId
@@ -179,7 +178,7 @@ def try_together(
             ids = ablator.place(prompt)
             own = Leading(ablator.structure, ablator.metric.forward(ids))
             one = ablator.ablations(own, ids, [removals[place][k] for place, k in wanted])
-            if found and size + one.size > ABLATION_BYTES:
+            if found and size + one.size > ablator.waiting:
                 break
             found.append(one)
             passes += [own, *one.passes]

@@ -153,10 +153,13 @@ class Ablator:
         metric: Metric,
         means: Means | None = None,
         device: str | None = None,
+        waiting: int | None = None,
     ) -> None:
-        """device: where the prompts go; None is where the weights are."""
+        """device: where the prompts go; None is where the weights are. waiting: bytes of passes that wait for the next
+        block at the same time, at most."""
         self.structure, self.sites, self.metric, self.means = structure, sites, metric, means
         self._device = structure.stack.device if device is None else device
+        self.waiting = ABLATION_BYTES if waiting is None else waiting
         self._rows = _Rows()
         self._width = 0  # of the output, once a prompt is recorded
 
@@ -214,7 +217,7 @@ class Ablator:
         first, others: run the passes of the first wave, and of another.
         """
         found = made()
-        wave, *more = _waves(found)
+        wave, *more = _waves(found, self.waiting)
         first(wave)
         for wave in more:
             others(wave)
@@ -302,11 +305,11 @@ def effects_of(
     return list(each(under, range(len(prompts))))
 
 
-def _waves(found: Sequence[Ablations]) -> list[list[AblationPass]]:
+def _waves(found: Sequence[Ablations], waiting: int) -> list[list[AblationPass]]:
     """The passes of these, as many side by side as fit, in the order of the blocks at which they begin; one empty wave
-    for none."""
+    for none. waiting: bytes of a wave."""
     ordered = sorted((each for one in found for each in one.passes), key=lambda one: one.start)
-    return [[ordered[k] for k in wave] for wave in waves([one.size for one in ordered], ABLATION_BYTES)]
+    return [[ordered[k] for k in wave] for wave in waves([one.size for one in ordered], waiting)]
 
 
 def counted(tick: Tick, done: int, every: int) -> Callable[[], None]:
