@@ -30,6 +30,20 @@ class Estimate:
     high: float
 
 
+def largest(x: Tensor, count: int) -> list[int]:
+    """Places of the largest values of x (n,), of which none is NaN: the largest first, equal ones in their own order.
+
+    torch.topk alone takes any of the equal ones, other ones on other devices; all values sorted would be slower.
+    """
+    count = min(count, len(x))
+    if not count:
+        return []
+    least = x.topk(count).values[-1]
+    ahead = (x > least).nonzero()[:, 0]
+    ahead = ahead[x[ahead].argsort(descending=True, stable=True)]
+    return torch.cat([ahead, (x == least).nonzero()[: count - len(ahead), 0]]).tolist()
+
+
 def ranks(x: Tensor, weights: Tensor | None = None) -> Tensor:
     """Ranks from 1 along the last axis; ties get their mean rank."""
     w = _ones(x) if weights is None else weights.double()

@@ -11,13 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duat_cli.statistics import ranking
-from duat_cli.statistics.ranking import bootstrap, kendall, median_ratio, ranks, spearman, worst_ratio
+from duat_cli.statistics.ranking import bootstrap, kendall, largest, median_ratio, ranks, spearman, worst_ratio
 
 numbers = st.lists(st.integers(-5, 5), min_size=3, max_size=12)
 
 
 def naive_ranks(x: list[int]) -> list[float]:
     return [sum(v < u for v in x) + (sum(v == u for v in x) + 1) / 2 for u in x]
+
+
+@given(st.lists(st.integers(-3, 3), max_size=60), st.integers(0, 70))
+def test_the_largest_come_first_and_equal_ones_in_their_own_order(x: list[int], count: int) -> None:
+    expected = sorted(range(len(x)), key=lambda place: -x[place])[:count]
+    assert largest(torch.tensor(x, dtype=torch.float64), count) == expected
 
 
 @given(numbers)

@@ -11,6 +11,7 @@ from torch import Tensor
 from duat_cli.analysis.attribute.parts import BlockParts, Inner
 from duat_cli.models.instrument.attention import AttentionCall
 from duat_cli.models.sweep.adjoint import BlockAdjoint
+from duat_cli.statistics.ranking import largest
 
 MOVES = 10  # of each head
 
@@ -48,7 +49,7 @@ class HeadFlow:
 
 @dataclass
 class Leading:
-    """The leading parts of one target, gathered block by block."""
+    """The leading parts of one target, gathered block by block; equal ones stand as they do in the model."""
 
     count: int  # neurons and experts
     heads: int
@@ -68,20 +69,20 @@ class Leading:
                         setattr(self, name, self._merged(known, parts.number, k, inner, target, reading))
         values = parts.heads[target]
         least = min((abs(flow.moved) for flow in self.flows), default=0.0) if len(self.flows) >= self.heads else -1.0
-        for head in values.abs().argsort(descending=True)[: self.heads].tolist():
-            if float(values[head].abs()) > least:
+        for head in largest(values.abs(), self.heads):
+            if float(values[head].abs()) >= least:
                 moves = head_moves(block, target, head)
                 self.flows.append(HeadFlow(parts.number, head, float(values[head]), moves))
-        self.flows = heapq.nlargest(self.heads, self.flows, key=lambda flow: abs(flow.moved))
+        self.flows = heapq.nsmallest(self.heads, self.flows, key=lambda flow: (-abs(flow.moved), flow.block, flow.head))
 
     def _merged(
         self, known: list[Place], block: int, unit: int, inner: Inner, target: int, reading: str
     ) -> list[Place]:
         row: Tensor = getattr(inner, reading)[target]
-        places = row.abs().topk(min(self.count, len(row))).indices.tolist()
+        places = largest(row.abs(), self.count)
         both = zip(places, inner.total[target, places].tolist(), inner.direct[target, places].tolist(), strict=True)
         found = [*known, *(Place(block, unit, place, total, direct) for place, total, direct in both)]
-        return heapq.nlargest(self.count, found, key=lambda place: abs(getattr(place, reading)))
+        return heapq.nsmallest(self.count, found, key=lambda place: (-abs(getattr(place, reading)), *place[:3]))
 
 
 def head_moves(block: BlockAdjoint, target: int, head: int) -> list[Moved]:
@@ -102,8 +103,7 @@ def _moves(call: AttentionCall, gradient: Tensor, head: int) -> list[Moved]:
         attention = weights[head].double()
         carried = gradient[rows] @ value.T
         product = attention * carried
-        places = product.abs().flatten().topk(min(MOVES, product.numel())).indices.tolist()
-        for place in places:
+        for place in largest(product.abs().flatten(), MOVES):
             i, j = divmod(place, product.shape[1])
             entries = (float(x[i, j]) for x in (product, attention, carried))
             found.append(Moved(j, rows.start + i, *entries))

@@ -15,6 +15,7 @@ from torch import Tensor
 from duat_cli.analysis.attribute.parts import BlockParts
 from duat_cli.models.arrays import wide
 from duat_cli.results.attribute import Attribution, Spread, Summary
+from duat_cli.statistics.ranking import largest
 
 Place = tuple[int, int | None]  # block, unit (None: the block's heads)
 
@@ -113,7 +114,7 @@ class Many:
             mean, absolute, square = (one / count for one in sums)
             deviation = (square - mean.square()).clamp_min(0).sqrt()
             inside = self._in_expert[block, unit]
-            for place in absolute.topk(min(top, len(absolute))).indices.tolist():
+            for place in largest(absolute, top):
                 found.append(
                     Spread(
                         block=block,

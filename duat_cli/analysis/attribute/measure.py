@@ -28,6 +28,7 @@ from duat_cli.models.sweep.lockstep import Call
 from duat_cli.models.sweep.passes import BlockCall, RecordingPass, Removal, Removals, removals, without
 from duat_cli.models.terms.sites import TermId
 from duat_cli.statistics.divergence import kl
+from duat_cli.statistics.ranking import largest
 
 ROWS = 4096  # of the embedding at a time
 
@@ -99,7 +100,7 @@ class Measurer:
             key=lambda place: -abs(float(parts.blocks[place[0]].heads[0, place[1]])),
         )[:count]
         neurons = leading.neurons[:count]
-        places = parts.tokens[0].abs().argsort(descending=True)[:count].tolist()
+        places = largest(parts.tokens[0].abs(), count)
         _ = self._mean  # looked up outside of any pass
         passes = [self._without(TermId("head", block, head), calls) for block, head in heads]
         passes += [self._without_neuron(parts.blocks[one.block].units[one.unit], one, calls) for one in neurons]

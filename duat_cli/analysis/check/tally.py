@@ -41,8 +41,9 @@ class Tally:
         high, low = (logits.where(finite, fill) for fill in (-math.inf, math.inf))
         self.ranges += (high.amax(dim=-1) - low.amin(dim=-1)).tolist()
         self.largest = max(self.largest, float(logits.where(finite, 0.0).abs().max()))
-        first = logits.nan_to_num(-math.inf, math.inf, -math.inf).topk(min(2, logits.shape[-1]), dim=-1)
-        self.tokens += first.indices[:, 0].tolist()
+        ordered = logits.nan_to_num(-math.inf, math.inf, -math.inf)
+        first = ordered.topk(min(2, logits.shape[-1]), dim=-1)
+        self.tokens += ordered.argmax(dim=-1).tolist()  # of equal ones the first; topk takes any
         spread = torch.stack([row[keep].std(correction=0) for row, keep in zip(logits, finite, strict=True)])
         gap = first.values[:, 0] - first.values[:, -1]
         self.margins += (gap / spread).nan_to_num(0.0, 0.0, 0.0).tolist()

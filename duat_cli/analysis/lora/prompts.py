@@ -34,6 +34,7 @@ from duat_cli.operators.kronecker import HeadFactors, gram
 from duat_cli.operators.operator_change import maps_and_changes, split
 from duat_cli.results.lora import BlockChange, OperatorChange, PromptChange, TermsChange, TokenChange
 from duat_cli.statistics.divergence import kl, mean_loss
+from duat_cli.statistics.ranking import largest
 
 KEPT_BYTES = 4 << 30  # of one prompt's base run
 MOVED_TOKENS = 5
@@ -335,7 +336,7 @@ def _prompt(
     reasons = {
         name: why_no_loss for name, loss in zip(("loss_base", "loss_tuned"), losses, strict=True) if loss is None
     }
-    moved = [] if each is None else each.argsort(descending=True)[:MOVED_TOKENS].tolist()
+    moved = [] if each is None else largest(each, MOVED_TOKENS)
     return PromptChange(
         prompt=number,
         output=output,

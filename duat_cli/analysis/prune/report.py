@@ -288,11 +288,10 @@ def _prediction(
 def valid_to(guess: Tensor, truth: Tensor) -> float | None:
     """The largest prediction such that no smaller one, nor itself, is off by more than FACTOR; None where the smallest
     is. Both are above zero."""
-    order = guess.argsort()
-    ratio = guess[order] / truth[order]
-    off = ((ratio > FACTOR) | (ratio < 1 / FACTOR)).nonzero()
-    good = int(off[0]) if len(off) else len(order)
-    return float(guess[order][good - 1]) if good else None
+    ratio = guess / truth
+    off = guess[(ratio > FACTOR) | (ratio < 1 / FACTOR)]
+    good = guess[guess < off.min()] if len(off) else guess  # equal ones share the fate of the worst of them
+    return float(good.max()) if len(good) else None
 
 
 def _estimated(estimate: Estimate | None) -> Estimated | None:

@@ -95,6 +95,15 @@ def test_neurons_add_up_to_their_expert_and_experts_to_their_unit(model_type: st
             assert written == pytest.approx(direct[unit.block, unit.unit], rel=1e-9, abs=1e-12)
 
 
+def test_equal_parts_stand_as_in_the_model() -> None:
+    """Of experts that no token before the target chose the last position, all write exactly nothing straight to it."""
+    model = double("mixtral")
+    (one,) = report_of(model, token_ids(model, tokens=6), top=ALL).attribution
+    nothing = [(part.block, part.unit, part.index) for part in one.direct.experts if part.direct == 0]
+    assert len(nothing) >= 4
+    assert nothing == sorted(nothing)
+
+
 def test_experts_of_another_form_have_no_neurons() -> None:
     """gpt-oss cuts its activations off: its experts are told apart, their neurons are not."""
     model = double("gpt_oss")

@@ -30,6 +30,15 @@ def test_tallies_are_added_up_as_if_all_predictions_had_come_to_one() -> None:
     assert 0 < parts.never == whole.never < 1
 
 
+def test_of_equally_likely_tokens_the_first_is_the_most_likely() -> None:
+    logits = torch.zeros(2, 500)
+    logits[1, 100:400] = 1.0
+    tally = Tally()
+    tally.add(logits, [])
+    assert tally.tokens == [0, 100]
+    assert tally.margins == [0.0, 0.0]
+
+
 @pytest.mark.parametrize("at_once", [1, 30, 1 << 22])
 def test_every_number_is_that_of_a_loop(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(divergence, "AT_ONCE", at_once)

@@ -205,6 +205,9 @@ def test_a_prediction_is_valid_up_to_the_first_that_is_off_by_more_than_twice() 
     assert valid_to(guess, truth) == pytest.approx(0.2)  # 0.3 is off; that 0.4 is not does not count
     assert valid_to(guess, guess / 2) == pytest.approx(0.4)
     assert valid_to(guess, guess * 2.1) is None
+    twice = torch.tensor([0.1, 0.2, 0.2, 0.3], dtype=torch.float64)
+    for factors in ([1, 1, 3, 1], [1, 3, 1, 1]):  # of two equal predictions one is off, in whichever order
+        assert valid_to(twice, twice * torch.tensor(factors)) == pytest.approx(0.1)
 
 
 def test_processes_that_share_the_prompts_find_the_same() -> None:
