@@ -8,18 +8,20 @@ from typing import Any
 
 _NUMBERED = re.compile(r"(?:^|(?<=\.))(\d{1,6})(?=\.)")
 _ATTENTION = re.compile(r"attn|attention|(?:^|\.)att(?:\.|$)", re.IGNORECASE)
+_HEAD_WIDTH = ("head_dim", "d_kv")
 _HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
 _WIDTH = ("hidden_size", "d_model", "n_embd", "dim")
 _DEPTH = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 # Layers of attention, by the last part of their names
 _FORMS = "{}_proj", "{}_lin", "{}", "w{}", "W{}", "to_{}"
-_LONG = "query", "key", "query_proj", "key_proj", "q_b_proj", "q_attn"
-_QUERIES_KEYS = frozenset(_LONG).union(form.format(one) for one in "qk" for form in _FORMS)
+_QUERIES = frozenset(("query", "query_proj", "q_b_proj", "q_attn")).union(form.format("q") for form in _FORMS)
+_KEYS = frozenset(("key", "key_proj")).union(form.format("k") for form in _FORMS)
 _VALUES = frozenset(("value", "value_proj")).union(form.format("v") for form in _FORMS)
 _KEYS_VALUES = "kv_b_proj"  # of each head, behind what all heads have in common
 _FUSED = frozenset(("c_attn", "query_key_value", "in_proj", "in_proj_weight")).union(f.format("qkv") for f in _FORMS)
-_OUTPUT = frozenset(["o_proj", "c_proj", "out_proj", "out_lin", "out", "o", "wo", "Wo", "to_out", "proj", "dense"])
+_OUTPUTS = "o_proj", "c_proj", "out_proj", "out_lin", "out", "o", "wo", "Wo", "to_out", "proj", "dense"
+_LINEAR = re.compile(r"(?:^|\.)linear_att(?:n|ention)\.")  # a mixer with heads of its own, beside softmax attention
 
 
 @dataclass(frozen=True, order=True)
@@ -60,7 +62,7 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
 def head_width(config: dict[str, Any]) -> int | None:
     """Columns a head takes, where the config says so."""
     text = text_config(config)
-    stated = _number(text, ("head_dim",))
+    stated = _number(text, _HEAD_WIDTH)
     if stated:
         return stated
     heads, width = _number(text, _HEADS), _number(text, _WIDTH)
@@ -77,23 +79,41 @@ class Heads:
     """Of a head on that side."""
     numbered: bool
     """Whether it holds one thing of each head: not queries, keys and values together."""
+    count: int | None = None
+    """How many there are: of queries and outputs, where the config says so. Keys and values may have fewer."""
 
 
 def heads_of(name: str, config: dict[str, Any]) -> Heads | None:
     """Of a matrix; None where its name does not say, or the config does not say how wide a head is."""
     leaf, width, text = leaf_of(name), head_width(config), text_config(config)
+    if _LINEAR.search(name):
+        return _of_linear(leaf, text)
     plain, rotary, value = (_number(text, (f,)) for f in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
     queries = width if plain is None or rotary is None else plain + rotary
-    values = value or width
-    if leaf in _QUERIES_KEYS:
-        return None if queries is None else Heads(True, queries, True)
+    values, count = value or width, _number(text, _HEADS)
+    if leaf in _QUERIES | _KEYS:
+        return None if queries is None else Heads(True, queries, True, count if leaf in _QUERIES else None)
     if leaf in _VALUES:
         return None if values is None else Heads(True, values, True)
     if leaf == _KEYS_VALUES:
         return None if plain is None or values is None else Heads(True, plain + values, True)
     if leaf in _FUSED:
         return None if width is None else Heads(True, width, False)
-    return None if leaf not in _OUTPUT or values is None else Heads(False, values, True)
+    return None if leaf not in _OUTPUTS or values is None else Heads(False, values, True, count)
+
+
+def _of_linear(leaf: str, text: dict[str, Any]) -> Heads | None:
+    of = "key" if leaf in _QUERIES | _KEYS else "value"
+    width, count = (_number(text, (f,)) for f in (f"linear_{of}_head_dim", f"linear_num_{of}_heads"))
+    if width is None or leaf not in _QUERIES.union(_KEYS, _VALUES, _OUTPUTS):
+        return None
+    return Heads(leaf not in _OUTPUTS, width, True, count)
+
+
+def outputs_beside(name: str) -> list[str]:
+    """What the output matrix of the same attention may be called."""
+    front = name.removesuffix(".weight").removesuffix(leaf_of(name))
+    return [f"{front}{leaf}.weight" for leaf in _OUTPUTS]
 
 
 def leaf_of(name: str) -> str:

@@ -26,22 +26,36 @@ def test_places(name: str, stack: str, index: int, rest: str) -> None:
 
 PLAIN = {"hidden_size": 32, "num_attention_heads": 4}
 LATENT = {**PLAIN, "head_dim": 4, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 7}
+LINEAR = {
+    **PLAIN,
+    "linear_key_head_dim": 5,
+    "linear_num_key_heads": 2,
+    "linear_value_head_dim": 6,
+    "linear_num_value_heads": 8,
+}
 
 
 @pytest.mark.parametrize(
     ("name", "config", "expected"),
     [
-        ("layers.0.self_attn.q_proj.weight", PLAIN, Heads(True, 8, True)),
+        ("layers.0.self_attn.q_proj.weight", PLAIN, Heads(True, 8, True, 4)),
+        ("layers.0.self_attn.k_proj.weight", PLAIN, Heads(True, 8, True)),
         ("encoder.layer.0.attention.self.value.weight", PLAIN, Heads(True, 8, True)),
-        ("encoder.layer.0.attention.output.dense.weight", PLAIN, Heads(False, 8, True)),
+        ("encoder.layer.0.attention.output.dense.weight", PLAIN, Heads(False, 8, True, 4)),
         ("block.0.layer.0.SelfAttention.k.weight", PLAIN, Heads(True, 8, True)),
         ("h.0.attn.c_attn.weight", PLAIN, Heads(True, 8, False)),
         ("layers.0.self_attn.in_proj_weight", PLAIN, Heads(True, 8, False)),
         ("layers.0.attention.wqkv.weight", PLAIN, Heads(True, 8, False)),
-        ("blocks.0.attn.to_out.0.weight", PLAIN, Heads(False, 8, True)),
-        ("layers.0.self_attn.q_b_proj.weight", LATENT, Heads(True, 10, True)),
+        ("block.0.layer.0.SelfAttention.q.weight", {**PLAIN, "d_kv": 16}, Heads(True, 16, True, 4)),
+        ("blocks.0.attn.to_out.0.weight", PLAIN, Heads(False, 8, True, 4)),
+        ("layers.0.linear_attn.q_proj.weight", LINEAR, Heads(True, 5, True, 2)),
+        ("layers.0.linear_attn.v_proj.weight", LINEAR, Heads(True, 6, True, 8)),
+        ("layers.0.linear_attn.out_proj.weight", LINEAR, Heads(False, 6, True, 8)),
+        ("layers.0.linear_attn.in_proj.weight", LINEAR, None),
+        ("layers.0.linear_attn.out_proj.weight", PLAIN, None),
+        ("layers.0.self_attn.q_b_proj.weight", LATENT, Heads(True, 10, True, 4)),
         ("layers.0.self_attn.kv_b_proj.weight", LATENT, Heads(True, 13, True)),
-        ("layers.0.self_attn.o_proj.weight", LATENT, Heads(False, 7, True)),
+        ("layers.0.self_attn.o_proj.weight", LATENT, Heads(False, 7, True, 4)),
         ("layers.0.self_attn.kv_a_proj_with_mqa.weight", LATENT, None),
         ("layers.0.self_attn.kv_b_proj.weight", PLAIN, None),
         ("layers.0.self_attn.q_proj.weight", {}, None),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
-from duat_cli.checks.places import block_number, block_of, heads_of, is_attention, leaf_of
+from duat_cli.checks.places import Heads, block_number, block_of, heads_of, is_attention, leaf_of, outputs_beside
 from duat_cli.checks.rule import Evidence, Measurement, Rule, Settings
 from duat_cli.checks.weights import SAME, Indices, TensorFacts, distance
 from duat_cli.loading.wording import shown
@@ -74,25 +75,54 @@ def _constant_heads(evidence: Evidence, settings: Settings) -> Iterable[Measurem
     """Runs of rows or columns, one head wide, that are all zero: queries, keys, values or outputs of a head.
 
     Such a head attends the same way whatever it reads, or adds nothing. What layers share among heads, and those whose
-    names do not say what they are, are not looked at.
+    names do not say what they are, or whose shapes are not of such heads, are not looked at.
     """
     matrices = evidence.weights.matrices
     for name, tensor in matrices.items():
         heads = heads_of(name, evidence.files.config)
         if heads is None or not is_attention(name) or tensor.zero:
             continue
-        side, zero, count = ("rows", tensor.zero_rows, tensor.rows)
-        if heads.made is _inputs_first(name, matrices):
-            side, zero, count = ("columns", tensor.zero_columns, tensor.columns)
-        width = heads.width
-        found = _whole_runs(zero, width) if count % width == 0 else []
-        if found:
-            which = f"head {', '.join(map(str, found[:8]))} of {count // width}"
+        side, zero, length = _side(name, heads, matrices)
+        width, step = heads.width, _step(name, heads, length, matrices, evidence.files.config)
+        found = [] if step is None else _whole_runs(zero, width, step)
+        if step is not None and found:
+            which = f"head {', '.join(map(str, found[:8]))} of {length // step}"
             if not heads.numbered:
                 more = f", and {plural(len(found) - 1, 'other run')} of that width" if len(found) > 1 else ""
                 which = f"as wide as the queries, keys or values of a head{more}"
-            text = f"zero in {shown(name)}: {side} {found[0] * width}-{(found[0] + 1) * width - 1}, {which}"
+            text = f"zero in {shown(name)}: {side} {found[0] * step}-{found[0] * step + width - 1}, {which}"
             yield Measurement(len(found), text, block_number(name), name)
+
+
+def _side(name: str, heads: Heads, matrices: Mapping[str, TensorFacts]) -> tuple[str, Indices, int]:
+    """Along which heads lie: what it is called, what of it is zero, and how long it is."""
+    tensor = matrices[name]
+    if heads.made is _inputs_first(name, matrices):
+        return "columns", tensor.zero_columns, tensor.columns
+    return "rows", tensor.zero_rows, tensor.rows
+
+
+def _step(
+    name: str, heads: Heads, length: int, matrices: Mapping[str, TensorFacts], config: dict[str, Any]
+) -> int | None:
+    """From one head to the next; None where the shapes are not of heads as the config describes them.
+
+    A layer that makes twice what the attention's output reads has a gate behind the query of each head (Qwen3-Next).
+    Where the output reads something else than the config's heads, those of this layer are others: of other layers, or
+    of a model of images.
+    """
+    output = next((other for other in outputs_beside(name) if other in matrices), None)
+    read = None if output is None else heads_of(output, config)
+    if output is not None and read is not None and not _fit(read, _side(output, read, matrices)[2]):
+        return None
+    if _fit(heads, length):
+        return heads.width
+    gated = read is not None and heads.count is not None and length == 2 * heads.count * heads.width
+    return 2 * heads.width if gated else None
+
+
+def _fit(heads: Heads, length: int) -> bool:
+    return length % heads.width == 0 and heads.count in (None, length // heads.width)
 
 
 def _inputs_first(name: str, matrices: Mapping[str, TensorFacts]) -> bool:
@@ -101,8 +131,9 @@ def _inputs_first(name: str, matrices: Mapping[str, TensorFacts]) -> bool:
     return fused is not None and fused.rows < fused.columns
 
 
-def _whole_runs(zero: Indices, width: int) -> list[int]:
-    runs, counts = np.unique(zero // width, return_counts=True)
+def _whole_runs(zero: Indices, width: int, step: int) -> list[int]:
+    """Heads of which all of the first `width` of `step` are zero."""
+    runs, counts = np.unique(zero[zero % step < width] // step, return_counts=True)
     return [int(run) for run, count in zip(runs, counts, strict=True) if count == width]
 
 

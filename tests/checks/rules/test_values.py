@@ -111,7 +111,11 @@ HEADS: list[tuple[str, tuple[int, int], str, tuple[int, int], str | None]] = [
     ("attn.c_proj", (32, 32), "columns", (8, 16), None),
     ("self_attn.q_proj", (32, 32), "columns", (8, 16), None),
     ("self_attn.k_proj", (16, 32), "rows", (8, 16), "rows 8-15, head 1 of 2"),
+    ("self_attn.q_proj", (64, 32), "rows", (0, 32), None),  # twice the heads, and no output that says why
+    ("linear_attn.out_proj", (32, 48), "columns", (12, 24), "columns 12-23, head 1 of 4"),
+    ("linear_attn.out_proj", (32, 48), "columns", (8, 16), None),
 ]
+LINEAR = {"linear_value_head_dim": 12, "linear_num_value_heads": 4}
 
 
 @pytest.mark.parametrize(("layer", "shape", "side", "zero", "expected"), HEADS)
@@ -125,12 +129,41 @@ def test_a_head_is_looked_for_along_its_own_side_and_width(
     state[name][slice(*zero) if side == "rows" else (slice(None), slice(*zero))] = 0
     save_file(state, tmp_path / "model.safetensors")
     config = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4}
-    (tmp_path / bad.CFG).write_text(json.dumps(config | (LATENT if layer.startswith("latent") else {})))
-    files = inspect_folder(tmp_path)
+    (tmp_path / bad.CFG).write_text(json.dumps(config | LINEAR | (LATENT if layer.startswith("latent") else {})))
+    assert constant_heads(tmp_path) == ([] if expected is None else [f"zero in '{name}': {expected}"])
+
+
+def constant_heads(folder: Path) -> list[str]:
+    files = inspect_folder(folder)
     rule = all_rules()["integrity.constant_heads"]
     evidence = Evidence(files, weight_facts(files, lambda *_: None))
-    found = [m.text for m in rule.measure(evidence, Settings(rule, "warn", 0.0, None))]
-    assert found == ([] if expected is None else [f"zero in '{name}': {expected}"])
+    return [m.text for m in rule.measure(evidence, Settings(rule, "warn", 0.0, None))]
+
+
+@pytest.mark.parametrize(
+    ("layer", "zero", "expected"),
+    [
+        ("q_proj", (16, 24), "rows 16-23, head 1 of 4"),  # the query of a head, whose gate stands behind it
+        ("q_proj", (16, 32), "rows 16-23, head 1 of 4"),
+        ("q_proj", (24, 32), None),  # a gate of zeros opens the head half way, whatever it reads
+        ("k_proj", (8, 16), "rows 8-15, head 1 of 2"),
+        ("o_proj", (8, 16), "columns 8-15, head 1 of 4"),
+    ],
+)
+@pytest.mark.parametrize("heads", [4, 2])
+def test_a_gate_beside_each_query_is_known_by_what_the_output_reads(
+    layer: str, zero: tuple[int, int], expected: str | None, heads: int, tmp_path: Path
+) -> None:
+    """With two heads in the config the same shapes are of heads twice as wide, such as some layers of Gemma 4 have."""
+    shapes = {"q_proj": (64, 32), "k_proj": (16, 32), "v_proj": (16, 32), "o_proj": (32, 32)}
+    state = {f"layers.0.self_attn.{name}.weight": torch.ones(shape) for name, shape in shapes.items()}
+    name = f"layers.0.self_attn.{layer}.weight"
+    state[name][(slice(None), slice(*zero)) if layer == "o_proj" else slice(*zero)] = 0
+    save_file(state, tmp_path / "model.safetensors")
+    config = {"model_type": "qwen3_next", "hidden_size": 32, "num_attention_heads": heads, "head_dim": 8}
+    (tmp_path / bad.CFG).write_text(json.dumps(config))
+    known = expected is not None and heads == 4
+    assert constant_heads(tmp_path) == ([f"zero in '{name}': {expected}"] if known else [])
 
 
 @pytest.mark.parametrize(("rule", "change", "where", "block"), RULES)
