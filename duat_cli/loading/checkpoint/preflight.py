@@ -30,12 +30,12 @@ _MAX_CONFIG_BYTES = 16 << 20  # public ones have a few kB, with label names up t
 
 # zero of these is no transformer
 _DEPTH = frozenset({"num_hidden_layers", "n_layer", "n_layers", "num_layers"})
+_HEADS = frozenset({"num_attention_heads", "num_key_value_heads", "num_heads", "n_head", "n_heads"})
 _LAYERS = _DEPTH | {"encoder_layers", "decoder_layers", "num_encoder_layers", "num_decoder_layers"}
 _SIZES = frozenset({
     "hidden_size", "d_model", "n_embd", "dim", "hidden_dim", "head_dim", "vocab_size",
     "intermediate_size", "ffn_dim", "d_ff", "n_inner", "encoder_ffn_dim", "decoder_ffn_dim",
-    "num_attention_heads", "num_key_value_heads", "n_head",
-    "num_experts", "num_local_experts", "n_routed_experts",
+    "num_experts", "num_local_experts", "n_routed_experts", *_HEADS,
 })  # fmt: skip
 _DTYPES = frozenset({"auto", "float64", "float32", "float16", "bfloat16", "double", "float", "half"})
 
@@ -154,7 +154,7 @@ def _check_number(where: Path, field: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         got = f"{shown(value)}, a {type(value).__name__}"
         fail(where, f"{clean(field)}: expected an integer, got {got}")
-    if value < 0 or (value == 0 and field.rpartition(".")[2] in _DEPTH):
+    if value < 0 or (value == 0 and field.rpartition(".")[2] in _DEPTH | _HEADS):
         fail(where, f"{clean(field)}: expected a number above 0, got {value}")
 
 

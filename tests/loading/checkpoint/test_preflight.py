@@ -97,6 +97,8 @@ def test_double_precision_is_no_small_float(sound: Path) -> None:
         ({"text_config": {"num_hidden_layers": 10**6}}, "text_config.num_hidden_layers: 1000000 layers"),
         ({"num_local_experts": 10**9}, "num_local_experts: 1000000000 is too large"),
         ({"hidden_size": -32}, "hidden_size: expected a number above 0, got -32"),
+        ({"num_attention_heads": 0}, "num_attention_heads: expected a number above 0, got 0"),
+        ({"text_config": {"num_key_value_heads": 0}}, "text_config.num_key_value_heads: expected a number above"),
         ({"hidden_size": True}, "hidden_size: expected an integer"),
         ({"hidden_size": 32.0}, "hidden_size: expected an integer"),
         ({"text_config": {"quantization_config": {"quant_method": "awq"}}}, "quant_method 'awq'"),

@@ -17,7 +17,7 @@ from duat_cli.loading.model.blame import blamed
     [
         ({"hidden_act": "swoosh"}, "hidden_act 'swoosh'"),
         ({"pad_token_id": 99999}, "pad_token_id 99999"),
-        ({"num_key_value_heads": 0}, "num_key_value_heads 0"),
+        ({"head_dim": 0}, "head_dim 0"),
         ({"rope_parameters": {"rope_type": "foo", "rope_theta": 1e4}}, "rope_parameters.rope_type 'foo'"),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": "x"}}, "rope_parameters.rope_theta 'x'"),
         ({"mlp_bias": True}, "mlp_bias true"),
