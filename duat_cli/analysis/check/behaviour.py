@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -56,7 +56,7 @@ class Answer:
     """What the model says to one prompt."""
 
     question: Question
-    tally: Tally = field(default_factory=Tally)
+    tally: Tally
     embedding: Tensor | None = None
     """As of `_embedding`."""
 
@@ -92,7 +92,8 @@ class Asking:
         stack = stack_of(model)
         if self.predicts is None:
             self.predicts = self._kind(self._head or head_of(model, stack))
-        answer = Answer(self._question(prompt))
+        # Where weights are read block by block every answer is kept until the last block is through.
+        answer = Answer(self._question(prompt), Tally(None if session.weights is None else self._tally.likely))
         question, device = answer.question, session.loaded.device
         if self.predicts == "next token":
             for start, logits in head_logits(model, stack, output, question.ids.to(device)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,10 +13,23 @@ from torch import Tensor
 from duat_cli.statistics.divergence import by_tokens
 
 
+@dataclass
+class Likely:
+    """The tokens that some prediction makes likelier than 1/V."""
+
+    tokens: Tensor | None = None
+    """(V,), whether it is one; None before the first prediction."""
+
+    def add(self, tokens: Tensor | None) -> None:
+        if tokens is not None:
+            self.tokens = tokens if self.tokens is None else self.tokens | tokens
+
+
 class Tally:
     """Predictions as they come, logits (n, V) of n of them at a time; everything is added up in float64."""
 
-    def __init__(self) -> None:
+    def __init__(self, likely: Likely | None = None) -> None:
+        """likely: of the tally that will include this one, for one set of them all: it is of vocabulary size."""
         self.targets: list[int] = []
         self.losses: list[float] = []  # nats, of each target; NaN or infinite where the logits make it so
         self.entropies: list[float] = []
@@ -23,7 +37,7 @@ class Tally:
         self.tokens: list[int] = []  # the most likely token of each prediction
         self.margins: list[float] = []  # first logit less the second, over the standard deviation
         self.largest, self.nonfinite, self.vocabulary = 0.0, 0, 0
-        self._likely: Tensor | None = None  # (V,), whether some prediction makes a token likelier than 1/V
+        self.likely = likely or Likely()
 
     def add(self, logits: Tensor, targets: Sequence[int]) -> None:
         """targets: the tokens that the first predictions should have made; those behind them have no known answer."""
@@ -50,7 +64,7 @@ class Tally:
         log_p = logits.log_softmax(dim=-1)
         p = log_p.exp()
         self.entropies += (-torch.where(p == 0, 0.0, p * log_p).sum(dim=-1)).tolist()
-        self._make_likely((p >= 1 / self.vocabulary).any(dim=0))
+        self.likely.add((p >= 1 / self.vocabulary).any(dim=0))
         if len(targets):
             at = torch.tensor(targets, device=logits.device)[:, None]
             self.losses += (-log_p[: len(targets)].gather(1, at)[:, 0]).tolist()
@@ -66,11 +80,8 @@ class Tally:
         self.largest = max(self.largest, other.largest)
         self.nonfinite += other.nonfinite
         self.vocabulary = self.vocabulary or other.vocabulary
-        self._make_likely(other._likely)
-
-    def _make_likely(self, tokens: Tensor | None) -> None:
-        if tokens is not None:
-            self._likely = tokens if self._likely is None else self._likely | tokens
+        if other.likely is not self.likely:
+            self.likely.add(other.likely.tokens)
 
     @property
     def loss(self) -> float:
@@ -80,8 +91,8 @@ class Tally:
     @property
     def never(self) -> float:
         """Share of the vocabulary that no prediction makes likelier than the uniform distribution does."""
-        assert self._likely is not None
-        return 1 - float(self._likely.double().mean())
+        assert self.likely.tokens is not None
+        return 1 - float(self.likely.tokens.double().mean())
 
 
 def unigram(targets: Sequence[int], vocabulary: int) -> float:

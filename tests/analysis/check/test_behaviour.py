@@ -13,7 +13,7 @@ from helpers import single_model
 from paging import in_parts, saved, whole
 from transformers import AutoModelForMaskedLM
 
-from duat_cli.analysis.check.behaviour import EVERY, Asking
+from duat_cli.analysis.check.behaviour import EVERY, Answer, Asking
 from duat_cli.analysis.inspect.options import InspectOptions
 from duat_cli.analysis.inspect.run import inspect
 from duat_cli.checks.answers.recorded import LIMIT, Agreement, Answers, agreement
@@ -121,6 +121,25 @@ def test_weights_read_block_by_block_give_the_same_numbers(model_type: str, tmp_
     texts = prompts(resident.model.config.vocab_size)
     with in_parts(folder) as loaded:
         assert asked(loaded, texts) == asked(resident, texts)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "bert"])
+def test_answers_that_wait_for_the_last_block_hold_nothing_of_vocabulary_size(model_type: str, tmp_path: Path) -> None:
+    answers: list[Answer] = []
+
+    class Watched(Asking):
+        def take(self, answer: Answer) -> None:
+            answers.append(answer)
+            super().take(answer)
+
+    folder = saved(model_type, tmp_path / "m")
+    with in_parts(folder) as loaded:
+        inspect(
+            loaded, prompts(50, (9, 23, 9)), InspectOptions(cache=False), lambda *_: None, beside=Watched(Tokenizer)
+        )
+    assert len(answers) == 3
+    assert len({id(answer.tally.likely) for answer in answers}) == 1
+    assert not [value for answer in answers for value in vars(answer.tally).values() if isinstance(value, torch.Tensor)]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")

@@ -30,6 +30,18 @@ def test_tallies_are_added_up_as_if_all_predictions_had_come_to_one() -> None:
     assert 0 < parts.never == whole.never < 1
 
 
+def test_tallies_that_share_a_set_of_likely_tokens_add_up_to_the_same() -> None:
+    logits = drawn()
+    apart, together = Tally(), Tally()
+    for whole, parts in ((apart, [Tally(), Tally()]), (together, [Tally(together.likely), Tally(together.likely)])):
+        for part, rows in zip(parts, logits.split(4), strict=True):
+            part.add(rows, [])
+        for part in parts:
+            whole.include(part)
+    assert 0 < together.never == apart.never < 1
+    assert str(vars(together)) == str(vars(apart))
+
+
 def test_of_equally_likely_tokens_the_first_is_the_most_likely() -> None:
     logits = torch.zeros(2, 500)
     logits[1, 100:400] = 1.0
