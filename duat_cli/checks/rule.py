@@ -37,7 +37,7 @@ class Evidence:
     spare: tuple[str, ...] | None = None
     """Missing tensors that do not matter, taken as zero; needs the load."""
     overrides: tuple[Override, ...] | None = None
-    """What is declared of single layers and ignored, or could not be tried; needs the load."""
+    """What is declared of single layers, and whether the model obeys it; needs the load."""
     report: InspectReport | None = None
     silent: bool = False
     """Whether there is none because the hidden states are zero."""

@@ -137,7 +137,7 @@ class Counts(Result):
     passed: int = Field(description="how many checks passed")
     failed: int = Field(description="how many checks failed")
     warned: int = Field(description="how many checks warned")
-    skipped: int = Field(description="how many checks did not run")
+    skipped: int = Field(description="how many checks did not run, or not everywhere")
 
 
 class CheckReport(Report):
@@ -158,7 +158,10 @@ class CheckReport(Report):
         description="the findings by what failed first: files, config.json, tokenizer, weights in the order of depth, "
         "then what stands for itself"
     )
-    outcomes: list[Outcome] = Field(description="one a rule that passed or was skipped, one a finding")
+    outcomes: list[Outcome] = Field(
+        description="one a rule that passed or was skipped, one a finding, and one for what of a rule that ran could "
+        "not be looked at"
+    )
     rules: list[RuleFacts] = Field(description="the rules that ran")
     off: list[str] = Field(description="rules that the policy or --select turned off")
     warnings: Warnings

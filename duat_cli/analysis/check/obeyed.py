@@ -26,11 +26,12 @@ from duat_cli.models.arrays import relative_error, tolerance_for
 from duat_cli.models.discovery.structure import probe_output
 
 STREAMED = "its weights are read block by block, and a model without the skip would have to run beside it"
+UNBUILT = "could not be built without memory"
 Tree = dict[str, object]  # name of a tensor or module -> shape or class
 
 
 def judged(loaded: LoadedModel, declared: Sequence[Override]) -> tuple[Override, ...]:
-    """The declared overrides that the model ignores, and those of which it could not be told.
+    """The declared overrides that the model obeys, those that it ignores, and those of which it could not be told.
 
     What is in no shape and no module, such as the window of attention, is not looked at: a short input may not show it.
     """
@@ -43,16 +44,18 @@ def judged(loaded: LoadedModel, declared: Sequence[Override]) -> tuple[Override,
 def _judged(loaded: LoadedModel, declared: Sequence[Override]) -> Iterable[Override]:
     model = loaded.model
     whole, plain = _tree(model, declared), _tree(model, [])
-    if whole is None or plain is None:
-        yield from (replace(one, why="the modules could not be built without memory") for one in declared)
+    if whole is None:
+        yield from (replace(one, why=f"the modules {UNBUILT}") for one in declared)
         return
     without = {name: _tree(model, _but(declared, name)) for name in {one.field for one in declared}}
     for one in declared:
         other = without[one.field]
         if other is None or _part(whole, one.layer) != _part(other, one.layer):
-            continue  # obeyed: its layer is built otherwise
-        if one.field == SKIP:
+            yield replace(one, ignored=False)  # its layer is built otherwise
+        elif one.field == SKIP:
             yield _run(loaded, declared, one)
+        elif plain is None:
+            yield replace(one, why=f"the modules of a config without declarations {UNBUILT}")
         elif _builds_otherwise(model, one, plain):
             yield replace(one, ignored=True, why=f"nothing in the layer is built otherwise ({_version()})")
 

@@ -64,6 +64,8 @@ def _per_layer(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:
             yield Measurement(0.0, f"{text}; not tried: {one.why}", one.layer, where, undefined="skip")
         elif one.ignored:
             yield Measurement(1, f"{text}, and the model ignores it: {one.why}", one.layer, where)
+        else:
+            yield Measurement(0, f"{text}, and the model obeys it", one.layer, where)
 
 
 def _certificate(evidence: Evidence, settings: Settings) -> Iterable[Measurement]:

@@ -48,22 +48,24 @@ class _Judged:
 
 
 def judge(settings: Settings, evidence: Evidence, locate: Locate) -> Iterator[Outcome]:
-    """One outcome a finding; one for a rule without findings, about the measurement nearest to its bound."""
+    """One outcome a finding; one for a rule without findings, about the measurement nearest to its bound; and one for
+    all of which nothing is known."""
     why = next((evidence.absent[need] for need in settings.rule.needs if need in evidence.absent), None)
     if why is not None:
         yield _quiet(settings, "skipped", why, None, {"measured": why, "beyond": why}, locate, None)
         return
     judged = [_judged(m, settings) for m in settings.rule.measure(evidence, settings)]
-    if judged and all(j.measurement.undefined == "skip" for j in judged):
-        more = f"; {len(judged) - 1} more without a value" if len(judged) > 1 else ""
-        why = f"{judged[0].measurement.text}{more}"
-        yield _quiet(settings, "skipped", why, None, {"measured": why, "beyond": why}, locate, judged[0])
-        return
-    failing = [j for j in judged if j.fails]
+    unknown = [j for j in judged if j.measurement.undefined == "skip"]
+    known = [j for j in judged if j.measurement.undefined != "skip"]
+    failing = [j for j in known if j.fails]
     for found in sorted(failing, key=lambda j: -abs(j.tightness)):
         yield _outcome(settings, found, locate)
-    if not failing:
-        yield _passed(settings, judged, locate)
+    if not failing and (known or not unknown):
+        yield _passed(settings, known, locate)
+    if unknown:
+        more = f"; {len(unknown) - 1} more without a value" if len(unknown) > 1 else ""
+        why = f"{unknown[0].measurement.text}{more}"
+        yield _quiet(settings, "skipped", why, None, {"measured": why, "beyond": why}, locate, unknown[0])
 
 
 def _judged(measurement: Measurement, settings: Settings) -> _Judged:

@@ -113,13 +113,13 @@ def test_a_class_that_obeys_a_skip_is_no_finding(cls: type[LlamaForCausalLM]) ->
 def test_of_two_skips_the_ignored_one_is_found() -> None:
     """One names a part that the class knows nothing of."""
     both = [*SKIPPED, Override(2, "skip", ["self_attn"])]
-    assert [(one.layer, one.ignored) for one in judged(made(AsItRuns, both), both) if one.ignored] == [(2, True)]
+    assert [(one.layer, one.ignored) for one in judged(made(AsItRuns, both), both)] == [(1, False), (2, True)]
 
 
 def test_sizes_are_obeyed_in_one_layer_and_ignored_in_another() -> None:
     declared = [Override(1, "intermediate_size", 32), Override(2, "intermediate_size", 40)]
     found = judged(made(Sized, declared), declared)
-    assert [(one.layer, one.ignored) for one in found] == [(1, True)]
+    assert [(one.layer, one.ignored) for one in found] == [(1, True), (2, False)]
     assert "nothing in the layer is built otherwise" in found[0].why
 
 
@@ -139,7 +139,24 @@ def test_a_class_of_transformers_that_obeys_its_own_declaration(tmp_path: Path) 
     loaded = load(str(tmp_path))
     declared = overrides(json.loads((tmp_path / "config.json").read_text()))
     assert len(declared) == 4
-    assert judged(loaded, declared) == ()
+    assert [one.ignored for one in judged(loaded, declared)] == [False] * 3  # the fourth is in no shape
+
+
+def test_one_that_cannot_be_tried_keeps_no_other_from_being_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    declared = [*SKIPPED, Override(2, "skip", ["mlp"]), Override(0, "hidden_act", "gelu")]
+    loaded, twin, tree = made(AsItRuns, declared), obeyed._twin, obeyed._tree
+
+    def broken(model: Any, config: Any) -> Any:
+        if not skipped(config, 1):
+            raise KeyError("x")
+        return twin(model, config)
+
+    monkeypatch.setattr(obeyed, "_twin", broken)
+    monkeypatch.setattr(obeyed, "_tree", lambda model, those: tree(model, those) if those else None)
+    found = judged(loaded, declared)
+    assert [one.ignored for one in found] == [None, False, None]
+    assert "does not run: KeyError" in found[0].why
+    assert "a config without declarations could not be built" in found[2].why
 
 
 def test_what_cannot_be_tried_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

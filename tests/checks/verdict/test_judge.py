@@ -29,8 +29,7 @@ def judged(*measurements: Measurement, level: Literal["error", "warn"] = "error"
         ([], "passed", 0.0),
         ([replace(GIVEN, undefined=NONE)], "skipped", None),
         ([replace(GIVEN, undefined=NONE), replace(GIVEN, undefined=NONE)], "skipped", None),
-        ([replace(GIVEN, undefined=NONE), GIVEN], "passed", 0.5),
-        ([replace(GIVEN, undefined=NONE), replace(GIVEN, undefined="pass")], "passed", None),
+        ([replace(GIVEN, undefined="pass")], "passed", None),
         ([replace(GIVEN, undefined="fail")], "failed", None),
         ([replace(GIVEN, value=2.0)], "failed", 2.0),
         ([replace(GIVEN, value=float("nan"))], "failed", None),
@@ -47,6 +46,18 @@ def test_what_is_not_measured_has_not_passed(
 def test_a_skipped_rule_says_why_and_of_how_many() -> None:
     [outcome] = judged(*[replace(GIVEN, text=f"the loss of {k} has no value", undefined=NONE) for k in range(3)])
     assert outcome.message == "the loss of 0 has no value; 2 more without a value"
+
+
+def test_what_is_not_known_is_said_beside_what_is() -> None:
+    unknown = [replace(GIVEN, text=f"the loss of {k} has no value", undefined=NONE) for k in range(2)]
+    passed, skipped = judged(unknown[0], GIVEN)
+    assert (passed.status, passed.message) == ("passed", "half")
+    assert (skipped.status, skipped.message) == ("skipped", "the loss of 0 has no value")
+    passed, skipped = judged(unknown[0], replace(GIVEN, undefined="pass"))
+    assert (passed.status, passed.measured, skipped.status) == ("passed", None, "skipped")
+    failed, skipped = judged(*unknown, replace(GIVEN, value=2.0), GIVEN)
+    assert (failed.status, failed.measured) == ("failed", 2.0)
+    assert (skipped.status, skipped.message) == ("skipped", "the loss of 0 has no value; 1 more without a value")
 
 
 def test_findings_come_worst_first_and_warn_where_the_rule_does() -> None:
