@@ -145,7 +145,6 @@ class ModelRequest:
             trust_remote_code=self.trust_remote_code,
             paged=way is not None and way.weights == "streamed",
             placed=kept,
-            memory=self.memory,
         )
         if way is None:
             return loaded

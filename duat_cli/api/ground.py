@@ -41,7 +41,14 @@ def undisturbed() -> Iterator[None]:
             undo.callback(logger.setLevel, logger.level)
             logger.setLevel(logging.ERROR)
         torch = sys.modules.get("torch")
+        undo.callback(_convolutions, torch is None or torch.backends.cudnn.allow_tf32)
         if torch is not None:
             undo.enter_context(torch.inference_mode(False))
             undo.enter_context(torch.enable_grad())
         yield
+
+
+def _convolutions(short: bool) -> None:
+    """Whether cuDNN's may drop digits, as they may by default; loading a model onto a GPU forbids it."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.backends.cudnn.allow_tf32 = short

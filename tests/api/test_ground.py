@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from duat_cli.api.ground import undisturbed
+from duat_cli.loading.model.gpu import full_precision
 
 
 def test_inside_it_is_quiet_and_gradients_can_be_taken(recwarn: pytest.WarningsRecorder) -> None:
@@ -29,3 +30,12 @@ def test_an_error_leaves_nothing_behind() -> None:
         assert not torch.is_grad_enabled()
     assert list(warnings.filters) == filters
     assert logging.getLogger("transformers").level == level
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_convolutions_of_the_caller_stay_as_they_were(short: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", short)
+    with undisturbed():
+        full_precision()
+        assert not torch.backends.cudnn.allow_tf32
+    assert torch.backends.cudnn.allow_tf32 is short

@@ -14,16 +14,13 @@ def use_gpu(number: int) -> None:
         cuda.set_device(number % cuda.device_count())
 
 
-def prepare_gpu(device: str, memory: int | None) -> None:
-    """For a run whose certificate holds: convolutions of float32 compute in float32 from now on, where cuDNN's keep ten
-    bits of a number otherwise (TF32). memory: bytes that this process may have of the GPU; in front of that, what torch
-    keeps to use it again goes back."""
+def full_precision() -> None:
+    """Convolutions of float32 compute in float32 from now on: cuDNN's keep ten bits of a number otherwise (TF32), less
+    than a certificate asks for."""
     with uncollected():
-        from torch import backends, cuda
+        from torch import backends
 
     backends.cudnn.allow_tf32 = False
-    if memory is not None:
-        cuda.set_per_process_memory_fraction(min(1.0, memory / cuda.mem_get_info(device)[1]), device)
 
 
 def give_back_gpu_memory(device: str) -> None:

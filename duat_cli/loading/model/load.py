@@ -29,7 +29,7 @@ from duat_cli.loading.inputs.request import StackName
 from duat_cli.loading.model.blame import blamed
 from duat_cli.loading.model.device_map import Placed
 from duat_cli.loading.model.fingerprint import combined, digest, saved
-from duat_cli.loading.model.gpu import prepare_gpu
+from duat_cli.loading.model.gpu import full_precision
 from duat_cli.loading.model.memory import require_memory
 from duat_cli.loading.model.model_class import Fit, cannot, check_fit, check_model_type, model_class
 from duat_cli.loading.model.notes import weight_notes
@@ -164,14 +164,13 @@ def load_files(
     paged: bool = False,
     edit: Edit | None = None,
     placed: Placed | None = None,
-    memory: int | None = None,
 ) -> LoadedModel:
     """The model of files that are found and checked. paged: with one block's weights in memory at a time, and those
     that `placed` keeps. edit: what changes these weights as they are read; what is said of weights is said of the
-    files' own. memory: bytes that may be taken of a GPU."""
+    files' own."""
     asked_dtype, asked_device = parse_dtype(dtype), parse_device(device)
     if asked_device.type == "cuda":
-        prepare_gpu(str(asked_device), memory)
+        full_precision()
     check_model_type(files, trust_remote_code)
     if asked_device.type == "cpu" and not paged:
         require_memory(files, dtype)

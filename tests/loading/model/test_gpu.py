@@ -1,11 +1,11 @@
-"""What is asked of torch about GPUs, which are not here: processes share them, and what a run may take of one."""
+"""What is asked of torch about GPUs, which are not here: processes share them, and what a run takes of one."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from duat_cli.loading.model.gpu import give_back_gpu_memory, peak_gpu_memory, prepare_gpu, use_gpu
+from duat_cli.loading.model.gpu import full_precision, give_back_gpu_memory, peak_gpu_memory, use_gpu
 
 
 @pytest.mark.parametrize(("count", "number", "taken"), [(4, 2, [2]), (2, 5, [1]), (0, 3, [])])
@@ -18,20 +18,9 @@ def test_gpus_are_shared(count: int, number: int, taken: list[int], monkeypatch:
     assert found == taken
 
 
-@pytest.mark.parametrize(
-    ("memory", "shares"), [(None, []), (6 << 30, [(0.25, "cuda:0")]), (99 << 30, [(1.0, "cuda:0")])]
-)
-def test_a_run_takes_what_it_may_and_computes_in_float32(
-    memory: int | None, shares: list[tuple[float, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found: list[tuple[float, str]] = []
+def test_convolutions_keep_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (20 << 30, 24 << 30))
-    monkeypatch.setattr(
-        torch.cuda, "set_per_process_memory_fraction", lambda share, device: found.append((share, device))
-    )
-    prepare_gpu("cuda:0", memory)
-    assert found == shares
+    full_precision()
     assert not torch.backends.cudnn.allow_tf32
 
 
